@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from bayesgeom.diagnosis.run import diagnose as diagnose
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
     from bayesgeom.generalization.comparison import compare as compare
-    from bayesgeom.generalization.response import evidence_response as evidence_response
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
+    from bayesgeom.generalization.response import evidence_response as evidence_response
     from bayesgeom.generalization.sweeps import sweep as sweep
     from bayesgeom.gradients.run import gradient_laws as gradient_laws
     from bayesgeom.gradients.run import gradient_movement as gradient_movement

@@ -41,9 +41,8 @@ from bayesgeom.core.errors import (
 from bayesgeom.core.files import JOBS, RUNS, is_temporary
 from bayesgeom.core.plugins import values
 from bayesgeom.core.progress import bars_cleared, elapsed_shown
-from bayesgeom.core.text import counted, number_text
+from bayesgeom.core.text import WIDTH, counted, number_text
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
-from bayesgeom.report.columns import WIDTH
 
 if TYPE_CHECKING:
     from bayesgeom.executors import Batch
@@ -497,7 +496,7 @@ def capture(
         n_untrained: Number of untrained networks to capture as baselines, on at most 192 sequences each.
     """
     from bayesgeom.diagnosis.recording import Selection
-    from bayesgeom.models.captured.files import read_manifest
+    from bayesgeom.models.captured.model import read_manifest
 
     selection = Selection(sites=sites, layers=layers, dtype=save_dtype)
     bayesgeom.capture(source.load(), task, out=out, sites=selection, n=n, seed=seed, n_untrained=n_untrained)
@@ -944,7 +943,11 @@ def run(command: Callable[..., Any], **options: Any) -> int:
 
 
 def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int:
-    """Save a report to `--out`, if given, then print it, even if it cannot be saved, and where its page is."""
+    """Save a report to `--out`, if given, then print it, even if it cannot be saved, and where its page is.
+
+    A report that the command has saved there is not saved again, so that its progress stays for the same command.
+    """
+    from bayesgeom.core.files import encoded
     from bayesgeom.report.storage import HTML
 
     diagnosis = measured if isinstance(measured, bayesgeom.Diagnosis) else bayesgeom.Diagnosis.of(measured)
@@ -957,8 +960,11 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
         reports.append(bayesgeom.Diagnosis.load(out))
     title, *before = (f"{report.title} ({', '.join(report.reports)})" for report in reports)
     replaced = [f"It replaces that of {other}." for other in before if other != title]
+    stored = reports[-1]
+    is_saved = stored is not diagnosis and stored.reports == diagnosis.reports and (out / HTML).is_file()
     try:
-        diagnosis.save(out)
+        if not is_saved or encoded(stored.provenance) != encoded(diagnosis.provenance):
+            diagnosis.save(out)
     except OutputFault:
         with contextlib.suppress(OutputFault):  # the first fault is reported
             tell(summary)

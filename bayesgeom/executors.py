@@ -13,10 +13,12 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -27,6 +29,7 @@ from bayesgeom.core.errors import (
     InvalidArgument,
     check_argument,
     checked,
+    integer_of,
     shown,
 )
 from bayesgeom.core.files import JOBS
@@ -80,6 +83,7 @@ class Batch:
         if self.threads < 1:
             raise InvalidArgument(f"threads must be at least 1, got {self.threads}.")
         object.__setattr__(self, "folder", Path(self.folder))
+        object.__setattr__(self, "threads", integer_of(self.threads))
 
     @classmethod
     def of(cls, executor: Any) -> "Batch":
@@ -210,9 +214,7 @@ def connect(name: str, options: str | Path | Mapping[str, Any] | None = None) ->
 
 def _opened(kind: str, address: str, options: dict[str, Any], stack: contextlib.ExitStack) -> Any:
     if kind == "local":
-        pool = ProcessPoolExecutor(int(address), mp_context=get_context("spawn"))  # a fork with torch's threads hangs
-        stack.callback(pool.shutdown, cancel_futures=True)
-        return pool
+        return stack.enter_context(_processes(int(address)))
     if kind == "slurm":
         import submitit
 
@@ -232,6 +234,33 @@ def _opened(kind: str, address: str, options: dict[str, Any], stack: contextlib.
 
     cluster = {} if address == "local" else {"address": f"tcp://{address}", "timeout": "20s"}
     return stack.enter_context(distributed.Client(**{**cluster, **options})).get_executor()
+
+
+@contextlib.contextmanager
+def _processes(n: int) -> Iterator[Executor]:
+    """Yield an executor of `n` processes; a process that is killed loses its own job alone, and is replaced."""
+    context = get_context("spawn")  # a fork with torch's threads hangs
+    pools: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
+
+    def run(fn: Callable[..., Any], *args: Any) -> Any:
+        pool = pools.get()
+        try:
+            return pool.submit(fn, *args).result()
+        except BrokenProcessPool:
+            pool = ProcessPoolExecutor(1, mp_context=context)
+            raise
+        finally:
+            pools.put(pool)
+
+    for _ in range(n):
+        pools.put(ProcessPoolExecutor(1, mp_context=context))
+    threads = ThreadPoolExecutor(n)
+    try:
+        yield SimpleNamespace(submit=lambda fn, *args: threads.submit(run, fn, *args))
+    finally:
+        threads.shutdown(cancel_futures=True)
+        for _ in range(n):
+            pools.get().shutdown()
 
 
 def _tables(options: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -20,8 +20,8 @@ import transformers
 
 import bayesgeom
 from bayesgeom.core import run as s
-from bayesgeom.models.captured import files as writing
-from bayesgeom.models.captured.files import captured
+from bayesgeom.models.captured import model as writing
+from bayesgeom.models.captured.model import captured
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.tasks.bijection import Bijection
 

@@ -205,7 +205,7 @@ def text_rows() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from bayesgeom.report.columns import fitted
+    from bayesgeom.core.text import fitted
 
     cells = [[f"quantity {i}", f"{i / 7:.4f}", f"{i / 9:.4f} … {i / 5:.4f}", "untrained networks"] for i in range(24)]
 

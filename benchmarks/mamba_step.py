@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.models.allocator import keep_freed_memory
-from bayesgeom.models.native import compiled
+from bayesgeom.models.native import scan
 from bayesgeom.models.native.mamba import EPS, Mamba, MambaConfig
 
 LIMIT = 10.0  # times faster than the slow path
@@ -116,9 +116,9 @@ def main() -> None:
     ours = config.build(seed=0)
     theirs = Slow(ours)
     tokens = torch.randint(40, (args.batch_size, args.positions), generator=torch.Generator().manual_seed(0))
-    ways = ["without numba", *(["compiled"] if compiled.has_numba() else [])]
+    ways = ["without numba", *(["compiled"] if scan.has_numba() else [])]
     for name in ways:
-        with patch.object(compiled, "has_numba", lambda name=name: name == "compiled"):
+        with patch.object(scan, "has_numba", lambda name=name: name == "compiled"):
             print(f"{name}: loss and gradients disagree by at most {disagreement(ours, theirs, tokens[:8]):.1e}")
     sides = {
         (name, products): (module, torch.optim.AdamW(module.parameters(), lr=1e-4), products)
@@ -128,7 +128,7 @@ def main() -> None:
     taken: dict[tuple[str, str], list[float]] = {side: [] for side in sides}
     for index in range(args.rounds + 1):  # the first round warms up
         for side, (module, optimizer, products) in sides.items():
-            with patch.object(compiled, "has_numba", lambda side=side: side[0] == "compiled"):
+            with patch.object(scan, "has_numba", lambda side=side: side[0] == "compiled"):
                 seconds = step(module, optimizer, tokens, products, args.clock)
             if index:
                 taken[side].append(seconds)

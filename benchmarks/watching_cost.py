@@ -30,7 +30,7 @@ import bayesgeom
 from bayesgeom.ablations.batteries import battery
 from bayesgeom.core import run as s
 from bayesgeom.core.run import Trials
-from bayesgeom.models.captured.files import captured
+from bayesgeom.models.captured.model import captured
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.tasks.bijection import Bijection
 

@@ -363,7 +363,7 @@ def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureF
     ("arguments", "message"),
     [
         (("bijection-v21",), "there is no recipe named 'bijection-v21'. There are: bijection-lstm, "),
-        (("tiny-recipe", "--steps", "0"), "steps and batch sizes must be at least 1"),
+        (("tiny-recipe", "--steps", "0"), "steps must be finite and at least 1"),
         (("tiny-recipe", "--seed", "-1"), "seed must be a non-negative integer (0 is the recipe's own), got -1."),
         (("tiny-recipe", "--device", "gpu"), "device 'gpu' cannot be used here"),
         (("tiny-recipe", "--out", "checkpoints/tiny/card.md"), "checkpoints/tiny/card.md is a file; name a directory."),

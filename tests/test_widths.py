@@ -6,7 +6,7 @@ One that measures also prints at most 30 lines.
 import pytest
 
 from bayesgeom.cli import tell
-from bayesgeom.report.columns import WIDTH, fitted
+from bayesgeom.core.text import WIDTH, fitted
 
 
 def too_long(text: str) -> list[str]:

@@ -60,8 +60,8 @@ class Tally:
         member = np.zeros((n, len(self.counts)))
         member[np.arange(n), unit] = 1.0
         both = np.concatenate([batch.baseline[None], batch.variants])
-        return type(self)(
-            per_unit=self.per_unit,
+        return replace(
+            self,
             counts=self.counts + member.sum(axis=0).astype(np.int64),
             baseline=self.baseline + batch.baseline.mean(axis=-1) @ member,
             sums=self.sums + batch.variants.mean(axis=-1) @ member,
@@ -110,12 +110,11 @@ class Tally:
             return None
         try:
             arrays, metadata = read_safetensors(folder / PROGRESS, framework="numpy")
-            there, per_unit, done = json.loads(metadata["job"]), int(metadata["per_unit"]), int(metadata["done"])
-            found = apart(dict(there), json.loads(json.dumps(job)))
-            tally = None if found else cls(per_unit=per_unit, done=done, **arrays)
+            there = dict(json.loads(metadata["job"]))
+            tally = cls(per_unit=int(metadata["per_unit"]), done=int(metadata["done"]), **arrays)
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise OutputFault(f"{folder / PROGRESS} cannot be read ({error}); delete it and start again.") from error
-        if tally is None:
+        if found := apart(there, json.loads(json.dumps(job))):
             raise OutputFault(
                 f"{folder} holds the progress of another battery ({found}): repeat that battery to continue it, "
                 f"use another directory, or delete {PROGRESS} there."

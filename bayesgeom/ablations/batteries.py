@@ -16,8 +16,12 @@ from bayesgeom.core.run import ATTN_OUT, MLP_OUT, ModelSpec, Site, Z
 from bayesgeom.models.base import Model
 
 Kind = Literal["head", "attention", "mlp", "block"]
-KINDS = ("head", "attention", "mlp", "block")
 BUILT_IN = ("zero", "mean", "resample")
+_SITES: Mapping[Kind, tuple[Site, ...]] = {  # of whole components; heads of one layer share an edit
+    "attention": (ATTN_OUT,),
+    "mlp": (MLP_OUT,),
+    "block": (ATTN_OUT, MLP_OUT),
+}
 
 
 @final
@@ -45,7 +49,7 @@ class Component:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.kind not in KINDS or (self.kind == "head") != (self.head is not None):
+        if (self.kind == "head") != (self.head is not None):
             raise InvalidArgument(
                 f"a component is a head with its number, or one of attention, mlp, block; got {self!r}."
             )
@@ -117,16 +121,11 @@ class Ablation:
         heads: dict[int, list[int]] = {}
         edits: list[Edit] = []
         for component in sorted(set(self.components), key=lambda c: (c.layer, c.kind, c.head or 0)):
-            match component.kind:
-                case "head":
-                    assert component.head is not None, "checked on construction"
-                    heads.setdefault(component.layer, []).append(component.head)
-                case "attention":
-                    edits.append(Replace(site=ATTN_OUT, layer=component.layer, mode=chosen, by=by))
-                case "mlp":
-                    edits.append(Replace(site=MLP_OUT, layer=component.layer, mode=chosen, by=by))
-                case "block":
-                    edits += [Replace(site=site, layer=component.layer, mode="zero") for site in (ATTN_OUT, MLP_OUT)]
+            if component.head is not None:
+                heads.setdefault(component.layer, []).append(component.head)
+            for site in _SITES.get(component.kind, ()):
+                replaced = {"mode": "zero"} if component.kind == "block" else {"mode": chosen, "by": by}
+                edits.append(Replace(site=site, layer=component.layer, **replaced))
         edits += [Replace(site=Z, layer=at, mode=chosen, heads=tuple(own), by=by) for at, own in heads.items()]
         return tuple(sorted(edits, key=lambda edit: (edit.layer, edit.site != Z)))
 

@@ -16,9 +16,8 @@ from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.batteries import Ablation
 from bayesgeom.ablations.engine import METRICS
 from bayesgeom.core.edits import Mode
-from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.core.text import fitted, interval_text, number_text
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit, with_interval
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
@@ -28,6 +27,7 @@ from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 
 N_SHOWN = 20
 N_LISTED = 12  # of the ranked list, among the headlines
+_N_LINES, _HEIGHT = 5, 460  # of panels
 NO_EFFECT, UNIFORM = "no effect", "uniform prediction"
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "Heads": ("head",),
@@ -172,22 +172,31 @@ class AblationReport(Report):
         return lines
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.ablations.drawing import forest_panel, head_panel, position_panel
+        from bayesgeom.charts.forest import add_forest
+        from bayesgeom.charts.heads import add_heads
+        from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line
+        from bayesgeom.report.theme import SERIES, at_least, label_axes
 
-        by_head, drawn = self.kl_increase_bits_by_head, list[Panel]()
+        unit, by_head, panels = "KL increase (bits)", self.kl_increase_bits_by_head, list[Panel]()
         if not np.isnan(by_head).all():
-            drawn.append(head_panel(by_head, self.mode))
-        groups = {
-            title: found
-            for title, kinds in _ALIKE.items()
-            if (found := [i for i in self.ranked() if self.kinds[i] in kinds])
-        }
-        for title, found in groups.items():
-            labels = [self.ablations[i] for i in found[:N_SHOWN]]
-            drawn.append(forest_panel(title, labels, self.kl_increase_bits[found[:N_SHOWN]], len(found)))
+            panels.append(Panel.blank(f"Heads, {self.mode} ablation (baseline: 0)", height=_HEIGHT))
+            add_heads(panels[-1].figure, by_head, unit=unit, baseline=0.0)
+        alike = {title: [i for i in self.ranked() if self.kinds[i] in kinds] for title, kinds in _ALIKE.items()}
+        groups = {title: found for title, found in alike.items() if found}
+        for title, found in groups.items():  # each kind has its own axis, as blocks cost more than heads
+            own, labels = self.kl_increase_bits[found[:N_SHOWN]], [self.ablations[i] for i in found[:N_SHOWN]]
+            panels.append(Panel.blank(f"{_few(title, N_SHOWN, len(found))}, largest first", height=_HEIGHT))
+            add_forest(panels[-1].figure, labels, own.value, own.ends, unit=unit, baseline=0.0)
         title, found = next(iter(groups.items()))
-        labels, by_position = [self.ablations[i] for i in found], self.kl_increase_bits_by_position[found]
-        return *drawn, position_panel(title, labels, by_position, len(found))
+        along = Panel.blank(f"{_few(title, _N_LINES, len(found))}, along the sequence", height=_HEIGHT)
+        scored = range(1, self.kl_increase_bits_by_position.shape[1] + 1)
+        add_baseline(along.figure, scored, 0.0, name="baseline: no effect")
+        for i, color in zip(found[:_N_LINES], SERIES, strict=False):
+            increase = self.kl_increase_bits_by_position[i]
+            add_line(along.figure, scored, increase, name=self.ablations[i], color=color)
+        at_least(along.figure, LEAST_BITS)
+        label_axes(along.figure, "scored position (1 is the first)", unit)
+        return *panels, along
 
     def table(self, *, most: int = N_SHOWN) -> str:
         """Return the ranked list with ratios of KL and changes of the entropy error."""
@@ -211,65 +220,69 @@ class AblationReport(Report):
         )
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Context:
-    """The data that a report needs in addition to the tally."""
+def ablation_report(
+    tally: Tally,
+    battery: Sequence[Ablation],
+    *,
+    mode: Mode,
+    shape: tuple[int, int],
+    seed: int,
+    picks: Mapping[str, tuple[str, float]],
+    uniform_kl_bits: float,
+) -> AblationReport:
+    """Return the report of a finished tally.
 
-    battery: Sequence[Ablation]
-    mode: Mode
-    n_layers: int
-    n_heads: int
-    seed: int
-    attribution_bits: Float[np.ndarray, " ablation"]
-    picks: Mapping[str, tuple[str, float]]
-    uniform_kl_bits: float
-
-
-def ablation_report(tally: Tally, context: Context) -> AblationReport:
-    """Return the report of a finished tally."""
-    singles = [a.components[0] if len(a.components) == 1 else None for a in context.battery]
+    Args:
+        tally: Sums over all sequences.
+        battery: The ablations, in the order of the tally.
+        mode: Mode of the battery.
+        shape: Number of layers, and of heads in a layer.
+        seed: Seed of the intervals.
+        picks: Head of layer 0 with the least key overlap and its mean |cosine|, by token set and site of the keys.
+        uniform_kl_bits: KL of a uniform prediction on the same sequences.
+    """
+    singles = [a.components[0] if len(a.components) == 1 else None for a in battery]
     layer = np.array([-1 if c is None else c.layer for c in singles])
     head = np.array([-1 if c is None or c.head is None else c.head for c in singles])
-    kl_increase = _increase(tally, "kl_bits", context.seed)
-    by_head = _by_head(kl_increase, layer, head, (context.n_layers, context.n_heads))
+    kl_increase = _increase(tally, "kl_bits", seed)
+    by_head = _by_head(kl_increase, layer, head, shape)
     heads = np.sort(by_head[np.isfinite(by_head)])[::-1]
     unablated = tally.baseline.sum(axis=1) / tally.done
     by_position = (tally.profile / tally.done)[:, 0]
-    known = np.isfinite(context.attribution_bits)
-    uniform = Baseline.of("chance", UNIFORM, context.uniform_kl_bits)
+    uniform = Baseline.of("chance", UNIFORM, uniform_kl_bits)
     return AblationReport(
-        mode=context.mode,
-        ablations=tuple(ablation.label for ablation in context.battery),
+        mode=mode,
+        ablations=tuple(ablation.label for ablation in battery),
         kinds=tuple("set" if component is None else component.kind for component in singles),
         layer=layer,
         head=head,
-        n_layers=context.n_layers,
-        n_heads=context.n_heads,
+        n_layers=shape[0],
+        n_heads=shape[1],
         kl_increase_bits=kl_increase,
-        entropy_mae_increase_bits=_increase(tally, "entropy_error_bits", context.seed),
-        kl_ratio=_kl_ratio(tally, context.seed),
-        accuracy_change=_increase(tally, "correct", context.seed, bounds=(-1.0, 1.0)),
-        attribution_bits=context.attribution_bits,
+        entropy_mae_increase_bits=_increase(tally, "entropy_error_bits", seed),
+        kl_ratio=_kl_ratio(tally, seed),
+        accuracy_change=_increase(tally, "correct", seed, bounds=(-1.0, 1.0)),
+        attribution_bits=np.full(len(battery), np.nan),
         inert=tally.inert,
         kl_increase_bits_by_position=by_position[1:] - by_position[0],
         unablated_kl_bits=Estimate.of(unablated[0], n=tally.done, baselines=(uniform,)),
         unablated_entropy_mae_bits=Estimate.of(unablated[1], n=tally.done),
         top_to_second_ratio=Estimate.of(heads[0] / heads[1] if len(heads) > 1 and heads[1] > 0 else math.nan),
-        attribution_rank_correlation=Estimate.of(
-            _rank_correlation(context.attribution_bits[known], kl_increase.value[known])
-        ),
-        picks=tuple(head for head, _ in context.picks.values()),
-        pick_views=tuple(context.picks),
-        pick_cosine=np.array([cosine for _, cosine in context.picks.values()]),
+        attribution_rank_correlation=Estimate.of(math.nan),
+        picks=tuple(head for head, _ in picks.values()),
+        pick_views=tuple(picks),
+        pick_cosine=np.array([cosine for _, cosine in picks.values()]),
         n=tally.done,
     )
 
 
 def with_attribution(report: AblationReport, bits: Float[np.ndarray, " ablation"]) -> AblationReport:
     """Return the report with first-order estimates and their rank correlation with the KL increases."""
+    from bayesgeom.stats.regression import spearman
+
     known = np.isfinite(bits)
-    correlation = _rank_correlation(bits[known], report.kl_increase_bits.value[known])
+    increases = report.kl_increase_bits.value[known]
+    correlation = float(spearman(bits[known], increases)) if len(increases) > 2 else math.nan
     return replace(report, attribution_bits=bits, attribution_rank_correlation=Estimate.of(correlation))
 
 
@@ -301,7 +314,6 @@ def _kl_ratio(tally: Tally, seed: int) -> Estimate:
     return with_interval(ratio, interval, n=tally.done, baselines=(Baseline.of("baseline", NO_EFFECT, 1.0),))
 
 
-def _rank_correlation(x: Float[np.ndarray, " a"], y: Float[np.ndarray, " a"]) -> float:
-    from bayesgeom.stats.regression import spearman
-
-    return float(spearman(x, y)) if len(x) > 2 else math.nan
+def _few(title: str, shown: int, n: int) -> str:
+    """Return the title of a panel that shows some of a group."""
+    return title if n <= shown else f"{title}, {shown} of {n}"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import islice
 from pathlib import Path
 from typing import Any, final
 
@@ -24,7 +25,7 @@ from bayesgeom.ablations.engine import (
     references,
     score_batch,
 )
-from bayesgeom.ablations.report import AblationReport, Context, ablation_report, with_attribution
+from bayesgeom.ablations.report import AblationReport, ablation_report, with_attribution
 from bayesgeom.core.edits import Mode, Reference, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument, checked
 from bayesgeom.core.progress import bar, progress_in
@@ -104,12 +105,15 @@ def ablate(
         )
     batch, name = sent
     shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
-    return run.reported(_joined(batch, [{**shared, "block": block} for block in range(run.n_blocks())], run), folder)
+    return run.reported(_joined(batch, run, shared), folder)
 
 
-def _joined(batch: Batch, blocks: Sequence[Mapping[str, Any]], run: "BatteryRun") -> Tally:
+def _joined(batch: Batch, run: "BatteryRun", shared: Mapping[str, Any]) -> Tally:
     """Return the sums of all blocks, each measured by a job."""
-    jobs = [Job(name=f"{own['battery']} block {own['block']}", function=block_at, arguments=own) for own in blocks]
+    jobs = [
+        Job(name=f"{shared['battery']} block {block}", function=block_at, arguments={**shared, "block": block})
+        for block, _ in enumerate(run.blocks())
+    ]
     parts = batch.results(jobs, desc="blocks")
     whole = Tally.empty(run.n, len(run.battery), parts[0][1].profile.shape[-1])
     return reduce(lambda tally, part: tally.joined(*part), parts, whole)
@@ -245,29 +249,30 @@ class BatteryRun:
                 f"none of {len(self.battery)} ablations changed a logit of {self.model.spec.name}: no edit took "
                 f"effect. Check that its hook points lie on the path to the logits."
             )
-        report = ablation_report(tally, self._context(np.full(len(self.battery), np.nan)))
-        report = with_provenance(report, self._provenance("exact"))
+        report = self._report(tally, "exact")
         if out is not None:
             report.save(out)
             if self.model.spec.is_identified:
                 tally.save(out, self.describe())  # so that the same call reads it back
         return report
 
-    def n_blocks(self) -> int:
-        """Return the number of blocks of sequences."""
-        return sum(1 for _ in self._blocks())
+    def blocks(self) -> Iterator[Trials]:
+        """Yield the blocks of sequences; a last one of one sequence joins the block before it, to be resampled."""
+        stream = self._stream(self.n)
+        stored = next(stream)
+        for block in stream:
+            if len(block) == 1:
+                stored = concatenate([stored, block])
+            else:
+                yield stored
+                stored = block
+        yield stored
 
     def block_tally(self, index: int) -> Tally:
         """Return the sums of one block alone, among the units of all `n` sequences."""
-        seen = 0
-        for at, block in enumerate(self._blocks()):
-            if at == index:
-                return self._plus_block(None, block, self._replayed(), done=seen)
-            seen += len(block)
-        raise InvalidArgument(f"block must be below {at + 1}, the number of blocks of {self.n} sequences; got {index}.")
-
-    def _blocks(self) -> Iterator[Trials]:
-        return _at_least_two(self._stream(self.n))
+        blocks = self.blocks()
+        done = sum(len(block) for block in islice(blocks, index))
+        return self._plus_block(None, next(blocks), self._replayed(), done=done)
 
     def _stream(self, n: int) -> Iterator[Trials]:
         return self.task.stream(n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
@@ -280,25 +285,25 @@ class BatteryRun:
         bits = (tally.sums[:, 0] - tally.baseline[0]).sum(axis=1) / tally.done
         if exact is not None:
             return with_provenance(with_attribution(exact, bits), self._provenance("both"))
-        return with_provenance(ablation_report(tally, self._context(bits)), self._provenance("attribution"))
+        return with_attribution(self._report(tally, "attribution"), bits)
 
-    def _context(self, attribution_bits: np.ndarray) -> Context:
-        return Context(
-            battery=self.battery,
+    def _report(self, tally: Tally, method: str) -> AblationReport:
+        report = ablation_report(
+            tally,
+            self.battery,
             mode=self.mode,
-            n_layers=self.model.spec.n_layers,
-            n_heads=self.model.spec.n_heads,
+            shape=(self.model.spec.n_layers, self.model.spec.n_heads),
             seed=derived_seed(self.seed, Branch.RESAMPLING),
-            attribution_bits=attribution_bits,
             picks=self._picks(),
-            uniform_kl_bits=self.uniform_kl_bits(),
+            uniform_kl_bits=self._uniform_kl_bits(),
         )
+        return with_provenance(report, self._provenance(method))
 
     def _provenance(self, method: str) -> dict[str, Any]:
         counts = {"n": self.n, "seed": self.seed, "battery": len(self.battery)}
         return provenance(self.model, self.task, {**counts, "mode": self.mode, "method": method})
 
-    def uniform_kl_bits(self) -> float:
+    def _uniform_kl_bits(self) -> float:
         """Return the KL of uniform predictions over the answers, on the sequences of the battery; needs no model."""
         total = 0.0
         for block in self._stream(self.n):
@@ -328,7 +333,7 @@ class BatteryRun:
         label = f"{len(self.battery)} ablations"
         with progress_in(out), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
             seen = 0
-            for block in self._blocks():
+            for block in self.blocks():
                 seen += len(block)
                 if tally is None or seen > tally.done:
                     tally = self._plus_block(tally, block, score)
@@ -407,15 +412,3 @@ def attributed_kl_increase(
                 row = row + (change * gradients[place]).flatten(1).sum(1).cpu()
             rows.append(row)
     return torch.stack(rows).double().numpy()
-
-
-def _at_least_two(stream: Iterator[Trials]) -> Iterator[Trials]:
-    """Join a last block of one sequence to the block before it: resampling needs two sequences."""
-    stored = next(stream)
-    for block in stream:
-        if len(block) == 1:
-            stored = concatenate([stored, block])
-        else:
-            yield stored
-            stored = block
-    yield stored

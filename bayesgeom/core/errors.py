@@ -8,6 +8,7 @@ function checks ranges, which annotations cannot state, itself. Array shapes are
 import functools
 import inspect
 import math
+import operator
 import os
 import re
 import types
@@ -17,7 +18,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, SupportsIndex, TypeVar
 
 import numpy as np
 from jaxtyping import AbstractArray
@@ -199,7 +200,8 @@ def checked(*besides: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         *besides: Parameters that the function checks itself, with a more specific message.
 
     Returns:
-        The decorator. The function then raises `InvalidArgument` for a value of another type than annotated.
+        The decorator. The function then raises `InvalidArgument` for a value of another type than annotated, and
+        receives Python's numbers in place of those of NumPy and torch.
 
     Example:
         >>> @checked()
@@ -212,14 +214,24 @@ def checked(*besides: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
+        kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             hints = _hints(function)
-            for name, values in _given(signature, args, kwargs).items():
-                for value in values if name in hints and name not in besides else ():
-                    check_argument(name, value, hints[name])
-            return function(*args, **kwargs)
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError:
+                return function(*args, **kwargs)  # which says what does not bind
+            for name, value in bound.arguments.items():
+                if name not in hints or name in besides or kinds[name] is inspect.Parameter.VAR_KEYWORD:
+                    continue
+                values = value if kinds[name] is inspect.Parameter.VAR_POSITIONAL else (value,)
+                for own in values:
+                    check_argument(name, own, hints[name])
+                plain = tuple(_plain(own, hints[name]) for own in values)
+                bound.arguments[name] = plain if values is value else plain[0]
+            return function(*bound.args, **bound.kwargs)
 
         return call
 
@@ -239,13 +251,41 @@ def check_argument(name: str, value: object, hint: Any) -> None:
     raise InvalidArgument(f"{name} must be {allowed}, got {shown(value)}.")
 
 
+def integer_of(value: object) -> int | None:
+    """Return an integer of Python, of NumPy, or in an array or tensor without axes, as Python's; None for others.
+
+    Truth values, whole floating-point numbers and text are no integers.
+
+    Example:
+        >>> integer_of(np.uint32(4)), integer_of(np.array(4)), integer_of(True), integer_of(4.0)
+        (4, 4, None, None)
+    """
+    if isinstance(value, bool | np.bool_):
+        return None
+    if isinstance(value, int):
+        return value
+    if not isinstance(value, SupportsIndex) or np.ndim(value):  # type: ignore[arg-type]  # of any array or tensor
+        return None
+    match value:
+        case object(dtype=kind) if "bool" in str(kind):
+            return None
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError, RuntimeError):  # of floating-point numbers, or on a device without numbers
+        return None
+
+
 def check_types(instance: Any) -> None:
-    """Check every field of a dataclass against its annotation.
+    """Check every field of a dataclass against its annotation, and turn integers of NumPy and torch into Python's.
 
     Raises:
         InvalidArgument: As in `check_argument`.
     """
-    check_fields(type(instance), {field.name: getattr(instance, field.name) for field in fields(instance)})
+    values = {field.name: getattr(instance, field.name) for field in fields(instance)}
+    check_fields(type(instance), values)
+    for name, hint in _field_hints(type(instance)).items():
+        if name in values and (plain := _plain(values[name], hint)) is not values[name]:
+            object.__setattr__(instance, name, plain)
 
 
 def check_fields(kind: type, values: Mapping[str, Any], *, of: str = "") -> None:
@@ -259,13 +299,37 @@ def check_fields(kind: type, values: Mapping[str, Any], *, of: str = "") -> None
     Raises:
         InvalidArgument: As in `check_argument`.
     """
-    try:
-        hints = _hints(kind)
-    except NameError:  # annotations as text, with names that only a type checker imports
-        hints = {field.name: field.type for field in fields(kind) if not isinstance(field.type, str)}
+    hints = _field_hints(kind)
     for field in fields(kind):
         if field.name in values and field.name in hints:
             check_argument(f"{of}{field.name}", values[field.name], hints[field.name])
+
+
+def _field_hints(kind: type) -> Mapping[str, Any]:
+    try:
+        return _hints(kind)
+    except NameError:  # annotations as text, with names that only a type checker imports
+        return {field.name: field.type for field in fields(kind) if not isinstance(field.type, str)}
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """Return a value that fits an annotation with Python's numbers in place of NumPy's and torch's, and else itself."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _plain(value, inside[0])
+    if origin in (typing.Union, types.UnionType):
+        return next((_plain(value, one) for one in inside if fits(value, one)), value)
+    if hint is int:
+        return integer_of(value)
+    if hint is float and isinstance(value, np.number):
+        return value.item()
+    if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, list | tuple | np.ndarray):
+        items = value.tolist() if isinstance(value, np.ndarray) else value
+        of_each = inside if len(inside) == len(items) and inside[-1] is not ... else inside[:1] * len(items)
+        plain = [_plain(item, own) for item, own in zip(items, of_each, strict=True)] if inside else list(items)
+        if isinstance(value, np.ndarray) or any(one is not other for one, other in zip(items, plain, strict=True)):
+            return tuple(plain) if isinstance(value, tuple) else plain
+    return value
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -318,7 +382,8 @@ def _fits_class(value: Any, kind: Any) -> bool:
     if kind is None:
         return value is None
     if kind is int:
-        return not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < 2**63
+        own = integer_of(value)
+        return own is not None and abs(own) < 2**63
     if kind is float:
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         return is_number and (fits(value, int) or (not isinstance(value, Integral) and not math.isnan(value)))
@@ -371,15 +436,3 @@ def _words(hint: Any, *, place: int) -> list[str]:
 @functools.cache
 def _hints(of: Hashable) -> Mapping[str, Any]:
     return typing.get_type_hints(of, include_extras=True)
-
-
-def _given(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the values of every parameter, several for `*args`. Arguments that do not bind fail in the call itself."""
-    try:
-        bound = signature.bind(*args, **kwargs).arguments
-    except TypeError:
-        return {}
-    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
-    several = {name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL}
-    named = {name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD}
-    return {name: value if name in several else (value,) for name, value in bound.items() if name not in named}

@@ -17,12 +17,11 @@ import math
 import os
 import platform
 import re
-import secrets
 import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Literal
 
@@ -195,13 +194,12 @@ _REMAINS = re.compile(
 def atomic_file(path: Path) -> Iterator[Path]:
     """Write a file atomically: yield a temporary path, and rename it to `path` if the block succeeds.
 
-    The temporary file is removed after an exception. If `path` is a symbolic link, its target is written.
+    The temporary path lies in a directory of its own: libraries that write there leave their own temporaries in it. If
+    `path` is a symbolic link, its target is written.
 
     Raises:
         OutputFault: The file cannot be written, for example because the disk is full.
     """
-    from safetensors import SafetensorError
-
     target = _target(path)
     if not target.name:
         raise OutputFault(f"{path} names no file; name one, for example report.html.")
@@ -210,15 +208,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
         raise OutputFault(f"{path} is a device or a pipe, which is not replaced; name a file.")
     _make_parent(target)
     _remove_remains(target)
-    temporary = target.with_name(f".{target.name}.{_here()}-{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY}")
-    try:
-        yield temporary
-        os.replace(temporary, target)
-    except (OSError, SafetensorError) as error:
-        raise OutputFault(f"cannot write {path}: {_reason(error)}.") from error
-    finally:
-        with contextlib.suppress(OSError):  # the next run tries again
-            temporary.unlink(missing_ok=True)
+    with _beside(target, path) as folder:
+        yield folder / target.name
+        os.replace(folder / target.name, target)
 
 
 @contextlib.contextmanager
@@ -230,19 +222,26 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     Raises:
         OutputFault: The directory cannot be written, for example because the disk is full.
     """
-    from safetensors import SafetensorError
-
     check_directory(path)
     target = _target(path)
-    temporary = _new_directory(target)
-    try:
+    with _beside(target, path) as temporary:
         yield temporary
         temporary.chmod(0o755)
         _take_place(temporary, target)
+
+
+@contextlib.contextmanager
+def _beside(target: Path, path: Path) -> Iterator[Path]:
+    """Yield a new directory beside the target, and remove it; `path` is the name of the target in errors."""
+    from safetensors import SafetensorError
+
+    temporary = _new_directory(target)
+    try:
+        yield temporary
     except (OSError, SafetensorError) as error:
         raise OutputFault(f"cannot write {path}: {_reason(error)}.") from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)  # the next run tries again
 
 
 def check_directory(path: Path) -> None:
@@ -302,15 +301,10 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def is_temporary(name: str) -> bool:
-    """Return whether a file name is a temporary name of this module, for any path and process."""
-    return _REMAINS.fullmatch(name) is not None
-
-
-def is_remains(name: str, of: set[str]) -> bool:
-    """Return whether a file name is a temporary name of this module for one of the names `of`."""
+def is_temporary(name: str, of: Collection[str] | None = None) -> bool:
+    """Return whether a file name is a temporary name of this module, for one of the names `of` or for any."""
     found = _REMAINS.fullmatch(name)
-    return found is not None and found["of"] in of
+    return found is not None and (of is None or found["of"] in of)
 
 
 def write_arrays(

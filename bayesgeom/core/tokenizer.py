@@ -157,8 +157,7 @@ def chat_prompt(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
     """
     if not isinstance(tokenizer, ChatTokenizer) or not tokenizer.chat_template:
         raise InvalidArgument(
-            "a chat requires a chat template, and this tokenizer has none: use style='plain' or chat=False, or an "
-            "instruct model."
+            "this tokenizer has no chat template: use style='plain' or chat=False, or an instruct model."
         )
     turns = [{"role": "user", "content": message}]
     text, fault = rendered(
@@ -166,8 +165,7 @@ def chat_prompt(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
     )
     if fault:
         raise InvalidArgument(
-            f"the chat template of this tokenizer cannot be used: {fault}. Use style='plain' or chat=False, or give "
-            f"the tokenizer another template."
+            f"the chat template of this tokenizer cannot be used: {fault}. Use style='plain' or chat=False."
         )
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
@@ -177,8 +175,7 @@ def check_ids(ids: Iterable[int], d_vocab: int) -> None:
     outside = sorted({i for i in ids if not 0 <= i < d_vocab})
     if outside:
         raise TaskMismatch(
-            f"the tokenizer gives ids up to {outside[-1]}; the model has {d_vocab} ids, 0 … {d_vocab - 1}. "
-            f"Use the tokenizer that belongs to the model."
+            f"the tokenizer gives ids up to {outside[-1]}; the model has {d_vocab} ids. Use the model's own tokenizer."
         )
 
 

@@ -8,8 +8,7 @@ from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch, un
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.run import Site, Trials
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.generalization.relabeling import Renaming
-from bayesgeom.generalization.relabeling_report import RelabelingReport
+from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
 from bayesgeom.generalization.response import EvidenceResponseReport, Replacement
 from bayesgeom.models.base import Model, bytes_per_sequence
 from bayesgeom.probes.base import Needs, Probe

@@ -13,8 +13,7 @@ from bayesgeom.core.progress import bar
 from bayesgeom.core.run import ALL_SITES, N_RECORDED, Site, Trials
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model
-from bayesgeom.models.captured.files import Manifest, rows_per_shard, write
-from bayesgeom.models.captured.model import UNTRAINED, CapturedModel
+from bayesgeom.models.captured.model import UNTRAINED, CapturedModel, Manifest, rows_per_shard, write
 from bayesgeom.models.checkpoint_files import versions
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, block_size, derived_seed

@@ -26,7 +26,7 @@ from bayesgeom.diagnosis.plan import (
     with_streams,
 )
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
-from bayesgeom.generalization.relabeling_report import RelabelingReport
+from bayesgeom.generalization.relabeling import RelabelingReport
 from bayesgeom.generalization.response import EvidenceResponseReport
 from bayesgeom.models.base import Model, is_out_of_memory, provenance, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel

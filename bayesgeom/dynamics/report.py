@@ -1,25 +1,32 @@
-"""The dynamics report: every diagnostic at the snapshots of one training or several."""
+"""The reports of training dynamics: numbers and pictures of every snapshot, joined along steps."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.text import counted, number_text
-from bayesgeom.core.verdict import Verdict
-from bayesgeom.dynamics.threshold_steps import NEARBY
-from bayesgeom.report.columns import fitted
-from bayesgeom.report.estimate import AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
+from bayesgeom.core.run import ModelSpec
+from bayesgeom.core.text import counted, fitted, number_text
+from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.report.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share, Unit, stacked
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
+from bayesgeom.report.storage import quantities_of
 from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.bootstrap import seed_interval
+from bayesgeom.training.packed import chosen_among
+
+if TYPE_CHECKING:
+    from bayesgeom.charts.curves import Curve
 
 UNIFORM, DIRECTIONS, SUBSPACES = "uniform predictor", "random directions", "random subspaces"
-SHUFFLED = "shuffled entropies"
+SHUFFLED, RANDOM_PLANE, FIRST = "shuffled entropies", "random plane", "first snapshot"
+NEARBY = 0.1  # share of the first distance
+N_MAPS, MAX_ROWS = 4, 3  # steps drawn by default, and layers
 _FORMED = (  # metric, layer and label of what has formed by the last snapshot
     ("belief_r2", (), "R² of the belief, last layer,"),
     ("answer_shift_bits", (0,), "answer shift, layer 0,"),
@@ -27,6 +34,19 @@ _FORMED = (  # metric, layer and label of what has formed by the last snapshot
 )
 _IDENTITY = 1e-5  # relative difference from the ceiling; errors of float32 are below 1e-6
 _MAX_LAYERS = 7  # of the answer shift, whose ceiling and baseline are drawn too
+_MAX_CURVES = 9  # number of colors
+Steps = Sequence[int]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SnapshotNumbers:
+    """Estimates and arrays of one snapshot by name; `missing` states why an estimate is NaN."""
+
+    spec: ModelSpec
+    estimates: Mapping[str, Estimate]
+    arrays: Mapping[str, np.ndarray]
+    missing: Mapping[str, str]
 
 
 @final
@@ -110,111 +130,71 @@ class DynamicsReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve
-        from bayesgeom.dynamics.drawing import by_layer, by_run, curves_panel, levels_of, of_baselines
-        from bayesgeom.report.theme import EXACT
+        from bayesgeom.report.theme import EXACT, QUANTITIES
 
         distances, shift = self.pattern_distance_bits, self.answer_shift_bits
-        panel = partial(curves_panel, steps=self.steps)
+        to_last = self._by_run(distances, distances.value[:, :1])
         highest = Curve(name="ceiling, layer 0", values=shift.ceiling[..., 0].mean(axis=0), color=EXACT)
-        return (
-            panel(
-                "Error of the answers",
-                curves=by_run(self.runs, self.kl_bits),
-                unit="KL (bits, log scale)",
-                levels=levels_of(self.kl_bits),
-                is_log=True,
-            ),
-            panel(
-                "Patterns: distance from the last",
-                curves=by_run(self.runs, distances, distances.value[:, :1]),
-                unit="share of the first",
-                levels=(("stable: a tenth", NEARBY), ("start", 1.0)),
-            ),
-            panel(
-                "Belief read-out, last layer",
-                curves=by_run(self.runs, self.belief_r2),
-                unit="held-out R²",
-                levels=of_baselines("belief R²", self.belief_r2.baselines),
-            ),
-            panel(
-                "Swapping the frame, by layer",
-                curves=[highest, *by_layer(shift.value)[:_MAX_LAYERS]],
-                unit="answer shift (bits)",
-                levels=(*of_baselines("layer 0", shift[..., 0].compared), ("no shift", 0.0)),
-            ),
-            *self._folded_panels(),
-        )
-
-    def _folded_panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.curves import Curve
-        from bayesgeom.dynamics.drawing import by_layer, by_run, curves_panel, levels_of, of_baselines
-        from bayesgeom.report.theme import QUANTITIES
-
-        folded = partial(curves_panel, steps=self.steps, is_folded=True)
+        shifts = [highest, *_by_layer(shift.value)[:_MAX_LAYERS]]
+        by_layer = _by_layer(self.pattern_distance_bits_by_layer)
         shape = [
             Curve(name="PC1 share", values=self.pc1_share.value.mean(axis=0), color=QUANTITIES[0]),
             Curve(name="curve share", values=self.curve_share.value.mean(axis=0), color=QUANTITIES[1]),
         ]
+        near, none = [("stable: a tenth", NEARBY), ("start", 1.0)], [("no shift", 0.0)]
+        panel, folded = self._panel, partial(self._panel, is_folded=True)
         return (
-            folded(
-                "Error of their entropy",
-                curves=by_run(self.runs, self.entropy_mae_bits),
-                unit="entropy error (bits, log scale)",
-                is_log=True,
-            ),
-            folded(
-                "Patterns: distance from the last, by layer",
-                curves=by_layer(self.pattern_distance_bits_by_layer),
-                unit="Jensen–Shannon (bits)",
-            ),
-            folded(
-                "Key overlap, by layer",
-                curves=by_layer(self.key_overlap.value),
-                unit="mean |cosine|",
-                levels=levels_of(self.key_overlap),
-            ),
-            folded(
-                "Shape of the last values",
-                curves=shape,
-                unit="share of variance",
-                levels=of_baselines("curve share", self.curve_share.baselines),
-            ),
-            folded(
-                "Frame ratio, by layer",
-                curves=by_layer(self.frame_ratio.value),
-                unit="over chance",
-                levels=levels_of(self.frame_ratio),
-            ),
+            panel("Error of the answers", "KL (bits, log scale)", self.kl_bits, is_log=True),
+            panel("Patterns: distance from the last", "share of the first", distances, to_last, near),
+            panel("Belief read-out, last layer", "held-out R²", self.belief_r2),
+            panel("Swapping the frame, by layer", "answer shift (bits)", shift, shifts, none),
+            folded("Error of their entropy", "entropy error (bits, log scale)", self.entropy_mae_bits, is_log=True),
+            folded("Patterns: distance from the last, by layer", "Jensen–Shannon (bits)", distances, by_layer),
+            folded("Key overlap, by layer", "mean |cosine|", self.key_overlap),
+            folded("Shape of the last values", "share of variance", self.curve_share, shape),
+            folded("Frame ratio, by layer", "over chance", self.frame_ratio),
         )
+
+    def _panel(
+        self,
+        title: str,
+        unit: str,
+        own: Estimate,
+        curves: Sequence["Curve"] = (),
+        levels: Sequence[tuple[str, float]] = (),
+        *,
+        is_log: bool = False,
+        is_folded: bool = False,
+    ) -> Panel:
+        """Draw an estimate over log steps, or curves made of it, with its baselines and other levels."""
+        has_layers = own.value.ndim > 2
+        curves = curves or (_by_layer(own.value) if has_layers else self._by_run(own))
+        first, named = (own[..., 0], ", layer 0") if has_layers else (own, "")
+        compared = [(f"baseline: {level.name}{named}", level.value.mean(axis=0)) for level in first.compared]
+        drawn = [*compared, *levels]
+        return steps_panel(title, unit, self.steps, curves[:_MAX_CURVES], drawn, is_log=is_log, is_folded=is_folded)
+
+    def _by_run(self, own: Estimate, first: Float[np.ndarray, "run 1"] | float = 1.0) -> list["Curve"]:
+        """Return a curve per training with its band, divided by `first`."""
+        from bayesgeom.charts.curves import Curve
+
+        rows = zip(self.runs, own.value / first, *(end / first for end in own.ends), strict=True)
+        return [Curve(name=name, values=values, band=(low, high)) for name, values, low, high in rows]
 
     def table(self) -> str:
         """Return means over trainings by snapshot, and the chance levels."""
-        rows: list[tuple[str, ...]] = [
-            (
-                "step",
-                "KL (bits)",
-                "entropy error (bits)",
-                "pattern distance (bits)",
-                "key overlap",
-                "PC1 share",
-                "belief R²",
-                "answer shift (bits)",
-                "frame ratio",
-            )
-        ]
-        columns = (
-            self.kl_bits.value,
-            self.entropy_mae_bits.value,
-            self.pattern_distance_bits.value,
-            self.key_overlap.value[..., 0],
-            self.pc1_share.value,
-            self.belief_r2.value,
-            self.answer_shift_bits.value[..., 0],
-            self.frame_ratio.value[..., 0],
-        )
-        for at, step in enumerate(self.steps):
-            rows.append((step, *(number_text(column[:, at].mean()) for column in columns)))
-        return "\n".join([*fitted(rows), self._chance()])
+        columns = {
+            "KL (bits)": self.kl_bits,
+            "entropy error (bits)": self.entropy_mae_bits,
+            "pattern distance (bits)": self.pattern_distance_bits,
+            "key overlap": self.key_overlap[..., 0],
+            "PC1 share": self.pc1_share,
+            "belief R²": self.belief_r2,
+            "answer shift (bits)": self.answer_shift_bits[..., 0],
+            "frame ratio": self.frame_ratio[..., 0],
+        }
+        means = {name: own.value.mean(axis=0) for name, own in columns.items()}
+        return "\n".join([*step_table(self.steps, means), self._chance()])
 
     def _chance(self) -> str:
         """Return the chance level of each column at the last snapshot; those by layer are of layer 0."""
@@ -229,3 +209,233 @@ class DynamicsReport(Report):
             f"{what} {number_text(level.value.mean())} ({level.name})" for what, own in last for level in own.compared
         ]
         return f"chance: {', '.join(known)}"
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ManifoldFilmReport(Report):
+    """Each dot is the last layer's value vector at one scored position; all snapshots use the same sequences.
+
+    The axes are the two directions in which these vectors vary most at the end of training; the color is the exact
+    entropy. Press the button, or move the slider. If entropy is a function of position, as when keys never repeat, any
+    code for position would order the colors, too. The share of the variance along these axes has no verdict: they are
+    fitted to the last snapshot, where even a random network exceeds random planes and other snapshots.
+
+    Fields: centered vectors of the last layer at some scored positions, along PC1 and PC2 of the last snapshot.
+    `final_axes_share`: the share of a snapshot's variance along these axes, next to that along a random plane.
+    """
+
+    name: ClassVar[str] = "manifold_film"
+    title: ClassVar[str] = "Value manifold over training"
+
+    limit: ClassVar[str] = "at most 3,072 scored positions"
+
+    run: str
+    steps: tuple[str, ...]
+    cloud: Annotated[Float[np.ndarray, "step point component"], Unit("1")]
+    entropy_bits: Annotated[Float[np.ndarray, " point"], Unit("bits")]
+    final_axes_share: Annotated[Estimate, Share("step", label="variance along the last snapshot's PC1 and PC2")]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        label = quantities_of(type(self))["final_axes_share"].label
+        at_steps = sorted({0, len(self.steps) // 2, len(self.steps) - 1})
+        return [
+            headline_of(self, "final_axes_share", at=(at,), label=f"{label}, step {int(self.steps[at]):,}")
+            for at in at_steps
+        ]
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.film import film_panel
+
+        axes = ("last snapshot's PC1 (activation units)", "last snapshot's PC2 (activation units)")
+        return [film_panel(self.steps, self.cloud, self.entropy_bits, colored_by="entropy (bits)", axes=axes)]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AttentionMapsReport(Report):
+    """Attention from the scored positions (rows) to all positions (columns) of one sequence, mean over heads.
+
+    It is drawn at a few steps of training. A map that looks like the last one hardly changes later. The number is the
+    largest weight of a row, mean over rows; the baseline is the first snapshot.
+
+    Fields: attention at some steps and layers. `focus`: the mean largest weight of a row. Its baseline is the first
+    snapshot.
+    """
+
+    name: ClassVar[str] = "attention_maps"
+    title: ClassVar[str] = "Attention over training"
+    limit: ClassVar[str] = "the maps show one example"
+
+    run: str
+    shown_steps: tuple[str, ...]
+    shown_layers: tuple[str, ...]
+    maps: Annotated[Float[np.ndarray, "shown_step shown_layer query_pos key_pos"], Unit("1")]
+    focus: Annotated[Estimate, Quantity("shown_step shown_layer", label="largest weight of a row")]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        return tuple(
+            headline_of(
+                self,
+                "focus",
+                at=(-1, row),
+                label=f"largest weight of a row, layer {layer}, step {int(self.shown_steps[-1]):,}",
+            )
+            for row, layer in enumerate(self.shown_layers)
+        )
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.maps import map_panels
+
+        steps = [f"{int(step):,}" for step in self.shown_steps]
+        return map_panels(self.maps, steps, self.shown_layers, self.focus.value)
+
+
+def _by_layer(values: Float[np.ndarray, "run step layer"]) -> list["Curve"]:
+    """Return a curve per layer, the mean over trainings."""
+    from bayesgeom.charts.curves import Curve
+    from bayesgeom.report.theme import layer_colors
+
+    rows = zip(values.mean(axis=0).T, layer_colors(values.shape[-1]), strict=False)
+    return [Curve(name=f"layer {layer}", values=own, color=color) for layer, (own, color) in enumerate(rows)]
+
+
+def steps_panel(
+    title: str,
+    unit: str,
+    steps: Sequence[str],
+    curves: Sequence["Curve"],
+    levels: Sequence[tuple[str, float | Float[np.ndarray, " step"]]] = (),
+    *,
+    is_log: bool = False,
+    is_folded: bool = False,
+) -> Panel:
+    """Draw curves over log steps, with levels for comparison."""
+    from bayesgeom.charts.curves import add_curves
+    from bayesgeom.charts.lines import add_note
+    from bayesgeom.report.theme import log_axes
+
+    panel = Panel.blank(title, is_folded=is_folded)
+    if any(np.isfinite(curve.values).any() for curve in curves):
+        at = np.array([int(step) for step in steps])
+        add_curves(panel.figure, at, curves, unit=unit, levels=levels, log_steps=True)
+    else:
+        add_note(panel.figure, "not measured")
+    if is_log:
+        log_axes(panel.figure)
+    return panel
+
+
+def step_table(steps: Sequence[str], columns: Mapping[str, Float[np.ndarray, " step"]]) -> list[str]:
+    """Return the lines of a table with a row per snapshot."""
+    rows = [(step, *(number_text(column[at]) for column in columns.values())) for at, step in enumerate(steps)]
+    return fitted([("step", *columns), *rows])
+
+
+def over_trainings(value: Any, ends: tuple[Any, Any], *, n: int, baselines: Sequence[Baseline] = ()) -> Estimate:
+    """Return an estimate over `n` trainings, without an interval for a single one."""
+    reason = Reason.ONE_TRAINING if n < 2 else None
+    return Estimate.of(value, ends, resampled="trainings", n=n, baselines=baselines, reason=reason)
+
+
+def dynamics_report(
+    runs: Sequence[str], steps: Steps, found: Sequence[Sequence[SnapshotNumbers]], *, n: int
+) -> DynamicsReport:
+    """Return the estimates of all snapshots of these trainings, joined along steps."""
+    names = [name for name, own in quantities_of(DynamicsReport).items() if "run" in own.dims]
+    joined: dict[str, Any] = {
+        name: stacked([stacked([own.estimates[name] for own in run]) for run in found]) for name in names
+    }
+    kl, distance = joined["kl_bits"], joined["pattern_distance_bits"]
+    is_itself = (np.arange(len(steps)) == len(steps) - 1) & (distance.value == 0)
+    low, high = (np.where(is_itself, 0.0, end) for end in distance.ends)
+    by_layer = [[own.arrays["pattern_distance_bits_by_layer"] for own in run] for run in found]
+    levels = [level[0] for level in kl.baselines]
+    return DynamicsReport(
+        runs=tuple(runs),
+        steps=tuple(map(str, steps)),
+        kl_bits_mean=over_trainings(kl.value.mean(axis=0), seed_interval(kl.value), n=len(runs), baselines=levels),
+        pattern_distance_bits_by_layer=np.array(by_layer),
+        n=n,
+        **{**joined, "pattern_distance_bits": replace(distance, low=low, high=high)},
+    )
+
+
+def film(run: str, steps: Steps, found: Sequence[SnapshotNumbers]) -> ManifoldFilmReport | None:
+    """Return the film of a training; None if its architecture provides no vectors."""
+    if "points" not in found[-1].arrays:
+        return None
+    share = stacked([own.estimates["final_axes_share"] for own in found])
+    return ManifoldFilmReport(
+        run=run,
+        steps=tuple(map(str, steps)),
+        cloud=np.stack([own.arrays["points"] for own in found]),
+        entropy_bits=found[-1].arrays["point_entropy_bits"],
+        final_axes_share=share,
+        n=share.n,
+    )
+
+
+def attention_maps(
+    run: str, steps: Steps, found: Sequence[SnapshotNumbers], at: Sequence[int] | None
+) -> AttentionMapsReport | None:
+    """Return attention maps at the chosen steps, by default a few from first to last; None without attention."""
+    if "maps" not in found[-1].arrays:
+        return None
+    shown = chosen_among(len(steps), N_MAPS) if at is None else [steps.index(step) for step in at]
+    whole = np.stack([found[index].arrays["maps"] for index in shown])
+    layers = chosen_among(whole.shape[1], MAX_ROWS)
+    maps = whole[:, layers]
+    largest = maps.max(axis=-1).mean(axis=-1)
+    return AttentionMapsReport(
+        run=run,
+        shown_steps=tuple(str(steps[index]) for index in shown),
+        shown_layers=tuple(map(str, layers)),
+        maps=maps,
+        focus=Estimate.of(largest, n=1, baselines=[Baseline.of("baseline", FIRST, largest[0])]),
+        n=1,
+    )
+
+
+@final
+@dataclass(frozen=True)
+class ThresholdStep:
+    """The first snapshot at which a condition holds, and the one before: the change lies between them.
+
+    `step` is NaN if the condition never holds; `before` is NaN if it is unknown.
+    """
+
+    step: float
+    before: float
+
+
+NEVER = ThresholdStep(float("nan"), float("nan"))
+
+
+def stable(steps: Steps, distance: Float[np.ndarray, " step"]) -> ThresholdStep:
+    """Return the first snapshot before the last one from which on a distance is at most a tenth of its first value.
+
+    Args:
+        steps: Training step of every snapshot.
+        distance: The distance to the last snapshot, which is 0 there by definition. NaN counts as far.
+
+    Returns:
+        The snapshot; `NEVER` if the distance is within a tenth from the start. If only the last snapshot is within a
+        tenth, the step is NaN and `before` is the second-to-last snapshot.
+
+    Example:
+        >>> stable((0, 10, 20, 40, 80), np.array([1.0, 0.05, 0.5, 0.08, 0.0]))
+        ThresholdStep(step=40.0, before=20.0)
+    """
+    far = np.flatnonzero(~(distance[:-1] <= NEARBY * distance[0]))
+    if len(far) == 0:
+        return NEVER
+    step, before = steps[far[-1] + 1], max(steps[far[-1]], 1)
+    return ThresholdStep(step=float("nan") if step == steps[-1] else float(step), before=float(before))
+
+
+def times_later(later: ThresholdStep, earlier: ThresholdStep) -> tuple[float, float, float]:
+    """Return the ratio of two steps, with the bounds that the spacing of snapshots allows."""
+    return later.step / earlier.step, later.before / earlier.step, later.step / earlier.before

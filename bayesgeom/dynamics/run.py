@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
@@ -13,67 +12,26 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.progress import bar, progress_in
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.dynamics.measure import (
-    Bench,
-    LastSnapshot,
-    SnapshotNumbers,
-    SnapshotPass,
-    bench_of,
-    measured,
-    passed,
-    reference_of,
-)
-from bayesgeom.dynamics.pictures import attention_maps, film
-from bayesgeom.dynamics.summary import dynamics_report, stacked
-from bayesgeom.dynamics.trainings import CACHE, Source, TrainingRun, model_at, runs_of
+from bayesgeom.dynamics.measure import Bench, LastSnapshot, SnapshotPass, measured, reference_of
+from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_report, film
+from bayesgeom.dynamics.trainings import Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.models.base import Model, provenance, recording_bytes
-from bayesgeom.models.resolve import check_device
+from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import PARTS
 from bayesgeom.tasks.base import checked_seed, task_from_config
 
-_METHOD = 9  # version of the measurements: increase it when they or their names change
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class SnapshotCache:
-    """A cache folder whose file names are hashes of all inputs; without a folder nothing is saved."""
-
-    folder: Path | None
-    settings: Mapping[str, Any]
-
-    def find(self, weights: str, last: str) -> SnapshotNumbers | None:
-        """Return the saved measurements of the snapshot with these weights and last snapshot, or None.
-
-        Raises:
-            OutputFault: The file cannot be read.
-        """
-        if self.folder is None or not (file := self._file(weights, last)).exists():
-            return None
-        found: SnapshotNumbers = read_parcel(file)
-        return found
-
-    def put(self, weights: str, last: str, found: SnapshotNumbers) -> None:
-        """Save the measurements of a snapshot."""
-        if self.folder is not None:
-            write_parcel(self._file(weights, last), found)
-
-    def _file(self, weights: str, last: str) -> Path:
-        assert self.folder is not None, "callers check that there is a folder"
-        decides = json.dumps([_METHOD, weights, last, dict(self.settings)], sort_keys=True)
-        return self.folder / f"{hashlib.sha256(decides.encode()).hexdigest()[:20]}.safetensors"
-
-
-N_DEFAULT, N_LEAST = 256, 4
+CACHE = "dynamics"  # the folder of a run for saved results of snapshots
+N_LEAST = 4
+_REFERENCES: dict[tuple[object, ...], LastSnapshot] = {}  # at most one: many snapshots of one training are measured
+_METHOD = 10  # version of the measurements: increase it when they or their names change
 
 
 @checked()
 def training_dynamics(
     *runs: Source,
-    n: int = N_DEFAULT,
+    n: int = 256,
     seed: int = 0,
     device: str = "cpu",
     maps_at: Sequence[int] | None = None,
@@ -126,8 +84,9 @@ def training_dynamics(
         listed = ", ".join(map(str, steps))
         raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {listed}.")
     budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
-    bench = bench_of(found[0].blank(), found[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
-    chosen = None if maps_at is None else tuple(sorted(set(maps_at)))
+    untrained = of_module(found[0].config.build(seed=0))  # it has the sites and sizes of a snapshot
+    bench = Bench.of(untrained, found[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
+    chosen = None if maps_at is None else sorted(set(maps_at))
     progress = None if out is None else Path(out) / PARTS
     return _Analysis(runs=found, bench=bench, device=device, progress=progress, batch=batch).diagnosis(chosen)
 
@@ -143,94 +102,55 @@ class _Analysis:
     progress: Path | None
     batch: Batch | None
 
-    def diagnosis(self, maps_at: tuple[int, ...] | None) -> Diagnosis:
+    def diagnosis(self, maps_at: Sequence[int] | None) -> Diagnosis:
         """Measure the missing snapshots and return all reports; the pictures are of the first training."""
-        total = sum(len(run.steps) for run in self.runs)
-        before = [self._cached(run) for run in self.runs]
-        if self.batch is not None:
-            self._send(self.batch, before)
-        n_before = sum(map(len, before))
-        with bar(total=total, initial=n_before, desc="snapshots", unit="snapshot", leave=False) as shown:
-            each = [self._measured(run, cached, shown) for run, cached in zip(self.runs, before, strict=True)]
-        found, specs = [own for own, _ in each], [spec for _, spec in each]
-        numbers = stacked(found)
-        counts = {name: found[0][0].count(name, self.bench.n) for name in numbers}
-        curves = dynamics_report(self.runs, numbers, counts, n=self.bench.n, seed=self.bench.seed)
-        pictures = (
-            film(self.runs[0], found[0], n=self.bench.n, seed=self.bench.seed),
-            attention_maps(self.runs[0], found[0], maps_at),
+        n, first = self.bench.n, self.runs[0]
+        found = self._measured()
+        reports = (
+            dynamics_report([run.name for run in self.runs], first.steps, found, n=n),
+            film(first.name, first.steps, found[0]),
+            attention_maps(first.name, first.steps, found[0], maps_at),
         )
-        reports = {own.name: own for own in (curves, *pictures) if own is not None}
-        return Diagnosis(reports=reports, skipped=dict(found[0][0].missing), provenance=self._provenance(specs[0]))
-
-    def _cached(self, run: TrainingRun) -> dict[int, SnapshotNumbers]:
-        """Return the saved measurements by index of the snapshot."""
-        cache, last = self._cache(run), run.hashes[-1]
-        return {index: cached for index, digest in enumerate(run.hashes) if (cached := cache.find(digest, last))}
-
-    def _send(self, batch: Batch, found: list[dict[int, SnapshotNumbers]]) -> None:
-        """Measure every snapshot that is not in `found`, each by a job, and add it."""
-        missing = [
-            (run, known, index)
-            for run, known in zip(self.runs, found, strict=True)
-            for index in range(len(run.steps))
-            if index not in known
-        ]
-        jobs = [snapshot_job(run, index, self.bench, self.device) for run, _, index in missing]
-        for (run, known, index), snapshot in zip(missing, batch.results(jobs, desc="snapshots"), strict=True):
-            self._cache(run).put(run.hashes[index], run.hashes[-1], snapshot)
-            known[index] = snapshot
-
-    def _measured(
-        self, run: TrainingRun, found: dict[int, SnapshotNumbers], shown: Any
-    ) -> tuple[list[SnapshotNumbers], ModelSpec | None]:
-        """Measure every snapshot of one training that is not in `found`, starting with the last, the reference.
-
-        Returns:
-            All measurements, and the spec of the last snapshot if it was loaded.
-        """
-        cache, last, end = self._cache(run), run.hashes[-1], len(run.steps) - 1
-        missing = [index for index in range(len(run.steps)) if index not in found]
-
-        def at(index: int, reference: LastSnapshot | None) -> tuple[ModelSpec, LastSnapshot, SnapshotNumbers | None]:
-            model = run.load(index, device=self.device)
-            one = passed(model, self.bench)
-            reference = reference or reference_of(self.bench, one)
-            own = SnapshotPass(model=model, bench=self.bench, run=one, reference=reference)
-            return model.spec, reference, measured(own) if index in missing else None
-
-        if not missing:
-            return [found[index] for index in range(len(run.steps))], None
-        with progress_in(cache.folder):
-            spec, reference, numbers = at(end, None)
-            for index in reversed(missing):
-                _, _, numbers = at(index, reference) if index != end else (spec, reference, numbers)
-                assert numbers is not None, "it was missing"
-                cache.put(run.hashes[index], last, numbers)
-                found[index] = numbers
-                shown.update(1)
-        return [found[index] for index in range(len(run.steps))], spec
-
-    def _cache(self, run: TrainingRun) -> SnapshotCache:
-        folder = self.progress if run.folder is None else run.folder / CACHE
-        settings = {
-            "n": self.bench.n,
-            "seed": self.bench.seed,
-            "n_recorded": self.bench.n_recorded,
-            "device": torch.device(self.device).type,
-            "task": self.bench.task.config(),
-            "torch": torch.__version__,
-        }
-        return SnapshotCache(folder=folder, settings=settings)
-
-    def _provenance(self, last: ModelSpec | None) -> dict[str, Any]:
-        """Return the origin of the results; `last` is the spec of the first training's last snapshot, if known."""
-        first = self.runs[0]
-        spec = first.spec(device=self.device) if last is None else replace(last, name=first.name)
-        arguments = {"n": self.bench.n, "seed": self.bench.seed, "runs": [run.name for run in self.runs]}
-        where = provenance(spec, self.bench.task, arguments)
+        arguments = {"n": n, "seed": self.bench.seed, "runs": [run.name for run in self.runs]}
+        where = provenance(replace(found[0][-1].spec, name=first.name), self.bench.task, arguments)
         weights = {run.name: dict(zip(map(str, run.steps), run.hashes, strict=True)) for run in self.runs}
-        return {**where, "n_recorded": self.bench.n_recorded, "weights": weights, "recipe": first.recipe}
+        where |= {"n_recorded": self.bench.n_recorded, "weights": weights, "recipe": first.recipe}
+        present = {own.name: own for own in reports if own is not None}
+        return Diagnosis(reports=present, skipped=dict(found[0][0].missing), provenance=where)
+
+    def _measured(self) -> list[list[SnapshotNumbers]]:
+        """Measure the snapshots that are not saved, and return those of every training."""
+        places = [(which, index) for which, run in enumerate(self.runs) for index in reversed(range(len(run.steps)))]
+        files = {(which, index): self.file(self.runs[which], index) for which, index in places}
+        known = {place: read_parcel(file) for place, file in files.items() if file and file.exists()}
+        missing = [place for place in places if place not in known]
+        jobs = [snapshot_job(self.runs[which], index, self.bench, self.device) for which, index in missing]
+        results: Iterable[SnapshotNumbers] = (job.function(**job.arguments) for job in jobs)
+        if self.batch is not None:
+            results = self.batch.results(jobs, desc="snapshots")
+        shown = bar(total=len(places), initial=len(known), desc="snapshots", unit="snapshot", leave=False)
+        try:
+            with progress_in(self.folder(self.runs[0])), shown:
+                for place, own in zip(missing, results, strict=True):
+                    known[place] = own
+                    if file := files[place]:
+                        write_parcel(file, own)
+                    shown.update(1)
+        finally:
+            _REFERENCES.clear()
+        return [[known[which, index] for index in range(len(run.steps))] for which, run in enumerate(self.runs)]
+
+    def folder(self, run: TrainingRun) -> Path | None:
+        """Return where the numbers of a training's snapshots are saved; None: nowhere."""
+        return self.progress if run.folder is None else run.folder / CACHE
+
+    def file(self, run: TrainingRun, index: int) -> Path | None:
+        """Return the file of a snapshot's numbers, whose name is a hash of all inputs."""
+        shared = {**vars(self.bench), "task": self.bench.task.config()}
+        settings = {**shared, "device": torch.device(self.device).type, "torch": torch.__version__}
+        decides = json.dumps([_METHOD, run.hashes[index], run.hashes[-1], settings], sort_keys=True)
+        name = f"{hashlib.sha256(decides.encode()).hexdigest()[:20]}.safetensors"
+        return None if (folder := self.folder(run)) is None else folder / name
 
 
 def snapshot_job(run: TrainingRun, index: int, bench: Bench, device: str) -> Job:
@@ -245,15 +165,17 @@ def snapshot_at(
     *, snapshot: Sequence[str], last: Sequence[str], bench: Mapping[str, Any], device: str
 ) -> SnapshotNumbers:
     """Do the job of one snapshot."""
-    shared = Bench(**{**bench, "task": task_from_config(bench["task"])})
-    reference = _reference_at(tuple(last), device, shared)
+    shared, is_last = Bench(**{**bench, "task": task_from_config(bench["task"])}), list(snapshot) == list(last)
+    place = (*last, device, shared)
+    reference = _REFERENCES.get(place)
+    if reference is None and not is_last:
+        reference = reference_of(shared, shared.passed(_model_at(last, device)))
     model = _model_at(snapshot, device)
-    return measured(SnapshotPass(model=model, bench=shared, run=passed(model, shared), reference=reference))
-
-
-@lru_cache(maxsize=1)  # a worker measures many snapshots of one training
-def _reference_at(last: tuple[str, ...], device: str, bench: Bench) -> LastSnapshot:
-    return reference_of(bench, passed(_model_at(last, device), bench))
+    run = shared.passed(model)
+    reference = reference or reference_of(shared, run)
+    _REFERENCES.clear()
+    _REFERENCES[place] = reference
+    return measured(SnapshotPass(model=model, bench=shared, run=run, reference=reference))
 
 
 def _model_at(snapshot: Sequence[str], device: str) -> Model:

@@ -1,5 +1,6 @@
 """Training runs: snapshots in order of step, from a run's directory, a packed training, or checkpoints."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,20 +9,18 @@ from typing import Any, final
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName, suggested
-from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.text import counted
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, checkpoints, read_description
 from bayesgeom.models.config import ModelConfig, config_from_dict
-from bayesgeom.models.resolve import from_checkpoint, of_module
+from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths
 from bayesgeom.training.packed import FORMATION, formations, read_formation
 from bayesgeom.training.recipes import deciding, recipe_from_dict
 
 Source = str | Path
-CACHE = "dynamics"  # the folder of a run for saved results of snapshots
 
 
 @final
@@ -45,14 +44,6 @@ class TrainingRun:
     def load(self, index: int, *, device: str | torch.device = "cpu") -> Model:
         """Return the model of one snapshot."""
         return model_at(self.paths[index], device=device)
-
-    def blank(self) -> Model:
-        """Return an untrained model of the architecture: it has a snapshot's sites and sizes."""
-        return of_module(self.config.build(seed=0))
-
-    def spec(self, *, device: str | torch.device = "cpu") -> ModelSpec:
-        """Return the spec of the last snapshot, with the name of the training."""
-        return replace(self.load(len(self.steps) - 1, device=device).spec, name=self.name)
 
 
 def model_at(path: Path, *, device: str | torch.device = "cpu") -> Model:
@@ -124,32 +115,25 @@ def _of_run(folder: Path) -> TrainingRun:
     if not (folder / FORMATION).is_file():
         return _of_checkpoints(snapshot_paths(folder), folder)
     whole = read_formation(folder)
-    entries = sorted(whole["snapshots"], key=lambda entry: int(entry["step"]))
-    _check_count(folder.name, len(entries))
-    return _training(folder.name, whole, entries, [folder / entry["file"] for entry in entries])
-
-
-def _training(
-    name: str, described: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], paths: Sequence[Path]
-) -> TrainingRun:
-    """Return the training of these snapshots; older files lack some sizes of the model and parameters of the task."""
-    return TrainingRun(
-        name=name,
-        steps=tuple(int(entry["step"]) for entry in entries),
-        paths=tuple(paths),
-        hashes=tuple(entry["weights_hash"] for entry in entries),
-        config=config_from_dict(described["model"]),
-        task=task_from_config(described["task"]),
-        recipe=described["recipe"],
-    )
+    snapshots = [({**whole, **entry}, folder / entry["file"]) for entry in whole["snapshots"]]
+    return _of_snapshots(snapshots, name=folder.name)
 
 
 def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> TrainingRun:
-    described = [(path, read_description(path)) for path in paths]
-    each = sorted((_training(str(path), own, [own], [path]) for path, own in described), key=lambda own: own.steps)
+    return _of_snapshots([(read_description(path), path) for path in paths], folder=folder)
+
+
+def _of_snapshots(
+    described: Sequence[tuple[Mapping[str, Any], Path]], *, name: str = "", folder: Path | None = None
+) -> TrainingRun:
+    """Return the training of these snapshots; older files lack some sizes of the model and parameters of the task."""
+    each = sorted((_snapshot(*own) for own in described), key=lambda own: own.steps)
     first, last = each[0], each[-1]
-    name = str(last.recipe.get("name", last.paths[0].name))
-    _check_count(str(folder or name), len(each))
+    name, steps = name or str(last.recipe.get("name", last.paths[0].name)), tuple(own.steps[0] for own in each)
+    if len(each) < 2:
+        raise InvalidArgument(
+            f"{folder or name} has {counted(len(each), 'snapshot')}; at least 2 are needed to show a training."
+        )
     for own in each:
         _check_alike(first, own, "snapshots of different {} are not one training")
         if deciding(own.recipe) != deciding(first.recipe):
@@ -157,7 +141,6 @@ def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> Traini
                 f"{first.name} and {own.name} are of different trainings; for several seeds, pass the run "
                 f"directories instead."
             )
-    steps = tuple(own.steps[0] for own in each)
     if len(set(steps)) < len(steps):
         raise InvalidArgument(
             f"two snapshots of {name} are of the same step; the steps are {', '.join(map(str, steps))}."
@@ -166,9 +149,16 @@ def _of_checkpoints(paths: Sequence[Path], folder: Path | None = None) -> Traini
     return replace(last, name=name, steps=steps, paths=paths, hashes=hashes, folder=folder)
 
 
-def _check_count(name: str, n: int) -> None:
-    if n < 2:
-        raise InvalidArgument(f"{name} has {counted(n, 'snapshot')}; at least 2 are needed to show a training.")
+def _snapshot(described: Mapping[str, Any], path: Path) -> TrainingRun:
+    return TrainingRun(
+        name=str(path),
+        steps=(int(described["step"]),),
+        paths=(path,),
+        hashes=(described["weights_hash"],),
+        config=config_from_dict(described["model"]),
+        task=task_from_config(described["task"]),
+        recipe=described["recipe"],
+    )
 
 
 def _check_seeds(runs: Sequence[TrainingRun]) -> None:
@@ -188,16 +178,15 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
                 f"{first.name} has snapshots at {len(first.steps)} steps up to {first.steps[-1]:,}, {run.name} at "
                 f"{len(run.steps)} up to {run.steps[-1]:,}: seeds are compared at the same steps."
             )
-    for index, run in enumerate(runs):
-        if any(run.hashes == other.hashes for other in runs[:index]):
+    for other, run in itertools.combinations(runs, 2):
+        if run.hashes == other.hashes:
             raise InvalidArgument(f"{run.name} is given twice: a second seed must be another training.")
-        for other in runs[:index]:
-            if _seeds(run.recipe) == _seeds(other.recipe):
-                one, two = (own.folder or own.paths[0].parent for own in (other, run))
-                raise InvalidArgument(
-                    f"{one} and {two} are both of seed {_seeds(run.recipe)}, so they are not independent trainings: "
-                    f"pass one of them."
-                )
+        if _seeds(run.recipe) == _seeds(other.recipe):
+            one, two = (own.folder or own.paths[0].parent for own in (other, run))
+            raise InvalidArgument(
+                f"{one} and {two} are both of seed {_seeds(run.recipe)}, so they are not independent trainings: pass "
+                f"one of them."
+            )
 
 
 def _seedless(recipe: Mapping[str, Any]) -> Any:

@@ -4,54 +4,40 @@ Differences of scores per sequence are paired. All other intervals are conservat
 wide enough for any correlation.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from bayesgeom.core.errors import InvalidArgument, checked, shown
-from bayesgeom.core.text import interval_text, number_text
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core.files import is_file
+from bayesgeom.core.text import fitted, interval_text, number_text
+from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.diagnosis.plan import AnyProbe
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.config import architectures
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.diagnosis import Diagnosis, load_report
-from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit, mean_estimate, stacked, with_interval
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import JSON, quantities_of
-from bayesgeom.report.tables import INDICES, Headline, Level, Record, records_of
+from bayesgeom.report.tables import INDICES, Headline, headline_of, records_of
 from bayesgeom.stats.bootstrap import mean_difference, mean_interval
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 N_SEQUENCES = 512
 _AXES = {"L": "layer", "H": "head"}
 _SAME = 1e-5  # rounding moves means of the exact predictive (bits, or a share) by less
 _UNIFORM = "uniform"
 _DRAWN = 24  # rows of differences in the figure
-# Label, unit and better direction of each of `SCORES`.
-_LABELS = (
-    ("KL(exact ‖ model)", "bits", "lower"),
-    ("entropy error", "bits", "lower"),
-    ("total variation from the exact predictive", "", "lower"),
-    ("off-answer probability", "", "lower"),
-    ("cross-entropy on the labels", "bits", "lower"),
-    ("accuracy", "", "higher"),
-)
 _EXACT_IS_0 = SCORES[:2]  # scores whose exact value is 0, so that a share of the gap to it can be closed
-_KEYWORDS = frozenset({"architectures", "tasks", "seeds", "runs", "train_missing", "executor"})
 
 
 @final
@@ -103,23 +89,15 @@ class CompareReport(Report):
         return str(Verdict.UNDECIDED) if sign == 0 else self.models[self.pair_of[pair, int(sign > 0)]]
 
     def headlines(self) -> Sequence[Headline]:
-        low, high = self.difference.ends
         is_one_task = len({name.partition("-")[0] for name in self.models}) == 1
         short = [(is_one_task and name.partition("-")[2]) or name for name in self.models]
-        return [
-            Headline(
-                metric="difference",
-                label=f"{self.rows[row]}, {short[b]} − {short[a]}",
-                value=float(self.difference.value[row, pair]),
-                unit=self.units[row],
-                low=float(low[row, pair]),
-                high=float(high[row, pair]),
-                levels=(Level(name="no difference", value=0.0),),
-                verdict=self.verdict(row, pair),
-            )
-            for row in range(self.n_leading)
-            for pair, (a, b) in enumerate(self.pair_of)
-        ]
+        lines = list[Headline]()
+        for row in range(self.n_leading):
+            for pair, (a, b) in enumerate(self.pair_of):
+                label, verdict = f"{self.rows[row]}, {short[b]} − {short[a]}", self.verdict(row, pair)
+                line = headline_of(self, "difference", (row, pair), label, verdict=verdict)
+                lines.append(replace(line, unit=self.units[row]))
+        return lines
 
     def table(self) -> str:
         """Return the value of every model in every row as text, then every difference with its interval."""
@@ -132,8 +110,10 @@ class CompareReport(Report):
         differences: list[tuple[str, ...]] = [("difference", "of", "value", "95 % interval", "interval is", "better")]
         for row, label in enumerate(labels):
             for pair, name in enumerate(self.pairs):
-                ends = "–" if np.isnan(low[row, pair]) else interval_text(low[row, pair], high[row, pair])
-                kind = "paired" if self.is_paired[row, pair] else "conservative"
+                is_without = np.isnan(low[row, pair])
+                ends = "–" if is_without else interval_text(low[row, pair], high[row, pair])
+                is_usual = self.is_paired[row, pair] and not is_without
+                kind = "paired" if is_usual else self.difference.reason_at((row, pair)).label
                 number = number_text(float(self.difference.value[row, pair]))
                 differences.append((label, name, number, ends, kind, self.verdict(row, pair)))
         return "\n".join([*fitted([("value", *self.models), *values]), "", *fitted(differences)])
@@ -165,32 +145,6 @@ class CompareReport(Report):
         return panels
 
 
-def _refusing_architectures(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse the arguments of the comparison of architectures by training, which is a study in `examples/`."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        first = args[0] if args else kwargs.get("models", ())
-        names = [first] if isinstance(first, str) else first if isinstance(first, list | tuple) else []
-        if (
-            (not args and "models" not in kwargs)
-            or kwargs.keys() & _KEYWORDS
-            or any(_is_architecture(n) for n in names)
-        ):
-            raise InvalidArgument(
-                "compare takes two or more models or saved diagnoses; architectures are compared by training in the "
-                "study: `python -m examples.replication compare` in a clone of the repository."
-            )
-        return function(*args, **kwargs)
-
-    return call
-
-
-def _is_architecture(name: object) -> bool:
-    return isinstance(name, str) and name in ("mlp-prefix", *architectures()) and not _is_report(name)
-
-
-@_refusing_architectures
 @checked("models", "task")
 def compare(
     models: Sequence[ModelLike | Diagnosis],
@@ -231,12 +185,9 @@ def compare(
         >>> report.rows[0], report.difference.value.shape
         ('KL(exact ‖ model)', (6, 1))
     """
-    given: object = models
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 2:
-        raise InvalidArgument(f"compare takes a list of two or more models or diagnoses, got {shown(given)}.")
-    sides = [_side(own) for own in models]
-    diagnoses = [own for own in sides if isinstance(own, Diagnosis)]
-    measured = [own for own in sides if isinstance(own, Model)]
+    subjects = _subjects(models)
+    diagnoses = [own for own in subjects if isinstance(own, Diagnosis)]
+    measured = [own for own in subjects if isinstance(own, Model)]
     if diagnoses and measured:
         raise InvalidArgument("some of these are diagnoses and others models: pass models only, or diagnoses only.")
     if diagnoses:
@@ -254,95 +205,126 @@ def compare(
     return _of_diagnoses([diagnose(own, tasks[0], probes=probes, n=n, seed=seed, n_untrained=0) for own in measured])
 
 
-def _side(value: ModelLike | Diagnosis) -> Model | Diagnosis:
-    if _is_report(value):
-        assert isinstance(value, str | Path), "checked"
-        loaded = load_report(value)
-        return loaded if isinstance(loaded, Diagnosis) else Diagnosis.of(loaded)
-    return value if isinstance(value, Diagnosis) else as_model(value)
+def _subjects(given: object) -> list[Model | Diagnosis]:
+    """Return the models and diagnoses of a list, and load those that are named."""
+    is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 1
+    listed: Sequence[Any] = given if isinstance(given, Sequence) else ()
+    if not is_list or any(own in ("mlp-prefix", *architectures()) for own in listed if isinstance(own, str)):
+        raise InvalidArgument(
+            f"compare takes a list of two or more models or diagnoses, got {shown(given)}. Architectures are compared "
+            f"by training in the study: `python -m examples.replication compare` in a clone of the repository."
+        )
+    found = list[Model | Diagnosis]()
+    for own in listed:
+        value = load_report(own) if isinstance(own, str | Path) and is_file(Path(own) / JSON) else own
+        value = Diagnosis.of(value) if isinstance(value, Report) else value
+        found.append(value if isinstance(value, Diagnosis) else as_model(value))
+    return found
 
 
-def _is_report(value: object) -> bool:
-    """Whether this is the path of a saved report; text that can be no path is none."""
-    try:
-        return isinstance(value, str | Path) and (Path(value) / JSON).is_file()
-    except (OSError, ValueError):
-        return False
+Scored = Float64[np.ndarray, "sequence score"]
+Key = tuple[Any, ...]  # the class of a report, a metric, and where in it: an index or a name by axis
+_SCORED = quantities_of(CalibrationReport) | {
+    "cross_entropy_bits": Quantity(unit="bits", better="lower", label="cross-entropy on the labels")
+}
+_SCORE_KEYS: list[Key] = [
+    (CalibrationReport, name, *((("source", "model"),) if name == "accuracy" else ())) for name in SCORES
+]
+_UNKNOWN = Estimate.of(np.nan, (np.nan, np.nan))
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """One quantity of a pair: value, low and high of both, and their difference, low and high.
+    """How a quantity is shown."""
 
-    `key` identifies it: the report, the metric, and where in it.
-    """
-
-    key: tuple[Any, ...]
     label: str
     unit: str
     better: str
-    values: tuple[tuple[float, float, float], tuple[float, float, float]]
-    difference: tuple[float, float, float]
-    is_leading: bool
-    is_paired: bool
+    is_leading: bool = True
+    is_of_layer: bool = False
 
 
-Scored = Float64[np.ndarray, "sequence score"]
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """One model: its estimates with intervals, and the scores of its sequences if they are stored.
+
+    Sides are paired if their sequences have the same `exact` values: entropies by position and accuracy of the exact
+    predictive. `uniform` is the level of the uniform predictor by score.
+    """
+
+    spec: Mapping[str, Any]
+    scores: Scored | None
+    exact: Float[np.ndarray, " value"] = field(default_factory=lambda: np.zeros(0))
+    estimates: Mapping[Key, tuple[_Row, Estimate]] = field(default_factory=dict)
+    uniform: Mapping[str, float]
+
+    def pairs_with(self, other: "_Side") -> bool:
+        """Whether both hold the scores of the same sequences."""
+        is_scored = self.scores is not None and other.scores is not None
+        is_same_length = len(self.exact) == len(other.exact)
+        return is_scored and is_same_length and np.allclose(self.exact, other.exact, rtol=0, atol=_SAME)
 
 
 def _of_models(models: Sequence[Model], task: WindTunnel, *, n: int, seed: int) -> CompareReport:
-    scores, uniform = list[Scored](), dict[str, float]()
+    sides = list[_Side]()
     for model in models:
         blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
         resamples = derived_seed(seed, Branch.RESAMPLING)
         run = model.run(blocks, baseline_predictives=task.baseline_predictives, seed=resamples)
-        scores.append(sequence_scores(run.behavior))
-        if (level := dict(run.baseline_behaviors).get(_UNIFORM)) is not None:
-            uniform = dict(zip(SCORES, sequence_scores(level).mean(axis=0).tolist(), strict=True))
-    rows = {(a, b): _paired(scores[a], scores[b], seed=seed) for a, b in combinations(range(len(models)), 2)}
-    specs = [own.spec.to_dict() for own in models]
-    report = _report(rows, specs, [uniform] * len(models), n=n)
-    return with_provenance(report, _source(specs, task, n, seed))
-
-
-def _paired(a: Scored, b: Scored, *, seed: int) -> list[_Row]:
-    """Return a row for each of `SCORES`, with the intervals of the differences of single sequences."""
-    with np.errstate(invalid="ignore"):  # both infinite: the difference is missing
-        difference = b - a
-    means, resamples = mean_difference(a, b), derived_seed(seed, Branch.RESAMPLING)
-    both = [(own.mean(axis=0), *mean_interval(own, seed=resamples)) for own in (a, b)]
-    low, high = mean_interval(difference, seed=resamples)
-    return [
-        _Row(
-            key=(CalibrationReport.name, name, *((("source", "model"),) if name == "accuracy" else ())),
-            label=label,
-            unit=unit,
-            better=better,
-            values=(_at(both[0], at), _at(both[1], at)),
-            difference=_at((means, low, high), at),
-            is_leading=True,
-            is_paired=True,
-        )
-        for at, (name, (label, unit, better)) in enumerate(zip(SCORES, _LABELS, strict=True))
-    ]
-
-
-def _at(columns: tuple[np.ndarray, np.ndarray, np.ndarray], at: int) -> tuple[float, float, float]:
-    value, low, high = (float(own[at]) for own in columns)
-    return value, low, high
+        level = dict(run.baseline_behaviors).get(_UNIFORM)
+        levels = [] if level is None else sequence_scores(level).mean(axis=0).tolist()
+        uniform = dict(zip(_EXACT_IS_0, levels, strict=False))
+        sides.append(_Side(spec=model.spec.to_dict(), scores=sequence_scores(run.behavior), uniform=uniform))
+    return _compared(sides, task, n=n, seed=seed)
 
 
 def _of_diagnoses(diagnoses: Sequence[Diagnosis]) -> CompareReport:
-    sources = [own.provenance for own in diagnoses]
-    n, seed = _sequences(sources)
-    pairs = {(a, b): _rows_of(diagnoses[a], diagnoses[b], seed) for a, b in combinations(range(len(diagnoses)), 2)}
-    if not any(pairs.values()):
-        held = "; ".join(f"{_letter(at)} has {', '.join(own)}" for at, own in enumerate(diagnoses))
-        raise InvalidArgument(f"the diagnoses share no estimate: {held}. Measure all with the same probes.")
-    specs = [own["model"] for own in sources]
-    report = _report(pairs, specs, [_levels(own) for own in diagnoses], n=n)
-    return with_provenance(report, _source(specs, sources[0]["task_label"], n, seed))
+    n, seed = _sequences([own.provenance for own in diagnoses])
+    sides = [_side_of(own) for own in diagnoses]
+    task = diagnoses[0].provenance["task_label"]
+    return _compared(sides, task, n=n, seed=seed, prefix=f"{CalibrationReport.name}: ")
+
+
+def _side_of(diagnosis: Diagnosis) -> _Side:
+    report = diagnosis.reports.get(CalibrationReport.name)
+    scores, exact, uniform = None, np.zeros(0), dict[str, float]()
+    if isinstance(report, CalibrationReport):
+        levels = [(name, own) for name in _EXACT_IS_0 for own in report.estimate(name).baselines]
+        uniform = {name: float(own.value) for name, own in levels if own.name == _UNIFORM}
+        exact = np.append(report.entropy_bits_by_position[0], report.accuracy.value[0])
+        scores = report.sequence_scores.astype(np.float64) if len(report.sequence_scores) == report.n else None
+    estimates = {key: own for each in diagnosis.reports.values() for key, own in _estimates(each).items()}
+    spec = diagnosis.provenance["model"]
+    return _Side(spec=spec, scores=scores, exact=exact, estimates=estimates, uniform=uniform)
+
+
+def _estimates(report: Report) -> dict[Key, tuple[_Row, Estimate]]:
+    """Return the estimates of a report that have intervals, except single positions.
+
+    Only calibration measures closeness to the exact posterior, so only its rows have a better direction.
+    """
+    leading, declared = {line.metric for line in report.headlines()}, quantities_of(type(report))
+    found = dict[Key, tuple[_Row, Estimate]]()
+    for own in records_of(report):
+        if own.metric not in declared or own.place("position") is not None or np.isnan(own.low):
+            continue
+        quantity, is_of_layer = declared[own.metric], own.place("layer") is not None
+        where = "".join(f"{letter}{at}" for letter in "LH" if (at := own.place(_AXES[letter])) is not None)
+        names = [str(name) for axis, name in own.places.items() if axis not in INDICES.values()]
+        parts = filter(None, (quantity.label or own.metric, " / ".join(names), where))
+        row = _Row(
+            label=f"{report.name}: {', '.join(parts)}",
+            unit=own.unit,
+            better=quantity.better if report.name == CalibrationReport.name else "",
+            is_leading=own.metric in leading and not is_of_layer,
+            is_of_layer=is_of_layer,
+        )
+        reason = Reason.CONSERVATIVE if own.conservative else None
+        estimate = Estimate.of(own.value, (own.low, own.high), n=own.n, reason=reason)
+        found[type(report), own.metric, *own.places.items()] = row, estimate
+    return found
 
 
 def _sequences(sources: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
@@ -375,122 +357,84 @@ def _letter(at: int) -> str:
     return chr(ord("A") + at) if at < 26 else f"number {at + 1}"
 
 
-def _rows_of(a: Diagnosis, b: Diagnosis, seed: int) -> list[_Row]:
-    """Return the rows of two diagnoses: headlines first, those of single heads last, and paired ones before all."""
-    shared = [name for name in a if name in b and type(a[name]) is type(b[name])]
-    rows = [row for name in shared for row in _conservative(a[name], b[name])]
-    rows.sort(key=lambda row: (not row.is_leading, any(place[0] == "layer" for place in row.key[2:])))
-    if not rows or not _can_be_paired(a, b):
-        return rows
-    scores = [own[CalibrationReport].sequence_scores.astype(np.float64) for own in (a, b)]
-    name = CalibrationReport.name
-    paired = [replace(row, label=f"{name}: {row.label}") for row in _paired(*scores, seed=seed)]
-    others = {row.key: row for row in rows}
-    # A row whose paired interval is withheld stays conservative.
-    withheld = {row.key for row in paired if not np.isfinite(row.difference[1:]).all() and row.key in others}
-    first = [replace(others[row.key], is_leading=True) if row.key in withheld else row for row in paired]
-    return [*first, *(row for row in rows if row.key not in {own.key for own in paired})]
+def _paired(a: Scored, b: Scored, *, seed: int) -> Estimate:
+    """Return the mean differences b − a of single sequences, an entry for each of `SCORES`."""
+    with np.errstate(invalid="ignore"):  # both infinite: the difference is missing
+        return with_interval(mean_difference(a, b), mean_interval(b - a, seed=seed), n=len(a))
 
 
-def _can_be_paired(a: Diagnosis, b: Diagnosis) -> bool:
-    """Whether both store the scores of the same sequences: calibration does, and the exact predictive agrees."""
-    reports = [own.reports.get(CalibrationReport.name) for own in (a, b)]
-    known = [own for own in reports if isinstance(own, CalibrationReport) and len(own.sequence_scores) == own.n]
-    exact = [[*own.entropy_bits_by_position[0], own.accuracy.value[0]] for own in known]
-    is_same_length = len(exact) == 2 and len(exact[0]) == len(exact[1])
-    return is_same_length and np.allclose(exact[0], exact[1], rtol=0, atol=_SAME)
+def _differences(a: _Side, b: _Side, *, seed: int) -> dict[Key, tuple[Estimate, bool]]:
+    """Return the difference of each quantity that both have, and whether it is paired.
 
-
-def _conservative(a: Report, b: Report) -> list[_Row]:
-    """Return the estimates with intervals in both reports, except single positions.
-
-    Only calibration measures closeness to the exact posterior, so only its rows have a better direction.
+    Where a paired interval is withheld, that of the ends of both intervals stays.
     """
-    leading = {line.metric for line in a.headlines()}
-    declared, theirs = quantities_of(type(a)), {_key_of(own): own for own in records_of(b)}
-    rows: list[_Row] = []
-    for own in records_of(a):
-        other = theirs.get(_key_of(own))
-        if own.metric not in declared or own.place("position") is not None or other is None:
+    found = dict[Key, tuple[Estimate, bool]]()
+    for key, (_, one) in a.estimates.items():
+        if key in b.estimates:
+            other = b.estimates[key][1]
+            ends = other.ends[0] - one.ends[1], other.ends[1] - one.ends[0]
+            found[key] = Estimate.of(other.value - one.value, ends, n=one.n, reason=Reason.CONSERVATIVE), False
+    if a.pairs_with(b):
+        assert a.scores is not None and b.scores is not None, "they are paired"
+        paired = _paired(a.scores, b.scores, seed=seed)
+        for at, key in enumerate(_SCORE_KEYS):
+            if key not in found or np.isfinite(paired.ends[0][at]):
+                found[key] = paired[at], True
+    return found
+
+
+def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: int, prefix: str = "") -> CompareReport:
+    """Return the report on all sides: headlines first, single layers last. `prefix` begins the labels of scores."""
+    pairs, resamples = list(combinations(range(len(sides)), 2)), derived_seed(seed, Branch.RESAMPLING)
+    differences = [_differences(sides[a], sides[b], seed=resamples) for a, b in pairs]
+    rows, values = dict[Key, _Row](), [{key: own for key, (_, own) in side.estimates.items()} for side in sides]
+    for at, side in enumerate(sides):
+        if side.scores is None or not any(side.pairs_with(own) for own in sides if own is not side):
             continue
-        if np.isnan(own.low + other.low):
-            continue
-        quantity = declared[own.metric]
-        where = "".join(f"{letter}{at}" for letter in "LH" if (at := own.place(_AXES[letter])) is not None)
-        names = [str(name) for axis, name in own.places.items() if axis not in INDICES.values()]
-        parts = filter(None, (quantity.label or own.metric, " / ".join(names), where))
-        rows.append(
-            _Row(
-                key=_key_of(own),
-                label=f"{a.name}: {', '.join(parts)}",
-                unit=own.unit,
-                better=quantity.better if a.name == CalibrationReport.name else "",
-                values=((own.value, own.low, own.high), (other.value, other.low, other.high)),
-                difference=(other.value - own.value, other.low - own.high, other.high - own.low),
-                is_leading=own.metric in leading and own.place("layer") is None,
-                is_paired=False,
-            )
-        )
-    return rows
-
-
-def _key_of(own: Record) -> tuple[Any, ...]:
-    return (own.probe, own.metric, *own.places.items())
-
-
-def _levels(diagnosis: Diagnosis) -> dict[str, float]:
-    """Return the level of the uniform predictor by score, from calibration; {} without it."""
-    report = diagnosis.reports.get(CalibrationReport.name)
-    if not isinstance(report, CalibrationReport):
-        return {}
-    estimates = {name: report.estimate(name) for name in _EXACT_IS_0}
-    return {
-        name: float(level.value) for name, own in estimates.items() for level in own.baselines if level.name == _UNIFORM
-    }
-
-
-def _report(
-    pairs: Mapping[tuple[int, int], Sequence[_Row]],
-    specs: Sequence[Mapping[str, Any]],
-    uniform: Sequence[Mapping[str, float]],
-    *,
-    n: int,
-) -> CompareReport:
-    """Return the report of rows by pair; a pair without a row has NaN there."""
-    every = {row.key: row for of_pair in reversed(list(pairs.values())) for row in of_pair}  # the first pair's labels
-    is_of_layer = {key: any(place[0] == "layer" for place in key[2:]) for key in every}
-    order = sorted(every, key=lambda key: (not every[key].is_leading, is_of_layer[key], not every[key].is_paired))
-    rows = {key: every[key] for key in order}
-    at = {key: index for index, key in enumerate(rows)}
-    values, differences = np.full((3, len(rows), len(specs)), np.nan), np.full((3, len(rows), len(pairs)), np.nan)
-    is_paired = np.zeros((len(rows), len(pairs)), dtype=bool)
-    for place, (both, of_pair) in enumerate(pairs.items()):
-        for row in of_pair:
-            differences[:, at[row.key], place], is_paired[at[row.key], place] = row.difference, row.is_paired
-            for model, own in zip(both, row.values, strict=True):
-                values[:, at[row.key], model] = own
-    closed = np.full(values[0].shape, np.nan)
-    for key, index in at.items():
-        for model, levels in enumerate(uniform):
-            if key[0] == CalibrationReport.name and key[1] in _EXACT_IS_0 and levels.get(key[1], 0.0) > 0:
-                closed[index, model] = 1 - values[0, index, model] / levels[key[1]]
-    names = _distinct([str(own["name"]) for own in specs])
-    same = Baseline.of("baseline", "no difference", 0.0)
-    return CompareReport(
+        scores = mean_estimate(side.scores, seed=resamples)
+        for index, key in enumerate(_SCORE_KEYS):
+            own = _SCORED[key[1]]
+            rows[key] = _Row(label=f"{prefix}{own.label}", unit=own.unit, better=own.better)
+            values[at][key] = scores[index]
+    for side in sides:
+        rows |= {key: row for key, (row, _) in side.estimates.items() if key not in rows}
+    keys = [key for key in rows if any(key in own for own in differences)]
+    keys.sort(key=lambda key: (not rows[key].is_leading, rows[key].is_of_layer))
+    if not keys:
+        held = [", ".join(dict.fromkeys(kind.name for kind, *_ in own.estimates)) or "none" for own in sides]
+        stated = "; ".join(f"{_letter(at)} has {names}" for at, names in enumerate(held))
+        raise InvalidArgument(f"the diagnoses share no estimate: {stated}. Measure all with the same probes.")
+    value = stacked([stacked([own.get(key, _UNKNOWN) for own in values]) for key in keys])
+    shown_in = [[own.get(key, (_UNKNOWN, False)) for own in differences] for key in keys]
+    specs, names = [own.spec for own in sides], _distinct([str(own.spec["name"]) for own in sides])
+    report = CompareReport(
         models=names,
         weights_hashes=tuple(str(own.get("weights_hash", "")) for own in specs),
-        rows=tuple(row.label for row in rows.values()),
-        units=tuple(row.unit for row in rows.values()),
-        better=tuple(row.better for row in rows.values()),
-        value=Estimate.of(values[0], (values[1], values[2]), n=n),
-        share_closed=closed,
+        rows=tuple(rows[key].label for key in keys),
+        units=tuple(rows[key].unit for key in keys),
+        better=tuple(rows[key].better for key in keys),
+        value=value,
+        share_closed=_share_closed(keys, value.value, [own.uniform for own in sides]),
         pairs=tuple(f"{names[b]} − {names[a]}" for a, b in pairs),
-        pair_of=np.array(list(pairs)),
-        difference=Estimate.of(differences[0], (differences[1], differences[2]), n=n, baselines=(same,)),
-        is_paired=is_paired,
-        n_leading=max(1, sum(row.is_leading for row in rows.values())),
+        pair_of=np.array(pairs),
+        difference=stacked(
+            [stacked([own for own, _ in of_row]) for of_row in shown_in],
+            [Baseline.of("baseline", "no difference", 0.0)],
+        ),
+        is_paired=np.array([[is_paired for _, is_paired in of_row] for of_row in shown_in]),
+        n_leading=max(1, sum(rows[key].is_leading for key in keys)),
         n=n,
     )
+    return with_provenance(report, _source(specs, task, n, seed))
+
+
+def _share_closed(
+    keys: Sequence[Key], values: Float[np.ndarray, "row model"], uniform: Sequence[Mapping[str, float]]
+) -> Float[np.ndarray, "row model"]:
+    """Return 1 − value / value of the uniform predictor where 0 is exact and that value is known, else NaN."""
+    levels = [[own.get(key[1], np.nan) if key[0] is CalibrationReport else np.nan for own in uniform] for key in keys]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.array(levels) > 0, 1 - values / np.array(levels), np.nan)
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.core.batching import even_slices
-from bayesgeom.core.run import Behavior, Run, WindowScores
+from bayesgeom.core.run import Behavior, Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate, with_interval
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
@@ -49,52 +49,46 @@ class Errors:
 
 
 def errors_along(run: Run) -> Errors:
-    """Return the errors of one run, position by position."""
-    own = run.behavior
-    n_positions = own.kl_bits.shape[1]
-    wide = {} if run.windows is None else wide_windows(run.windows)
+    """Return the errors of one run, position by position.
+
+    Window observers that a task's own baselines lack, wider than four and up to ten symbols, are added: see
+    `windows_beyond_own`.
+    """
+    own, windows = run.behavior, run.windows
+    kl = {name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.baseline_behaviors.items()}
+    errors = {name: entropy_errors(b).mean(axis=0) for name, b in run.baseline_behaviors.items()}
+    wide = list[str]()
+    if windows is not None:
+        for start, width in windows_beyond_own(windows.kl_bits.mean(axis=2)):
+            wide.append(window_name(width, STARTS[start]))
+            kl[wide[-1]] = windows.kl_bits_by_position[start, width]
+            errors[wide[-1]] = windows.entropy_error_bits[start, width]
     return Errors(
-        at=np.arange(1, n_positions + 1),
+        at=np.arange(1, own.kl_bits.shape[1] + 1),
         kl_bits=own.kl_bits.astype(np.float64),
-        entropy_error_bits=_entropy_error(own),
-        predictor_kl_bits={name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.baseline_behaviors.items()}
-        | {name: kl for name, (kl, _) in wide.items()},
-        predictor_entropy_error_bits={
-            name: _entropy_error(b).mean(axis=0) for name, b in run.baseline_behaviors.items()
-        }
-        | {name: error for name, (_, error) in wide.items()},
-        window=None if run.windows is None else equivalent_window(run.windows, own.kl_bits, seed=run.seed),
+        entropy_error_bits=entropy_errors(own),
+        predictor_kl_bits=kl,
+        predictor_entropy_error_bits=errors,
+        window=None if windows is None else equivalent_window(windows, own.kl_bits, seed=run.seed),
         wide=tuple(wide),
     )
-
-
-def wide_windows(
-    scores: WindowScores,
-) -> dict[str, tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"]]]:
-    """Return KL and entropy error by position of window observers that a task's own baselines lack, by name.
-
-    These are wider than four and up to ten symbols; see `windows_beyond_own`.
-    """
-    at = windows_beyond_own(scores.kl_bits.mean(axis=2))
-    both = scores.kl_bits_by_position, scores.entropy_error_bits
-    return {window_name(width, STARTS[start]): tuple(own[start, width] for own in both) for start, width in at}
 
 
 def errors_across(runs: Mapping[int, Run]) -> Errors:
     """Return the errors of one run per distance, each averaged over positions."""
     lengths = sorted(runs)
     parts = [errors_along(runs[length]) for length in lengths]
+
+    def levels(field: str) -> dict[str, Float[np.ndarray, " position"]]:
+        own = [vars(part)[field] for part in parts]
+        return {name: np.array([each[name].mean() for each in own]) for name in own[0]}
+
     return Errors(
         at=np.array(lengths),
         kl_bits=np.stack([part.kl_bits.mean(axis=1) for part in parts], axis=1),
         entropy_error_bits=np.stack([part.entropy_error_bits.mean(axis=1) for part in parts], axis=1),
-        predictor_kl_bits={
-            name: np.array([p.predictor_kl_bits[name].mean() for p in parts]) for name in parts[0].predictor_kl_bits
-        },
-        predictor_entropy_error_bits={
-            name: np.array([p.predictor_entropy_error_bits[name].mean() for p in parts])
-            for name in parts[0].predictor_kl_bits
-        },
+        predictor_kl_bits=levels("predictor_kl_bits"),
+        predictor_entropy_error_bits=levels("predictor_entropy_error_bits"),
     )
 
 
@@ -184,13 +178,11 @@ def whole_means(
     return mean_estimate(np.stack(parts, axis=1), seed=seed)
 
 
-def mean_along(
-    errors: Float[np.ndarray, "sequence position"], *, seed: int, baselines: Sequence[Baseline] = ()
-) -> Estimate:
+def mean_along(errors: Float[np.ndarray, "sequence position"], *, seed: int) -> Estimate:
     """Return the mean at each position, with its interval."""
-    bounds = [mean_interval(errors[:, some], seed=seed) for some in even_slices(errors.shape[1], at_most=_PLACES)]
-    low, high = (np.concatenate(ends) for ends in zip(*bounds, strict=True))
-    return Estimate.of(errors.mean(axis=0), (low, high), n=len(errors), baselines=baselines)
+    parts = [mean_interval(errors[:, some], seed=seed) for some in even_slices(errors.shape[1], at_most=_PLACES)]
+    low, high, codes = (np.concatenate(own) for own in zip(*((p.lo, p.hi, p.code) for p in parts), strict=True))
+    return Estimate.of(errors.mean(axis=0), (low, high), n=len(errors), reason=codes)
 
 
 def strongest(predictors: Mapping[str, Float[np.ndarray, " position"]]) -> str:
@@ -207,7 +199,8 @@ def _line(at: Int[np.ndarray, " position"], target: int) -> Float[np.ndarray, " 
     return weights
 
 
-def _entropy_error(behavior: Behavior) -> Float[np.ndarray, "sequence position"]:
+def entropy_errors(behavior: Behavior) -> Float[np.ndarray, "sequence position"]:
+    """Return |H model − H exact| in bits."""
     error: np.ndarray = np.abs(behavior.model_entropy_bits.astype(np.float64) - behavior.exact_entropy_bits)
     return error
 

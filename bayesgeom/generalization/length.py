@@ -1,19 +1,37 @@
-"""`length_generalization`: errors far beyond the training length, position by position, of one model or several."""
+"""`length_generalization`: errors far beyond the training length, position by position, of one model or several.
+
+The layer where the errors first appear is found by reading each layer's residual through the final norm and output
+matrix. Two windows of positions are compared, the last within the training length and the first beyond it. The baseline
+is the same comparison one window earlier, entirely within the training length.
+
+Reference: nostalgebraist 2020 (the logit lens).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
+import torch
 from jaxtyping import Float
-from torch import nn
+from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument, checked
-from bayesgeom.core.run import RESID_POST, ModelSpec, Run
+from bayesgeom.core.run import RESID_POST, Run
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
-from bayesgeom.generalization.curves import errors_across, errors_along, mean_along, strongest, whole_means
-from bayesgeom.generalization.length_report import ERRORS, LengthReport
+from bayesgeom.generalization.curves import (
+    Errors,
+    critical_length,
+    discontinuity,
+    errors_across,
+    errors_along,
+    extrapolation_ratio,
+    mean_along,
+    strongest,
+    whole_means,
+)
+from bayesgeom.generalization.length_report import EARLIER, ERRORS, LengthReport
 from bayesgeom.generalization.longer_tasks import (
     LengthField,
     check_room,
@@ -21,28 +39,23 @@ from bayesgeom.generalization.longer_tasks import (
     distances_to_run,
     length_field_of,
     lengthened,
+    position_kind,
+    untrained_rows,
     with_room_for,
-)
-from bayesgeom.generalization.model_errors import (
-    EARLIER,
-    LengthSetting,
-    ModelErrors,
-    Window,
-    can_read_layers,
-    measured,
-    windows_around,
     with_untrained_positions,
     without_top_attention,
 )
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import Checkpoint
+from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
-from bayesgeom.report.estimate import Baseline, Estimate, stacked
+from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate, stacked
 from bayesgeom.report.report import with_provenance
-from bayesgeom.stats.windows import EquivalentWindow
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
 N_RECORDED = 128  # sequences whose residuals are read in every layer
+N_WINDOW = 5  # positions on either side of the training length
 
 
 @checked("task")
@@ -62,7 +75,7 @@ def length_generalization(
     Several models see the same sequences and must have been trained at the same length.
 
     Args:
-        model: A model or several, as `as_model` takes them.
+        model: A model or several, as `as_model` takes them; all are in memory together.
         task: A task, or its text as on the command line. Default: the task that the model was trained on.
         lengths: Lengths at which means over whole sequences are reported: steps of an HMM, pairs of a bijection with
             repeats, filler tokens of recall. Default: 1, 1.5, 2.5 and 5 times the training length, as far as models
@@ -90,69 +103,100 @@ def length_generalization(
     """
     is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path)
     models: list[ModelLike] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
-    batch = None if executor is None else Batch.of(executor)
-    return _measured(
-        models,
-        task,
-        lengths,
-        n=n,
-        seed=seed,
-        threshold_bits=threshold_bits,
-        top_attention_off=top_attention_off,
-        executor=batch,
-    )
+    names = None if executor is None else [name_of(own) for own in models]
+    _check(models, n=n, seed=seed, threshold_bits=threshold_bits)
+    subjects = [without_top_attention(as_model(own), top_attention_off) for own in models]
+    setting = LengthSetting.of(subjects, task, lengths, n=n, seed=seed, threshold_bits=threshold_bits)
+    if executor is None or names is None:
+        measured = [_errors(own, setting) for own in subjects]
+    else:
+        jobs = [_job(name, own, setting, top_attention_off) for name, own in zip(names, subjects, strict=True)]
+        measured = Batch.of(executor).results(jobs, desc="models")
+    return _with_source(length_report(measured, setting), subjects, setting, top_attention_off)
 
 
-def _measured(
-    models: list[ModelLike],
-    task: TaskLike | None,
-    lengths: Sequence[int] | None,
-    *,
-    n: int,
-    seed: int,
-    threshold_bits: float,
-    top_attention_off: int,
-    executor: Batch | None,
-) -> LengthReport:
-    """Return the report with its provenance; check everything before a model runs."""
-    names = [] if executor is None else [name_of(own) for own in models]
+def _check(models: Sequence[ModelLike], *, n: int, seed: int, threshold_bits: float) -> None:
+    """Check what can be checked before a model is loaded."""
     if not models:
         raise InvalidArgument("models is empty: pass at least one name, directory or model.")
     if n < 2 or not threshold_bits > 0:
         raise InvalidArgument(f"n must be at least 2 and the threshold above 0 bits; got {n} and {threshold_bits}.")
     checked_seed(seed)
-    # One of several named models is in memory at a time: each is loaded to be checked, and again to be measured.
-    is_kept = executor is None and len(models) == 1
-    found = [_Subject.of(own, task, top_attention_off, is_kept=is_kept) for own in models]
-    setting, specs = _checked(found, lengths, seed=seed, threshold_bits=threshold_bits), [own.spec for own in found]
-    if executor is None:
-        measured = [_errors(own.resolved(top_attention_off), setting, n) for own in found]
-    else:
-        sent = zip(names, specs, strict=True)
-        jobs = [_job(name, spec, setting, n=n, top_attention_off=top_attention_off) for name, spec in sent]
-        measured = executor.results(jobs, desc="models")
-    report = length_report(measured, setting)
-    arguments = {
-        "lengths": setting.lengths,
-        "n": n,
-        "seed": seed,
-        "threshold_bits": threshold_bits,
-        "top_attention_off": top_attention_off,
-    }
-    trained = setting.length_field.to(setting.task, setting.trained)
-    where = _provenance(report, specs, setting.task, arguments)
-    return with_provenance(report, where | {"trained_task": str(trained)})
 
 
-def _job(name: str, spec: ModelSpec, setting: LengthSetting, *, n: int, top_attention_off: int) -> Job:
-    own = {
-        "trained": setting.trained,
-        "lengths": list(setting.lengths),
-        "seed": setting.seed,
-        "threshold_bits": setting.threshold_bits,
-    }
-    arguments = job_arguments(name, spec, setting.task, n=n, top_attention_off=top_attention_off, setting=own)
-    return Job(name=spec.name, function=errors_at, arguments=arguments)
+@final
+@dataclass(frozen=True, kw_only=True)
+class LengthSetting:
+    """Settings that all models share."""
+
+    task: WindTunnel
+    trained: int
+    lengths: tuple[int, ...]
+    n: int
+    threshold_bits: float
+    seed: int
+
+    @property
+    def length_field(self) -> LengthField:
+        """How the task is made longer."""
+        return length_field_of(self.task)
+
+    @classmethod
+    def of(
+        cls,
+        models: Sequence[Model],
+        task: TaskLike | None,
+        lengths: Sequence[int] | None,
+        *,
+        n: int,
+        seed: int,
+        threshold_bits: float,
+    ) -> Self:
+        """Return the setting that the models have in common; check everything before one runs."""
+        known = [_trained_on(own, task) for own in models]
+        at_training = [str(field.to(chosen, length)) for chosen, field, length in known]
+        if len(set(at_training)) > 1:
+            raise InvalidArgument(
+                f"models must have been trained on the same task at the same length; these differ: "
+                f"{'; '.join(sorted(set(at_training)))}. Run them one by one, or pass a task with a length that all of "
+                f"them share."
+            )
+        chosen, field, trained = known[0]
+        wanted = checked_lengths(field, trained, lengths)
+        if lengths is None:
+            wanted = with_room_for([own.spec for own in models], chosen, field, trained, wanted)
+        for own in models:
+            check_room(own.spec, chosen, field, wanted[-1])
+        return cls(task=chosen, trained=trained, lengths=wanted, n=n, seed=seed, threshold_bits=threshold_bits)
+
+
+def _trained_on(model: Model, task: TaskLike | None) -> tuple[WindTunnel, LengthField, int]:
+    """Return the task to measure on, how it is made longer, and the training length."""
+    chosen = scored_task_of(model, task)
+    length_field = length_field_of(chosen)
+    known = model.task if model.task is not None and model.task.name == chosen.name else chosen
+    return chosen, length_field, length_field.of(known)
+
+
+def _with_source(
+    report: LengthReport, models: Sequence[Model], setting: LengthSetting, top_attention_off: int
+) -> LengthReport:
+    """Add the provenance: names and hashes of several models, or the description of one."""
+    names = ("lengths", "n", "seed", "threshold_bits")
+    arguments = {name: vars(setting)[name] for name in names} | {"top_attention_off": top_attention_off}
+    trained = {"trained_task": str(setting.length_field.to(setting.task, setting.trained))}
+    if len(models) == 1:
+        spec = replace(models[0].spec, weights_hash=report.weights_hashes[0])
+        return with_provenance(report, provenance(spec, setting.task, arguments) | trained)
+    weights = {"weights": dict(zip(report.models, report.weights_hashes, strict=True))}
+    named = {"name": ", ".join(report.models), "architecture": "several"}
+    return with_provenance(report, provenance(named, setting.task, arguments) | weights | trained)
+
+
+def _job(name: str, model: Model, setting: LengthSetting, top_attention_off: int) -> Job:
+    own = {key: value for key, value in vars(setting).items() if key != "task"}
+    arguments = job_arguments(name, model.spec, setting.task, top_attention_off=top_attention_off, setting=own)
+    return Job(name=model.spec.name, function=errors_at, arguments=arguments)
 
 
 def errors_at(
@@ -161,19 +205,16 @@ def errors_at(
     weights: str,
     device: str,
     task: Mapping[str, Any],
-    n: int,
     top_attention_off: int,
     setting: Mapping[str, Any],
-) -> ModelErrors:
+) -> "ModelErrors":
     """Do the job of one model."""
-    own, chosen = _silenced(load(model, device=device), top_attention_off), task_from_config(task)
-    check_same(own, weights)
+    own = check_same(without_top_attention(load(model, device=device), top_attention_off), weights)
     lengths = tuple(setting["lengths"])
-    return _errors(
-        own, LengthSetting(task=chosen, length_field=length_field_of(chosen), **{**setting, "lengths": lengths}), n
-    )
+    return _errors(own, LengthSetting(**{**setting, "task": task_from_config(task), "lengths": lengths}))
 
 
+@checked("model", "task")
 def with_room(
     model: ModelLike, task: TaskLike | None = None, lengths: Sequence[int] | None = None, *, seed: int = 0
 ) -> Model:
@@ -189,138 +230,148 @@ def with_room(
         InvalidArgument: The model has no learned position table, or no length is beyond the training length.
     """
     own = as_model(model)
-    known = _Subject.of(own, task)
-    longest = checked_lengths(known.length_field, known.trained, lengths)[-1]
-    n_pos = lengthened(own.spec.name, known.task, known.length_field, longest).n_pos
+    chosen, length_field, trained = _trained_on(own, task)
+    longest = checked_lengths(length_field, trained, lengths)[-1]
+    n_pos = lengthened(own.spec.name, chosen, length_field, longest).n_pos
     if own.spec.n_ctx is None or n_pos <= own.spec.n_ctx:
         return own
     return with_untrained_positions(own, n_pos, seed=seed)
 
 
-def _checked(
-    found: Sequence["_Subject"], lengths: Sequence[int] | None, *, seed: int, threshold_bits: float
-) -> LengthSetting:
-    """Return the models' common setting; check everything before a model runs."""
-    if len({str(own.trained_on) for own in found}) > 1:
-        named = "; ".join(sorted({f"{own.trained_on}" for own in found}))
-        raise InvalidArgument(
-            f"models must have been trained on the same task at the same length; these differ: {named}. Run them "
-            f"one by one, or pass a task with a length that all of them share."
-        )
-    chosen, length_field, trained = found[0].task, found[0].length_field, found[0].trained
-    wanted = checked_lengths(length_field, trained, lengths)
-    if lengths is None:
-        wanted = with_room_for([own.spec for own in found], chosen, length_field, trained, wanted)
-    for own in found:
-        check_room(own.spec, chosen, length_field, wanted[-1])
-    return LengthSetting(
-        task=chosen,
-        length_field=length_field,
-        trained=trained,
-        lengths=wanted,
-        seed=seed,
-        threshold_bits=threshold_bits,
-    )
+@final
+@dataclass(frozen=True, kw_only=True)
+class ModelErrors:
+    """The measurements of one model, with one entry per layer of the last three; NaN if layers cannot be read.
+
+    `within_kl_bits` is the KL of the read-out within the training length, `excess_bits` its excess beyond. `shift` is
+    |mean residual beyond − mean residual within| over the spread within.
+    """
+
+    name: str
+    position_kind: str
+    untrained_rows: tuple[int, int]
+    weights_hash: str
+    errors: Errors
+    discontinuity_bits: Estimate
+    critical: Estimate
+    ratio: Estimate
+    within_kl_bits: Float[np.ndarray, " layer"]
+    excess_bits: Estimate
+    shift: Estimate
 
 
-def _provenance(
-    report: LengthReport, specs: Sequence[ModelSpec], task: WindTunnel, arguments: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return names and hashes of several models, or the description of one with the hash of its measured weights."""
-    if len(specs) > 1:
-        weights = dict(zip(report.models, report.weights_hashes, strict=True))
-        named = {"name": ", ".join(report.models), "architecture": "several"}
-        return provenance(named, task, arguments) | {"weights": weights}
-    return provenance(replace(specs[0], weights_hash=report.weights_hashes[0]), task, arguments)
+Window = tuple[Run, slice]  # scored positions of a run
 
 
-def _errors(model: Model, setting: LengthSetting, n: int) -> ModelErrors:
+def _errors(model: Model, setting: LengthSetting) -> ModelErrors:
     """Measure one model, along one long run or across runs of every length."""
+    field, trained, seed = setting.length_field, setting.trained, setting.seed
 
     def run_at(length: int) -> Run:
-        return run_on(model, setting.length_field.to(setting.task, length), n=n, seed=setting.seed)
+        return run_on(model, field.to(setting.task, length), n=setting.n, seed=seed)
 
-    if setting.length_field.is_prefix:
+    if field.is_prefix:
         run = run_at(setting.lengths[-1])
-        windows = windows_around(run, setting.trained) if can_read_layers(model) else None
-        return measured(model, setting, errors_along(run), windows)
-    runs = {length: run_at(length) for length in distances_to_run(setting.trained, setting.lengths)}
-    earlier, beyond, everywhere = max(0, setting.trained - 1), setting.trained + 1, slice(None)
-    windows = None
-    if can_read_layers(model):
-        before, within, after = (Window.of(runs[at], everywhere) for at in (earlier, setting.trained, beyond))
-        windows = before, within, after
-    return measured(model, setting, errors_across(runs), windows)
+        errors = errors_along(run)
+        width = max(1, min(N_WINDOW, trained // 2, run.trials.n_scored - trained))
+        starts = (max(0, trained - 2 * width), trained - width, trained)
+        windows = [(run, slice(start, start + width)) for start in starts]
+    else:
+        runs = {length: run_at(length) for length in distances_to_run(trained, setting.lengths)}
+        errors = errors_across(runs)
+        windows = [(runs[length], slice(None)) for length in (max(0, trained - 1), trained, trained + 1)]
+    kl, at = errors.kl_bits, errors.at
+    best = strongest(errors.narrow_kl_bits)  # a wide window is exact within most of a short training length
+    shortcut = Baseline.of("baseline", best, errors.predictor_kl_bits[best])
+    steps = [discontinuity(own, at, trained, seed=seed) for own in (kl, errors.entropy_error_bits)]
+    within, excess, shift = _by_layer(model, windows)
+    return ModelErrors(
+        name=model.spec.name,
+        position_kind=position_kind(model),
+        untrained_rows=untrained_rows(model, field.to(setting.task, trained)),
+        weights_hash=model.spec.weights_hash,
+        errors=errors,
+        discontinuity_bits=stacked(steps),
+        critical=critical_length(kl, at, setting.threshold_bits, seed=seed),
+        ratio=extrapolation_ratio(kl, at, trained, shortcut, seed=seed),
+        within_kl_bits=within,
+        excess_bits=excess,
+        shift=shift,
+    )
 
 
 def run_on(model: Model, task: WindTunnel, *, n: int, seed: int) -> Run:
     """Run `n` sequences of the task, recording residuals of the first ones if layers can be read."""
     return model.run(
         task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device),
-        record=(RESID_POST,) if can_read_layers(model) else (),
+        record=(RESID_POST,) if _can_read_layers(model) else (),
         n_recorded=min(n, N_RECORDED),
         baseline_predictives=task.baseline_predictives,
         seed=derived_seed(seed, Branch.RESAMPLING),
     )
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Subject:
-    """Size, task and training length of a model, known before it is measured; `model` is None unless it is kept."""
-
-    source: ModelLike
-    spec: ModelSpec
-    task: WindTunnel
-    length_field: LengthField
-    trained: int
-    model: Model | None = None
-
-    @classmethod
-    def of(
-        cls, model: ModelLike, task: TaskLike | None, top_attention_off: int = 0, *, is_kept: bool = True
-    ) -> "_Subject":
-        """Return the task, how it is made longer, and the training length.
-
-        A named model is kept if `is_kept`. An object of the caller is always kept.
-        """
-        own = _silenced(as_model(model), top_attention_off)
-        chosen = scored_task_of(own, task)
-        length_field = length_field_of(chosen)
-        known = own.task if own.task is not None and own.task.name == chosen.name else chosen
-        return cls(
-            source=model,
-            spec=own.spec,
-            task=chosen,
-            length_field=length_field,
-            trained=length_field.of(known),
-            model=own if is_kept or not isinstance(model, str | Path) else None,
-        )
-
-    def resolved(self, top_attention_off: int) -> Model:
-        """Return the model: the one that was kept, or else load it again."""
-        if self.model is not None:
-            return self.model
-        return _silenced(as_model(self.source), top_attention_off)
-
-    @property
-    def trained_on(self) -> WindTunnel:
-        """The task at the training length."""
-        return self.length_field.to(self.task, self.trained)
+def _can_read_layers(model: Model) -> bool:
+    """Return whether residuals can be read through the model's output: bayesgeom's transformers only."""
+    return isinstance(model.module, Transformer) and RESID_POST in model.sites
 
 
-def _silenced(model: Model, n_layers: int) -> Model:
-    return without_top_attention(model, n_layers) if n_layers else model
+@torch.no_grad()
+def _by_layer(model: Model, windows: Sequence[Window]) -> tuple[Float[np.ndarray, " layer"], Estimate, Estimate]:
+    """Compare windows before, within and beyond: KL within, its excess beyond, and the shift of the mean residual."""
+    if not _can_read_layers(model):
+        unknown = np.full(model.spec.n_layers, np.nan)
+        without = Estimate.of(unknown, baselines=(Baseline.of("baseline", EARLIER, np.nan),))
+        return unknown, without, without
+    assert isinstance(model.module, Transformer), "its layers can be read"
+    before, within, beyond = (_read(model.module, *window) for window in windows)
+    resid = [run.at(RESID_POST)[:, :, positions] for run, positions in windows]
+    earlier = Baseline.of("baseline", EARLIER, np.abs((within - before).mean(axis=0)))
+    usual = Baseline.of("baseline", EARLIER, _shift(resid[1], resid[0]))
+    excess = mean_estimate(beyond - within, seed=windows[0][0].seed, baselines=(earlier,))
+    return within.mean(axis=0), excess, Estimate.of(_shift(resid[2], resid[1]), n=len(within), baselines=(usual,))
+
+
+def _read(module: Transformer, run: Run, positions: slice) -> Float[np.ndarray, "sequence layer"]:
+    """Return the KL of every layer's read-out to the exact answer, averaged over the window."""
+    exact = run.trials.at_scored(run.trials.predictive)[:, positions]
+    found = []
+    for resid in run.at(RESID_POST)[:, :, positions]:
+        log_answers = module.logits(resid)[..., run.trials.answers].double().log_softmax(-1)
+        found.append(kl_bits(exact, log_answers).mean(dim=1))
+    read: np.ndarray = torch.stack(found, dim=1).cpu().numpy()
+    return read
+
+
+def _shift(
+    there: Float[Tensor, "layer batch query_pos d_model"], here: Float[Tensor, "layer batch query_pos d_model"]
+) -> Float[np.ndarray, " layer"]:
+    away = (there.double().mean(dim=(1, 2)) - here.double().mean(dim=(1, 2))).norm(dim=-1)
+    centered = here.double() - here.double().mean(dim=(1, 2), keepdim=True)
+    spread = centered.square().sum(-1).mean(dim=(1, 2)).sqrt()
+    shift: np.ndarray = (away / spread).cpu().numpy()
+    return shift
 
 
 def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> LengthReport:
     """Return the report on models that were measured on the same sequences."""
-    first = models[0].errors
+    first, seed, is_prefix = models[0].errors, setting.seed, setting.length_field.is_prefix
     best = strongest(first.predictor_kl_bits)
     predictors = (best, *(name for name in first.predictor_kl_bits if name != best))
-    kl, entropy = ([model.errors.kl_bits for model in models], [model.errors.entropy_error_bits for model in models])
+    n_layers = max(len(model.within_kl_bits) for model in models)
+    curves, wholes = list[Estimate](), list[Estimate]()
+    for metric in ("kl_bits", "entropy_error_bits"):
+        errors = [vars(model.errors)[metric] for model in models]
+        levels = vars(first)[f"predictor_{metric}"]
+        baselines = [Baseline.of("baseline", name, levels[name]) for name in predictors]
+        curves.append(stacked([mean_along(own, seed=seed) for own in errors], baselines))
+        whole = [whole_means(own, first.at, setting.lengths, is_prefix=is_prefix, seed=seed) for own in errors]
+        wholes.append(stacked(whole))
     windows = [model.errors.window for model in models]
-    n_layers = max(model.n_layers for model in models)
+    symbols = [
+        Estimate.of(np.nan) if own is None else Estimate.of(own.symbols, (own.symbols, own.symbols_ends[1]))
+        for own in windows
+    ]
     return LengthReport(
         unit=setting.length_field.unit,
         trained=setting.trained,
@@ -332,65 +383,26 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
         lengths=tuple(map(str, setting.lengths)),
         at=first.at,
         errors=ERRORS,
-        error_bits=stacked(
-            [
-                _curves(kl, first.predictor_kl_bits, predictors, setting.seed),
-                _curves(entropy, first.predictor_entropy_error_bits, predictors, setting.seed),
-            ]
-        ),
-        whole_error_bits=stacked([_whole(own, models, setting) for own in (kl, entropy)]),
-        discontinuity_bits=stacked(
-            [
-                stacked([model.discontinuity_kl for model in models]),
-                stacked([model.discontinuity_entropy for model in models]),
-            ]
-        ),
+        error_bits=stacked(curves),
+        whole_error_bits=stacked(wholes),
+        discontinuity_bits=stacked([stacked([model.discontinuity_bits[at] for model in models]) for at in range(2)]),
         critical_length=stacked([model.critical for model in models]),
         extrapolation_ratio=stacked([model.ratio for model in models]),
-        layer_within_kl_bits=np.stack(
-            [_padded(None if model.depth is None else model.depth.within_kl_bits, n_layers) for model in models]
-        ),
-        layer_excess_bits=_by_layer(
-            [None if model.depth is None else model.depth.excess_bits for model in models], n_layers
-        ),
-        layer_shift=_by_layer(
-            [None if model.depth is None else model.depth.shift for model in models], n_layers, has_interval=False
-        ),
-        equivalent_window_symbols=_equivalent_windows(windows),
+        layer_within_kl_bits=np.stack([_padded(model.within_kl_bits, n_layers) for model in models]),
+        layer_excess_bits=_padded_estimates([model.excess_bits for model in models], n_layers),
+        layer_shift=_padded_estimates([model.shift for model in models], n_layers),
+        equivalent_window_symbols=stacked(symbols),
         n=len(first.kl_bits),
     )
 
 
-def _by_layer(found: Sequence[Estimate | None], n_layers: int, *, has_interval: bool = True) -> Estimate:
-    """Return estimates by layer, padded with NaN to the layers of the deepest model."""
-
-    def level(parts: Sequence[Float[np.ndarray, " layer"] | None]) -> Float[np.ndarray, "model padded"]:
-        return np.stack([_padded(part, n_layers) for part in parts])
-
-    low, high = (level([None if own is None else own.ends[end] for own in found]) for end in (0, 1))
-    earlier = level([None if own is None else own.baseline(EARLIER).value for own in found])
-    return Estimate.of(
-        level([None if own is None else own.value for own in found]),
-        (low, high) if has_interval else None,
-        n=max(0 if own is None else own.n for own in found),
-        baselines=(Baseline.of("baseline", EARLIER, earlier),),
-    )
+def _padded_estimates(found: Sequence[Estimate], n_layers: int) -> Estimate:
+    return stacked([own.mapped(lambda values: _padded(values, n_layers)) for own in found])
 
 
-def _padded(values: Float[np.ndarray, " layer"] | None, n_layers: int) -> Float[np.ndarray, " padded"]:
-    padded = np.full(n_layers, np.nan)
-    if values is not None:
-        padded[: len(values)] = values
-    return padded
-
-
-def _equivalent_windows(found: Sequence[EquivalentWindow | None]) -> Estimate:
-    """Return effective memories of all models; NaN if the hidden state does not move."""
-    known = [own for own in found if own is not None]
-    if len(known) < len(found):
-        return Estimate.of(np.full(len(found), np.nan))
-    symbols = np.array([own.symbols for own in known])
-    return Estimate.of(symbols, (symbols, [own.symbols_ends[1] for own in known]))
+def _padded(values: Float[np.ndarray, " layer"], n_layers: int) -> Float[np.ndarray, " padded"]:
+    """Return values by layer, padded with NaN to the layers of the deepest model."""
+    return np.pad(values, (0, n_layers - len(values)), constant_values=np.nan)
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
@@ -399,22 +411,3 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
         f"{name} ({names[: index + 1].count(name)})" if name in names[:index] else name
         for index, name in enumerate(names)
     )
-
-
-def _curves(
-    errors: Sequence[Float[np.ndarray, "sequence position"]],
-    levels: Mapping[str, Float[np.ndarray, " position"]],
-    predictors: Sequence[str],
-    seed: int,
-) -> Estimate:
-    """Return means along the sequence; the baselines are the predictors, the strongest first."""
-    baselines = [Baseline.of("baseline", name, levels[name]) for name in predictors]
-    return stacked([mean_along(own, seed=seed) for own in errors], baselines)
-
-
-def _whole(
-    errors: Sequence[Float[np.ndarray, "sequence position"]], models: Sequence[ModelErrors], setting: LengthSetting
-) -> Estimate:
-    """Return means over whole sequences of each length."""
-    at, is_prefix = models[0].errors.at, setting.length_field.is_prefix
-    return stacked([whole_means(own, at, setting.lengths, is_prefix=is_prefix, seed=setting.seed) for own in errors])

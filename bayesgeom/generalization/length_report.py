@@ -8,18 +8,18 @@ from typing import Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
-from bayesgeom.generalization.model_errors import EARLIER
-from bayesgeom.report.columns import fitted
-from bayesgeom.report.estimate import Estimate, NonNegative, Quantity, Unit
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
 
+EARLIER = "the same, one window earlier"  # the baseline of layers
 ERRORS = ("KL", "entropy error")
 KL, ENTROPY = range(2)  # entries of `errors`
+_CROWDED = 30  # number of positions above which markers would hide the line
 
 
 @final
@@ -122,7 +122,8 @@ class LengthReport(Report):
     def headlines(self) -> Sequence[Headline]:
         """Return the numbers by quantity: discontinuities, ratios, first failures, equivalent windows."""
         names = [f"{name}: " if len(self.models) > 1 else "" for name in self._short_names]
-        step = f"KL discontinuity at {self._first_beyond}, {self._n_trend}-point trend"
+        n_within = int((self.at <= self.trained).sum())
+        step = f"KL discontinuity at {self.at[n_within]}, {min(N_TREND, n_within)}-point trend"
         over = f"first position with KL above {self.threshold_bits:g} bits"
         window = f"equivalent window, at length {self.lengths[-1]}"
         lines = [headline_of(self, "discontinuity_bits", (KL, i), f"{own}{step}") for i, own in enumerate(names)]
@@ -138,15 +139,31 @@ class LengthReport(Report):
         ]
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.generalization.length_drawing import length_panels
+        from bayesgeom.charts.lines import add_baseline, add_note
+        from bayesgeom.report.theme import BASELINE, label_axes
 
-        return length_panels(
-            models=self._short_names,
-            at=(self.at, self.unit, self.trained),
-            curves=(self.kl_bits, self.entropy_mae_bits, self.whole_error_bits[KL], self.layer_excess_bits),
-            lengths=np.array([int(length) for length in self.lengths]),
-            threshold_bits=self.threshold_bits,
+        position, lengths = (self.at, self.unit), (np.array([int(own) for own in self.lengths]), "requested length")
+        drawn = (
+            ("KL by position", self.kl_bits, *position, "KL(exact ‖ model) (bits)"),
+            ("Entropy error by position", self.entropy_mae_bits, *position, "|H model − H exact| (bits)"),
+            ("KL, mean over whole sequences", self.whole_error_bits[KL], *lengths, "mean KL (bits)"),
         )
+        panels = list[Panel]()
+        for title, own, x, x_title, y_title in drawn:
+            panel = Panel.blank(f"{title} (log scale)")
+            _add(panel, x, own, self._short_names, is_log=True)
+            panel.figure.add_vline(x=self.trained, line={"color": BASELINE, "dash": "dot", "width": 1.5})
+            label_axes(panel.figure, x_title, y_title)
+            panels.append(panel)
+        add_baseline(panels[0].figure, self.at, self.threshold_bits, name=f"threshold {self.threshold_bits:g} bits")
+        panels[0].figure.data[-1].line.dash = "2px,6px"
+        excess, layers = Panel.blank("Excess beyond the training length, by layer"), self.layer_excess_bits
+        if np.isfinite(layers.value).any():
+            _add(excess, np.arange(layers.value.shape[1]), layers, self._short_names, is_log=False)
+            label_axes(excess.figure, "layer", "KL beyond − KL within (bits)")
+        else:
+            add_note(excess.figure, "not measured")
+        return [*panels, excess]
 
     def table(self) -> str:
         """Return one row per model, then whole-sequence means by length."""
@@ -157,29 +174,14 @@ class LengthReport(Report):
             for model, own in zip(self.models, self.whole_error_bits.value[KL], strict=True)
         ]
         windows = [("model", "equivalent window", "untrained positions")]
-        windows += [
-            (model, own.text(), f"{first}–{last}" if first > 0 else "none")
-            for model, own, (first, last) in zip(
-                self.models,
-                (self.equivalent_window_symbols[i] for i in range(len(self.models))),
-                self.unreached_rows.tolist(),
-                strict=True,
-            )
-        ]
+        for index, (first, last) in enumerate(self.unreached_rows.tolist()):
+            untrained = f"{first}–{last}" if first > 0 else "none"
+            windows.append((self.models[index], self.equivalent_window_symbols[index].text(), untrained))
         return "\n".join([*fitted(rows), "", *fitted(means), "", *fitted(windows)])
-
-    @property
-    def _first_beyond(self) -> int:
-        return int(self.at[self.at > self.trained][0])
 
     @property
     def _short_names(self) -> list[str]:
         return short_names(self.models)
-
-    @property
-    def _n_trend(self) -> int:
-        """Number of positions to which the trend is fitted."""
-        return min(N_TREND, int((self.at <= self.trained).sum()))
 
     def _row(self, index: int) -> tuple[str, ...]:
         within, layer, kl = self.at <= self.trained, int(self.entry_layer[index]), self.kl_bits.value[index]
@@ -192,9 +194,9 @@ class LengthReport(Report):
             self.position_kinds[index],
             number_text(kl[within].mean()),
             number_text(kl[~within].mean()),
-            f"{_exact(self.predicted_kl_bits[index])} → {_exact(self.found_kl_bits[index])}",
-            f"{discontinuity.text()} ({_exact(float(largest))})",
-            _length(float(critical)),
+            f"{number_text(self.predicted_kl_bits[index])} → {number_text(self.found_kl_bits[index])}",
+            f"{discontinuity.text()} ({number_text(float(largest))})",
+            "never" if np.isinf(critical.value) else number_text(float(critical)),
             f"{ratio.text()} ({number_text(float(shortcut))})",
             "–" if layer < 0 else f"{layer}",
         )
@@ -236,9 +238,40 @@ def short_names(models: Sequence[str]) -> list[str]:
     return ["-".join(own[n_shared:]) for own in words]
 
 
-def _exact(value: float) -> str:
-    return number_text(value)
+def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Sequence[str], *, is_log: bool) -> None:
+    """Add the models' curves, and the mean over models of the strongest baseline: tables list the others."""
+    from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line, log_baseline, log_floor
+    from bayesgeom.report.theme import MEASURED, SERIES, at_least, log_axes
+
+    figure = panel.figure
+    for index, model in enumerate(models):
+        color, own = MEASURED if len(models) == 1 else SERIES[index % len(SERIES)], curves[index]
+        if not np.isfinite(own.value).any():  # the layers of this model are not read
+            continue
+        low, high = own.ends
+        if np.isfinite(low).all() and np.isfinite(high).all():
+            smallest = own.value[own.value > 0].min(initial=1.0)
+            above = np.maximum(low, 0.1 * np.maximum(own.value, smallest)) if is_log else low
+            add_band(figure, x, above, high, name=f"{model}, 95 % interval", color=color)
+            figure.data[-1].showlegend = False
+        add_line(figure, x, own.value, name=model, color=color)
+        mode = "lines" if len(x) > _CROWDED else "lines+markers"
+        figure.data[-1].update(mode=mode)
+    for baseline in curves.baselines[:1]:
+        label, level = f"baseline: {baseline.name.replace('_', ' ')}", _mean_over_models(baseline)
+        if is_log:
+            log_baseline(figure, x, level, name=label, floor=log_floor(curves.value, level))
+        else:
+            add_baseline(figure, x, level, name=label)
+        figure.data[-1].line.dash = "dash"
+    if is_log:
+        log_axes(figure)
+    else:
+        at_least(figure, LEAST_BITS)
 
 
-def _length(value: float) -> str:
-    return "never" if math.isinf(value) else number_text(value)
+def _mean_over_models(baseline: Baseline) -> Float[np.ndarray, " x"]:
+    """Return the mean level over models at each position, NaN where no model has one."""
+    known = np.isfinite(baseline.value)
+    total = np.where(known, baseline.value, 0.0).sum(axis=0)
+    return np.where(known.any(axis=0), total / known.sum(axis=0).clip(min=1), np.nan)

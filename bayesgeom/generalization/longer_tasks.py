@@ -1,19 +1,23 @@
-"""Longer versions of a task, and whether a model has positions for them."""
+"""Longer versions of a task, and models with positions for them, or without attention in their top layers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, final
+
+import torch
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.generalization.curves import N_TREND
+from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.base import WindTunnel, torch_seed
 
 TIMES = (1, 1.5, 2.5, 5)  # default lengths, in training lengths: 20, 30, 50 and 100 for the papers' HMM
 DISTANCES = (0, 0.5, 1, 2, 4, 8, 16, 32)
+_TABLE = "pos_embed.weight"
 
 
 @final
@@ -31,8 +35,7 @@ class LengthField:
 
     def of(self, task: WindTunnel) -> int:
         """Return the length of a task."""
-        length: int = getattr(task, self.field)
-        return length
+        return int(vars(task)[self.field])
 
     def to(self, task: WindTunnel, length: int) -> WindTunnel:
         """Return the task at another length.
@@ -40,9 +43,8 @@ class LengthField:
         Raises:
             InvalidArgument: The task does not allow this length.
         """
-        changes: dict[str, Any] = {self.field: length}
-        assert is_dataclass(task), "a task is a dataclass"
-        longer: WindTunnel = replace(task, **changes)
+        given: Any = task  # a dataclass, as every task
+        longer: WindTunnel = replace(given, **{self.field: length})
         return longer
 
 
@@ -58,10 +60,8 @@ def length_field_of(task: WindTunnel) -> LengthField:
     Raises:
         InvalidArgument: The task has no length.
     """
-    assert is_dataclass(task), "a task is a dataclass"
-    known = {field.name for field in fields(task)}
     for length_field in (_BY_DISTANCE, *_BY_STEPS):
-        if length_field.field in known:
+        if length_field.field in vars(task):
             return length_field
     raise InvalidArgument(
         f"{task} has no length to vary: use a task with a field length, n_pairs or n_filler (hmm, bijection, recall, "
@@ -174,3 +174,48 @@ def untrained_rows(model: Model, trained: WindTunnel) -> tuple[int, int]:
     n_ctx, n_reached = model.spec.n_ctx, int(trained.sample(1, seed=0).scored_positions().max()) + 1
     has_more = position_kind(model) == "learned" and n_ctx is not None and n_ctx > n_reached
     return (n_reached + 1, int(n_ctx or 0)) if has_more else (-1, -1)
+
+
+def with_untrained_positions(model: Model, n_ctx: int, *, seed: int = 0) -> Model:
+    """Return the transformer with its position table extended to `n_ctx` rows by randomly initialized rows.
+
+    A longer table would hold the same after training on these sequences: no gradient reaches its last rows, and weight
+    decay, if any, shrinks them slightly.
+
+    Raises:
+        InvalidArgument: The model is not a bayesgeom transformer with a learned position table.
+    """
+    module = model.module
+    if not isinstance(module, Transformer) or module.config.positions != "learned":
+        raise InvalidArgument(
+            f"{model.spec.name} has no table of learned positions to extend ({position_kind(model)}): this requires a "
+            f"bayesgeom transformer with learned positions."
+        )
+    longer = Transformer(replace(module.config, n_ctx=n_ctx), seed=torch_seed(seed)).to(model.spec.device)
+    weights, rows = dict(module.state_dict()), longer.state_dict()[_TABLE]
+    weights[_TABLE] = torch.cat([weights[_TABLE], rows[len(weights[_TABLE]) :]])
+    longer.load_state_dict(weights, strict=True)
+    return HookedModel(longer.eval(), name=f"{model.spec.name} + untrained rows", task=model.task)
+
+
+def without_top_attention(model: Model, n_layers: int) -> Model:
+    """Return a copy of the transformer without attention in the top `n_layers` layers; with 0, the model itself.
+
+    Raises:
+        InvalidArgument: The model is not a bayesgeom transformer, or has fewer layers.
+    """
+    module = model.module
+    if not n_layers:
+        return model
+    if not isinstance(module, Transformer):
+        raise InvalidArgument(
+            f"attention can be switched off in the top layers of bayesgeom's own transformers; {model.spec.name} is a "
+            f"{model.spec.architecture}: ablate its attention with bayesgeom.ablate."
+        )
+    config = replace(module.config, top_attention_off=n_layers)
+    silenced = Transformer(config, seed=0).to(model.spec.device)
+    off = {f"blocks.{layer}.attn.W_O.weight" for layer in range(config.n_layers - n_layers, config.n_layers)}
+    weights = {name: tensor * 0 if name in off else tensor for name, tensor in module.state_dict().items()}
+    silenced.load_state_dict(weights, strict=True)
+    name = f"{model.spec.name} without attention in {n_layers} top layer{'s' if n_layers > 1 else ''}"
+    return HookedModel(silenced.eval(), name=name, task=model.task)

@@ -101,10 +101,28 @@ class EvidenceResponseReport(Report):
         return [headline_of(self, "slope", (i,), self._label(i), verdict=self.verdicts[i]) for i in order]
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.generalization.response_drawing import response_panels
+        """Draw both slopes by age, evenly spaced; predictors with known behavior are pale dashed lines."""
+        from bayesgeom.charts.lines import add_band, add_baseline, add_line
+        from bayesgeom.report.theme import label_axes, series
 
-        slopes = dict(zip(self.predictors, self.predictor_slopes, strict=True))
-        return response_panels(self.ages, self.slope, self.relative_slope, slopes, is_single=self.is_single)
+        raw = Panel.blank("Slope of the model's change in the exact change", is_wide=True)
+        scaled = Panel.blank("Relative slope: divided by that of all evidence", is_wide=True)
+        x = np.arange(len(self.ages), dtype=float)
+        for panel, own in ((raw, self.slope), (scaled, self.relative_slope)):
+            add_band(panel.figure, x, *own.ends, name="95 % interval")
+            add_line(panel.figure, x, own.value, name="model")
+            add_baseline(panel.figure, x, 1.0, name="exact observer")
+        for level in self.slope.baselines:
+            add_baseline(raw.figure, x, level.value, name=f"level: {level.name}")
+        for index, (name, values) in enumerate(zip(self.predictors, self.predictor_slopes, strict=True)):
+            color = series(index + 1)["color"]
+            add_baseline(raw.figure, x, values, name=name, color=color)
+            add_baseline(scaled.figure, x, _ratio(values, values[:1]), name=name, color=color)
+        place = "age of the replaced piece" if self.is_single else "newest pieces that stay; older ones are replaced"
+        for panel, label in ((raw, "slope"), (scaled, "relative slope")):
+            label_axes(panel.figure, place, label)
+            panel.figure.layout.xaxis.update(tickvals=x.tolist(), ticktext=["all replaced", *self.ages[1:]])
+        return [raw, scaled]
 
     def _label(self, index: int) -> str:
         age = self.ages[index]

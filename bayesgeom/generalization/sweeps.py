@@ -1,22 +1,27 @@
 """`sweep`: vary one parameter of a task and compare a model with the exact posterior at each value."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, check_fields, checked
-from bayesgeom.core.run import NO_LABEL, Behavior, Trials, WindowScores
+from bayesgeom.core.run import NO_LABEL, Behavior, Run, Trials
+from bayesgeom.core.text import fitted, number_text
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
-from bayesgeom.generalization.sweep_report import SweepReport, Value, sweep_report
+from bayesgeom.generalization.curves import entropy_errors, floor_bits, strongest, tokens_to_converge
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, load, task_of
-from bayesgeom.report.report import with_provenance
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate, stacked
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.stats.observers import STARTS
 from bayesgeom.stats.windows import equivalent_window, wider_window, window_name
@@ -25,6 +30,142 @@ from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, der
 Task = WindTunnel | TextTask
 _INNER = "task"  # the field of a text task that holds the task it renders
 _NAMED = 6  # missing tokens that an error lists
+SHORTCUT = "strongest shortcut"
+EXACT_BITS = 1e-9  # a smaller KL is rounding
+_HEADER = (
+    "entropy floor (bits)",
+    "tokens, exact",
+    "tokens, model",
+    "KL (bits)",
+    "KL, shortcut",
+    "entropy error (bits)",
+    "entropy error, shortcut",
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SweepReport(Report):
+    """One parameter of the task varies; everything else, including seeds, is the same.
+
+    The first panel shows the entropy of the exact posterior (wide) and of the model (thin) at each position. The second
+    shows how many observations each needs to converge. The others show the model's error at each value, and the error
+    of the task's strongest shortcut; their axes begin at 10⁻⁶ bits or at the model's smallest error. A model that
+    infers follows the exact posterior at values on which it was not trained; a model that memorized the speed of
+    convergence does not. Where the shortcut is exact, no model can be better.
+
+    Fields: one row per value of the parameter; the model's numbers are NaN without a model, or if it cannot be run.
+
+    `notes` states for each value why the model could not be run, else it is empty. `…_tokens` count scored positions
+    until mean entropy is within `threshold_bits` of its floor, the mean over the last quarter of the positions; exact
+    posterior and model have separate floors. The baseline is the task's strongest shortcut (`shortcuts`). On tasks with
+    latent dynamics it may be a window observer of up to ten symbols, chosen as for calibration (see
+    `bayesgeom.stats.windows.wider_window`).
+    """
+
+    name: ClassVar[str] = "sweep"
+    title: ClassVar[str] = "Sweep: how fast it converges"
+
+    task: str
+    vary: str
+    values: tuple[str, ...]
+    trained_value: str  # "" without a model
+    notes: Annotated[tuple[str, ...], "value"]
+    shortcuts: Annotated[tuple[str, ...], "value"]  # the strongest at each value
+    threshold_bits: float
+    exact_entropy_bits: Annotated[Float[np.ndarray, "value position"], Unit("bits")]
+    model_entropy_bits: Annotated[Float[np.ndarray, "value position"], Unit("bits")]
+    exact_floor_bits: Annotated[Float[np.ndarray, " value"], Unit("bits")]
+    model_floor_bits: Annotated[Float[np.ndarray, " value"], Unit("bits")]
+    exact_tokens: Annotated[Estimate, Quantity("value", unit="tokens", label="tokens to converge, exact")]
+    model_tokens: Annotated[Estimate, Quantity("value", unit="tokens", label="tokens to converge, model")]
+    kl_bits: Annotated[Estimate, NonNegative("value", unit="bits", better="lower", label="KL(exact ‖ model)")]
+    entropy_mae_bits: Annotated[Estimate, NonNegative("value", unit="bits", better="lower", label="entropy error")]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        lines = list[Headline]()
+        for index, value in enumerate(self.values):
+            place, shortcut = f"{self.vary}={value}", self.kl_bits.baseline(SHORTCUT).value[index]
+            if np.isfinite(self.kl_bits.value[index]):
+                verdict = str(Verdict.NOT_APPLICABLE) if shortcut <= EXACT_BITS else None
+                label = f"{place}: KL (shortcut: {self.shortcuts[index].replace('_', ' ')})"
+                lines.append(headline_of(self, "kl_bits", (index,), label, verdict=verdict))
+                lines.append(headline_of(self, "model_tokens", (index,), f"{place}: tokens to converge, model"))
+            lines.append(headline_of(self, "exact_tokens", (index,), f"{place}: tokens to converge, exact"))
+        return lines
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.lines import LEAST_BITS, add_line, add_reference, log_baseline, log_floor
+        from bayesgeom.report.theme import EXACT, MEASURED, at_least, label_axes, log_axes, series
+
+        curves = Panel.blank("Entropy by position (exact: wide and pale)")
+        steps = np.arange(1, self.exact_entropy_bits.shape[1] + 1)
+        for index, label in enumerate(self.values):
+            style = series(index)
+            exact, model, name = self.exact_entropy_bits[index], self.model_entropy_bits[index], f"{self.vary}={label}"
+            add_reference(curves.figure, steps, exact, name=f"{name}, exact", color=style["color"])
+            curves.figure.data[-1].showlegend = False  # it has the color of the model's curve
+            if np.isfinite(model).any():
+                add_line(curves.figure, steps, model, name=name, **style)
+        label_axes(curves.figure, "scored position (1 is the first)", "entropy (bits)")
+        at_least(curves.figure, LEAST_BITS)
+        x, is_ordinal = _places(self.values)
+        converged = Panel.blank("Observations to converge")
+        for own, name, color in ((self.exact_tokens, "exact", EXACT), (self.model_tokens, "model", MEASURED)):
+            _add_estimates(converged, x, own, name, color)
+            if name == "exact" and np.isfinite(own.value).any():
+                converged.figure.data[-1].update(opacity=0.3, line_width=7)
+        converged.figure.update_yaxes(rangemode="tozero")
+        titles = ("KL to the exact posterior (log scale)", "Entropy error (log scale)")
+        drawn = [Panel.blank(title) for title in titles]
+        for panel, own in zip(drawn, (self.kl_bits, self.entropy_mae_bits), strict=True):
+            _add_estimates(panel, x, own, "model", MEASURED)
+            floor = log_floor(own.value, np.array([baseline.value for baseline in own.baselines] or [own.value]))
+            for baseline in own.baselines:
+                log_baseline(panel.figure, x, baseline.value, name=f"baseline: {baseline.name}", floor=floor)
+            log_axes(panel.figure, floor=floor)
+        units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")
+        for panel, unit in zip((converged, *drawn), units, strict=True):
+            label_axes(panel.figure, self.vary, unit)
+            if is_ordinal:
+                panel.figure.update_xaxes(tickvals=list(x), ticktext=list(self.values))
+        return [curves, converged, *drawn]
+
+    def table(self) -> str:
+        """Return one row per value, then the reasons why the model could not be run."""
+        rows = [(self.vary, *_HEADER), *(self._row(index) for index in range(len(self.values)))]
+        notes = [f"{self.vary}={v}: {note}" for v, note in zip(self.values, self.notes, strict=True) if note]
+        return "\n".join([*fitted(rows), *([""] if notes else []), *notes])
+
+    def _row(self, index: int) -> tuple[str, ...]:
+        trained = " (trained)" if self.values[index] == self.trained_value else ""
+        kl, error = (own.baseline(SHORTCUT).value[index] for own in (self.kl_bits, self.entropy_mae_bits))
+        return (
+            self.values[index] + trained,
+            number_text(self.exact_floor_bits[index]),
+            number_text(self.exact_tokens.value[index]),
+            number_text(self.model_tokens.value[index]),
+            self.kl_bits[index].text(),
+            f"{number_text(kl)} ({self.shortcuts[index]})",
+            self.entropy_mae_bits[index].text(),
+            number_text(error),
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """The measurements at one value of the parameter; without a model `own` is None, and `note` may state why.
+
+    `shortcut` is the name of the predictor with the lowest mean KL, its mean KL and its mean entropy error.
+    """
+
+    label: str
+    note: str
+    exact_entropy_bits: Float[np.ndarray, "sequence position"]
+    own: Behavior | None
+    shortcut: tuple[str, float, float]
 
 
 @checked("task", "model")
@@ -65,11 +206,9 @@ def sweep(
         >>> bayesgeom.sweep(bayesgeom.tasks.Bijection(n_values=5, n_pairs=3), "n_pairs", [2, 3], n=8).n
         8
     """
-    batch = None if executor is None else Batch.of(executor)
-    name = None if executor is None or model is None else name_of(model)
+    sent = None if executor is None else (Batch.of(executor), None if model is None else name_of(model))
     subject = None if model is None else as_model(model)
     chosen = as_task(task, trained=None if subject is None else subject.task)
-    sent = None if batch is None else (batch, name)
     return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits, executor=sent)
 
 
@@ -100,11 +239,11 @@ def _swept(
         found = [_value(label, own, model, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
     else:
         batch, name = executor  # the name under which workers load the model
-        weights = "" if model is None else model.spec.weights_hash
-        jobs = []
-        for label, own in zip(labels, tasks, strict=True):
-            sent = {"label": label, "task": own.config(), "model": name, "weights": weights, "n": n, "seed": seed}
-            jobs.append(Job(name=label, function=value_at, arguments=sent))
+        shared = {"model": name, "weights": "" if model is None else model.spec.weights_hash, "n": n, "seed": seed}
+        jobs = [
+            Job(name=label, function=value_at, arguments={"label": label, "task": own.config(), **shared})
+            for label, own in zip(labels, tasks, strict=True)
+        ]
         found = batch.results(jobs, desc="values")
     if model is not None and all(value.own is None for value in found):
         raise TaskMismatch(
@@ -127,70 +266,52 @@ def _swept(
 
 def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: int) -> Value:
     """Measure one value of the parameter: without a model, or where it cannot be run (`note`), the exact posterior."""
-    note = ""
+    run, note = None, ""
     if model is not None:
         try:
-            return _measured(label, task, model, n=n, seed=seed)
+            run = _run(task, model, n=n, seed=seed)
         except TaskMismatch as reason:
             note = str(reason)
-    log = BehaviorLog()
-    for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
-        certain = block.at_scored(block.predictive)
-        log.add(block, certain.log(), torch.zeros_like(certain[..., 0]), task.baseline_predictives(block))
+    own: Behavior | None
     exact: Behavior
-    exact, _, predictors = log.finished()
-    return Value(
-        label=label,
-        note=note,
-        exact_entropy_bits=exact.exact_entropy_bits,
-        own=None,
-        predictors=predictors,
-        wider=_wider(log.windows(), None, seed=seed),
-    )
+    if run is not None:
+        own, exact, predictors, windows = run.behavior, run.behavior, run.baseline_behaviors, run.windows
+    else:
+        log = BehaviorLog()
+        for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
+            certain = block.at_scored(block.predictive)
+            log.add(block, certain.log(), torch.zeros_like(certain[..., 0]), task.baseline_predictives(block))
+        own, (exact, _, predictors), windows = None, log.finished(), log.windows()
+    entropies_bits = exact.exact_entropy_bits
+    kl = {name: own.kl_bits.mean(axis=0, dtype=np.float64) for name, own in predictors.items()}
+    errors = {name: float(entropy_errors(own).mean()) for name, own in predictors.items()}
+    if windows is not None:  # the window observer that decides may be none of the task's own baselines
+        resamples = derived_seed(seed, Branch.RESAMPLING)
+        symbols = math.nan if own is None else equivalent_window(windows, own.kl_bits, seed=resamples).symbols
+        means = windows.kl_bits.mean(axis=2)
+        if (at := wider_window(means, symbols)) is not None:
+            name = window_name(at[1], STARTS[at[0]])
+            kl[name], errors[name] = means[at][None], float(windows.entropy_error_bits[at].mean())
+    best = strongest(kl)
+    shortcut = best, float(kl[best].mean()), errors[best]
+    return Value(label=label, note=note, exact_entropy_bits=entropies_bits, own=own, shortcut=shortcut)
 
 
-def _measured(label: str, task: WindTunnel, model: Model, *, n: int, seed: int) -> Value:
-    """Measure the model; raise `TaskMismatch` if it lacks ids or positions for this value."""
+def _run(task: WindTunnel, model: Model, *, n: int, seed: int) -> Run:
+    """Run the model; raise `TaskMismatch` if it lacks ids or positions for this value."""
     vocabulary = Vocabulary.between(task, model.task if model.task is not None else task)
     stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
-    run = model.run(
+    return model.run(
         (vocabulary.rendered(block) for block in stream),
-        baseline_predictives=vocabulary.baselines(task),
+        baseline_predictives=lambda trials: task.baseline_predictives(vocabulary.read(trials)),
         seed=derived_seed(seed, Branch.RESAMPLING),
     )
-    return Value(
-        label=label,
-        note="",
-        exact_entropy_bits=run.behavior.exact_entropy_bits,
-        own=run.behavior,
-        predictors=run.baseline_behaviors,
-        wider=_wider(run.windows, run.behavior.kl_bits, seed=run.seed),
-    )
-
-
-def _wider(
-    windows: WindowScores | None, kl_bits: Float[np.ndarray, "sequence position"] | None, *, seed: int
-) -> dict[str, tuple[float, float]]:
-    """Return KL and entropy error of the window observer that decides, if it is none of the task's own baselines.
-
-    Without a model it is that of ten symbols.
-    """
-    if windows is None:
-        return {}
-    symbols = math.nan if kl_bits is None else equivalent_window(windows, kl_bits, seed=seed).symbols
-    means = windows.kl_bits.mean(axis=2)
-    at = wider_window(means, symbols)
-    if at is None:
-        return {}
-    return {window_name(at[1], STARTS[at[0]]): (float(means[at]), float(windows.entropy_error_bits[at].mean()))}
 
 
 def _trained_value(model: Model | None, vary: str) -> str:
     """Return the label of the value at which the model was trained."""
-    trained = None if model is None else model.task
-    if trained is None or not is_dataclass(trained) or vary not in {field.name for field in fields(trained)}:
-        return ""
-    return f"{getattr(trained, vary)}"
+    known = {} if model is None or model.task is None else vars(model.task)
+    return f"{known[vary]}" if vary in known else ""
 
 
 def varied_task(task: Task, vary: str, value: Any) -> Task:
@@ -272,12 +393,6 @@ class Vocabulary:
         """Return trials in known ids in the ids of the task, the inverse of `rendered`."""
         return _mapped(trials, self.back)
 
-    def baselines(
-        self, task: WindTunnel
-    ) -> Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]:
-        """Return the task's shortcut predictors, for trials in known ids."""
-        return lambda trials: task.baseline_predictives(self.read(trials))
-
 
 def _mapped(trials: Trials, to: Int64[Tensor, " id"]) -> Trials:
     to = to.to(trials.tokens.device)
@@ -288,4 +403,76 @@ def _mapped(trials: Trials, to: Int64[Tensor, " id"]) -> Trials:
         answers=to[trials.answers],
         labels=torch.where(is_labeled, to[trials.labels * is_labeled], NO_LABEL),
         token_sets={name: to[members] for name, members in trials.token_sets.items()},
+    )
+
+
+def sweep_report(
+    found: Sequence[Value], *, task: str, vary: str, trained_value: str, threshold_bits: float, seed: int
+) -> SweepReport:
+    """Return the report on all values, in the given order."""
+    names, *levels = zip(*(value.shortcut for value in found), strict=True)
+    shortcuts = [(Baseline.of("baseline", SHORTCUT, np.array(level)),) for level in levels]
+    n_positions = max(value.exact_entropy_bits.shape[1] for value in found)
+    unknown = Estimate.of(np.nan, (np.nan, np.nan))
+    exact = [value.exact_entropy_bits.astype(np.float64) for value in found]
+    own = [None if value.own is None else value.own.model_entropy_bits.astype(np.float64) for value in found]
+    kl, errors = [unknown] * len(found), [unknown] * len(found)
+    for index, value in enumerate(found):
+        if value.own is not None:
+            kl[index] = mean_estimate(value.own.kl_bits.mean(axis=1, dtype=np.float64), seed=seed)
+            errors[index] = mean_estimate(entropy_errors(value.own).mean(axis=1), seed=seed)
+    return SweepReport(
+        task=task,
+        vary=vary,
+        values=tuple(value.label for value in found),
+        trained_value=trained_value,
+        notes=tuple(value.note for value in found),
+        shortcuts=names,
+        threshold_bits=threshold_bits,
+        exact_entropy_bits=np.stack([_padded(of, n_positions) for of in exact]),
+        model_entropy_bits=np.stack([_padded(of, n_positions) for of in own]),
+        exact_floor_bits=np.array([floor_bits(of) for of in exact]),
+        model_floor_bits=np.array([np.nan if of is None else floor_bits(of) for of in own]),
+        exact_tokens=stacked([tokens_to_converge(of, threshold_bits, seed=seed) for of in exact]),
+        model_tokens=stacked(
+            [unknown if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in own]
+        ),
+        kl_bits=stacked(kl, shortcuts[0]),
+        entropy_mae_bits=stacked(errors, shortcuts[1]),
+        n=len(exact[0]),
+    )
+
+
+def _padded(values: Float[np.ndarray, "sequence position"] | None, n_positions: int) -> Float[np.ndarray, " longest"]:
+    """Return the mean at each position, padded with NaN to the longest sequence."""
+    padded = np.full(n_positions, np.nan)
+    if values is not None:
+        padded[: values.shape[1]] = values.mean(axis=0, dtype=np.float64)
+    return padded
+
+
+def _places(labels: Sequence[str]) -> tuple[Float[np.ndarray, " value"], bool]:
+    """Return numeric values, or indices for other values, and whether they are indices."""
+    try:
+        return np.array([float(label) for label in labels]), False
+    except ValueError:
+        return np.arange(len(labels), dtype=float), True
+
+
+def _add_estimates(panel: Panel, x: Float[np.ndarray, " value"], own: Estimate, name: str, color: str) -> None:
+    """Add connected points with whiskers."""
+    from bayesgeom.charts.lines import add_line
+
+    if not np.isfinite(own.value).any():
+        return
+    low, high = own.ends
+    add_line(panel.figure, x, own.value, name=name, color=color)
+    panel.figure.data[-1].update(
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": np.maximum(high - own.value, 0),
+            "arrayminus": np.maximum(own.value - low, 0),
+            "thickness": 1.4,
+        },
     )

@@ -13,6 +13,7 @@ References:
     Agarwal, Dalal & Misra 2025, Paper II (routing and value laws; responsibilities).
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -21,8 +22,7 @@ def agreement(
     upstream: Float[Tensor, "*batch query_pos d_head"], values: Float[Tensor, "*batch key_pos d_head"]
 ) -> Float[Tensor, "*batch query_pos key_pos"]:
     """Return b_ij = u_i · v_j: the increase of the loss if query i mixes in more of value j."""
-    b: Tensor = upstream @ values.mT
-    return b
+    return torch.matmul(upstream, values.mT)
 
 
 def advantage(
@@ -43,21 +43,18 @@ def value_gradient(
     pattern: Float[Tensor, "*batch query_pos key_pos"], upstream: Float[Tensor, "*batch query_pos d_head"]
 ) -> Float[Tensor, "*batch key_pos d_head"]:
     """Return ∂L/∂v_j = Σ_i α_ij u_i: upstream gradients weighted by responsibility."""
-    pulled: Tensor = pattern.mT @ upstream
-    return pulled
+    return torch.matmul(pattern.mT, upstream)
 
 
 def query_gradient(
     by_score: Float[Tensor, "*batch query_pos key_pos"], keys: Float[Tensor, "*batch key_pos d_head"], scale: float
 ) -> Float[Tensor, "*batch query_pos d_head"]:
     """Return ∂L/∂q_i = Σ_j ∂L/∂s_ij k_j · scale, where s = q·k·scale."""
-    pulled: Tensor = by_score @ keys * scale
-    return pulled
+    return torch.matmul(by_score, keys) * scale
 
 
 def key_gradient(
     by_score: Float[Tensor, "*batch query_pos key_pos"], queries: Float[Tensor, "*batch query_pos d_head"], scale: float
 ) -> Float[Tensor, "*batch key_pos d_head"]:
     """Return ∂L/∂k_j = Σ_i ∂L/∂s_ij q_i · scale."""
-    pulled: Tensor = by_score.mT @ queries * scale
-    return pulled
+    return torch.matmul(by_score.mT, queries) * scale

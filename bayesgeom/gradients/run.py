@@ -9,26 +9,33 @@ import torch
 
 from bayesgeom.core.errors import HookFault, InvalidArgument, checked
 from bayesgeom.core.progress import bar
-from bayesgeom.core.run import ModelSpec, Trials, concatenate
+from bayesgeom.core.run import PATTERN, ModelSpec, Trials, at_scored, concatenate
 from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.dynamics.trainings import Source, TrainingRun, run_of
-from bayesgeom.gradients.capture import SITES, Targets, captured, in_float64
-from bayesgeom.gradients.movement import (
+from bayesgeom.dynamics.trainings import Source, run_of
+from bayesgeom.gradients.capture import (
+    PER_SEQUENCE,
+    SITES,
+    LayerTally,
+    Targets,
+    captured,
+    identity_errors,
+    in_float64,
+    layer_tally,
+    together,
+)
+from bayesgeom.gradients.report import (
     Frame,
     GradientMovementReport,
+    GradientReport,
     Moment,
-    frame_of,
-    gradient_norms,
-    joined,
+    gradient_report,
     moment_of,
     movement_report,
 )
-from bayesgeom.gradients.report import GradientReport, gradient_report
-from bayesgeom.gradients.tally import LayerTally, identity_errors, layer_tally, together
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_device, scored_task_of
 from bayesgeom.report.report import with_provenance
-from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
 BUDGET_BYTES = 256 * 2**20
 TOLERANCE = 1e-8  # relative error above which attention is not softmax(q·k) applied to its values
@@ -76,26 +83,15 @@ def gradient_laws(
     subject = as_model(model)
     trials = trials_or_task if isinstance(trials_or_task, Trials) else None
     task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
-    return _checked(subject, task, trials, targets=targets, n=n, seed=seed)
-
-
-def _checked(
-    model: Model, task: WindTunnel, trials: Trials | None, *, targets: Targets, n: int, seed: int
-) -> GradientReport:
-    """Check all arguments before anything runs, then measure; with `trials`, `task` is only their label."""
-    if targets not in ("sampled", "exact"):
-        raise InvalidArgument(f"targets must be 'sampled' or 'exact', as in training; got {targets!r}.")
     n = n if trials is None else len(trials)
-    if n < 2:
-        raise InvalidArgument(f"n, the number of sequences, must be at least 2 for the baseline; got {n}.")
-    model.require(SITES, by="gradients")
-    model.check_fits(trials if trials is not None else task.sample(1, seed=seed))
-    seed, wide = checked_seed(seed), in_float64(model)
+    _check_count(n)
+    subject.require(SITES, by="gradients")
+    subject.check_fits(trials if trials is not None else task.sample(1, seed=seed))
+    seed, wide = checked_seed(seed), in_float64(subject)
     if trials is None:
-        stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=wide.spec.device)
-        trials = concatenate(list(stream))
+        trials = concatenate(list(task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=wide.spec.device)))
     report = _measured(wide, trials, targets, seed=derived_seed(seed, Branch.RESAMPLING))
-    return with_provenance(report, provenance(model, task, {"n": n, "seed": seed, "targets": targets}))
+    return with_provenance(report, provenance(subject, task, {"n": n, "seed": seed, "targets": targets}))
 
 
 def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> GradientReport:
@@ -108,20 +104,20 @@ def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> G
         found = [identity_errors(layer, model.spec.score_scale) for layer in layers]
         errors.append(torch.stack(found).numpy())
     worst = np.max(np.stack(errors), axis=0)
-    _check_laws(worst, model.spec.name)
-    joined = [together(of_layer) for of_layer in zip(*tallies, strict=True)]
-    return gradient_report(torch.cat(losses).cpu().numpy(), joined, worst, targets=targets, seed=seed)
-
-
-def _check_laws(errors: np.ndarray, name: str) -> None:
-    """Raise `HookFault` if the laws do not hold."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        relative = np.nan_to_num(errors[..., 0] / errors[..., 1])
-    if not relative.max() <= TOLERANCE:
+        relative = np.nan_to_num(worst[..., 0] / worst[..., 1]).max()
+    if not relative <= TOLERANCE:
         raise HookFault(
-            f"the gradient laws are off by {relative.max():.1e} of the gradient on {name}: its attention is not a "
+            f"the gradient laws are off by {relative:.1e} of the gradient on {model.spec.name}: its attention is not a "
             f"plain causal softmax of q·k applied to its values."
         )
+    tallies_of_layers = [together(of_layer) for of_layer in zip(*tallies, strict=True)]
+    return gradient_report(torch.cat(losses).cpu().numpy(), tallies_of_layers, worst, targets=targets, seed=seed)
+
+
+def _check_count(n: int) -> None:
+    if n < 2:
+        raise InvalidArgument(f"n, the number of sequences, must be at least 2 for the baseline; got {n}.")
 
 
 def batches(trials: Trials, spec: ModelSpec) -> Iterator[Trials]:
@@ -160,25 +156,20 @@ def gradient_movement(
         Traceback (most recent call last):
         bayesgeom.core.errors.UnknownName: there is no training named 'no-such-run'.
     """
-    if targets not in ("sampled", "exact") or n < 2:
-        raise InvalidArgument(f"targets must be 'sampled' or 'exact' and n at least 2; got {targets!r} and n={n}.")
+    _check_count(n)
     check_device(device)
-    return _followed(run_of(run), targets=targets, n=n, seed=checked_seed(seed), device=device)
-
-
-def _followed(training: TrainingRun, *, targets: Targets, n: int, seed: int, device: str) -> GradientMovementReport:
-    """Return the report with its provenance."""
+    training, seed = run_of(run), checked_seed(seed)
     task, steps = training.task, training.steps
     trials = task.sample(n, seed=derived_seed(seed, Branch.TRIALS), device=device)
     # The last snapshot comes first, because distances refer to it.
-    spec, last, measured_last = _snapshot_measured(training.load(len(steps) - 1, device=device), trials, targets)
+    spec, last, measured_last = _snapshot_measured(training.load(-1, device=device), trials, targets)
     moments, before = list[Moment](), None
-    for index, step in enumerate(bar(steps[:-1], desc="snapshots", leave=False)):
+    for index in bar(range(len(steps) - 1), desc="snapshots", leave=False):
         _, now, measured = _snapshot_measured(training.load(index, device=device), trials, targets)
-        moments.append(moment_of(step, measured, now, last, before))
+        moments.append(moment_of(measured, now, last, before))
         before = now
-    moments.append(moment_of(steps[-1], measured_last, last, last, before))
-    report = movement_report(moments, targets=targets, seed=derived_seed(seed, Branch.RESAMPLING))
+    moments.append(moment_of(measured_last, last, last, before))
+    report = movement_report(steps, moments, targets=targets, seed=derived_seed(seed, Branch.RESAMPLING))
     where = provenance(replace(spec, name=training.name), task, {"n": n, "seed": seed, "targets": targets})
     return with_provenance(report, where | {"recipe": training.recipe})
 
@@ -186,9 +177,15 @@ def _followed(training: TrainingRun, *, targets: Targets, n: int, seed: int, dev
 def _snapshot_measured(model: Model, trials: Trials, targets: Targets) -> tuple[ModelSpec, Frame, dict[str, Any]]:
     """Return a snapshot's spec, frame and per-sequence numbers; the model is freed on return."""
     model.require(SITES, by="gradient movement")
-    wide, frames, found = in_float64(model), list[Frame](), list[dict[str, torch.Tensor]]()
+    wide, patterns, values = in_float64(model), list[torch.Tensor](), list[torch.Tensor]()
+    found: dict[str, list[torch.Tensor]] = {"loss_nats": [], **{name: [] for name in PER_SEQUENCE}}
     for batch in batches(trials, wide.spec):
         loss, layers = captured(wide, batch, targets)
-        frames.append(frame_of(layers, batch))
-        found.append({"loss_nats": loss, **gradient_norms(layers, batch)})
-    return model.spec, joined(frames), {name: torch.cat([f[name] for f in found]).cpu().numpy() for name in found[0]}
+        patterns.append(torch.stack([at_scored(PATTERN, layer.pattern, batch).float().cpu() for layer in layers]))
+        values.append(torch.stack([layer.values.float().cpu() for layer in layers]))
+        tallies = [vars(layer_tally(layer, batch)) for layer in layers]
+        found["loss_nats"].append(loss)
+        for name in PER_SEQUENCE:
+            found[name].append(torch.stack([of[name].mean(dim=1) for of in tallies]).mean(dim=0))
+    frame = Frame(patterns=torch.cat(patterns, dim=1), values=torch.cat(values, dim=1))
+    return model.spec, frame, {name: torch.cat(own).cpu().numpy() for name, own in found.items()}

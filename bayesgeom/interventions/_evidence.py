@@ -18,7 +18,7 @@ planted data (`benchmarks/interval_coverage.py --rows "before: overlap"`).
 Reference: the J-lens note of Agarwal, Dalal & Misra's repository (overlap of J-space and embeddings).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -65,35 +65,37 @@ class Erasure:
         return self.before >= max(self.permuted, 0.0) + FLOOR
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Read:
-    """Activations and the quantity of some sequences."""
+def erasure(
+    points: Float64[Tensor, "sequence position d"],
+    values: Float64[Tensor, "sequence position component"],
+    eraser: Subspace,
+    *,
+    n_fit: int,
+    seed: int,
+) -> Erasure:
+    """Return R² before and after x − P (x − mean), and the 97.5 % quantile over `PERMUTATIONS` shuffles after it.
 
-    points: Float64[Tensor, "sequence position d"]
-    values: Float64[Tensor, "sequence position component"]
-
-
-def erasure(fit: Read, held_out: Read, eraser: Subspace, *, seed: int) -> Erasure:
-    """Return R² before and after x − P (x − mean), and the 97.5 % quantile over `PERMUTATIONS` shuffles after it."""
+    The first `n_fit` sequences fit the read-out; the others score it.
+    """
     generator = torch.Generator().manual_seed(seed)
-    before = _r2(fit, held_out, None, [(fit.values, held_out.values)])
-    shuffles = [(_shuffled(fit.values, generator), _shuffled(held_out.values, generator)) for _ in range(PERMUTATIONS)]
-    after = _r2(fit, held_out, eraser, [(fit.values, held_out.values), *shuffles])
+    own = values[:n_fit], values[n_fit:]
+    shuffles = [tuple(_shuffled(part, generator) for part in own) for _ in range(PERMUTATIONS)]
+    before = _r2(points, None, [own], n_fit)
+    after = _r2(points, eraser, [own, *shuffles], n_fit)
     return Erasure(before=float(before[0]), after=float(after[0]), permuted=float(after[1:].quantile(LEVEL)))
 
 
 def _r2(
-    fit: Read, held_out: Read, eraser: Subspace | None, targets: list[tuple[Tensor, Tensor]]
+    points: Float64[Tensor, "sequence position d"],
+    eraser: Subspace | None,
+    targets: Sequence[tuple[Tensor, ...]],
+    n_fit: int,
 ) -> Float64[Tensor, " target"]:
     """Return held-out R² for each pair of values; predicting the mean scores 0. NaN if held-out values never vary."""
-    mean = fit.points.mean(dim=(0, 1))
-    x, held_out_x = (read.points.flatten(0, 1) - mean for read in (fit, held_out))
+    x, held_out_x = (own.flatten(0, 1) - points[:n_fit].mean(dim=(0, 1)) for own in (points[:n_fit], points[n_fit:]))
     if eraser is not None:
-        reads, basis = eraser.reads.to(x), eraser.basis.to(x)
-        x, held_out_x = x - x @ reads @ basis.T, held_out_x - held_out_x @ reads @ basis.T
-    y = torch.cat([values.flatten(0, 1) for values, _ in targets], dim=1)
-    held_out_y = torch.cat([values.flatten(0, 1) for _, values in targets], dim=1)
+        x, held_out_x = (own - own @ eraser.reads.to(x) @ eraser.basis.to(x).T for own in (x, held_out_x))
+    y, held_out_y = (torch.cat([own.flatten(0, 1) for own in part], dim=1) for part in zip(*targets, strict=True))
     errors = (held_out_y.cpu() - _predicted(x, y, held_out_x)).square()
     power = (held_out_y - y.mean(dim=0)).square().cpu()
     (error, spread) = (terms.unflatten(1, (len(targets), -1)).sum(dim=(0, 2)) for terms in (errors, power))
@@ -133,8 +135,7 @@ def erasures(
     values, found = quantity.exact(sample.run.trials), {}
     for layer, subspace in subspaces.items():
         points = sample.points(layer).unflatten(0, tuple(values.shape[:2]))
-        fit, held_out = (Read(points=points[rows], values=values[rows]) for rows in (slice(n_fit), slice(n_fit, None)))
-        found[layer] = erasure(fit, held_out, subspace, seed=seed + layer)
+        found[layer] = erasure(points, values, subspace, n_fit=n_fit, seed=seed + layer)
     return found
 
 

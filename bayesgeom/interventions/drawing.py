@@ -1,14 +1,12 @@
 """Panels of interventions: profiles over layers with ceiling and controls, and rows of measured values."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line
-from bayesgeom.interventions.design import MATCHED, RANDOM
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.theme import BASELINE, DASHES, EXACT, MEASURED, SERIES, label_axes
@@ -22,22 +20,17 @@ _SYMBOLS = ("diamond-open", "x-thin-open", "square-open")
 def profile_panel(title: str, y: str, effect: Estimate, bands: Sequence[str]) -> Panel:
     """Draw an effect over layers and bands with its baselines, and the ceiling at all positions.
 
-    Only the line of all positions has a 95 % interval.
+    Only the line of all positions has a 95 % interval. The range of the first baseline, random subspaces, is a band.
     """
     panel, layers = Panel.blank(title), np.flatnonzero(np.isfinite(effect.value[:, 0]))
-    figure = panel.figure
-    random, matched = (effect.baseline(name) for name in (RANDOM, MATCHED))
+    figure, (random, *others) = panel.figure, effect[layers, 0].compared
     least, most = (random.value if end is None else end for end in (random.low, random.high))
-    add_band(figure, layers, least[layers, 0], most[layers, 0], name=f"baseline: {RANDOM} (range)", color=BASELINE)
-    most = matched.bar("higher")[layers, 0]
-    add_line(figure, layers, most, name=f"baseline: {MATCHED} (largest)", color=BASELINE, dash="dash")
-    figure.data[-1].marker.update(symbol="square", size=8)
+    add_band(figure, layers, least, most, name=f"baseline: {random.name} (range)", color=BASELINE)
+    for dash, symbol, own in zip(("dash", "solid", *DASHES[2:]), ("square", "diamond"), others, strict=False):
+        if np.isfinite(level := own.bar("higher")).any():
+            add_line(figure, layers, level, name=f"baseline: {own.name} (largest)", color=BASELINE, dash=dash)
+            figure.data[-1].marker.update(symbol=symbol, size=8)
     add_line(figure, layers, effect.ceiling[layers, 0], name="ceiling: whole activation", color=EXACT, dash="dot")
-    others = (own for own in effect.compared if own.name not in (RANDOM, MATCHED))
-    for dash, other in zip(("solid", *DASHES[2:]), others, strict=False):  # untrained: over all positions only
-        if np.isfinite(level := other.bar("higher")[layers, 0]).any():
-            add_line(figure, layers, level, name=f"baseline: {other.name}", color=BASELINE, dash=dash)
-            figure.data[-1].marker.update(symbol="diamond", size=9)
     low, high = (end[layers, 0] for end in effect.ends)
     add_band(figure, layers, low, high, name=f"{bands[0]}, 95 % interval", color=MEASURED)
     for band, name in reversed(list(enumerate(bands))):
@@ -51,31 +44,26 @@ def profile_panel(title: str, y: str, effect: Estimate, bands: Sequence[str]) ->
     return panel
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Measured values, thresholds and scores of baselines to draw, row by row from top to bottom."""
+def add_rows(
+    figure: "Figure",
+    labels: Sequence[str],
+    measured: Estimate,
+    marks: Mapping[str, Float[np.ndarray, " row"]],
+    *,
+    unit: str,
+    limits: tuple[float, float],
+) -> None:
+    """Draw rows from top to bottom: measured values with intervals, marks such as thresholds, and baselines.
 
-    labels: tuple[str, ...]
-    values: Float[np.ndarray, " row"]
-    lo: Float[np.ndarray, " row"]
-    hi: Float[np.ndarray, " row"]
-    thresholds: Float[np.ndarray, " row"]
-    baselines: Mapping[str, Float[np.ndarray, " row"]]
-    threshold_name: str = "threshold"
-
-
-def add_thresholds(figure: "Figure", rows: Rows, *, unit: str, limits: tuple[float, float]) -> None:
-    """Draw the rows; values outside of `limits` are drawn at their edge, and shown on hover.
-
-    The axis starts at the least value that is drawn, at 0 if all are positive.
+    Values outside of `limits` are drawn at their edge, and shown on hover. The axis starts at the least value that is
+    drawn, at 0 if all are positive.
     """
     import plotly.graph_objects as go
 
     def points(values: Float[np.ndarray, " row"], name: str, **marker: object) -> "Scatter":
         return go.Scatter(
             x=values.clip(*limits),
-            y=list(rows.labels),
+            y=list(labels),
             mode="markers",
             marker=marker,
             name=name,
@@ -83,27 +71,23 @@ def add_thresholds(figure: "Figure", rows: Rows, *, unit: str, limits: tuple[flo
             hovertemplate="%{y}: %{customdata:.4g}<extra>" + name + "</extra>",
         )
 
-    measured = points(rows.values, "measured, 95 % interval", color=MEASURED, size=9)
-    lo, values, hi = (part.clip(*limits) for part in (rows.lo, rows.values, rows.hi))
-    measured.error_x = {
-        "type": "data",
-        "symmetric": False,
-        "array": hi - values,
-        "arrayminus": values - lo,
-        "thickness": 1.4,
-    }
-    traces = [measured]
-    if np.isfinite(rows.thresholds).any():
-        mark = {"color": EXACT, "symbol": "line-ns-open", "size": 22, "line_width": 2}
-        traces.append(points(rows.thresholds, rows.threshold_name, **mark))
-    for (name, level), symbol in zip(rows.baselines.items(), _SYMBOLS, strict=False):
-        if np.isfinite(level).any():
-            traces.append(points(level, f"baseline: {name}", color=BASELINE, symbol=symbol, size=10, line_width=2))
+    traces = [points(measured.value, "measured, 95 % interval", color=MEASURED, size=9)]
+    low, value, high = (own.clip(*limits) for own in (measured.ends[0], measured.value, measured.ends[1]))
+    ends = {"type": "data", "symmetric": False, "array": high - value, "arrayminus": value - low, "thickness": 1.4}
+    traces[0].error_x = ends
+    traces += [
+        points(level, name, color=EXACT, symbol="line-ns-open", size=22, line_width=2)
+        for name, level in marks.items()
+        if np.isfinite(level).any()
+    ]
+    for own, symbol in zip(measured.compared, _SYMBOLS, strict=False):
+        if np.isfinite(own.value).any():
+            style = {"color": BASELINE, "symbol": symbol, "size": 10, "line_width": 2}
+            traces.append(points(own.value, f"baseline: {own.name}", **style))
     figure.add_traces(traces)
-    drawn = np.concatenate([lo, values, *(trace.x for trace in traces)])
+    drawn = np.concatenate([low, value, *(trace.x for trace in traces)])
     least = min(0.0, float(drawn[np.isfinite(drawn)].min(initial=limits[1])))
     edge = 0.05 * (limits[1] - max(limits[0], least))  # room for half of a marker, also on a narrow screen
     figure.update_xaxes(range=[max(limits[0], least) - edge, limits[1] + edge])
-    rows_range = {"type": "category", "range": [len(rows.labels) - 0.5, -0.5]}
-    figure.update_yaxes(**rows_range)
+    figure.update_yaxes(type="category", range=[len(labels) - 0.5, -0.5])
     label_axes(figure, unit, "")  # a title would lie on the rows' names

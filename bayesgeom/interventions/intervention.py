@@ -1,10 +1,12 @@
 """A checked intervention: fits subspaces, draws controls, runs every condition and passes the sums to the summary."""
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -28,8 +30,8 @@ from bayesgeom.interventions.engine import (
 )
 from bayesgeom.interventions.matching import Matched, matched_subspaces, outside_share
 from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.interventions.summary import Context, Controls, intervention_report, where_text
-from bayesgeom.interventions.verdicts import Reach, listed
+from bayesgeom.interventions.summary import Context, LayerEvidence, intervention_report
+from bayesgeom.interventions.verdicts import Reach
 from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
 from bayesgeom.report.report import with_provenance
@@ -81,9 +83,9 @@ class Intervention:
         fit.check(Setting(model=model, place=place, trials=one))
         has_donors = design.kind == "swap" or isinstance(fit, TrainedSwap)
         donors = _donors_of(task, fit, design, seed) if has_donors else ""
-        found = cls(model=model, task=task, fit=fit, design=design, place=place, donors=donors, n=n, seed=seed)
-        found.positions.check(one)
-        return found
+        checked = cls(model=model, task=task, fit=fit, design=design, place=place, donors=donors, n=n, seed=seed)
+        checked.positions.check(one)
+        return checked
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -113,46 +115,50 @@ class Intervention:
 
     def report(self) -> InterventionReport:
         """Fit the subspaces, edit, score and return the report."""
-        sample = self.sample()
+        sample, about, design = self.sample(), self.fit.about, self.design
         subspaces, empty = self.fitted(sample)
-        about, design, n_random = self.fit.about, self.design, self.design.n_random
         moments = {at: covariance(sample.points(at)) for at in subspaces}
-        controls = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
+        matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
         random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
         means = self._means(sample)
         main = self.scored(self.n, self._main_conditions(sample, subspaces), sample, means=means, ceiling_at=1)
         conditions = dict[int, list[Edit]]()
         for at, own in subspaces.items():
             edits = self.conditions(sample, at)
-            alike = edits.filling(controls[at].bases, design.n_matched)
+            alike = edits.filling(matched[at].bases, design.n_matched)
             conditions[at] = [edits.ceiling(), *edits.controls(random[at], own), *alike]
         control = self.scored(min(self.n, design.n_control), conditions, sample, means=means)
         read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
         is_identified = not is_function_of_position(about.quantity.exact(sample.run.trials))
-        setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
+        r2 = coordinate_r2(sample, read, subspaces, random, n_held_out=N_HELD_OUT)
+        seed = derived_seed(self.seed, _SHUFFLE)
+        erasure = erasures(read, about.quantity, subspaces, n_fit=N_READ, seed=seed)
+        overlap = overlaps(self._setting(sample), sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
+        outside, untrained = self.outside_shares(subspaces), self.untrained_shares() if is_identified else {}
+        whole = self._whole(sample) if is_identified and self._claims_the_quantity else {}
+        donors = f"; donors: {self.donors}" if design.kind == "swap" else ""
         context = Context(
-            kind=self.design.kind,
+            design=design,
             label=self.fit.label,
             quantity=about.quantity.label,
-            where=where_text(
-                self.place.site.name, self.positions.label, self.donors if self.design.kind == "swap" else "none"
-            ),
+            where=f"{self.place.site.name}, {self.positions.label}{donors}",
             bands=self.positions.bands(sample.run.trials.n_scored),
-            subspaces=subspaces,
             n_layers=self.model.spec.n_layers,
-            r2=coordinate_r2(sample, read, subspaces, random, n_held_out=N_HELD_OUT),
-            erasures=erasures(read, about.quantity, subspaces, n_fit=N_READ, seed=derived_seed(self.seed, _SHUFFLE)),
-            variance_share={at: own.variance_share(moments[at]) for at, own in subspaces.items()},
-            outside_share=_outside(self, subspaces),
-            overlaps=overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2)),
-            untrained=_untrained(self) if is_identified else {},
-            whole=_whole(self, sample) if is_identified and self._claims_the_quantity else {},
-            empty=empty,
-            controls=Controls(
-                random=slice(1, 1 + n_random),
-                matched=slice(1 + n_random, 1 + n_random + design.n_matched),
-                found=controls,
-            ),
+            layers={
+                at: LayerEvidence(
+                    subspace=own,
+                    matched=matched[at],
+                    erasure=erasure[at],
+                    r2={target: values[at] for target, values in r2.items()},
+                    overlap=overlap.get(at),
+                    variance_share=own.variance_share(moments[at]),
+                    outside_share=outside[at],
+                    untrained_share=untrained.get(at, float("nan")),
+                    whole=whole.get(at, ()),
+                )
+                for at, own in subspaces.items()
+            },
+            empty=tuple(empty),
             is_identified=is_identified,
             is_readout=about.is_readout,
             claims_the_quantity=self._claims_the_quantity,
@@ -161,6 +167,9 @@ class Intervention:
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
         return with_provenance(intervention_report(main, control, context), self._provenance())
+
+    def _setting(self, sample: Sample) -> Setting:
+        return Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
 
     def fitted(self, sample: Sample) -> tuple[dict[int, Subspace], dict[int, str]]:
         """Return the subspaces, and the reason in layers where the quantities held fixed leave none.
@@ -179,7 +188,7 @@ class Intervention:
                     empty[layer] = error.reason
         if not subspaces:
             groups = {reason: [at for at, own in empty.items() if own == reason] for reason in empty.values()}
-            reasons = "; ".join(f"in {listed(layers)}, {reason}" for reason, layers in groups.items())
+            reasons = "; ".join(f"in layers {', '.join(map(str, at))}, {reason}" for reason, at in groups.items())
             raise InvalidArgument(f"{self.fit.label} exists in no layer: {reasons}. Hold fewer quantities fixed.")
         return subspaces, empty
 
@@ -344,6 +353,53 @@ class Intervention:
         found = {at: (donors.stored[site, at] - originals.stored[site, at]).double().flatten(2) for at in layers}
         return {at: (own if mask is None else own[:, mask.to(own.device)]).flatten(0, 1) for at, own in found.items()}
 
+    def outside_shares(self, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
+        """Return the share of Σ |donor − recipient|² outside each subspace; NaN without donors or difference."""
+        if self.design.kind != "swap":
+            return dict.fromkeys(subspaces, float("nan"))
+        apart = self.differences(subspaces, N_COMPARED)
+        return {at: outside_share(apart[at], own) for at, own in subspaces.items()}
+
+    def untrained_shares(self) -> dict[int, float]:
+        """Return the least movement among untrained networks, as a share of their ceiling; NaN if the fit fails."""
+        shares = list[list[float]]()
+        for number in range(self.design.n_untrained if self.design.kind == "swap" else 0):
+            model = self.model.untrained_copy(derived_seed(self.seed, _UNTRAINED, number) % 2**31)
+            other = replace(self, model=model, design=replace(self.design, n_fit=min(self.design.n_fit, N_READ)))
+            sample = other.sample()
+            subspaces = fitted_where_possible(self.fit, sample, self.layers)
+            known = other.shares_of_ceiling(sample, subspaces, min(self.n, self.design.n_control))
+            shares.append([known.get(at, math.nan) for at in self.layers])
+        return dict(zip(self.layers, np.min(shares, axis=0).tolist(), strict=True)) if shares else {}
+
+    def _whole(self, sample: Sample) -> dict[int, list[Reach]]:
+        """Return the reach of swaps of the quantity's whole subspace, if the edit may swap a part of it.
+
+        The whole is the same fit with nothing held fixed, and what LEACE removes.
+        """
+        found: dict[int, list[Reach]] = {at: [] for at in self.layers}
+        wholes: list[Fit] = [Eraser(self.fit.about.quantity, oblique=True)]
+        wholes += [self.fit.without_given] if isinstance(self.fit, Eraser) else []
+        for fit in dict.fromkeys(own for own in wholes if own != self.fit):
+            other = replace(self, fit=fit)
+            subspaces = fitted_where_possible(fit, sample, self.layers)
+            outside, untrained = other.outside_shares(subspaces), other.untrained_shares()
+            for at, share in other.shares_of_ceiling(sample, subspaces, self.n).items():
+                known = untrained.get(at, math.nan)
+                found[at].append(Reach(outside_share=outside[at], share_of_ceiling=share, untrained_share=known))
+        return found
+
+    def shares_of_ceiling(self, sample: Sample, subspaces: Mapping[int, Subspace], n: int) -> dict[int, float]:
+        """Return movement as a share of the ceiling on `n` pairs, in the layers with a subspace."""
+        if not subspaces:
+            return {}
+        edits = {at: self.conditions(sample, at) for at in subspaces}
+        conditions = {at: [edits[at].own(own), edits[at].ceiling()] for at, own in subspaces.items()}
+        sums = self.scored(n, conditions, sample, ceiling_at=1).conditions[:, :, :2, :, 0].sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            own, ceiling = (sums[..., MOVED] / sums[..., DISTANCE]).T
+            return dict(zip(subspaces, np.where(ceiling > 0, own / ceiling, np.nan).tolist(), strict=True))
+
 
 def fitted_where_possible(fit: Fit, sample: Sample, layers: Iterable[int]) -> dict[int, Subspace]:
     """Return the subspaces of the layers where the fit succeeds; not where every vector is the same, for example."""
@@ -360,92 +416,30 @@ def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
     Raises:
         InvalidArgument: The task draws no pairs, or its pairs cannot be swapped.
     """
-    if design.donors == "independent":
-        _check_pairs(task, *_independent(task, 2, seed, "cpu"))
-        return "independent"
-    try:
-        originals, donors = task.sample_pair(N_COMPARED, seed=seed)
-    except NotImplementedError as error:
-        if design.donors == "paired":
-            raise InvalidArgument(
-                f"{task} has no pairs. Use donors='independent' or 'auto', or kind 'remove' or 'keep'."
-            ) from error
-        _check_pairs(task, *_independent(task, 2, seed, "cpu"))
-        return "independent"
-    _check_pairs(task, originals, donors)
-    if design.donors == "paired":
-        return "paired"
-    own, other = (fit.about.quantity.exact(trials) for trials in (originals, donors))
-    spread = float((own - own.mean(dim=(0, 1))).square().sum())
-    return "paired" if float((own - other).square().sum()) > _SAME * spread else "independent"
-
-
-def _independent(task: WindTunnel, n: int, seed: int, device: str) -> tuple[Trials, Trials]:
-    originals, donors = (task.sample(n, seed=derived_seed(seed, _DONORS, i), device=device) for i in range(2))
-    return originals, donors
-
-
-def _check_pairs(task: WindTunnel, originals: Trials, donors: Trials) -> None:
+    chosen: str = design.donors
+    originals, donors = _independent(task, 2, seed, "cpu")
+    if chosen != "independent":
+        try:
+            pairs = task.sample_pair(N_COMPARED, seed=seed)
+            own, other = map(fit.about.quantity.exact, pairs)
+            spread = float((own - own.mean(dim=(0, 1))).square().sum())
+            differ = own.shape == other.shape and float((own - other).square().sum()) > _SAME * spread
+            if design.donors == "paired" or differ:
+                chosen, (originals, donors) = "paired", pairs
+        except NotImplementedError as error:
+            if design.donors == "paired":
+                raise InvalidArgument(
+                    f"{task} has no pairs. Use donors='independent' or 'auto', or kind 'remove' or 'keep'."
+                ) from error
     same = [torch.equal(vars(originals)[name], vars(donors)[name]) for name in ("scored", "answers")]
     if originals.tokens.shape != donors.tokens.shape or not all(same):
         raise InvalidArgument(
             f"the pairs of {task} do not score the same positions and answers, so they cannot be swapped. Use kind "
             f"'remove' or 'keep'."
         )
+    return "paired" if chosen == "paired" else "independent"
 
 
-@torch.no_grad()
-def _outside(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
-    """Return the share of Σ |donor − recipient|² outside each subspace; NaN without donors or difference."""
-    if job.design.kind != "swap":
-        return dict.fromkeys(subspaces, float("nan"))
-    apart = job.differences(subspaces, N_COMPARED)
-    return {at: outside_share(apart[at], own) for at, own in subspaces.items()}
-
-
-def _untrained(job: Intervention) -> dict[int, float]:
-    """Return the least movement among untrained networks, as a share of their ceiling; NaN if the fit fails."""
-    shares = list[dict[int, float]]()
-    for number in range(job.design.n_untrained if job.design.kind == "swap" else 0):
-        model = job.model.untrained_copy(derived_seed(job.seed, _UNTRAINED, number) % 2**31)
-        design = replace(job.design, n_fit=min(job.design.n_fit, N_READ))
-        other = replace(job, model=model, design=design)
-        sample = other.sample()
-        subspaces = fitted_where_possible(job.fit, sample, job.layers)
-        known = _shares(other, sample, subspaces, min(job.n, design.n_control))
-        shares.append(dict.fromkeys(job.layers, float("nan")) | known)
-    return {at: min(share[at] for share in shares) for at in job.layers} if shares else {}
-
-
-def _whole(job: Intervention, sample: Sample) -> dict[int, list[Reach]]:
-    """Return the reach of swaps of the quantity's whole subspace, if the edit may swap a part of it.
-
-    The whole is the same fit with nothing held fixed, and what LEACE removes.
-    """
-    found: dict[int, list[Reach]] = {at: [] for at in job.layers}
-    wholes: list[Fit] = [Eraser(job.fit.about.quantity, oblique=True)]
-    wholes += [job.fit.without_given] if isinstance(job.fit, Eraser) else []
-    for fit in dict.fromkeys(own for own in wholes if own != job.fit):
-        other = replace(job, fit=fit)
-        subspaces = fitted_where_possible(fit, sample, job.layers)
-        outside, untrained = _outside(other, subspaces), _untrained(other)
-        for at, share in _shares(other, sample, subspaces, job.n).items():
-            known = untrained.get(at, float("nan"))
-            reach = Reach(outside_share=outside[at], share_of_ceiling=share, untrained_share=known)
-            found[at].append(reach)
-    return found
-
-
-def _shares(job: Intervention, sample: Sample, subspaces: Mapping[int, Subspace], n: int) -> dict[int, float]:
-    """Return movement as a share of the ceiling on `n` pairs, in the layers with a subspace."""
-    found: dict[int, float] = {}
-    if not subspaces:
-        return found
-    edits = {at: job.conditions(sample, at) for at in subspaces}
-    conditions = {at: [edits[at].own(own), edits[at].ceiling()] for at, own in subspaces.items()}
-    totals = job.scored(n, conditions, sample, ceiling_at=1)
-    sums = totals.conditions[..., 0].sum(axis=0)
-    for row, layer in enumerate(subspaces):
-        way = sums[row, :2, MOVED] / sums[row, :2, DISTANCE] if sums[row, :2, DISTANCE].all() else (0.0, 0.0)
-        found[layer] = float(way[0] / way[1]) if way[1] > 0 else float("nan")
-    return found
+def _independent(task: WindTunnel, n: int, seed: int, device: str) -> tuple[Trials, Trials]:
+    originals, donors = (task.sample(n, seed=derived_seed(seed, _DONORS, i), device=device) for i in range(2))
+    return originals, donors

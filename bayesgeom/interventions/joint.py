@@ -11,21 +11,25 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64, Shaped
+from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, Reference, SubspaceKind
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Site, V
-from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, EditPlan, PairPass, Totals, role_means, score_pairs
 from bayesgeom.interventions.intervention import Intervention, fitted_where_possible
-from bayesgeom.interventions.joint_report import JointInterventionReport
-from bayesgeom.interventions.joint_summary import JointContext, Scores, joint_report
+from bayesgeom.interventions.report import ENTROPIES, METRICS, ORTHOGONAL, UNEDITED, JointInterventionReport
+from bayesgeom.interventions.verdicts import joint_verdict
 from bayesgeom.models.base import STAGES, Model, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop
+from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling, with_interval
 from bayesgeom.report.report import with_provenance
+from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval, statistic_interval
 from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.regression import absolute_interval, ranks, without_level_means
+from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
 from bayesgeom.tasks.base import WindTunnel, derived_seed
@@ -33,6 +37,7 @@ from bayesgeom.tasks.base import WindTunnel, derived_seed
 N_RANDOM = 20  # random subspaces of the same rank
 N_KEPT = 256  # sequences whose coordinates are correlated with entropy
 EDITABLE = (*STAGES, V)
+OWN, CEILING, FIRST_RANDOM = range(3)  # conditions of a set
 _TRIALS, _RESAMPLING, _FIT, _ORTHOGONAL = 8, 9, 10, 11  # branches of the seed
 _WITHOUT_DONORS = tuple(kind for kind in SUBSPACE_KINDS if kind not in ("swap", "rotate"))
 
@@ -96,9 +101,6 @@ class JointIntervention:
         edited = sorted({layer for layers in self.sets for layer in layers})
         elsewhere = set(range(spec.n_layers)).difference(edited)  # only the coordinates are read there
         subspaces = single.fit.fitted(sample, edited) | fitted_where_possible(single.fit, sample, elsewhere)
-        # Whole passes: `v` has no replay, and the rounding of a replay would change the ranks of a coordinate that an
-        # edit leaves nearly constant.
-        replayer = PlainLoop(model, also=(V,))
         axes = {at: own.basis for at, own in subspaces.items() if own.rank == 1}
         conditions = list[Variant]()  # own, ceiling, random and orthogonal ones of each set; layers share draw numbers
         for layers in self.sets:
@@ -106,27 +108,61 @@ class JointIntervention:
         kept = _Coordinates(site, axes, conditions, spec.n_layers)
         places = [(site, layer) for layer in edited]
         plan = EditPlan(
-            replayer=replayer,
+            # Whole passes: `v` has no replay, and the rounding of a replay would change the ranks of a coordinate that
+            # an edit leaves nearly constant.
+            replayer=PlainLoop(model, also=(V,)),
             spec=spec,
             conditions=kept.conditions,
-            means=role_means(replayer, single.task, spec, places, seed=derived_seed(seed, _FIT)),
+            means=role_means(PlainLoop(model, also=(V,)), single.task, spec, places, seed=derived_seed(seed, _FIT)),
             watch=kept.watch,
             label=f"{single.design.kind} {single.fit.label}",
         )
         stream = single.task.stream(n, seed=derived_seed(seed, _TRIALS), device=spec.device)
         totals = score_pairs(((block, None) for block in stream), plan, n)
-        where = {"kind": single.design.kind, "site": site.name}
-        context = JointContext(
-            **where,
-            label=single.fit.label,
-            rank=subspaces[self.sets[0][0]].rank,
-            sets=self.sets,
+        report = self._report(totals, kept, subspaces[self.sets[0][0]].rank)
+        arguments = {
+            "n": n,
+            "seed": seed,
+            "subspace": single.fit.label,
+            "layers": ",".join(report.sets),
+            "controls": N_RANDOM,
+            "kind": single.design.kind,
+            "site": site.name,
+        }
+        return with_provenance(report, provenance(model, single.task, arguments))
+
+    def _report(self, totals: Totals, kept: "_Coordinates", rank: int) -> JointInterventionReport:
+        """Return the report; conditions: the unedited model, then own, ceiling, random and orthogonal ones of sets."""
+        seed, counts, firsts = derived_seed(self.single.seed, _RESAMPLING), totals.counts, range(len(self.sets))
+        unedited = totals.baseline[..., [KL, ENTROPY_ERROR], 0]
+        changes = totals.conditions[..., [KL, ENTROPY_ERROR], 0] - unedited[:, None]
+        paired = np.stack(np.split(changes, len(self.sets), axis=1), axis=1)  # unit, set, condition, metric
+        families = np.split(paired[:, :, FIRST_RANDOM:], 2, axis=2)
+        levels = [
+            _level(name, np.moveaxis(own.sum(axis=0), 1, 0) / counts.sum())
+            for name, own in zip((RANDOM, ORTHOGONAL), families, strict=True)
+        ]
+        increase = _mean(paired[:, :, OWN], counts, seed, levels)
+        beyond = _mean(paired[:, :, OWN] - families[0].mean(axis=2), counts, seed)
+        most = increase.baseline(RANDOM).bar("higher")
+        verdicts = [joint_verdict(increase.value[i, 0], beyond.ends[0][i, 0], most[i, 0]) for i in firsts]
+        return JointInterventionReport(
+            kind=self.single.design.kind,
+            site=self.single.place.site.name,
+            subspace=self.single.fit.label,
+            rank=rank,
+            sets=tuple("+".join(map(str, layers)) for layers in self.sets),
+            metrics=METRICS,
+            targets=ENTROPIES,
+            unedited_bits=_mean(unedited, counts, seed),
+            increase_bits=with_ceiling(increase, paired[:, :, CEILING].sum(axis=0) / counts.sum()),
+            beyond_random_bits=beyond,
+            axis_correlation=kept.order(len(self.sets), seed),
+            verdicts=tuple(map(str, verdicts)),
             n_random=N_RANDOM,
-            seed=derived_seed(seed, _RESAMPLING),
+            n_kept=kept.n_kept,
+            n=int(counts.sum()),
         )
-        sets = ",".join("+".join(map(str, layers)) for layers in self.sets)
-        arguments = {"n": n, "seed": seed, "subspace": single.fit.label, "layers": sets, "controls": N_RANDOM, **where}
-        return with_provenance(joint_report(kept.scores(totals), context), provenance(model, single.task, arguments))
 
     def _edits(self, sample: Sample, layer: int, subspace: Subspace) -> list[Edit]:
         """Return the edits of one layer, own and controls.
@@ -222,13 +258,67 @@ class _Coordinates:
         own = self._own[-1][condition]
         own[:] = entropy_bits(log_answers[: len(own)].exp()).cpu().numpy()
 
-    def scores(self, totals: Totals) -> Scores:
-        """Return what was stored, with the sums of every condition; the very first is the unedited model."""
-        sums = np.concatenate([totals.baseline[:, None], totals.conditions], axis=1)[..., [KL, ENTROPY_ERROR], 0]
-        return Scores(
-            counts=totals.counts,
-            bits=np.moveaxis(sums, 1, 0),
-            own_entropy=np.concatenate(self._own, axis=1),
-            coordinates=np.concatenate(self._along, axis=2),
-            exact_entropy=np.concatenate(self._exact),
-        )
+    @property
+    def n_kept(self) -> int:
+        """Number of sequences whose coordinates were stored."""
+        return N_KEPT - self._room
+
+    def order(self, n_sets: int, seed: int) -> Estimate:
+        """Return |ρ| along the axes with each set's edits; baselines are random edits and the unedited model."""
+        even, per_set = np.full((1, self.n_kept), 1 / self.n_kept), len(self._edits) // n_sets
+        firsts = [1 + i * per_set for i in range(n_sets)]
+        drawn = [
+            [np.abs(self._correlations(first + FIRST_RANDOM + i, even)[0]) for first in firsts] for i in range(N_RANDOM)
+        ]
+        conditions, weights = [0, *(first + OWN for first in firsts)], jackknife_weights(self.n_kept)
+        rows = np.stack([self._correlations(condition, weights) for condition in conditions], axis=1)
+        # |ρ| is withheld where ρ is.
+        found = absolute_interval(statistic_interval(rows, seed=seed, scale="correlation"))
+        value = np.abs(rows[0])
+        levels = [
+            _level(RANDOM, np.array(drawn)),
+            Baseline.of("baseline", UNEDITED, value[0], low=found.lo[0], high=found.hi[0]),
+        ]
+        ends = found.lo[1:], found.hi[1:]
+        return Estimate.of(value[1:], ends, n=self.n_kept, baselines=levels, reason=found.code[1:])
+
+    def _correlations(
+        self, condition: int, weights: Float[np.ndarray, "row kept"]
+    ) -> Float64[np.ndarray, "row layer target"]:
+        """Return ρ with the exact entropy, overall and within positions, and with the model's own, per row."""
+        exact = np.concatenate(self._exact).round(9)
+        own = np.concatenate([part[condition] for part in self._own]).round(9)
+        level = np.tile(np.arange(exact.shape[1]), (len(exact), 1))
+        layers = list[np.ndarray]()
+        for along in np.concatenate([part[condition] for part in self._along], axis=1):
+            if np.isnan(along).any():
+                layers.append(np.full((len(weights), len(ENTROPIES)), np.nan))
+                continue
+            along = (along / max(np.abs(along).max(), 1e-30)).round(6)  # rounding errors must not change ranks
+            x, y = (
+                without_level_means(ranks(v.ravel())[:, None], level.ravel()).reshape(v.shape) for v in (along, exact)
+            )
+            by_target = (
+                resampled_spearman(along, exact, weights),
+                resampled_correlation_at_position(x, y, weights),
+                resampled_spearman(along, own, weights),
+            )
+            layers.append(np.stack(by_target, axis=1))
+        return np.stack(layers, axis=1)
+
+
+def _level(name: str, by_draw: Float[np.ndarray, "draw *axes"]) -> Baseline:
+    """Return mean and range over random subspaces."""
+    return Baseline.of("chance", name, by_draw.mean(axis=0), low=by_draw.min(axis=0), high=by_draw.max(axis=0))
+
+
+def _mean(
+    sums: Float64[np.ndarray, "unit *axes"],
+    counts: Int[np.ndarray, " unit"],
+    seed: int,
+    levels: Sequence[Baseline] = (),
+) -> Estimate:
+    """Return means over sequences with their intervals."""
+    weights = counts.reshape(-1, *(1,) * (sums.ndim - 1)).astype(np.float64)
+    found = ratio_interval(sums, weights, seed=seed)
+    return with_interval(sums.sum(axis=0) / counts.sum(), found, n=int(counts.sum()), baselines=levels)

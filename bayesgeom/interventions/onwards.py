@@ -20,11 +20,12 @@ from bayesgeom.core.edits import Edit, Reference
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.run import RESID_POST, RESID_PRE, Site, Trials, concatenate
 from bayesgeom.core.torch_state import alone, with_gradients
-from bayesgeom.interventions._evidence import Erasure, Read, erasure
+from bayesgeom.interventions._evidence import Erasure, erasure
 from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.engine import KL, EditPlan, PairReference, score_pairs
 from bayesgeom.interventions.matching import matched_subspaces
-from bayesgeom.interventions.onwards_report import STAGES, OnwardsReport, verdict_onwards
+from bayesgeom.interventions.report import STAGES, OnwardsReport
+from bayesgeom.interventions.verdicts import onwards_verdict
 from bayesgeom.models.base import Model, Variant, provenance
 from bayesgeom.models.replay.hooked import edited_pass
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
@@ -44,39 +45,52 @@ _NO_REFERENCE = PairReference({}, None)
 
 
 @final
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """The eraser of one role of positions, those that are scored or the others, about a mean.
+
+    Args:
+        covariance: of the activations that arrive there.
+    """
+
+    eraser: Subspace
+    mean: Float64[Tensor, " d"]
+    covariance: Float64[Tensor, "d d"]
+
+
+@final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EraseByRole(Edit):
-    """x − P (x − mean), with one eraser P and mean for scored positions and, optionally, another for the rest."""
+    """x − P (x − mean), with one eraser P and mean for scored positions and another for the rest; None leaves them."""
 
     site: Site
     layer: int
-    scored: tuple[Subspace, Float64[Tensor, " d"]]
-    others: tuple[Subspace, Float64[Tensor, " d"]] | None
+    roles: tuple[Role | None, Role | None]
     mask: Bool[Tensor, " pos"]
-    name: str
 
     @property
     def label(self) -> str:
-        return f"erase {self.name} at L{self.layer} {self.site.name}"
+        (name,) = {role.eraser.name for role in self.roles if role is not None}
+        return f"erase {name} at L{self.layer} {self.site.name}"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
         edited, mask = values.clone(), self.mask.to(values.device)
         if values.shape[1] != len(mask):  # values hold the scored positions only
             mask = mask[mask]
-        for role, eraser in ((mask, self.scored), (~mask, self.others)):
-            if eraser is not None and bool(role.any()):
-                subspace, mean = eraser
-                part = values[:, role]
-                away = (part - mean.to(part)) @ subspace.reads.to(part) @ subspace.basis.to(part).T
-                edited[:, role] = part - away
+        for at, role in zip((mask, ~mask), self.roles, strict=True):
+            if role is not None and bool(at.any()):
+                part = values[:, at]
+                away = (part - role.mean.to(part)) @ role.eraser.reads.to(part) @ role.eraser.basis.to(part).T
+                edited[:, at] = part - away
         return edited
 
-    def along(self, bases: Sequence[Float64[Tensor, "d _"] | None], name: str) -> "EraseByRole":
-        """Return the edit about the same means that erases other subspaces, at scored positions and at the others."""
-        at_scored, elsewhere = bases
-        assert at_scored is not None, "scored positions always have an eraser"
-        others = None if self.others is None or elsewhere is None else (Subspace(name, elsewhere), self.others[1])
-        return replace(self, scored=(Subspace(name, at_scored), self.scored[1]), others=others, name=name)
+    def along(self, subspaces: Sequence[Subspace | None]) -> "EraseByRole":
+        """Return the edit about the same means that erases other subspaces, one for each role."""
+        scored, others = (
+            role if role is None or own is None else replace(role, eraser=own)
+            for role, own in zip(self.roles, subspaces, strict=True)
+        )
+        return replace(self, roles=(scored, others))
 
 
 @final
@@ -120,15 +134,44 @@ class Targets:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Scrubbed:
-    """Erasers by layer, the R² of a linear read-out before and after each, and covariances.
-
-    Args:
-        covariances: by layer, of the layer's input: at scored positions and at the others.
-    """
+    """Erasers by layer, and the R² of a linear read-out at scored positions before and after each."""
 
     edits: Mapping[int, EraseByRole]
     erasures: Mapping[int, Erasure]
-    covariances: Mapping[int, tuple[Float64[Tensor, "d d"], Float64[Tensor, "d d"] | None]]
+
+    def like(self, *, seed: int) -> list[EraseByRole]:
+        """Return erasers of random subspaces of the same ranks, at the same layers and about the same means."""
+        found = []
+        for layer, edit in self.edits.items():
+            drawn = list[Subspace | None]()
+            for at, role in enumerate(edit.roles):
+                size, here = (1, 1) if role is None else role.eraser.basis.shape, derived_seed(seed, layer, at)
+                drawn.append(Subspace("a random subspace", random_subspaces(*size, draws=1, seed=here)[0]))
+            found.append(edit.along(drawn))
+        return found
+
+    def matched(self, *, draws: int, seed: int) -> tuple[list[list[EraseByRole]], bool]:
+        """Return sets of erasers of subspaces with the same share of variance, with the same layers and means.
+
+        Returns:
+            `draws` sets, and whether the shares agree in every layer at scored positions. If no distinct subspaces
+            have as much variance as the eraser's own subspace, every set uses the whole complement.
+        """
+        sets: list[list[EraseByRole]] = [[] for _ in range(draws)]
+        is_matched = True
+        for layer, edit in self.edits.items():
+            found = [
+                role
+                and matched_subspaces(role.eraser, role.covariance, draws=draws, seed=derived_seed(seed, layer, at))
+                for at, role in enumerate(edit.roles)
+            ]
+            is_matched &= found[0] is not None and found[0].is_matched
+            for number, erasers in enumerate(sets):
+                bases = [own and own.bases[number % len(own.bases)] for own in found]
+                erasers.append(
+                    edit.along([None if own is None else Subspace("a matched subspace", own) for own in bases])
+                )
+        return sets, is_matched
 
 
 @final
@@ -143,8 +186,8 @@ class Scrubber:
     site: Site
     quantity: PosteriorQuantity
     oblique: bool
-    n_fit: int
-    n_read: int
+    n_fit: int = N_FIT
+    n_read: int = N_READ
 
     @property
     def name(self) -> str:
@@ -159,91 +202,37 @@ class Scrubber:
         Raises:
             InvalidArgument: The activations of a layer do not vary with the quantity.
         """
-        edits, erasures = dict[int, EraseByRole](), dict[int, Erasure]()
-        covariances = dict[int, tuple[Tensor, Tensor | None]]()
-        values = self.quantity.exact(trials)
+        edits, found = dict[int, EraseByRole](), dict[int, Erasure]()
+        values, mask, few = self.quantity.exact(trials), trials.scored[0], trials.rows(slice(0, self.n_fit))
+        targets = Targets.of(few, self.quantity)
 
         def fitted(output: Tensor, layer: int) -> EraseByRole:
-            edits[layer] = edit = self._eraser(trials, output, layer)
-            few, mask = output[: self.n_fit], trials.scored[0]
-            covariances[layer] = (_spread(few[:, mask]), None if mask.all() else _spread(few[:, ~mask]))
-            points = trials.at_scored(output).double()
-            fit, held_out = (
-                Read(points=points[rows], values=values[rows])
-                for rows in (slice(self.n_fit, self.n_fit + self.n_read), slice(self.n_fit + self.n_read, None))
-            )
-            erasures[layer] = erasure(fit, held_out, edit.scored[0], seed=seed + layer)
-            return edit
+            scored = self._role(output[: self.n_fit][:, mask], targets.scored)
+            if scored is None:
+                raise InvalidArgument(
+                    f"nothing in layer {layer} varies with the {self.quantity.label}. Start from a later layer."
+                )
+            roles = scored, self._role(output[: self.n_fit][:, ~mask], targets.others)
+            edits[layer] = EraseByRole(site=self.site, layer=layer, roles=roles, mask=mask)
+            points = trials.at_scored(output).double()[self.n_fit :]
+            found[layer] = erasure(points, values[self.n_fit :], scored.eraser, n_fit=self.n_read, seed=seed + layer)
+            return edits[layer]
 
         layers = range(first, self.model.spec.n_layers)
         fits = [_EraseFitted(site=self.site, layer=layer, fitted=fitted) for layer in layers]
         edited_pass(self.model, trials, fits, _NO_REFERENCE)
-        return Scrubbed(edits=edits, erasures=erasures, covariances=covariances)
+        return Scrubbed(edits=edits, erasures=found)
 
-    def _eraser(self, trials: Trials, output: Float[Tensor, "batch pos d"], layer: int) -> EraseByRole:
-        few, mask = trials.rows(slice(0, self.n_fit)), trials.scored[0]
-        values, targets = output[: self.n_fit], Targets.of(few, self.quantity)
-        own = self._one(values[:, mask], targets.scored)
-        if own is None:
-            raise InvalidArgument(
-                f"nothing in layer {layer} varies with the {self.quantity.label}. Start from a later layer."
-            )
-        others = self._one(values[:, ~mask], targets.others)
-        return EraseByRole(site=self.site, layer=layer, scored=own, others=others, mask=mask, name=self.name)
-
-    def _one(
-        self, values: Float[Tensor, "batch pos d"], target: Float64[Tensor, "point component"]
-    ) -> tuple[Subspace, Float64[Tensor, " d"]] | None:
-        """Return the eraser and the mean of one role; None if there is nothing to erase."""
+    def _role(self, values: Float[Tensor, "batch pos d"], target: Float64[Tensor, "point component"]) -> Role | None:
+        """Return the eraser of one role; None if there is nothing to erase."""
         points = values.flatten(0, 1).double()
         if not len(points) or float((points - points.mean(dim=0)).abs().max()) < 1e-6 * float(points.abs().max()):
             return None
         if float((target - target.mean(dim=0)).abs().max()) < 1e-9:
             return None
         make = leace_subspace if self.oblique else covariance_subspace
-        return make(self.name, JointMoments.of(points, target)), points.mean(dim=0)
-
-
-def like_erasers(scrubbed: Scrubbed, *, seed: int) -> list[EraseByRole]:
-    """Return erasers of random subspaces of the same ranks, at the same layers and about the same means."""
-    found = []
-    for layer, edit in scrubbed.edits.items():
-        bases = [
-            None
-            if role is None
-            else random_subspaces(role[0].width, role[0].rank, draws=1, seed=derived_seed(seed, layer, index))[0]
-            for index, role in enumerate((edit.scored, edit.others))
-        ]
-        found.append(edit.along(bases, "a random subspace"))
-    return found
-
-
-def matched_erasers(scrubbed: Scrubbed, *, draws: int, seed: int) -> tuple[list[list[EraseByRole]], bool]:
-    """Return `draws` sets of erasers of subspaces with the same share of variance, with the same layers and means.
-
-    Returns:
-        The sets, and whether the shares agree in every layer at scored positions. If no distinct subspaces have as
-        much variance as the eraser's own subspace, every set uses the whole complement.
-    """
-    sets: list[list[EraseByRole]] = [[] for _ in range(draws)]
-    is_matched = True
-    for layer, edit in scrubbed.edits.items():
-        roles = zip((edit.scored, edit.others), scrubbed.covariances[layer], strict=True)
-        found = [
-            None
-            if role is None or spread is None
-            else matched_subspaces(role[0], spread, draws=draws, seed=derived_seed(seed, layer, index))
-            for index, (role, spread) in enumerate(roles)
-        ]
-        is_matched &= found[0] is not None and found[0].is_matched
-        for number, erasers in enumerate(sets):
-            bases = [None if own is None else own.bases[number % len(own.bases)] for own in found]
-            erasers.append(edit.along(bases, "a matched subspace"))
-    return sets, is_matched
-
-
-def _spread(values: Float[Tensor, "batch pos d"]) -> Float64[Tensor, "d d"]:
-    return covariance(values.flatten(0, 1).double())
+        eraser = make(self.name, JointMoments.of(points, target))
+        return Role(eraser=eraser, mean=points.mean(dim=0), covariance=covariance(points))
 
 
 @checked("model", "task")
@@ -296,7 +285,7 @@ def erase_onwards(
     subject.check_fits(one)
     quantity.check(one)
     firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)
-    scrubber = Scrubber(model=subject, site=place.site, quantity=quantity, oblique=oblique, n_fit=N_FIT, n_read=N_READ)
+    scrubber = Scrubber(model=subject, site=place.site, quantity=quantity, oblique=oblique)
     trials = concatenate(list(chosen.stream(N_FIT + N_READ + N_HELD_OUT, seed=derived_seed(seed, _FIT), device=device)))
     found = {first: scrubber.from_layer(trials, first, seed=derived_seed(seed, _SHUFFLE)) for first in firsts}
     is_identified = not is_function_of_position(quantity.exact(trials))
@@ -313,12 +302,12 @@ def _report(
     value, low, high, ceiling, least, most, matched, excess = np.full((8, n_layers), np.nan)
     r2 = np.full((2, n_layers), np.nan)
     verdicts, own_kl, is_matched = [""] * n_layers, float("nan"), [False] * n_layers
+    everything = Subspace("whole activation", torch.eye(model.spec.d_model, dtype=torch.float64))
     for first, scrubbed in found.items():
-        everything = torch.eye(scrubbed.edits[first].scored[0].width, dtype=torch.float64)
-        replaced_by_mean = scrubbed.edits[first].along((everything, everything), "whole activation")
+        replaced_by_mean = scrubbed.edits[first].along([everything, everything])
         conditions: list[Variant] = [list(scrubbed.edits.values()), [replaced_by_mean]]
-        draws = [like_erasers(scrubbed, seed=derived_seed(seed, _DRAWS, number)) for number in range(N_RANDOM)]
-        alike, is_matched[first] = matched_erasers(scrubbed, draws=N_RANDOM, seed=derived_seed(seed, _MATCHED))
+        draws = [scrubbed.like(seed=derived_seed(seed, _DRAWS, number)) for number in range(N_RANDOM)]
+        alike, is_matched[first] = scrubbed.matched(draws=N_RANDOM, seed=derived_seed(seed, _MATCHED))
         main = _kl(model, task, conditions, n=n, seed=seed)
         control = _kl(model, task, draws + alike, n=min(n, N_CONTROL), seed=seed)
         paired, own_kl = main[:, 1:] - main[:, :1], float(main[:, 0].mean())
@@ -330,7 +319,7 @@ def _report(
         erasures = list(scrubbed.erasures.values())
         r2[:, first] = erasures[0].before, max(each.after for each in erasures)
         excess[first] = max(each.after - max(each.permuted, 0.0) for each in erasures)
-        verdicts[first] = verdict_onwards(
+        verdicts[first] = onwards_verdict(
             (low[first], high[first]),
             ceiling[first],
             own_kl,

@@ -1,31 +1,34 @@
-"""The intervention report: does the model use the content of a subspace?
+"""The reports of interventions: does the model use the content of a subspace?
 
     movement      Σ (y' − y)(y_donor − y) / Σ (y_donor − y)²      y: the model's own value of the quantity
     answer shift  KL(original's exact ‖ model) − KL(donor's exact ‖ model), bits, as a change from the unedited model
 
 Movement is 1 if a swap gives the model the donor's value and 0 if it changes nothing. Every effect has a ceiling, the
-same edit of the whole activation, and controls: random subspaces of the same rank, and subspaces with the same share
-of variance.
+same edit of the whole activation, and controls: random subspaces of the same rank, and others.
+
+Reference: Agarwal, Dalal & Misra 2025, Paper III of their trilogy, sections 4.5, 4.6 and 6.2 (cuts at one layer and at
+five; "a privileged read-out, not a bottleneck").
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
-from bayesgeom.report.columns import fitted
-from bayesgeom.report.estimate import UNTRAINED, AtMostOne, Estimate, NonNegative, Quantity, Unit
+from bayesgeom.report.estimate import UNTRAINED, AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, ceiling_of, headline_of
 
+ORTHOGONAL, UNEDITED = "orthogonal random subspaces", "unedited model"
 _CONTROLS = (RANDOM, MATCHED, RANDOM_MOST, MATCHED_MOST)
 _WHOLE = 1 - 1e-6  # overlap of a subspace that lies in the span by definition, as the frame does
 SHUFFLED = "shuffled values, 97.5 % quantile"
@@ -51,11 +54,39 @@ PARTS = (
     "of the subspace, inside the span of hypothesis embeddings",
 )
 VARIANCE, OUTSIDE, INSIDE = range(3)  # entries of `share`
+METRICS = ("KL", "entropy error")
+ENTROPIES = ("exact entropy", "exact entropy within positions", "model's own entropy")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class EditReport(Report, ABC):
+    """The result of edits in several layers, or sets of layers, with one table of numbers and one of codes."""
+
+    @abstractmethod
+    def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """Return tables: the index of each row by its name, and the columns that it indexes."""
+
+    @final
+    def table(self) -> str:
+        """Return the numbers of every edit with 95 % intervals and controls, then the codes of its verdict."""
+        lines = [self.title]
+        for rows, columns in self._tables():
+            known = {name: own for name, own in columns.items() if any(_cell(own, at) != "–" for at in rows.values())}
+            cells = [(name, *(_cell(own, at) for own in known.values())) for name, at in rows.items()]
+            lines += ["", *fitted([("", *known), *cells])]
+        return "\n".join(lines)
+
+
+def _cell(column: Any, at: Any) -> str:
+    """Return an entry of an estimate with its interval, of an array, or of a sequence of texts."""
+    if isinstance(column, Estimate):
+        return column[at].text()
+    return number_text(column[at]) if isinstance(column, np.ndarray) else str(column[at])
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class InterventionReport(Report):
+class InterventionReport(EditReport):
     """One component of an activation is swapped with that of another sequence, or removed.
 
     If the model uses the quantity in that component, a swap moves the model's own value of it toward the donor's
@@ -135,7 +166,8 @@ class InterventionReport(Report):
         """
         if name not in self.effects:
             raise InvalidArgument(f"no effect is named {name!r}; available: {', '.join(self.effects)}.")
-        return _known(self.change_bits[self.effects.index(name)])
+        own = self.change_bits[self.effects.index(name)]
+        return replace(own, baselines=tuple(each for each in own.baselines if np.isfinite(each.value).any()))
 
     @property
     def kl_increase_bits(self) -> Estimate:
@@ -181,47 +213,44 @@ class InterventionReport(Report):
     def headlines(self) -> Sequence[Headline]:
         """Return the effect in every layer with its verdict, the strongest layer first; then the others there."""
         at = self.strongest()
-        lines = [self._judgment(layer) for layer in dict.fromkeys((at, *self._judged))]
-        read = headline_of(self, "r2", (AFTER, at), f"R² after removal, layer {at} ({self.quantity})")
-        if not self.is_swap:
-            ceiling = ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}")
-            return *lines, ceiling, read, *self._without_direct_path()
         where = f"layer {at}, {self.subspace}"
-        return (
-            *lines,
-            self._identity(headline_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, {where}"), at),
-            ceiling_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
-            self._identity(headline_of(self, "change_bits", (KL, at, 0), f"KL increase, {where}"), at),
-            headline_of(self, "change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}"),
-            read,
-            *self._without_direct_path(),
-        )
+        lines = [self._judgment(layer) for layer in dict.fromkeys((at, *self._judged))]
+        if self.is_swap:
+            lines += [
+                self._line("change_bits", (SHIFT, at, 0), f"answer shift, {where}"),
+                ceiling_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
+                self._line("change_bits", (KL, at, 0), f"KL increase, {where}"),
+                headline_of(self, "change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}"),
+            ]
+        else:
+            lines.append(ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}"))
+        lines.append(headline_of(self, "r2", (AFTER, at), f"R² after removal, layer {at} ({self.quantity})"))
+        for at in self.layers:
+            if self.is_swap:
+                lines.append(self._line("indirect_movement", (at, 0), f"layer {at}: movement without the direct path"))
+            else:
+                label = f"layer {at}: KL increase without the direct path"
+                lines.append(self._line("change_bits", (INDIRECT_KL, at, 0), label))
+        return [own for own in lines if own.verdict or not math.isnan(own.value)]
 
-    def _without_direct_path(self) -> list[Headline]:
-        """Return the effect without the direct path to the output, in every layer of a site that has one."""
-        label = f"{'movement' if self.is_swap else 'KL increase'} without the direct path"
-        metric, row = ("indirect_movement", ()) if self.is_swap else ("change_bits", (INDIRECT_KL,))
-        lines = [(at, headline_of(self, metric, (*row, at, 0), f"layer {at}: {label}")) for at in self.layers]
-        return [self._identity(own, at) for at, own in lines if not math.isnan(own.value)]
-
-    def _identity(self, line: Headline, layer: int) -> Headline:
-        """Return the line without a verdict of its own if the swap in its layer is an identity."""
-        is_identity = self.verdict_by_layer[layer] == Verdict.BY_CONSTRUCTION
-        return replace(line, verdict=self.verdict_by_layer[layer]) if is_identity else line
+    def _line(self, metric: str, at: tuple[int, ...], label: str) -> Headline:
+        """Return an entry, without a verdict of its own if the swap in its layer is an identity."""
+        own, verdict = headline_of(self, metric, at, label), self.verdict_by_layer[at[-2]]
+        return replace(own, verdict=verdict) if verdict == Verdict.BY_CONSTRUCTION else own
 
     def _judgment(self, layer: int) -> Headline:
         """Return the effect in one layer, with its verdict and what stands against another one."""
-        metric, row, label = "change_bits", [KL], f"KL increase, layer {layer}, {self.subspace}"
+        metric, label = "change_bits", f"KL increase, layer {layer}, {self.subspace}"
+        at: tuple[int, ...] = KL, layer, 0
         if self.is_swap:
-            metric, row, label = "movement", [], f"layer {layer}: movement toward the donor's {self.quantity}"
-        at, count = (*row, layer, 0), len(self.layers) if layer == self.strongest() else 1
-        own = self.estimate(metric)[at]
-        chosen = own[np.newaxis].extreme("largest", count=count)[1]
-        verdict, why = self.verdict_by_layer[layer], self.against_use[layer]
-        why = f"{why}; {self.against_disuse[layer]}" if self.against_disuse[layer] and why else why
-        if chosen.is_withheld or count < 2:
-            return replace(headline_of(self, metric, at, label, own=own, verdict=verdict), why=why)
-        return replace(headline_of(self, metric, at, label, own=chosen, chosen_of=count, verdict=verdict), why=why)
+            metric, at, label = "movement", (layer, 0), f"layer {layer}: movement toward the donor's {self.quantity}"
+        verdict, own, count = self.verdict_by_layer[layer], self.estimate(metric)[at], 1
+        if layer == self.strongest() and len(self.layers) > 1:
+            chosen = own[np.newaxis].extreme("largest", count=len(self.layers))[1]
+            own, count = (own, 1) if chosen.is_withheld else (chosen, len(self.layers))
+        why = "; ".join(filter(None, (self.against_use[layer], self.against_disuse[layer])))
+        line = headline_of(self, metric, at, label, own=own, chosen_of=count, verdict=verdict)
+        return replace(line, why=why if self.against_use[layer] else "")
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.interventions.drawing import profile_panel
@@ -234,89 +263,53 @@ class InterventionReport(Report):
         error = self.effect(EFFECTS[ERROR])
         return increase, profile_panel("Increase in entropy error", "increase (bits)", error, self.bands)
 
-    def table(self) -> str:
-        """Return one row per layer over all scored positions, then what stands against each verdict."""
-        level = f"model's own KL {number_text(self.unedited_kl_bits)} bits"
-        if self.is_swap and np.isfinite(unedited := self.unedited_bits[SHIFT, 0]):
-            level += f"; its own answer shift, unedited, {number_text(unedited)} bits"
-        holds = ("layer", "rank", "variance", "R² before", "after", "shuffled", "ΔKL on removal", "ceiling", "verdict")
-        erased = fitted([holds, *map(self._erased, self.layers)])
-        codes = [("layer", "verdict", "against use", "against disuse", "matched controls")]
-        codes += [
-            (
-                str(at),
-                self.verdict_by_layer[at],
-                self.against_use[at],
-                self.against_disuse[at],
-                str(self.controls_found[at]),
-            )
-            for at in self._judged
-        ]
-        title = f"{self.kind} {self.subspace} at {self.where}; n = {self.n}"
-        below = (*self._overlaps(), "", *fitted(codes))
-        return "\n".join([title, level, *self._effects(), "", *erased, *below])
-
-    def _overlaps(self) -> list[str]:
-        """Return the overlap with the hypothesis tokens' embeddings; claims about J-space rest on the Jacobian's."""
-        head = ("layer", "inside the span of hypothesis embeddings", "random, mean", "max of 1,000")
-        overlap = self.share[INSIDE]
-        levels = (overlap.value, _mean(overlap, RANDOM), _most(overlap, RANDOM))
-        outside = (at for at in self.layers if overlap.value[at] < _WHOLE)
-        rows = [(str(at), *(number_text(level[at]) for level in levels)) for at in outside]
-        return ["", *fitted([head, *rows])] if rows else []
-
-    def _effects(self) -> list[str]:
-        """Return two tables: the effect with its ceiling and controls; that without the direct path, and the others."""
-        own, indirect = self.kl_increase_bits, self.effect(EFFECTS[INDIRECT_KL])
-        others = {"Δ entropy error": self.effect(EFFECTS[ERROR]).value}
+    def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        name, own, indirect = "ΔKL", self.kl_increase_bits, self.effect(EFFECTS[INDIRECT_KL])
         if self.is_swap:
-            own, indirect, shift = self.movement, self.indirect_movement, self.effect(EFFECTS[SHIFT])
-            others = {"answer shift": shift.value, "its ceiling": shift.ceiling}
-        levels = {"ceiling": own.ceiling, "random, max": _most(own, RANDOM), "matched, max": _most(own, MATCHED)}
-        levels |= {"untrained": _most(own, UNTRAINED)} if self.is_swap else {}
-        return [
-            *self._table("movement" if self.is_swap else "ΔKL", own, levels),
-            "",
-            *self._table("without the direct path", indirect, {"controls, max": largest_control(indirect), **others}),
-        ]
-
-    def _table(self, name: str, effect: Estimate, levels: Mapping[str, Float[np.ndarray, "layer band"]]) -> list[str]:
-        """Return an effect with its interval, and levels, per layer over all scored positions."""
-        low, high = effect.ends
-        rows = [
-            (
-                str(layer),
-                number_text(effect.value[layer, 0]),
-                interval_text(low[layer, 0], high[layer, 0]),
-                *(number_text(level[layer, 0]) for level in levels.values()),
-            )
-            for layer in self.layers
-        ]
-        return fitted([("layer", name, "95 % interval", *levels), *rows])
-
-    def _erased(self, layer: int) -> tuple[str, ...]:
-        reads = (*self.r2.value[[BEFORE, AFTER], layer], _mean(self.r2, SHUFFLED)[AFTER, layer])
-        removal = self.change_bits[REMOVAL, layer, 0]
+            name, own, indirect = "movement", self.movement, self.indirect_movement
+        removal, shift, overlap = self.change_bits[REMOVAL], self.change_bits[SHIFT], self.share[INSIDE]
+        is_inside = np.isnan(overlap.value).all() or (overlap.value[self.layers] >= _WHOLE).all()
+        inside = {
+            "in the embeddings' span": overlap.value,
+            "random, mean": _mean(overlap, RANDOM),
+            "max of 1,000": _most(overlap, RANDOM),
+        }
+        numbers = {
+            "rank": self.rank,
+            name: own[:, 0],
+            "ceiling": own.ceiling[:, 0],
+            "random, max": _most(own, RANDOM)[:, 0],
+            "matched, max": _most(own, MATCHED)[:, 0],
+            "untrained": _most(own, UNTRAINED)[:, 0],
+            "without the direct path": indirect[:, 0],
+            "controls, max": np.max([_most(indirect, each)[:, 0] for each in (RANDOM_MOST, MATCHED_MOST)], axis=0),
+            "answer shift": shift[:, 0],
+            "its ceiling": shift.ceiling[:, 0],
+            "Δ entropy error": self.effect(EFFECTS[ERROR])[:, 0],
+            "variance": self.share.value[VARIANCE],
+            "R² before": self.r2.value[BEFORE],
+            "after": self.r2.value[AFTER],
+            "shuffled": _mean(self.r2, SHUFFLED)[AFTER],
+            "ΔKL on removal": removal[:, 0],
+            "of the whole": removal.ceiling[:, 0],
+            **({} if is_inside else inside),
+        }
+        codes = {
+            "verdict": self.verdict_by_layer,
+            "against use": self.against_use,
+            "against disuse": self.against_disuse,
+            "matched controls": self.controls_found,
+        }
+        levels = {"KL, unedited": self.unedited_bits[KL], "answer shift, unedited": self.unedited_bits[SHIFT]}
         return (
-            str(layer),
-            str(self.rank[layer]),
-            f"{100 * self.share.value[VARIANCE, layer]:.2f} %",
-            *map(number_text, reads),
-            removal.text(),
-            number_text(removal.ceiling),
-            self.verdict_by_layer[layer],
+            ({f"{self.kind} {self.subspace} at {self.where}; n = {self.n}": 0}, levels),
+            (_rows(self.layers), numbers),
+            (_rows(self._judged), codes),
         )
 
 
-def largest_control(effect: Estimate) -> Float[np.ndarray, "*axes"]:
-    """Return the largest effect of all control subspaces, random and variance-matched; NaN without controls."""
-    found = [_most(effect, own.name) for own in effect.baselines if own.name in _CONTROLS]
-    return np.max(found, axis=0) if found else np.full(effect.value.shape, np.nan)
-
-
-def _known(effect: Estimate) -> Estimate:
-    """Return the estimate without baselines that are NaN everywhere."""
-    return replace(effect, baselines=tuple(own for own in effect.baselines if np.isfinite(own.value).any()))
+def _rows(layers: Sequence[int]) -> Mapping[str, int]:
+    return {f"layer {layer}": layer for layer in layers}
 
 
 def _mean(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
@@ -328,3 +321,216 @@ def _most(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
     """Return the upper end of a baseline; NaN if the estimate has none of that name."""
     found = (own.bar("higher") for own in effect.baselines if own.name == name)
     return next(found, np.full(effect.value.shape, np.nan))
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class JointInterventionReport(EditReport):
+    """One direction, such as a decoder of uncertainty, is edited in several layers in the same pass.
+
+    A later layer then cannot recover what an earlier edit removed. There are two questions. Do answers get worse, and
+    by more than with random directions? Does the coordinate along the direction still follow uncertainty in later
+    layers? If it does not, but the answers stay as good, then the direction was a read-out, not a bottleneck.
+
+    An edit costs more than chance if the 95 % interval of the paired difference to random directions lies above zero
+    and the cost exceeds that of every random direction. It costs no more than chance if it lies within their range.
+
+    Fields, for every set of layers:
+
+    - `unedited_bits`: KL to the exact posterior and entropy error of the unedited model.
+    - `increase_bits`: the increase of both over the unedited model on the same sequences. Baselines: mean and range
+      over `n_random` random subspaces of that rank, and over as many that are orthogonal to the edited subspace.
+      Its `ceiling`: the same with the whole activation replaced by its mean in those layers.
+    - `beyond_random_bits`: the paired difference to the mean over random subspaces.
+    - `axis_correlation`: |Spearman| of entropy and the coordinate along a layer's axis, read before the edit of that
+      layer; baselines: edits of random subspaces, and the unedited model. NaN for ranks above 1.
+    """
+
+    name: ClassVar[str] = "joint_intervention"
+    title: ClassVar[str] = "Joint intervention"
+
+    kind: str
+    site: str
+    subspace: str
+    rank: int
+    sets: tuple[str, ...]
+    metrics: tuple[str, ...]
+    targets: tuple[str, ...]
+    unedited_bits: Annotated[Estimate, NonNegative("metric", unit="bits", label="unedited model")]
+    increase_bits: Annotated[Estimate, Quantity("set metric", unit="bits", better="higher", label="increase")]
+    beyond_random_bits: Annotated[
+        Estimate, Quantity("set metric", unit="bits", label="increase beyond random subspaces")
+    ]
+    axis_correlation: Annotated[Estimate, Share("set layer target", label="|ρ| of the axis with entropy")]
+    verdicts: Annotated[tuple[str, ...], "set"]
+    n_random: int
+    n_kept: int
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        rows = list[Headline]()
+        for i, name in enumerate(self.sets):
+            where = f"{self.kind} {self.subspace}, {_layers(name)}"
+            for j, metric in enumerate(self.metrics):
+                # An increase above that of random subspaces may still be none, so only the report's verdict counts.
+                verdict, label = self.verdicts[i] * (j == 0), f"increase of {metric}, {where}"
+                rows.append(headline_of(self, "increase_bits", (i, j), label, verdict=verdict))
+            label = f"|ρ| with exact entropy, last layer, {where}"
+            rows.append(headline_of(self, "axis_correlation", (i, -1, 0), label))
+        return rows
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.heads import add_profile
+        from bayesgeom.charts.lines import add_line
+        from bayesgeom.interventions.drawing import add_rows
+        from bayesgeom.report.theme import EXACT, label_axes, series
+
+        drawn = [Panel.blank(f"Increase of {metric}") for metric in self.metrics]
+        for column, panel in enumerate(drawn):
+            own, labels = self.increase_bits[:, column], tuple(map(_layers, self.sets))
+            levels = [own.value, *own.ends, *(each.value for each in own.compared)]
+            reach = 1.1 * float(np.nanmax(np.abs(levels))) + 1e-6
+            unit = f"increase of {self.metrics[column]} (bits)"
+            # A ceiling far beyond would press all else into one point; the table names it.
+            ceiling = {"ceiling: whole activation": np.where(own.ceiling <= reach, own.ceiling, np.nan)}
+            add_rows(panel.figure, labels, own, ceiling, unit=unit, limits=(-reach, reach))
+        order, along = self.axis_correlation, Panel.blank("Order along the axis")
+        layers, unedited = range(order.value.shape[1]), order.baseline(UNEDITED)[0, :, 0]
+        random = {RANDOM: order.baseline(RANDOM).value.mean(axis=0)[:, 0]}
+        low, high = (
+            np.full_like(unedited.value, np.nan) if own is None else own for own in (unedited.low, unedited.high)
+        )
+        add_profile(along.figure, unedited.value, name="unedited", band=(low, high), baselines=random, color=EXACT)
+        for i, name in enumerate(self.sets):
+            add_line(along.figure, layers, order.value[i, :, 0], name=_layers(name), **series(i))
+        along.figure.update_yaxes(range=[0, 1.03])
+        label_axes(along.figure, "layer", "|ρ| with the exact entropy")
+        return *drawn, along
+
+    def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        increase, order = self.increase_bits, self.axis_correlation[:, -1]
+        sets = dict(enumerate(map(_layers, self.sets)))
+        effects = {f"{name}, {metric}": (i, j) for i, name in sets.items() for j, metric in enumerate(self.metrics)}
+        orders = {f"{name}, {target}": (i, j) for i, name in sets.items() for j, target in enumerate(self.targets)}
+        numbers = {
+            "increase": increase,
+            "random, mean": _mean(increase, RANDOM),
+            "random, max": _most(increase, RANDOM),
+            "orthogonal, mean": _mean(increase, ORTHOGONAL),
+            "orthogonal, max": _most(increase, ORTHOGONAL),
+            "ceiling": increase.ceiling,
+            "beyond random": self.beyond_random_bits,
+        }
+        correlations = {
+            "|ρ|, last layer, edited": order,
+            "unedited": _mean(order, UNEDITED),
+            "random, mean": _mean(order, RANDOM),
+            "random, max": _most(order, RANDOM),
+        }
+        unedited = {f"{metric}, unedited": self.unedited_bits.value[j : j + 1] for j, metric in enumerate(self.metrics)}
+        return (
+            ({f"{self.kind} {self.subspace} at {self.site}, bits; n = {self.n}": 0}, unedited),
+            (effects, numbers),
+            (orders, correlations),
+            ({name: i for i, name in sets.items()}, {"verdict": self.verdicts}),
+        )
+
+
+def _layers(name: str) -> str:
+    """Return the name of a set of layers, such as "3" or "1+2", with its noun."""
+    return f"layers {name}" if "+" in name else f"layer {name}"
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OnwardsReport(EditReport):
+    """A quantity is erased from the residual stream in one layer and all later layers, at all positions.
+
+    If no linear map can then decode the quantity and the answers stay as good, the model does not use the quantity
+    linearly from that layer on.
+
+    Not used (linearly) from a layer on requires three conditions. Before erasure, R² of a linear map in that layer is
+    at least 0.1 above that of shuffled values. After erasure, it is at most 0.01 above in every layer from there on.
+    The 95 % interval of the KL increase is within half of the model's own KL and within 1 % of the ceiling. Removal
+    alone never shows use.
+
+    Fields, for every first layer, with all positions and later layers erased; NaN where not tried:
+
+    - `kl_increase_bits` with a paired interval. Baselines: the largest KL increase of 20 random subspaces of the same
+      ranks, with their range, and the largest of 20 subspaces with the same share of variance in every layer. Where
+      `is_matched_by_layer` is false there are no such subspaces in some layer, and everything outside the erased
+      subspace is erased there.
+      Its `ceiling`: the whole activation replaced by its mean. `unedited_kl_bits`: the model's own KL.
+    - `r2`: held-out R² of the quantity at scored positions, before and after; the largest over the erased layers.
+    - `r2_excess`: the largest amount by which R² exceeds both the 97.5 % quantile of shuffled values and 0.
+    """
+
+    name: ClassVar[str] = "erasure_onwards"
+    title: ClassVar[str] = "Erasure from a layer on"
+
+    site: str
+    subspace: str
+    quantity: str
+    kl_increase_bits: Annotated[Estimate, Quantity("layer", unit="bits", better="higher", label="KL increase")]
+    stages: tuple[str, ...]
+    r2: Annotated[Estimate, AtMostOne("stage layer", label="R² of the quantity, before and after erasure")]
+    r2_excess: Annotated[Float[np.ndarray, " layer"], Unit("1")]
+    unedited_kl_bits: Annotated[Estimate, NonNegative(unit="bits", label="KL of the unedited model")]
+    verdict_by_layer: Annotated[tuple[str, ...], "layer"]
+    is_matched_by_layer: Annotated[tuple[bool, ...], "layer"]
+    n: int
+
+    @property
+    def layers(self) -> list[int]:
+        """The first layers that were tried."""
+        return [int(layer) for layer in np.flatnonzero(np.isfinite(self.kl_increase_bits.value))]
+
+    def headlines(self) -> Sequence[Headline]:
+        """Return one line per first layer, the strongest verdict first, then the relative size and R²."""
+        order = (Verdict.NOT_USED, Verdict.UNDECIDED, Verdict.NOT_IDENTIFIED)
+        ranked = sorted(self.layers, key=lambda at: order.index(Verdict(self.verdict_by_layer[at])))
+        lines = list[Headline]()
+        for at in ranked:
+            label, verdict = f"KL increase, {self.subspace} from layer {at} on", self.verdict_by_layer[at]
+            lines.append(headline_of(self, "kl_increase_bits", (at,), label, verdict=verdict))
+        increase = self.kl_increase_bits
+        for at in (at for at in ranked[:1] if increase.ceiling[at] > 0):
+            label = f"KL increase over the ceiling, layer {at}"
+            relative = float(increase.value[at] / increase.ceiling[at])
+            lines.append(Headline.computed("kl_increase_bits", label, relative))
+        for at in sorted(self.layers, key=lambda at: float(self.r2_excess[at]))[-1:]:
+            lines.append(headline_of(self, "r2", (1, at), f"R² after erasure from layer {at}"))
+        return lines
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.lines import add_line
+        from bayesgeom.interventions.drawing import profile_panel
+        from bayesgeom.report.theme import EXACT, MEASURED, label_axes
+
+        at, read = self.layers, Panel.blank("R² of the quantity")
+        cost = profile_panel("KL increase", "KL increase (bits)", self.kl_increase_bits[:, np.newaxis], ("erased",))
+        for name, values, color in zip(self.stages, self.r2.value, (EXACT, MEASURED), strict=True):
+            add_line(read.figure, at, values[at], name=f"{name}, most over layers", color=color)
+        label_axes(read.figure, "first erased layer", "held-out R²")
+        label_axes(cost.figure, "first erased layer", "KL increase (bits)")
+        ends = [at[0] - 0.5, at[-1] + 0.5] if at else None  # with one layer, its interval is a whisker
+        for own in (cost.figure, read.figure):
+            own.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(at) // 8), range=ends)
+        return cost, read
+
+    def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        increase = self.kl_increase_bits
+        columns = {
+            "ΔKL": increase,
+            "random, max": _most(increase, RANDOM_MOST),
+            "matched, max": _most(increase, MATCHED_MOST),
+            "ceiling": increase.ceiling,
+            "R² before": self.r2.value[0],
+            "after": self.r2.value[1],
+            "excess": self.r2_excess,
+            "controls matched": ["yes" if own else "no" for own in self.is_matched_by_layer],
+            "verdict": self.verdict_by_layer,
+        }
+        own_kl = {"KL, unedited": self.unedited_kl_bits[np.newaxis]}
+        title = f"erase {self.subspace} at {self.site}, all positions; n = {self.n}"
+        return ({title: 0}, own_kl), ({f"from layer {at}": at for at in self.layers}, columns)

@@ -9,8 +9,7 @@ from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention
-from bayesgeom.interventions.joint_report import JointInterventionReport
-from bayesgeom.interventions.report import InterventionReport
+from bayesgeom.interventions.report import InterventionReport, JointInterventionReport
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit

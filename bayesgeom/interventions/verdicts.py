@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import final
 
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.interventions._evidence import Erasure
+from bayesgeom.interventions._evidence import SLACK, Erasure
 from bayesgeom.interventions.design import LEAST_CONTROLS
 
 OWN_KL_SHARE, CEILING_SHARE = 0.5, 0.01  # margins of "not used"
@@ -196,16 +196,6 @@ def _identity(evidence: Evidence) -> str:
     return Obstacle.UNTRAINED_WHOLE if any(own.is_same_as_untrained for own in evidence.whole) else ""
 
 
-def listed(layers: Sequence[int]) -> str:
-    """Return layers in words.
-
-    Example:
-        >>> listed([2]), listed([0, 3])
-        ('layer 2', 'layers 0, 3')
-    """
-    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
-
-
 def _against_use(evidence: Evidence) -> Iterator[Obstacle]:
     if evidence.kind != "swap":
         yield Obstacle.ONLY_SWAP
@@ -266,3 +256,29 @@ def _against_disuse(evidence: Evidence) -> Iterator[Obstacle]:
         yield Obstacle.KL_BEYOND
     if not evidence.removal.lies_within(CEILING_SHARE * evidence.removal_ceiling):
         yield Obstacle.KL_OF_CEILING
+
+
+def joint_verdict(value: float, beyond_lo: float, most: float) -> Verdict:
+    """Return the verdict from an increase, the lower end beyond random directions, and their maximum."""
+    if math.isnan(beyond_lo):
+        return Verdict.UNDECIDED
+    if beyond_lo > 0 and value > most:
+        return Verdict.COSTS_MORE
+    return Verdict.COSTS_NO_MORE if value <= most else Verdict.UNDECIDED
+
+
+def onwards_verdict(
+    increase: tuple[float, float],
+    ceiling: float,
+    own_kl: float,
+    *,
+    excess: float,
+    is_decodable: bool,
+    is_identified: bool,
+) -> Verdict:
+    """Return the verdict from the ends of the interval of the KL increase."""
+    if not is_identified:
+        return Verdict.NOT_IDENTIFIED
+    reach = max(abs(end) for end in increase)
+    is_cheap = reach <= OWN_KL_SHARE * own_kl and reach <= CEILING_SHARE * ceiling
+    return Verdict.NOT_USED if is_cheap and is_decodable and excess <= SLACK else Verdict.UNDECIDED

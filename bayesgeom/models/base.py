@@ -133,11 +133,6 @@ def check_memory_gib(memory_gib: object) -> None:
         raise InvalidArgument(f"memory_gib must be a positive number of GiB, got {memory_gib!r}.")
 
 
-def pass_bytes(device: str, budget: int) -> int:
-    """Return the bytes that one forward pass may take, given the budget for recorded activations."""
-    return min(budget, PASS_BYTES) if torch.device(device).type == "cpu" else max(1, budget // 4)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether torch could not allocate memory, on a GPU or a CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
@@ -209,10 +204,6 @@ class Recorder:
     def n_streamed(self) -> int:
         """Number of sequences whose statistics are computed during the pass."""
         return 0 if self.stream is None else len(self.stream.trials)
-
-    def room_for(self, trials: Trials, *, most: int, budget_bytes: int) -> int:
-        """Return of how many sequences, at most `most`, the activations fit into a budget (see `room_for`)."""
-        return room_for(self.spec, self.layers, trials, stream=self.stream, most=most, budget_bytes=budget_bytes)
 
     @contextlib.contextmanager
     def recording(self, trials: Trials) -> Iterator[None]:
@@ -311,10 +302,6 @@ def allocated(shape: Sequence[int], device: torch.device) -> Float32[Tensor, "..
     """Return uninitialized storage.
 
     numpy requests large pages for large arrays, which makes the first write to storage on the CPU three times as fast.
-
-    Example:
-        >>> tuple(allocated((2, 3), torch.device("cpu")).shape)
-        (2, 3)
     """
     if device.type != "cpu":
         return torch.empty(*shape, dtype=torch.float32, device=device)
@@ -373,7 +360,6 @@ def _widths(spec: ModelSpec, site: Site) -> dict[str, int]:
     return widths | ({"d_state": spec.d_state} if spec.d_state else {})
 
 
-BUDGET_BYTES = PASS_BYTES
 BaselinePredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]
 
 
@@ -584,11 +570,15 @@ class Model(ABC):
         self, blocks: Iterable[Trials], recorder: Recorder, n_recorded: int, budget_bytes: int
     ) -> Iterator[tuple[Trials, bool]]:
         """Yield the sequences of each pass, and whether they are kept."""
-        start, most = 0, pass_bytes(self.spec.device, budget_bytes)
+        is_cpu = torch.device(self.spec.device).type == "cpu"
+        start, most = 0, min(budget_bytes, PASS_BYTES) if is_cpu else max(1, budget_bytes // 4)
         for block in blocks:
             self.check_fits(block)
             if not start:
-                recorder.room = recorder.room_for(block, most=n_recorded, budget_bytes=budget_bytes)
+                places, stream = recorder.layers, recorder.stream
+                recorder.room = room_for(
+                    self.spec, places, block, stream=stream, most=n_recorded, budget_bytes=budget_bytes
+                )
             # Split a block at the end of the storage, so that the rest of it runs without hooks.
             ends = sorted({0, *(end - start for end in (recorder.room, recorder.n_streamed)), len(block)})
             for first, last in pairwise(end for end in ends if 0 <= end <= len(block)):

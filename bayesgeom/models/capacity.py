@@ -5,8 +5,9 @@ embeddings. Compute is not matched.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -14,16 +15,14 @@ from typing import Any, final
 from torch import nn
 
 from bayesgeom.core.errors import InvalidArgument, checked
-from bayesgeom.core.plugins import find
 from bayesgeom.models.base import Model
-from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only
+from bayesgeom.models.config import ModelConfig, architecture_named, config_from_dict, shapes_only
 from bayesgeom.models.resolve import load
 
 TOLERANCE = 0.01
 # Widths are multiples of one of these; the value is the penalty, in doublings of the depth.
 _STEPS = {8: 0.0, 4: 0.15, 2: 0.3, 1: 0.5}
 _WIDEST, _DEEPEST = 8192, 129
-_FIRST_GUESS, _GUESSES = 64, 4
 
 
 @checked()
@@ -56,31 +55,30 @@ def capacity_matched(
         >>> capacity_matched("lstm", reference).d_vocab
         40
     """
-    # mypy: an abstract class as a value is what discovery is about.
-    kind = find("bayesgeom.models.native", ModelConfig, architecture, group="bayesgeom.models")  # type: ignore[type-abstract]
-    target = _target(load(reference) if isinstance(reference, str | Path) else reference)
+    kind = architecture_named(architecture)
+    n_target, n_layers, known = _target(load(reference) if isinstance(reference, str | Path) else reference)
     taken = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every config is a dataclass
     if unknown := sizes.keys() - taken:
         raise InvalidArgument(
             f"architecture {architecture!r} has no parameter {', '.join(sorted(unknown))}. It has: "
             f"{', '.join(sorted(taken))}."
         )
-    carried = {name: value for name, value in target.carried.items() if name in taken}
-    if missing := {"d_vocab", "n_ctx"} - (carried | sizes).keys():
+    fixed = {name: value for name, value in known.items() if name in taken} | sizes
+    if missing := {"d_vocab", "n_ctx"} - fixed.keys():
         raise InvalidArgument(f"the reference does not state {' and '.join(sorted(missing))}: pass them by name.")
-    family = _Family(kind, carried | sizes)
-    candidates = sorted(family.candidates(target), key=lambda candidate: (candidate.cost, candidate.error))
-    for candidate in candidates:
-        if candidate.error <= TOLERANCE:
-            return family.config(candidate.n_layers, candidate.d_model)
-    nearest = min(candidates, key=lambda candidate: candidate.error, default=None)
+    family = _Family(kind, fixed)
+    candidates = sorted(family.candidates(n_target, n_layers))
+    for _, error, n_layers, d_model in candidates:
+        if error <= TOLERANCE:
+            return family.config(n_layers, d_model)
     found = "there is no valid config"
-    if nearest is not None:
-        found = f"the nearest, {family.config(nearest.n_layers, nearest.d_model)}, is {100 * nearest.error:.1f} % off"
+    if candidates:
+        _, error, n_layers, d_model = min(candidates, key=lambda candidate: candidate[1])
+        found = f"the nearest, {family.config(n_layers, d_model)}, is {100 * error:.1f} % off"
     given = "".join(f", {name} = {value!r}" for name, value in sizes.items())
     raise InvalidArgument(
-        f"no {architecture} with {target.carried.get('d_vocab')} ids{given} is within {100 * TOLERANCE:.0f} % of the "
-        f"reference's {target.n_parameters:,} parameters: {found}. Fix fewer sizes, or use another reference."
+        f"no {architecture} with {known.get('d_vocab')} ids{given} is within {100 * TOLERANCE:.0f} % of the "
+        f"reference's {n_target:,} parameters: {found}. Fix fewer sizes, or use another reference."
     )
 
 
@@ -91,27 +89,6 @@ def n_parameters(config: ModelConfig) -> int:
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
-class _Target:
-    """The sizes of the reference that its match must have."""
-
-    n_parameters: int
-    n_layers: int
-    carried: Mapping[str, Any]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Candidate:
-    """A depth and a width, with a penalty for their shape and the relative error of the capacity."""
-
-    n_layers: int
-    d_model: int
-    cost: float
-    error: float
-
-
-@final
 class _Family:
     """The configs of an architecture with some sizes fixed."""
 
@@ -119,19 +96,20 @@ class _Family:
         self.kind, self.given = kind, given
         self._count = cache(self._counted)
 
-    def candidates(self, target: _Target) -> Iterator[_Candidate]:
-        """Yield, for each depth and each step, the two widths around the target."""
+    def candidates(self, n_target: int, near_layers: int) -> Iterator[tuple[float, float, int, int]]:
+        """Yield, for each depth and each step, the two widths around the target.
+
+        A candidate is a penalty for its shape, the relative error of the capacity, the depth and the width.
+        """
         n_layers, width = self.given.get("n_layers"), self.given.get("d_model")
-        near = range(-(-target.n_layers // 2), 2 * target.n_layers + 1)
+        near = range(-(-near_layers // 2), 2 * near_layers + 1)
         for depth in [n_layers] if n_layers else range(1, _DEEPEST) if width else near:
-            widest = width or self._widest(depth, target.n_parameters)
+            widest = width or self._widest(depth, n_target)
             for step, cost in {1: 0.0}.items() if width else _STEPS.items():
                 below = widest // step * step
                 for d_model in {below, below if width else below + step} - {0}:
                     if (n := self.n_parameters(depth, d_model)) is not None:
-                        error = abs(n / target.n_parameters - 1)
-                        cost_of_depth = abs(math.log2(depth / target.n_layers))
-                        yield _Candidate(n_layers=depth, d_model=d_model, cost=cost + cost_of_depth, error=error)
+                        yield cost + abs(math.log2(depth / near_layers)), abs(n / n_target - 1), depth, d_model
 
     def config(self, n_layers: int, d_model: int) -> ModelConfig:
         """Return the config of this depth and width."""
@@ -152,15 +130,7 @@ class _Family:
 
     def _widest(self, n_layers: int, n: int) -> int:
         """The largest width at this depth with at most n parameters; 0 if there is none."""
-        width = _FIRST_GUESS
-        for _ in range(_GUESSES):  # the number of parameters grows about with the square of the width
-            n_here = max(1, self._or_narrower(n_layers, width))
-            width = max(1, min(_WIDEST, round(width * math.sqrt(n / n_here))))
-        while width and self._or_narrower(n_layers, width) > n:
-            width -= 1
-        while width < _WIDEST and self._or_narrower(n_layers, width + 1) <= n:
-            width += 1
-        return width
+        return bisect_right(range(1, _WIDEST + 1), n, key=lambda width: self._or_narrower(n_layers, width))
 
     def _or_narrower(self, n_layers: int, d_model: int) -> int:
         """Number of parameters at this width, or at the next smaller valid one."""
@@ -170,23 +140,27 @@ class _Family:
         return 0
 
 
-def _target(reference: ModelConfig | nn.Module | Model) -> _Target:
-    """The sizes of a reference; raises `InvalidArgument` for an object of another type."""
-    sizes: Mapping[str, Any]
+def _target(reference: ModelConfig | nn.Module | Model) -> tuple[int, int, Mapping[str, Any]]:
+    """Number of parameters and layers of a reference, and the sizes that its match must have.
+
+    Raises `InvalidArgument` for an object of another type.
+    """
+    module = reference.module if isinstance(reference, Model) else reference
+    config = module if isinstance(module, ModelConfig) else _config_of(module)
     if isinstance(reference, Model):
-        config, n = _config_of(reference.module), reference.spec.n_parameters
-        sizes = vars(reference.spec) if config is None else vars(config)
-    elif isinstance(reference, ModelConfig):
-        n, sizes = n_parameters(reference), vars(reference)
-    elif (config := _config_of(reference)) is not None:
-        n, sizes = sum(parameter.numel() for parameter in reference.parameters()), vars(config)
+        n, sizes = reference.spec.n_parameters, vars(reference.spec) if config is None else vars(config)
+    elif config is not None:
+        n, sizes = n_parameters(config), vars(config)
     else:
         raise InvalidArgument(
             f"the reference must be a ModelConfig, a module built from one, or a Model; got a "
             f"{type(reference).__name__}. Wrap other models with bayesgeom.as_model(…)."
         )
-    carried = {name: sizes[name] for name in ("d_vocab", "n_ctx", "tied") if sizes.get(name) is not None}
-    return _Target(n_parameters=n, n_layers=sizes["n_layers"], carried=carried)
+    return (
+        n,
+        sizes["n_layers"],
+        {name: sizes[name] for name in ("d_vocab", "n_ctx", "tied") if sizes.get(name) is not None},
+    )
 
 
 def _config_of(module: nn.Module) -> ModelConfig | None:

@@ -233,7 +233,7 @@ def assembled(
         check_declared(config, tensor_shapes(file), file)
     except FileNotFoundError as error:
         raise missing_file(file) from error
-    weights = read_weights(file)
+    weights = load_file(file)  # the header was read, so the file is whole
     module = config.build(seed=0)
     for entry, tensor in weights.items():
         if n_bad := int((~tensor.isfinite()).sum()):
@@ -256,21 +256,6 @@ def assembled(
         step=description["step"],
         weights_hash=digest,
     )
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file.
-
-    Raises:
-        CheckpointFault: It is missing or truncated.
-    """
-    try:
-        check_regular(path)
-        return load_file(path)
-    except FileNotFoundError as error:
-        raise missing_file(path) from error
-    except (SafetensorError, OSError) as error:
-        raise CheckpointFault(f"{path} is truncated or not a safetensors file ({error}). Copy it again.") from error
 
 
 def weights_hash(weights: Mapping[str, Float[Tensor, "..."]]) -> str:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from bayesgeom.core.errors import InvalidArgument, check_fields, check_known, check_types, checked
 from bayesgeom.core.plugins import discover, field_names, find
 from bayesgeom.core.torch_state import PROCESS_STATE, default_dtype
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.base import WindTunnel, torch_seed
 
 if TYPE_CHECKING:
     from bayesgeom.models.base import Model
@@ -61,6 +61,27 @@ class _WithoutDraws(TorchFunctionMode):
         return func(*args, **named)
 
 
+INIT_STD = 0.02  # of the weights of models that this package builds
+
+
+@torch.no_grad()
+def draw_weights(module: nn.Module, seed: int, stds: Mapping[str, float]) -> None:
+    """Draw every matrix of a module from N(0, 0.02²), and set biases to zero; norms start at one.
+
+    Args:
+        module: The module; its parameters are drawn in their order.
+        seed: Seed of the weights.
+        stds: Other standard deviations, by the end of a parameter's name.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        if parameter.ndim > 1:
+            std = next((own for end, own in stds.items() if name.endswith(end)), INIT_STD)
+            nn.init.normal_(parameter, std=std, generator=generator)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+
+
 class ModelConfig(ABC):
     """Base class of configs: a frozen dataclass with an architecture's sizes, including vocabulary and context."""
 
@@ -79,7 +100,7 @@ class ModelConfig(ABC):
             seed: Seed of the weights.
         """
         with PROCESS_STATE, default_dtype(torch.float32), torch.random.fork_rng(devices=()):
-            return self._build(seed=seed)
+            return self._build(seed=torch_seed(seed))
 
     @abstractmethod
     def _build(self, *, seed: int) -> nn.Module:
@@ -150,6 +171,16 @@ def architectures() -> dict[str, type[ModelConfig]]:
     return discover("bayesgeom.models.native", ModelConfig, group="bayesgeom.models")  # type: ignore[type-abstract]
 
 
+def architecture_named(name: str) -> type[ModelConfig]:
+    """Return the config class of an architecture.
+
+    Raises:
+        UnknownName: The architecture does not exist.
+    """
+    # mypy: an abstract class as a value is what discovery is about.
+    return find("bayesgeom.models.native", ModelConfig, name, group="bayesgeom.models")  # type: ignore[type-abstract]
+
+
 def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     """Return the config that `ModelConfig.to_dict` wrote.
 
@@ -159,8 +190,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     """
     sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     architecture = sizes.pop("architecture", None)
-    # mypy: an abstract class as a value is what discovery is about.
-    kind = find("bayesgeom.models.native", ModelConfig, str(architecture), group="bayesgeom.models")  # type: ignore[type-abstract]
+    kind = architecture_named(str(architecture))
     check_known(f"architecture {architecture!r}", sizes, field_names(kind))
     check_fields(kind, sizes, of=f"architecture {architecture!r}: ")
     try:

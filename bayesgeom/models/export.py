@@ -43,8 +43,7 @@ class Target:
     """A Hugging Face architecture that can represent a transformer.
 
     Attributes:
-        name: Name of the architecture.
-        kinds: Names of its model and of its config in transformers.
+        name: Name of the architecture in transformers.
         sizes: Returns what its config states besides the sizes that all of them have.
         layers: Path of its blocks.
         outer: Its names of our weights outside of blocks.
@@ -54,7 +53,6 @@ class Target:
     """
 
     name: str
-    kinds: tuple[str, str]
     sizes: Callable[[TransformerConfig], dict[str, Any]]
     layers: str
     outer: Mapping[str, str]
@@ -66,19 +64,18 @@ class Target:
         """Return a model of these sizes."""
         import transformers
 
-        model, settings = (getattr(transformers, name) for name in self.kinds)
-        built: PreTrainedModel = model(
-            settings(
-                vocab_size=config.d_vocab,
-                hidden_size=config.d_model,
-                num_hidden_layers=config.n_layers,
-                num_attention_heads=config.n_heads,
-                max_position_embeddings=config.n_ctx,
-                tie_word_embeddings=config.tied,
-                **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
-                **self.sizes(config),
-            )
+        settings = transformers.AutoConfig.for_model(
+            self.name,
+            vocab_size=config.d_vocab,
+            hidden_size=config.d_model,
+            num_hidden_layers=config.n_layers,
+            num_attention_heads=config.n_heads,
+            max_position_embeddings=config.n_ctx,
+            tie_word_embeddings=config.tied,
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+            **self.sizes(config),
         )
+        built: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(settings)
         return built
 
     def weights(self, config: TransformerConfig, own: Weights) -> Weights:
@@ -220,7 +217,6 @@ def _open_gate(config: TransformerConfig, _block: Weights) -> Weights:
 
 LLAMA = Target(
     name="llama",
-    kinds=("LlamaForCausalLM", "LlamaConfig"),
     sizes=_llama_sizes,
     layers="model.layers",
     outer={"embed.weight": "model.embed_tokens.weight", "ln_final.w": "model.norm.weight"},
@@ -242,7 +238,6 @@ LLAMA = Target(
 SMOLLM3 = replace(
     LLAMA,
     name="smollm3",
-    kinds=("SmolLM3ForCausalLM", "SmolLM3Config"),
     sizes=lambda config: {**_llama_sizes(config), "no_rope_layers": [0] * config.n_layers},
 )
 _QKV = ("attn.W_Q.weight", "attn.W_K.weight", "attn.W_V.weight")
@@ -251,6 +246,10 @@ _TURNED = {  # GPT-2 stores these matrices transposed
     "mlp.W_in.weight": "mlp.c_fc.weight",
     "mlp.W_out.weight": "mlp.c_proj.weight",
 }
+
+
+def _layernorm(ours: str, theirs: str) -> dict[str, str]:
+    return {f"{ours}.w": f"{theirs}.weight", f"{ours}.b": f"{theirs}.bias"}
 
 
 def _gpt2_joined(config: TransformerConfig, block: Weights) -> Weights:
@@ -269,19 +268,12 @@ def _gpt2_parted(_config: TransformerConfig, block: Weights) -> Weights:
 
 GPT2 = Target(
     name="gpt2",
-    kinds=("GPT2LMHeadModel", "GPT2Config"),
     sizes=lambda own: {"n_inner": own.d_mlp, "activation_function": "gelu", "layer_norm_epsilon": EPS},
     layers="transformer.h",
-    outer={
-        "embed.weight": "transformer.wte.weight",
-        "ln_final.w": "transformer.ln_f.weight",
-        "ln_final.b": "transformer.ln_f.bias",
-    },
+    outer={"embed.weight": "transformer.wte.weight"} | _layernorm("ln_final", "transformer.ln_f"),
     inner={
-        "ln1.w": "ln_1.weight",
-        "ln1.b": "ln_1.bias",
-        "ln2.w": "ln_2.weight",
-        "ln2.b": "ln_2.bias",
+        **_layernorm("ln1", "ln_1"),
+        **_layernorm("ln2", "ln_2"),
         "mlp.W_in.bias": "mlp.c_fc.bias",
         "mlp.W_out.bias": "mlp.c_proj.bias",
     },
@@ -304,7 +296,6 @@ def _neox_parted(config: TransformerConfig, block: Weights) -> Weights:
 
 GPT_NEOX = Target(
     name="gpt_neox",
-    kinds=("GPTNeoXForCausalLM", "GPTNeoXConfig"),
     sizes=lambda own: {
         "intermediate_size": own.d_mlp,
         "hidden_act": "gelu",
@@ -314,16 +305,10 @@ GPT_NEOX = Target(
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
     },
     layers="gpt_neox.layers",
-    outer={
-        "embed.weight": "gpt_neox.embed_in.weight",
-        "ln_final.w": "gpt_neox.final_layer_norm.weight",
-        "ln_final.b": "gpt_neox.final_layer_norm.bias",
-    },
+    outer={"embed.weight": "gpt_neox.embed_in.weight"} | _layernorm("ln_final", "gpt_neox.final_layer_norm"),
     inner={
-        "ln1.w": "input_layernorm.weight",
-        "ln1.b": "input_layernorm.bias",
-        "ln2.w": "post_attention_layernorm.weight",
-        "ln2.b": "post_attention_layernorm.bias",
+        **_layernorm("ln1", "input_layernorm"),
+        **_layernorm("ln2", "post_attention_layernorm"),
         "attn.W_O.weight": "attention.dense.weight",
         "mlp.W_in.weight": "mlp.dense_h_to_4h.weight",
         "mlp.W_in.bias": "mlp.dense_h_to_4h.bias",

@@ -24,12 +24,10 @@ from bayesgeom.core.errors import (
 from bayesgeom.core.files import put_back, read_json
 from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.torch_state import check_default_device
-from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.adapters.hooked import of_native
 from bayesgeom.models.adapters.lens import LensModel
-from bayesgeom.models.adapters.residual import ResidualModel
 from bayesgeom.models.base import Model, check_memory_gib
-from bayesgeom.models.captured.files import is_capture
-from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.captured.model import CapturedModel, is_capture
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, OURS, WEIGHTS, checkpoints
 from bayesgeom.models.config import architectures
@@ -43,10 +41,6 @@ from bayesgeom.models.huggingface.loading import (
 )
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
-from bayesgeom.models.native.lstm import LSTM
-from bayesgeom.models.native.mamba import Mamba
-from bayesgeom.models.native.mlp import PositionwiseMLP
-from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, supported
@@ -161,7 +155,7 @@ def _loaded(
     path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
     if isinstance(name, Path) or not _is_hub_name(name):
         put_back(path)
-    if _exists(path):
+    if os.path.exists(path):  # noqa: PTH110  (false for a name that is too long for the file system)
         model = _from_path(path, options, device=device, trust_remote_code=trust_remote_code)
     else:
         _require_hub_name(name)
@@ -304,13 +298,7 @@ def _of_object(model: Any) -> Model:
             return HFModel(model)
     if type(model).__name__ in ("TransformerBridge", "HookedTransformer"):
         return LensModel(model)
-    if isinstance(model, nn.Module) and (own := _adapted(model)) is not None:
-        return own
-    raise InvalidArgument(
-        f"cannot diagnose a {type(model).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
-        f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For your "
-        f"own module, pass an instance of your subclass of bayesgeom.models.base.Model: see docs/extending.md."
-    )
+    return of_module(model)
 
 
 def from_checkpoint(checkpoint: Checkpoint) -> Model:
@@ -319,41 +307,26 @@ def from_checkpoint(checkpoint: Checkpoint) -> Model:
 
 
 def of_module(
-    module: nn.Module, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
+    module: Any, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
 ) -> Model:
     """Return the model of a module built from a `ModelConfig`.
 
     Raises:
         InvalidArgument: No adapter supports this module.
     """
-    model = _adapted(module, name=name, task=task, digest=digest)
-    if model is None:
-        raise InvalidArgument(
-            f"no adapter for a {type(module).__name__}: pass a module built from a bayesgeom ModelConfig, or wrap it "
-            f"in the Model interface."
-        )
-    return model
-
-
-def _adapted(module: nn.Module, *, name: str | None = None, **known: Any) -> Model | None:
-    """Return the model of a module built from a `ModelConfig`, None for other modules."""
-    match module:
-        case Transformer():
-            return HookedModel(module, name=name or "transformer", **known)
-        case PositionwiseMLP() | LSTM() | Mamba():
-            return ResidualModel(module, name=name, **known)
-        case Wrapped(config=config):
-
-            def rebuild(seed: int) -> Any:
-                built = config.build(seed=seed)
-                assert isinstance(built, Wrapped), "it is built from the same config"
-                return built.whole
-
-            return HFModel(module.whole, name=name or config.name, rebuild=rebuild, **known)
-        case _:
-            known = {"task": None, "digest": None, **known}
-            made = (kind.adapter(module, name=name, **known) for kind in architectures().values())
-            return next((model for model in made if model is not None), None)
+    known: dict[str, Any] = {"task": task, "digest": digest}
+    if isinstance(module, Wrapped):
+        return HFModel(module.whole, name=name or module.config.name, rebuild=module.rebuilt, **known)
+    if (own := of_native(module, name=name, **known)) is not None:
+        return own
+    for kind in architectures().values() if isinstance(module, nn.Module) else ():
+        if (own := kind.adapter(module, name=name, **known)) is not None:
+            return own
+    raise InvalidArgument(
+        f"cannot diagnose a {type(module).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
+        f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For your "
+        f"own module, pass an instance of your subclass of bayesgeom.models.base.Model: see docs/extending.md."
+    )
 
 
 def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTask:
@@ -455,14 +428,6 @@ def _is_foreign(path: Path) -> bool:
     except (OSError, CheckpointFault):
         return False  # `load_checkpoint` reports the error
     return isinstance(config, dict) and "model_type" in config and OURS not in config
-
-
-def _exists(path: Path) -> bool:
-    """Whether the path exists; false for a name that is too long for the file system."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def _has_separator(name: str) -> bool:

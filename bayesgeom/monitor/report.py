@@ -1,23 +1,204 @@
-"""The report of a monitored training: measurements over steps with their baselines, and events."""
+"""Measurements of a monitor and their report: one forward pass over a few fixed sequences, and keys from the weights.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+The model is not changed: submodule modes, the random state and existing hooks are restored, also after an exception.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, final
 
 import numpy as np
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Float, Float64, Int, Int64
+from torch import Tensor, nn
 
-from bayesgeom.monitor.measures import Measures
-from bayesgeom.monitor.rules import Event, Thresholds
-from bayesgeom.report.estimate import Baseline, Estimate, Kind, NonNegative, Quantity, Unit, mean_estimate
+from bayesgeom.core.run import PATTERN, TOKEN_KEYS, Trials, V, at_scored
+from bayesgeom.core.torch_state import Change, SiteLayer, evaluating, keeping
+from bayesgeom.models.base import Model, hooked_sites
+from bayesgeom.report.estimate import Estimate, Kind, NonNegative, Quantity, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import quantities_of
 from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.behavior import answer_log_probabilities, predicted_behavior
+from bayesgeom.stats.bootstrap import shuffled_within_position
+from bayesgeom.stats.information import entropy_bits, kl_bits, total_variation
+from bayesgeom.stats.overlap import centered, orthogonality, pairwise_cosine
+from bayesgeom.stats.regression import ranks
 
+APART = 0.5  # cosine of 60 degrees: hypotheses whose keys are closer share a direction
+MAX_POINTS = 256  # scored positions compared in pairs
+DRAWS = 200
 UNIFORM, DIRECTIONS, ATTENTION = "uniform predictor", "random directions", "uniform attention"
-_RANGES = {"separation": "−1 … 1"}  # where it is not 0 … 1
 OTHERS, UNTRAINED = "other sequences' posteriors", "untrained network"
+LEVELS: Mapping[str, tuple[Kind, str]] = {  # the baseline of each measurement, in display order
+    "kl_bits": ("baseline", UNIFORM),
+    "key_orthogonality": ("chance", DIRECTIONS),
+    "coverage": ("chance", DIRECTIONS),
+    "separation": ("permutation", OTHERS),
+    "attention_entropy_bits": ("chance", ATTENTION),
+}
+_RANGES = {"separation": "−1 … 1"}  # where it is not 0 … 1
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """One measurement; NaN if the model lacks the site or the task has no posterior.
+
+    Attributes:
+        key_orthogonality: 1 − the root mean square cosine of distinct hypotheses' keys, per layer and key head.
+        coverage: Share of hypotheses whose centered key is more than 60° from every other.
+        attention_entropy_bits: Mean over scored rows.
+        kl_bits: KL(exact ‖ model) of every sequence.
+        separation: Rank correlation, over pairs of scored positions, of the distance between their last-layer values
+            with the total variation between their exact posteriors.
+        shuffled_separation: The same with posteriors of other sequences at the same position.
+    """
+
+    key_orthogonality: Float64[np.ndarray, "layer kv_head"]
+    coverage: Float64[np.ndarray, "layer kv_head"]
+    attention_entropy_bits: Float64[np.ndarray, "layer head"]
+    kl_bits: Float64[np.ndarray, " sequence"]
+    separation: float
+    shuffled_separation: float
+
+    def summary(self) -> dict[str, float]:
+        """Return the numbers that thresholds apply to: key frames of the first layer, means over all for the rest."""
+        return {
+            "key_orthogonality": float(self.key_orthogonality[0].mean()),
+            "coverage": float(self.coverage[0].mean()),
+            "separation": self.separation,
+            "kl_bits": float(self.kl_bits.mean()),
+            "attention_entropy_bits": float(self.attention_entropy_bits.mean()),
+        }
+
+
+def measured(model: Model, trials: Trials, *, seed: int) -> Measures:
+    """Return all measurements, from one pass over these sequences.
+
+    Args:
+        model: The model, which is not changed.
+        trials: Fixed sequences.
+        seed: Seed of the choice of positions and of the permutation of posteriors between sequences.
+    """
+    stored: dict[SiteLayer, Tensor] = {}
+    with undisturbed(model.module), torch.no_grad(), hooked_sites(model, _watched(model, trials, stored)):
+        logits = model.logits(trials)
+        frames = _frame_statistics(model, trials)
+    kl = np.full(len(trials), np.nan)
+    if trials.has_posterior:
+        log_answers, _ = answer_log_probabilities(logits, trials)
+        kl = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).cpu().numpy()
+    spec, last = model.spec, stored.get((V, model.spec.n_layers - 1))
+    separated = _separation(last, trials, seed) if last is not None and trials.has_posterior else (math.nan,) * 2
+    entropies = [stored.get((PATTERN, layer)) for layer in range(spec.n_layers)]
+    blank = torch.full((spec.n_heads,), torch.nan)
+    return Measures(
+        key_orthogonality=frames[0],
+        coverage=frames[1],
+        attention_entropy_bits=torch.stack([(blank if e is None else e).double().cpu() for e in entropies]).numpy(),
+        kl_bits=kl,
+        separation=separated[0],
+        shuffled_separation=separated[1],
+    )
+
+
+def chance_levels(model: Model, trials: Trials, *, seed: int) -> dict[str, float]:
+    """Return the chance level of each measurement.
+
+    These are random directions of the same width and number, uniform attention, and uniform answers. It is NaN for
+    separation, whose baseline is measured at every step.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    n = len(_hypotheses(trials))
+    draws = torch.randn(DRAWS, max(n, 1), model.spec.d_head, generator=generator, dtype=torch.float64)
+    orthogonal, covered = _of_frames(draws)
+    visible, uniform_kl_bits = (trials.scored_positions() + 1).double(), math.nan
+    if trials.has_posterior:
+        exact = trials.at_scored(trials.predictive)
+        uniform = torch.full_like(exact, 1 / exact.shape[-1])
+        uniform_kl_bits = float(predicted_behavior(trials, uniform).kl_bits.mean())
+    return {
+        "key_orthogonality": float(orthogonal.mean()) if n > 1 else math.nan,
+        "coverage": float(covered.mean()) if n > 1 else math.nan,
+        "separation": math.nan,
+        "kl_bits": uniform_kl_bits,
+        "attention_entropy_bits": float(visible.log2().mean()),
+    }
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Set evaluation mode and disable autocast inside the block; restore modes and the random state afterwards."""
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    with evaluating(module), torch.random.fork_rng(), torch.autocast(device, enabled=False):
+        yield
+
+
+def _watched(model: Model, trials: Trials, stored: dict[SiteLayer, Tensor]) -> dict[SiteLayer, Change]:
+    """Hooks that keep the entropy of every layer's pattern, and the last layer's values."""
+    layers, last = range(model.spec.n_layers), (V, model.spec.n_layers - 1)
+    keep = partial(_keep_entropy, stored, trials)
+    patterns: dict[SiteLayer, Change] = {(PATTERN, n): partial(keep, n) for n in layers if PATTERN in model.sites}
+    return patterns | ({last: keeping(stored, last)} if V in model.sites else {})
+
+
+def _keep_entropy(stored: dict[SiteLayer, Tensor], trials: Trials, layer: int, pattern: Tensor) -> None:
+    stored[PATTERN, layer] = entropy_bits(at_scored(PATTERN, pattern, trials).float()).mean(dim=(0, 2))
+
+
+def _hypotheses(trials: Trials) -> Int64[Tensor, " token"]:
+    """The ids whose keys form the key frame: the hypotheses, or the task's first token set."""
+    sets = trials.token_sets
+    return sets.get("hypotheses", next(iter(sets.values()), trials.answers[:0]))
+
+
+def _frame_statistics(model: Model, trials: Trials) -> tuple[np.ndarray, np.ndarray]:
+    ids, spec = _hypotheses(trials), model.spec
+    if TOKEN_KEYS not in model.sites or len(ids) < 2:
+        unknown = np.full((spec.n_layers, spec.n_kv_heads), np.nan)
+        return unknown, unknown
+    keys = torch.stack([model.static(TOKEN_KEYS, ids, layer) for layer in range(spec.n_layers)])
+    orthogonal, covered = _of_frames(keys.transpose(1, 2).double())
+    return orthogonal.cpu().numpy(), covered.cpu().numpy()
+
+
+def _of_frames(
+    keys: Float64[Tensor, "*frame item d"],
+) -> tuple[Float64[Tensor, "*frame"], Float64[Tensor, "*frame"]]:
+    """Orthogonality of the keys, and coverage of the centered keys, because softmax ignores the mean key."""
+    apart = pairwise_cosine(centered(keys))
+    itself = torch.eye(apart.shape[-1], dtype=torch.bool, device=apart.device)
+    nearest = apart.masked_fill(itself, -1).nan_to_num(nan=1.0).amax(dim=-1)
+    return orthogonality(pairwise_cosine(keys)), (nearest < APART).double().mean(dim=-1)
+
+
+def _separation(values: Float[Tensor, "batch pos kv_head d_head"], trials: Trials, seed: int) -> tuple[float, float]:
+    """The correlation, and the same with posteriors permuted between sequences within each position."""
+    rng = np.random.default_rng(seed)
+    exact = trials.at_scored(trials.predictive).cpu().numpy()
+    exchanged = shuffled_within_position(exact, rng)
+    points = trials.at_scored(values).flatten(2).flatten(0, 1).double().cpu()
+    chosen = torch.from_numpy(np.sort(rng.permutation(len(points))[:MAX_POINTS]))
+    above = torch.triu_indices(len(chosen), len(chosen), 1)
+    distance = _unit_ranks(torch.cdist(points[chosen], points[chosen])[above[0], above[1]])
+    found = []
+    for posteriors in (exact, exchanged):
+        p = torch.from_numpy(posteriors).flatten(0, 1)[chosen]
+        found.append(float(distance @ _unit_ranks(total_variation(p[above[0]], p[above[1]]))))
+    return found[0], found[1]
+
+
+def _unit_ranks(x: Float64[Tensor, " pair"]) -> Float64[np.ndarray, " pair"]:
+    """Ranks with mean 0 and norm 1; NaN if all are equal. Differences by rounding are ties."""
+    r = ranks(x.numpy().round(9))
+    r = r - r.mean()
+    length = float(np.linalg.norm(r))
+    return r / length if length > 0 else np.full_like(r, np.nan)
 
 
 @final
@@ -68,8 +249,7 @@ class MonitorReport(Report):
     def headlines(self) -> Sequence[Headline]:
         last, quantities = (len(self.steps) - 1,), quantities_of(type(self))
         return [
-            headline_of(self, m, at=last, label=f"{quantities[m].label}, step {int(self.steps[-1]):,}")
-            for m in self._measured
+            headline_of(self, m, at=last, label=f"{quantities[m].label}, step {int(self.steps[-1]):,}") for m in LEVELS
         ]
 
     def panels(self) -> Sequence[Panel]:
@@ -78,7 +258,8 @@ class MonitorReport(Report):
 
         quantities, at = quantities_of(type(self)), np.array([int(step) for step in self.steps])
         thresholds, drawn = dict(zip(self.rules, self.threshold, strict=True)), list[Panel]()
-        for metric, own in self._measured.items():
+        for metric in LEVELS:
+            own = self.estimate(metric)
             panel = Panel.blank(quantities[metric].label, height=330)
             levels = [(level.name, level.value) for level in own.baselines]
             if metric in thresholds:
@@ -91,60 +272,3 @@ class MonitorReport(Report):
             drawn.append(panel)
         drawn[0].figure.update_yaxes(type="log", exponentformat="power")
         return drawn
-
-    @property
-    def _measured(self) -> dict[str, Estimate]:
-        """The measurements over steps, in display order."""
-        return {
-            "kl_bits": self.kl_bits,
-            "key_orthogonality": self.key_orthogonality,
-            "coverage": self.coverage,
-            "separation": self.separation,
-            "attention_entropy_bits": self.attention_entropy_bits,
-        }
-
-
-def monitor_report(
-    steps: Sequence[int],
-    measures: Sequence[Measures],
-    *,
-    chance: Mapping[str, float],
-    untrained: Mapping[str, float],
-    thresholds: Thresholds,
-    events: Sequence[Event],
-    seed: int,
-) -> MonitorReport:
-    """Return the report of all measurements so far."""
-    kl = np.stack([own.kl_bits for own in measures], axis=1)
-    n, summaries = len(kl), [own.summary() for own in measures]
-    shuffled = np.array([own.shuffled_separation for own in measures])
-
-    def levels(metric: str, kind: Kind, name: str, level: float | Float[np.ndarray, " step"]) -> list[Baseline]:
-        """The known levels among chance and the untrained network."""
-        both = [Baseline.of(kind, name, level), Baseline.of("baseline", UNTRAINED, untrained[metric])]
-        return [own for own in both if np.isfinite(own.value).any()]
-
-    def over_steps(metric: str, baselines: Sequence[Baseline]) -> Estimate:
-        return Estimate.of([own[metric] for own in summaries], n=n, baselines=baselines)
-
-    def at_chance(metric: str, name: str) -> Estimate:
-        return over_steps(metric, levels(metric, "chance", name, chance[metric]))
-
-    return MonitorReport(
-        steps=tuple(str(step) for step in steps),
-        kl_bits=mean_estimate(kl, seed=seed, baselines=levels("kl_bits", "baseline", UNIFORM, chance["kl_bits"])),
-        key_orthogonality=at_chance("key_orthogonality", DIRECTIONS),
-        coverage=at_chance("coverage", DIRECTIONS),
-        separation=over_steps("separation", levels("separation", "permutation", OTHERS, shuffled)),
-        attention_entropy_bits=at_chance("attention_entropy_bits", ATTENTION),
-        key_orthogonality_by_head=np.stack([own.key_orthogonality for own in measures]),
-        coverage_by_head=np.stack([own.coverage for own in measures]),
-        attention_entropy_bits_by_head=np.stack([own.attention_entropy_bits for own in measures]),
-        rules=tuple(asdict(thresholds)),
-        threshold=np.array([*asdict(thresholds).values()], dtype=np.float64),
-        events=tuple(event.kind for event in events),
-        event_metrics=tuple(event.metric for event in events),
-        event_step=np.array([event.step for event in events], dtype=np.int64),
-        event_value=np.array([event.value for event in events], dtype=np.float64),
-        n=n,
-    )

@@ -10,13 +10,14 @@ from typing import Literal, final
 import numpy as np
 from jaxtyping import Float64
 
-from bayesgeom.core.errors import InvalidArgument, check_argument
+from bayesgeom.core.errors import InvalidArgument, check_argument, check_types
 
 Kind = Literal["reached", "lost", "degenerated", "not finite", "rolled back", "stopped"]
 CONFIRMED = 2  # consecutive measurements on the other side before a threshold counts as crossed
 BLOCK = 5  # measurements whose median is the level of KL
 LEAST_RISE, NOISES, ERRORS = 1.5, 5.0, 3.0
 _N_CHANGES = 200
+_FLOOR = "degenerate_orthogonality"  # the threshold that is not of its own measurement
 _MAD = 1.4826  # from the median of |x| to the standard deviation of a Gaussian
 
 
@@ -50,9 +51,7 @@ class Thresholds:
     degenerate_orthogonality: float = 0.7
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not (isinstance(value, float) and math.isnan(value)):  # the next error is about NaN
-                check_argument(name, value, float)
+        check_types(self)
         if self.kl_bits <= 0 or not all(math.isfinite(value) for value in asdict(self).values()):
             raise InvalidArgument(f"thresholds must be finite numbers, and that of KL above 0; got {self}.")
 
@@ -194,17 +193,10 @@ class Rules:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
-        self._chance: Mapping[str, float] = {}
         self.rising = RisingKL(least_bits=thresholds.kl_bits / 10)
-        self._limits = {
-            "key_orthogonality": thresholds.key_orthogonality,
-            "coverage": thresholds.coverage,
-            "separation": thresholds.separation,
-            "kl_bits": thresholds.kl_bits,
-        }
-        self._sides = {name: Side() for name in self._limits}
-        self._frame, self._marked, self._is_falling = Side(), set[str](), False
-        self._kept = deepcopy((self._sides, self._frame, self._marked))
+        self._sides = {name: Side() for name in asdict(thresholds)}
+        self._marked, self._is_falling = set[str](), False
+        self._kept = deepcopy((self._sides, self._marked))
 
     def update(
         self,
@@ -221,14 +213,32 @@ class Rules:
             kl_bits: KL of every sequence.
             chance: Chance levels, which events quote.
         """
-        self._chance, events = chance, []
-        for name, side in self._sides.items():
-            value, threshold = summary[name], self._limits[name]
-            is_good = value <= threshold if name == "kl_bits" else value >= threshold
-            if not math.isnan(value) and side.moved(is_good):
-                kind: Kind = "reached" if is_good else "lost"
-                events.append(self._event(step, kind, name, value, threshold))
-        return events + self._degeneration(step, summary, kl_bits)
+        events, bad, frame = list[Event](), dict[str, tuple[bool, float]](), "key_orthogonality"
+
+        def add(kind: Kind, metric: str, threshold: float) -> None:
+            level, value = chance.get(metric, math.nan), summary[metric]
+            events.append(Event(step=step, kind=kind, metric=metric, value=value, threshold=threshold, chance=level))
+
+        for name, threshold in asdict(self.thresholds).items():
+            metric, side = frame if name == _FLOOR else name, self._sides[name]
+            is_good = summary[metric] <= threshold if name == "kl_bits" else summary[metric] >= threshold
+            if math.isnan(summary[metric]) or not side.moved(is_good):
+                continue
+            if name == _FLOOR:
+                bad[frame] = (not is_good, threshold)
+            else:
+                add("reached" if is_good else "lost", name, threshold)
+        # NaN is no sign of a good frame.
+        self._is_falling = (
+            self._sides[_FLOOR].is_good and not summary[frame] >= self.thresholds.degenerate_orthogonality
+        )
+        if np.isfinite(kl_bits).all():
+            bad["kl_bits"] = (self.rising.update(kl_bits), self.thresholds.kl_bits)
+        for metric, (is_bad, threshold) in bad.items():
+            if is_bad and metric not in self._marked:
+                add("degenerated", metric, threshold)
+            (self._marked.add if is_bad else self._marked.discard)(metric)
+        return events
 
     def is_healthy(self, kl_bits: Float64[np.ndarray, " sequence"], on: frozenset[str]) -> bool:
         """Return whether the state is good: KL is near its best, and no measurement in `on` is degenerate.
@@ -240,33 +250,10 @@ class Rules:
 
     def keep(self) -> None:
         """Store the sides and the degeneration of a good state."""
-        self._kept = deepcopy((self._sides, self._frame, self._marked))
+        self._kept = deepcopy((self._sides, self._marked))
         self.rising.keep()
 
     def put_back(self) -> None:
         """Restore those of the last good state after a rollback to it, but keep the best level of KL."""
-        self._sides, self._frame, self._marked = deepcopy(self._kept)
+        self._sides, self._marked = deepcopy(self._kept)
         self.rising.forget_recent()
-
-    def _degeneration(
-        self, step: int, summary: Mapping[str, float], kl_bits: Float64[np.ndarray, " sequence"]
-    ) -> list[Event]:
-        floor, frame = self.thresholds.degenerate_orthogonality, summary["key_orthogonality"]
-        found = dict[str, tuple[bool, float]]()
-        if not math.isnan(frame) and self._frame.moved(frame >= floor):
-            found["key_orthogonality"] = (not self._frame.is_good, floor)
-        self._is_falling = self._frame.is_good and not frame >= floor  # NaN is no sign of a good frame
-        if np.isfinite(kl_bits).all():
-            found["kl_bits"] = (self.rising.update(kl_bits), self.thresholds.kl_bits)
-        events = []
-        for name, (is_bad, threshold) in found.items():
-            if is_bad and name not in self._marked:
-                events.append(self._event(step, "degenerated", name, summary[name], threshold))
-                self._marked.add(name)
-            elif not is_bad:
-                self._marked.discard(name)
-        return events
-
-    def _event(self, step: int, kind: Kind, metric: str, value: float, threshold: float) -> Event:
-        chance = self._chance.get(metric, math.nan)
-        return Event(step=step, kind=kind, metric=metric, value=value, threshold=threshold, chance=chance)

@@ -13,7 +13,7 @@ watch.save("runs/watched")
 import logging
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, final, runtime_checkable
 
@@ -28,14 +28,21 @@ from bayesgeom.core.files import atomic_file, check_directory, read_safetensors,
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
-from bayesgeom.monitor.measures import METRICS, Measures, chance_levels, measured, undisturbed
-from bayesgeom.monitor.report import MonitorReport, monitor_report
+from bayesgeom.monitor.report import (
+    LEVELS,
+    UNTRAINED,
+    Measures,
+    MonitorReport,
+    chance_levels,
+    measured,
+    undisturbed,
+)
 from bayesgeom.monitor.rules import Event, Rules, Thresholds
 from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate
 from bayesgeom.report.report import with_provenance
 from bayesgeom.report.storage import METRICS as TABLE
-from bayesgeom.stats.behavior import predicted_behavior
-from bayesgeom.tasks.base import Branch, derived_seed
+from bayesgeom.tasks.base import Branch, check_count, checked_seed, derived_seed, torch_seed
 from bayesgeom.training.optimizers import restore_state_of, state_of
 
 FILE = "last_good.safetensors"
@@ -78,10 +85,10 @@ class Response:
     def __post_init__(self) -> None:
         check_types(self)
         known = {"kl_bits", "key_orthogonality"}
-        if self.action not in ("warn", "stop", "roll_back") or not self.acted_on <= known or self.most < 1:
+        if not self.acted_on <= known or self.most < 1:
             raise InvalidArgument(
-                f"action must be warn, stop or roll_back, `on` one or more of {', '.join(sorted(known))}, and `most` "
-                f"at least 1; got action={self.action!r}, on={self.on!r}, most={self.most}."
+                f"`on` must be one or more of {', '.join(sorted(known))}, and `most` at least 1; got on={self.on!r}, "
+                f"most={self.most}."
             )
 
     @property
@@ -117,6 +124,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_count(self.n)
+        checked_seed(self.seed)
 
 
 @final
@@ -161,8 +170,8 @@ class Monitor:
         thresholds: Thresholds = THRESHOLDS,
         response: Response = Response(),
     ) -> None:
-        if every < 1 or settings.n < 1:
-            raise InvalidArgument(f"every and n must be at least 1; got {every} and {settings.n}.")
+        if every < 1:
+            raise InvalidArgument(f"every must be at least 1; got {every}.")
         if settings.out is not None:
             check_directory(Path(settings.out))
         self.every, self.settings, self.response = every, settings, response
@@ -174,8 +183,11 @@ class Monitor:
                 settings.n, seed=derived_seed(settings.seed, Branch.TRIALS), device=self.model.spec.device
             )
             self.model.check_fits(self._trials)
-            self.untrained = self._of_untrained()
-        self.chance = chance_levels(self.model, self._trials, self._uniform_kl(), seed=settings.seed)
+            self.untrained = dict.fromkeys(LEVELS, math.nan)
+            if settings.untrained:
+                untrained = self.model.untrained_copy(derived_seed(settings.seed, Branch.UNTRAINED))
+                self.untrained = measured(untrained, self._trials, seed=settings.seed).summary()
+        self.chance = chance_levels(self.model, self._trials, seed=torch_seed(settings.seed))
         self.events: list[Event] = []
         self.should_stop = False
         self._rules = Rules(thresholds)
@@ -202,14 +214,21 @@ class Monitor:
         found = measured(self.model, self._trials, seed=self.settings.seed)
         self._steps.append(step)
         self._measures.append(found)
-        chance = {**self.chance, "separation": found.shuffled_separation}
-        broken = self._broken(step, found)
-        if broken is None:
+        bad = self._good.non_finite()
+        if self._trials.has_posterior:
+            bad["kl_bits"] = int((~np.isfinite(found.kl_bits)).sum())
+        broken = [
+            Event(step=step, kind="not finite", metric=metric, value=float(count), threshold=0.0)
+            for metric, count in bad.items()
+            if count
+        ][:1]
+        if broken:  # other rules do not apply; report once until the numbers are finite again
+            noticed = [] if self._was_broken else broken
+        else:
+            chance = {**self.chance, "separation": found.shuffled_separation}
             noticed = self._rules.update(step, found.summary(), found.kl_bits, chance)
-        else:  # other rules do not apply; report once until the numbers are finite again
-            noticed = [] if self._was_broken else [broken]
-        events = (*noticed, *self._responded(step, noticed if broken is None else [broken], found))
-        self._was_broken = broken is not None
+        events = (*noticed, *self._responded(step, broken or noticed, found))
+        self._was_broken = bool(broken)
         for event in events:
             _LOG.log(logging.WARNING if event.is_warning else logging.INFO, "%s", event)
         self.events += events
@@ -231,14 +250,36 @@ class Monitor:
         """
         if not self._steps:
             raise InvalidArgument("nothing has been measured yet: call the monitor with a step first.")
-        found = monitor_report(
-            self._steps,
-            self._measures,
-            chance=self.chance,
-            untrained=self.untrained,
-            thresholds=self._rules.thresholds,
-            events=self.events,
-            seed=derived_seed(self.settings.seed, Branch.RESAMPLING),
+        seed = derived_seed(self.settings.seed, Branch.RESAMPLING)
+        kl = np.stack([own.kl_bits for own in self._measures], axis=1)
+        n, summaries = len(kl), [own.summary() for own in self._measures]
+        at = {**self.chance, "separation": np.array([own.shuffled_separation for own in self._measures])}
+
+        def levels(metric: str) -> list[Baseline]:
+            """The known levels among chance and the untrained network."""
+            both = [
+                Baseline.of(*LEVELS[metric], at[metric]),
+                Baseline.of("baseline", UNTRAINED, self.untrained[metric]),
+            ]
+            return [own for own in both if np.isfinite(own.value).any()]
+
+        estimates: dict[str, Any] = {
+            name: Estimate.of([own[name] for own in summaries], n=n, baselines=levels(name)) for name in LEVELS
+        }
+        estimates["kl_bits"] = mean_estimate(kl, seed=seed, baselines=levels("kl_bits"))
+        found = MonitorReport(
+            **estimates,
+            steps=tuple(str(step) for step in self._steps),
+            key_orthogonality_by_head=np.stack([own.key_orthogonality for own in self._measures]),
+            coverage_by_head=np.stack([own.coverage for own in self._measures]),
+            attention_entropy_bits_by_head=np.stack([own.attention_entropy_bits for own in self._measures]),
+            rules=tuple(asdict(self._rules.thresholds)),
+            threshold=np.array([*asdict(self._rules.thresholds).values()], dtype=np.float64),
+            events=tuple(event.kind for event in self.events),
+            event_metrics=tuple(event.metric for event in self.events),
+            event_step=np.array([event.step for event in self.events], dtype=np.int64),
+            event_value=np.array([event.value for event in self.events], dtype=np.float64),
+            n=n,
         )
         arguments = {"n": self.settings.n, "seed": self.settings.seed, "every": self.every}
         return with_provenance(found, provenance(self.model, self.task, arguments))
@@ -270,36 +311,9 @@ class Monitor:
             self._rollbacks += 1
             back = self._good.put_back()
             self._rules.put_back()
-            return [self._done(step, "rolled back", cause, float(back))]
+            return [replace(cause, kind="rolled back", value=float(back), chance=math.nan)]
         self.should_stop = True
-        return [self._done(step, "stopped", cause, cause.value)]
-
-    def _broken(self, step: int, found: Measures) -> Event | None:
-        """The event for weights, optimizer state or KL that are not finite, or None."""
-        bad = {
-            **self._good.non_finite(),
-            "kl_bits": int((~np.isfinite(found.kl_bits)).sum()) if self._trials.has_posterior else 0,
-        }
-        wrong = next((metric for metric, count in bad.items() if count), None)
-        if wrong is None:
-            return None
-        return Event(step=step, kind="not finite", metric=wrong, value=float(bad[wrong]), threshold=0.0)
-
-    @staticmethod
-    def _done(step: int, kind: Literal["rolled back", "stopped"], cause: Event, value: float) -> Event:
-        return Event(step=step, kind=kind, metric=cause.metric, value=value, threshold=cause.threshold)
-
-    def _of_untrained(self) -> dict[str, float]:
-        if not self.settings.untrained:
-            return dict.fromkeys(METRICS, math.nan)
-        untrained = self.model.untrained_copy(derived_seed(self.settings.seed, Branch.UNTRAINED))
-        return measured(untrained, self._trials, seed=self.settings.seed).summary()
-
-    def _uniform_kl(self) -> float:
-        if not self._trials.has_posterior:
-            return math.nan
-        exact = self._trials.at_scored(self._trials.predictive)
-        return float(predicted_behavior(self._trials, torch.full_like(exact, 1 / exact.shape[-1])).kl_bits.mean())
+        return [replace(cause, kind="stopped", chance=math.nan)]
 
 
 @runtime_checkable

@@ -19,21 +19,22 @@ from typing import Annotated, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from bayesgeom.core.run import PATTERN, Run, Trials
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.probes._consistency import HYPOTHESES, SUMS, agreement_of
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
 from bayesgeom.report.estimate import (
     AtMostOne,
     Baseline,
     Estimate,
+    Kind,
     NonNegative,
     Share,
     Signed,
     Unit,
-    of_untrained,
+    Values,
     smooth_estimate,
     within,
 )
@@ -41,7 +42,103 @@ from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, extreme_of, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
+from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds
+from bayesgeom.stats.reduction import Reduction
+
+HYPOTHESES = "hypotheses"
+
+
+def _has_hypotheses(trials: Trials) -> bool:
+    """Whether one token stands for each entry of the belief."""
+    return len(trials.token_sets.get(HYPOTHESES, ())) == trials.belief.shape[2] > 0
+
+
+def _sums(
+    pattern: Float[Tensor, "batch head query_pos key_pos"], trials: Trials, rows: slice
+) -> Float[Tensor, "batch head column"]:
+    """Return the mean entropy in bits and the sum of its shares of the maximum.
+
+    With hypotheses, columns follow for the mean consistency with another sequence, then that of every query.
+    """
+    entropy, most = entropy_bits(pattern.float()), trials.rows(rows).visible().sum(dim=-1).float().log2()
+    share = torch.where(most > 0, 1 / most, 0.0)[:, None]
+    columns = [entropy.mean(dim=-1, keepdim=True), (entropy * share).sum(dim=-1, keepdim=True)]
+    if _has_hypotheses(trials):
+        # Exchanging the belief instead of the attention moves far less data. No sequence is its own other.
+        tokens, belief = _tokens_and_belief(trials, pattern.dtype)
+        of_others = (own.roll(-1, dims=0)[rows] for own in (tokens, belief))
+        shuffled, found = (_met(pattern, *own) for own in (of_others, (tokens[rows], belief[rows])))
+        columns += [shuffled.mean(dim=1)[..., None], found.transpose(1, 2)]
+    return torch.cat(columns, dim=-1)
+
+
+def _tokens_and_belief(
+    trials: Trials, dtype: torch.dtype
+) -> tuple[Float[Tensor, "batch key_pos hypothesis"], Float[Tensor, "batch query_pos hypothesis"]]:
+    hypotheses = trials.token_sets[HYPOTHESES]
+    return (trials.tokens[..., None] == hypotheses).to(dtype), trials.at_scored(trials.belief).to(dtype)
+
+
+def _met(
+    pattern: Float[Tensor, "batch head query_pos key_pos"],
+    tokens: Float[Tensor, "batch key_pos hypothesis"],
+    belief: Float[Tensor, "batch query_pos hypothesis"],
+) -> Float[Tensor, "batch query_pos head"]:
+    """Σ_h min(attention on the tokens of h, belief in h)."""
+    on_tokens = (pattern.flatten(1, 2) @ tokens).unflatten(1, pattern.shape[1:3])  # one product per sequence
+    return torch.minimum(on_tokens, belief[:, None]).sum(dim=-1).transpose(1, 2).contiguous()
+
+
+SUMS = Reduction(
+    "entropy and consistency of attention",
+    PATTERN,
+    _sums,
+    lambda spec, trials: spec.n_heads * (3 + trials.n_scored if _has_hypotheses(trials) else 2),
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Σ_h min(attention, belief) per row; its mean for exchanged and uniform attention, and its maximum."""
+
+    found: Float[np.ndarray, "batch layer query_pos head"]
+    shuffled: Float[np.ndarray, "batch layer head"]
+    uniform: float
+    ceiling: float
+    is_identified: bool
+    note: str
+
+
+def agreement_of(
+    sums: Float[np.ndarray, "batch layer head column"], trials: Trials, visible: Bool[Tensor, "batch query_pos key_pos"]
+) -> Agreement:
+    """Read the consistency from the columns of `SUMS` that follow the entropy."""
+    if not _has_hypotheses(trials):
+        nothing = np.full((*sums.shape[:2], trials.n_scored, sums.shape[2]), np.nan)
+        return Agreement(
+            found=nothing,
+            shuffled=nothing[:, :, 0],
+            uniform=np.nan,
+            ceiling=np.nan,
+            is_identified=False,
+            note=str(Verdict.NOT_MEASURED),
+        )
+    is_token, belief = _tokens_and_belief(trials, torch.float32)
+    seen = visible.float() @ is_token
+    wanted = torch.where(visible, belief @ is_token.mT, 0)  # the posterior of the token at each visible position
+    varies = bool((wanted != wanted[:1]).any())
+    ceiling = float((belief * (seen > 0)).sum(dim=-1).mean())
+    return Agreement(
+        found=np.moveaxis(sums[..., 1:], 3, 2),
+        shuffled=sums[..., 0],
+        uniform=float(torch.minimum(seen / visible.sum(dim=-1, keepdim=True), belief).sum(dim=-1).mean()),
+        ceiling=ceiling,
+        is_identified=varies,
+        note=str(Verdict.UNDEFINED) if ceiling == 0 else "" if varies else str(Verdict.NOT_IDENTIFIED),
+    )
+
 
 MAX_WEIGHTS, MIN_SEQUENCES = 4_000_000, 32  # most attention weights read; least sequences read
 _SPREAD = "middle of sequences"  # of the quantile bands
@@ -158,53 +255,47 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             n = min(n, max(MIN_SEQUENCES, MAX_WEIGHTS // run.at(PATTERN)[:, :1].numel()))
         trials, weights = run.trials.rows(slice(0, n)), jackknife_weights(n)
         sums = torch.stack([SUMS.at(run, layer, n) for layer in range(run.spec.n_layers)], dim=1).double().cpu().numpy()
-        bits, shares = sums[..., 0], sums[..., 1]
         visible = trials.visible()
-        has_choice = (visible.sum(dim=-1) > 1).sum(dim=-1).double().cpu().numpy()
+        most = float(visible.sum(dim=-1).double().log2().mean())
         agreement = agreement_of(sums[..., 2:], trials, visible)
-        entropy, consistency = (_drawn(weights, own, np.ones(n)) for own in (bits, agreement.found.mean(axis=2)))
-        over = _drawn(weights, agreement.found.mean(axis=2) - agreement.shuffled, np.ones(n))
+        other = agreement.shuffled.mean(axis=0)
+        entropy = np.tensordot(weights, sums[..., 0], axes=1)
+        consistency = np.tensordot(weights, agreement.found.mean(axis=2), axes=1)
+        over = np.tensordot(weights, agreement.found.mean(axis=2) - agreement.shuffled, axes=1)
         over = np.full_like(over, np.nan) if agreement.note else over
+        has_choice = weights @ (visible.sum(dim=-1) > 1).sum(dim=-1).double().cpu().numpy()
+        by_layer = entropy.mean(axis=2)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            shares = np.tensordot(weights, sums[..., 1], axes=1) / has_choice[:, None, None]
+            falls = np.where(
+                (by_layer[:, 0] > 0) & (by_layer.shape[1] > 1), 1 - by_layer[:, -1] / by_layer[:, 0], np.nan
+            )
 
         def estimate(
-            draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline, bounds: Bounds = UNBOUNDED
+            draws: Float[np.ndarray, "draw *rest"],
+            *levels: tuple[Kind, str, Values | float],
+            bounds: Bounds = UNBOUNDED,
         ) -> Estimate:
+            baselines = [Baseline.of(*level) for level in levels]
             return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines, bounds=bounds)
 
         share = partial(estimate, bounds=(0.0, 1.0))
-
-        of = _scalars(entropy.mean(axis=2), consistency)
-        uniform = Baseline.of("chance", UNIFORM, agreement.uniform)
-        other = agreement.shuffled.mean(axis=0)
-        widest = Baseline.of("chance", UNIFORM, most := float(visible.sum(dim=-1).double().log2().mean()))
-        no_more = Baseline.of("permutation", OTHER, np.nan if agreement.note else 0.0)
-        fresh_layers = of_untrained([own.entropy_bits_by_layer.value for own in untrained])
-        return AttentionEntropyReport(
-            entropy_bits=within(
-                estimate(entropy, widest, *of_untrained([c.entropy_bits.value for c in untrained])), 0, most
-            ),
-            entropy_share=share(
-                _drawn(weights, shares, has_choice),
-                Baseline.of("chance", UNIFORM, 1.0),
-                *of_untrained([copy.entropy_share.value for copy in untrained]),
-            ),
-            entropy_bits_by_layer=within(estimate(entropy.mean(axis=2), widest, *fresh_layers), 0, most),
-            reduction=estimate(
-                of["reduction"],
-                Baseline.of("chance", "uniform in every layer", 0.0),
-                *of_untrained([float(copy.reduction) for copy in untrained]),
-            ),
-            consistency=share(
-                consistency,
-                uniform,
-                Baseline.of("permutation", OTHER, other),
-                *of_untrained([copy.consistency.value for copy in untrained]),
-            ),
+        difference = partial(estimate, bounds=(-1.0, 1.0))
+        report = AttentionEntropyReport(
+            entropy_bits=within(estimate(entropy, ("chance", UNIFORM, most)), 0, most),
+            entropy_share=share(shares, ("chance", UNIFORM, 1.0)),
+            entropy_bits_by_layer=within(estimate(by_layer, ("chance", UNIFORM, most)), 0, most),
+            reduction=estimate(falls, ("chance", "uniform in every layer", 0.0)),
+            consistency=share(consistency, ("chance", UNIFORM, agreement.uniform), ("permutation", OTHER, other)),
             consistency_last_layer=share(
-                of["consistency_last_layer"], uniform, Baseline.of("permutation", OTHER, other[-1].mean())
+                consistency[:, -1].mean(axis=1),
+                ("chance", UNIFORM, agreement.uniform),
+                ("permutation", OTHER, other[-1].mean()),
             ),
-            consistency_over_other=estimate(over, Baseline.of("permutation", OTHER, 0.0), bounds=(-1.0, 1.0)),
-            consistency_over_other_last_layer=estimate(over[:, -1].mean(axis=1), no_more, bounds=(-1.0, 1.0)),
+            consistency_over_other=difference(over, ("permutation", OTHER, 0.0)),
+            consistency_over_other_last_layer=difference(
+                over[:, -1].mean(axis=1), ("permutation", OTHER, np.nan if agreement.note else 0.0)
+            ),
             consistency_quantiles=np.quantile(agreement.found, list(_QUANTILES.values()), axis=(0, 2)),
             quantiles=tuple(_QUANTILES),
             most_possible_consistency=agreement.ceiling,
@@ -212,6 +303,8 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
             note=agreement.note,
             n=n,
         )
+        named = ("entropy_bits", "entropy_share", "entropy_bits_by_layer", "reduction", "consistency")
+        return with_untrained(report, untrained, *named)
 
     def controls(self) -> Iterator[Control[AttentionEntropyReport]]:
         trials = _planted_trials()
@@ -224,32 +317,15 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         yield Control(label="uniform, then the posterior, then one position", run=run, holds=_tells_layers_apart)
         same = layers[:2, :1].expand(-1, len(trials), -1, -1)
         run = planted_run(trials, {PATTERN: same[:, :, None]})
-        yield Control(label="attention that is the same in every sequence", run=run, holds=_ignores_sequences)
+        yield Control(
+            label="attention that is the same in every sequence",
+            run=run,
+            holds=lambda r: np.allclose(r.consistency.value, r.consistency.baseline(OTHER).value, atol=1e-6),
+        )
         alike = _planted_trials(is_constant=True)
         rows = posterior[:1].expand(len(alike), -1, -1).float()
         run = planted_run(alike, {PATTERN: rows[None, :, None]})
         yield Control(label="a posterior that is a function of position", run=run, holds=_is_not_identified)
-
-
-def _drawn(
-    weights: Float[np.ndarray, "draw sequence"],
-    sums: Float[np.ndarray, "sequence layer head"],
-    counts: Float[np.ndarray, " sequence"],
-) -> Float[np.ndarray, "draw layer head"]:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.tensordot(weights, sums, axes=1) / (weights @ counts)[:, None, None])
-
-
-def _scalars(
-    by_layer: Float[np.ndarray, "draw layer"], consistency: Float[np.ndarray, "draw layer head"]
-) -> dict[str, Float[np.ndarray, " draw"]]:
-    """Return draws of the scalars; the reduction of a single layer, or from zero entropy, is NaN."""
-    first, last = by_layer[:, 0], by_layer[:, -1]
-    has_reduction = (first > 0) & (by_layer.shape[1] > 1)
-    return {
-        "reduction": np.where(has_reduction, 1 - last / np.where(has_reduction, first, 1), np.nan),
-        "consistency_last_layer": consistency[:, -1].mean(axis=1),
-    }
 
 
 def _planted_trials(*, is_constant: bool = False) -> Trials:
@@ -283,7 +359,3 @@ def _tells_layers_apart(report: AttentionEntropyReport) -> bool:
         and report.consistency.baseline(OTHER).value[1, 0] < 0.9
         and report.identified
     )
-
-
-def _ignores_sequences(report: AttentionEntropyReport) -> bool:
-    return bool(np.allclose(report.consistency.value, report.consistency.baseline(OTHER).value, atol=1e-6))

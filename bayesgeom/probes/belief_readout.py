@@ -9,9 +9,9 @@ References:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from bayesgeom.charts.polygon import MAX_CORNERS
 from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run, Trials
-from bayesgeom.probes._best_guesses import ClusterScores, cluster_scores, guess_scores
 from bayesgeom.probes.base import (
     Control,
     Needs,
@@ -29,39 +28,330 @@ from bayesgeom.probes.base import (
     planted_chain,
     planted_run,
     planted_trials,
+    with_untrained,
 )
-from bayesgeom.probes.belief_report import (
-    CONSTANT,
-    EMBEDDING,
-    GAUSSIAN,
-    MEAN_BELIEF,
-    SHUFFLE,
-    STAGES,
-    SUBSPACES,
-    BeliefReadoutReport,
-    window_levels,
+from bayesgeom.report.estimate import (
+    AtMostOne,
+    Baseline,
+    Estimate,
+    Kind,
+    Share,
+    Signed,
+    Unit,
+    smooth_estimate,
+    with_interval,
 )
-from bayesgeom.report.estimate import Baseline, Estimate, Kind, Values, of_untrained
-from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, extreme_of, headline_of
+from bayesgeom.stats.bootstrap import (
+    jackknife_weights,
+    percentile_interval,
+    r2_interval,
+    ratio_interval,
+    shuffled_within_position,
+)
+from bayesgeom.stats.clusters import (
+    adjusted_rand,
+    cluster_clouds,
+    left_out_silhouettes,
+    meetings,
+    resampled_agreement,
+)
 from bayesgeom.stats.observers import STARTS, window_beliefs
 from bayesgeom.stats.readout import (
     BELIEF,
+    LABEL,
     BeliefTargets,
-    CloudScores,
     Readout,
-    Summary,
     belief_rows,
     belief_targets,
+    commonest,
+    held_out_scores,
+    in_bands,
     read_out,
-    summary,
-    unfitted_r2,
 )
 from bayesgeom.stats.subspace import leading_coordinates, random_subspaces
+from bayesgeom.stats.windows import WIDEST_BASELINE
+
+SHUFFLE, SUBSPACES = "shuffle within position", "random subspaces of that rank"
+MEAN_BELIEF, GAUSSIAN, CONSTANT = "mean belief", "Gaussian cloud", "one constant answer"
+EMBEDDING = "embedding"
+STAGES = ("layer 0", "last layer", "last layer of an untrained network")
+_FIRST, _LAST, _UNTRAINED = range(3)
+_SHOWN = 4  # panels of numbers that a page shows at once
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class BeliefReadoutReport(Report):
+    """A linear map from the vectors to the exact belief is fitted on half of the sequences, and tested on the others.
+
+    R² is 1 if the belief is decoded exactly, and 0 if the map is no better than the average belief. A decodable belief
+    need not be used, and some decoding is possible by chance. Compare with the gray lines: beliefs exchanged between
+    sequences at the same position (the effect of position alone), random subspaces with as many dimensions as there are
+    hypotheses, and untrained networks. On tasks with latent dynamics, the belief of an observer of the last few symbols
+    is also a gray line. "Surviving hypotheses" are those still possible.
+
+    The other panels show whether the vectors form clusters, and whether the clusters are the best guesses (the most
+    probable hypotheses) or only the token just read. k-means finds clusters in any data, so compare with the Gaussian
+    cloud. Any accurate model clusters by best guess to some degree. The first panels plot the beliefs. Up to six
+    hypotheses are the corners of a polygon: a corner is certainty, and a color is the same exact belief in every panel.
+    More are the rows of a heat map, one column per position, in the same order in every panel. A correct read-out looks
+    like the exact belief.
+
+    Fields: linear read-out of the exact belief, by site and layer, and clusters of the same vectors.
+
+    `sites` are `resid_post`, and `state` for recurrent models. `drawn_belief` are exact beliefs at held-out points, and
+    `drawn_readout` their linear predictions at each of the `stages`, neither clipped nor renormalized. Both are empty
+    if there are too many hypotheses to plot.
+
+    Scores are on held-out sequences. `r2` is at most 1, and 0 for the mean belief. `total_variation` (0 to 1) compares
+    the prediction, clipped at 0 and renormalized, with the belief. `balanced_accuracy` (½ at chance) is for predicting
+    which hypotheses are still possible, NaN if all are. `silhouette` (−1 to 1) and `rand_index` (0 at chance, 1 for one
+    cluster per best guess) are of k-means on `n_clustered` points; `token_rand_index` compares the same clusters with
+    the token just read. `rand_index` and `nearest_centroid_accuracy` leave out points with tied hypotheses.
+
+    Random subspaces have `subspace_rank` dimensions and a 95 % range over draws. The Gaussian cloud has the covariance
+    of the vectors. "One constant answer" always predicts the most common best guess.
+
+    On tasks with latent dynamics, `window_r2` is the R² of the belief of an observer that sees only the last w symbols,
+    without a map, and `window_map_r2` that of a linear map from it, fitted and scored as for the vectors. The baselines
+    of `r2` have three of them: see `window_levels`.
+    """
+
+    name: ClassVar[str] = "belief_readout"
+    title: ClassVar[str] = "Belief read-out"
+    limit: ClassVar[str] = "at most 3,072 scored positions"
+
+    r2: Annotated[Estimate, AtMostOne("site layer", better="higher", label="R² of the belief")]
+    total_variation: Annotated[Estimate, Share("site layer", better="lower", label="total variation from the belief")]
+    balanced_accuracy: Annotated[Estimate, Share("site layer", better="higher", label="surviving hypotheses")]
+    silhouette: Annotated[Estimate, Signed("site layer cluster_count", better="higher", label="silhouette of clusters")]
+    rand_index: Annotated[
+        Estimate, AtMostOne("site layer cluster_count", better="higher", label="adjusted Rand, best guess")
+    ]
+    token_rand_index: Annotated[
+        Estimate, AtMostOne("site layer cluster_count", better="higher", label="adjusted Rand, token")
+    ]
+    nearest_centroid_accuracy: Annotated[
+        Estimate, Share("site layer confidence", better="higher", label="accuracy of the nearest best guess")
+    ]
+    window_r2: Annotated[Estimate, AtMostOne("window_start window", better="higher", label="R² of window observers")]
+    window_map_r2: Annotated[Estimate, AtMostOne("window_start window", better="higher", label="R² of a map from them")]
+    drawn_belief: Annotated[Float[np.ndarray, "point hypothesis"], Unit("1")]
+    drawn_readout: Annotated[Float[np.ndarray, "stage site point hypothesis"], Unit("1")]
+    sites: tuple[str, ...]
+    cluster_counts: tuple[str, ...]
+    confidences: tuple[str, ...]
+    window_starts: tuple[str, ...]
+    windows: tuple[str, ...]
+    stages: tuple[str, ...]
+    subspace_rank: int
+    n_clustered: int
+    n: int
+
+    @property
+    def n_held_out(self) -> int:
+        """Number of held-out sequences, on which the maps are scored."""
+        return self.n // 2
+
+    def headlines(self) -> Sequence[Headline]:
+        (best,), _ = self.silhouette[0, -1].extreme("largest")
+        k, hypotheses = self.cluster_counts[best], str(self.drawn_belief.shape[1])
+        survive = "surviving hypotheses, last layer"
+        lines = [
+            headline_of(self, "r2", (0, -1), "R² of the belief, last layer"),
+            headline_of(self, "total_variation", (0, -1), "total variation, last layer"),
+            headline_of(self, "balanced_accuracy", (0, -1), survive),
+            extreme_of(self, "silhouette", "largest", f"best silhouette, k = {k}, last layer", (0, -1)),
+        ]
+        for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read")):
+            lines.append(headline_of(self, metric, (0, -1, best), f"adjusted Rand, k = {k}, against {other}"))
+        for row, site in enumerate(self.sites):
+            if row > 0:
+                lines.append(headline_of(self, "r2", (row, -1), f"R² of the belief, {site}"))
+            if hypotheses in self.cluster_counts:
+                where, at = f"k = {hypotheses} in {site}, last layer", self.cluster_counts.index(hypotheses)
+                lines.append(headline_of(self, "silhouette", (row, -1, at), f"silhouette, {where}"))
+                lines.append(headline_of(self, "rand_index", (row, -1, at), f"adjusted Rand, {where}"))
+                label = f"adjusted Rand, last token, {where}"
+                lines.append(headline_of(self, "token_rand_index", (row, -1, at), label))
+        return lines
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.readout import readout_panel
+        from bayesgeom.report.theme import DASHES
+
+        layers, counts = [str(layer) for layer in range(self.r2.value.shape[1])], "number of clusters k, last layer"
+        rand, confidence = "adjusted Rand index (0 is chance)", "confidence of the exact belief"
+        shown = (
+            (self.r2, "Linear read-out", ("layer", "held-out R² (1 is exact)"), layers),
+            (self.total_variation, "Distance of the read-out", ("layer", "total variation (0 is exact)"), layers),
+            (self.balanced_accuracy, "Surviving hypotheses", ("layer", "balanced accuracy (½ is chance)"), layers),
+            (self.silhouette, "Are there clusters?", (counts, "silhouette (−1 to 1)"), self.cluster_counts),
+            (self.rand_index, "Are they the best guesses?", (counts, rand), self.cluster_counts),
+            (self.token_rand_index, "Are they the last token?", (counts, rand), self.cluster_counts),
+            (self.nearest_centroid_accuracy, "Nearest best guess", (confidence, "accuracy"), self.confidences),
+        )
+        levels = [level.name for metric, *_ in shown for level in metric.baselines]
+        names = dict.fromkeys(name for name in levels if name != EMBEDDING)  # a point, and no line
+        dashes = {name: DASHES[at % len(DASHES)] for at, name in enumerate(names)}
+        drawn = list(self._simplexes())
+        for row, site in enumerate(self.sites):
+            for at, (metric, title, axes, ticks) in enumerate(shown):
+                own = metric[row]
+                own = own if own.value.ndim == 1 else own[-1]
+                named = title if row == 0 else f"{title} ({site})"
+                panel = readout_panel(named, axes, ticks, own, dashes, before=EMBEDDING)
+                drawn.append(replace(panel, is_folded=at >= _SHOWN or row > 0))
+        return drawn
+
+    def _simplexes(self) -> Iterator[Panel]:
+        """Yield simplexes of exact beliefs and of read-outs, also of an untrained network."""
+        from bayesgeom.charts.readout import add_simplex
+
+        read = [("Exact belief", self.drawn_belief)]
+        for row, site in enumerate(self.sites):
+            drawn = self.drawn_readout[:, row]
+            read += [(f"Read from {site}, last layer", drawn[_LAST])]
+            read += [(f"Read from {site}, layer 0", drawn[_FIRST])] * (row == 0)
+            read += [("Untrained network, last layer", drawn[_UNTRAINED])]
+        for title, placed in read:
+            panel = Panel.blank(title, height=360)
+            add_simplex(panel.figure, placed, self.drawn_belief)
+            yield panel
+
+
+def window_levels(window_r2: Estimate, window_map_r2: Estimate, windows: Sequence[str]) -> tuple[Baseline, ...]:
+    """Return R² of window observers as baselines of `r2`: of one symbol, of up to four, and of the widest measured.
+
+    Each has the better of its two starts, as it is or through a map, and that number's interval. The level to beat is
+    therefore its upper end, as in claim Y1.
+
+    Args:
+        window_r2: R² of the observers' beliefs, by start and width.
+        window_map_r2: R² of a linear map from them.
+        windows: The widths.
+    """
+    measured = np.concatenate([np.stack([own.value, *own.ends]) for own in (window_r2, window_map_r2)], axis=1)
+    widths = [int(width) for width in windows]
+    shown = {1, max((width for width in widths if width <= WIDEST_BASELINE), default=1), max(widths, default=1)}
+    found = []
+    for at, width in enumerate(widths):
+        if width in shown:
+            value, low, high = measured[:, measured[0, :, at].argmax(), at]
+            name = "belief after the current symbol alone" if width == 1 else f"belief after the last {width} symbols"
+            found.append(Baseline.of("baseline", name, value, low=low, high=high))
+    return tuple(found)
+
+
+def cluster_scores(
+    clouds: Float[Tensor, "cloud point d"],
+    targets: BeliefTargets,
+    tokens: Float[Tensor, "point shuffle token"],
+    counts: Sequence[int],
+    weights: Float64[np.ndarray, "replicate sequence"],
+    *,
+    n_clustered: int,
+    seed: int,
+) -> dict[str, tuple[Float64[np.ndarray, "replicate cloud count"], Float64[np.ndarray, "cloud count"]]]:
+    """Run k-means on a sample of the points and score the clusters, which are fixed, under each row of weights.
+
+    Args:
+        clouds: The points of several clouds.
+        targets: The beliefs, whose most probable hypotheses are compared with the clusters.
+        tokens: The token just read, one-hot: the first draw is the true one, others are shuffled.
+        counts: Numbers of clusters.
+        weights: `jackknife_weights` of all sequences.
+        n_clustered: Number of points to sample.
+        seed: Seed of the sample and of k-means.
+
+    Returns:
+        By name, the scores and their chance level. `silhouette` measures separation; its level is a Gaussian cloud.
+        `rand_index` and `token_rand_index` compare the clusters with the best guesses and with the token just read;
+        their level is shuffled beliefs or tokens.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(clouds.shape[1], generator=generator)[:n_clustered].sort().values
+    found = cluster_clouds(clouds[:, chosen], counts, generator)
+    owner, times = chosen // targets.n_positions, torch.from_numpy(weights / weights[:1])
+    counted = weights[:, owner.numpy()]
+    silhouettes = [
+        left_out_silhouettes(found.distances, *own, counted) for own in zip(found.labels, counts, strict=True)
+    ]
+    scores = {"silhouette": (np.stack(silhouettes, axis=2), found.gaussian_scores.cpu().numpy())}
+    for name, others in (("rand_index", targets.values[chosen, :, LABEL]), ("token_rand_index", tokens[chosen])):
+        true = others[:, 0, others[:, 0].any(dim=0)]  # a hypothesis that is never the best guess has empty columns
+        rows = torch.stack([resampled_agreement(own, true, owner, times) for own in found.labels], dim=2)
+        scores[name] = (rows.numpy(), adjusted_rand(meetings(found.labels, others[:, 1:])).mean(dim=1).numpy())
+    return scores
+
+
+def guess_scores(
+    readouts: Sequence[Sequence[Readout]],
+    targets: BeliefTargets,
+    bands: Sequence[tuple[float, float]],
+    *,
+    n: int,
+    seed: int = 0,
+) -> Estimate:
+    """Return the accuracy of predicting the best guess by the nearest centroid, by site, layer and band of confidence.
+
+    Its baselines are the accuracy after a shuffle, and that of always predicting the most common guess.
+    """
+    is_counted = in_bands(targets, bands)
+    n_points = is_counted.sum(axis=2, dtype=np.float64)  # band, sequence, draw
+    n_hits = np.array(
+        [[(own.hits & is_counted).sum(axis=2, dtype=np.float64) for own in layers] for layers in readouts]
+    )
+    found = ratio_interval(
+        np.moveaxis(n_hits[..., 0], 3, 0), n_points[:, :, 0].T[:, None, None], seed=seed, bounds=(0.0, 1.0)
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        accuracy = n_hits.sum(axis=3) / n_points.sum(axis=1)
+    shuffled = Baseline.of("permutation", SHUFFLE, accuracy[..., 1:].mean(axis=-1))
+    constant = Baseline.of("baseline", CONSTANT, commonest(targets, is_counted))
+    return with_interval(accuracy[..., 0], found, n=n, baselines=known(shuffled, constant))
+
+
+def linear_scores(
+    readouts: Sequence[Sequence[Readout]], targets: BeliefTargets, *, n: int, seed: int = 0
+) -> dict[str, Any]:
+    """Return `r2`, `total_variation` and `balanced_accuracy` on held-out sequences, by site and layer.
+
+    The maps are fixed: an interval of R² is for the R² of this map, not for the best linear map. Baselines are
+    shuffled beliefs and random subspaces; that of total variation is the mean belief.
+    """
+    weights, n_draws = jackknife_weights(len(targets.held_out)), len(targets.means)
+    scores = [[held_out_scores(own, targets, weights) for own in layers] for layers in readouts]
+    distance = (targets.held_out[:, :, 0, BELIEF] - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
+    maps = {
+        "r2": np.array([[own.r2 for own in layers] for layers in readouts]),
+        "balanced_accuracy": np.array([[own.balanced_accuracy for own in layers] for layers in readouts]),
+    }
+    levels = {"total_variation": [Baseline.of("baseline", MEAN_BELIEF, float(distance.mean()))]}
+    for name, found in maps.items():
+        within = np.moveaxis(found[..., n_draws:], 2, 0)
+        low, high = percentile_interval(within)
+        levels[name] = [
+            Baseline.of("permutation", SHUFFLE, found[..., 1:n_draws].mean(axis=-1)),
+            Baseline.of("chance", SUBSPACES, within.mean(axis=0), low=low, high=high),
+        ]
+    return {
+        name: smooth_estimate(
+            np.moveaxis(np.array([[own[name] for own in layers] for layers in scores]), 2, 0),
+            seed=seed,
+            n=n,
+            baselines=known(*own_levels),
+        )
+        for name, own_levels in levels.items()
+    }
+
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
 MIN_SEQUENCES = 16  # used however long they are
 SHUFFLES, N_SUBSPACES = 5, 20
-SHUFFLED: tuple[Kind, str] = ("permutation", SHUFFLE)
 WIDTHS = (1, 2, 3, 4, 10)  # symbols of the window observers whose beliefs are compared
 _BANDS = {"all": (0, 2), "below 0.5": (0, 0.5), "0.5–0.75": (0.5, 0.75), "0.75–0.9": (0.75, 0.9), "above 0.9": (0.9, 2)}
 
@@ -81,45 +371,47 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
 
     def measure(self, run: Run, untrained: Sequence[BeliefReadoutReport] = ()) -> BeliefReadoutReport:
         trials = run.trials.rows(slice(0, max(MIN_SEQUENCES, MAX_POINTS // run.trials.n_scored)))
-        targets, n = _targets(trials, run.seed), len(trials)
+        beliefs, n = belief_rows(trials.at_scored(trials.belief).cpu()), len(trials)
+        targets = belief_targets(_shuffles(beliefs, run.seed), n_fit=-(-n // 2))
         sites = [site for site in (RESID_POST, STATE) if site in run.recorded]
-        clouds = [_points(run.at(site)[:, : len(trials)].flatten(1, 2), targets, run.seed) for site in sites]
+        clouds = [_points(run.at(site)[:, :n].flatten(1, 2), targets, run.seed) for site in sites]
         rank = min(trials.belief.shape[-1], *(points.shape[-1] for points in clouds))
         found = [_read(points, targets, rank, run.seed) for points in clouds]
-        tokens, windows = _tokens(trials, run.seed), _windows(trials, targets, run.seed)
-        held_out, whole = jackknife_weights(len(targets.held_out)), jackknife_weights(n)
-        read = [summary(layers, targets, held_out, seed=run.seed) for layers in found]
-        clusters = [
-            cluster_scores(points, targets, tokens, COUNTS, whole, n_clustered=N_CLUSTERED, seed=run.seed)
-            for points in clouds
-        ]
-        guesses = [guess_scores(layers, targets, [*_BANDS.values()], seed=run.seed) for layers in found]
-        embedding = _embedding(run, trials, targets, rank, (len(sites), len(found[0])))
+        linear = linear_scores(found, targets, n=n, seed=run.seed)
+        windows, window_r2, window_map_r2 = _windows(trials, targets, run.seed)
+        further = {"r2": window_levels(window_r2, window_map_r2, windows)}
+        if RESID_PRE in run.recorded:
+            points = _points(run.at(RESID_PRE)[:1, :n].flatten(1, 2), targets, run.seed)
+            (before,) = _read(points, targets, rank, run.seed)
+            for name, score in held_out_scores(before, targets, np.ones((1, len(targets.held_out)))).items():
+                level = np.full((len(sites), len(found[0])), np.nan)  # the embedding is that of `resid_post` alone
+                level[0] = score
+                further[name] = (*further.get(name, ()), Baseline.of("baseline", EMBEDDING, level))
+        for name, levels in further.items():
+            own = linear[name]
+            shown = (level.broadcast(own.value.shape) for level in known(*levels))
+            linear[name] = replace(own, baselines=(*own.baselines, *shown))
         drawn_belief, drawn_readout = _drawn(found, targets, untrained, run.seed)
-        return BeliefReadoutReport(
-            **_linear(read, embedding, windows.levels, untrained, n=n),
-            **_clusters(clusters, untrained, n=n),
-            nearest_centroid_accuracy=_estimate(
-                [accuracy for accuracy, _ in guesses],
-                SHUFFLED,
-                [copy.nearest_centroid_accuracy.value for copy in untrained],
-                Baseline.of("baseline", CONSTANT, guesses[0][1]),
-                n=n,
-            ),
-            window_r2=windows.r2,
-            window_map_r2=windows.map_r2,
+        report = BeliefReadoutReport(
+            **linear,
+            **_clusters(clouds, targets, _tokens(trials, run.seed), n=n, seed=run.seed),
+            nearest_centroid_accuracy=guess_scores(found, targets, [*_BANDS.values()], n=n, seed=run.seed),
+            window_r2=window_r2,
+            window_map_r2=window_map_r2,
             drawn_belief=drawn_belief,
             drawn_readout=drawn_readout,
             sites=tuple(site.name for site in sites),
             cluster_counts=tuple(map(str, COUNTS)),
             confidences=tuple(_BANDS),
-            window_starts=STARTS if windows.names else (),
-            windows=windows.names,
+            window_starts=STARTS if windows else (),
+            windows=windows,
             stages=STAGES,
             subspace_rank=rank,
             n_clustered=min(N_CLUSTERED, len(targets.values)),
             n=n,
         )
+        clusters = ("silhouette", "rand_index", "token_rand_index", "nearest_centroid_accuracy")
+        return with_untrained(report, untrained, *linear, *clusters)
 
     def controls(self) -> Iterator[Control[BeliefReadoutReport]]:
         rng = np.random.default_rng(0)
@@ -174,21 +466,20 @@ def _tells_layers_apart(report: BeliefReadoutReport) -> bool:
     )
 
 
-def _targets(trials: Trials, seed: int) -> BeliefTargets:
-    """Return true and shuffled beliefs; the first half of the sequences fits, the second scores."""
-    rows = belief_rows(trials.at_scored(trials.belief).cpu())
+def _shuffles(
+    rows: Float64[Tensor, "sequence position *rest"], seed: int
+) -> Float64[Tensor, "draw sequence position *rest"]:
+    """Return the rows, then the rows shuffled within position."""
     rng = np.random.default_rng(seed)
-    shuffles = [torch.from_numpy(shuffled_within_position(rows.numpy(), rng)) for _ in range(SHUFFLES)]
-    return belief_targets(torch.stack([rows, *shuffles]), n_fit=-(-len(trials) // 2))
+    shuffled = (torch.from_numpy(shuffled_within_position(rows.numpy(), rng)) for _ in range(SHUFFLES))
+    return torch.stack([rows, *shuffled])
 
 
 def _tokens(trials: Trials, seed: int) -> Float[Tensor, "point shuffle token"]:
     """Return the token just read at every point, one-hot, true and shuffled within position."""
     read = trials.at_scored(trials.tokens).cpu()
     rows = torch.nn.functional.one_hot(torch.unique(read, return_inverse=True)[1]).double()
-    rng = np.random.default_rng(seed)
-    shuffles = [torch.from_numpy(shuffled_within_position(rows.numpy(), rng)) for _ in range(SHUFFLES)]
-    return torch.stack([rows, *shuffles], dim=2).flatten(0, 1)
+    return _shuffles(rows, seed).flatten(1, 2).transpose(0, 1)
 
 
 def _points(
@@ -203,113 +494,50 @@ def _read(points: Float[Tensor, "layer point d"], targets: BeliefTargets, rank: 
     return [read_out(layer, targets, bases) for layer in points]
 
 
-def _estimate(
-    parts: Sequence[CloudScores], level: tuple[Kind, str], copies: Sequence[Values], *others: Baseline, n: int
-) -> Estimate:
-    """Build one metric's estimate: its level has this kind and name, then untrained networks and other baselines."""
-    value, low, high, code, found = _stacked(parts)
-    return Estimate.of(
-        value,
-        (low, high),
-        n=n,
-        baselines=known(Baseline.of(*level, found), *of_untrained(copies), *others),
-        reason=code,
-    )
-
-
-def _stacked(parts: Sequence[CloudScores]) -> list[Any]:
-    columns = zip(*((own.value, own.low, own.high, own.code, own.level) for own in parts), strict=True)
-    return [np.stack(column) for column in columns]
-
-
-def _embedding(run: Run, trials: Trials, targets: BeliefTargets, rank: int, shape: tuple[int, ...]) -> list[Baseline]:
-    """Return the read-out before the first layer as a baseline of `resid_post`, the first site; NaN if not recorded."""
-    levels = np.full((3, *shape), np.nan)
-    if RESID_PRE in run.recorded:
-        before = _points(run.at(RESID_PRE)[:1, : len(trials)].flatten(1, 2), targets, run.seed)
-        found = summary(_read(before, targets, rank, run.seed), targets, np.ones((1, len(targets.held_out))))
-        levels[:, 0] = [own.value for own in (found.r2, found.total_variation, found.balanced_accuracy)]
-    return [Baseline.of("baseline", EMBEDDING, level) for level in levels]
-
-
-def _linear(
-    sites: Sequence[Summary],
-    embedding: Sequence[Baseline],
-    windows: Sequence[Baseline],
-    copies: Sequence[BeliefReadoutReport],
+def _clusters(
+    clouds: Sequence[Float[Tensor, "layer point d"]],
+    targets: BeliefTargets,
+    tokens: Float[Tensor, "point shuffle token"],
     *,
     n: int,
+    seed: int,
 ) -> dict[str, Any]:
-    """Return the fields of the linear read-out."""
-
-    def within(found: Sequence[Float64[np.ndarray, "3 layer"]]) -> Baseline:
-        mean, low, high = np.stack(found, axis=1)
-        return Baseline.of("chance", SUBSPACES, mean, low=low, high=high)
-
-    r2, distances, surviving = (
-        [copy.r2.value for copy in copies],
-        [copy.total_variation.value for copy in copies],
-        [copy.balanced_accuracy.value for copy in copies],
-    )
-    chance = [within([site.r2_within for site in sites]), within([site.balanced_accuracy_within for site in sites])]
-    return {
-        "r2": _estimate([site.r2 for site in sites], SHUFFLED, r2, chance[0], *windows, embedding[0], n=n),
-        "total_variation": _estimate(
-            [site.total_variation for site in sites], ("baseline", MEAN_BELIEF), distances, embedding[1], n=n
-        ),
-        "balanced_accuracy": _estimate(
-            [site.balanced_accuracy for site in sites], SHUFFLED, surviving, chance[1], embedding[2], n=n
-        ),
-    }
+    """Return the scores of the clusters at every site, with their chance levels."""
+    sites = [
+        cluster_scores(own, targets, tokens, COUNTS, jackknife_weights(n), n_clustered=N_CLUSTERED, seed=seed)
+        for own in clouds
+    ]
+    found = {}
+    for name in sites[0]:
+        rows, levels = zip(*(site[name] for site in sites), strict=True)
+        kind: tuple[Kind, str] = ("chance", GAUSSIAN) if name == "silhouette" else ("permutation", SHUFFLE)
+        found[name] = smooth_estimate(
+            np.stack(rows, axis=1), seed=seed, n=n, baselines=known(Baseline.of(*kind, np.stack(levels)))
+        )
+    return found
 
 
-def _clusters(sites: Sequence[ClusterScores], copies: Sequence[BeliefReadoutReport], *, n: int) -> dict[str, Any]:
-    """Return the fields of the clusters."""
-    silhouettes, guesses = [site.silhouette for site in sites], [site.rand_index for site in sites]
-    tokens = [site.token_rand_index for site in sites]
-    return {
-        "silhouette": _estimate(silhouettes, ("chance", GAUSSIAN), [copy.silhouette.value for copy in copies], n=n),
-        "rand_index": _estimate(guesses, SHUFFLED, [copy.rand_index.value for copy in copies], n=n),
-        "token_rand_index": _estimate(tokens, SHUFFLED, [copy.token_rand_index.value for copy in copies], n=n),
-    }
+def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> tuple[tuple[str, ...], Estimate, Estimate]:
+    """Return widths of window observers, and R² of their beliefs as they are and of a linear map from them.
 
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Windows:
-    """R² of the window observers' beliefs, as they are and through a linear map, and the window widths."""
-
-    r2: Estimate
-    map_r2: Estimate
-    names: tuple[str, ...]
-
-    @property
-    def levels(self) -> tuple[Baseline, ...]:
-        return window_levels(self.r2, self.map_r2, self.names)
-
-
-def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> _Windows:
-    """Measure window observers; empty without latent dynamics."""
-    widths = [width for width in WIDTHS if width < trials.n_scored]
+    Empty without latent dynamics.
+    """
+    widths, n = [width for width in WIDTHS if width < trials.n_scored], len(trials)
     if trials.observers is None or not widths:
-        nothing = Estimate.of(np.zeros((0, 0)), (0.0, 0.0), n=len(trials))
-        return _Windows(r2=nothing, map_r2=nothing, names=())
-    exact, n_held_out = trials.at_scored(trials.belief), len(targets.held_out)
-    held_out = jackknife_weights(n_held_out)
-    plain, mapped = list[CloudScores](), list[CloudScores]()
-    for start in STARTS:
-        all_widths = window_beliefs(trials.observers.filter, exact, start)
-        beliefs = torch.stack([belief for width, belief in enumerate(all_widths) if width in widths])
-        read = _read(beliefs.flatten(1, 2), targets, beliefs.shape[-1], seed)
-        mapped.append(summary(read, targets, held_out, seed=seed).r2)
-        plain.append(unfitted_r2(beliefs[:, len(exact) - n_held_out :].cpu().numpy(), targets, seed))
-    n = len(trials)
-    (plain_r2, *ends, plain_code, _), (map_r2, *map_ends, map_code, _) = _stacked(plain), _stacked(mapped)
-    return _Windows(
-        r2=Estimate.of(plain_r2, (ends[0], ends[1]), n=n, reason=plain_code),
-        map_r2=Estimate.of(map_r2, (map_ends[0], map_ends[1]), n=n, reason=map_code),
-        names=tuple(map(str, widths)),
-    )
+        nothing = Estimate.of(np.zeros((0, 0)), (0.0, 0.0), n=n)
+        return (), nothing, nothing
+    exact, of = trials.at_scored(trials.belief), trials.observers.filter
+    every = (window_beliefs(of, exact, start) for start in STARTS)
+    beliefs = [torch.stack([own for width, own in enumerate(all_widths) if width in widths]) for all_widths in every]
+    read = [_read(own.flatten(1, 2), targets, own.shape[-1], seed) for own in beliefs]
+    mapped = linear_scores(read, targets, n=n, seed=seed)["r2"]
+    held_out = torch.stack(beliefs)[:, :, n - len(targets.held_out) :].cpu().numpy()
+    truth, mean = targets.held_out[:, :, 0, BELIEF].double().numpy(), targets.means[0, BELIEF].double().numpy()
+    error, spread = ((held_out - truth) ** 2).sum(axis=(3, 4)), ((truth - mean) ** 2).sum(axis=(1, 2))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ends = r2_interval(np.moveaxis(error, 2, 0), spread[:, None, None], seed=seed)
+        plain = with_interval(1 - error.sum(axis=2) / spread.sum(), ends, n=n)
+    return tuple(map(str, widths)), plain, replace(mapped, baselines=())
 
 
 def _drawn(

@@ -13,6 +13,7 @@ References:
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, ClassVar, final
 
@@ -21,7 +22,7 @@ import torch
 from jaxtyping import Float, Float64
 
 from bayesgeom.core.run import Behavior, Run, WindowScores
-from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials
+from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials, with_untrained
 from bayesgeom.report.estimate import (
     Baseline,
     Estimate,
@@ -30,7 +31,6 @@ from bayesgeom.report.estimate import (
     Share,
     Unit,
     mean_estimate,
-    of_untrained,
     stacked,
     with_interval,
 )
@@ -191,7 +191,9 @@ class Calibration(Probe[CalibrationReport]):
     needs: ClassVar[Needs] = Needs(posterior=True)
 
     def measure(self, run: Run, untrained: Sequence[CalibrationReport] = ()) -> CalibrationReport:
-        seen, errors = _scored(run.behavior), _entropy_errors(run.behavior)
+        # Sums of the run's float32 would be rounded.
+        seen = {name: np.asarray(values, dtype=np.float64) for name, values in vars(run.behavior).items()}
+        errors = _entropy_errors(run.behavior)
         exact, model = seen["exact_entropy_bits"], seen["model_entropy_bits"]
         predicted = {name: _entropy_errors(b) for name, b in run.baseline_behaviors.items()}
         # The median is the constant with the smallest mean absolute error.
@@ -202,22 +204,23 @@ class Calibration(Probe[CalibrationReport]):
         window = None if run.windows is None else equivalent_window(run.windows, run.behavior.kl_bits, seed=run.seed)
         for name, wider_kl, profile in wider_baselines(run.windows, window):
             kl[name], error_of[name], profiles[name] = wider_kl, profile.mean(), profile
-        fresh_error = of_untrained([float(report.entropy_mae_bits) for report in untrained])
-        fresh_kl = of_untrained([float(report.kl_bits) for report in untrained])
         scores = sequence_scores(run.behavior)
-        error, kl_error, scalars = _estimates(seen, errors, scores, run.seed)
-        best = run.exact_behavior.correct
-        exactly = mean_estimate(best.mean(axis=1, dtype=np.float64), seed=run.seed, bounds=(0.0, 1.0))
-        exactly = replace(exactly, value=np.asarray(best.mean(dtype=np.float64)))
-        return CalibrationReport(
-            entropy_mae_bits=replace(scalars["entropy_mae_bits"], baselines=(*_baselines(error_of), *fresh_error)),
-            kl_bits=replace(scalars["kl_bits"], baselines=(*_baselines(kl), *fresh_kl)),
+        estimate, positive = partial(mean_estimate, seed=run.seed), (0.0, np.inf)
+        scalars = {
+            name: estimate(scores[:, at], bounds=(0.0, 1.0 if name in _SHARES else np.inf))
+            for at, name in enumerate(SCORES)
+            if name != "cross_entropy_bits"  # infinite if a label has probability 0
+        }
+        exactly = estimate(run.exact_behavior.correct.mean(axis=1, dtype=np.float64), bounds=(0.0, 1.0))
+        report = CalibrationReport(
+            entropy_mae_bits=replace(scalars["entropy_mae_bits"], baselines=_baselines(error_of)),
+            kl_bits=replace(scalars["kl_bits"], baselines=_baselines(kl)),
             total_variation=scalars["total_variation"],
             off_answer_prob=scalars["off_answer_prob"],
             accuracy=stacked([exactly, scalars["accuracy"]]),
             log_loss_gap_bits=Estimate.of(np.mean(run.exact_behavior.answer_log2 - seen["answer_log2"]), n=run.n),
-            entropy_mae_bits_by_position=replace(error, baselines=_baselines(profiles)),
-            kl_bits_by_position=kl_error,
+            entropy_mae_bits_by_position=estimate(errors, bounds=positive, baselines=_baselines(profiles)),
+            kl_bits_by_position=estimate(seen["kl_bits"], bounds=positive),
             total_variation_by_position=seen["total_variation"].mean(axis=0),
             off_answer_prob_by_position=seen["off_answer_prob"].mean(axis=0),
             entropy_bits_by_position=np.stack([exact.mean(axis=0), model.mean(axis=0)]),
@@ -227,6 +230,7 @@ class Calibration(Probe[CalibrationReport]):
             n=run.n,
             **_window_fields(run, window),
         )
+        return with_untrained(report, untrained, "entropy_mae_bits", "kl_bits")
 
     def controls(self) -> Iterator[Control[CalibrationReport]]:
         rng = np.random.default_rng(0)
@@ -264,11 +268,6 @@ class Calibration(Probe[CalibrationReport]):
         )
 
 
-def _scored(seen: Behavior) -> dict[str, Float64[np.ndarray, "sequence position"]]:
-    """Convert every number to float64: sums of the run's float32 would be rounded."""
-    return {name: np.asarray(values, dtype=np.float64) for name, values in vars(seen).items()}
-
-
 def _entropy_errors(seen: Behavior) -> Float64[np.ndarray, "sequence position"]:
     return np.asarray(np.abs(np.subtract(seen.model_entropy_bits, seen.exact_entropy_bits, dtype=np.float64)))
 
@@ -278,32 +277,6 @@ def sequence_scores(seen: Behavior) -> Float64[np.ndarray, "sequence score"]:
     others = (seen.total_variation, seen.off_answer_prob, -seen.answer_log2, seen.correct)
     columns = (seen.kl_bits, _entropy_errors(seen), *others)
     return np.stack([np.asarray(own, dtype=np.float64).mean(axis=1) for own in columns], axis=1)
-
-
-def _estimates(
-    seen: Mapping[str, Float64[np.ndarray, "sequence position"]],
-    errors: Float64[np.ndarray, "sequence position"],
-    scores: Float64[np.ndarray, "sequence score"],
-    seed: int,
-) -> tuple[Estimate, Estimate, dict[str, Estimate]]:
-    """Return entropy error and KL by position, and the scalars by name, with intervals from one set of resamples."""
-    scalars = {"entropy_mae_bits": errors, "accuracy": seen["correct"]}
-    scalars |= {name: seen[name] for name in ("kl_bits", "total_variation", "off_answer_prob")}
-    means = scores[:, [SCORES.index(name) for name in scalars]]
-    n, n_pos = errors.shape
-    most = np.full(2 * n_pos + len(scalars), np.inf)
-    most[[2 * n_pos + at for at, name in enumerate(scalars) if name in _SHARES]] = 1.0
-    found = mean_interval(np.concatenate([errors, seen["kl_bits"], means], axis=1), seed=seed, bounds=(0.0, most))
-
-    def estimate(values: Float64[np.ndarray, "sequence *rest"], at: slice | int) -> Estimate:
-        return Estimate.of(values.mean(axis=0), (found.lo[at], found.hi[at]), n=n, reason=found.code[at])
-
-    profiles = [estimate(values, slice(at, at + n_pos)) for values, at in ((errors, 0), (seen["kl_bits"], n_pos))]
-    numbers = {
-        name: replace(estimate(values.mean(axis=1), at), value=np.asarray(values.mean()))
-        for at, (name, values) in enumerate(scalars.items(), start=2 * n_pos)
-    }
-    return profiles[0], profiles[1], numbers
 
 
 def wider_baselines(

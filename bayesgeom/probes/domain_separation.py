@@ -9,8 +9,10 @@ References:
     Björck & Golub 1973 (principal angles); Rousseeuw 1987 (silhouette).
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Annotated, ClassVar, final
 
 import numpy as np
@@ -19,8 +21,8 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.run import RESID_POST, Run, Trials, V
-from bayesgeom.probes._separation import Preparation, separation
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
+from bayesgeom.core.verdict import Reason
+from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
 from bayesgeom.report.estimate import (
     UNTRAINED,
     Baseline,
@@ -28,13 +30,91 @@ from bayesgeom.report.estimate import (
     Quantity,
     Share,
     Signed,
-    of_untrained,
     smooth_estimate,
 )
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, statistic_interval
+from bayesgeom.stats.clusters import left_out_silhouettes, point_silhouettes
 from bayesgeom.stats.reduction import LAST_RESIDUAL, LAST_VALUES
+from bayesgeom.stats.resampling import refitted_axis_shares
+from bayesgeom.stats.subspace import cloud_axes, gaussian_first_share, span_coordinates, standardized, variance_shares
+
+Prepared = Callable[[Float64[Tensor, "*sample point d"]], Float64[Tensor, "*sample point d"]]
+
+
+def planes_of_groups(
+    points: Float64[Tensor, "point d"],
+    labels: Int64[Tensor, "labeling point"],
+    *,
+    n_groups: int,
+    rank: int,
+    prepared: Prepared,
+) -> tuple[Float64[np.ndarray, " labeling"], Float64[np.ndarray, "labeling group"]]:
+    """Compare the leading planes of groups of points under each labeling.
+
+    Args:
+        points: All points.
+        labels: The group of each point, in each labeling; all labelings have groups of the same sizes.
+        n_groups: Number of groups.
+        rank: Dimensions of a plane.
+        prepared: Centers the points of a group, or standardizes them.
+
+    Returns:
+        The mean principal angle in degrees over all pairs of groups, and the share of the variance of each group in its
+        own plane. NaN where a group has no more points than a plane has dimensions.
+
+    Example:
+        >>> points = torch.tensor([[0, 1, 0, 0], [0, -1, 0, 0], [2, 0, 0, 0], [-2, 0, 0, 0]]).double()
+        >>> labels = torch.tensor([[0, 0, 1, 1]])
+        >>> angles, shares = planes_of_groups(points, labels, n_groups=2, rank=1, prepared=lambda own: own)
+        >>> angles.tolist(), shares.tolist()
+        ([90.0], [[1.0, 1.0]])
+    """
+    order = labels.argsort(dim=1, stable=True)
+    members = order.split(torch.bincount(labels[0], minlength=n_groups).tolist(), dim=1)
+    if min(own.shape[1] for own in members) <= rank:
+        return np.full(len(labels), np.nan), np.full((len(labels), n_groups), np.nan)
+    clouds = [prepared(points[own]) for own in members]
+    lengths, axes = zip(*(torch.linalg.eigh(cloud @ cloud.mT) for cloud in clouds), strict=True)
+    shares = [own[:, -rank:].sum(dim=1) / own.clamp_min(0.0).sum(dim=1) for own in lengths]
+    angles = []
+    for a, b in combinations(range(n_groups), 2):
+        products = axes[a][..., -rank:].mT @ (clouds[a] @ clouds[b].mT) @ axes[b][..., -rank:]
+        sizes = lengths[a][:, -rank:, None].clamp_min(0.0).sqrt() * lengths[b][:, None, -rank:].clamp_min(0.0).sqrt()
+        cosines = torch.linalg.svdvals(torch.where(sizes > 0, products / sizes, 0.0))
+        angles.append(cosines.clamp(0.0, 1.0).arccos().rad2deg())
+    return torch.stack(angles).mean(dim=(0, 2)).numpy(), torch.stack(shares, dim=1).numpy()
+
+
+RANK = 2  # of a group's plane
+ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple of that of Gaussian points has no interval
+
+
+def _centered(members: Float64[Tensor, "*sample point d"]) -> Float64[Tensor, "*sample point d"]:
+    return members - members.mean(dim=-2, keepdim=True)
+
+
+def _share_ends(members: Float64[Tensor, "point d"], prepared: Prepared, width: int, seed: int) -> tuple[float, ...]:
+    """Return the interval of a group's share of variance in its plane, and the number of its reason.
+
+    The plane is refitted without each sequence. `width` is the dimension of the vectors, which may be given in
+    coordinates of their span.
+    """
+    if len(members) <= RANK:
+        return math.nan, math.nan, Reason.FEW
+    cloud = prepared(members)
+    if len(cloud) < cloud.shape[1]:
+        cloud = span_coordinates(cloud)
+    variances, axes = cloud_axes(cloud)
+    if float(variance_shares(variances)[0]) <= ABOVE_GAUSSIAN * gaussian_first_share(len(cloud), width):
+        return math.nan, math.nan, Reason.FLAT
+    plane, weights = axes[:, :RANK].numpy(), jackknife_weights(len(cloud))
+    rows = refitted_axis_shares(cloud[:, None].numpy(), plane, weights).sum(axis=1)
+    found = statistic_interval(rows, seed=seed, scale="share")
+    return float(found.lo), float(found.hi), float(found.code)
+
 
 SHUFFLES = 50
 _PANELS = (
@@ -134,52 +214,47 @@ class DomainSeparation(Probe[DomainSeparationReport]):
 
     def measure(self, run: Run, untrained: Sequence[DomainSeparationReport] = ()) -> DomainSeparationReport:
         assert run.trials.groups is not None, "`needs.groups` was checked"
-        labels, n_groups = run.trials.groups.cpu(), len(run.trials.group_names)
+        groups, n_groups = run.trials.groups.cpu(), len(run.trials.group_names)
         site = V if LAST_VALUES.is_in(run) else RESID_POST
         generator = torch.Generator().manual_seed(run.seed)
-        exchanged = torch.stack([labels[torch.randperm(len(labels), generator=generator)] for _ in range(SHUFFLES)])
-        preparation = Preparation(standardized=self.standardized, seed=run.seed)
-        layers = [
-            separation(_points(run, layer), torch.cat([labels[None], exchanged]), n_groups, preparation)
-            for layer in range(run.spec.n_layers)
-        ]
-        silhouettes, angles, shares = (
-            np.stack(part) for part in zip(*((own.silhouettes, own.angles, own.shares) for own in layers), strict=True)
-        )
-        n, mixed = len(labels), shares[:, 1:].mean(axis=1)
-        rows = np.stack([own.silhouette_rows for own in layers], axis=1)
-        share_low, share_high, code = np.stack([own.share_ends for own in layers], axis=1)
-        gain_low, gain_high = np.stack([own.gain_ends for own in layers], axis=1)
-        silhouette_levels = (
-            _of_exchanges(EXCHANGED, silhouettes),
-            *of_untrained([copy.silhouette.value for copy in untrained]),
-        )
-        angle_levels = (
-            _of_exchanges(EXCHANGED, angles),
-            *of_untrained([copy.angle_degrees.value for copy in untrained]),
-        )
-        share_levels = (
-            _of_exchanges(MIXED, shares),
-            *of_untrained([copy.pc12_share.value for copy in untrained]),
-        )
-        gain_levels = (
-            Baseline.of("permutation", MIXED, 0.0),
-            *of_untrained([copy.pc12_gain.value for copy in untrained]),
-        )
-        return DomainSeparationReport(
-            silhouette=smooth_estimate(rows, seed=run.seed, n=n, baselines=silhouette_levels),
-            angle_degrees=Estimate.of(angles[:, 0], n=n, baselines=angle_levels),
-            pc12_share=Estimate.of(
-                shares[:, 0], (share_low, share_high), n=n, baselines=share_levels, reason=code.astype(np.int64)
-            ),
+        exchanged = [groups[torch.randperm(len(groups), generator=generator)] for _ in range(SHUFFLES)]
+        labels, n = torch.stack([groups, *exchanged]), len(groups)
+        prepared = standardized if self.standardized else _centered
+        rows, silhouettes, angles, shares, ends = (list[np.ndarray]() for _ in range(5))
+        for layer in range(run.spec.n_layers):
+            points = _points(run, layer)
+            width = points.shape[1]
+            if len(points) < width and not self.standardized:
+                points = span_coordinates(points)
+            distances = torch.cdist(points, points).expand(1 + SHUFFLES, -1, -1)
+            left_out = left_out_silhouettes(distances[:1], labels[:1], n_groups, jackknife_weights(len(points)))
+            planes = planes_of_groups(points, labels, n_groups=n_groups, rank=RANK, prepared=prepared)
+            rows.append(left_out[:, 0])
+            silhouettes.append(point_silhouettes(distances, labels, n_groups).mean(dim=1).numpy())
+            angles.append(planes[0])
+            shares.append(planes[1])
+            members = [points[labels[0] == group] for group in range(n_groups)]
+            ends.append(np.array([_share_ends(own, prepared, width, run.seed) for own in members]))
+        score, angle, share = (np.stack(own, axis=1) for own in (silhouettes, angles, shares))
+        score_level, angle_level = ([_of_exchanges(EXCHANGED, own)] for own in (score, angle))
+        low, high, code = np.moveaxis(np.stack(ends), 2, 0)
+        gains, mixed = share[0] - share[1:], [_of_exchanges(MIXED, share)]
+        report = DomainSeparationReport(
+            silhouette=smooth_estimate(np.stack(rows, axis=1), seed=run.seed, n=n, baselines=score_level),
+            angle_degrees=Estimate.of(angle[0], n=n, baselines=angle_level),
+            pc12_share=Estimate.of(share[0], (low, high), n=n, baselines=mixed, reason=code.astype(np.int64)),
             pc12_gain=Estimate.of(
-                shares[:, 0] - mixed, (gain_low, gain_high), resampled="mixed samples", baselines=gain_levels
+                gains.mean(axis=0),
+                percentile_interval(gains),
+                resampled="mixed samples",
+                baselines=[Baseline.of("permutation", MIXED, 0.0)],
             ),
             groups=run.trials.group_names,
             site=site.name,
             standardized=self.standardized,
             n=n,
         )
+        return with_untrained(report, untrained, "silhouette", "angle_degrees", "pc12_share", "pc12_gain")
 
     def controls(self) -> Iterator[Control[DomainSeparationReport]]:
         rng = np.random.default_rng(0)
@@ -205,11 +280,10 @@ def _points(run: Run, layer: int) -> Float64[Tensor, "point d"]:
     return vectors.at(run, layer, run.n_recorded).double().cpu()
 
 
-def _of_exchanges(name: str, found: Float64[np.ndarray, "layer labeling *rest"]) -> Baseline:
+def _of_exchanges(name: str, found: Float64[np.ndarray, "labeling layer *rest"]) -> Baseline:
     """Return the mean over exchanged labelings, with the 2.5th and 97.5th percentile; the true one comes first."""
-    drawn = found[:, 1:]
-    low, high = np.quantile(drawn, (0.025, 0.975), axis=1)
-    return Baseline.of("permutation", name, drawn.mean(axis=1), low=low, high=high)
+    low, high = percentile_interval(found[1:])
+    return Baseline.of("permutation", name, found[1:].mean(axis=0), low=low, high=high)
 
 
 def _levels(own: Estimate) -> dict[str, Float64[np.ndarray, " layer"]]:

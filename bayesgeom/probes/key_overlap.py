@@ -9,46 +9,330 @@ References:
     Welch 1974.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bayesgeom.core.run import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K, Run
-from bayesgeom.core.verdict import Reason
-from bayesgeom.probes._key_views import View, key_views
+from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.probes.key_report import (
-    LEVELS,
-    RANDOM_DIRECTIONS,
-    RANDOM_W_K,
-    KeyOverlapReport,
-    is_of_weights,
-)
-from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, with_interval
-from bayesgeom.stats.bootstrap import (
-    jackknife_bias,
-    jackknife_weights,
-    percentile_interval,
-)
-from bayesgeom.stats.intervals import Interval
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Kind, Quantity, Share, Signed, Unit, with_interval
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, Level, headline_of
+from bayesgeom.stats.bootstrap import jackknife_bias, jackknife_weights, percentile_interval, random_halves
+from bayesgeom.stats.intervals import MIN_DIFFERENT, Interval
 from bayesgeom.stats.overlap import (
+    Frames,
+    coordinates_of,
+    cross_fitted_overlap,
     frame_chances,
     frame_statistics,
     mean_overlap_interval,
+    overlap_rows,
     projected_overlaps,
     random_overlaps,
+    squared_lengths,
+    verdicts,
     welch_bound,
 )
-from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS
+from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction, TokenSums, in_parts, occurrences
+
+WEIGHTS, COLUMNS = "weights", "columns"  # keys from the weights alone: by token set, and columns of W_K
+N_SPLITS = 8  # random halvings of the sequences, for cross-fitting
+_ORDER = {"inputs": 0, "hypotheses": 1}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The compared vectors; overlap under each row of weights, raw and centered; the inputs of W_K; the width.
+
+    `rows` and `kink` are those of `overlap_rows`. `noise` is the share of sampling noise in the mean squared length of
+    the vectors, raw and centered.
+    """
+
+    name: str
+    vectors: Float[Tensor, "layer kv_head item d"]
+    rows: Float[np.ndarray, "row 2 layer kv_head"]
+    crossfit: Float[np.ndarray, "layer kv_head"]
+    kink: Float[np.ndarray, "2 layer kv_head"]
+    noise: Float[np.ndarray, "2 layer kv_head"]
+    n_unseen: int = 0
+    inputs: Float[Tensor, "known_layer named_item d_model"] | None = None  # for the first layers only
+    width: int | None = None  # if the vectors are given in coordinates of their span
+
+
+def key_views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[View]:
+    """Return every token set in every recorded variant, inputs first, then the columns of W_K. Never empty."""
+    ids, sets = run.trials.token_ids(), run.trials.token_sets
+    members = {name: torch.searchsorted(ids, sets[name]) for name in sorted(sets, key=lambda x: (_ORDER.get(x, 2), x))}
+    unknown = np.full((len(weights), 2, run.spec.n_layers, run.spec.n_kv_heads), np.nan)
+    no_sample = {"rows": unknown, "kink": unknown[0], "noise": unknown[0], "crossfit": unknown[0, 0]}
+    inputs = run.recorded.get(TOKEN_INPUTS)
+    of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
+    variants = [_from_activations(run, KEY_SUMS, members, of, "activation", weights)]
+    if ROTATED_KEY_SUMS.is_in(run) and _is_rotated(run, weights.shape[1]):
+        variants.append(_from_activations(run, ROTATED_KEY_SUMS, members, of, "activation rotated", weights))
+    if TOKEN_KEYS in run.recorded:
+        keys = run.at(TOKEN_KEYS).movedim(2, 1)
+        named = ((name, f"{name} / {WEIGHTS}", at) for name, at in members.items())
+        variants.append({x: View(name=y, vectors=keys[:, :, at], **no_sample, inputs=of[x]) for x, y, at in named})
+    views = [by_set[name] for name in members for by_set in variants]
+    if W_K_GRAM in run.recorded:
+        columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model
+        views.append(View(name=COLUMNS, vectors=columns, **no_sample, width=width))
+    nothing = torch.full((run.spec.n_layers, run.spec.n_kv_heads, 1, run.spec.d_head), torch.nan)
+    return views or [View(name="no tokens named", vectors=nothing, **no_sample)]
+
+
+def _is_rotated(run: Run, n: int) -> bool:
+    """Return whether rotated keys differ from keys; a model without rotation has the same."""
+    if {K, K_ROT} <= run.recorded.keys():  # compare them without computing the sums
+        return not torch.equal(*(run.at(site)[:, :n] for site in (K, K_ROT)))
+    pairs = ([own.at(run, layer, n) for own in (KEY_SUMS, ROTATED_KEY_SUMS)] for layer in range(run.spec.n_layers))
+    return any(not torch.equal(*pair) for pair in pairs)
+
+
+def _from_activations(
+    run: Run,
+    keys: Reduction,
+    members: Mapping[str, Int[Tensor, " item"]],
+    inputs: Mapping[str, Float[Tensor, "layer _ d_model"] | None],
+    variant: str,
+    weights: Float[np.ndarray, "row batch"],
+) -> dict[str, View]:
+    """Return the view of mean keys per token: overlap under each row of weights, and between random halves."""
+    n = weights.shape[1]
+    counts = occurrences(run.trials.tokens[:n], run.trials.token_ids()).sum(dim=2)
+    halves = random_halves(n, N_SPLITS, seed=run.seed)
+    kept = {name: at[(counts > 0).any(dim=0)[at]] for name, at in members.items()}
+    found = {name: list[tuple[Any, ...]]() for name in members}
+    for layer in range(run.spec.n_layers):
+        of_tokens = TokenSums(sums=keys.at(run, layer, n), counts=counts)
+        means = of_tokens.means(np.full((1, n), 1 / n))[0]
+        one, other = (of_tokens.means(half).transpose(1, 2) for half in halves)
+        drawn = _drawn(of_tokens, weights, means.numel())
+        for name, at in kept.items():
+            own, frames = means[at].transpose(0, 1), drawn(at)
+            between = cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0).double().cpu().numpy()
+            spread = torch.stack([squared_lengths(part - own).sum(dim=1) for part in frames()]).sum(dim=0).cpu()
+            noise = ((n - 1) / n * spread / squared_lengths(own).cpu()).numpy()
+            overlap = overlap_rows(frames)
+            found[name].append((own, overlap.rows, between, overlap.kink, noise))
+    views = {}
+    for name, layers in found.items():
+        vectors, rows, crossfit, kink, noise = zip(*layers, strict=True)
+        bare = inputs[name]
+        views[name] = View(
+            name=f"{name} / {variant}",
+            vectors=torch.stack(vectors),
+            rows=np.stack(rows, axis=2),
+            crossfit=np.stack(crossfit),
+            kink=np.stack(kink, axis=1),
+            noise=np.stack(noise, axis=1),
+            n_unseen=len(members[name]) - len(kept[name]),
+            inputs=None if bare is None else bare[:1],  # keys of deeper layers are not computed from embeddings
+        )
+    return views
+
+
+def _drawn(
+    of_tokens: TokenSums, weights: Float[np.ndarray, "row batch"], each: int
+) -> Callable[[Int[Tensor, " item"]], Frames]:
+    """Return a function that gives the mean keys of tokens under each row of weights, in parts.
+
+    They are computed once if they fit in one part.
+    """
+    parts = in_parts(weights, each)
+    kept = [of_tokens.means(parts[0])] if len(parts) == 1 else None
+
+    def of_items(at: Int[Tensor, " item"]) -> Frames:
+        def frames() -> Iterator[Float[Tensor, "part kv_head item d"]]:
+            for means in kept or map(of_tokens.means, parts):
+                yield means[:, at].transpose(1, 2).contiguous()
+
+        return frames
+
+    return of_items
+
+
+RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
+LEVELS = (RANDOM_W_K, RANDOM_DIRECTIONS, UNTRAINED)
+_KINDS: tuple[Kind, ...] = ("chance", "chance", "baseline")
+ROUNDING = 1e-6  # of an exact overlap: with two keys without their mean, or if no sequence changes it by more
+
+
+def is_of_weights(view: str) -> bool:
+    """Return whether a view's keys are computed from the weights, so that their overlap is exact."""
+    return view == COLUMNS or view.endswith(f" / {WEIGHTS}")
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class KeyOverlapReport(Report):
+    """Attention selects a token by its key: with unrelated directions, a query can select one without the others.
+
+    The number is the mean |cosine| between keys of different tokens: 0 is orthogonal, 1 is parallel. Every token set of
+    the task is shown, inputs first, because the papers do not say which they used. Random directions do not score 0:
+    their level depends on the width of the head. The same embeddings through random W_K show the effect of the
+    embedding, and untrained networks that of the architecture. "Mean key removed" subtracts the part shared by all
+    keys, which adds a constant to every score and does not change the softmax.
+
+    A row beats its levels if every head lies below every known level, and does not if every head lies above the same
+    one.
+
+    Fields: |cosine| between distinct keys (0 orthogonal, 1 parallel), by view: a token set and the source of its keys.
+
+    - `overlap` has up to three levels to compare with: the same embeddings through random W_K, as many random
+      directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; for untrained
+      networks, the minimum and maximum over all heads. `centered_overlap` is the same with the mean key removed.
+    - `mean_overlap` and `mean_centered_overlap` are means over heads.
+    - `verdict` says which heads lie below, at and above a level, by `stats.overlap.verdicts`. The row's verdict
+      follows from it: `verdict_of_heads`.
+    - `cross_fitted_overlap` is the overlap from two halves of the sequences. Noise in mean keys lowers the plain
+      overlap, but not this one. Keys of activations are means over `n` sequences; `overlap_bias` estimates the effect
+      of finite n on the overlap. A verdict "below" requires that the cross-fitted overlap lies below too.
+    - With more vectors than dimensions, `largest_overlap` is at least `welch`, the Welch bound.
+    """
+
+    name: ClassVar[str] = "key_overlap"
+    title: ClassVar[str] = "Key overlap: are keys orthogonal?"
+    limit: ClassVar[str] = "at most 256 sequences are read"
+
+    views: tuple[str, ...]
+    overlap: Annotated[Estimate, Share("view layer kv_head", better="lower", label="mean |cos| between keys")]
+    centered_overlap: Annotated[Estimate, Share("view layer kv_head", better="lower", label="mean |cos|, centered")]
+    mean_overlap: Annotated[Estimate, Share("view layer", better="lower", label="mean |cos|, mean over heads")]
+    mean_centered_overlap: Annotated[
+        Estimate, Share("view layer", better="lower", label="mean |cos|, centered, over heads")
+    ]
+    largest_overlap: Annotated[Estimate, Share("view layer kv_head", better="lower", label="largest |cos|")]
+    largest_centered_overlap: Annotated[
+        Estimate, Share("view layer kv_head", better="lower", label="largest |cos|, centered")
+    ]
+    signed_mean: Annotated[Estimate, Signed("view layer kv_head", label="mean cosine between keys")]
+    orthogonality: Annotated[Estimate, Quantity("view layer kv_head", better="higher", label="1 − RMS cosine")]
+    dimension_utilization: Annotated[Estimate, Share("view layer kv_head", better="higher", label="dimensions in use")]
+    cross_fitted_overlap: Annotated[Float[np.ndarray, "view layer kv_head"], Unit("1")]
+    overlap_bias: Annotated[Float[np.ndarray, "view layer kv_head"], Unit("1")]
+    welch: Annotated[Float[np.ndarray, " view"], Unit("1")]
+    n_vectors: Annotated[Int[np.ndarray, " view"], Unit("1")]
+    n_unseen: Annotated[Int[np.ndarray, " view"], Unit("1")]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        """Return the first measured layer of every view, raw and with the mean key removed."""
+        views = range(len(self.views))
+        plain = [self._headline("mean_overlap", view, is_centered=False) for view in views]
+        return (*plain, *(self._headline("mean_centered_overlap", view, is_centered=True) for view in views))
+
+    def level(self, name: str, *, is_centered: bool = False) -> Float[np.ndarray, "view layer kv_head"]:
+        """Return the expectation of a level by its name; NaN where the level is not known."""
+        return self._range(name, is_centered=is_centered)[0]
+
+    def verdict(self, name: str, *, is_centered: bool = False) -> Float[np.ndarray, "view layer kv_head"]:
+        """Compare every head with a level.
+
+        Args:
+            name: One of `LEVELS`.
+            is_centered: Whether the mean key is removed.
+
+        Returns:
+            −1 for heads whose interval lies below the range of the level, 1 above, 0 where they intersect. NaN where
+            the level is unknown, or where an overlap of activations has no interval. −1 also requires that the
+            cross-fitted overlap lies below, because noise in mean keys lowers the overlap. A raw overlap without an
+            interval, smaller than that of random directions, is −1 if it lies below with twice its bias added.
+        """
+        own = self.centered_overlap if is_centered else self.overlap
+        is_exact = np.array([is_of_weights(view) for view in self.views])[:, None, None]
+        low, high = (np.where(is_exact, own.value, end) for end in own.ends)
+        if not is_centered:
+            high = np.where(np.isnan(high), high, np.fmax(high, self.cross_fitted_overlap))
+        _, least, most = self._range(name, is_centered=is_centered)
+        found = verdicts(low - ROUNDING, high + ROUNDING, least, most)
+        if is_centered or self.n <= MIN_DIFFERENT:
+            return found
+        at_most = np.maximum(own.value + 2 * np.abs(self.overlap_bias), self.cross_fitted_overlap)
+        return np.where(np.isnan(low) & (own.value < self.level(RANDOM_DIRECTIONS)) & (at_most < least), -1.0, found)
+
+    def verdict_of_heads(self, view: int, layer: int = 0, *, is_centered: bool = False) -> Verdict:
+        """Return whether the keys overlap less than every level in every head: the verdict of a row.
+
+        A mean over heads can lie beyond every level while heads lie on different sides of it, or within its range.
+        Levels are ranges over draws of one head, so every head is compared.
+
+        Args:
+            view: The view.
+            layer: The layer.
+            is_centered: Whether the mean key is removed.
+
+        Returns:
+            "yes" if every head lies below every known level, "no" if every head lies above the same level, else
+            "undecided". A head within the range of a level is like a random one. A head without an interval is not
+            known to lie below.
+        """
+        known = [
+            self.verdict(name, is_centered=is_centered)[view, layer]
+            for name in LEVELS
+            if np.isfinite(self.level(name, is_centered=is_centered)[view, layer]).any()
+        ]
+        if known and all((heads == -1).all() for heads in known):
+            return Verdict.YES
+        return Verdict.NO if any((heads == 1).all() for heads in known) else Verdict.UNDECIDED
+
+    def n_by_level(self, view: int, layer: int = 0, *, is_centered: bool = False) -> dict[str, tuple[int, int, int]]:
+        """Return the numbers of heads below, at and above each known level, of one view and layer."""
+        found = {name: self.verdict(name, is_centered=is_centered)[view, layer] for name in LEVELS}
+        known = {name: heads for name, heads in found.items() if np.isfinite(heads).any()}
+        return {
+            name: (int((heads == -1).sum()), int((heads == 0).sum()), int((heads == 1).sum()))
+            for name, heads in known.items()
+        }
+
+    def _range(self, name: str, *, is_centered: bool) -> tuple[Float[np.ndarray, "view layer kv_head"], ...]:
+        """Return expectation, minimum and maximum of a level."""
+        own = self.centered_overlap if is_centered else self.overlap
+        found = [(level.value, level.low, level.high) for level in own.baselines if level.name == name]
+        unknown = np.full(own.value.shape, np.nan)
+        return tuple(unknown if part is None else part for part in (*found, (None, None, None))[0])
+
+    def _headline(self, metric: str, view: int, *, is_centered: bool) -> Headline:
+        layer = int(np.isfinite(self.mean_overlap.value).any(axis=0).argmax())  # not 0 if layer 0 has no keys
+        label = f"|cos|, {self.views[view]}{', centered' * is_centered}, layer {layer}"
+        found = headline_of(self, metric, (view, layer), label)
+        if self.welch[view] > 0:
+            found = replace(found, levels=(*found.levels, Level(name="Welch bound", value=float(self.welch[view]))))
+        if not found.verdict or np.isnan(found.low):
+            return found
+        return replace(found, verdict=self.verdict_of_heads(view, layer, is_centered=is_centered))
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
+        from bayesgeom.report.theme import SECOND, label_axes
+
+        projected, chance = (self.level(name)[:, 0, 0] for name in (RANDOM_W_K, RANDOM_DIRECTIONS))
+        titles = [with_baseline(t, level, "chance") for t, level in zip(self.views, chance, strict=True)]
+        titles = [with_baseline(t, p, RANDOM_W_K).replace(") (", "; ") for t, p in zip(titles, projected, strict=True)]
+        mean, heads = Panel.blank(f"{self.views[0]}, mean over heads"), [Panel.blank(title) for title in titles]
+        raw, without_mean = self.mean_overlap[0], self.mean_centered_overlap[0]
+        levels = {level.name: level.value for level in raw.baselines}
+        add_profile(mean.figure, raw.value, name="mean |cosine|", band=raw.ends, baselines=levels)
+        add_profile(mean.figure, without_mean.value, name="mean key removed", color=SECOND)
+        label_axes(mean.figure, "layer", "mean |cosine| (1 is parallel)")
+        mean.figure.update_yaxes(range=[0, 1])
+        for panel, values, level in zip(heads, self.overlap.value, chance, strict=True):
+            add_heads(panel.figure, values, unit="|cosine|", baseline=float(level), limits=(0.0, 1.0), head="key head")
+        return mean, *heads
+
 
 MAX_SEQUENCES, N_PROJECTIONS = 256, 40
 MAX_RANDOM = 2**26  # random numbers for the level of random directions
-ROUNDING = 1e-6  # an overlap is exact if leaving out any one sequence changes it by less
 MAX_NOISE = 0.1  # share of sampling noise in the squared length of mean keys above which intervals cover too seldom
 
 
@@ -71,7 +355,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         rows = np.stack([view.rows for view in views], axis=2)
         is_exact = np.array([is_of_weights(view.name) for view in views])
         kink, noise = (np.stack(own, axis=1) for own in zip(*((v.kink, v.noise) for v in views), strict=True))
-        levels = np.stack([_levels(view, size, untrained, run.seed) for view, size in zip(views, sizes, strict=True)])
+        levels = np.stack([_levels(*own, untrained, run.seed) for own in zip(views, sizes, strict=True)], axis=3)
 
         def values(name: str) -> Float[np.ndarray, "view layer kv_head"]:
             return np.stack([found[name].cpu().numpy() for found in statistics])
@@ -84,14 +368,16 @@ class KeyOverlap(Probe[KeyOverlapReport]):
 
         def with_levels(values: Float[np.ndarray, "view layer kv_head"], i: int) -> tuple[Estimate, Estimate]:
             """Return the estimate per head and its mean over heads; raw (0) or centered (1)."""
-            levels_of_untrained = _untrained(views, untrained)[i]
-            heads = _of_heads(levels[:, i], levels_of_untrained)
+            named = [*zip(_KINDS, LEVELS, levels[:, :, i], strict=True)]
+            heads = known(*(Baseline.of(kind, name, own[0], low=own[1], high=own[2]) for kind, name, own in named))
+            # The range of one head is not that of a mean over heads.
+            means = known(*(Baseline.of(kind, name, own[0].mean(axis=-1)) for kind, name, own in named))
             found = _bounds(values, rows[:, i], kink[i], noise[i], run.seed, is_exact[:, None, None])
             by_head = with_interval(values, found, n=n, baselines=heads)
             mean = values.mean(axis=-1)
             of_rows, of_kink, of_noise = (own.mean(axis=-1) for own in (rows[:, i], kink[i], noise[i]))
             found = _bounds(mean, of_rows, of_kink, of_noise, run.seed, is_exact[:, None])
-            return by_head, with_interval(mean, found, n=n, baselines=_of_means(levels[:, i]))
+            return by_head, with_interval(mean, found, n=n, baselines=means)
 
         overlap, mean_overlap = with_levels(values("overlap"), 0)
         centered_overlap, mean_centered_overlap = with_levels(values("overlap_centered"), 1)
@@ -119,7 +405,11 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         yield Control(label="basis, one line, basis with an offset", run=_planted(frames), holds=_tells_frames_apart)
         spread = torch.randn(2, 61, 11, generator=torch.Generator().manual_seed(0))
         yield Control(label="random directions", run=_planted(spread), holds=_is_at_chance)
-        yield Control(label="parallel keys under noise as long as they are", run=_noisy(), holds=_sees_through_noise)
+        yield Control(
+            label="parallel keys under noise as long as they are",
+            run=_noisy(),
+            holds=lambda r: r.overlap.value[0, 0, 0] < 0.92 < 0.97 < r.cross_fitted_overlap[0, 0, 0],
+        )
 
 
 def overlap_by_view(run: Run) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
@@ -153,58 +443,28 @@ def _bounds(
 
 def _levels(
     view: View, size: tuple[int, int], copies: Sequence[KeyOverlapReport], seed: int
-) -> Float[np.ndarray, "2 3 level layer"]:
-    """Return expectation and 95 % range of one head's overlap at each of `LEVELS`, raw and centered."""
-    n_layers = len(view.vectors)
-    draws = int(np.clip(MAX_RANDOM // max(1, size[0] * size[1]), 40, 400))
-    directions = random_overlaps(*size, draws=draws, seed=0)[..., None].repeat(n_layers, axis=2)
-    projected = np.full((1, 2, n_layers), np.nan)
+) -> Float[np.ndarray, "level 3 2 layer kv_head"]:
+    """Return expectation and 95 % range of one head's overlap at each of `LEVELS`, raw and centered; NaN if unknown.
+
+    The range of untrained networks is over all of their heads.
+    """
+
+    def ranged(drawn: Float[np.ndarray, "draw *rest"]) -> Float[np.ndarray, "3 *rest"]:
+        return np.stack([drawn.mean(axis=0), *percentile_interval(drawn)])
+
+    found = np.full((len(LEVELS), 3, 2, *view.vectors.shape[:2]), np.nan)
     if view.inputs is not None:
         d = view.vectors.shape[-1]
-        drawn = projected_overlaps(view.inputs, d, n=N_PROJECTIONS, seed=seed).double().cpu().numpy()
-        projected = np.pad(drawn, ((0, 0), (0, 0), (0, n_layers - drawn.shape[2])), constant_values=np.nan)
-    heads = [_of_view(copy, view.name) for copy in copies if view.name in copy.views]
-    untrained = np.concatenate(heads, axis=2) if heads else np.full((2, n_layers, 1), np.nan)
-    ranges = [np.stack([level.mean(axis=0), *percentile_interval(level)]) for level in (projected, directions)]
-    ranges.append(np.stack([untrained.mean(axis=2), untrained.min(axis=2), untrained.max(axis=2)]))
-    return np.stack(ranges).transpose(2, 1, 0, 3)
-
-
-def _of_view(report: KeyOverlapReport, view: str) -> Float[np.ndarray, "2 layer kv_head"]:
-    """Return the overlap of one view, raw and centered."""
-    at = report.views.index(view)
-    return np.stack([report.overlap.value[at], report.centered_overlap.value[at]])
-
-
-def _untrained(views: Sequence[View], copies: Sequence[KeyOverlapReport]) -> Float[np.ndarray, "2 view layer kv_head"]:
-    """Return the mean over untrained networks, raw and centered, by view; NaN without any."""
-    means = []
-    for view in views:
-        found = [_of_view(copy, view.name) for copy in copies if view.name in copy.views]
-        means.append(np.mean(found, axis=0) if found else np.full((2, *view.vectors.shape[:2]), np.nan))
-    return np.stack(means, axis=1)
-
-
-def _of_heads(
-    levels: Float[np.ndarray, "view 3 level layer"], untrained: Float[np.ndarray, "view layer kv_head"]
-) -> tuple[Baseline, ...]:
-    """Return the levels of a head, with the range of a single head."""
-    projected, directions, trained_not = (levels[:, :, i, :, None] for i in range(len(LEVELS)))
-    return known(
-        Baseline.of("chance", RANDOM_W_K, projected[:, 0], low=projected[:, 1], high=projected[:, 2]),
-        Baseline.of("chance", RANDOM_DIRECTIONS, directions[:, 0], low=directions[:, 1], high=directions[:, 2]),
-        Baseline.of("baseline", UNTRAINED, untrained, low=trained_not[:, 1], high=trained_not[:, 2]),
-    )
-
-
-def _of_means(levels: Float[np.ndarray, "view 3 level layer"]) -> tuple[Baseline, ...]:
-    """Return the levels of a mean over heads, without ranges: those of a single head do not apply."""
-    projected, directions, untrained = (levels[:, 0, i] for i in range(len(LEVELS)))
-    return known(
-        Baseline.of("chance", RANDOM_W_K, projected),
-        Baseline.of("chance", RANDOM_DIRECTIONS, directions),
-        Baseline.of("baseline", UNTRAINED, untrained),
-    )
+        projected = projected_overlaps(view.inputs, d, n=N_PROJECTIONS, seed=seed).double().cpu().numpy()
+        found[0, :, :, : projected.shape[2]] = ranged(projected)[..., None]
+    draws = int(np.clip(MAX_RANDOM // max(1, size[0] * size[1]), 40, 400))
+    found[1] = ranged(random_overlaps(*size, draws=draws, seed=0))[..., None, None]
+    alike = [(copy, copy.views.index(view.name)) for copy in copies if view.name in copy.views]
+    if alike:
+        heads = np.array([[own.value[at] for own in (copy.overlap, copy.centered_overlap)] for copy, at in alike])
+        found[2, 0] = heads.mean(axis=0)
+        found[2, 1:] = np.stack([heads.min(axis=(0, 3)), heads.max(axis=(0, 3))])[..., None]
+    return found
 
 
 def _planted(frames: Float[Tensor, "layer item d"]) -> Run:
@@ -233,7 +493,3 @@ def _noisy() -> Run:
         np.ones((n, 1, 1)), np.tile(np.arange(n_items), (n, 1)), token_sets={"inputs": range(n_items)}
     )
     return planted_run(trials, {K: 1 + torch.randn(1, n, n_items, 1, 17, generator=generator)})
-
-
-def _sees_through_noise(report: KeyOverlapReport) -> bool:
-    return bool(report.overlap.value[0, 0, 0] < 0.92 < 0.97 < report.cross_fitted_overlap[0, 0, 0])

@@ -21,22 +21,153 @@ from torch import Tensor
 
 from bayesgeom.core.run import K_ROT, PATTERN, Q_ROT, Run, Trials
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.probes._relations import (
-    Masks,
-    RelationWeights,
-    compared_evidence,
-    evidence_of,
-    rounding_of_products,
-    row_means,
-    visible_ranks,
-)
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials
-from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit, of_untrained, smooth_estimate
+from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit, smooth_estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
 from bayesgeom.stats.regression import spearman
+
+SHIFTS = (1, 2, 3)  # the other sequences: shifts along the batch, cyclic
+
+
+Related = Bool[Tensor, "batch query_pos key_pos relation"]
+Visible = Bool[Tensor, "batch query_pos key_pos"]
+
+
+def _has_both(related: Related, visible: Visible) -> Bool[Tensor, "batch query_pos relation"]:
+    """Return which rows see both related and unrelated positions."""
+    return related.any(dim=2) & (~related & visible[..., None]).any(dim=2)
+
+
+def _of_another(related: Related, visible: Visible, shift: int) -> Related:
+    """Return the relations of the sequence `shift` places before, at the same query, where they are visible here."""
+    return related.roll(shift, dims=0) & visible[..., None]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RelationWeights:
+    """Weights of pattern, cosines and ranks whose sums over keys and rows are the numerators of the metrics.
+
+    `offsets` are subtracted from those sums; `rows` counts the query positions that see both kinds of position.
+    """
+
+    weights: Float[Tensor, "3 batch query_key relation"]
+    offsets: Float[np.ndarray, "batch 3 relation"]
+    rows: Float[np.ndarray, "batch relation"]
+
+
+def evidence_of(
+    related: Related, visible: Visible, counted: Bool[Tensor, "batch query_pos relation"]
+) -> RelationWeights:
+    """Return the weights of mass above uniform attention, contrast and AUC, over the rows that are counted."""
+    n_related, n_visible = related.sum(dim=2, keepdim=True).float(), visible.sum(dim=2)[..., None, None].float()
+    has_both = counted[:, :, None].float()
+    share, counterpart = has_both / n_related.clamp_min(1), has_both / (n_visible - n_related).clamp_min(1)
+    is_related, is_unrelated = related.float(), (~related & visible[..., None]).float()
+    shared = is_related * share
+    # The Mann–Whitney identity: AUC = (Σ ranks of related − n(n + 1)/2) / (n m).
+    weights = (is_related * has_both, shared - is_unrelated * counterpart, shared * counterpart)
+    offsets = (has_both * n_related / n_visible, torch.zeros_like(has_both), (n_related + 1) / 2 * counterpart)
+    return RelationWeights(
+        weights=torch.stack(weights).flatten(2, 3),
+        offsets=torch.stack([offset.sum(dim=(1, 2)) for offset in offsets], dim=1).double().numpy(),
+        rows=counted.sum(dim=1).double().numpy(),
+    )
+
+
+def compared_evidence(related: Related, visible: Visible) -> RelationWeights:
+    """Return the evidence of the relation minus that of other sequences, over rows that count for both; summed.
+
+    The metrics are linear in the weights and offsets, so their difference is the metric of the difference.
+    """
+    has_both = _has_both(related, visible)
+    zero = evidence_of(related, visible, torch.zeros_like(has_both))
+    weights, offsets, rows = zero.weights, zero.offsets, zero.rows
+    for shift in (shift for shift in SHIFTS if shift < len(visible)):
+        other = _of_another(related, visible, shift)
+        counted = has_both & _has_both(other, visible)
+        mine, theirs = evidence_of(related, visible, counted), evidence_of(other, visible, counted)
+        weights, offsets = weights + mine.weights - theirs.weights, offsets + mine.offsets - theirs.offsets
+        rows = rows + mine.rows
+    return RelationWeights(weights=weights, offsets=offsets, rows=rows)
+
+
+def row_means(
+    sums: Float[np.ndarray, "batch 3 relation layer head"],
+    evidence: RelationWeights,
+    weights: Float[np.ndarray, "draw batch"],
+) -> Float[np.ndarray, "draw 3 relation layer head"]:
+    """Return the metrics in each resample: numerators and numbers of rows are resampled together."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        numerator = np.tensordot(weights, sums - evidence.offsets[..., None, None], axes=1)
+        return np.asarray(numerator / np.tensordot(weights, evidence.rows, axes=1)[:, None, :, None, None])
+
+
+def visible_ranks(
+    scores: Float[Tensor, "*batch item"],
+    visible: Bool[Tensor, "*#batch item"],
+    tolerance: Float[Tensor, "*#batch 1"] | float = 0.0,
+) -> Float[Tensor, "*batch item"]:
+    """Rank each visible score among the visible ones of its row, from 1; ties share their mean rank.
+
+    Two scores are tied if they differ by at most the tolerance. This relation need not be transitive, so a rank is
+    (number below + number below or tied + 1) / 2, with each pair compared separately. If ties are transitive, this is
+    the usual mean rank. The Mann–Whitney identity holds in any case, because each pair of items contributes one point.
+
+    Args:
+        scores: On the CPU, where numpy sorts short rows several times faster than torch.
+        visible: Items to rank. Values of hidden items are arbitrary.
+        tolerance: Tolerance of each row; see `rounding_of_products`.
+
+    Example:
+        >>> scores = torch.tensor([[3.0, 1.0, 1.001, 2.0]])
+        >>> visible_ranks(scores, torch.ones(1, 4, dtype=torch.bool), tolerance=0.01).tolist()
+        [[4.0, 1.5, 1.5, 3.0]]
+    """
+    shown = scores.masked_fill(~visible, torch.inf)
+    order = torch.from_numpy(shown.numpy().argsort(axis=-1))
+    count = torch.arange(1, scores.shape[-1] + 1, dtype=scores.dtype)
+    rank = torch.empty_like(shown).scatter_(-1, order, count.expand_as(shown))
+    in_order = shown.gather(-1, order)
+    within = torch.as_tensor(tolerance, dtype=torch.float64).expand(*shown.shape[:-1], 1)
+    # Close scores are rare in a trained model, so only their rows get the slow ranking. ∞ − ∞ is NaN: no tie.
+    has_tie = (in_order.diff(dim=-1) <= within).any(dim=-1)
+    # In float64 adding the tolerance does not round, so ties are symmetric.
+    value, sorted_value, within = shown[has_tie].double(), in_order[has_tie].double(), within[has_tie]
+    below = torch.searchsorted(sorted_value, value - within, right=False)
+    upto = torch.searchsorted(sorted_value, value + within, right=True)
+    rank[has_tie] = ((below + upto + 1) / 2).to(rank.dtype)
+    return rank
+
+
+def rounding_of_products(
+    lengths: Float[Tensor, "*batch item"], visible: Bool[Tensor, "*#batch item"], *, d: int, dtype: torch.dtype
+) -> Float[Tensor, "*batch 1"]:
+    """Bound the rounding difference of two equal products q·k in one row.
+
+    A sum of d products in float32, in any order, has an error of at most d u Σ|q_i k_i| ≤ d u |q| |k| with u = 2^−24
+    (Higham 2002, section 3.1). Entries rounded to a dtype with unit roundoff v add v |q| |k| for q and v |q| |k| for k.
+    Two products differ by at most twice the sum of these errors.
+
+    Args:
+        lengths: |q| |k| of each product, in float32.
+        visible: The products of a row that are compared. The largest of them determines the bound.
+        d: Number of terms of a product.
+        dtype: The dtype in which q and k were computed.
+
+    Returns:
+        2 (d u + 2 v) max |q| |k| for each row; 0 where nothing is visible.
+
+    References:
+        Higham 2002, Accuracy and Stability of Numerical Algorithms, 2nd edition.
+    """
+    roundoff, own = torch.finfo(torch.float32).eps / 2, torch.finfo(dtype).eps / 2
+    largest = lengths.masked_fill(~visible, 0.0).amax(dim=-1, keepdim=True)
+    return 2 * (d * roundoff + 2 * own) * largest
+
 
 MIN_FOR_ORDER = 256  # sequences for an interval of the order of layers, unless every draw agrees
 ROUNDING = 1e-6  # of a share of attention: a layer this close to the baseline is at it, with or without interval
@@ -202,17 +333,17 @@ class QKAlignment(Probe[QKAlignmentReport]):
         per_sequence = run.at(PATTERN)[:, :1].numel()
         n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_SCORES // per_sequence))
         weights = jackknife_weights(n)
-        masks = _masks(run, relations, n)
-        own, other_too = evidence_of(masks, masks.has_both), compared_evidence(masks)
-        sums = np.stack([_layer_sums(run, layer, (own, other_too)) for layer in range(run.spec.n_layers)], axis=4)
+        visible = run.trials.rows(slice(0, n)).visible().cpu()
+        masks = [run.trials.relations[name][:n].cpu() for name in relations]
+        related = torch.stack(masks, dim=-1) if masks else visible.new_zeros((*visible.shape, 0))
+        related &= visible[..., None]
+        own, other_too = evidence_of(related, visible, _has_both(related, visible)), compared_evidence(related, visible)
+        layers = range(run.spec.n_layers)
+        sums = np.stack([_layer_sums(run, layer, visible, (own, other_too)) for layer in layers], axis=4)
+        is_constant = (related == related[:1]).flatten(0, 2).all(dim=0).numpy()
+        differs = (related != _of_another(related, visible, 1)).flatten(0, 2).sum(dim=0).double()
         means, over = row_means(sums[0], own, weights), row_means(sums[1], other_too, weights)
-        copies = [copy for copy in untrained if copy.relations == relations]
-        strongest = [np.abs(copy.mass_over_other_by_layer.value).max(axis=1, keepdims=True) for copy in copies]
-        uniform, alike, other = (
-            Baseline.of("chance", UNIFORM, 0.0),
-            Baseline.of("chance", ALIKE, 0.0),
-            Baseline.of("permutation", OTHER, 0.0),
-        )
+        uniform, other = Baseline.of("chance", UNIFORM, 0.0), Baseline.of("permutation", OTHER, 0.0)
 
         def estimate(
             draws: Float[np.ndarray, "draw *rest"], *baselines: Baseline, bounds: tuple[float, float] = (-1.0, 1.0)
@@ -221,37 +352,28 @@ class QKAlignment(Probe[QKAlignmentReport]):
 
         with np.errstate(invalid="ignore", divide="ignore"):
             uniform_mass = own.offsets[:, 0].sum(axis=0) / own.rows.sum(axis=0)
-        return QKAlignmentReport(
+        copies = [copy for copy in untrained if copy.relations == relations]
+        of_copies = np.abs([copy.mass_over_other_by_layer.value for copy in copies])
+        strongest = [Baseline.of("baseline", STRONGEST, of_copies.max(axis=(0, 2))[:, None])] if copies else []
+        report = QKAlignmentReport(
             relations=relations,
-            mass_excess=estimate(means[:, _MASS], uniform, *of_untrained([copy.mass_excess.value for copy in copies])),
-            contrast=estimate(
-                means[:, _CONTRAST], alike, *of_untrained([copy.contrast.value for copy in copies]), bounds=(-2.0, 2.0)
-            ),
-            auc=estimate(
-                means[:, _AUC],
-                Baseline.of("chance", ALIKE, 0.5),
-                *of_untrained([copy.auc.value for copy in copies]),
-                bounds=(0.0, 1.0),
-            ),
+            mass_excess=estimate(means[:, _MASS], uniform),
+            contrast=estimate(means[:, _CONTRAST], Baseline.of("chance", ALIKE, 0.0), bounds=(-2.0, 2.0)),
+            auc=estimate(means[:, _AUC], Baseline.of("chance", ALIKE, 0.5), bounds=(0.0, 1.0)),
             mass_excess_by_layer=estimate(means[:, _MASS].mean(axis=-1), uniform),
-            mass_over_other=estimate(
-                over[:, _MASS], other, *of_untrained([copy.mass_over_other.value for copy in copies])
-            ),
+            mass_over_other=estimate(over[:, _MASS], other),
             contrast_over_other=estimate(over[:, _CONTRAST], other, bounds=(-4.0, 4.0)),
             auc_over_other=estimate(over[:, _AUC], other),
-            mass_over_other_by_layer=estimate(
-                over[:, _MASS].mean(axis=-1),
-                other,
-                *of_untrained([copy.mass_over_other.value.mean(axis=-1) for copy in copies]),
-                *([Baseline.of("baseline", STRONGEST, np.max(strongest, axis=0))] if strongest else []),
-            ),
-            layer_trend=trend_of(over[:, _MASS].mean(axis=-1), masks.is_constant, n=n, seed=run.seed),
-            identified=np.where(masks.is_constant, 0.0, 1.0),
-            mask_difference=masks.difference,
+            mass_over_other_by_layer=estimate(over[:, _MASS].mean(axis=-1), other, *strongest),
+            layer_trend=trend_of(over[:, _MASS].mean(axis=-1), is_constant, n=n, seed=run.seed),
+            identified=np.where(is_constant, 0.0, 1.0),
+            mask_difference=(differs / visible.sum()).numpy(),
             uniform_mass=uniform_mass,
             rows=own.rows.sum(axis=0).astype(np.int64),
             n=n,
         )
+        named = ("mass_excess", "contrast", "auc", "mass_over_other", "mass_over_other_by_layer")
+        return with_untrained(report, copies, *named)
 
     def controls(self) -> Iterator[Control[QKAlignmentReport]]:
         trials = _planted_trials(n=31)
@@ -265,19 +387,10 @@ class QKAlignment(Probe[QKAlignmentReport]):
         yield Control(label="random queries", run=_planted_run(trials, random), holds=_is_at_chance)
 
 
-def _masks(run: Run, relations: Sequence[str], n: int) -> Masks:
-    trials = run.trials.rows(slice(0, n))
-    visible = trials.visible()
-    named = [trials.relations[name] for name in relations]
-    related = torch.stack(named, dim=-1) if named else visible.new_zeros((*visible.shape, 0))
-    return Masks(related=(related & visible[..., None]).cpu(), visible=visible.cpu())
-
-
 def _layer_sums(
-    run: Run, layer: int, evidences: Sequence[RelationWeights]
+    run: Run, layer: int, visible: Visible, evidences: Sequence[RelationWeights]
 ) -> Float[np.ndarray, "evidence batch 3 relation head"]:
     """Return weighted sums of pattern, cosines and ranks over the rows of each sequence."""
-    visible = evidences[0].visible
     q, k, pattern = (run.at(site)[layer, : len(visible)].float().cpu() for site in (Q_ROT, K_ROT, PATTERN))
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
@@ -311,7 +424,9 @@ def trend_of(
     ends = (np.where(is_known, low, np.nan), np.where(is_known, high, np.nan))
     value = np.where(is_constant, np.nan, layer_order(by_layer[0]))
     reason = np.where(is_known, int(Reason.CONSERVATIVE), int(Reason.FEW))
-    return Estimate.of(value, ends, n=n, baselines=(random_orders(by_layer.shape[2]),), reason=reason)
+    reach = min(1.0, 1.96 / max(1, by_layer.shape[2] - 1) ** 0.5)
+    random = Baseline.of("chance", RANDOM_ORDER, 0.0, low=-reach, high=reach)
+    return Estimate.of(value, ends, n=n, baselines=[random], reason=reason)
 
 
 def _farthest(own: Estimate) -> tuple[int, Estimate]:
@@ -324,12 +439,6 @@ def _farthest(own: Estimate) -> tuple[int, Estimate]:
     side = replace(own, value=np.where(sign == own_side, own.value, np.nan))
     (layer,), found = side.extreme("largest" if own_side > 0 else "smallest", count=2 * int(np.isfinite(sign).sum()))
     return layer, found
-
-
-def random_orders(n_layers: int) -> Baseline:
-    """Return the Spearman correlation of a random order of layers with depth, with the range of 95 % of them."""
-    spread = min(1.0, 1.96 / max(1, n_layers - 1) ** 0.5)
-    return Baseline.of("chance", RANDOM_ORDER, 0.0, low=-spread, high=spread)
 
 
 def layer_order(by_layer: Float[np.ndarray, "*relation layer"]) -> Float[np.ndarray, "*relation"]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bayesgeom.core.run import ATTN_OUT, RESID_POST, Run, Site, Trials, V, Z
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
+from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials, with_untrained
 from bayesgeom.report.estimate import (
     UNTRAINED,
     AtMostOne,
@@ -30,7 +30,6 @@ from bayesgeom.report.estimate import (
     Share,
     Signed,
     Unit,
-    of_untrained,
     with_interval,
 )
 from bayesgeom.report.panels import Panel
@@ -39,6 +38,7 @@ from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
 from bayesgeom.stats.intervals import no_interval
 from bayesgeom.stats.manifold import (
+    N_AXES,
     CloudStatistics,
     EntropyScale,
     cloud_statistics,
@@ -57,7 +57,7 @@ MIN_SEQUENCES = 16  # used however long they are
 SHUFFLES, PERMUTATIONS, GROUPS, N_SHOWN, N_STEPS = 10, 199, 20, 600, 60
 _ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple cannot be distinguished from the next component's
 _SITES, _SHOWN = (V, Z, ATTN_OUT, RESID_POST), (V, RESID_POST)
-UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED = "not identified", "the model's own", "standardized"
+CONDITIONS = UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED = "not identified", "the model's own", "standardized"
 SHUFFLE, GAUSSIAN = "shuffle within position", "Gaussian points"
 ORDERINGS = ("over all points", "within positions")
 _OVERALL, _WITHIN = range(2)
@@ -215,33 +215,32 @@ class ValueManifold(Probe[ValueManifoldReport]):
             site: [cloud_statistics(points_of(site, i), scale, width=widths[site]) for i in layers] for site in sites
         }
         head_share, head_related = _heads(run, scale, recorded_points)
-        pc1_share, pc12_share = _shares(clouds, points_of, untrained, n=n, widths=widths, seed=run.seed)
-        spearman, signed_spearman, p_value = _ordered(run, clouds, entropy, untrained)
-        of_ratio = of_untrained([copy.participation_ratio.value for copy in untrained])
-        return ValueManifoldReport(
+        pc1_share, pc12_share = _shares(clouds, points_of, n=n, widths=widths, seed=run.seed)
+        spearman, signed_spearman, p_value = _ordered(run, clouds, entropy)
+        holds = (not scale.identified, not run.has_posterior, self.standardized)
+        related: dict[str, Any] = {}
+        for name in ("pearson", "entropy_r2", "curve_share"):
+            values, shuffle = _relation(clouds, name)
+            related[name] = Estimate.of(values, n=n, baselines=known(shuffle))
+        report = ValueManifoldReport(
             pc1_share=pc1_share,
             pc12_share=pc12_share,
-            participation_ratio=Estimate.of(_shape(clouds, "participation_ratio"), n=n, baselines=of_ratio),
+            participation_ratio=Estimate.of(_shape(clouds, "participation_ratio"), n=n),
             spearman=spearman,
             signed_spearman=signed_spearman,
             p_value=p_value,
-            pearson=_related(clouds, "pearson", [copy.pearson.value for copy in untrained], n=n),
-            entropy_r2=_related(clouds, "entropy_r2", [copy.entropy_r2.value for copy in untrained], n=n),
-            curve_share=_related(clouds, "curve_share", [copy.curve_share.value for copy in untrained], n=n),
-            head_pc1_share=Estimate.of(
-                head_share, n=n, baselines=known(*of_untrained([copy.head_pc1_share.value for copy in untrained]))
-            ),
-            head_spearman=Estimate.of(
-                head_related,
-                n=n,
-                baselines=known(*of_untrained([copy.head_spearman.value for copy in untrained])),
-            ),
+            **related,
+            head_pc1_share=Estimate.of(head_share, n=n),
+            head_spearman=Estimate.of(head_related, n=n),
             **_shown(run, clouds, entropy, points_of),
-            conditions=conditions(scale.identified, not run.has_posterior, self.standardized),
+            conditions=tuple(name for name, own in zip(CONDITIONS, holds, strict=True) if own),
             sites=tuple(site.name for site in sites),
             orderings=ORDERINGS,
             n=n,
         )
+        shapes = ("pc1_share", "pc12_share", "participation_ratio", "head_pc1_share")
+        orders = ("spearman", "pearson", "entropy_r2", "curve_share", "head_spearman")
+        return with_untrained(report, untrained, *shapes, *orders)
 
     def controls(self) -> Iterator[Control[ValueManifoldReport]]:
         rng = np.random.default_rng(0)
@@ -278,16 +277,13 @@ class ValueManifold(Probe[ValueManifoldReport]):
         )
 
 
-def _heads(
-    run: Run, scale: EntropyScale, points_of: PointsOf
-) -> tuple[Float[np.ndarray, "layer kv_head"], Float[np.ndarray, "layer kv_head"]]:
+def _heads(run: Run, scale: EntropyScale, points_of: PointsOf) -> Float[np.ndarray, "2 layer kv_head"]:
     """Return the share of PC1, and its |Spearman|, for the value vectors of each head; NaN if not recorded."""
     n_heads, n_layers = run.spec.n_kv_heads, run.spec.n_layers
-    layers: list[tuple[np.ndarray, np.ndarray]] = [(np.full(n_heads, np.nan), np.full(n_heads, np.nan))] * n_layers
-    if V in run.recorded:
-        layers = [head_statistics(points_of(V, i).unflatten(1, (n_heads, -1)), scale) for i in range(n_layers)]
-    share, related = np.moveaxis(np.array(layers), 1, 0)
-    return share, related
+    if V not in run.recorded:
+        return np.full((2, n_layers, n_heads), np.nan)
+    heads = (points_of(V, layer).unflatten(1, (n_heads, -1)) for layer in range(n_layers))
+    return np.stack([head_statistics(own, scale) for own in heads], axis=1)
 
 
 def _shape(clouds: Clouds, name: str) -> Float64[np.ndarray, "site layer"]:
@@ -300,23 +296,16 @@ def _relation(clouds: Clouds, name: str) -> tuple[Float64[np.ndarray, "site laye
     return found[:, :, 0], Baseline.of("permutation", SHUFFLE, found[:, :, 1:].mean(axis=-1))
 
 
-def _related(clouds: Clouds, name: str, found: Sequence[Float[np.ndarray, "site layer"]], *, n: int) -> Estimate:
-    """Return the estimate of a relation to entropy without interval, with the level of untrained networks."""
-    values, shuffle = _relation(clouds, name)
-    return Estimate.of(values, n=n, baselines=known(shuffle, *of_untrained(found)))
-
-
 def _spanned(points_of: PointsOf) -> PointsOf:
     """Return the same clouds; those with fewer points than dimensions in cached coordinates of their span."""
     kept: dict[tuple[Site, int], Float64[Tensor, "point axis"]] = {}
 
     def spanned(site: Site, layer: int) -> Float[Tensor, "point d"]:
-        if (site, layer) in kept:
-            return kept[site, layer]
-        points = points_of(site, layer)
-        if len(points) >= points.shape[1]:
-            return points
-        kept[site, layer] = span_coordinates(points)
+        if (site, layer) not in kept:
+            points = points_of(site, layer)
+            if len(points) >= points.shape[1]:
+                return points
+            kept[site, layer] = span_coordinates(points)
         return kept[site, layer]
 
     return spanned
@@ -325,7 +314,6 @@ def _spanned(points_of: PointsOf) -> PointsOf:
 def _shares(
     clouds: Clouds,
     points_of: PointsOf,
-    copies: Sequence[ValueManifoldReport],
     *,
     n: int,
     widths: Mapping[Site, int],
@@ -345,13 +333,11 @@ def _shares(
             shares[:, :, row, layer] = cumulated[:, [0, -1]]
     found = statistic_interval(shares, seed=seed, scale="share")
     code = np.where(np.isnan(shares[0]), int(Reason.FLAT), found.code)
-    alone = Baseline.of("chance", GAUSSIAN, gaussian)
-    of_one = known(*of_untrained([copy.pc1_share.value for copy in copies]), alone)
-    of_both = of_untrained([copy.pc12_share.value for copy in copies])
     one, two = (_shape(clouds, name) for name in ("pc1_share", "pc12_share"))
+    alone = [Baseline.of("chance", GAUSSIAN, gaussian)]
     return (
-        Estimate.of(one, (found.lo[0], found.hi[0]), n=n, baselines=of_one, reason=code[0]),
-        Estimate.of(two, (found.lo[1], found.hi[1]), n=n, baselines=of_both, reason=code[1]),
+        Estimate.of(one, (found.lo[0], found.hi[0]), n=n, baselines=alone, reason=code[0]),
+        Estimate.of(two, (found.lo[1], found.hi[1]), n=n, reason=code[1]),
     )
 
 
@@ -359,7 +345,6 @@ def _ordered(
     run: Run,
     clouds: Clouds,
     entropy: Float64[np.ndarray, "sequence position"],
-    copies: Sequence[ValueManifoldReport],
 ) -> tuple[Estimate, Estimate, Estimate]:
     """Return |Spearman|, signed Spearman and p-values.
 
@@ -386,8 +371,7 @@ def _ordered(
             whole[:, row, layer] = own
     size, shuffles = zip(*(_relation(clouds, name) for name in _RELATIONS), strict=True)
     shuffle = Baseline.of("permutation", SHUFFLE, np.stack([own.value for own in shuffles]))
-    levels = known(shuffle, *of_untrained([copy.spearman.value for copy in copies]))
-    absolute = with_interval(np.stack(size), absolute_interval(ends), n=n, baselines=levels)
+    absolute = with_interval(np.stack(size), absolute_interval(ends), n=n, baselines=known(shuffle))
     return absolute, with_interval(signed, ends, n=n), Estimate.of(p, n=n)
 
 
@@ -401,30 +385,18 @@ def _shown(
     flat = entropy.ravel()
     chosen = np.sort(np.random.default_rng(run.seed).permutation(len(flat))[:N_SHOWN])
     grid = np.linspace(flat.min(), flat.max(), N_STEPS)
-    views = {s: view(points_of(s, -1), clouds[s][-1].axes, flat, grid) for s in clouds if s in _SHOWN}
+    points, curve = np.full((len(clouds), len(chosen), N_AXES), np.nan), np.full((len(clouds), N_STEPS, N_AXES), np.nan)
+    for at, site in enumerate(clouds):
+        if site in _SHOWN:
+            along, curve[at] = view(points_of(site, -1), clouds[site][-1].axes, flat, grid)
+            points[at] = along[chosen]
     return {
-        "shown_points": placed({at: views[s][0][chosen] for at, s in enumerate(clouds) if s in views}, len(clouds)),
-        "shown_curve": placed({at: views[s][1] for at, s in enumerate(clouds) if s in views}, len(clouds)),
+        "shown_points": points,
+        "shown_curve": curve,
         "shown_entropy_bits": flat[chosen],
         "shown_position": np.indices(entropy.shape)[1].ravel()[chosen].astype(np.float64),
         "curve_entropy_bits": grid,
     }
-
-
-def conditions(*is_so: bool) -> tuple[str, ...]:
-    """Return the conditions of a measurement: entropy not identified, the model's own, unit variances."""
-    holds = (not is_so[0], *is_so[1:])
-    return tuple(
-        condition for condition, own in zip((UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED), holds, strict=True) if own
-    )
-
-
-def placed(found: Mapping[int, Float[np.ndarray, "..."]], n: int) -> Float[np.ndarray, "..."]:
-    """Return arrays of one shape in their places along a new first axis of `n` entries; NaN elsewhere."""
-    whole = np.full((n, *next(iter(found.values())).shape), np.nan)
-    for at, own in found.items():
-        whole[at] = own
-    return whole
 
 
 def _planted(

@@ -29,7 +29,7 @@ from bayesgeom.core.files import (
     check_directory,
     decoded,
     encoded,
-    is_remains,
+    is_temporary,
     put_back,
     read_json,
     write_arrays,
@@ -578,6 +578,6 @@ def check_holds_report_alone(path: Path) -> None:
         entries = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     except OSError as error:
         raise OutputFault(f"cannot look into {path}: {error.strerror}.") from error
-    if foreign := [name for name in entries if name not in _OURS and not is_remains(name, of=_OURS)]:
+    if foreign := [name for name in entries if name not in _OURS and not is_temporary(name, of=_OURS)]:
         named = ", ".join(foreign[:3])
         raise OutputFault(f"{path} holds something else than a report ({named}); name an empty or a new directory.")

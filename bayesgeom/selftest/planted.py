@@ -38,14 +38,13 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import RESID_PRE, ModelSpec, Site, Trials
+from bayesgeom.core.run import MLP_OUT, RESID_POST, RESID_PRE, TOKEN_EMBEDDINGS, ModelSpec, Site, Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.stats.information import entropy_bits
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.stats.subspace import random_subspaces, standardized
 from bayesgeom.tasks.base import WindTunnel
 
 LEVELS = (0.4, 0.55, 0.7, 0.85, 0.97)  # probability of the named answer
@@ -153,13 +152,6 @@ def entropies() -> Float64[Tensor, " token"]:
     return entropy_bits(beliefs())
 
 
-_POINTS: Mapping[Site, str] = {
-    s.RESID_PRE: "hook_resid_pre",
-    s.MLP_OUT: "hook_mlp_out",
-    s.RESID_POST: "hook_resid_post",
-}
-
-
 @final
 class PlantedBlock(nn.Module):
     """resid_pre → + W_out ReLU(W_in resid_pre + b) → resid_post."""
@@ -211,14 +203,14 @@ class PlantedModel(Model):
 
     @property
     def sites(self) -> frozenset[Site]:
-        return frozenset({*_POINTS, s.TOKEN_EMBEDDINGS})
+        return frozenset({RESID_PRE, MLP_OUT, RESID_POST, TOKEN_EMBEDDINGS})
 
     def point(self, site: Site, layer: int) -> nn.Module:
-        return self._module.get_submodule(f"blocks.{layer}.{_POINTS[site]}")
+        return self._module.get_submodule(f"blocks.{layer}.hook_{site.name}")
 
     @torch.no_grad()
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        assert site == s.TOKEN_EMBEDDINGS, "no other static site is available"
+        assert site == TOKEN_EMBEDDINGS, "no other static site is available"
         embedded: Tensor = self._module.embed(tokens)
         return embedded
 
@@ -266,29 +258,29 @@ Features = Mapping[str, Float64[Tensor, "token coordinate"]]
 Units = tuple[Float64[Tensor, "unit d_model"], Float64[Tensor, " unit"], Float64[Tensor, "unit answer"]]
 
 
-def uses_entropy(task: PlantedTask | None = None) -> PlantedModel:
+def uses_entropy() -> PlantedModel:
     """Return a network that computes its confidence from a linear entropy code and its answer from a one-hot code."""
     features = _quantity(standardized(entropies()[:, None]), _numbers()) | {"answer": GATE * one_hot(factors()[:, 0])}
     directions = _directions(features)
     gates = [(answer, directions["answer"][:, answer]) for answer in range(N_ANSWERS)]
-    return _planted("planted-uses-entropy", features, _gated(directions["code"][:, 0], gates, n_needed=1), task)
+    return _planted("planted-uses-entropy", features, _gated(directions["code"][:, 0], gates, n_needed=1))
 
 
-def uses_belief(task: PlantedTask | None = None) -> PlantedModel:
+def uses_belief() -> PlantedModel:
     """Return a network that computes log p̂ of each answer from a linear belief code, by linear interpolation."""
     features = _quantity(belief_coordinates(), _planes())
-    return _planted("planted-uses-belief", features, _log_of_belief(_directions(features)["code"]), task)
+    return _planted("planted-uses-belief", features, _log_of_belief(_directions(features)["code"]))
 
 
-def ignores_entropy(task: PlantedTask | None = None) -> PlantedModel:
+def ignores_entropy() -> PlantedModel:
     """Return a network that holds entropy like `uses_entropy` but answers from a belief code uncorrelated with it."""
     noise, _, _ = _planes()
     copy = _quantity(standardized(entropies()[:, None]), _numbers())
     features = copy | {"read": belief_coordinates() + NOISE * noise}
-    return _planted("planted-ignores-entropy", features, _log_of_belief(_directions(features)["read"]), task)
+    return _planted("planted-ignores-entropy", features, _log_of_belief(_directions(features)["read"]))
 
 
-def ignores_belief(task: PlantedTask | None = None) -> PlantedModel:
+def ignores_belief() -> PlantedModel:
     """Return a network that holds belief like `uses_belief` but computes its answer from two other codes.
 
     `sum` is the one-hot code of (answer + k) mod 3 and `key` that of k; each alone is independent of the answer.
@@ -306,13 +298,7 @@ def ignores_belief(task: PlantedTask | None = None) -> PlantedModel:
         for total in range(N_ANSWERS)
         for key in range(N_K)
     ]
-    return _planted("planted-ignores-belief", features, _gated(directions["read"][:, 0], gates, n_needed=2), task)
-
-
-def standardized(values: Float64[Tensor, "token coordinate"]) -> Float64[Tensor, "token coordinate"]:
-    """Return values with mean 0 and variance 1 in every coordinate, with all tokens equally likely."""
-    centered = values - values.mean(dim=0)
-    return centered / centered.square().mean(dim=0).sqrt()
+    return _planted("planted-ignores-belief", features, _gated(directions["read"][:, 0], gates, n_needed=2))
 
 
 def one_hot(of: Int64[Tensor, " token"]) -> Float64[Tensor, "token value"]:
@@ -362,19 +348,16 @@ def _quantity(
     }
 
 
-def _frame() -> Float64[Tensor, "d_model d_model"]:
-    return random_subspaces(WIDTH, WIDTH, draws=1, seed=0)[0]
-
-
 def _directions(features: Features) -> dict[str, Float64[Tensor, "d_model coordinate"]]:
     """Return the directions of each feature, then those of the logits; the rest holds the tokens' codes."""
     named = {name: values.shape[1] for name, values in features.items()} | {"logits": N_ANSWERS}
     sizes = [*named.values(), WIDTH - sum(named.values())]
-    return dict(zip((*named, "tokens"), _frame().split(sizes, dim=1), strict=True))
+    frame = random_subspaces(WIDTH, WIDTH, draws=1, seed=0)[0]
+    return dict(zip((*named, "tokens"), frame.split(sizes, dim=1), strict=True))
 
 
-def _planted(name: str, features: Features, reader: Units, task: PlantedTask | None) -> PlantedModel:
-    chosen, directions = task or PlantedTask(), _directions(features)
+def _planted(name: str, features: Features, reader: Units) -> PlantedModel:
+    chosen, directions = PlantedTask(), _directions(features)
     reads, biases, answers = reader
     network = PlantedNetwork(chosen.d_vocab, WIDTH, (chosen.n_tokens, len(reads)))
     codes = _token_codes(directions["tokens"])

@@ -87,11 +87,9 @@ class InterventionControl:
     fit: Fit
     holds: Callable[[InterventionReport], bool]
 
-    def report(self, *, seed: int = 0) -> InterventionReport:
+    def report(self) -> InterventionReport:
         """Return the report on a swap at the site that holds the planted features."""
-        return intervene(
-            self.build(), None, self.fit, kind=_DESIGN, sites=InterventionSite(SITE, (LAYER,)), n=N, seed=seed
-        )
+        return intervene(self.build(), None, self.fit, kind=_DESIGN, sites=InterventionSite(SITE, (LAYER,)), n=N)
 
 
 def intervention_controls() -> Iterator[InterventionControl]:

@@ -41,15 +41,6 @@ def behavior(
     )
 
 
-def open_ended_behavior(entropy_bits: Float64[Tensor, "batch query_pos"]) -> Behavior:
-    """Return the behavior on text without a known posterior: entropy over the vocabulary, and NaN for the rest."""
-    entropy = _array(entropy_bits)
-    unknown = np.full_like(entropy, np.nan)
-    return Behavior(
-        **dict.fromkeys((field.name for field in fields(Behavior)), unknown) | {"model_entropy_bits": entropy}
-    )
-
-
 def whole_entropy_bits(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float64[Tensor, "batch query_pos"]:
     """Return the entropy over the vocabulary, log Z − Σ p l, in bits.
 
@@ -119,7 +110,8 @@ class BehaviorLog:
         """
         if baselines and (windows := window_scores(trials)) is not None:
             self._windows.append(windows)
-        scored = _columns_of("model", behavior(trials, log_answers, off_answer_prob))
+        own = vars(behavior(trials, log_answers, off_answer_prob))
+        scored = {("model", field): values for field, values in own.items()}
         exact = _at_labels(trials, trials.at_scored(trials.predictive).log())
         scored |= {("exact", field): values for field, values in exact.items()}
         for name, probabilities in baselines.items():
@@ -128,10 +120,11 @@ class BehaviorLog:
         self._write(scored)
 
     def add_open_ended(self, entropy_bits: Float64[Tensor, "batch query_pos"]) -> None:
-        """Add the next block of text without a known posterior."""
-        own = open_ended_behavior(entropy_bits)
-        unknown = {("exact", field): own.kl_bits for field in ("answer_log2", "correct")}
-        self._write(_columns_of("model", own) | unknown)
+        """Add the next block of text without a known posterior: only the entropy over the vocabulary is known."""
+        entropy = _array(entropy_bits)
+        scored = dict.fromkeys([("model", field.name) for field in fields(Behavior)], np.full_like(entropy, np.nan))
+        scored |= dict.fromkeys([("exact", "answer_log2"), ("exact", "correct")], np.full_like(entropy, np.nan))
+        self._write(scored | {("model", "model_entropy_bits"): entropy})
 
     def _write(self, scored: Mapping[tuple[str, str], Float[np.ndarray, "sequence position"]]) -> None:
         self._columns = tuple(scored)
@@ -172,10 +165,6 @@ class BehaviorLog:
     def windows(self) -> WindowScores | None:
         """Return the window observers' scores on all sequences; None if the task has no latent dynamics."""
         return joined(self._windows)
-
-
-def _columns_of(predictor: str, behavior: Behavior) -> dict[tuple[str, str], Float[np.ndarray, "sequence position"]]:
-    return {(predictor, field): values for field, values in vars(behavior).items()}
 
 
 def _at_labels(

@@ -22,7 +22,6 @@ from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale, bootst
 LEVEL = 0.95
 _ROUNDING = 16 * np.finfo(np.float64).eps  # of the terms: sums of up to 2¹⁶ of them err by less
 DRAWS = 1_000
-_MOST_KEPT = 256  # several tables of up to this many sequences are cached, 2 MB each, and one larger table, up to 16 MB
 _FEWEST_SPLIT = 4  # least number of sequences that can be halved
 MAX_GROUPS = 256  # jackknife groups; with more sequences, a group is a run of consecutive ones
 MAX_UNITS = 2_048  # units resampled at once; more sequences are grouped into runs of consecutive ones, to bound memory
@@ -33,21 +32,15 @@ def bootstrap_weights(n: int, *, seed: int, draws: int = DRAWS) -> Float[np.ndar
 
     NaN for fewer than two sequences, so that every interval over them is NaN.
     """
-    if n < 2:
-        return np.full((draws, n), np.nan)
-    if n <= _MOST_KEPT:
-        return _kept_weights(n, seed, draws)
-    return _last_weights(n, seed, draws) if n <= MAX_UNITS else _drawn_weights(n, seed, draws)
+    return np.full((draws, n), np.nan) if n < 2 else _drawn_weights(n, seed, draws)
 
 
+@lru_cache(maxsize=4)  # the intervals of one report share sequences and seed; at most 16 MB each
 def _drawn_weights(n: int, seed: int, draws: int) -> Float[np.ndarray, "draw sequence"]:
-    """Draw weights, read-only because they are cached: the intervals of one report share sequences and seed."""
+    """Draw weights, read-only because they are cached."""
     weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
     weights.flags.writeable = False
     return np.asarray(weights)
-
-
-_kept_weights, _last_weights = lru_cache(maxsize=8)(_drawn_weights), lru_cache(maxsize=1)(_drawn_weights)
 
 
 def jackknife_weights(n: int, *, most: int = MAX_GROUPS) -> Float64[np.ndarray, "replicate sequence"]:
@@ -86,11 +79,10 @@ def jackknife_bias(replicates: Float[np.ndarray, "replicate *rest"]) -> Float[np
 
 
 def percentile_interval(
-    resampled: Float[np.ndarray, "draw *rest"], *, level: float = LEVEL
+    resampled: Float[np.ndarray, "draw *rest"],
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    """Return the central `level` of the resampled statistic; NaN where any resample is NaN."""
-    tail = (1 - level) / 2
-    lo, hi = np.quantile(resampled, [tail, 1 - tail], axis=0)
+    """Return the central 95 % of the resampled statistic; NaN where any resample is NaN."""
+    lo, hi = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return np.asarray(lo), np.asarray(hi)
 
 
@@ -145,7 +137,7 @@ def mean_interval(
 
 
 def seed_interval(
-    per_seed: Float[np.ndarray, "seed *rest"], *, level: float = LEVEL
+    per_seed: Float[np.ndarray, "seed *rest"],
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
     """Return Student's interval of the mean over a few training seeds, too few to resample; NaN for fewer than two.
 
@@ -156,7 +148,7 @@ def seed_interval(
         unknown = np.full(per_seed.shape[1:], np.nan)
         return unknown, unknown
     mean = per_seed.mean(axis=0)
-    reach = stdtrit(n - 1, (1 + level) / 2) * per_seed.std(axis=0, ddof=1) / np.sqrt(n)
+    reach = stdtrit(n - 1, (1 + LEVEL) / 2) * per_seed.std(axis=0, ddof=1) / np.sqrt(n)
     return np.asarray(mean - reach), np.asarray(mean + reach)
 
 
@@ -185,14 +177,13 @@ def r2_interval(
     squared_deviation: Float[np.ndarray, "sequence *#rest"],
     *,
     seed: int,
-    draws: int = DRAWS,
 ) -> Interval:
     """Return the 95 % interval of 1 − Σ squared_error / Σ squared_deviation over held-out sequences.
 
     The map is fixed, so this is the R² *of this map* on new sequences. The best linear map has a larger R², which an
     interval over held-out sequences does not cover.
     """
-    found = ratio_interval(squared_error, squared_deviation, seed=seed, draws=draws)
+    found = ratio_interval(squared_error, squared_deviation, seed=seed)
     return replace(found, lo=np.asarray(1 - found.hi), hi=np.asarray(1 - found.lo))
 
 
@@ -201,7 +192,6 @@ def statistic_interval(
     *,
     seed: int,
     scale: Scale = "plain",
-    draws: int = DRAWS,
     bounds: Bounds = UNBOUNDED,
 ) -> Interval:
     """Return the 95 % interval of a smooth nonlinear statistic, from its values under `jackknife_weights(n)`.
@@ -213,7 +203,6 @@ def statistic_interval(
         seed: Seed of the resamples.
         scale: "plain", or the range of the statistic, to work on a more normal scale: "share" (0 to 1) or
             "correlation" (−1 to 1).
-        draws: Number of resamples.
         bounds: Of a mean over sequences, the least and the greatest possible value; see `mean_interval`.
 
     Example:
@@ -226,8 +215,7 @@ def statistic_interval(
         >>> bool(low < np.sqrt(0.5) < high)
         True
     """
-    groups = len(replicates) - 1
-    weights = bootstrap_weights(groups, seed=seed, draws=draws)
+    weights = bootstrap_weights(len(replicates) - 1, seed=seed)
     return jackknife_interval(replicates, weights, scale=scale, bounds=bounds)
 
 

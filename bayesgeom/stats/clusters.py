@@ -27,15 +27,13 @@ _AT_ONCE = 2**18  # distances of jackknife rows that are processed together: the
 @final
 @dataclass(frozen=True, kw_only=True)
 class Clusters:
-    """k-means in several clouds: labels of the points, their silhouettes, and silhouettes of Gaussian clouds.
+    """k-means in several clouds: labels of the points, and mean silhouettes of Gaussian clouds of the same covariances.
 
-    The mean of `point_scores` over points is the cloud's silhouette. `gaussian_scores` are means over Gaussian clouds
-    of the same covariances. `distances` are those on which the silhouettes rest.
+    `distances` are those on which silhouettes rest.
     """
 
     distances: Float[Tensor, "cloud point point"]
     labels: Int64[Tensor, "count cloud point"]
-    point_scores: Float64[Tensor, "cloud count point"]
     gaussian_scores: Float64[Tensor, "cloud count"]
 
 
@@ -48,14 +46,13 @@ def cluster_clouds(
     clouds = torch.cat([leading, noise * deviations[:, None]])
     labels = k_means(clouds, counts, n_starts=N_STARTS, generator=generator)
     distances, n_clouds = torch.cdist(clouds, clouds), len(points)
-    scores = torch.stack(
-        [point_silhouettes(distances, found, k) for found, k in zip(labels, counts, strict=True)], dim=1
-    )
+    of_noise = [
+        point_silhouettes(distances[n_clouds:], own[n_clouds:], k) for own, k in zip(labels, counts, strict=True)
+    ]
     return Clusters(
         distances=distances[:n_clouds],
         labels=labels[:, :n_clouds],
-        point_scores=scores[:n_clouds],
-        gaussian_scores=scores[n_clouds:].mean(dim=2),
+        gaussian_scores=torch.stack(of_noise, dim=1).mean(dim=2),
     )
 
 

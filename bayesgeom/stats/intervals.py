@@ -65,12 +65,8 @@ Bounds = tuple[float | np.ndarray, float | np.ndarray]  # least and greatest pos
 UNBOUNDED: Bounds = (-np.inf, np.inf)
 
 
-def _same(x: np.ndarray) -> np.ndarray:
-    return x
-
-
 _SCALES: Mapping[Scale, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
-    "plain": (_same, _same),
+    "plain": (np.asarray, np.asarray),
     "correlation": (np.arctanh, np.tanh),
     "share": (logit, expit),
 }

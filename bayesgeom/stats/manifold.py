@@ -5,7 +5,6 @@ shuffle preserves effects of position alone.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -19,7 +18,6 @@ from bayesgeom.stats.regression import (
     SplitMoments,
     even_knots,
     natural_spline,
-    power_of,
     ranks,
     ridge,
     split_moments,
@@ -29,7 +27,6 @@ from bayesgeom.stats.regression import (
 from bayesgeom.stats.subspace import cloud_axes, covariance, leading_axes, principal_axes, variance_shares
 
 N_KNOTS, N_AXES = 5, 3
-_MANY = 48  # with at least this many dimensions, only the reported axes are computed
 _COLLINEAR = 1e-9  # a spline of few distinct entropies has redundant columns
 
 
@@ -50,18 +47,6 @@ class EntropyScale:
     n_fit: int
     identified: bool
 
-    @cached_property
-    def basis_grams(self) -> tuple[Float64[Tensor, "draw basis basis"], Float64[Tensor, "draw basis basis"]]:
-        """Second moments of the spline basis over the fitting points and over the others: the same for all clouds."""
-        basis = self.columns[:, :, 1:].double().transpose(0, 1)
-        fit, held_out = basis[:, : self.n_fit], basis[:, self.n_fit :]
-        return fit.mT @ fit, held_out.mT @ held_out
-
-    @cached_property
-    def score_power(self) -> Float64[Tensor, " target"]:
-        """Second moments of all columns over the points that are not fitted: the same for all clouds."""
-        return power_of(self.columns[self.n_fit :].flatten(1))
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -79,28 +64,6 @@ class CloudStatistics:
     covariance: Float64[Tensor, "d d"] | None
 
 
-def entropy_scale(
-    rows: Float64[np.ndarray, "draw sequence position column"],
-    level: Int64[np.ndarray, "sequence position"],
-    n_fit: int,
-) -> EntropyScale:
-    """Build the scale from draws of `entropy_columns`; the first `n_fit` sequences fit, the rest score."""
-    n_draws, _, n_positions, _ = rows.shape
-    flat = rows.reshape(n_draws, -1, rows.shape[-1])
-    columns = torch.from_numpy(np.ascontiguousarray(flat.transpose(1, 0, 2)[:, :, 1:])).float()
-    at_level = without_level_means(flat[:, :, 0].T, level.ravel())
-    n_points_fit = n_fit * n_positions
-    return EntropyScale(
-        unit_values=unit_columns(flat[:, :, 1].T),
-        unit_ranks=unit_columns(flat[:, :, 0].T),
-        unit_ranks_at_level=unit_columns(at_level),
-        columns=columns - columns[:n_points_fit].mean(dim=0),
-        level=level.ravel(),
-        n_fit=n_points_fit,
-        identified=bool(np.abs(at_level[:, 0]).max() > 0),
-    )
-
-
 def shuffled_scale(
     entropy: Float64[np.ndarray, "sequence position"],
     level: Int64[np.ndarray, "sequence position"],
@@ -109,18 +72,24 @@ def shuffled_scale(
     seed: int,
 ) -> EntropyScale:
     """Build the scale of true and shuffled entropies; the first half of the sequences fits, the second scores."""
-    columns = entropy_columns(entropy, even_knots(entropy.ravel(), N_KNOTS))
+    rank, spline = ranks(entropy.ravel()), natural_spline(entropy, even_knots(entropy.ravel(), N_KNOTS))
+    own = np.concatenate([rank.reshape(*entropy.shape, 1), entropy[..., None], spline], axis=-1)  # shuffled together
     rng = np.random.default_rng(seed)
-    rows = np.stack([columns, *(shuffled_within_position(columns, rng) for _ in range(shuffles))])
-    return entropy_scale(rows, level, n_fit=-(-len(entropy) // 2))
-
-
-def entropy_columns(
-    entropy: Float64[np.ndarray, "sequence position"], knots: Float64[np.ndarray, " knot"]
-) -> Float64[np.ndarray, "sequence position column"]:
-    """Return rank, value and spline basis of every entropy, which are shuffled together."""
-    rank = ranks(entropy.ravel()).reshape(*entropy.shape, 1)
-    return np.concatenate([rank, entropy[..., None], natural_spline(entropy, knots)], axis=-1)
+    rows = np.stack([own, *(shuffled_within_position(own, rng) for _ in range(shuffles))]).reshape(
+        1 + shuffles, -1, own.shape[-1]
+    )
+    columns = torch.from_numpy(np.ascontiguousarray(rows.transpose(1, 0, 2)[:, :, 1:])).float()
+    at_level = without_level_means(rows[:, :, 0].T, level.ravel())
+    n_fit = -(-len(entropy) // 2) * entropy.shape[1]
+    return EntropyScale(
+        unit_values=unit_columns(rows[:, :, 1].T),
+        unit_ranks=unit_columns(rows[:, :, 0].T),
+        unit_ranks_at_level=unit_columns(at_level),
+        columns=columns - columns[:n_fit].mean(dim=0),
+        level=level.ravel(),
+        n_fit=n_fit,
+        identified=bool(np.abs(at_level[:, 0]).max() > 0),
+    )
 
 
 def cloud_statistics(
@@ -132,11 +101,14 @@ def cloud_statistics(
     `width` is the dimension of the vectors, if the points are given in coordinates of their span.
     """
     centered = points - points[: scale.n_fit].mean(dim=0)
-    moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit, score_power=scale.score_power)
+    moments = split_moments(centered, scale.columns.flatten(1).to(points), scale.n_fit)
     spread, offset = None, centered.mean(dim=0).double()  # the moments are about the mean of the fitting points
     if len(points) >= points.shape[1]:
         spread = (moments.fit_gram + moments.score_gram) / len(centered) - torch.outer(offset, offset)
-    variances, axes, total, power = _axes(points, spread)
+        (variances, axes), total, power = leading_axes(spread, N_AXES), spread.trace(), (spread**2).sum()
+    else:
+        variances, axes = cloud_axes(points)
+        total, power = variances.sum(), (variances**2).sum()
     first = (centered @ axes[:, 0].to(points.dtype)).cpu().numpy().astype(np.float64)[:, None]
     rank = ranks(first)
     at_level = unit_columns(without_level_means(rank, scale.level))
@@ -158,22 +130,6 @@ def cloud_statistics(
         first=first[:, 0],
         covariance=spread,
     )
-
-
-def _axes(
-    points: Float[Tensor, "point d"], spread: Float64[Tensor, "d d"] | None
-) -> tuple[Float64[Tensor, " axis"], Float64[Tensor, "d axis"], Float64[Tensor, ""], Float64[Tensor, ""]]:
-    """Return variances along the leading axes, the axes, the sum of all variances, and the sum of their squares.
-
-    `spread` is the covariance, if there are at least as many points as dimensions.
-    """
-    if spread is None:
-        variances, axes = cloud_axes(points)
-        return variances, axes, variances.sum(), (variances**2).sum()
-    if len(spread) < _MANY:
-        variances, axes = principal_axes(spread)
-        return variances, axes, variances.sum(), (variances**2).sum()
-    return *leading_axes(spread, N_AXES), spread.trace(), (spread**2).sum()
 
 
 def head_statistics(
@@ -230,7 +186,8 @@ def _entropy_r2(moments: SplitMoments, scale: EntropyScale, width: int) -> Float
 
 def _curve_share(moments: SplitMoments, scale: EntropyScale) -> Float64[np.ndarray, " draw"]:
     """Return the share of the held-out variance of the points that a smooth curve predicts; 0 for the mean."""
-    fit, held_out = (own.to(moments.fit_gram.device) for own in scale.basis_grams)
+    basis = scale.columns[:, :, 1:].to(moments.fit_gram).transpose(0, 1)
+    fit, held_out = (own.mT @ own for own in (basis[:, : scale.n_fit], basis[:, scale.n_fit :]))
     shape = scale.columns.shape[1:]
     crosses = (c.reshape(-1, *shape)[:, :, 1:].permute(1, 2, 0) for c in (moments.fit_cross, moments.score_cross))
     fit_cross, held_out_cross = crosses

@@ -81,11 +81,6 @@ def overlap_max(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*ba
     return largest.masked_fill(largest < 0, torch.nan)
 
 
-def signed_mean(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
-    """Return the mean cosine over distinct pairs, between −1/(n−1) and 1."""
-    return mean_of_pairs(cosine)
-
-
 def orthogonality(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:
     """Return 1 − ‖G − I‖ / ‖11ᵀ − I‖ for the Gram matrix G of unit vectors: 1 is orthonormal, 0 is parallel.
 
@@ -151,7 +146,12 @@ def chance_overlap_max(n: int, d: int) -> float:
 
 def overlaps(vectors: Float[Tensor, "draw *batch item d"]) -> Float[Tensor, "draw 2 *batch"]:
     """Return the overlap of the vectors, raw and with their mean removed."""
-    return torch.stack([overlap(pairwise_cosine(x)) for x in (vectors, centered(vectors))], dim=1)
+    return overlap(_cosines(vectors))
+
+
+def _cosines(vectors: Float[Tensor, "draw *batch item d"]) -> Float[Tensor, "draw 2 *batch item item"]:
+    """Return the cosines of the vectors, raw and with their mean removed."""
+    return torch.stack([pairwise_cosine(x) for x in (vectors, centered(vectors))], dim=1)
 
 
 def squared_lengths(vectors: Float[Tensor, "*batch item d"]) -> Float64[Tensor, "2 *batch"]:
@@ -228,7 +228,7 @@ def frame_statistics(vectors: Float[Tensor, "*batch item d"]) -> dict[str, Float
         "overlap_max": overlap_max(raw),
         "overlap_centered": overlap(mean_removed),
         "overlap_centered_max": overlap_max(mean_removed),
-        "signed_mean": signed_mean(raw),
+        "signed_mean": mean_of_pairs(raw),  # between −1/(n−1) and 1
         "orthogonality": orthogonality(raw),
         "dimension_utilization": dimension_utilization(raw, vectors.shape[-1]),
     }
@@ -325,8 +325,3 @@ def mean_overlap_interval(
         np.where(code == Reason.NONE, end, np.nan) for end in (np.maximum(found.lo - RESIDUAL * kink, 0), found.hi)
     )
     return replace(found, lo=np.asarray(low), hi=np.asarray(high), code=np.asarray(code))
-
-
-def _cosines(vectors: Float[Tensor, "draw *batch item d"]) -> Float[Tensor, "draw 2 *batch item item"]:
-    """Return the cosines of the vectors, raw and with their mean removed."""
-    return torch.stack([pairwise_cosine(x) for x in (vectors, centered(vectors))], dim=1)

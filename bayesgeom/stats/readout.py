@@ -7,17 +7,15 @@ effects of position.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.stats.bootstrap import percentile_interval, r2_interval, statistic_interval
 from bayesgeom.stats.clusters import nearest_centroid_labels
-from bayesgeom.stats.regression import SplitMoments, power_of, ridge, split_moments, squared_error
+from bayesgeom.stats.regression import SplitMoments, ridge, split_moments, squared_error
 from bayesgeom.stats.subspace import restricted
 
 BELIEF, ALIVE, LABEL = range(3)  # the kinds of target
@@ -45,21 +43,6 @@ class BeliefTargets:
         values = self.values[self.n_fit :]
         return values.reshape(len(values) // self.n_positions, self.n_positions, *values.shape[1:])
 
-    @cached_property
-    def scored(self) -> Float32[Tensor, "rest target"]:
-        """Centered beliefs of all draws at the held-out points: only beliefs have an R²."""
-        return self.centered[self.n_fit :, :, BELIEF].flatten(1)
-
-    @cached_property
-    def score_power(self) -> Float64[Tensor, " target"]:
-        """Second moments of the scored targets."""
-        return power_of(self.scored)
-
-    @cached_property
-    def is_possible(self) -> Float32[Tensor, "sequence position draw hypothesis"]:
-        """1 for the possible hypotheses at the held-out points, else 0."""
-        return (self.held_out[:, :, :, ALIVE] > 0).float()
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -75,36 +58,6 @@ class Readout:
     predicted_belief: Float64[np.ndarray, "sequence position hypothesis"]
     decided_alive: Bool[np.ndarray, "sequence position hypothesis"]
     hits: Bool[np.ndarray, "sequence position draw"]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class CloudScores:
-    """One metric of several clouds: its value, its 95 % interval with codes, and its level without the structure.
-
-    `level` is the mean over shuffles unless stated otherwise by the function that returns it.
-    """
-
-    value: Float64[np.ndarray, "*cloud"]
-    low: Float64[np.ndarray, "*cloud"]
-    high: Float64[np.ndarray, "*cloud"]
-    code: Int[np.ndarray, "*cloud"]
-    level: Float64[np.ndarray, "*cloud"]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Scores of several clouds; the level of `total_variation` is that of the mean belief.
-
-    `r2_within` and `balanced_accuracy_within` are scores of random subspaces: mean, and both ends of the 95 % range.
-    """
-
-    r2: CloudScores
-    total_variation: CloudScores
-    balanced_accuracy: CloudScores
-    r2_within: Float64[np.ndarray, "3 cloud"]
-    balanced_accuracy_within: Float64[np.ndarray, "3 cloud"]
 
 
 def belief_rows(
@@ -142,13 +95,7 @@ def read_out(
     """
     centered = points - points[: targets.n_fit].mean(dim=0)
     held_out = centered[targets.n_fit :]
-    moments = split_moments(
-        centered,
-        targets.centered.flatten(1).to(points),
-        targets.n_fit,
-        scored=targets.scored.to(points),
-        score_power=targets.score_power,
-    )
+    moments = split_moments(centered, targets.centered.flatten(1).to(points), targets.n_fit)
     n_draws = len(targets.means)
     draws = torch.tensor([*range(n_draws), *[0] * len(bases)], device=points.device)
     fit_cross = moments.fit_cross.reshape(-1, *targets.means.shape)[:, draws]
@@ -164,13 +111,15 @@ def read_out(
     of_possible = (maps[:, :, ALIVE] * fit_cross[:, :, ALIVE]).sum(dim=0)
     decided = scores > (of_possible / targets.n_fit * (1 / share - 1 / (1 - share)) / 2).to(points)
     in_sequences = (len(held_out) // targets.n_positions, targets.n_positions)
-    decided = decided.unflatten(0, in_sequences).cpu()
+    decisions = decided.unflatten(0, in_sequences).cpu().numpy()
+    is_possible = targets.held_out[:, :, draws.cpu(), ALIVE].numpy() > 0
+    even = np.full((1, in_sequences[0]), 1 / max(1, in_sequences[0]))
     predicted = (held_out @ maps[:, 0, BELIEF].to(points)).cpu() + targets.means[0, BELIEF]
     return Readout(
         r2=_r2(maps[:, :, BELIEF], moments, draws),
-        balanced_accuracy=_accuracy_of_maps(decided, targets.is_possible),
+        balanced_accuracy=balanced_accuracy(decisions, is_possible, even)[0],
         predicted_belief=predicted.double().unflatten(0, in_sequences).numpy(),
-        decided_alive=decided[:, :, 0].numpy(),
+        decided_alive=decisions[:, :, 0],
         hits=_hits(held_out, fit_cross[:, :n_draws, LABEL], targets).unflatten(0, in_sequences).cpu().numpy(),
     )
 
@@ -194,12 +143,6 @@ def held_out_scores(
         }
 
 
-def distance_of_mean(targets: BeliefTargets) -> float:
-    """Return the total variation between the fitting half's mean belief and held-out beliefs; NaN if there are none."""
-    distance = (targets.held_out[:, :, 0, BELIEF] - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
-    return float(distance.mean())
-
-
 def balanced_accuracy(
     decided: Bool[np.ndarray, "sequence position *rest hypothesis"],
     truth: Bool[np.ndarray, "sequence position *rest hypothesis"],
@@ -211,92 +154,11 @@ def balanced_accuracy(
     without both classes are left out; NaN if no cell is left.
     """
     true, yes, hit = (np.tensordot(weights, x.astype(np.float64), axes=1) for x in (truth, decided, decided & truth))
-    return _accuracy(true, yes, hit, weights.sum(axis=1))
-
-
-def _accuracy_of_maps(
-    decided: Bool[Tensor, "sequence position map hypothesis"],
-    true: Float32[Tensor, "sequence position draw hypothesis"],
-) -> Float64[np.ndarray, " map"]:
-    """Return `balanced_accuracy` of every map, with all sequences counted once; maps beyond the draws are of the first.
-
-    Numbers of sequences are exact in float32, which takes half the time of float64.
-    """
-    (n, _, n_draws, _), n_maps, of_maps = true.shape, decided.shape[2], decided.float()
-    n_true, yes = true.sum(dim=0), of_maps.sum(dim=0)
-    of_maps[:, :, :n_draws].mul_(true)
-    of_maps[:, :, n_draws:].mul_(true[:, :, :1])
-    possible = torch.cat([n_true, n_true[:, :1].expand(-1, n_maps - n_draws, -1)], dim=1)
-    true_share, yes_share, hits = (
-        own.double().numpy()[None] / max(1, n) for own in (possible, yes, of_maps.sum(dim=0))
-    )
-    return np.asarray(_accuracy(true_share, yes_share, hits, np.ones(1))[0])
-
-
-def _accuracy(
-    true: Float64[np.ndarray, "draw position *rest hypothesis"],
-    yes: Float64[np.ndarray, "draw position *rest hypothesis"],
-    hit: Float64[np.ndarray, "draw position *rest hypothesis"],
-    total: Float64[np.ndarray, " draw"],
-) -> Float64[np.ndarray, "draw *rest"]:
-    """Return `balanced_accuracy` from the shares of sequences: possible, decided to be possible, and both."""
-    false = total.reshape(-1, *(1,) * (true.ndim - 1)) - true
+    false = weights.sum(axis=1).reshape(-1, *(1,) * (true.ndim - 1)) - true
     has_both = (true > _TIE) & (false > _TIE)
     found = hit / np.where(has_both, true, 1) + (false - yes + hit) / np.where(has_both, false, 1)
     n_cells = has_both.sum(axis=(1, -1))
     return np.asarray((found / 2 * has_both).sum(axis=(1, -1)) / np.where(n_cells > 0, n_cells, np.nan))
-
-
-def summary(
-    readouts: Sequence[Readout],
-    targets: BeliefTargets,
-    weights: Float64[np.ndarray, "replicate sequence"],
-    *,
-    seed: int = 0,
-) -> Summary:
-    """Return held-out scores of every cloud, their 95 % intervals, and the scores of shuffles and subspaces.
-
-    `weights` are `jackknife_weights` of the held-out sequences. The maps are fixed: an interval of R² is for the R² of
-    this map on held-out sequences, not for the best linear map.
-    """
-    n_draws = len(targets.means)
-    drawn = [held_out_scores(readout, targets, weights) for readout in readouts]
-    metrics = tuple(drawn[0])
-    replicates = np.stack([np.stack([of[metric] for metric in metrics], axis=1) for of in drawn], axis=2)
-    found = statistic_interval(replicates, seed=seed)  # of all metrics and clouds at once
-
-    def scored(metric: str, levels: Sequence[float]) -> CloudScores:
-        at = metrics.index(metric)
-        ends = {"low": found.lo[at], "high": found.hi[at], "code": found.code[at]}
-        return CloudScores(value=replicates[0, at], **ends, level=np.array(levels, dtype=np.float64))
-
-    def within(maps: Float64[np.ndarray, " map"]) -> list[float]:
-        low, high = percentile_interval(maps[n_draws:])
-        return [float(maps[n_draws:].mean()), float(low), float(high)]
-
-    return Summary(
-        r2=scored("r2", [readout.r2[1:n_draws].mean() for readout in readouts]),
-        total_variation=scored("total_variation", [distance_of_mean(targets)] * len(readouts)),
-        balanced_accuracy=scored(
-            "balanced_accuracy", [readout.balanced_accuracy[1:n_draws].mean() for readout in readouts]
-        ),
-        r2_within=np.array([within(readout.r2) for readout in readouts]).T,
-        balanced_accuracy_within=np.array([within(readout.balanced_accuracy) for readout in readouts]).T,
-    )
-
-
-def unfitted_r2(
-    beliefs: Float64[np.ndarray, "window sequence position hypothesis"],
-    targets: BeliefTargets,
-    seed: int,
-) -> CloudScores:
-    """Return the R² of given beliefs without a map, on held-out sequences, with its interval; 0 for the mean belief."""
-    truth, mean = targets.held_out[:, :, 0, BELIEF].double().numpy(), targets.means[0, BELIEF].double().numpy()
-    error, spread = ((beliefs - truth) ** 2).sum(axis=(2, 3)), ((truth - mean) ** 2).sum(axis=(1, 2))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        found = r2_interval(error.T, spread[:, None], seed=seed)
-        value = 1 - error.sum(axis=1) / spread.sum()
-    return CloudScores(value=value, low=found.lo, high=found.hi, code=found.code, level=np.zeros_like(value))
 
 
 def in_bands(
@@ -330,12 +192,10 @@ def _r2(
     moments: SplitMoments,
     draws: Int64[Tensor, " map"],
 ) -> Float64[np.ndarray, " map"]:
-    d, _, n_hypotheses = maps.shape
-    power, cross = (
-        moments.score_power.reshape(-1, n_hypotheses)[draws],
-        moments.score_cross.reshape(d, -1, n_hypotheses),
-    )
-    error = squared_error(maps.flatten(1), moments.score_gram, cross[:, draws].flatten(1), power.flatten())
+    n_hypotheses = maps.shape[2]
+    power = moments.score_power.reshape(-1, 3, n_hypotheses)[draws, BELIEF]
+    cross = moments.score_cross.reshape(len(maps), -1, 3, n_hypotheses)[:, draws, BELIEF]
+    error = squared_error(maps.flatten(1), moments.score_gram, cross.flatten(1), power.flatten())
     return (1 - error.reshape(power.shape).sum(dim=1) / power.sum(dim=1)).cpu().numpy()
 
 

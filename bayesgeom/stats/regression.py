@@ -31,37 +31,22 @@ class SplitMoments:
     fit_gram: Float64[Tensor, "d d"]
     fit_cross: Float64[Tensor, "d target"]
     score_gram: Float64[Tensor, "d d"]
-    score_cross: Float64[Tensor, "d scored_target"]
-    score_power: Float64[Tensor, " scored_target"]
+    score_cross: Float64[Tensor, "d target"]
+    score_power: Float64[Tensor, " target"]
 
 
 def split_moments(
-    features: Float[Tensor, "point d"],
-    targets: Float[Tensor, "point target"],
-    n_fit: int,
-    *,
-    scored: Float[Tensor, "rest scored_target"] | None = None,
-    score_power: Float64[Tensor, " scored_target"] | None = None,
+    features: Float[Tensor, "point d"], targets: Float[Tensor, "point target"], n_fit: int
 ) -> SplitMoments:
-    """Return the moments of the first `n_fit` points and of the rest, in the features' own precision.
-
-    `scored` are the targets at the rest, if only some of them are scored. `score_power` is `power_of` these, if it is
-    known, as several clouds share the targets.
-    """
-    (x, held_out_x), y = (features[:n_fit], features[n_fit:]), targets[:n_fit]
-    held_out_y = targets[n_fit:] if scored is None else scored
+    """Return the moments of the first `n_fit` points and of the rest, in the features' own precision."""
+    x, held_out_x, y, held_out_y = features[:n_fit], features[n_fit:], targets[:n_fit], targets[n_fit:]
     return SplitMoments(
         fit_gram=(x.T @ x).double(),
         fit_cross=(x.T @ y).double(),
         score_gram=(held_out_x.T @ held_out_x).double(),
         score_cross=(held_out_x.T @ held_out_y).double(),
-        score_power=power_of(held_out_y) if score_power is None else score_power.to(x.device),
+        score_power=(held_out_y.double() ** 2).sum(dim=0),
     )
-
-
-def power_of(targets: Float[Tensor, "point target"]) -> Float64[Tensor, " target"]:
-    """Return Σ y² of each target over the points."""
-    return (targets.double() ** 2).sum(dim=0)
 
 
 def ridge(
@@ -145,18 +130,11 @@ def ranks(x: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "point *rest
     """
     if not x.size:
         return np.empty(x.shape)
-    columns = np.ascontiguousarray(x.reshape(len(x), -1).T)
-    order = columns.argsort(axis=1)
-    in_order = np.take_along_axis(columns, order, axis=1)
-    place = np.broadcast_to(np.arange(1.0, len(x) + 1), columns.shape)
-    is_first = np.concatenate([np.ones((len(columns), 1), dtype=bool), in_order[:, 1:] != in_order[:, :-1]], axis=1)
-    if not is_first.all():  # tied values get the middle of the places of the first and of the last of them
-        first = np.flatnonzero(is_first)
-        sizes = np.diff(first, append=is_first.size)
-        place = np.repeat(place.ravel()[first] + (sizes - 1) / 2, sizes).reshape(columns.shape)
+    columns = x.reshape(len(x), -1).T
     found = np.empty(columns.shape)
-    np.put_along_axis(found, order, place, axis=1)
-    found[np.isnan(in_order[:, -1])] = np.nan  # NaN is sorted to the end
+    for own, column in zip(found, columns, strict=True):
+        _, level, counts = np.unique(column, return_inverse=True, return_counts=True)
+        own[:] = np.nan if np.isnan(column).any() else (counts.cumsum() - (counts - 1) / 2)[level]
     return found.T.reshape(x.shape)
 
 

@@ -89,10 +89,9 @@ def refitted_axis_shares(
     means = weights.astype(centered.dtype) @ centered.mean(axis=1)
     power = weights @ np.einsum("spd,spd->s", centered, centered, dtype=np.float64) / n_positions
     most = weights.max(axis=1)
-    lighter = [np.flatnonzero(row < top) for row, top in zip(weights, most, strict=True)]
     missing = [
-        (_consecutive(centered, at).reshape(-1, d), np.repeat(top - row[at], n_positions).astype(flat.dtype)[:, None])
-        for at, row, top in zip(lighter, weights, most, strict=True)
+        (centered[row < top].reshape(-1, d), np.repeat(top - row[row < top], n_positions).astype(flat.dtype)[:, None])
+        for row, top in zip(weights, most, strict=True)
     ]
     gram = flat.T @ flat if covariance is None else (covariance * len(flat)).astype(flat.dtype)
     top = most.astype(flat.dtype)[:, None, None]
@@ -110,14 +109,6 @@ def refitted_axis_shares(
     variances = np.linalg.eigvalsh((along + along.transpose(0, 2, 1)) / 2)[:, ::-1]
     total = power - (means.astype(np.float64) ** 2).sum(axis=1)
     return np.asarray(variances / np.where(total > _ROUNDING * power, total, np.nan)[:, None])
-
-
-def _consecutive(
-    points: Float[np.ndarray, "sequence position d"], at: Int[np.ndarray, " row"]
-) -> Float[np.ndarray, "row position d"]:
-    """Return the sequences at these indices, which are sorted; as a view if they are consecutive."""
-    is_run = len(at) > 0 and at[-1] - at[0] == len(at) - 1
-    return points[at[0] : at[-1] + 1] if is_run else points[at]
 
 
 def resampled_spearman(

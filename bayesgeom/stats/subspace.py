@@ -8,7 +8,6 @@ References:
 """
 
 import math
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -110,11 +109,6 @@ def variance_shares(variances: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "
     return variances / variances.sum(dim=-1, keepdim=True)
 
 
-def participation_ratio(variances: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "*batch"]:
-    """Return (Σ λ)² / Σ λ², the effective number of dimensions: 1 (a line) to d (a ball); NaN where nothing varies."""
-    return variances.sum(dim=-1) ** 2 / (variances**2).sum(dim=-1)
-
-
 def leading_coordinates(
     points: Float[Tensor, "point d"], n_axes: int, *, n_fit: int, seed: int
 ) -> Float[Tensor, "point axis"]:
@@ -147,9 +141,6 @@ def gaussian_first_share(n: int, d: int) -> float:
     return min(1.0, (math.sqrt(n) + math.sqrt(d)) ** 2 / (n * d))
 
 
-_MOST_KEPT = 2**18  # numbers in a set of bases that is cached, 2 MB
-
-
 def random_subspaces(d: int, rank: int, *, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
     """Draw orthonormal bases of uniform (Haar) random subspaces: the column spaces of Gaussian matrices.
 
@@ -158,18 +149,9 @@ def random_subspaces(d: int, rank: int, *, draws: int, seed: int) -> Float64[Ten
     """
     if not 1 <= rank <= d:
         raise InvalidArgument(f"rank of a subspace of {d} dimensions must be 1 … {d}, got {rank}.")
-    if d * rank * draws > _MOST_KEPT:
-        return _drawn(d, rank, draws, seed)
-    return _kept(d, rank, draws, seed).clone()
-
-
-def _drawn(d: int, rank: int, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
     gaussian = np.random.default_rng(seed).normal(size=(draws, d, rank))
     basis: Tensor = torch.linalg.qr(torch.from_numpy(gaussian)).Q
     return basis
-
-
-_kept = lru_cache(maxsize=2)(_drawn)  # a probe draws the same ones for each of its sites
 
 
 def restricted(

@@ -17,6 +17,7 @@ from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.replay.carried import CARRIED, logits_through_states
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank
+from bayesgeom.tasks.base import torch_seed
 
 N_SEQUENCES, N_LOGITS = 32, 48  # each logit costs one backward pass over all sequences
 
@@ -80,7 +81,7 @@ def _gradients_of_states(
 
 
 def _chosen(n_positions: int, n_answers: int, seed: int) -> list[tuple[int, int]]:
-    order = torch.randperm(n_positions * n_answers, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(n_positions * n_answers, generator=torch.Generator().manual_seed(torch_seed(seed)))
     kept: Int64[Tensor, " pair"] = order[:N_LOGITS]
     return [divmod(int(index), n_answers) for index in kept]
 

@@ -27,7 +27,7 @@ from bayesgeom.core.errors import (
     check_argument,
     check_fields,
     check_known,
-    fits,
+    integer_of,
     shown,
     unknown_name,
 )
@@ -38,6 +38,7 @@ from bayesgeom.core.tokenizer import Tokenizer
 BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
 MOST_BYTES, MOST_SECONDS = 4e9, 600.0
+MOST_BITS = 63  # of an integer: torch's largest
 _TOKEN_BYTES = 25  # per position, without its posterior: id, scored flag, label, id for the model
 _LABEL_BYTES = 100  # per id: its label in tables and plots
 _BYTES_PER_SECOND, _STEP_SECONDS = 2e8, 2e-4
@@ -169,7 +170,7 @@ class WindTunnel(ABC):
         Raises:
             InvalidArgument: `n` is below 1 or needs more memory than there is, or `seed` is not a non-negative integer.
         """
-        self._check_count(n)
+        n = self._check_count(n)
         drawn = checked(self.draw(n, _generator(device, seed)), task=self.name)
         if drawn.has_posterior != self.has_posterior:
             raise InvalidArgument(
@@ -190,7 +191,7 @@ class WindTunnel(ABC):
         Raises:
             InvalidArgument: As in `sample`.
         """
-        self._check_count(n)
+        n = self._check_count(n)
         original, donor = self.draw_pair(n, _generator(device, seed))
         return checked(original, task=self.name), checked(donor, task=self.name)
 
@@ -208,7 +209,7 @@ class WindTunnel(ABC):
         Raises:
             InvalidArgument: `n` is below 1; raised before anything is drawn.
         """
-        check_count(n)
+        n = check_count(n)
         if isinstance(self, FiniteTask):  # each sequence occurs once, in one of the blocks
             whole = self.sample(n, seed=derived_seed(seed, 0), device=device)
             return (whole.rows(slice(start, start + BLOCK)) for start in range(0, n, BLOCK))
@@ -227,20 +228,21 @@ class WindTunnel(ABC):
         return {"name": self.name, **asdict(self), **inner}
 
     @final
-    def _check_count(self, n: int) -> None:
-        """Raise `InvalidArgument` if n is not a number of sequences, or if this machine's memory does not hold them."""
-        check_count(n)
-        if n <= BLOCK or n * self.n_pos <= BLOCK_TOKENS or isinstance(self, FiniteTask) or os.name != "posix":
-            return
+    def _check_count(self, n: object) -> int:
+        """Return `check_count`, or raise `InvalidArgument` if so many sequences exceed the memory."""
+        count = check_count(n)
+        if count <= BLOCK or count * self.n_pos <= BLOCK_TOKENS or isinstance(self, FiniteTask) or os.name != "posix":
+            return count
         one = self.draw(1, torch.Generator().manual_seed(0))
         stored = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
-        n_bytes = _PEAK * float(n) * sum(part.numel() * part.element_size() for part in stored)
+        n_bytes = _PEAK * float(count) * sum(part.numel() * part.element_size() for part in stored)
         available = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
         if n_bytes > available:
             raise InvalidArgument(
-                f"{n:,} sequences need about {n_bytes / 1e9:.3g} GB of memory; this machine has "
+                f"{count:,} sequences need about {n_bytes / 1e9:.3g} GB of memory; this machine has "
                 f"{available / 1e9:.3g} GB. Lower n, or draw them in blocks with stream(n, seed=…)."
             )
+        return count
 
 
 class FiniteTask(WindTunnel):
@@ -388,10 +390,12 @@ def _check_types(kind: type, parameters: Mapping[str, Any], *, of: str) -> None:
     check_fields(kind, parameters, of=of)
 
 
-def check_count(n: Any) -> None:
-    """Raise `InvalidArgument` unless n is a positive integer."""
-    if not fits(n, int) or int(n) < 1:
+def check_count(n: Any) -> int:
+    """Return a number of sequences as Python's integer; raise `InvalidArgument` unless it is a positive integer."""
+    count = integer_of(n)
+    if count is None or not 0 < count < 2**MOST_BITS:
         raise InvalidArgument(f"n, the number of sequences to draw, must be a positive integer, got {shown(n)}.")
+    return count
 
 
 def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunnel | TextTask:
@@ -505,11 +509,29 @@ def trials_at(
     )
 
 
+@final
+class DerivedSeed(int):
+    """A seed that `derived_seed` made: its lowest 32 bits are as random as all of them."""
+
+
 def checked_seed(seed: Any) -> int:
-    """Return a seed as a plain int; anything but an integer from 0 to 2^63 - 1 raises `InvalidArgument`."""
-    if not fits(seed, int) or int(seed) < 0:
-        raise InvalidArgument(f"seed must be a non-negative integer below 2^63, got {shown(seed)}.")
-    return int(seed)
+    """Return a seed as Python's integer; anything but an integer from 0 to 2^63 - 1 raises `InvalidArgument`."""
+    own = integer_of(seed)
+    if own is None or not 0 <= own < 2**MOST_BITS:
+        raise InvalidArgument(f"seed must be a non-negative integer below 2^{MOST_BITS}, got {shown(seed)}.")
+    return own
+
+
+def torch_seed(seed: Any) -> int:
+    """Return the seed with which a generator of torch starts, so that any two seeds give different draws.
+
+    On the CPU that generator uses the lowest 32 bits alone. Larger seeds of a user are therefore mixed first.
+
+    Raises:
+        InvalidArgument: `seed` is not a non-negative integer.
+    """
+    own = checked_seed(seed)
+    return own if isinstance(own, DerivedSeed) or own < 2**32 else derived_seed(own)
 
 
 def _generator(device: str | torch.device, seed: int) -> torch.Generator:
@@ -518,7 +540,7 @@ def _generator(device: str | torch.device, seed: int) -> torch.Generator:
     Raises:
         InvalidArgument: There is no such device, or the seed is not a non-negative integer.
     """
-    start = checked_seed(seed)
+    start = torch_seed(seed)
     check_argument("device", device, str | torch.device)
     try:
         return torch.Generator(device).manual_seed(start)
@@ -547,7 +569,8 @@ def derived_seed(seed: int, *path: int) -> int:
     Raises:
         InvalidArgument: `seed` is not a non-negative integer.
     """
-    return int(np.random.SeedSequence(checked_seed(seed), spawn_key=path).generate_state(1, np.uint64)[0] >> 1)
+    state = np.random.SeedSequence(checked_seed(seed), spawn_key=path).generate_state(1, np.uint64)
+    return DerivedSeed(state[0] >> 1)
 
 
 def candidates(kind: str) -> tuple[str, ...]:

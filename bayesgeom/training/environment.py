@@ -15,16 +15,16 @@ import functools
 import json
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self, final
+from typing import Any, Literal
 
 import torch
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, check_types
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import atomic_file, read_json
 from bayesgeom.models.config import ModelConfig
-from bayesgeom.models.native.compiled import has_numba
+from bayesgeom.models.native.scan import has_numba
 
 ENVIRONMENT = "environment.json"
 Precision = Literal["bfloat16", "float32"]
@@ -37,67 +37,57 @@ _PROBE_SIZE, _PROBE_ROUNDS, _HOPELESS = 256, 16, 8.0
 _NO_KERNEL = ("could not create a primitive", "not implemented for 'BFloat16'", "Unsupported dtype")
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Environment:
-    """The environment of a run.
+def environment(device: str | torch.device) -> dict[str, str | int | bool]:
+    """Return the environment of this process for training on a device.
 
-    Attributes:
-        device: Kind of device: cpu, cuda, …
-        processor: Instruction set that torch uses on a CPU, such as AVX2; otherwise the name of the GPU.
-        n_threads: Number of threads of an operation.
-        has_numba: Whether numba compiles the loops of some architectures.
-        torch_version: Version of torch.
+    Returns:
+        `device`: the kind, such as cpu or cuda; `processor`: the instruction set that torch uses on a CPU, such as
+        AVX2, or the name of the GPU; `n_threads` of an operation; `has_numba`: whether numba compiles the loops of some
+        architectures; `torch_version`.
+
+    Example:
+        >>> environment("cpu")["device"]
+        'cpu'
     """
-
-    device: str
-    processor: str
-    n_threads: int
-    has_numba: bool
-    torch_version: str
-
-    def __post_init__(self) -> None:
-        check_types(self)
-
-    @classmethod
-    def here(cls, device: str | torch.device) -> Self:
-        """Return the environment of this process for training on a device.
-
-        Example:
-            >>> Environment.here("cpu").device
-            'cpu'
-        """
-        kind = torch.device(device).type
-        is_cuda = kind == "cuda"
-        return cls(
-            device=kind,
-            processor=torch.cuda.get_device_name(device) if is_cuda else torch.backends.cpu.get_cpu_capability(),
-            n_threads=torch.get_num_threads(),
-            has_numba=has_numba(),
-            torch_version=str(torch.__version__),
-        )
+    kind = torch.device(device).type
+    is_cuda = kind == "cuda"
+    return {
+        "device": kind,
+        "processor": torch.cuda.get_device_name(device) if is_cuda else torch.backends.cpu.get_cpu_capability(),
+        "n_threads": torch.get_num_threads(),
+        "has_numba": has_numba(),
+        "torch_version": str(torch.__version__),
+    }
 
 
 def record_environment(out: Path, device: str | torch.device) -> None:
     """Write the environment of the run in `out`, which starts now on this device."""
-    with atomic_file(out / ENVIRONMENT) as temporary:
-        temporary.write_text(json.dumps(asdict(Environment.here(device))) + "\n", encoding="utf-8")
+    write_json(out / ENVIRONMENT, environment(device))
 
 
-def recorded_environment(out: Path) -> Environment | None:
+def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = None) -> None:
+    """Write a record of a run, atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+
+
+def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
     """Return the environment in which the run in `out` started, or None if there is no record.
 
     Raises:
         CheckpointFault: The record cannot be read.
     """
     try:
-        return Environment(**read_json(out / ENVIRONMENT))
+        started: Any = read_json(out / ENVIRONMENT)
     except FileNotFoundError:
         return None
-    except (TypeError, InvalidArgument) as error:
+    kinds = {name: type(value) for name, value in environment("cpu").items()}
+    if not isinstance(started, dict) or {name: type(value) for name, value in started.items()} != kinds:
         raise CheckpointFault(
-            f"{out / ENVIRONMENT} cannot be read ({error}). Restore it, or delete it to resume without this check."
-        ) from error
+            f"{out / ENVIRONMENT} names no environment. Restore it, or delete it to resume without this check."
+        )
+    stored: dict[str, str | int | bool] = started
+    return stored
 
 
 def check_device_kind(out: Path, device: str | torch.device) -> None:
@@ -108,11 +98,10 @@ def check_device_kind(out: Path, device: str | torch.device) -> None:
         CheckpointFault: The record cannot be read.
     """
     started, kind = recorded_environment(out), torch.device(device).type
-    if started is not None and started.device != kind:
+    if started is not None and (begun := started["device"]) != kind:
         raise InvalidArgument(
-            f"the run in {out} was started on {started.device} and cannot continue on {kind}, which draws other "
-            f"data from the same seeds. Use --device {started.device} (Python: device={started.device!r}), or train "
-            f"in another directory."
+            f"the run in {out} was started on {begun} and cannot continue on {kind}, which draws other data from the "
+            f"same seeds. Use --device {begun} (Python: device={begun!r}), or train in another directory."
         )
 
 
@@ -125,8 +114,8 @@ def warn_of_changes(out: Path, device: str | torch.device) -> None:
     started = recorded_environment(out)
     if started is None:
         return
-    now = asdict(Environment.here(device))
-    changed = [f"{name}: {value}, now {now[name]}" for name, value in asdict(started).items() if value != now[name]]
+    now = environment(device)
+    changed = [f"{name}: {value}, now {now[name]}" for name, value in started.items() if value != now[name]]
     if changed:
         warnings.warn(
             f"training continues in another environment than that in which {out} started ({'; '.join(changed)}). The "
@@ -232,15 +221,13 @@ def recorded_precision(out: Path) -> Precision | None:
 
 def record_precision(out: Path, precision: Precision) -> None:
     """Write the precision of the run in `out`, for `recorded_precision`."""
-    with atomic_file(out / PRECISION) as temporary:
-        temporary.write_text(json.dumps({"precision": precision}) + "\n", encoding="utf-8")
+    write_json(out / PRECISION, {"precision": precision})
 
 
 def _is_measured_fast() -> bool:
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=generator)
-    half = whole.bfloat16()
-    own, other = float("inf"), float("inf")
+    half, own, other = whole.bfloat16(), float("inf"), float("inf")
     for index in range(_PROBE_ROUNDS):
         other, own = min(other, _product_seconds(whole)), min(own, _product_seconds(half))
         if index >= 2 and own > _HOPELESS * other:  # the first ones include allocation

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -32,7 +31,7 @@ from bayesgeom.models.checkpoint_files import (
 )
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.loop import SNAPSHOTS, scored_kl_bits
-from bayesgeom.training.packed import FORMATION, SCHEMA, read_formation, read_packed_json
+from bayesgeom.training.packed import FORMATION, SCHEMA, chosen_among, read_formation, read_packed_json
 
 KEEP, HELD_OUT, DIGITS = 12, 512, 3
 _HELD_OUT_BRANCH = 3  # of the recipe's seed; 0 to 2 are its training, validation and scoring
@@ -92,11 +91,6 @@ def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "f
         (temporary / FORMATION).write_text(json.dumps(hashed(whole), indent=1) + "\n", encoding="utf-8")
         (temporary / CARD).write_text(_card(description, packed), encoding="utf-8")
     return packed
-
-
-def chosen_among(n: int, keep: int) -> list[int]:
-    """Return the indices of at most `keep` of n snapshots: the first, the last, and evenly spaced ones."""
-    return sorted({int(index) for index in np.linspace(0, n - 1, min(n, keep)).round()})
 
 
 def snapshot_paths(run: Path) -> list[Path]:
@@ -178,11 +172,11 @@ def seal(folder: str | Path) -> str:
     return str(sealed.get(OURS, sealed)[CONFIG_HASH])
 
 
-def is_unchanged(before: float, after: float, *, digits: int = DIGITS) -> bool:
-    """Return whether two numbers agree to `digits` significant digits of the first."""
+def is_unchanged(before: float, after: float) -> bool:
+    """Return whether two numbers agree to `DIGITS` significant digits of the first."""
     if before == after:
         return True
-    return abs(before - after) <= 0.5 * 10.0 ** (math.floor(math.log10(abs(before))) - digits + 1) if before else False
+    return abs(before - after) <= 0.5 * 10.0 ** (math.floor(math.log10(abs(before))) - DIGITS + 1) if before else False
 
 
 def _packed(path: Path, folder: Path, dtype: torch.dtype) -> Packed:
@@ -211,11 +205,8 @@ def _packed(path: Path, folder: Path, dtype: torch.dtype) -> Packed:
 @torch.no_grad()
 def _kl(module: nn.Module, checkpoint: Checkpoint, seed: int) -> float:
     """Mean KL over held-out sequences."""
-    total, n = 0.0, 0
-    for trials in checkpoint.task.stream(HELD_OUT, seed=seed):
-        found = scored_kl_bits(module, trials)
-        total, n = total + float(found.sum()), n + len(found)
-    return total / n
+    blocks = checkpoint.task.stream(HELD_OUT, seed=seed)
+    return float(torch.cat([scored_kl_bits(module, trials) for trials in blocks]).mean())
 
 
 def _card(description: Mapping[str, Any], packed: Sequence[Packed]) -> str:

@@ -6,7 +6,6 @@ repeats at most the steps since its last state, and ends with the weights of an 
 """
 
 import contextlib
-import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +16,15 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, unknown_name
-from bayesgeom.core.files import apart, atomic_file, read_json
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NonFinite, unknown_name
+from bayesgeom.core.files import read_json
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats.information import kl_bits
-from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.base import DerivedSeed, derived_seed
 from bayesgeom.training.environment import (
     BEFORE_RECORDS,
     Precision,
@@ -37,15 +36,17 @@ from bayesgeom.training.environment import (
     resolve_precision,
     warn_of_changes,
     without_autocast,
+    write_json,
 )
 from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.recipes import Recipe, deciding
+from bayesgeom.training.recipes import Recipe
 from bayesgeom.training.state import (
     LOCK,
     LOG,
     STATE,
     append_log,
     check_finite,
+    check_recipe,
     cut_log,
     locked,
     restore_state,
@@ -118,14 +119,8 @@ def _trained(
     module = recipe.model_config().build(seed=recipe.seed).to(device)
     if recipe.after is not None and not has_state:
         before = out / BEFORE
-        earlier = train(
-            recipe.after,
-            before,
-            resume=(before / RECIPE).exists(),
-            device=device,
-            precision=precision,
-            pace=pace,
-        )
+        has_begun = (before / RECIPE).exists()
+        earlier = train(recipe.after, before, resume=has_begun, device=device, precision=precision, pace=pace)
         module.load_state_dict(earlier.state_dict())
     elif recipe.warm_start is not None and not has_state:
         _start_from_shipped(recipe, module)
@@ -136,13 +131,8 @@ def _trained(
     held_out = held_out_trials(recipe, device)
     due = snapshot_steps(recipe)
     saved_at = time.monotonic()
-    progress = bar(
-        range(start, recipe.steps),
-        initial=start,
-        total=recipe.steps,
-        desc=recipe.name,
-        is_quiet=pace.quiet,
-    )
+    steps = range(start, recipe.steps)
+    progress = bar(steps, initial=start, total=recipe.steps, desc=recipe.name, is_quiet=pace.quiet)
     for step in progress:
         if step in due:
             _snapshot(recipe, module, out, step, precision)
@@ -228,20 +218,9 @@ def check_run(recipe: Recipe, out: Path) -> None:
     Raises:
         CheckpointFault: It is of another recipe.
     """
-    file = out / RECIPE
-    if file.exists() and (found := apart(_recipe_in(file), deciding(recipe.to_dict()))):
-        raise CheckpointFault(
-            f"{out} contains a run of a different recipe than {recipe.name!r} ({found}). Use the recipe and options "
-            f"of that run, use another directory, or move that one away."
-        )
-
-
-def _recipe_in(file: Path) -> Any:
-    """The part of the recipe in this file that determines the weights."""
-    try:
-        return deciding(read_json(file))
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, BayesGeomError) as error:
-        raise CheckpointFault(f"{file} is not a readable recipe ({error}). Restore it from a copy.") from error
+    if (out / RECIPE).exists():
+        remedy = "Use the recipe and options of that run, use another directory, or move that one away."
+        check_recipe(read_json(out / RECIPE), recipe, out / RECIPE, remedy)
 
 
 def snapshot_steps(recipe: Recipe) -> frozenset[int]:
@@ -257,7 +236,7 @@ def batch_seed(recipe: Recipe, step: int) -> int:
 
     Do not change the formula: the training data of every shipped checkpoint follow from it.
     """
-    return int(np.random.SeedSequence([recipe.seed, DATA, step]).generate_state(1, np.uint64)[0] >> 1)
+    return DerivedSeed(np.random.SeedSequence([recipe.seed, DATA, step]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def held_out_seed(recipe: Recipe) -> int:
@@ -345,8 +324,7 @@ def _record(recipe: Recipe, out: Path, *, resume: bool, device: str | torch.devi
         record_environment(out, device)
     if not (out / RECIPE).exists():
         record_precision(out, precision)
-        with atomic_file(out / RECIPE) as temporary:
-            temporary.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_json(out / RECIPE, recipe.to_dict(), indent=2)
 
 
 def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int, precision: Precision) -> None:
@@ -354,15 +332,8 @@ def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int, precision
     if not path.exists():
         check_finite(recipe, module, step)
         card = f"# {recipe.name} at step {step}\n\nA snapshot of training; weights {{weights_hash}}.\n"
-        save_checkpoint(
-            path,
-            module,
-            recipe.model_config(),
-            recipe=recipe.to_dict(),
-            step=step,
-            card=card,
-            entries={"precision": precision},
-        )
+        made: dict[str, Any] = {"recipe": recipe.to_dict(), "step": step, "entries": {"precision": precision}}
+        save_checkpoint(path, module, recipe.model_config(), card=card, **made)
 
 
 def labeled(recipe: Recipe, trials: Trials, step: int) -> Trials:

@@ -25,7 +25,8 @@ class Optimizers:
     def __init__(self, recipe: Recipe, module: nn.Module, precision: Precision = BEFORE_RECORDS) -> None:
         self.recipe = recipe
         named = dict(module.named_parameters())
-        matrices = [name for name, p in named.items() if _is_matrix_of_a_block(name, p)]
+        in_blocks = [name for name, p in named.items() if _IN_A_BLOCK.search(name) and p.ndim == 2]
+        matrices = [name for name in in_blocks if not name.endswith(_NOT_BY_MUON)]
         by_muon = set(matrices) if recipe.optimizer == "muon" else set()
         rest = [p for name, p in named.items() if name not in by_muon]
         self.parts: list[torch.optim.Optimizer] = [
@@ -144,8 +145,3 @@ def schedule(recipe: Recipe, step: int) -> float:
         return (step + 1) / recipe.warmup
     progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
     return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def _is_matrix_of_a_block(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon trains the parameter: a linear map inside a block. An LSTM's four gates are one map."""
-    return bool(_IN_A_BLOCK.search(name)) and parameter.ndim == 2 and not name.endswith(_NOT_BY_MUON)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import is_temporary, put_all_back, put_back, read_json
 from bayesgeom.models.checkpoint_files import check_hashed, check_numbered, checkpoint_folder
@@ -16,6 +18,11 @@ def formations() -> dict[str, Path]:
     put_all_back(folder)
     found = sorted(file.parent for file in folder.glob(f"*/{FORMATION}"))
     return {path.name: path for path in found if not is_temporary(path.name)}
+
+
+def chosen_among(n: int, keep: int) -> list[int]:
+    """Return the indices of at most `keep` of `n` snapshots: the first, the last, and evenly spaced ones."""
+    return sorted({int(index) for index in np.linspace(0, n - 1, min(n, keep)).round()})
 
 
 def read_formation(folder: Path) -> dict[str, Any]:

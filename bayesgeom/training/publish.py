@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,14 +18,12 @@ from torch import nn
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault
 from bayesgeom.core.files import atomic_directory, check_directory, read_json
 from bayesgeom.core.progress import progress_in
-from bayesgeom.core.text import interval_text, number_text
-from bayesgeom.models.base import Model
+from bayesgeom.core.text import number_text
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
-from bayesgeom.report.estimate import Estimate
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.environment import Precision
 from bayesgeom.training.loop import (
@@ -59,17 +58,10 @@ def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precisi
     Returns:
         The scores.
     """
-    model = of_module(module, name=recipe.name, task=recipe.task)
-    scores, seed = _scored(recipe, model)
-    save_checkpoint(
-        path,
-        module,
-        recipe.model_config(),
-        recipe=recipe.to_dict(),
-        step=recipe.steps,
-        card=card(recipe, model.spec.n_parameters, scores, precision),
-        entries={"scores": kept_scores(scores, seed=seed), "precision": precision},
-    )
+    scores, entries, n_parameters = _scored(recipe, module)
+    text, made = card(recipe, n_parameters, scores, precision), {"scores": entries, "precision": precision}
+    config, whole = recipe.model_config(), recipe.to_dict()
+    save_checkpoint(path, module, config, recipe=whole, step=recipe.steps, card=text, entries=made)
     return scores
 
 
@@ -131,16 +123,15 @@ def rescore(path: Path) -> CalibrationReport:
     """
     found = load_checkpoint(path)
     recipe = recipe_from_dict(found.recipe)
-    model = of_module(found.module, name=recipe.name, task=recipe.task)
-    scores, seed = _scored(recipe, model)
+    scores, entries, n_parameters = _scored(recipe, found.module)
     whole = read_json(path / CONFIG)
     description = whole.get(OURS, whole)
-    description["scores"] = kept_scores(scores, seed=seed)
+    description["scores"] = entries
     try:
         before = (path / CARD).read_text(encoding="utf-8")
     except OSError as error:
         raise CheckpointFault(f"{path / CARD} cannot be read: {error}. Restore the card.") from error
-    made = card(recipe, model.spec.n_parameters, scores, description.get("precision"))
+    made = card(recipe, n_parameters, scores, description.get("precision"))
     made = made.replace("{weights_hash}", found.weights_hash)
     if _MADE in before:  # what an earlier version wrote on the training, such as its precision, may be known there only
         made = made.partition(_MADE)[0] + "".join(before.partition(_MADE)[1:])
@@ -151,32 +142,24 @@ def rescore(path: Path) -> CalibrationReport:
     return scores
 
 
-def _scored(recipe: Recipe, model: Model) -> tuple[CalibrationReport, int]:
-    """Measure the calibration on the sequences that score this recipe; also return their seed."""
-    seed = derived_seed(recipe.seed, _SCORING)
+def _scored(recipe: Recipe, module: nn.Module) -> tuple[CalibrationReport, dict[str, Any], int]:
+    """Measure the calibration on the sequences that score this recipe.
+
+    Returns:
+        The report; the scores for a checkpoint's config, with those of baselines on the same sequences, without
+        infinite and unknown ones; and the number of parameters.
+    """
+    seed, model = derived_seed(recipe.seed, _SCORING), of_module(module, name=recipe.name, task=recipe.task)
     blocks = recipe.task.stream(N_SCORED, seed=seed, device=model.spec.device)
     run = model.run(blocks, baseline_predictives=recipe.task.baseline_predictives, seed=seed)
-    return Calibration().measure(run), seed
-
-
-def kept_scores(scores: CalibrationReport, *, seed: int) -> dict[str, Any]:
-    """Return the scores for a checkpoint's config, with those of context-free baselines on the same sequences.
-
-    Baselines that are infinite or unknown are omitted.
-    """
+    scores = Calibration().measure(run)
     stored = {"entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits}
     baselines = {
         score: {own.name.replace(" ", "_"): float(own.value) for own in estimate.baselines if np.isfinite(own.value)}
         for score, estimate in stored.items()
     }
     own = {score: float(estimate) for score, estimate in stored.items()}
-    return {"n": scores.n, "seed": seed, **own, "baselines": baselines}
-
-
-def _bold(own: Estimate) -> str:
-    """A number in bold with its interval; small numbers have a power of ten."""
-    low, high = map(float, own.ends)
-    return f"**{number_text(float(own))}** ({interval_text(low, high)})"
+    return scores, {"n": scores.n, "seed": seed, **own, "baselines": baselines}, model.spec.n_parameters
 
 
 def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision: Precision | None = None) -> str:
@@ -186,7 +169,7 @@ def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision
         f"| {own.name} | {number_text(float(own.value))} | {kl_of.get(own.name, '–')} |"
         for own in scores.entropy_mae_bits.baselines
     )
-    mae, kl = _bold(scores.entropy_mae_bits), _bold(scores.kl_bits)
+    mae, kl = scores.entropy_mae_bits.text(), scores.kl_bits.text()
     means_first, elsewhere = scores.entropy_mae_of_means_bits, float(scores.off_answer_prob)
     sizes = ", ".join(f"{key} {value}" for key, value in _sizes(recipe.model_config()).items())
     made_by = command(recipe)
@@ -203,7 +186,7 @@ On {scores.n:,} fresh sequences, against the exact posterior; 95 % bootstrap int
 
 | | entropy error (bits) | KL(exact ‖ model) (bits) |
 |---|---|---|
-| **this model** | {mae} | {kl} |
+| **this model** | **{mae}** | **{kl}** |
 {levels}
 
 Entropy error with entropies averaged over sequences first: {number_text(means_first)} bits. Probability
@@ -271,25 +254,40 @@ def estimated_seconds(
     *,
     device: str | torch.device = "cpu",
     precision: Precision,
-    log_every: int = Pace.log_every,
 ) -> float:
     """Estimate the training time of these stages on this machine under its current load.
 
     Each stage is divided into segments of one batch size and one precision. In each segment a few steps of a temporary
-    network are timed on real batches. The run's network and the global random state are not changed.
+    network are timed on real batches, and once a measurement of the held-out KL. The run's network and the global
+    random state are not changed.
 
     Args:
         stages: Recipes with the step at which each one starts (`loop.remaining_stages`).
         device: Device of the training.
         precision: Precision of the run's matrix products.
-        log_every: Steps between measurements of the held-out KL, which are timed, too.
 
     Returns:
         Seconds, without the time to save states and snapshots.
     """
-    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    devices, seconds = [torch.device(device)] if torch.device(device).type == "cuda" else [], 0.0
     with torch.random.fork_rng(devices):
-        return sum(_stage_seconds(stage, start, device, precision, log_every) for stage, start in stages)
+        for recipe, start in stages:
+            module = recipe.model_config().build(seed=recipe.seed).to(device).train()
+            timed = partial(training_step, recipe, module, Optimizers(recipe, module, precision))
+            segments, kinds = _segments(recipe, start, precision), 1 + len(recipe.also)  # each task is timed
+            if segments:
+                timed(segments[0][0], device, precision)  # warms up
+            for first, end in segments:
+                n_timed, began = 0, time.perf_counter()
+                while n_timed < kinds or (n_timed < TIMED_STEPS and time.perf_counter() - began < SECONDS):
+                    timed(first + n_timed % kinds, device, precision)
+                    n_timed += 1
+                seconds += (end - first) * (time.perf_counter() - began) / n_timed
+            if n_reports := -(-(recipe.steps - start) // Pace.log_every):
+                held_out, began = held_out_trials(recipe, device), time.perf_counter()
+                held_out_kl(module, held_out)
+                seconds += n_reports * (time.perf_counter() - began)
+    return seconds
 
 
 def as_duration(seconds: float) -> str:
@@ -304,30 +302,6 @@ def as_duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes % 60} min"
     return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
-
-
-def _stage_seconds(
-    recipe: Recipe, start: int, device: str | torch.device, precision: Precision, log_every: int
-) -> float:
-    module = recipe.model_config().build(seed=recipe.seed).to(device).train()
-    optimizers = Optimizers(recipe, module, precision)
-    segments = _segments(recipe, start, precision)
-    if segments:
-        training_step(recipe, module, optimizers, segments[0][0], device, precision)  # warms up
-    seconds = 0.0
-    for first, end in segments:
-        kinds = 1 + len(recipe.also)  # every alternating task is timed
-        n_timed, began = 0, time.perf_counter()
-        while n_timed < kinds or (n_timed < TIMED_STEPS and time.perf_counter() - began < SECONDS):
-            training_step(recipe, module, optimizers, first + n_timed % kinds, device, precision)
-            n_timed += 1
-        seconds += (end - first) * (time.perf_counter() - began) / n_timed
-    n_reports = -(-(recipe.steps - start) // log_every)
-    if n_reports:
-        held_out, before = held_out_trials(recipe, device), time.perf_counter()
-        held_out_kl(module, held_out)
-        seconds += n_reports * (time.perf_counter() - before)
-    return seconds
 
 
 def _segments(recipe: Recipe, start: int, precision: Precision) -> list[tuple[int, int]]:

@@ -25,6 +25,12 @@ from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 
+_ALLOWED = (  # numbers of a recipe with their least and greatest value
+    (("steps", "batch_size", "late_batch_size"), 1, math.inf),
+    (("lr", "matrix_lr", "weight_decay", "decay_steps", "warmup", "snapshots", "seed"), 0, math.inf),
+    (("late_from", "float32_share", "label_share"), 0, 1),
+)
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -81,21 +87,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_fields(type(self), vars(self), of=f"recipe {self.name!r}: ")
-        for name in ("lr", "matrix_lr", "weight_decay", "decay_steps", "seed"):
-            value = vars(self)[name]
-            if value is not None and not 0 <= value < math.inf:
-                raise InvalidArgument(f"recipe {self.name!r}: {name} must be finite and at least 0, got {value}.")
-        if min(self.steps, self.batch_size, self.late_batch_size) < 1 or self.warmup < 0 or self.snapshots < 0:
-            raise InvalidArgument(
-                f"steps and batch sizes must be at least 1, warmup and snapshots at least 0: {self.name} has "
-                f"steps={self.steps}, batch_size={self.batch_size}, late_batch_size={self.late_batch_size}, "
-                f"warmup={self.warmup} and snapshots={self.snapshots}."
-            )
-        if not (0 <= self.late_from <= 1 and 0 <= self.float32_share <= 1):
-            raise InvalidArgument(
-                f"late_from and float32_share must be between 0 and 1: {self.name} has late_from={self.late_from} and "
-                f"float32_share={self.float32_share}."
-            )
+        for names, least, most in _ALLOWED:
+            for name in names:
+                value = vars(self)[name]
+                if value is not None and not (least <= value <= most and value < math.inf):
+                    allowed = f"finite and at least {least}" if most == math.inf else f"between {least} and {most}"
+                    raise InvalidArgument(f"recipe {self.name!r}: {name} must be {allowed}, got {value}.")
         if self.warm_start is not None and (self.after is not None or self.warm_start.count("@") != 1):
             raise InvalidArgument(
                 f"warm_start must be 'checkpoint@hash' in a recipe without after, got "
@@ -107,13 +104,10 @@ class Recipe:
                 f"tasks in `also` must be of the same kind as {own}, with the same ids, and not longer. {self.name} "
                 f"also has {', '.join(map(str, self.also))}."
             )
-        self._check_loss()
-
-    def _check_loss(self) -> None:
-        if not 0 <= self.label_share <= 1 or (self.label_share and self.loss_positions is None):
+        if self.label_share and self.loss_positions is None:
             raise InvalidArgument(
-                f"label_share is the share of labels beyond loss_positions, between 0 and 1: {self.name} has "
-                f"{self.label_share} with loss_positions={self.loss_positions}."
+                f"label_share is the share of labels beyond loss_positions: {self.name} has {self.label_share} with "
+                f"loss_positions=None."
             )
         if self.loss_positions is not None:
             n_scored = min(task.sample(1, seed=0).n_scored for task in (self.task, *self.also))
@@ -197,14 +191,16 @@ class Recipe:
         with checkpoints from before these fields.
         """
         optional = ("also", "warm_start", "loss_positions", "label_share")
-        plain = {field.name: vars(self)[field.name] for field in fields(self) if field.name not in optional}
-        after = None if self.after is None else self.after.to_dict()
-        also = {"also": [other.config() for other in self.also]} if self.also else {}
-        start = {} if self.warm_start is None else {"warm_start": self.warm_start}
-        loss = {} if self.loss_positions is None else {"loss_positions": self.loss_positions}
-        share = {"label_share": self.label_share} if self.label_share else {}
-        rest = {"task": self.task.config(), "sizes": dict(self.sizes), "after": after}
-        return {**plain, **rest, **also, **start, **loss, **share}
+        written = vars(self) | {
+            "task": self.task.config(),
+            "sizes": dict(self.sizes),
+            "after": None if self.after is None else self.after.to_dict(),
+            "also": [other.config() for other in self.also],
+        }
+        given = (
+            field for field in fields(self) if field.name not in optional or vars(self)[field.name] != field.default
+        )
+        return {field.name: written[field.name] for field in given}
 
 
 def _resized(stage: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -266,68 +262,61 @@ def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
 Sizes = Mapping[str, Any]
 
 _TRANSFORMER = {"architecture": "transformer"}
-
 _BIJECTION_SIZES = {**_TRANSFORMER, "n_layers": 6, "n_heads": 6, "d_model": 192, "d_mlp": 768}
 
 # Four stages: weight decay kept the logits too small, so used values kept 0.5 % of the probability and entropies were
 # 0.03 bits too high. Without decay, matrices annealed, but the scale of the final norm changed too slowly. The last two
 # stages use a larger learning rate for norms and embeddings and a smaller one for matrices.
-_BIJECTION_DECAYED = Recipe(
-    name="bijection-v20-decayed",
-    task=Bijection(),
-    sizes=_BIJECTION_SIZES,
-    weight_decay=0.1,
-    steps=9_000,
-    late_batch_size=160,
-    late_from=0.6,
-)
-_BIJECTION_ANNEALED = Recipe(
-    name="bijection-v20-annealed",
-    task=Bijection(),
-    sizes=_BIJECTION_SIZES,
-    lr=3e-4,
-    matrix_lr=0.005,
-    warmup=50,
-    steps=2_000,
-    batch_size=128,
-    float32_share=0.1,
-    seed=1,
-    after=_BIJECTION_DECAYED,
-)
-_BIJECTION_SHARPENED = Recipe(
-    name="bijection-v20-sharpened",
-    task=Bijection(),
-    sizes=_BIJECTION_SIZES,
-    lr=3e-3,
-    matrix_lr=0.002,
-    warmup=20,
-    steps=1_500,
-    batch_size=128,
-    float32_share=0.1,
-    seed=2,
-    after=_BIJECTION_ANNEALED,
+_V20 = Recipe(name="bijection-v20", task=Bijection(), sizes=_BIJECTION_SIZES)
+_LATER = replace(_V20, warmup=20, batch_size=128, float32_share=0.1)
+_BIJECTION_STAGES = (
+    replace(_V20, name="bijection-v20-decayed", weight_decay=0.1, steps=9_000, late_batch_size=160, late_from=0.6),
+    replace(_LATER, name="bijection-v20-annealed", lr=3e-4, matrix_lr=0.005, warmup=50, steps=2_000, seed=1),
+    replace(_LATER, name="bijection-v20-sharpened", lr=3e-3, matrix_lr=0.002, steps=1_500, seed=2),
+    replace(_LATER, lr=4e-3, matrix_lr=0.001, steps=800, seed=3),
 )
 
 # Keys uniform over all V give no gradient until keys are matched (see the task): after 3,300 steps the model was still
 # uniform. Sequences with many returning keys end that plateau within some hundred steps; the posterior is the same.
-_REPEATS_POOLED = Recipe(
-    name="bijection-v20-repeats-pooled",
+_POOLED = Recipe(
+    name="repeats-pooled",
     task=Bijection(repeats=True, pooled_keys=True),
-    sizes=_BIJECTION_SIZES,
+    sizes={},
     lr=2e-3,
     matrix_lr=0.01,
     steps=2_000,
     float32_share=0.0,
+    snapshots=0,
+)
+_REPEATS = replace(
+    _POOLED,
+    name="repeats",
+    task=Bijection(repeats=True),
+    warmup=50,
+    steps=5_000,
+    float32_share=0.1,
+    seed=1,
+    snapshots=20,
+)
+_REPEATS_STAGES = (
+    replace(_POOLED, name="bijection-v20-repeats-pooled", sizes=_BIJECTION_SIZES, snapshots=20),
+    replace(
+        _REPEATS,
+        name="bijection-v20-repeats",
+        sizes=_BIJECTION_SIZES,
+        steps=7_000,
+        late_batch_size=128,
+        late_from=0.75,
+        float32_share=0.15,
+    ),
 )
 
 # From the shipped weights of `bijection-v20`, without weight decay, float32 at the end. Exact targets distill the
 # posterior: 500 steps of 64 sequences took KL from 2.1e-3 to 2.6e-4 bits.
-_REFINED = Recipe(
+_REFINED = replace(
+    _V20,
     name="bijection-v20-refined",
-    task=Bijection(),
-    sizes=_BIJECTION_SIZES,
     targets="exact",
-    lr=1e-3,
     matrix_lr=0.005,
     warmup=100,
     steps=4_000,
@@ -370,48 +359,6 @@ _SLOW: Mapping[str, Sizes] = {  # about 1.23 M parameters: a belief carried over
     "lstm": {"architecture": "lstm", "n_layers": 3, "d_model": 222, "tied": False},
 }
 _BIJECTION_ROW = Recipe(name="bijection", task=Bijection(), sizes={}, lr=2e-3, steps=6_000, float32_share=0.1)
-_REPEATS_ROW = Recipe(
-    name="repeats",
-    task=Bijection(repeats=True),
-    sizes={},
-    lr=2e-3,
-    matrix_lr=0.01,
-    warmup=50,
-    steps=5_000,
-    float32_share=0.1,
-    seed=1,
-)
-_REPEATS_ROW_POOLED = Recipe(
-    name="repeats-pooled",
-    task=Bijection(repeats=True, pooled_keys=True),
-    sizes={},
-    lr=2e-3,
-    matrix_lr=0.01,
-    steps=2_000,
-    float32_share=0.0,
-    snapshots=0,
-)
-_RECALL = Recipe(
-    name="recall",
-    task=AssociativeRecall(),
-    sizes={},
-    lr=2e-3,
-    matrix_lr=0.01,
-    warmup=50,
-    steps=3_000,
-    float32_share=0.1,
-    seed=1,
-)
-_RECALL_POOLED = Recipe(
-    name="recall-pooled",
-    task=AssociativeRecall(pooled_pairs=True),
-    sizes={},
-    lr=2e-3,
-    matrix_lr=0.01,
-    steps=2_000,
-    float32_share=0.0,
-    snapshots=0,
-)
 _HMM = Recipe(
     name="hmm",
     task=HMM(),
@@ -428,8 +375,14 @@ _SLOW_HMM = Recipe(name="slow-hmm", task=SLOW, sizes={}, steps=4_000, float32_sh
 # Stages and sizes of each row.
 _ROWS: Mapping[str, tuple[tuple[Recipe, ...], Mapping[str, Sizes]]] = {
     "bijection": ((_BIJECTION_ROW,), _SMALL),
-    "repeats": ((_REPEATS_ROW_POOLED, _REPEATS_ROW), _SMALL),
-    "recall": ((_RECALL_POOLED, _RECALL), _SMALL),
+    "repeats": ((_POOLED, _REPEATS), _SMALL),
+    "recall": (
+        (
+            replace(_POOLED, name="recall-pooled", task=AssociativeRecall(pooled_pairs=True)),
+            replace(_REPEATS, name="recall", task=AssociativeRecall(), steps=3_000),
+        ),
+        _SMALL,
+    ),
     "hmm": ((_HMM,), _DEEP),
     "slow-hmm": ((_SLOW_HMM,), _SLOW),
 }
@@ -451,43 +404,12 @@ def _of_rows() -> Iterator[Recipe]:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe(
-            name="bijection-v20",
-            task=Bijection(),
-            sizes=_BIJECTION_SIZES,
-            lr=4e-3,
-            matrix_lr=0.001,
-            warmup=20,
-            steps=800,
-            batch_size=128,
-            float32_share=0.1,
-            seed=3,
-            after=_BIJECTION_SHARPENED,
-        ),
-        Recipe(
-            name="bijection-v20-repeats",
-            task=Bijection(repeats=True),
-            sizes=_BIJECTION_SIZES,
-            lr=2e-3,
-            matrix_lr=0.01,
-            warmup=50,
-            steps=7_000,
-            late_batch_size=128,
-            late_from=0.75,
-            seed=1,
-            after=_REPEATS_POOLED,
-        ),
-        Recipe(
+        chained(_BIJECTION_STAGES),
+        chained(_REPEATS_STAGES),
+        replace(
+            _V20,
             name="bijection-v20-llama",
-            task=Bijection(),
-            sizes={
-                "architecture": "llama",
-                "n_layers": 6,
-                "n_heads": 6,
-                "n_kv_heads": 2,
-                "d_model": 192,
-                "d_mlp": 512,
-            },
+            sizes={**_BIJECTION_SIZES, "architecture": "llama", "n_kv_heads": 2, "d_mlp": 512},
             steps=6_000,
             late_batch_size=128,
             late_from=0.7,

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxtyping import Shaped
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, OutputFault
-from bayesgeom.core.files import apart, atomic_file, check_regular, read_safetensors, write_arrays
+from bayesgeom.core.files import apart, atomic_file, check_regular, write_arrays
 from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.training.optimizers import Optimizers
@@ -108,15 +108,7 @@ def steps_done(path: Path, recipe: Recipe) -> int:
     Raises:
         CheckpointFault: The file is corrupt, or its step is not one of the recipe.
     """
-    from safetensors import safe_open
-
-    check_regular(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointFault(f"{path} is truncated or corrupt ({error}). {_REMEDY}") from error
-    return _step(_own(metadata), path, recipe)
+    return _step(_own(_read(path, with_tensors=False)[1]), path, recipe)
 
 
 def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimizers) -> int:
@@ -128,10 +120,7 @@ def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Opt
     Raises:
         CheckpointFault: The file is corrupt, of another run, or its step is not one of the recipe.
     """
-    try:
-        tensors, metadata = read_safetensors(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointFault(f"{path} is truncated or corrupt ({error}). {_REMEDY}") from error
+    tensors, metadata = _read(path)
     own = _own(metadata)
     step = _step(own, path, recipe)
     if own.get("hash") != _state_hash(tensors, recipe, step):
@@ -139,7 +128,8 @@ def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Opt
             f"{path} was changed after it was written, or belongs to another run than {recipe.name}, seed "
             f"{recipe.seed}: its contents do not match the stored hash. {_REMEDY}"
         )
-    _check_recipe(own, path, recipe)
+    if _RECIPE in own:  # states of earlier versions do not say
+        check_recipe(own[_RECIPE], recipe, path, _REMEDY)
     weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
     try:
         module.load_state_dict(weights, strict=True)
@@ -157,7 +147,7 @@ def append_log(path: Path, line: Mapping[str, Any]) -> None:
     """
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, _CHECK: _checksum(line)}) + "\n")
+            file.write(_text(line))
     except OSError as error:
         raise OutputFault(f"cannot write {path}: {error.strerror or error}. Free some space, then --resume.") from error
 
@@ -193,11 +183,21 @@ def cut_log(path: Path, step: int) -> None:
     if path.exists():
         lines = [line for line in read_log(path) if line["step"] <= step]
         with atomic_file(path) as temporary:
-            kept = (json.dumps({**line, _CHECK: _checksum(line)}) + "\n" for line in lines)
-            temporary.write_text("".join(kept), encoding="utf-8")
+            temporary.write_text("".join(map(_text, lines)), encoding="utf-8")
 
 
 _REMEDY = "Delete it to train from the start, or restore it from a copy."
+
+
+def _read(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors, unless only the metadata are wanted, and the metadata of a saved state."""
+    check_regular(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys() if with_tensors}  # noqa: SIM118  (not a dict)
+            return tensors, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointFault(f"{path} is truncated or corrupt ({error}). {_REMEDY}") from error
 
 
 def _own(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -225,22 +225,26 @@ def _state_hash(tensors: Mapping[str, Shaped[Tensor, "..."]], recipe: Recipe, st
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def _check_recipe(own: Mapping[str, Any], path: Path, recipe: Recipe) -> None:
-    """Check that the state is of this recipe; states of earlier versions do not say."""
-    if _RECIPE not in own:
-        return
+def check_recipe(stored: Any, recipe: Recipe, file: Path, remedy: str) -> None:
+    """Check that a stored recipe determines the same weights.
+
+    Raises:
+        CheckpointFault: It is another one, or not readable.
+    """
     try:
-        difference = apart(deciding(own[_RECIPE]), deciding(recipe.to_dict()))
+        difference = apart(deciding(stored), deciding(recipe.to_dict()))
     except (BayesGeomError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise CheckpointFault(f"{path} names no readable recipe ({error}). {_REMEDY}") from error
+        raise CheckpointFault(f"{file} holds no readable recipe ({error}). {remedy}") from error
     if difference:
-        raise CheckpointFault(
-            f"{path} is of a run of a different recipe than {recipe.name!r} ({difference}). {_REMEDY}"
-        )
+        raise CheckpointFault(f"{file} is of a run of a different recipe than {recipe.name!r} ({difference}). {remedy}")
 
 
 def _checksum(line: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(dict(line), sort_keys=True).encode()):08x}"
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    return json.dumps({**line, _CHECK: _checksum(line)}) + "\n"
 
 
 def _line(text: str) -> dict[str, Any] | None:

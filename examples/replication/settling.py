@@ -26,12 +26,17 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.text import counted, interval_text, number_text, percent_text
+from bayesgeom.core.text import counted, fitted, interval_text, number_text, percent_text
 from bayesgeom.core.verdict import Reason
-from bayesgeom.dynamics.measure import over_trainings
-from bayesgeom.dynamics.report import DynamicsReport
-from bayesgeom.dynamics.threshold_steps import NEARBY, NEVER, Steps, ThresholdStep, times_later
-from bayesgeom.report.columns import fitted
+from bayesgeom.dynamics.report import (
+    NEARBY,
+    NEVER,
+    DynamicsReport,
+    Steps,
+    ThresholdStep,
+    over_trainings,
+    times_later,
+)
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
 from bayesgeom.report.report import Report

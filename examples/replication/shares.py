@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bayesgeom.core.edits import Edit
 from bayesgeom.core.errors import InvalidArgument, checked
+from bayesgeom.core.text import fitted
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.interventions.design import Design
@@ -28,7 +29,6 @@ from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import SubspaceLike
 from bayesgeom.models.base import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit
 from bayesgeom.report.report import Report, with_provenance

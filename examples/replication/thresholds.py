@@ -21,10 +21,9 @@ from scipy.stats import binom, norm
 from torch import Tensor
 
 from bayesgeom.core.run import PATTERN, W_K_GRAM, K, Run, V
-from bayesgeom.core.text import interval_text, number_text, percent_text
+from bayesgeom.core.text import fitted, interval_text, number_text, percent_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Quantity, Unit, of_untrained
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
@@ -110,23 +109,14 @@ class PassThresholdsReport(Report):
 
     def panels(self) -> "Sequence[Panel]":
         from bayesgeom.charts.heads import add_profile
-        from bayesgeom.interventions.drawing import Rows, add_thresholds
+        from bayesgeom.interventions.drawing import add_rows
         from bayesgeom.report.panels import Panel
         from bayesgeom.report.theme import EXACT, SECOND, label_axes
 
         titles = ("Measured, and the published threshold", "Mean |cosine| by layer", "Attention entropy by layer")
         measured, overlap, entropy = panels = [Panel.blank(title) for title in titles]
-        low, high = self.measured.ends
-        rows = Rows(
-            labels=self.measures,
-            values=self.measured.value,
-            lo=low,
-            hi=high,
-            thresholds=self.threshold,
-            baselines={own.name: own.value for own in self.measured.baselines},
-            threshold_name="threshold",
-        )
-        add_thresholds(measured.figure, rows, unit="measured (at most 1)", limits=(-1.0, 1.02))
+        marks = {"threshold": self.threshold}
+        add_rows(measured.figure, self.measures, self.measured, marks, unit="measured (at most 1)", limits=(-1.0, 1.02))
         level = np.full_like(self.key_overlap, OVERLAP)
         add_profile(overlap.figure, self.key_overlap, name="keys")
         add_profile(overlap.figure, self.column_overlap, name="columns of W_K", color=SECOND)

@@ -17,7 +17,7 @@ from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import ablate
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.run import ATTN_OUT, W_O, Run, Z
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import Design
@@ -25,7 +25,6 @@ from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.run import SubspaceLike
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, mean_estimate
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of

@@ -297,7 +297,7 @@ def test_command_line_prints_the_report_and_saves_it(
     assert isinstance(report, AblationReport)
     assert printed == f"{report.summary('see report.html')}\n\nreport: {out / 'report.html'}\n"
     assert report.ablations == tuple(f"L{layer}H{head}" for layer in range(2) for head in range(3))
-    assert not (out / PROGRESS).exists() and (out / "report.html").stat().st_size > 1_000
+    assert (out / PROGRESS).is_file() and (out / "report.html").stat().st_size > 1_000
 
 
 def test_command_line_goes_on_where_it_was_stopped(
@@ -315,3 +315,6 @@ def test_command_line_goes_on_where_it_was_stopped(
         Diagnosis.load(out)["ablation"],
         ablate("bijection-v20", battery=ablations.every_mlp(bayesgeom.load("bijection-v20")), n=131),
     )
+    assert (out / PROGRESS).is_file(), "the command saved the report once: `ablate` did, with its progress"
+    interrupted_after(0, monkeypatch)
+    assert cli.main(arguments) == 0, "the same command reads the progress and measures nothing"

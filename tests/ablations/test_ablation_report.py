@@ -12,7 +12,7 @@ import bayesgeom
 from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.engine import BatchScores
-from bayesgeom.ablations.report import N_LISTED, AblationReport, Context, ablation_report
+from bayesgeom.ablations.report import N_LISTED, AblationReport, ablation_report, with_attribution
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Reason, Verdict
@@ -48,18 +48,10 @@ def reported(
     n: int = N,
 ) -> AblationReport:
     tally = Tally.empty(n, len(battery), POSITIONS).plus(batch)
-    bits = np.full(len(battery), np.nan) if attribution is None else np.array(attribution)
-    context = Context(
-        battery=battery,
-        mode="mean",
-        n_layers=LAYERS,
-        n_heads=HEADS,
-        seed=3,
-        attribution_bits=bits,
-        picks=picks,
-        uniform_kl_bits=1.7,
+    report = ablation_report(
+        tally, battery, mode="mean", shape=(LAYERS, HEADS), seed=3, picks=picks, uniform_kl_bits=1.7
     )
-    return ablation_report(tally, context)
+    return report if attribution is None else with_attribution(report, np.array(attribution))
 
 
 def by_hand(values: np.ndarray) -> tuple[float, float, float]:

@@ -25,9 +25,9 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Trials, Z
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import NORMS, POSITIONS
-from bayesgeom.models.replay import layer as replay_layer
+from bayesgeom.models.replay import transformer as replay_layer
 from bayesgeom.models.replay.hooked import PlainLoop
-from bayesgeom.models.replay.layer import ReplayLayer
+from bayesgeom.models.replay.transformer import ReplayLayer
 from tests.ablations.plain import HEADS, LAYERS, TASK, Plain, heads, lively, n_hooks, scored, some_sets
 
 POINTS = {Z: "attn.hook_z", ATTN_OUT: "hook_attn_out", MLP_OUT: "hook_mlp_out"}

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 import pytest
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line, log_baseline, log_floor
-from bayesgeom.dynamics.pictures import AttentionMapsReport
+from bayesgeom.dynamics.report import AttentionMapsReport
 from bayesgeom.report.diagnosis import load_report
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
@@ -141,5 +141,5 @@ def test_bits_and_shares_have_axes_of_their_own() -> None:
 
 def test_the_only_interval_of_a_figure_is_visible() -> None:
     figure = reading("smollm2-onwards-entropy").plot()
-    (band,) = (t for t in figure.data if t.name == "95 % interval")
+    (band,) = (t for t in figure.data if t.name == "erased, 95 % interval")
     assert np.nansum(band.error_y.arrayminus) > 0.5 and figure.layout.xaxis.range is not None

@@ -13,11 +13,11 @@ import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.run import PATTERN, RESID_PRE, K
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.dynamics.measure import Bench, KeyFrame
-from bayesgeom.dynamics.pictures import RANDOM_PLANE, ManifoldFilmReport
-from bayesgeom.dynamics.report import DynamicsReport
+from bayesgeom.dynamics import run as analysis
+from bayesgeom.dynamics.measure import Bench, frame_ratios, key_frame
+from bayesgeom.dynamics.report import RANDOM_PLANE, DynamicsReport, ManifoldFilmReport
 from bayesgeom.dynamics.run import snapshot_job, training_dynamics
-from bayesgeom.dynamics.trainings import TrainingRun, _place, runs_of
+from bayesgeom.dynamics.trainings import _place, runs_of
 from bayesgeom.executors import Batch
 from bayesgeom.interventions.report import SHIFT
 from bayesgeom.interventions.run import intervene
@@ -105,38 +105,35 @@ def test_the_swap_is_that_of_intervene(run: Path, report: DynamicsReport) -> Non
 def test_the_frame_ratio_is_that_of_the_jacobian(run: Path) -> None:
     model = load(run / "snapshots" / "step-0000030")
     one = model.run(TASK.stream(6, seed=0), record=(K,), n_recorded=6)
-    frame = KeyFrame.of(model, TASK, one, n=4, seed=0)
-    ratios = frame.ratios(one)
+    swap, subspaces = key_frame(model, TASK, one, n=4, seed=0)
+    ratios = frame_ratios(model, swap, subspaces, one)
     grams = jacobian_grams(model, one.trials, RESID_PRE, (0, 1), seed=derived_seed(0, 8))
     basis = [torch.linalg.eigh(grams[layer]).eigenvectors[:, -5:] for layer in (0, 1)]
-    shared = [float((b.T @ frame.subspaces[0].basis).square().sum()) / 5 for b in basis]
+    shared = [float((b.T @ subspaces[0].basis).square().sum()) / 5 for b in basis]
     assert ratios.shape == (2,) and ratios == pytest.approx(np.array(shared) * 21 / 5, rel=1e-5)
 
 
 def test_a_stopped_analysis_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, loaded = a_run(tmp_path / "run"), list[int]()
-    load_one = TrainingRun.load
+    run, loaded = a_run(tmp_path / "run"), list[str]()
+    load_one = analysis.model_at
 
-    def stopping(self: TrainingRun, index: int, **options: object) -> object:
-        loaded.append(index)
+    def stopping(path: Path, **options: str) -> object:
+        loaded.append(path.name[-3:])
         if len(loaded) == 3:
             raise KeyboardInterrupt
-        return load_one(self, index)
+        return load_one(path, **options)
 
-    monkeypatch.setattr(TrainingRun, "load", stopping)
+    monkeypatch.setattr(analysis, "model_at", stopping)
     with pytest.raises(KeyboardInterrupt):
         training_dynamics(run, n=8)
-    assert loaded == [3, 2, 1] and len(list((run / "dynamics").iterdir())) == 2
-    monkeypatch.setattr(
-        TrainingRun, "load", lambda self, index, **options: loaded.append(index) or load_one(self, index)
-    )
-    loaded.clear()
+    assert loaded == ["100", "030", "010"] and len(list((run / "dynamics").iterdir())) == 2
+    loaded = ["stopped"] * 3
     found = training_dynamics(run, n=8)
-    assert loaded == [3, 1, 0]  # the last again, since distances are to it
-    loaded.clear()
+    assert loaded[3:] == ["100", "010", "000"]  # the last first, since distances are to it
+    loaded = ["stopped"] * 3
     again = training_dynamics(run, n=8)
     before = parts_of(curves_of(found))[1]
-    assert loaded == [3]
+    assert not loaded[3:]
     assert all(np.array_equal(v, before[k], equal_nan=True) for k, v in parts_of(curves_of(again))[1].items())
 
 
@@ -145,17 +142,17 @@ def test_one_model_is_in_memory_at_a_time(run: Path, monkeypatch: pytest.MonkeyP
     import weakref
 
     alive, most = weakref.WeakSet[object](), 0
-    load_one = TrainingRun.load
+    load_one = analysis.model_at
 
-    def counted(self: TrainingRun, index: int, **options: object) -> object:
+    def counted(path: Path, **options: str) -> object:
         nonlocal most
         gc.collect()
-        model = load_one(self, index)
+        model = load_one(path, **options)
         alive.add(model.module)
         most = max(most, len(alive))
         return model
 
-    monkeypatch.setattr(TrainingRun, "load", counted)
+    monkeypatch.setattr(analysis, "model_at", counted)
     training_dynamics(*sorted((run / "snapshots").iterdir())[1:], n=8)
     assert most == 1
 
@@ -195,7 +192,7 @@ def test_jobs_compare_each_training_with_its_own_last_snapshot(run: Path, tmp_pa
     jobs = [snapshot_job(replace(own, name="small"), len(STEPS) - 1, bench, "cpu") for own in runs_of([run, other])]
     with ThreadPoolExecutor(1) as pool:
         found = Batch(executor=pool, folder=tmp_path / "jobs").results(jobs)
-    assert [own.numbers["pattern_distance_bits"][0].max() for own in found] == [0, 0]
+    assert [float(own.estimates["pattern_distance_bits"]) for own in found] == [0, 0]
 
 
 @pytest.mark.parametrize("architecture", ["lstm", pytest.param("mamba", marks=pytest.mark.exhaustive), "mlp"])

@@ -13,8 +13,8 @@ from bayesgeom.dynamics.run import training_dynamics
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import FOLDER_VARIABLE, hashed
 from bayesgeom.training import formation
-from bayesgeom.training.formation import chosen_among, is_unchanged, load_packed, pack
-from bayesgeom.training.packed import formations
+from bayesgeom.training.formation import is_unchanged, load_packed, pack
+from bayesgeom.training.packed import chosen_among, formations
 from tests.dynamics.trainings import STEPS, a_run
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.dynamics import run as analysis
 from bayesgeom.dynamics.measure import Bench
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.dynamics.run import _Analysis, training_dynamics
-from bayesgeom.dynamics.trainings import TrainingRun, runs_of
+from bayesgeom.dynamics.trainings import runs_of
 from bayesgeom.models import base as budget
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import parts_of
@@ -47,13 +48,13 @@ def test_snapshots_measured_with_more_memory_are_measured_again(
 
 
 def test_memory_that_shrinks_meanwhile_changes_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = TrainingRun.load
+    load = analysis.model_at
 
-    def shrinking(self: TrainingRun, index: int, **options: str) -> object:
-        leave_memory(monkeypatch, 60_000 if index else 6_000)
-        return load(self, index, **options)
+    def shrinking(path: Path, **options: str) -> object:
+        leave_memory(monkeypatch, 6_000 if path.name.endswith("-0000000") else 60_000)
+        return load(path, **options)
 
-    monkeypatch.setattr(TrainingRun, "load", shrinking)
+    monkeypatch.setattr(analysis, "model_at", shrinking)
     found = training_dynamics(run, n=N)
     assert found.provenance["n_recorded"] == curves_of(found).key_overlap.n == N
     assert found["manifold_film"].n == N
@@ -80,7 +81,7 @@ def test_numbers_that_are_limited_otherwise_state_that_too(run: Path, monkeypatc
 def test_the_kind_of_device_is_part_of_the_key(run: Path) -> None:
     runs, bench = runs_of([run]), Bench(task=TASK, n=N, seed=0, n_recorded=N)
     keys = {
-        device: _Analysis(runs=runs, bench=bench, device=device, progress=None, batch=None)._cache(runs[0]).settings
+        device: _Analysis(runs=runs, bench=bench, device=device, progress=None, batch=None).file(runs[0], 0)
         for device in ("cpu", "cuda:0", "cuda:1")
     }
     assert keys["cpu"] != keys["cuda:0"] == keys["cuda:1"]
@@ -90,6 +91,6 @@ def test_sequences_too_long_to_record_are_refused_before_a_snapshot_is_loaded(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_memory(monkeypatch, 6_000)
-    monkeypatch.setattr(TrainingRun, "load", None)
+    monkeypatch.setattr(analysis, "model_at", None)
     with pytest.raises(InvalidArgument, match=r"fills the recording budget"):
         training_dynamics(run, n=N)

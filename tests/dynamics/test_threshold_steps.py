@@ -1,8 +1,9 @@
 import math
 
 import numpy as np
+import pytest
 
-from bayesgeom.dynamics.threshold_steps import NEVER, ThresholdStep, stable, times_later
+from bayesgeom.dynamics.report import NEVER, ThresholdStep, stable, times_later
 
 STEPS = (0, 10, 20, 40, 80)
 
@@ -26,5 +27,16 @@ def test_the_last_snapshot_does_not_count() -> None:
     assert repr(stable(STEPS, np.zeros(5))) == repr(NEVER)
 
 
-def test_the_spacing_of_snapshots_bounds_the_ratio() -> None:
-    assert times_later(ThresholdStep(40.0, 20.0), ThresholdStep(10.0, 5.0)) == (4.0, 2.0, 8.0)
+@pytest.mark.parametrize(
+    ("later", "earlier", "known"),
+    [
+        (ThresholdStep(40, 20), ThresholdStep(10, 5), (4, 2, 8)),
+        (ThresholdStep(10, 1), ThresholdStep(40, 20), (0.25, 0.025, 0.5)),
+        (ThresholdStep(math.nan, 40), ThresholdStep(20, 10), (math.nan, 2, math.nan)),
+        (ThresholdStep(10, 1), ThresholdStep(math.nan, 40), (math.nan, math.nan, 0.25)),
+    ],
+)
+def test_the_spacing_of_snapshots_bounds_the_ratio(
+    later: ThresholdStep, earlier: ThresholdStep, known: tuple[float, ...]
+) -> None:
+    np.testing.assert_allclose(times_later(later, earlier), known)

@@ -21,8 +21,7 @@ from bayesgeom.ablations.run import ablate
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import Run
 from bayesgeom.diagnosis.run import diagnose
-from bayesgeom.dynamics.run import training_dynamics
-from bayesgeom.dynamics.trainings import CACHE
+from bayesgeom.dynamics.run import CACHE, training_dynamics
 from bayesgeom.executors import Batch, check_same, name_of
 from bayesgeom.generalization.length import length_generalization
 from bayesgeom.generalization.sweeps import sweep

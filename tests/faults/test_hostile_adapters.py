@@ -20,14 +20,14 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "exponential pattern": ({"target_modules": "(.*.*)*x$"}, r"target_modules has the pattern '.*repeats a group"),
-    "many repetitions": ({"target_modules": "a*b*c*d*e*f*g*x"}, "repeats a group, or over 6 times"),
+    "many repetitions": ({"target_modules": "a*b*c*d*e*f*g*x"}, "repeats a group, or repeats over 6 times"),
     "pattern of ranks": ({"rank_pattern": {"([a-z]+)+$": 2}}, "rank_pattern has the pattern"),
     "no pattern": ({"exclude_modules": "(("}, "exclude_modules has the pattern '.*which is no regular expression"),
-    "rank": ({"r": 10**9}, r"sets r to 1,000,000,000, but no axis of the adapter's weights is longer than 12"),
+    "rank": ({"r": 10**9}, r"sets r to 1,000,000,000; the longest axis of the weights is 12"),
     "copies of layers": ({"layer_replication": [[0, 2]] * 20_000}, "sets layer_replication to 40,000 layers"),
     "base changed at random": ({"init_lora_weights": "pissa_niter_9"}, "changes the base model by random draws"),
     "magnitudes of DoRA": ({"use_dora": True}, r"lacks 4 tensors: .*lora_magnitude_vector"),
-    "a long name": ({"base_model_name_or_path": "x" * 9_000}, "which no path can be"),
+    "a long name": ({"base_model_name_or_path": "x" * 9_000}, "names no base model"),
     "a number too large": ({"lora_alpha": 10**400}, "does not fit LlamaForCausalLM"),
 }
 

@@ -1,6 +1,6 @@
 """Renaming is exact, and the test tells a model that follows names from one that prefers or ignores them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,15 @@ from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import NO_LABEL, Run, Trials
 from bayesgeom.diagnosis.plan import N_RENAMED
 from bayesgeom.diagnosis.run import diagnose
-from bayesgeom.generalization.relabeling import Renaming, relabeling_invariance
-from bayesgeom.generalization.relabeling_report import STUCK, RelabelingReport, Scored, relabeling_report, verdict
+from bayesgeom.generalization.relabeling import (
+    STUCK,
+    RelabelingReport,
+    Renaming,
+    Scored,
+    relabeling_invariance,
+    relabeling_report,
+    verdict,
+)
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis
@@ -217,7 +224,7 @@ def test_verdicts_do_not_depend_on_the_size_of_a_small_kl() -> None:
         }
         for verdict_of_it, change in planted.items():
             found = pair(np.random.default_rng(5), own_kl=own_kl, change=change)
-            assert found.verdict == verdict_of_it, (own_kl, found.verdict_reason)
+            assert found.verdict == verdict_of_it, (own_kl, found.headlines())
 
 
 def test_a_report_is_saved_and_drawn(tmp_path: Path) -> None:
@@ -239,16 +246,16 @@ def test_refusals() -> None:
 def test_a_diagnosis_shows_only_the_renamed_sequences_anew(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own pass is the one under the first names; the report is that of the whole test on its first block."""
     subject, known = model(prefers_a_name), relabeling_invariance(model(prefers_a_name), n=min(n, N_RENAMED))
-    passes = list[bool]()
-    whole = Renaming._pass
+    runs = list[int]()
+    whole = Renaming._run
 
-    def counted(test: Renaming, *, is_renamed: bool) -> Run:
-        passes.append(is_renamed)
-        return whole(test, is_renamed=is_renamed)
+    def counted(test: Renaming, blocks: Iterator[Trials]) -> Run:
+        runs.append(test.n)
+        return whole(test, blocks)
 
-    monkeypatch.setattr(Renaming, "_pass", counted)
+    monkeypatch.setattr(Renaming, "_run", counted)
     found = diagnose(subject, n=n, n_untrained=0)["relabeling"]
-    assert isinstance(found, RelabelingReport) and passes == [True]
+    assert isinstance(found, RelabelingReport) and runs == [min(n, N_RENAMED)]
     np.testing.assert_allclose(float(found.kl_difference_size_bits), float(known.kl_difference_size_bits), rtol=1e-4)
     np.testing.assert_allclose(found.kl_difference_bits.ends, known.kl_difference_bits.ends, rtol=1e-4)
     assert found.bound_bits == pytest.approx(known.bound_bits, rel=1e-6), "of the same sequences, of which n is more"

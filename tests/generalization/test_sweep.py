@@ -12,8 +12,7 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.text import number_text
 from bayesgeom.generalization import sweeps
-from bayesgeom.generalization.sweep_report import SHORTCUT, SweepReport
-from bayesgeom.generalization.sweeps import Vocabulary, sweep, varied_task
+from bayesgeom.generalization.sweeps import SHORTCUT, SweepReport, Vocabulary, sweep, varied_task
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis
@@ -44,7 +43,7 @@ def test_a_higher_floor_is_the_same_tokens_under_other_ids() -> None:
     assert torch.equal(rendered.answers, TASK.sample(1, seed=0).answers)
     back = vocabulary.read(rendered)
     assert all(torch.equal(getattr(back, name), getattr(trials, name)) for name in ("tokens", "answers", "labels"))
-    baselines = vocabulary.baselines(noisy)(rendered)
+    baselines = noisy.baseline_predictives(vocabulary.read(rendered))
     torch.testing.assert_close(baselines["likelihood_only"], noisy.baseline_predictives(trials)["likelihood_only"])
 
 

@@ -12,10 +12,9 @@ import bayesgeom
 from bayesgeom import cli
 from bayesgeom.core.errors import HookFault, InvalidArgument, TaskMismatch
 from bayesgeom.gradients.attention_laws import advantage
-from bayesgeom.gradients.capture import captured, in_float64, loss_nats
+from bayesgeom.gradients.capture import IDENTITIES, OTHER, captured, in_float64, loss_nats
 from bayesgeom.gradients.report import GradientReport
 from bayesgeom.gradients.run import batches, gradient_laws
-from bayesgeom.gradients.tally import IDENTITIES, OTHER
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.tasks.base import derived_seed

@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.gradients.capture import Targets, captured, in_float64, loss_nats
-from bayesgeom.gradients.tally import IDENTITIES, identity_errors
+from bayesgeom.gradients.capture import (
+    IDENTITIES,
+    Targets,
+    captured,
+    identity_errors,
+    in_float64,
+    loss_nats,
+)
 from bayesgeom.models.base import Model
-from bayesgeom.models.native.llama import LlamaConfig
 from bayesgeom.models.native.transformer import NORMS, POSITIONS
+from bayesgeom.models.native.wrapped import LlamaConfig
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
 from tests.ablations.plain import TASK, lively, n_hooks

@@ -8,8 +8,7 @@ import torch
 from scipy.stats import spearmanr
 
 from bayesgeom.core.run import Trials
-from bayesgeom.gradients.capture import LayerGradients, captured, in_float64
-from bayesgeom.gradients.tally import BIN_EDGES, layer_tally
+from bayesgeom.gradients.capture import BIN_EDGES, LayerGradients, captured, in_float64, layer_tally
 from tests.ablations.plain import TASK, lively
 
 TRIALS = TASK.sample(5, seed=1)
@@ -24,7 +23,7 @@ def rows(layer: LayerGradients, trials: Trials) -> list[tuple[int, int, int, np.
     """Every scored row: sequence, head, position, attention and advantage at the keys that it sees."""
     found = []
     for b in range(len(trials)):
-        for h in range(layer.n_heads):
+        for h in range(layer.pattern.shape[1]):
             for i in trials.scored[b].nonzero()[:, 0].tolist():
                 a, agree = layer.pattern[b, h, i, : i + 1].numpy(), layer.agreement[b, h, i, : i + 1].numpy()
                 found.append((b, h, i, a, (a * agree).sum() - agree))
@@ -66,7 +65,7 @@ def test_norms_are_root_mean_squares_of_autograds_own_gradients(layer: LayerGrad
 def test_maps_are_sums_over_sequences(layer: LayerGradients) -> None:
     found = layer_tally(layer, TRIALS)
     positions = TRIALS.scored_positions()[0].tolist()
-    saved, attention = torch.zeros(2, layer.n_heads, len(positions), 13).double()
+    saved, attention = torch.zeros(2, layer.pattern.shape[1], len(positions), 13).double()
     for _, h, i, a, gain in rows(layer, TRIALS):
         saved[h, positions.index(i), : i + 1] += torch.from_numpy(gain)
         attention[h, positions.index(i), : i + 1] += torch.from_numpy(a)
@@ -77,7 +76,7 @@ def test_maps_are_sums_over_sequences(layer: LayerGradients) -> None:
 
 def test_bins_hold_relative_advantages_by_attention_over_uniform(layer: LayerGradients) -> None:
     found = layer_tally(layer, TRIALS)
-    slow = np.zeros((2, layer.n_heads, len(BIN_EDGES) + 1))
+    slow = np.zeros((2, layer.pattern.shape[1], len(BIN_EDGES) + 1))
     for _, h, i, a, gain in rows(layer, TRIALS):
         if i + 1 >= 3:
             bins = np.searchsorted(BIN_EDGES, np.log2(a * (i + 1)))

@@ -13,7 +13,7 @@ from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.report import INSIDE, REMOVAL
 from bayesgeom.interventions.run import fit_subspace, intervene
-from bayesgeom.models.adapters.residual import ResidualModel
+from bayesgeom.models.adapters.hooked import ResidualModel
 from bayesgeom.models.native.lstm import LSTM, LSTMConfig
 from bayesgeom.models.native.mamba import Mamba, MambaConfig
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer, states_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.interventions._evidence import Read, erasure
+from bayesgeom.interventions._evidence import erasure
 from bayesgeom.interventions.matching import HEADROOM, TOLERANCE, matched_subspaces, n_distinct
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Subspace
@@ -92,11 +92,10 @@ def test_the_decoder_leaves_the_quantity_and_its_covariance_does_not() -> None:
     # Coordinate 0 holds y and a nuisance, coordinate 1 the nuisance alone, coordinates 2 and 3 y again, faintly.
     parts = [y + 3 * nuisance, 3 * nuisance, y + 0.3 * noise[0], y + 0.3 * noise[1], *noise[2 : D - 2]]
     points, values = torch.stack(parts, dim=-1), y[..., None]
-    fit, rest = (Read(points=points[rows], values=values[rows]) for rows in (slice(41), slice(41, None)))
     moments = JointMoments.of(points.flatten(0, 1), values.flatten(0, 1))
     weights = torch.linalg.solve(moments.within + 1e-6 * torch.eye(D, dtype=torch.float64), moments.cross)
-    read = erasure(fit, rest, Subspace("decoder", weights / weights.norm()), seed=0)
-    erased = erasure(fit, rest, covariance_subspace("covariance", moments), seed=0)
+    read = erasure(points, values, Subspace("decoder", weights / weights.norm()), n_fit=41, seed=0)
+    erased = erasure(points, values, covariance_subspace("covariance", moments), n_fit=41, seed=0)
     assert read.before > 0.99 and read.after > 0.9 and not read.is_complete
     assert abs(erased.after) < 0.05 and erased.before == read.before
 
@@ -104,18 +103,17 @@ def test_the_decoder_leaves_the_quantity_and_its_covariance_does_not() -> None:
 def test_r2_after_an_edit_is_that_of_least_squares_on_edited_points() -> None:
     x, y = mixed(n=1_001)
     points, values = x.unflatten(0, (77, 13)), y.unflatten(0, (77, 13))
-    fit, rest = (Read(points=points[rows], values=values[rows]) for rows in (slice(53), slice(53, None)))
     half = Subspace("half", random_subspaces(D, 5, draws=1, seed=0)[0])
-    found = erasure(fit, rest, half, seed=0)
+    found = erasure(points, values, half, n_fit=53, seed=0)
     for eraser, r2 in ((None, found.before), (half, found.after)):
         a, b = (
             (x if eraser is None else x @ (torch.eye(D, dtype=torch.float64) - eraser.projector()).T)
-            for x in (fit.points.flatten(0, 1), rest.points.flatten(0, 1))
+            for x in (points[:53].flatten(0, 1), points[53:].flatten(0, 1))
         )
-        target, mean = fit.values.flatten(0, 1), fit.values.mean(dim=(0, 1))
+        target, mean, rest = values[:53].flatten(0, 1), values[:53].mean(dim=(0, 1)), values[53:].flatten(0, 1)
         weights = torch.linalg.lstsq(a - a.mean(0), target - mean, driver="gelsd").solution
-        error = rest.values.flatten(0, 1) - mean - (b - a.mean(0)) @ weights
-        expected = 1 - error.square().sum() / (rest.values.flatten(0, 1) - mean).square().sum()
+        error = rest - mean - (b - a.mean(0)) @ weights
+        expected = 1 - error.square().sum() / (rest - mean).square().sum()
         assert r2 == pytest.approx(float(expected), abs=1e-3)
     assert found.permuted < 0.02 < found.after
 
@@ -126,8 +124,7 @@ def test_r2_of_activations_that_are_not_finite_is_undefined() -> None:
     points, values = x.unflatten(0, (77, 13)), y.unflatten(0, (77, 13))
     eraser = covariance_subspace("covariance", JointMoments.of(x, y))
     points[3, 2, 1] = torch.inf
-    fit, rest = (Read(points=points[rows], values=values[rows]) for rows in (slice(53), slice(53, None)))
-    found = erasure(fit, rest, eraser, seed=0)
+    found = erasure(points, values, eraser, n_fit=53, seed=0)
     assert math.isnan(found.before) and not found.is_complete and not found.has_quantity
 
 

@@ -16,7 +16,7 @@ from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.report import KL, SHIFT
 from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.models.base import Model
-from bayesgeom.models.native.llama import LlamaConfig
+from bayesgeom.models.native.wrapped import LlamaConfig
 from bayesgeom.models.resolve import as_model
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits

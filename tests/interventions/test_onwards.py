@@ -7,8 +7,9 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import ATTN_OUT, RESID_POST, RESID_PRE, concatenate
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards, matched_erasers
-from bayesgeom.interventions.onwards_report import OnwardsReport, verdict_onwards
+from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards
+from bayesgeom.interventions.report import OnwardsReport
+from bayesgeom.interventions.verdicts import onwards_verdict
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces.base import InterventionSite
@@ -43,9 +44,7 @@ def test_erasure_is_complete_in_every_layer_and_costs_what_plain_hooks_say(site:
     model = lively()
     report = erase_onwards(model, quantity="belief", sites=InterventionSite(site, (0, 1)), n=11)  # type: ignore[arg-type]
     assert report.r2.value[1].max() < 0.05 and report.layers == [0, 1]
-    scrubber = Scrubber(
-        model=model, site=site, quantity=PosteriorQuantity("belief"), oblique=True, n_fit=768, n_read=256
-    )  # type: ignore[arg-type]
+    scrubber = Scrubber(model=model, site=site, quantity=PosteriorQuantity("belief"), oblique=True)  # type: ignore[arg-type]
     stream = list(TASK.stream(768 + 256 + 128, seed=derived_seed(0, 13)))
     scrubbed = scrubber.from_layer(concatenate(stream), 0, seed=0)
     assert list(scrubbed.edits) == [0, 1]
@@ -84,15 +83,19 @@ def test_matched_erasers_hold_as_much_variance_as_the_erased_subspace() -> None:
         model=lively(), site=RESID_POST, quantity=PosteriorQuantity("entropy"), oblique=False, n_fit=128, n_read=32
     )
     scrubbed = scrubber.from_layer(trials, 0, seed=0)
-    sets, is_matched = matched_erasers(scrubbed, draws=3, seed=0)
+    sets, is_matched = scrubbed.matched(draws=3, seed=0)
     assert is_matched and len(sets) == 3
     for layer, edit in scrubbed.edits.items():
-        covariance = scrubbed.covariances[layer][0]
-        wanted = edit.scored[0].variance_share(covariance)
+        scored = edit.roles[0]
+        assert scored is not None
+        wanted = scored.eraser.variance_share(scored.covariance)
         for own in sets:
-            basis = own[layer].scored[0].basis
-            assert float((basis * (covariance @ basis)).sum() / covariance.trace()) == pytest.approx(wanted, rel=0.06)
-            assert float((basis.T @ edit.scored[0].basis).abs().max()) < 1e-9, "drawn outside the erased subspace"
+            role = own[layer].roles[0]
+            assert role is not None
+            basis = role.eraser.basis
+            share = float((basis * (scored.covariance @ basis)).sum() / scored.covariance.trace())
+            assert share == pytest.approx(wanted, rel=0.06)
+            assert float((basis.T @ scored.eraser.basis).abs().max()) < 1e-9, "drawn outside the erased subspace"
 
 
 def test_the_report_is_saved_and_loaded(tmp_path: object) -> None:
@@ -115,7 +118,7 @@ def test_the_report_is_saved_and_loaded(tmp_path: object) -> None:
 def test_the_rule(increase: tuple[float, float], excess: float, holds: tuple[bool, bool], text: str) -> None:
     """`holds`: whether the quantity is clearly decodable before erasure, and whether it is identified."""
     is_decodable, is_identified = holds
-    found = verdict_onwards(increase, 2.0, 0.01, excess=excess, is_decodable=is_decodable, is_identified=is_identified)
+    found = onwards_verdict(increase, 2.0, 0.01, excess=excess, is_decodable=is_decodable, is_identified=is_identified)
     assert found == text
 
 

@@ -16,8 +16,9 @@ from bayesgeom.core.run import RESID_PRE, Site, Trials, V
 from bayesgeom.interventions.design import RANDOM
 from bayesgeom.interventions.engine import N_MEAN, PairReference
 from bayesgeom.interventions.joint import JointIntervention, orthogonal_to
-from bayesgeom.interventions.joint_report import ORTHOGONAL, UNEDITED, JointInterventionReport, verdict_of
+from bayesgeom.interventions.report import ORTHOGONAL, UNEDITED, JointInterventionReport
 from bayesgeom.interventions.run import intervene
+from bayesgeom.interventions.verdicts import joint_verdict
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model
 from bayesgeom.report.diagnosis import Diagnosis, report_kinds
@@ -212,7 +213,7 @@ def test_the_axis_of_standardized_vectors_has_their_score(model: Model) -> None:
     ],
 )
 def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, text: str) -> None:
-    assert verdict_of(value, beyond, most).startswith(text)
+    assert joint_verdict(value, beyond, most).startswith(text)
 
 
 @pytest.mark.parametrize(

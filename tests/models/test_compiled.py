@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.models.native import compiled
-from bayesgeom.models.native.compiled import loops
+from bayesgeom.models import _loops as loops
+from bayesgeom.models.native import scan
 from bayesgeom.models.native.mamba import MambaConfig
 from bayesgeom.models.native.scan import causal_conv_silu, plain_states, read_states, selective_scan
 from tests.structure.test_light_import import heavy_after
@@ -100,7 +100,7 @@ def test_the_same_without_numba(monkeypatch: pytest.MonkeyPatch, calls: list[str
     given = scan_inputs((5, 13, 7, 3))
     fast = result_and_gradients(selective_scan, given)
     entered = list(calls)
-    monkeypatch.setattr(compiled, "has_numba", lambda: False)
+    monkeypatch.setattr(scan, "has_numba", lambda: False)
     assert_near(result_and_gradients(selective_scan, given), fast)
     assert calls == entered
 
@@ -111,7 +111,7 @@ def test_a_whole_model_is_the_same_without_numba(monkeypatch: pytest.MonkeyPatch
     weights = list(module.parameters())
     fast = result_and_gradients(lambda *_: module(tokens), weights)
     assert len(calls) == 8  # two layers, a scan and a convolution each, there and back
-    monkeypatch.setattr(compiled, "has_numba", lambda: False)
+    monkeypatch.setattr(scan, "has_numba", lambda: False)
     slow = result_and_gradients(lambda *_: module(tokens), weights)
     # The longest chain of float32 additions has 353 links: in each of 2 layers products over 10, 20 and 20 terms, a
     # convolution over 4 and a scan over 17; an unembedding over 10; the same back; a sum over 5 · 17 rows. Each link is

@@ -10,8 +10,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.native.llama import LlamaConfig
-from bayesgeom.models.native.wrapped import Wrapped
+from bayesgeom.models.native.wrapped import LlamaConfig, Wrapped
 from bayesgeom.models.resolve import load
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train

@@ -9,9 +9,7 @@ from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.native.mamba2 import Mamba2Config
-from bayesgeom.models.native.rwkv import RWKVConfig
-from bayesgeom.models.native.wrapped import Wrapped
+from bayesgeom.models.native.wrapped import Mamba2Config, RWKVConfig, Wrapped
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train

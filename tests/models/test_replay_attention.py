@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bayesgeom.models.native.positions import rotated
 from bayesgeom.models.native.transformer import NORMS, POSITIONS, MultiHeadAttention, Transformer, TransformerConfig
-from bayesgeom.models.replay import layer as module
-from bayesgeom.models.replay.layer import HeadBuffers, ReplayAttention, ReplayLayer, Scratch
+from bayesgeom.models.replay import transformer as module
+from bayesgeom.models.replay.transformer import ReplayAttention, ReplayLayer, Scratch
 from tests.ablations.plain import SIZES
 
 HEADS, BATCH, POS, WIDTH = 5, 3, 13, 6
@@ -32,7 +32,7 @@ def layer(config: TransformerConfig) -> MultiHeadAttention:
 def z_of(attention: ReplayAttention, q: Tensor, k: Tensor, v: Tensor, rows: Tensor | None, scratch: Scratch) -> Tensor:
     """What it writes into every other row of a buffer, so that it must go by the strides."""
     out = torch.full((BATCH, 2 * q.shape[2], HEADS, WIDTH), torch.nan)
-    attention.z(HeadBuffers(q=q, k=k, v=v, out=out[:, ::2], scratch=scratch), rows)
+    attention.z(q, k, v, rows, scratch, out=out[:, ::2])
     assert out[:, 1::2].isnan().all()
     return out[:, ::2]
 
@@ -90,12 +90,12 @@ def test_a_broken_value_stays_broken() -> None:
 
 
 def test_views_are_cached_in_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_MADE", 3)
+    monkeypatch.setattr(module, "MOST_VIEWS", 3)
     scratch, like = Scratch(), torch.zeros(1)
     first = scratch.take("a", (9,), like)
     shapes = [scratch.take("a", (n,), like) for n in range(1, 9)]
     assert all(view.data_ptr() == first.data_ptr() and len(view) == n for n, view in enumerate(shapes, start=1))
-    assert len(scratch._made) <= 3 and scratch.once("made", lambda: [1]) is scratch.once("made", lambda: [2])
+    assert len(scratch._views) <= 3 and scratch.take("a", (2,), like) is scratch.take("a", (2,), like)
 
 
 @pytest.mark.parametrize("norm", NORMS)

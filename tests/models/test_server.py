@@ -306,7 +306,7 @@ def test_a_loaded_server_runs_nothing_else(address: str) -> None:
     assert KEY not in repr(model) and KEY not in json.dumps(model.spec.to_dict())
     with pytest.raises(MissingSite, match="a server gives predictions only"):
         bayesgeom.diagnose(model, TASK, n=2, n_untrained=0, probes="key_overlap")
-    with pytest.raises(InvalidArgument, match="which gives predictions only: load the model itself"):
+    with pytest.raises(InvalidArgument, match="load the model itself"):
         model.replayer()
 
 
@@ -386,10 +386,10 @@ def test_the_key_follows_no_redirect(address: str, acts: Behavior, code: int) ->
 
 @pytest.mark.parametrize("key", [f"{KEY}\r\nX: y", f"{KEY}é"])
 def test_keys_that_no_header_can_carry_are_refused_without_quoting_them(address: str, key: str) -> None:
-    with pytest.raises(InvalidArgument, match="key must consist of printable ASCII characters") as caught:
+    with pytest.raises(InvalidArgument, match="key must be printable ASCII") as caught:
         client_of(address, key=key)
     assert KEY not in str(caught.value)
-    with pytest.raises(InvalidArgument, match="key must consist of printable ASCII characters"):
+    with pytest.raises(InvalidArgument, match="key must be printable ASCII"):
         Client(url=address, key=key)
 
 

@@ -8,8 +8,8 @@ import torch
 from scipy.stats import spearmanr
 
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.monitor import measures
-from bayesgeom.monitor.measures import APART, chance_levels, measured, undisturbed
+from bayesgeom.monitor import report as measures
+from bayesgeom.monitor.report import APART, chance_levels, measured, undisturbed
 from bayesgeom.probes.calibration import Calibration
 from bayesgeom.stats.information import total_variation
 from bayesgeom.stats.overlap import chance_overlap
@@ -93,9 +93,13 @@ def test_planted_values_separate_or_do_not(kind: str) -> None:
     assert baseline < value - 0.2 if kind == "posterior" else abs(baseline) < 0.1  # position explains the rest
 
 
-def test_chance_is_random_directions_uniform_attention_and_what_is_given(model: HookedModel) -> None:
-    chance = chance_levels(model, TRIALS, 1.25, seed=0)
-    assert chance["kl_bits"] == 1.25 and math.isnan(chance["separation"])
+def test_chance_is_random_directions_uniform_attention_and_uniform_answers(model: HookedModel) -> None:
+    chance = chance_levels(model, TRIALS, seed=0)
+    entropy = torch.special.entr(TRIALS.at_scored(TRIALS.predictive)).sum(-1).mean() / math.log(2)
+    n_answers = TRIALS.predictive.shape[-1]
+    assert chance["kl_bits"] == pytest.approx(math.log2(n_answers) - float(entropy)) and math.isnan(
+        chance["separation"]
+    )
     assert chance["key_orthogonality"] == pytest.approx(1 - 6**-0.5, abs=0.01)  # E cos² = 1/d at d = 6
     assert 1 - chance["key_orthogonality"] > chance_overlap(6)  # a root mean square is above the mean
     positions = (TRIALS.scored_positions()[0] + 1).double()

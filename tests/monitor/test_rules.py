@@ -146,6 +146,8 @@ def test_unknown_orthogonality_is_not_stored_as_good() -> None:
 
 
 def test_thresholds_that_cannot_be_are_refused() -> None:
-    for changes in ({"kl_bits": 0.0}, {"coverage": float("nan")}):
+    for changes in ({"kl_bits": 0.0}, {"coverage": float("inf")}):
         with pytest.raises(InvalidArgument, match="finite numbers"):
             Thresholds(**changes)
+    with pytest.raises(InvalidArgument, match="coverage must be a number, got nan"):
+        Thresholds(coverage=float("nan"))

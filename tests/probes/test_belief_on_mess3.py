@@ -7,8 +7,7 @@ import pytest
 
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.resolve import as_model
-from bayesgeom.probes.belief_readout import BeliefReadout
-from bayesgeom.probes.belief_report import EMBEDDING, BeliefReadoutReport
+from bayesgeom.probes.belief_readout import EMBEDDING, BeliefReadout, BeliefReadoutReport
 from bayesgeom.report.estimate import UNTRAINED
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.training.loop import Pace, train

@@ -14,15 +14,17 @@ from bayesgeom.charts.readout import MAX_COLUMNS
 from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run
 from bayesgeom.probes import belief_readout
 from bayesgeom.probes.base import planted_chain, planted_run
-from bayesgeom.probes.belief_readout import COUNTS, N_SUBSPACES, BeliefReadout
-from bayesgeom.probes.belief_report import (
+from bayesgeom.probes.belief_readout import (
     CONSTANT,
+    COUNTS,
     EMBEDDING,
     GAUSSIAN,
     MEAN_BELIEF,
+    N_SUBSPACES,
     SHUFFLE,
     STAGES,
     SUBSPACES,
+    BeliefReadout,
     BeliefReadoutReport,
     window_levels,
 )
@@ -188,7 +190,7 @@ def test_headlines_quote_every_baseline_of_the_last_layer() -> None:
     probe = BeliefReadout()
     report = probe.measure(planted(), [read(seed=1)])
     first, own = report.headlines()[0], report.r2[0, -1]
-    assert [level.name for level in own.baselines] == [SHUFFLE, UNTRAINED, SUBSPACES, EMBEDDING]
+    assert [level.name for level in own.baselines] == [SHUFFLE, SUBSPACES, EMBEDDING, UNTRAINED]
     hardest = max(own.baselines, key=lambda level: float(level.bar("higher")))
     assert (first.metric, first.value, first.baseline) == ("r2", float(own), float(hardest.bar("higher")))
     assert (first.low, first.high) == own.ends and first.baseline_name == hardest.name
@@ -197,7 +199,7 @@ def test_headlines_quote_every_baseline_of_the_last_layer() -> None:
     assert list(levels.values()) != (ordered := [level.value for level in first.levels])
     assert ordered == sorted(ordered, reverse=True), "the strongest first"
     distance, levels = report.headlines()[1], report.total_variation[0, -1].baselines
-    assert [level.name for level in levels] == [MEAN_BELIEF, UNTRAINED, EMBEDDING]
+    assert [level.name for level in levels] == [MEAN_BELIEF, EMBEDDING, UNTRAINED]
     assert distance.baseline == min(float(level.value) for level in levels)
     assert "total variation" in distance.label
     best, silhouette = report.headlines()[3], report.silhouette.value[0, -1]

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from bayesgeom.probes._best_guesses import cluster_scores, guess_scores
-from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights, shuffled_within_position
+from bayesgeom.probes.belief_readout import CONSTANT, SHUFFLE, cluster_scores, guess_scores
+from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position, statistic_interval
 from bayesgeom.stats.readout import BeliefTargets, belief_rows, belief_targets, read_out
 from bayesgeom.stats.subspace import random_subspaces
 
@@ -35,17 +35,16 @@ def clouds(belief: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
     return torch.from_numpy(np.stack([guess + noise[0], noise[1]])).flatten(1, 2)
 
 
-def test_best_guesses_are_found_with_intervals_and_levels(belief: np.ndarray, clouds: torch.Tensor) -> None:
+def test_best_guesses_are_found_and_levels_are_not(belief: np.ndarray, clouds: torch.Tensor) -> None:
     weights = jackknife_weights(SEQUENCES)
     scores = cluster_scores(clouds, targets_of(belief), TOKENS, COUNTS, weights, n_clustered=151, seed=3)
-    assert scores.rand_index.value[0, 1] == 1
-    assert np.isnan(scores.rand_index.low[0, 1]), "no point is in the wrong cluster: how rare one is, is unknown"
-    assert scores.silhouette.value[0, 1] > 0.8 > scores.silhouette.level[0, 1] + 0.2
-    assert np.abs(scores.rand_index.value[1]).max() < 0.1 > np.abs(scores.rand_index.level).max()
-    for own in (scores.silhouette, scores.rand_index, scores.token_rand_index):
-        assert all(part.shape == (2, len(COUNTS)) for part in (own.value, own.low, own.high, own.level))
-        assert not (own.low > own.high).any() and np.isfinite(own.low).sum() >= 4
-        assert not ((own.low - 0.02 > own.value) | (own.value > own.high + 0.02)).any()
+    assert set(scores) == {"silhouette", "rand_index", "token_rand_index"}
+    for rows, level in scores.values():
+        assert rows.shape == (1 + SEQUENCES, 2, len(COUNTS)) and level.shape == (2, len(COUNTS))
+    (silhouette, gaussian), (rand_index, shuffled) = scores["silhouette"], scores["rand_index"]
+    assert rand_index[0, 0, 1] == 1 and np.isnan(statistic_interval(rand_index, seed=3).lo[0, 1]), "no error is known"
+    assert silhouette[0, 0, 1] > 0.8 > gaussian[0, 1] + 0.2
+    assert np.abs(rand_index[0, 1]).max() < 0.1 > np.abs(shuffled).max()
 
 
 def test_clusters_by_token_differ_from_clusters_by_guess(belief: np.ndarray, rng: np.random.Generator) -> None:
@@ -54,25 +53,25 @@ def test_clusters_by_token_differ_from_clusters_by_guess(belief: np.ndarray, rng
     )
     even = np.full((1, SEQUENCES), 1 / SEQUENCES)
     scores = cluster_scores(cloud[None], targets_of(belief), TOKENS, [4], even, n_clustered=999, seed=3)
-    assert scores.token_rand_index.value[0, 0] > 0.99 > 0.1 > abs(scores.rand_index.value[0, 0])
+    assert scores["token_rand_index"][0][0, 0, 0] > 0.99 > 0.1 > abs(scores["rand_index"][0][0, 0, 0])
 
 
 def test_nearest_centroids_by_confidence(belief: np.ndarray, clouds: torch.Tensor) -> None:
     targets = targets_of(belief)
     found = [read_out(cloud, targets, random_subspaces(D, H, draws=2, seed=0)) for cloud in clouds]
     bands = [(0.0, 2.0), (0.7, 2.0), (3.0, 4.0)]
-    accuracy, constant = guess_scores(found, targets, bands, seed=4)
-    assert accuracy.value[0, 0] == 1 > 0.6 > accuracy.value[1, 0]
-    assert accuracy.low[1, 0] < accuracy.value[1, 0] < accuracy.high[1, 0]
-    for part in (accuracy.value, accuracy.low, accuracy.high, accuracy.level):
-        assert np.isnan(part[:, 2]).all()
-    assert constant.shape == (3,) and constant[0] < 0.6
+    accuracy = guess_scores([found], targets, bands, n=SEQUENCES, seed=4)
+    assert accuracy.value[0, 0, 0] == 1 > 0.6 > accuracy.value[0, 1, 0]
+    low, high = accuracy.ends
+    assert low[0, 1, 0] < accuracy.value[0, 1, 0] < high[0, 1, 0]
+    for part in (accuracy.value, low, high, accuracy.baseline(SHUFFLE).value, accuracy.baseline(CONSTANT).value):
+        assert part.shape == (1, 2, 3) and np.isnan(part[:, :, 2]).all()
+    assert accuracy.baseline(CONSTANT).value[0, 0, 0] < 0.6
 
 
 def test_ties_have_no_best_guess(clouds: torch.Tensor) -> None:
     even = targets_of(np.full((SEQUENCES, POSITIONS, H), 1 / H))
-    weights = bootstrap_weights(SEQUENCES, seed=2, draws=31)
+    weights = jackknife_weights(SEQUENCES)
     scores = cluster_scores(clouds, even, TOKENS, COUNTS, weights, n_clustered=151, seed=3)
-    own = scores.rand_index
-    assert all(np.isnan(part).all() for part in (own.value, own.low, own.high, own.level))
-    assert np.isfinite(scores.silhouette.value).all()
+    assert all(np.isnan(part).all() for part in scores["rand_index"])
+    assert np.isfinite(scores["silhouette"][0]).all()

@@ -25,7 +25,7 @@ from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.probes.belief_readout import BeliefReadout
 from bayesgeom.probes.calibration import Calibration, CalibrationReport
-from bayesgeom.probes.key_report import KeyOverlapReport
+from bayesgeom.probes.key_overlap import KeyOverlapReport
 from bayesgeom.probes.value_manifold import ValueManifoldReport
 from bayesgeom.report.diagnosis import Diagnosis, left_out
 from bayesgeom.report.estimate import UNTRAINED, Estimate, Quantity

@@ -16,8 +16,14 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
-from bayesgeom.probes.key_report import LEVELS, RANDOM_DIRECTIONS, RANDOM_W_K, KeyOverlapReport
+from bayesgeom.probes.key_overlap import (
+    LEVELS,
+    RANDOM_DIRECTIONS,
+    RANDOM_W_K,
+    KeyOverlap,
+    KeyOverlapReport,
+    overlap_by_view,
+)
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate
 from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import jackknife_weights

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.probes._separation import planes_of_groups
+from bayesgeom.probes.domain_separation import planes_of_groups
 from bayesgeom.stats import manifold
 from bayesgeom.stats.subspace import (
     cloud_axes,
@@ -79,20 +79,6 @@ def test_leading_axes_are_the_first_of_all(rng: np.random.Generator) -> None:
     own, turned = leading_axes(spread, 3)
     torch.testing.assert_close(own, variances[:3])
     torch.testing.assert_close(turned, axes[:, :3])
-
-
-def test_many_dimensions_give_the_same_statistics(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    entropy, level = rng.uniform(size=(31, 3)), np.tile(np.arange(3), (31, 1))
-    scale = manifold.shuffled_scale(entropy, level, shuffles=2, seed=0)
-    points = torch.from_numpy(rng.normal(size=(93, 17)) * np.geomspace(1, 9, 17) + entropy.reshape(-1, 1))
-    whole = manifold.cloud_statistics(points, scale)
-    monkeypatch.setattr(manifold, "_MANY", 1)
-    leading = manifold.cloud_statistics(points, scale)
-    for name, value in whole.shape.items():
-        assert leading.shape[name] == pytest.approx(value, rel=1e-12)
-    for name, values in whole.relation.items():
-        np.testing.assert_allclose(leading.relation[name], values, rtol=1e-9)
-    torch.testing.assert_close(leading.axes, whole.axes)
 
 
 def test_coordinates_of_the_span_give_the_same_statistics(rng: np.random.Generator) -> None:

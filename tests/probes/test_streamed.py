@@ -14,7 +14,7 @@ from bayesgeom.core.run import Trials, concatenate
 from bayesgeom.diagnosis.measuring import within
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model, Recorder, Stream
-from bayesgeom.probes._consistency import SUMS
+from bayesgeom.probes.attention_entropy import SUMS
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of

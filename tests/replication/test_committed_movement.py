@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from bayesgeom.dynamics.threshold_steps import stable
-from bayesgeom.gradients.movement import GradientMovementReport, lag
+from bayesgeom.dynamics.report import stable, times_later
+from bayesgeom.gradients.report import GradientMovementReport
 from bayesgeom.report.diagnosis import Diagnosis
 from tests.pages import READINGS, numbers, rows, section
 
@@ -25,10 +25,10 @@ def test_the_shares_of_the_movement_are_the_reports() -> None:
             np.testing.assert_allclose(numbers(cell), [s[i] for s in shares], atol=6e-3)
         steps = [int(step) for step in report.steps]
         routing, values = (stable(steps, v) for v in distances)
-        found, cell = lag(values, routing), lines[at + 1][-1]
+        (ratio, *bounds), cell = times_later(values, routing), lines[at + 1][-1]
         stored = [float(own) for own in (report.routing_stable_step, report.values_stable_step, report.stable_ratio)]
-        np.testing.assert_equal(stored, [routing.step, values.step, found.ratio])
+        np.testing.assert_equal(stored, [routing.step, values.step, ratio])
         ended = steps[-1] if np.isnan(values.step) else values.step
-        known = np.array([routing.step, ended, found.ratio, found.least, found.most])
+        known = np.array([routing.step, ended, ratio, *bounds])
         np.testing.assert_allclose(numbers(cell), known[np.isfinite(known)], atol=0.06)
         assert np.isnan(values.step) == ("not before the last" in cell)

@@ -10,9 +10,8 @@ import pytest
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.verdict import Reason
 from bayesgeom.dynamics import measure as frame
-from bayesgeom.dynamics.report import DynamicsReport
+from bayesgeom.dynamics.report import NEVER, DynamicsReport, ThresholdStep
 from bayesgeom.dynamics.run import training_dynamics
-from bayesgeom.dynamics.threshold_steps import NEVER, ThresholdStep
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import codes_of
 from bayesgeom.stats.bootstrap import seed_interval

@@ -42,7 +42,7 @@ def run_of(rng: np.random.Generator, *, sets: dict[str, tuple[int, ...]] | None 
         W_K_GRAM: columns @ columns.swapaxes(2, 3),
         PATTERN: weights / weights.sum(axis=-1, keepdims=True),
     }
-    run = planted_run(trials, {site: torch.from_numpy(x) for site, x in recorded.items()}, n_heads=HEADS, seed=3)
+    run = planted_run(trials, {site: torch.from_numpy(x) for site, x in recorded.items()}, seed=3)
     return replace(run, spec=replace(run.spec, d_model=MODEL))
 
 

@@ -13,10 +13,10 @@ import xarray as xr
 from IPython.core.interactiveshell import InteractiveShell
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
+from bayesgeom.core.text import WIDTH
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report import diagnosis as module
-from bayesgeom.report.columns import WIDTH
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.render import NOTES, ROWS, interval_cell, summary
 from bayesgeom.report.report import with_provenance

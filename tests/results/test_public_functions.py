@@ -18,13 +18,13 @@ from torch import nn
 
 import bayesgeom
 from bayesgeom.core.run import RESID_PRE
+from bayesgeom.core.text import WIDTH
 from bayesgeom.interventions.design import Design
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.checkpoint import save_checkpoint, weights_hash
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.monitor.watch import Monitor, Settings
-from bayesgeom.report.columns import WIDTH
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of

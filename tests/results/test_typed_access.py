@@ -3,8 +3,7 @@
 from typing import assert_type
 
 import bayesgeom
-from bayesgeom.interventions.joint_report import JointInterventionReport
-from bayesgeom.interventions.report import InterventionReport
+from bayesgeom.interventions.report import InterventionReport, JointInterventionReport
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.calibration import CalibrationReport

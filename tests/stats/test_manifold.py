@@ -12,24 +12,20 @@ from bayesgeom.stats.manifold import (
     N_KNOTS,
     EntropyScale,
     cloud_statistics,
-    entropy_columns,
-    entropy_scale,
     head_statistics,
+    shuffled_scale,
     view,
 )
 from bayesgeom.stats.regression import RIDGE, even_knots, natural_spline
 from tests.stats.slow import partial_spearman
 
 RELATIONS = ("spearman", "pearson", "partial_spearman", "entropy_r2", "curve_share")
-SEQUENCES, FIT, POSITIONS, D, DRAWS = 43, 23, 5, 7, 3
+SEQUENCES, FIT, POSITIONS, D, DRAWS = 43, 22, 5, 7, 3
 LEVEL = np.tile(np.arange(2, 13, 2)[:POSITIONS], (SEQUENCES, 1))
 
 
 def scale_of(entropy: np.ndarray) -> EntropyScale:
-    columns = entropy_columns(entropy, even_knots(entropy.ravel(), N_KNOTS))
-    rng = np.random.default_rng(5)
-    shuffles = [shuffled_within_position(columns, rng) for _ in range(DRAWS - 1)]
-    return entropy_scale(np.stack([columns, *shuffles]), LEVEL, FIT)
+    return shuffled_scale(entropy, LEVEL, shuffles=DRAWS - 1, seed=5)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from bayesgeom.stats.subspace import (
     cloud_axes,
     covariance,
     leading_coordinates,
-    participation_ratio,
     principal_axes,
     variance_shares,
 )
@@ -48,14 +47,9 @@ def test_clouds_in_a_batch_are_treated_alone(rng: np.random.Generator) -> None:
         torch.testing.assert_close(axes[i, j], of_one)
 
 
-@pytest.mark.parametrize(("variances", "ratio"), [([2.0, 0, 0], 1.0), ([3.0, 3, 3], 3.0), ([1.0, 1, 0], 2.0)])
-def test_participation_ratio_counts_directions(variances: list[float], ratio: float) -> None:
-    assert float(participation_ratio(torch.tensor(variances, dtype=torch.float64))) == pytest.approx(ratio)
-
-
 def test_a_cloud_that_does_not_vary_has_no_shape() -> None:
     variances, _ = principal_axes(covariance(torch.ones(5, 3)))
-    assert variance_shares(variances).isnan().all() and participation_ratio(variances).isnan()
+    assert variance_shares(variances).isnan().all()
 
 
 @pytest.mark.parametrize("n_points", [2, D, POINTS])

@@ -7,8 +7,9 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.neighbors import NearestCentroid
 
-from bayesgeom.probes._best_guesses import guess_scores
-from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights, shuffled_within_position
+from bayesgeom.probes.belief_readout import MEAN_BELIEF, SHUFFLE, guess_scores, linear_scores
+from bayesgeom.probes.belief_readout import SUBSPACES as WITHIN
+from bayesgeom.stats.bootstrap import bootstrap_weights, shuffled_within_position
 from bayesgeom.stats.readout import (
     ALIVE,
     BELIEF,
@@ -18,12 +19,10 @@ from bayesgeom.stats.readout import (
     belief_rows,
     belief_targets,
     commonest,
-    distance_of_mean,
     held_out_scores,
     in_bands,
     read_out,
     renormalized,
-    summary,
 )
 from bayesgeom.stats.regression import RIDGE
 from bayesgeom.stats.subspace import random_subspaces
@@ -168,22 +167,23 @@ def test_scores_under_even_weights_are_those_of_the_readout(points: torch.Tensor
     truth = targets.held_out[:, :, 0, BELIEF].double().numpy()
     twin = np.abs(renormalized(found.predicted_belief) - truth).sum(axis=-1).mean() / 2
     assert scores["total_variation"][0] == pytest.approx(twin)
-    mean = targets.values[:SPLIT, 0, BELIEF].double().mean(dim=0).numpy()
-    assert distance_of_mean(targets) == pytest.approx(np.abs(truth - mean).sum(axis=-1).mean() / 2, abs=1e-6)
 
 
-def test_summary_pairs_each_score_with_its_levels(points: torch.Tensor, targets: BeliefTargets) -> None:
+def test_linear_scores_have_their_levels_beside_them(points: torch.Tensor, targets: BeliefTargets) -> None:
     found = [read_out(cloud, targets, BASES) for cloud in (points, points**2)]
-    table = summary(found, targets, jackknife_weights(HELD))
-    assert table.r2.level[1] == pytest.approx(found[1].r2[1:DRAWS].mean())
-    assert table.total_variation.level.tolist() == [distance_of_mean(targets)] * 2
-    assert table.r2_within.shape == table.balanced_accuracy_within.shape == (3, 2)
-    mean, low, high = table.r2_within[:, 1]
-    assert mean == pytest.approx(found[1].r2[DRAWS:].mean()) and low < mean < high
-    for own in (table.r2, table.total_variation, table.balanced_accuracy):
-        assert own.value.shape == own.level.shape == (2,)
-        lacks = np.isnan([own.low, own.high]).all()
-        assert lacks if HELD < 9 else ((own.low < own.value) & (own.value < own.high)).all()
+    table = linear_scores([found], targets, n=SEQUENCES)
+    assert table["r2"].baseline(SHUFFLE).value[0, 1] == pytest.approx(found[1].r2[1:DRAWS].mean())
+    truth = targets.held_out[:, :, 0, BELIEF].double().numpy()
+    mean = targets.values[:SPLIT, 0, BELIEF].double().mean(dim=0).numpy()
+    distance = np.abs(truth - mean).sum(axis=-1).mean() / 2
+    assert table["total_variation"].baseline(MEAN_BELIEF).value == pytest.approx(np.full((1, 2), distance), abs=1e-6)
+    within = table["r2"].baseline(WITHIN)
+    assert within.low is not None and within.high is not None
+    assert within.value[0, 1] == pytest.approx(found[1].r2[DRAWS:].mean())
+    assert (within.low < within.value).all() and (within.value < within.high).all()
+    for own in table.values():
+        low, high = own.ends
+        assert own.value.shape == (1, 2) and ((low < own.value) & (own.value < high)).all()
 
 
 def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTargets) -> None:
@@ -197,7 +197,10 @@ def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTar
             if label.any() and low <= held_out[s, p, 0, BELIEF].max() < high:
                 right.append(found.hits[s, p, 0])
                 counts += label
-        accuracy, constant = guess_scores([found], targets, bands)[0].value[0, band], commonest(targets, inside)[band]
+        accuracy, constant = (
+            guess_scores([[found]], targets, bands, n=SEQUENCES).value[0, 0, band],
+            commonest(targets, inside)[band],
+        )
         if right:
             assert accuracy == pytest.approx(np.mean(right)) and constant == pytest.approx(counts.max() / len(right))
         else:
@@ -207,7 +210,5 @@ def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTar
 def test_nothing_held_out_is_no_answer(points: torch.Tensor, belief: torch.Tensor) -> None:
     targets = belief_targets(belief_rows(belief[:1])[None].expand(2, -1, -1, -1, -1), 1)
     found = read_out(points[:POSITIONS], targets, BASES)
-    table = summary([found], targets, jackknife_weights(0))
-    for own in (table.r2, table.total_variation, table.balanced_accuracy):
-        assert np.isnan([own.value, own.low, own.high, own.level]).all()
-    assert np.isnan(table.r2_within).all() and np.isnan(table.balanced_accuracy_within).all()
+    for own in linear_scores([[found]], targets, n=1).values():
+        assert np.isnan([own.value, *own.ends]).all() and not own.baselines

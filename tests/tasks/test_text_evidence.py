@@ -236,7 +236,7 @@ def test_a_style_changes_what_stands_before_and_nothing_else(style: str) -> None
 
 
 def test_a_chat_needs_a_template() -> None:
-    with pytest.raises(InvalidArgument, match=r"requires a chat template.*use style='plain'"):
+    with pytest.raises(InvalidArgument, match=r"has no chat template.*use style='plain'"):
         bound(style="chat")
     with pytest.raises((InvalidArgument, TypeCheckError), match="letter"):
         bound(style="letter")

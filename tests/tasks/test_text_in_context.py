@@ -184,7 +184,7 @@ def test_a_chat_template_that_does_not_end_is_refused(monkeypatch: pytest.Monkey
 
 def test_a_chat_stands_before_the_same_sequences() -> None:
     tokenizer = copy.deepcopy(pair_tokenizer())
-    with pytest.raises(InvalidArgument, match="requires a chat template"):
+    with pytest.raises(InvalidArgument, match="has no chat template"):
         InContext(task=HMM(length=5), chat=True).bind(tokenizer, d_vocab=2_503)
     tokenizer.chat_template = "U {{ messages[0]['content'] }} A "
     plain, chat = (InContext(task=HMM(length=5), chat=own).bind(tokenizer, d_vocab=2_503) for own in (False, True))

@@ -71,7 +71,7 @@ def test_opening_is_what_the_tokenizer_itself_puts_first() -> None:
 
 def test_ids_that_the_model_has_not_are_refused() -> None:
     check_ids([0, 6], 7)
-    with pytest.raises(TaskMismatch, match=r"ids up to 7; the model has 7 ids, 0 … 6"):
+    with pytest.raises(TaskMismatch, match=r"ids up to 7; the model has 7 ids"):
         check_ids([7, 3], 7)
 
 
@@ -97,7 +97,7 @@ def test_a_bound_task_survives_json_without_its_tokenizer(task: TextTask, tokeni
 
 @pytest.mark.parametrize("task", TEXT_TASKS, ids=str)
 def test_a_model_with_fewer_ids_than_the_tokenizer_is_refused(task: TextTask) -> None:
-    with pytest.raises(TaskMismatch, match=r"the tokenizer gives ids up to \d+; the model has 97 ids, 0 … 96"):
+    with pytest.raises(TaskMismatch, match=r"the tokenizer gives ids up to \d+; the model has 97 ids"):
         task.bind(pair_tokenizer(), d_vocab=97)
 
 

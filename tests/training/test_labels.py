@@ -114,7 +114,7 @@ def test_recipes_without_these_fields_read_as_ever() -> None:
     ("change", "message"),
     [
         ({"loss_positions": 8}, r"between 1 and 7, the number of scored positions of the task; tiny has 8"),
-        ({"label_share": 1.5}, r"between 0 and 1: tiny has 1\.5"),
+        ({"label_share": 1.5}, r"label_share must be between 0 and 1, got 1\.5"),
         ({"loss_positions": None}, r"tiny has 0\.3 with loss_positions=None"),
         ({"task": Bijection(n_values=5, n_pairs=1)}, r"between 1 and 1, .* tiny has 2"),
     ],

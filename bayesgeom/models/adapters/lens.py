@@ -20,22 +20,15 @@ from torch import Tensor, nn
 from bayesgeom.core.errors import MissingSite, NoCopy
 from bayesgeom.core.run import (
     ATTN_OUT,
-    K_ROT,
-    MLP_OUT,
     PATTERN,
-    Q_ROT,
     RESID_MID,
-    RESID_POST,
     RESID_PRE,
-    K,
     ModelSpec,
-    Q,
     Site,
     Trials,
-    V,
-    Z,
 )
 from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, hooked
+from bayesgeom.models.adapters.hooked import POINTS
 from bayesgeom.models.adapters.proof import (
     Functions,
     Passage,
@@ -48,23 +41,7 @@ from bayesgeom.models.adapters.proof import (
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
-
-_POINTS: Mapping[Site, str] = {
-    RESID_PRE: "hook_resid_pre",
-    RESID_MID: "hook_resid_mid",
-    RESID_POST: "hook_resid_post",
-    ATTN_OUT: "hook_attn_out",
-    MLP_OUT: "hook_mlp_out",
-    Q: "attn.hook_q",
-    K: "attn.hook_k",
-    Q_ROT: "attn.hook_rot_q",
-    K_ROT: "attn.hook_rot_k",
-    V: "attn.hook_v",
-    Z: "attn.hook_z",
-    PATTERN: "attn.hook_pattern",
-}
-_UNTURNED = ((Q_ROT, Q), (K_ROT, K))
-_AMOUNT = 0.3  # standard deviations of the noise in the verification
+from bayesgeom.tasks.base import torch_seed
 
 
 @final
@@ -103,7 +80,7 @@ class LensModel(Model):
                 f"Hugging Face model itself."
             )
         with PROCESS_STATE, torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.manual_seed(torch_seed(seed))
             return LensModel(type(self._lens)(self._lens.cfg), name=f"{self.spec.name} at initialization {seed}")
 
     def replayer(self) -> Replayer:
@@ -111,12 +88,10 @@ class LensModel(Model):
 
     def _found(self) -> Iterator[tuple[Site, str]]:
         """Yield the hook points that every block has; without rotation the scores use q and k themselves."""
-        known = self._lens.hook_dict
-        names = dict(_POINTS)
-        if self._lens.cfg.positional_embedding_type != "rotary":
-            names |= {turned: _POINTS[plain] for turned, plain in _UNTURNED}
-        for site, name in names.items():
-            if all(f"blocks.{layer}.{name}" in known for layer in range(self.spec.n_layers)):
+        is_rotary = self._lens.cfg.positional_embedding_type == "rotary"
+        for site, (name, *unturned) in POINTS.items():
+            name = name if is_rotary or not unturned else unturned[0]
+            if all(f"blocks.{layer}.{name}" in self._lens.hook_dict for layer in range(self.spec.n_layers)):
                 yield site, name
 
     @contextlib.contextmanager
@@ -185,10 +160,9 @@ class LensModel(Model):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a bridge warns of edits without effect, which are detected here
             places = product(self._names, range(self.spec.n_layers))
-            passages = perturbed_pass(self.module, forward, self._taps.at, places, amount=_AMOUNT)
+            passages = perturbed_pass(self.module, forward, self._taps.at, places)
         functions = Functions(
             written=self._written,
-            projected=None,
             normed=self._normed,
             pattern=partial(self._pattern, passages),
             mid_given=given.get,

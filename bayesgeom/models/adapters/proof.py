@@ -9,10 +9,8 @@ activation. The inputs of later taps must then follow from the *outputs* of earl
     resid_pre + attn_out = resid_mid              resid_pre + attn_out + mlp_out = resid_post → the next resid_pre
 
 So one pass verifies both that a site contains what its name says and that an edit there takes effect.
-
-`broken_identities` checks the same equations on the activations of an unchanged pass, from `capture`. A site whose
-identity fails is withheld with the equation and its error. A site without an identity that could be checked is
-withheld, too. q and k are withheld together with q_rot and k_rot.
+A site whose equation fails is withheld with the equation and its error. A site without an equation that could be
+checked is withheld, too. q and k are withheld together with q_rot and k_rot.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -101,6 +99,9 @@ class Passage:
     left: list[Tensor] = field(default_factory=list)
 
 
+NOISE = 0.3  # standard deviations
+
+
 @torch.no_grad()
 def perturbed_pass(
     owner: nn.Module,
@@ -108,7 +109,7 @@ def perturbed_pass(
     point: Callable[[Site, int], nn.Module],
     places: Iterable[tuple[Site, int]],
     *,
-    amount: float,
+    amount: float = NOISE,
 ) -> dict[tuple[Site, int], Passage]:
     """Run one pass in which every hook point adds seeded noise to its activation, and record inputs and outputs.
 
@@ -151,24 +152,15 @@ TOLERANCE = 1e-4  # relative to the largest entry, in float32
 SUM = "resid_pre + attn_out + mlp_out = resid_post"
 _RESIDUAL = (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST)
 
-_STANDS_WITH = (
-    (Q, Q_ROT),
-    (K, K_ROT),
-    (TOKEN_KEYS, K),
-    (W_K, K),
-    (W_K_GRAM, K),
-    (W_V, V),
-    (W_O, Z),
-)
+_STANDS_WITH = ((Q, Q_ROT), (K, K_ROT), (TOKEN_KEYS, K), (W_K, K), (W_K_GRAM, K), (W_V, V), (W_O, Z))
 
 Passages = Mapping[tuple[Site, int], Passage]
-Norm = Callable[[Site, Tensor, int], Tensor]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Functions:
-    """The model's own functions between sites of a layer. None if the model has no such part.
+    """The model's own functions between sites of a layer. None if the model has no such part, or it is not known.
 
     Attributes:
         written: Maps z to the attention output; None in a layer where it depends on more than z.
@@ -177,18 +169,20 @@ class Functions:
         pattern: Maps rotated q and k to the pattern, including mask and bias.
         mid_given: Returns the input of the part that reads resid_mid.
         turned: Maps q or k to its rotation before a norm; None if no norm follows the rotation.
+        once: The only site that writes, and the map from resid_pre and that site to the update.
     """
 
-    written: Callable[[Tensor, int], Tensor | None] | None
-    projected: Callable[[Site, Tensor, int], Tensor] | None
-    normed: Norm
-    pattern: Callable[[Tensor, Tensor, int], Tensor] | None
-    mid_given: Callable[[int], Tensor | None]
+    written: Callable[[Tensor, int], Tensor | None] | None = None
+    projected: Callable[[Site, Tensor, int], Tensor] | None = None
+    normed: Callable[[Site, Tensor, int], Tensor] = lambda _site, x, _layer: x
+    pattern: Callable[[Tensor, Tensor, int], Tensor] | None = None
+    mid_given: Callable[[int], Tensor | None] = lambda _layer: None
     turned: Callable[[Site, Tensor, int], Tensor | None] = lambda _site, _x, _layer: None
+    once: tuple[Site, Callable[[Tensor, Tensor, int], Tensor]] | None = None
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Claim:
     """An equation in one layer, the sites that it verifies, and its two sides."""
 
@@ -219,14 +213,14 @@ def examined(
     stored = {place: passage for place, passage in passages.items() if place[0] not in broken}
     verified = {(site, layer) for site in (RESID_PRE, RESID_POST) for layer in range(spec.n_layers)}
     for layer in range(spec.n_layers):
-        for claim in _claims(_Layer(stored, layer), functions, layer, spec.n_layers):
+        for claim in _claims(stored, functions, layer):
             error = claim.error()
             verified |= {(site, layer) for site in claim.sites}
             errors |= {site: max(error, errors.get(site, 0.0)) for site in claim.sites}
             if not error <= tolerance_of(spec.dtype):  # NaN is broken too
                 reason = f"identity {claim.equation} fails by {error:.1e} in layer {layer}"
                 broken = dict.fromkeys(claim.sites, reason) | broken
-    for site, layer in stored.keys() - verified:
+    for site, layer in (place for place in stored if place not in verified):
         broken.setdefault(site, f"no identity holds it, layer {layer}")
     for site, source in _STANDS_WITH:
         if source in broken:  # these sites are verified only through `source`
@@ -251,86 +245,67 @@ def tolerance_of(dtype: str) -> float:
 def _widths(site: Site, spec: ModelSpec, n_pos: int) -> tuple[int, ...]:
     width = spec.d_of_value if site in (V, Z) else spec.d_head
     known = {"d_model": spec.d_model, "head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": width}
+    known |= {"d_state": spec.d_state} if spec.d_state else {}
     return tuple(known.get(axis, n_pos) for axis in site.axes[1:])
 
 
-@final
-class _Layer:
-    """The passages of one layer and the next."""
-
-    def __init__(self, passages: Passages, layer: int) -> None:
-        self._passages, self._layer = passages, layer
-
-    def has(self, *sites: Site) -> bool:
-        return all((site, self._layer) in self._passages for site in sites)
-
-    def arrived(self, site: Site, ahead: int = 0) -> Float[Tensor, "..."]:
-        return self._passages[site, self._layer + ahead].arrived[0]
-
-    def left(self, site: Site) -> Float[Tensor, "..."]:
-        return self._passages[site, self._layer].left[0]
+Side = Mapping[Site, Tensor]
 
 
-def _claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
-    yield from _residual_claims(at, functions, layer, n_layers)
+def _claims(stored: Passages, functions: Functions, layer: int) -> Iterator[_Claim]:
+    """The equations of one layer whose sites there are."""
+    arrived = {site: passage.arrived[0] for (site, at), passage in stored.items() if at == layer}
+    left = {site: stored[site, layer].left[0] for site in arrived}
+    yield from _residual_claims(arrived, left, functions, layer)
+    if {RESID_PRE, RESID_POST} <= arrived.keys() and (RESID_PRE, layer + 1) in stored:
+        before, after = left[RESID_POST], stored[RESID_PRE, layer + 1].arrived[0]
+        # RWKV halves the stream every few layers: compare up to one factor.
+        factor = (after.double().to(before.device) * before.double()).sum() / before.double().square().sum()
+        yield _Claim("resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor * before)
+    yield from _attention_claims(arrived, left, functions, layer)
+
+
+def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[_Claim]:
+    has = arrived.keys().__ge__
+    if has({*_RESIDUAL}):
+        # The input of a block may still be on the device of the previous block.
+        middle = left[RESID_PRE].to(left[ATTN_OUT].device) + left[ATTN_OUT]
+        if has({RESID_MID}):
+            yield _Claim("resid_pre + attn_out = resid_mid", (*_RESIDUAL, RESID_MID), arrived[RESID_MID], middle)
+            middle = left[RESID_MID]
+        yield _Claim(SUM, _RESIDUAL, arrived[RESID_POST], middle.to(left[MLP_OUT].device) + left[MLP_OUT])
+    if functions.once is not None and has({RESID_PRE, functions.once[0], RESID_POST}):
+        site, update = functions.once
+        total = left[RESID_PRE] + update(left[RESID_PRE], left[site], layer)
+        equation = f"resid_pre + update by {site.name} = resid_post"
+        yield _Claim(equation, (RESID_PRE, site, RESID_POST), arrived[RESID_POST], total)
+    if has({RESID_MID}):
+        given, mid = functions.mid_given(layer), left[RESID_MID]
+        right = torch.full_like(mid, torch.nan) if given is None else given.reshape(mid.shape)
+        yield _Claim("the MLP reads resid_mid", (RESID_MID,), mid, right)
+
+
+def _attention_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[_Claim]:
+    has = arrived.keys().__ge__
     for site, verified in ((K, (TOKEN_INPUTS, TOKEN_KEYS)), (V, (W_V,))):
-        if at.has(RESID_PRE, site) and functions.projected is not None:
-            yield _Claim(
-                equation=f"W_{site.name.upper()} norm(resid_pre) + b = {site.name}",
-                sites=verified,
-                left=at.arrived(site),
-                right=functions.projected(site, at.left(RESID_PRE), layer),
-            )
+        if has({RESID_PRE, site}) and functions.projected is not None:
+            equation = f"W_{site.name.upper()} norm(resid_pre) + b = {site.name}"
+            yield _Claim(equation, verified, arrived[site], functions.projected(site, left[RESID_PRE], layer))
     for plain, turned in ((Q, Q_ROT), (K, K_ROT)):
-        if at.has(plain, turned):
-            yield from _turned_claims(at.left(plain), at.arrived(turned), functions, plain, layer)
-    if at.has(Q_ROT, K_ROT, PATTERN) and functions.pattern is not None:
-        yield _Claim(
-            equation="softmax(scale · q_rot·k_rot) = pattern",
-            sites=(Q_ROT, K_ROT),
-            left=at.arrived(PATTERN),
-            right=functions.pattern(at.left(Q_ROT), at.left(K_ROT), layer),
-        )
-    if at.has(PATTERN, V, Z):
-        pattern = at.left(PATTERN)
-        v = per_query_head(at.left(V).transpose(1, 2), pattern.shape[1])
-        z = einsum(pattern, v, "b h q k, b h k d -> b q h d")
-        claim = _Claim(equation="pattern · v = z", sites=(PATTERN,), left=at.arrived(Z), right=z)
+        if has({plain, turned}):
+            yield from _turned_claims(left[plain], arrived[turned], functions, plain, layer)
+    if has({Q_ROT, K_ROT, PATTERN}) and functions.pattern is not None:
+        expected = functions.pattern(left[Q_ROT], left[K_ROT], layer)
+        yield _Claim("softmax(scale · q_rot·k_rot) = pattern", (Q_ROT, K_ROT), arrived[PATTERN], expected)
+    if has({PATTERN, V, Z}):
+        v = per_query_head(left[V].transpose(1, 2), left[PATTERN].shape[1])
+        z, unchanged = (einsum(side[PATTERN], v, "b h q k, b h k d -> b q h d") for side in (left, arrived))
+        claim = _Claim("pattern · v = z", (PATTERN,), arrived[Z], z)
         yield claim
-        unchanged = einsum(at.arrived(PATTERN), v, "b h q k, b h k d -> b q h d")
         twin = replace(claim, right=unchanged)  # v and z may be right even if an edited pattern has no effect
         yield replace(min(claim, twin, key=_Claim.error), sites=(V, Z))
-    if at.has(Z, ATTN_OUT) and functions.written is not None:
-        right = functions.written(at.left(Z), layer)
-        if right is not None:
-            left, sites = at.arrived(ATTN_OUT), (Z, ATTN_OUT)
-            yield _Claim(equation="W_O z + b = attn_out", sites=sites, left=left, right=right)
-
-
-def _residual_claims(at: _Layer, functions: Functions, layer: int, n_layers: int) -> Iterator[_Claim]:
-    if at.has(*_RESIDUAL):
-        attn_out, mlp_out = at.left(ATTN_OUT), at.left(MLP_OUT)
-        # The input of a block may still be on the device of the previous block.
-        summed = at.left(RESID_PRE).to(attn_out.device) + attn_out
-        middle = at.left(RESID_MID) if at.has(RESID_MID) else summed
-        yield _Claim(
-            equation=SUM,
-            sites=_RESIDUAL,
-            left=at.arrived(RESID_POST),
-            right=middle.to(mlp_out.device) + mlp_out,
-        )
-    if at.has(RESID_MID):
-        given, mid = functions.mid_given(layer), at.left(RESID_MID)
-        right = torch.full_like(mid, torch.nan) if given is None else given.reshape(mid.shape)
-        yield _Claim(equation="the MLP reads resid_mid", sites=(RESID_MID,), left=mid, right=right)
-    if layer + 1 < n_layers and at.has(RESID_PRE, RESID_POST):
-        left, arrived = at.left(RESID_POST), at.arrived(RESID_PRE, ahead=1)
-        # RWKV halves the stream every few layers: compare up to one factor.
-        factor = (arrived.double().to(left.device) * left.double()).sum() / left.double().square().sum()
-        sites = (RESID_PRE, RESID_POST)
-        yield _Claim(
-            equation=f"{RESID_POST.name} = next {RESID_PRE.name}", sites=sites, left=arrived, right=factor * left
-        )
+    if has({Z, ATTN_OUT}) and functions.written is not None and (out := functions.written(left[Z], layer)) is not None:
+        yield _Claim("W_O z + b = attn_out", (Z, ATTN_OUT), arrived[ATTN_OUT], out)
 
 
 def _turned_claims(
@@ -346,8 +321,8 @@ def _turned_claims(
         yield from _rotation_claims(functions.normed(plain, x, layer), arrived, plain)
         return
     yield from _rotation_claims(x, turned, plain)
-    equation, right = f"norm of the rotated {plain.name} = {plain.name}_rot", functions.normed(plain, turned, layer)
-    yield _Claim(equation=equation, sites=(plain,), left=arrived, right=right)
+    right = functions.normed(plain, turned, layer)
+    yield _Claim(f"norm of the rotated {plain.name} = {plain.name}_rot", (plain,), arrived, right)
 
 
 def _rotation_claims(
@@ -357,19 +332,12 @@ def _rotation_claims(
     before, after = normed.double().norm(dim=-1), turned.double().norm(dim=-1)
     factor = after.norm() / before.norm().clamp_min(1e-12)
     name = f"{plain.name}_rot"
-    yield _Claim(equation=f"|{plain.name}| = |{name}|", sites=(plain,), left=after, right=factor * before)
-    yield _Claim(
-        equation=f"{plain.name} = {name} at position 0",
-        sites=(plain,),
-        left=turned[:, 0].double(),
-        right=factor * normed[:, 0].double(),
-    )
+    yield _Claim(f"|{plain.name}| = |{name}|", (plain,), after, factor * before)
+    at_zero = factor * normed[:, 0].double()
+    yield _Claim(f"{plain.name} = {name} at position 0", (plain,), turned[:, 0].double(), at_zero)
 
 
 N_SEQUENCES, N_POSITIONS = 2, 7
-
-Captured = Mapping[Site, Shaped[Tensor, "layer *axes"]]
-AttnOut = Callable[[Float[Tensor, "batch pos head d_head"], int], Float[Tensor, "batch pos d_model"]]
 
 
 def sentinel_trials(d_vocab: int, n_ctx: int | None, device: str) -> Trials:
@@ -387,98 +355,3 @@ def sentinel_trials(d_vocab: int, n_ctx: int | None, device: str) -> Trials:
         token_sets={},
         relations={},
     )
-
-
-def capture(
-    owner: nn.Module,
-    forward: Callable[[], object],
-    point: Callable[[Site, int], nn.Module],
-    sites: Mapping[Site, object],
-    n_layers: int,
-) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
-    """Return the activations of every site in one forward pass, without sites that do not fire once in every layer."""
-    caught: dict[Site, list[list[Tensor]]] = {site: [[] for _ in range(n_layers)] for site in sites}
-    hooks = [
-        site_hook((site, layer), point(site, layer), outputs.append)
-        for site, layers in caught.items()
-        for layer, outputs in enumerate(layers)
-    ]
-    with hooked(owner, hooks, by="this model", times=None), torch.no_grad():
-        forward()
-    once = {site: layers for site, layers in caught.items() if all(len(outputs) == 1 for outputs in layers)}
-    return {site: torch.stack([outputs[0] for outputs in layers]) for site, layers in once.items()}
-
-
-@torch.no_grad()
-def broken_identities(
-    stored: Captured,
-    *,
-    scale: float,
-    bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None,
-    attn_out: AttnOut,
-) -> dict[Site, str]:
-    """Return the sites that failed, each with the reason. Identities with absent sites are not checked."""
-    broken: dict[Site, str] = {}
-    verified: set[Site] = set()
-    for identity in (*_attention_claims(stored, scale, bias), *_write_claims(stored, attn_out)):
-        error = identity.error()
-        verified |= {*identity.sites}
-        if not error <= TOLERANCE:  # NaN is broken too
-            for site in identity.sites:
-                broken.setdefault(site, f"identity {identity.equation} fails by {error:.1e}")
-    alone = (site for site in stored if site not in verified)
-    return broken | dict.fromkeys(alone, "no identity could be checked")
-
-
-def _attention_claims(
-    stored: Captured, scale: float, bias: Float[Tensor, "*layer_and_batch head query_pos key_pos"] | None
-) -> Iterator[_Claim]:
-    if {Q_ROT, K_ROT, PATTERN} <= stored.keys():
-        pattern = stored[PATTERN]
-        k = _per_query_head(stored[K_ROT], pattern.shape[2])
-        scores = scale * einsum(stored[Q_ROT], k, "l b q h d, l b k h d -> l b h q k")
-        n_pos = scores.shape[-1]
-        if bias is not None:
-            scores = scores + bias[..., :n_pos, :n_pos]
-        hidden = torch.ones(n_pos, n_pos, dtype=torch.bool, device=scores.device).triu(1)
-        expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        sites = (Q_ROT, K_ROT, PATTERN, *(site for site in (Q, K) if site in stored))
-        yield _Claim(equation="softmax(scale · q_rot·k_rot) = pattern", sites=sites, left=expected, right=pattern)
-        for plain, rotated in ((Q, Q_ROT), (K, K_ROT)):
-            if plain in stored:
-                left, right = stored[rotated].norm(dim=-1), stored[plain].norm(dim=-1)
-                equation = f"|{rotated.name}| = |{plain.name}|"
-                yield _Claim(equation=equation, sites=(plain,), left=left, right=right)
-    if {PATTERN, V, Z} <= stored.keys():
-        pattern = stored[PATTERN]
-        v = _per_query_head(stored[V], pattern.shape[2])
-        z = einsum(pattern, v, "l b h q k, l b k h d -> l b q h d")
-        yield _Claim(equation="pattern · v = z", sites=(V, Z), left=z, right=stored[Z])
-
-
-def _write_claims(stored: Captured, attn_out: AttnOut) -> Iterator[_Claim]:
-    """Identities of the updates to the residual stream."""
-    n_layers = max(map(len, stored.values()), default=0)
-    if {Z, ATTN_OUT} <= stored.keys():
-        written = torch.stack([attn_out(stored[Z][layer], layer) for layer in range(n_layers)])
-        yield _Claim(equation="W_O z + b = attn_out", sites=(Z, ATTN_OUT), left=written, right=stored[ATTN_OUT])
-    if {RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST} <= stored.keys():
-        total = stored[RESID_PRE] + stored[ATTN_OUT] + stored[MLP_OUT]
-        yield _Claim(
-            equation=SUM,
-            sites=(RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST),
-            left=total,
-            right=stored[RESID_POST],
-        )
-    if {RESID_PRE, ATTN_OUT, RESID_MID} <= stored.keys():
-        yield _Claim(
-            equation="resid_pre + attn_out = resid_mid",
-            sites=(RESID_MID,),  # the other two are checked at the end of the block
-            left=stored[RESID_PRE] + stored[ATTN_OUT],
-            right=stored[RESID_MID],
-        )
-
-
-def _per_query_head(x: Float[Tensor, "l b k kv d"], n_heads: int) -> Float[Tensor, "l b k h d"]:
-    """Grouped keys or values, repeated for the query heads that share them."""
-    return repeat(x, "l b k kv d -> l b k (kv group) d", group=n_heads // x.shape[3])

@@ -1,7 +1,15 @@
-"""Reading of captures: a model that runs from files, on the captured sequences only."""
+"""Captures: files of activations and predictions, and a model that reads them, on the captured sequences only.
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+A capture is a directory of `capture.json`, `static.safetensors` and `shard-00000.safetensors`, …. The manifest says
+which model, task and sites, and the hash of every shard. It is written before the first shard and again, atomically,
+after each one. The activations of a shard leave memory before the next one is computed.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -9,20 +17,296 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NoCopy
-from bayesgeom.core.run import ALL_SITES, Run, Site, Trials, concatenate, untrained
-from bayesgeom.models.base import BaselinePredictives, Model, Replayer, Stream, room_for
-from bayesgeom.models.captured.files import (
-    ENTROPY,
-    LOG_ANSWERS,
-    MANIFEST,
-    OFF_ANSWER,
-    STATIC,
-    check_shard,
-    read_manifest,
+from bayesgeom.core.errors import (
+    BayesGeomError,
+    CheckpointFault,
+    InvalidArgument,
+    NoCopy,
+    NonFinite,
+    OutputFault,
+    check_types,
+    shown,
 )
+from bayesgeom.core.files import apart, atomic_file, is_file, read_json, write_arrays
+from bayesgeom.core.run import ALL_SITES, ModelSpec, Run, Site, Trials, concatenate, is_untrained, untrained
+from bayesgeom.models.base import PASS_BYTES, BaselinePredictives, Model, Replayer, Stream, bytes_per_sequence, room_for
+from bayesgeom.models.checkpoint_files import config_hash
 from bayesgeom.stats.behavior import BehaviorLog
+from bayesgeom.stats.reduction import Reduction
 from bayesgeom.tasks.base import WindTunnel, task_from_config
+
+MANIFEST, STATIC = "capture.json", "static.safetensors"
+SCHEMA = 3  # 3: a hash over the manifest itself
+_HASH = "hash"
+_MOST_SHARDS, _MOST_LAYERS = 10_000_000, 100_000
+_SITES = {site.name: site for site in ALL_SITES}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a capture holds.
+
+    Attributes:
+        spec: The model, as `ModelSpec.to_dict` gives it.
+        task: The task, as `WindTunnel.config` gives it.
+        layers: Captured layers of each site that a pass records, by its name.
+        static: Captured layers of each site that is read from the weights, by its name.
+        dtype: Data type of the activations.
+        n: Number of sequences.
+        seed: Seed of the sequences.
+        rows: Number of sequences in each shard but the last.
+        untrained: Seeds of the captured untrained networks, each in a directory `untrained-INDEX`.
+        foreign_hooks: Submodules whose forward hooks bayesgeom did not set.
+        versions: Versions of the libraries.
+        shards: SHA-256 of the finished files, by their names.
+    """
+
+    spec: Mapping[str, Any]
+    task: Mapping[str, Any]
+    layers: Mapping[str, Sequence[int]]
+    static: Mapping[str, Sequence[int]]
+    dtype: str
+    n: int
+    seed: int
+    rows: int
+    untrained: Sequence[int] = ()
+    foreign_hooks: Sequence[str] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    shards: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sites(self) -> dict[Site, tuple[int, ...]]:
+        """Captured layers of each site that a pass records."""
+        return {_SITES[name]: tuple(own) for name, own in self.layers.items()}
+
+    @property
+    def static_sites(self) -> dict[Site, tuple[int, ...]]:
+        """Captured layers of each site that is read from the weights."""
+        return {_SITES[name]: tuple(own) for name, own in self.static.items()}
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        """The spec of the captured model."""
+        return ModelSpec(**self.spec)
+
+    def slices(self) -> dict[str, slice]:
+        """Return the sequences of each shard, by its name."""
+        starts = range(0, self.n, self.rows)
+        return {
+            f"shard-{i:05d}.safetensors": slice(start, min(self.n, start + self.rows)) for i, start in enumerate(starts)
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest atomically.
+
+        Raises:
+            OutputFault: It cannot be written.
+        """
+        content = {"schema": SCHEMA, **asdict(self)}
+        with atomic_file(folder / MANIFEST) as temporary:
+            temporary.write_text(
+                json.dumps({**content, _HASH: config_hash(content)}, indent=1) + "\n", encoding="utf-8"
+            )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a capture.
+
+    Raises:
+        CheckpointFault: There is none, or it is unreadable, incomplete, of another schema, or was edited.
+    """
+    path = folder / MANIFEST
+    try:
+        stored = read_json(path)
+    except FileNotFoundError as error:
+        raise CheckpointFault(
+            f"{folder} holds no capture: {MANIFEST} is missing. Name a directory that bayesgeom capture wrote."
+        ) from error
+    schema = stored.get("schema") if isinstance(stored, dict) else None
+    if type(schema) is not int or schema != SCHEMA:
+        is_newer = type(schema) is int and schema > SCHEMA
+        remedy = "Upgrade bayesgeom" if is_newer else "Make it again with `bayesgeom capture MODEL --out NEW-DIRECTORY`"
+        raise CheckpointFault(f"{path} has schema {shown(schema)}; this bayesgeom reads schema {SCHEMA}. {remedy}.")
+    stated = stored.pop(_HASH, None)
+    if stated != config_hash(stored):
+        raise CheckpointFault(
+            f"{path} was changed after it was written: it does not match its hash. Restore it, or capture again."
+        )
+    del stored["schema"]
+    try:
+        found = Manifest(**stored)
+        _check(found)
+    except (TypeError, ValueError, KeyError, AttributeError, BayesGeomError) as error:
+        raise CheckpointFault(f"{path} is not the manifest of a capture ({error}). Capture again.") from error
+    return found
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise an error that says why the values of a manifest cannot be those of a capture."""
+    check_types(manifest)
+    check_types(manifest.model_spec)
+    n_layers, rows = manifest.model_spec.n_layers, manifest.rows
+    if manifest.n < 1 or rows < 1 or manifest.n > rows * _MOST_SHARDS or not 1 <= n_layers <= _MOST_LAYERS:
+        raise ValueError(f"n = {manifest.n}, rows = {rows} and n_layers = {n_layers} are not those of a capture")
+    for site, layers in (manifest.sites | manifest.static_sites).items():
+        if list(layers) != sorted(set(layers) & set(range(n_layers))):
+            raise ValueError(f"site {site.name!r} has layers {list(layers)!s:.40} of {n_layers}")
+
+
+def is_capture(folder: Path) -> bool:
+    """Return whether a directory holds the manifest of a capture."""
+    return is_file(folder / MANIFEST)
+
+
+def hash_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_shard(folder: Path, manifest: Manifest, name: str) -> Path:
+    """Check that a file of a capture is there and has its hash, and return its path.
+
+    Raises:
+        CheckpointFault: It is missing, or was damaged or changed after it was written.
+    """
+    path = folder / name
+    if name not in manifest.shards or not path.is_file():
+        n, whole = len(manifest.shards.keys() & manifest.slices().keys()), len(manifest.slices())
+        raise CheckpointFault(
+            f"{path} is missing: {n} of {whole} shards are finished. Run the same capture again, which continues."
+        )
+    try:
+        found = hash_of(path)
+    except OSError as error:
+        raise CheckpointFault(f"{path} cannot be read: {error.strerror or error}.") from error
+    if found != manifest.shards[name]:
+        raise CheckpointFault(f"{path} is damaged: its hash is not that in {MANIFEST}. Delete it and capture again.")
+    return path
+
+
+SHARD_BYTES = 128 * 2**20  # activations of one shard in float32; a shard never exceeds a block of the task
+LOG_ANSWERS, OFF_ANSWER, ENTROPY = "log_answers", "off_answer_prob", "entropy_bits"
+Arrays = dict[str, Tensor]
+
+
+def rows_per_shard(spec: ModelSpec, layers: Mapping[Site, tuple[int, ...]], one: Trials, *, most: int) -> int:
+    """Return the number of sequences in a shard. It depends on sizes only, so a resumed capture has the same shards."""
+    return max(1, min(most, SHARD_BYTES // max(1, bytes_per_sequence(spec, layers, one))))
+
+
+def captured(model: Model, trials: Trials, layers: Mapping[Site, tuple[int, ...]], dtype: torch.dtype) -> Arrays:
+    """Run the model once and return activations and reduced predictions, by their names in a shard.
+
+    Args:
+        model: The model.
+        trials: The sequences of the shard.
+        layers: Layers of each site.
+        dtype: Data type of the activations.
+
+    Returns:
+        `SITE` with the layer as the first axis, `tokens`, `log_answers` and `off_answer_prob`; without answers,
+        `entropy_bits`.
+    """
+    copies = {
+        Reduction(site.name, site, partial(_converted, site, dtype), lambda _spec, _trials: 0): own
+        for site, own in layers.items()
+    }
+    stream = Stream(layers=copies, trials=trials)
+    run = model.run([trials], record=[stream], budget_bytes=PASS_BYTES)  # passes like those of `diagnose`
+    assert run.streamed is not None, "there is a stream"
+    arrays = {name: own.cpu().contiguous() for name, own in run.streamed.reduced.items()}
+    arrays["tokens"] = trials.tokens.cpu().contiguous()
+    if not trials.has_posterior:
+        return arrays | {ENTROPY: torch.from_numpy(run.behavior.model_entropy_bits.copy())}
+    off = torch.from_numpy(run.behavior.off_answer_prob.copy())
+    return arrays | {LOG_ANSWERS: run.streamed.log_answers.cpu().contiguous(), OFF_ANSWER: off}
+
+
+def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Manifest, folder: Path) -> Iterator[int]:
+    """Write a capture, shard by shard; finished shards with their hash are kept. Yields the sequences of each shard.
+
+    Raises:
+        OutputFault: The directory holds another capture or other files, or cannot be written.
+        NonFinite: An activation is larger than the largest number of the data type.
+        CheckpointFault: A finished shard is damaged.
+    """
+    manifest = _begun(folder, manifest)
+    if STATIC not in manifest.shards:
+        one = task.sample(1, seed=0, device=model.spec.device)
+        wanted = list(manifest.static_sites)
+        found = model.run([one], record=wanted).recorded if wanted else {}
+        arrays = {site.name: values.cpu().contiguous() for site, values in found.items()}
+        manifest = _written(arrays, STATIC, manifest, folder)
+    slices = manifest.slices()
+    shards = _shards(blocks, [rows.stop - rows.start for rows in slices.values()])
+    for name, trials in zip(slices, shards, strict=True):
+        if name in manifest.shards:
+            check_shard(folder, manifest, name)
+        else:
+            arrays = captured(model, trials, manifest.sites, getattr(torch, manifest.dtype))
+            manifest = _written(arrays, name, manifest, folder)
+        yield len(trials)
+
+
+def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, _rows: slice) -> Tensor:
+    found = values.to(dtype)
+    if found.dtype == values.dtype:  # nothing was rounded; the checks below cost a fifth of a forward pass
+        return found
+    if bool(found.isinf().any()) and bool((found.isinf() & values.isfinite()).any()):
+        name = str(dtype).removeprefix("torch.")
+        raise NonFinite(
+            f"activations of site {site.name!r} reach {values[values.isfinite()].abs().max():.3g}, above the largest "
+            f"{name} number, {torch.finfo(dtype).max:.3g}. Capture in bfloat16 or float32 in another directory."
+        )
+    return found
+
+
+def _begun(folder: Path, requested: Manifest) -> Manifest:
+    """The manifest to continue from, written if there is none."""
+    if not is_capture(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise OutputFault(f"{folder} holds other files than a capture. Name an empty or a new directory.")
+        requested.write(folder)
+        return requested
+    there, spec = read_manifest(folder), requested.model_spec
+    apart_from = {"shards": None, "untrained": None}  # these may differ
+    mine, theirs = (json.loads(json.dumps(asdict(own) | apart_from)) for own in (there, requested))
+    if difference := apart(mine, theirs):
+        raise OutputFault(f"{folder} holds another capture ({difference}). Name another directory, or delete it.")
+    if there.shards and not (spec.is_identified or is_untrained(spec)):  # an untrained network follows from its seed
+        raise OutputFault(
+            f"{folder} holds an unfinished capture, perhaps of another model: {spec.name} has no hash. Delete it."
+        )
+    if list(there.untrained) != list(requested.untrained):
+        there = replace(there, untrained=requested.untrained)
+        there.write(folder)
+    return there
+
+
+def _written(arrays: Arrays, name: str, manifest: Manifest, folder: Path) -> Manifest:
+    """Write a file, then the manifest with its hash."""
+    with atomic_file(folder / name) as temporary:
+        write_arrays(arrays, temporary, framework="pt")
+        digest = hash_of(temporary)
+    manifest = replace(manifest, shards={**manifest.shards, name: digest})
+    manifest.write(folder)
+    return manifest
+
+
+def _shards(blocks: Iterator[Trials], sizes: Sequence[int]) -> Iterator[Trials]:
+    """Cut blocks into shards of these numbers of sequences."""
+    rest: Trials | None = None
+    for size in sizes:
+        parts, needed = list[Trials](), size
+        while needed:
+            block = next(blocks) if rest is None else rest
+            parts.append(block.rows(slice(0, needed)))
+            rest = block.rows(slice(needed, None)) if len(block) > needed else None
+            needed -= len(parts[-1])
+        yield concatenate(parts)
+
 
 UNTRAINED = "untrained-{}"
 
@@ -71,8 +355,7 @@ class CapturedModel(Model):
         found = CapturedModel(self.folder / UNTRAINED.format(list(self.manifest.untrained).index(seed)))
         if found.spec.weights_hash != untrained(seed) or found.manifest.task != self.manifest.task:
             raise CheckpointFault(
-                f"{found.folder} holds a capture of {found.spec.name}, not of the untrained network of seed {seed}. "
-                f"Capture again."
+                f"{found.folder} holds {found.spec.name}, not the untrained network of seed {seed}. Capture again."
             )
         return found
 
@@ -102,31 +385,30 @@ class CapturedModel(Model):
         given, whole = tuple(record), concatenate(list(blocks))
         wanted = tuple(dict.fromkeys(own for own in given if isinstance(own, Site)))
         streamed = next((own for own in given if isinstance(own, Stream)), None)
-        stream = _Streamed(streamed, self._layers)
         rows = {site: self._layers[site] for site in wanted if not site.is_static}
         most = min(n_recorded, len(whole))
         room = room_for(self.spec, rows, whole, stream=streamed, most=most, budget_bytes=budget_bytes)
-        log, recorded, answers = BehaviorLog(), dict[Site, Tensor](), list[Tensor]()
-        for name, at in self.manifest.slices_of(len(whole)):
+        log, recorded, answers, reduced = BehaviorLog(), dict[Site, Tensor](), list[Tensor](), list[dict[str, Tensor]]()
+        for file, at in ((file, at) for file, at in self.manifest.slices().items() if at.start < len(whole)):
             trials = whole.rows(slice(at.start, min(at.stop, len(whole))))
-            shard = _Shard(check_shard(self.folder, self.manifest, name), len(trials))
-            shard.check_tokens(trials, self.folder)
-            answers.append(shard.scored(log, trials, baseline_predictives))
-            stream.add(shard, at)
+            shard = _Shard(check_shard(self.folder, self.manifest, file), trials)
+            answers.append(shard.scored(log, baseline_predictives))
+            if streamed is not None and at.start < len(streamed.trials):
+                reduced.append(self._reduced(shard, at, streamed))
             stop = min(at.stop, room)
             for site in rows if at.start < room else ():
                 values = shard.of(site.name, stop - at.start)
                 if site not in recorded:
                     recorded[site] = values.new_empty((len(values), room, *values.shape[2:]))
                 recorded[site][:, at.start : stop] = values
-        scored, exact, baselines = log.finished()
+        (scored, exact, baselines), log_answers = log.finished(), torch.cat(answers)
         run = Run(
             spec=self.spec,
             behavior=scored,
             exact_behavior=exact,
             baseline_behaviors=baselines,
             trials=whole.rows(slice(0, room)),
-            log_answers=torch.cat(answers)[:room],
+            log_answers=log_answers[:room],
             recorded=recorded | self._read_static([site for site in wanted if site.is_static]),
             layers={site: self.partial_sites[site] for site in wanted if site in self.partial_sites},
             seed=seed,
@@ -134,87 +416,63 @@ class CapturedModel(Model):
         )
         if streamed is None:
             return run
-        seen, log_answers = whole.rows(slice(0, stream.n)), torch.cat(answers)[: stream.n]
-        return run.with_statistics(stream.finished(), streamed.layers_by_name(), seen, log_answers)
+        found = {name: torch.cat([own[name] for own in reduced], dim=1) for name in streamed.layers_by_name()}
+        log_answers = log_answers[: len(streamed.trials)]
+        return run.with_statistics(found, streamed.layers_by_name(), streamed.trials, log_answers)
+
+    def _reduced(self, shard: "_Shard", at: slice, stream: Stream) -> dict[str, Tensor]:
+        """The statistics of a shard's sequences, by name, with the layer as the first axis."""
+        rows, reduced = slice(at.start, min(at.stop, len(stream.trials))), dict[str, Tensor]()
+        for reduction, layers in stream.layers.items():
+            values, own = shard.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
+            of_layer = (reduction.of(values[own.index(layer)], stream.trials, rows) for layer in layers)
+            reduced[reduction.name] = torch.stack([*of_layer])
+        return reduced
 
     def _read_static(self, sites: Sequence[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         if not sites:
             return {}
-        shard = _Shard(check_shard(self.folder, self.manifest, STATIC), None)
+        shard = _Shard(check_shard(self.folder, self.manifest, STATIC))
         return {site: shard.of(site.name, None) for site in sites}
 
     def _refuse(self) -> NoReturn:
         raise InvalidArgument(
-            f"{self.folder} holds captured activations of {self.spec.name}, which cannot be run or edited. Only "
-            f"diagnose reads a capture; load the model itself for anything else."
+            f"{self.folder} is a capture of {self.spec.name}, for diagnose only: load the model to run or edit it."
         )
 
 
 @final
-class _Streamed:
-    """Statistics that are computed shard by shard."""
-
-    def __init__(self, stream: Stream | None, layers: Mapping[Site, tuple[int, ...]]) -> None:
-        self.n = 0 if stream is None else len(stream.trials)
-        self._stream, self._layers = stream, layers
-        self._found: dict[str, list[Tensor]] = {}
-
-    def add(self, shard: "_Shard", at: slice) -> None:
-        """Compute the statistics of a shard's sequences."""
-        if self._stream is None or at.start >= self.n:
-            return
-        rows = slice(at.start, min(at.stop, self.n))
-        for reduction, layers in self._stream.layers.items():
-            values, own = shard.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
-            of_layer = [reduction.of(values[own.index(layer)], self._stream.trials, rows) for layer in layers]
-            self._found.setdefault(reduction.name, []).append(torch.stack(of_layer))
-
-    def finished(self) -> dict[str, Shaped[Tensor, "layer *reduced"]]:
-        """Return the statistics of all sequences."""
-        return {name: torch.cat(parts, dim=1) for name, parts in self._found.items()}
-
-
-@final
 class _Shard:
-    """One file of a capture; `n` sequences of it are read."""
+    """One file of a capture, and the sequences at its start, if there are any.
 
-    def __init__(self, path: Path, n: int | None) -> None:
-        self._path, self._n = path, n
+    Raises:
+        CheckpointFault: It was captured on other sequences.
+    """
+
+    def __init__(self, path: Path, trials: Trials | None = None) -> None:
+        self._path, self._trials = path, trials
+        if trials is not None and not torch.equal(self._first("tokens", trials), trials.tokens.cpu()):
+            raise CheckpointFault(f"{path} was captured on other sequences than {MANIFEST} describes. Capture again.")
 
     def of(self, name: str, n: int | None) -> Shaped[Tensor, "layer *axes"]:
         """Return a tensor in float32, of the first `n` sequences."""
-        found = self._read(name, lambda part: part[:] if n is None else part[:, :n]).float()
-        if found.ndim < 2 or (n is not None and found.shape[1] != n):
-            raise self._unusable(name, found)
-        return found
-
-    def check_tokens(self, trials: Trials, folder: Path) -> None:
-        """Raise `CheckpointFault` unless the shard was captured on these sequences."""
-        if not torch.equal(self._read("tokens", lambda part: part[: self._n]), trials.tokens.cpu()):
-            raise CheckpointFault(
-                f"{self._path} was captured on other sequences than {folder / MANIFEST} describes: the task draws "
-                f"others now. Capture again with this version of bayesgeom."
-            )
+        return self._read(name, lambda part: part[:] if n is None else part[:, :n]).float()
 
     def scored(
-        self, log: BehaviorLog, trials: Trials, baseline_predictives: BaselinePredictives
+        self, log: BehaviorLog, baseline_predictives: BaselinePredictives
     ) -> Float[Tensor, "batch query_pos answer"]:
         """Score the captured predictions into the log, and return the answer log-probabilities."""
-        if not trials.has_posterior:
-            entropy = self._read(ENTROPY, lambda part: part[: self._n]).double()
+        assert self._trials is not None, "the file of static sites has no predictions"
+        if not self._trials.has_posterior:
+            entropy = self._first(ENTROPY, self._trials).double()
             log.add_open_ended(entropy)
             return entropy.new_zeros(*entropy.shape, 0)
-        answers, off = (self._read(name, lambda part: part[: self._n]).double() for name in (LOG_ANSWERS, OFF_ANSWER))
-        form = tuple(trials.at_scored(trials.labels).shape[:2])
-        for name, values, shape in ((LOG_ANSWERS, answers, (*form, len(trials.answers))), (OFF_ANSWER, off, form)):
-            if values.shape != shape or bool(values.isnan().any()):
-                raise self._unusable(name, values)
-        log.add(trials, answers, off, baseline_predictives(trials))
+        answers, off = (self._first(name, self._trials).double() for name in (LOG_ANSWERS, OFF_ANSWER))
+        log.add(self._trials, answers, off, baseline_predictives(self._trials))
         return answers
 
-    def _unusable(self, name: str, found: Tensor) -> CheckpointFault:
-        shape = tuple(found.shape)
-        return CheckpointFault(f"{self._path}: {name!r}, of shape {shape}, is not what was captured. Capture again.")
+    def _first(self, name: str, trials: Trials) -> Tensor:
+        return self._read(name, lambda part: part[: len(trials)])
 
     def _read(self, name: str, of: Any) -> Tensor:
         from safetensors import SafetensorError, safe_open

@@ -9,12 +9,12 @@ and values are outputs of linear parts, separate or fused in one of a few layout
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, final
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
@@ -56,38 +56,28 @@ class Projection:
 
     def take(self, output: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch pos head d_head"]:
         """Return this projection's part of the output, with heads as an axis."""
-        s = self.sizes
-        if self.layout == "grouped":
-            cut = {Q: slice(None, -2), K: slice(-2, -1), V: slice(-1, None)}[self.site]
-            grouped: Tensor = output.unflatten(-1, (s.n_kv_heads, -1, s.d_head))[:, :, :, cut]
-            return grouped.flatten(2, 3)
-        own: Tensor = output
-        if self.layout == "stacked":
-            widths = [s.n_heads * s.d_head, s.n_kv_heads * s.d_head, s.n_kv_heads * s.d_head]
-            own = output.split(widths, dim=-1)[_ORDER.index(self.site)]
-        elif self.layout == "sharded":
-            own = output.unflatten(-1, (_N_SHARDS, 3, -1))[..., _IN_SHARD.index(self.site), :].flatten(2)
-        return rearrange(own, "b p (h d) -> b p h d", d=s.d_head)
+        own = output if self.layout == "own" else output[..., self._columns(output)]
+        return rearrange(own, "b p (h d) -> b p h d", d=self.sizes.d_head)
 
     def put(
         self, output: Float[Tensor, "batch pos width"], values: Float[Tensor, "batch pos head d_head"]
     ) -> Float[Tensor, "batch pos width"]:
         """Return the output with this projection's part replaced."""
-        s = self.sizes
-        if self.layout == "own":
-            return values.flatten(2)
-        parts = {site: replace(self, site=site).take(output) for site in _ORDER} | {self.site: values}
-        if self.layout == "stacked":
-            return torch.cat([parts[site].flatten(2) for site in _ORDER], dim=-1)
-        if self.layout == "sharded":
-            shards = [parts[site].flatten(2).unflatten(-1, (_N_SHARDS, -1)) for site in _IN_SHARD]
-            return torch.stack(shards, dim=3).flatten(2)
-        q = parts[Q].unflatten(2, (s.n_kv_heads, -1))
-        groups = torch.cat([q, parts[K][:, :, :, None], parts[V][:, :, :, None]], dim=3)
-        return groups.flatten(2)
+        flat: Tensor = values.flatten(2)
+        return flat if self.layout == "own" else output.index_copy(-1, self._columns(output), flat)
 
-
-_ORDER, _IN_SHARD = (Q, K, V), (Q, V, K)
+    def _columns(self, output: Float[Tensor, "batch pos width"]) -> Int64[Tensor, " column"]:
+        """The columns of the output that are this projection's, in the order of heads."""
+        s, of_all = self.sizes, torch.arange(output.shape[-1], device=output.device)
+        if self.layout == "grouped":
+            of_group = {Q: slice(None, -2), K: slice(-2, -1), V: slice(-1, None)}[self.site]
+            own: Tensor = of_all.unflatten(0, (s.n_kv_heads, -1, s.d_head))[:, of_group]
+        elif self.layout == "stacked":
+            widths = [s.n_heads * s.d_head, s.n_kv_heads * s.d_head, s.n_kv_heads * s.d_head]
+            own = of_all.split(widths)[(Q, K, V).index(self.site)]
+        else:
+            own = of_all.unflatten(0, (_N_SHARDS, 3, -1))[:, (Q, V, K).index(self.site)]
+        return own.flatten()
 
 
 def projections(
@@ -107,7 +97,7 @@ def projections(
             widths = (sizes.n_heads, sizes.n_kv_heads, sizes.n_kv_heads)
             return {
                 site: Projection(path=path, site=site, layout="own", sizes=sizes)
-                for site, path, heads in zip(_ORDER, paths, widths, strict=True)
+                for site, path, heads in zip((Q, K, V), paths, widths, strict=True)
                 if outputs[path].shape[-1] == heads * sizes.d_head and not sizes.d_value
             }
     width = (sizes.n_heads + 2 * sizes.n_kv_heads) * sizes.d_head
@@ -119,7 +109,7 @@ def projections(
     for layout in layouts:
         if layout == "sharded" and (sizes.n_heads % _N_SHARDS or sizes.n_kv_heads != sizes.n_heads):
             continue
-        found = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site in _ORDER}
+        found = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site in (Q, K, V)}
         if value is None or bool((found[V].take(outputs[path]).transpose(1, 2) - value).abs().max() < 1e-6):
             return found
     return {}
@@ -163,15 +153,6 @@ class Parts:
     norms: Mapping[Site, str] = field(default_factory=dict)
     late_norms: Mapping[Site, tuple[str, int]] = field(default_factory=dict)
 
-    def without_heads(self) -> "Parts":
-        """Return the parts of a block that mixes positions without attention heads."""
-        return Parts(
-            attention=self.attention,
-            writers=self.writers,
-            write_scale=self.write_scale,
-            mid_reader=self.mid_reader,
-        )
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +192,7 @@ def blocks_of(hf: nn.Module, n_layers: int) -> tuple[nn.Module, ...]:
     fitting = sorted((name.count("."), name) for name, part in lists if len(part) == n_layers)
     if not fitting:
         raise InvalidArgument(
-            f"{type(hf).__name__} has no list of {n_layers} blocks, the number of layers in its config; its layout "
-            f"is not supported."
+            f"{type(hf).__name__} has no list of {n_layers} blocks, as its config states: it is not supported."
         )
     found = hf.get_submodule(fitting[0][1])
     assert isinstance(found, nn.ModuleList), "it was one above"
@@ -287,9 +267,13 @@ def _watching(block: nn.Module) -> Iterator[Watched]:
 
     def keeping(path: str) -> Callable[..., None]:
         def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-            given, gave = first_input(args, kwargs), first_tensor(output)
-            # Copies: Falcon adds the attention output to the MLP's output in place.
-            own = None if gave is None else Seen(given=None if given is None else given.clone(), gave=gave.clone())
+            given, gave = (
+                first_input(args, kwargs),
+                output[0] if isinstance(output, tuple | list) and output else output,
+            )
+            own: Seen | None = None
+            if isinstance(gave, Tensor):  # copies: Falcon adds the attention output to the MLP's output in place
+                own = Seen(given=None if given is None else given.clone(), gave=gave.clone())
             seen.setdefault(path, []).append(own)
 
         return keep
@@ -303,12 +287,6 @@ def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shaped[Tens
     """Return the input of a part: its first argument, or `hidden_states`."""
     given = args[0] if args else kwargs.get("hidden_states")
     return given if isinstance(given, Tensor) else None
-
-
-def first_tensor(output: object) -> Shaped[Tensor, "..."] | None:
-    """Return a part's output, or the first of several outputs."""
-    gave = output[0] if isinstance(output, tuple | list) and output else output
-    return gave if isinstance(gave, Tensor) else None
 
 
 def is_close(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -> bool:
@@ -360,11 +338,17 @@ def _writers(
     others = sorted((path for path in wide if path not in inside and path != attention), key=lambda p: p.count("."))
     firsts = [path for path in (attention, output, *others) if path in wide]
     gave = {path: seen[path].gave.reshape(entered.shape).to(leaves.device) for path in wide}
-    pairs = [(a, m) for a in firsts for m in others if not _is_within(a, m) and not _is_within(m, a)]
+    pairs = [(a, m) for a in firsts for m in others if a != m and not f"{a}.".startswith(f"{m}.")]
+    pairs = [(a, m) for a, m in pairs if not f"{m}.".startswith(f"{a}.")]  # neither is a part of the other
     writers, scale = _least({(a, m): difference(entered + gave[a] + gave[m], leaves) for a, m in pairs}), 1.0
     if writers is None:
         written = leaves - entered
-        scales = {(a, m): _factor(gave[a] + gave[m], written) for a, m in pairs}
+        sums = {(a, m): (gave[a] + gave[m]).double() for a, m in pairs}
+        # The factor that brings the sum closest to what was written.
+        scales = {
+            pair: float((own * written.double()).sum() / own.square().sum().clamp_min(1e-30))
+            for pair, own in sums.items()
+        }
         writers = _least({(a, m): difference(scales[a, m] * (gave[a] + gave[m]), written) for a, m in pairs})
         if writers is None:
             return None, 1.0, None
@@ -372,16 +356,6 @@ def _writers(
     middle = entered + scale * gave[writers[0]]
     readers = (path for path in seen if path and path not in inside and path != attention)
     return writers, scale, _least({path: difference(seen[path].given, middle) for path in readers})
-
-
-def _is_within(path: str, other: str) -> bool:
-    """Whether a part is another part or inside it."""
-    return path == other or path.startswith(f"{other}.")
-
-
-def _factor(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> float:
-    """The c for which c · a is closest to b."""
-    return float((a.double() * b.double()).sum() / a.double().square().sum().clamp_min(1e-30))
 
 
 def _least(errors: Mapping[T, float]) -> T | None:
@@ -392,16 +366,13 @@ def _least(errors: Mapping[T, float]) -> T | None:
 
 def _entering(seen: Mapping[str, Seen], projected: Mapping[Site, Projection]) -> str | None:
     """The part whose output is the input of the key projection; "" for the block's input."""
-    if K not in projected:
+    if K not in projected or "" not in seen:
         return None
     given = seen[projected[K].path].given
-    if "" not in seen:
-        return None
     if is_close(given, seen[""].given):
         return ""
-    return next(
-        (path for path, part in seen.items() if path.count(".") == 0 and path and is_close(part.gave, given)), None
-    )
+    children = (path for path in seen if path and "." not in path)
+    return next((path for path in children if is_close(seen[path].gave, given)), None)
 
 
 def _norms(seen: Mapping[str, Seen], projected: Mapping[Site, Projection]) -> Iterator[tuple[Site, str]]:

@@ -126,7 +126,15 @@ def _register(kernel: str) -> bool:
 def _attend(
     kernel: str, module: nn.Module, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, options: dict[str, Any]
 ) -> tuple[Float[Tensor, "batch pos head d_head"], Tensor | None]:
-    forward, route = _kernel(kernel, module), _ROUTES.get(module)
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    if kernel == "eager":  # the one in the model's own file, if any
+        of_module = vars(sys.modules[type(module).__module__])
+        forward = of_module.get("eager_attention_forward", eager_attention_forward)
+    else:
+        forward = ALL_ATTENTION_FUNCTIONS[kernel]
+    route = _ROUTES.get(module)
     if route is None:
         out: tuple[Tensor, Tensor | None] = forward(module, *qkv, mask, **options)
         return out
@@ -153,20 +161,6 @@ def _attend(
             )
         )
     return (route.taps.through(Z, route.layer, output) if route.has_z else output), pattern
-
-
-def _kernel(kernel: str, module: nn.Module) -> Callable[..., Any]:
-    """The attention function; eager attention is the one in the model's own file, if any."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-    from transformers.models.llama.modeling_llama import eager_attention_forward
-
-    if kernel != "eager":
-        found: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[kernel]
-        return found
-    own: Callable[..., Any] = vars(sys.modules[type(module).__module__]).get(
-        "eager_attention_forward", eager_attention_forward
-    )
-    return own
 
 
 _PRODUCTS = frozenset({"matmul", "__matmul__"})

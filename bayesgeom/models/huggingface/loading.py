@@ -8,19 +8,28 @@ A GGUF file, the format of llama.cpp, holds a whole language model. transformers
 every result's provenance describes the format.
 
 Reference: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+
+A small config can declare a billion layers, or tables that fill the memory before the first weight is read. The size of
+a safetensors file, in contrast, must match its header. transformers opens every file that an index names, including
+pickles and paths outside the directory. It downloads and runs an attention implementation that looks like a hub name.
+
+transformers drops tensors without a place, and draws those that are missing or of another shape at random. In all three
+cases the numbers are those of another model. Examples are a layer that the config does not declare and a bias that it
+switches off.
 """
 
 import contextlib
 import hashlib
 import importlib.util
 import io
-import json
 import re
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, final
 
 import numpy as np
@@ -28,16 +37,12 @@ import torch
 from safetensors import SafetensorError
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
+from bayesgeom.core.files import check_regular, read_json
+from bayesgeom.core.text import counted
 from bayesgeom.core.torch_state import PROCESS_STATE
+from bayesgeom.models.checkpoint import read_header
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
-from bayesgeom.models.huggingface.directory_checks import (
-    check_config,
-    check_files,
-    check_memory,
-    check_sizes,
-    check_weight_files,
-    check_weights,
-)
+from bayesgeom.models.config import shapes_only
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import base_of, with_adapter
 from bayesgeom.models.huggingface.weights import check_readable, quiet
@@ -58,19 +63,20 @@ def gguf_in(path: Path) -> Path | None:
         The file, or None if the path is something else or cannot be read.
 
     Raises:
-        InvalidArgument: The directory contains several.
+        InvalidArgument: The directory contains several, or the optional package gguf is not installed.
     """
-    if path.is_file():
-        return path if path.suffix == SUFFIX else None
     try:
-        if not path.is_dir() or (path / "config.json").exists():
-            return None
-        found = sorted(path.glob(f"*{SUFFIX}"))
+        is_model = path.is_file() or (path / CONFIG).exists()
+        found = [path] * (path.suffix == SUFFIX) if is_model else sorted(path.glob(f"*{SUFFIX}"))
     except OSError:  # a directory without permission: what reads it next names the reason
         return None
     if len(found) > 1:
         raise InvalidArgument(
             f"{path} holds {len(found)} GGUF files ({', '.join(file.name for file in found[:4])}); name one of them."
+        )
+    if found and importlib.util.find_spec("gguf") is None:
+        raise InvalidArgument(
+            f"{found[0]} is a GGUF file, and the package gguf is not installed: pip install 'bayesgeom[gguf]'."
         )
     return found[0] if found else None
 
@@ -104,8 +110,7 @@ def storage_of(file: Path) -> str:
     layers = [int(found[1]) for own in reader.tensors if (found := _LAYER.match(own.name))]
     if declared and declared[0] != (n_found := max(layers, default=-1) + 1):
         raise CheckpointFault(
-            f"{file} declares {declared[0]:,} layers and holds tensors of {n_found:,}: it is not the file that was "
-            f"converted. Copy or download it again."
+            f"{file} declares {declared[0]:,} layers and holds tensors of {n_found:,}. Copy or download it again."
         )
     most, *others = sorted(tensors, key=lambda kind: -weights[kind])
     stored = f"{most.name} in {tensors[most]} tensors"
@@ -178,21 +183,7 @@ def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, A
     return hf, tokenizer
 
 
-def require_gguf(file: Path) -> None:
-    """Check that the optional package is installed.
-
-    Raises:
-        InvalidArgument: It is not.
-    """
-    if importlib.util.find_spec("gguf") is None:
-        raise InvalidArgument(
-            f"{file} is a GGUF file, and the package gguf that reads it is not installed: "
-            f"pip install 'bayesgeom[gguf]'."
-        )
-
-
 FETCHING = ("revision", "token", "local_files_only")  # options of every file that is fetched
-PLACEMENT = ("device_map", "max_memory", "quantization_config", "attn_implementation")  # of the model alone
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -208,8 +199,7 @@ def load_huggingface(
 
     Args:
         source: Directory, or owner/name on the hub.
-        options: `dtype` and the options in `FETCHING` and `PLACEMENT`, as for `from_pretrained`. `dtype` is the
-            checkpoint's own by default.
+        options: Options of `from_pretrained`; None is left out. `dtype` is the checkpoint's own by default.
         device: Device of the model, unless `device_map` is given.
         trust_remote_code: Whether to run code from the repository.
         adapter: Directory of a PEFT adapter to put into the model.
@@ -219,22 +209,20 @@ def load_huggingface(
         InvalidArgument: It is not a causal language model, or needs code from the repository.
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
-    fetched: dict[str, Any] = {"revision": None, "trust_remote_code": trust_remote_code}
-    fetched |= {name: given[name] for name in FETCHING if name in given}
-    placed = {name: given[name] for name in (*PLACEMENT, "dtype") if name in given}
-    # transformers draws weights before it replaces them; this must not change the caller's random state.
+    fetched = {name: own for name, own in given.items() if name in FETCHING}
     if Path(source).is_dir():
         check_files(Path(source))
+    # transformers draws weights before it replaces them; this must not change the caller's random state.
     with PROCESS_STATE, quiet(), _translated(source), torch.random.fork_rng(devices=()):
-        config = _config(source, fetched)
-        hf = _model(source, config, fetched, placed)
-        tokenizer = _tokenizer(source, fetched)
+        config = _config(source, fetched, trust_remote_code)
+        hf = _model(source, config, given, trust_remote_code)
+        tokenizer = _tokenizer(source, fetched | {"trust_remote_code": trust_remote_code})
         exported = config.to_dict().get(SOURCE)  # by bayesgeom, with its task
         described = exported.get("task") if isinstance(exported, dict) else None
         task = None if described is None else task_from_config(described)
         if adapter is not None:
             hf = with_adapter(hf, adapter)
-    if not placed.keys() & {"device_map", "quantization_config"}:  # both place the weights themselves
+    if not given.keys() & {"device_map", "quantization_config"}:  # both place the weights themselves
         hf = hf.to(device)
     with _translated(source):
         return HFModel(hf, name=(adapter or Path(source)).name or str(source), tokenizer=tokenizer, task=task)
@@ -284,7 +272,6 @@ def load_gguf(
         InvalidArgument: The package gguf is not installed, or this is not a causal language model.
         CheckpointFault: The file is corrupt, or of a kind that transformers cannot read.
     """
-    require_gguf(file)
     stored = storage_of(file)
     chosen = torch.float32 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
     unseen = contextlib.redirect_stderr(io.StringIO())  # the reader draws a progress bar that no option hides
@@ -299,44 +286,37 @@ def load_gguf(
     return model
 
 
-def _config(source: str | Path, options: dict[str, Any]) -> Any:
+def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: bool) -> Any:
     """The config, after checking that reading it runs no code."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
-    fetched = {name: value for name, value in options.items() if name != "trust_remote_code"}
     raw, _ = PreTrainedConfig.get_config_dict(source, **fetched)
-    if not options["trust_remote_code"]:
+    if not trust_remote_code:
         check_config(raw, source)
         check_readable(raw, source)
         if Path(source).is_dir():
-            check_sizes(raw, Path(source))
+            check_loops(raw, Path(source))
     kind = raw.get("model_type")
-    if kind not in CONFIG_MAPPING and not options["trust_remote_code"]:
+    if kind not in CONFIG_MAPPING and not trust_remote_code:
         reason = "its config names own code" if "auto_map" in raw else f"transformers knows no type {kind!r}"
         raise InvalidArgument(
-            f"{source} cannot be built without code that comes with it ({reason}). The command line runs no such "
-            f"code; from Python, read it, then bayesgeom.load(…, trust_remote_code=True)."
+            f"{source} needs code that comes with it ({reason}). Read it, then, from Python, load it with "
+            f"trust_remote_code=True."
         )
-    config = AutoConfig.from_pretrained(source, **options)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **fetched)
     is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in raw.get("auto_map", {})
     if config.is_encoder_decoder or not is_known:
         raise InvalidArgument(
-            f"{source} is a {kind}, which is not a causal language model. Pass a decoder such as GPT-2, Pythia or "
-            f"Llama."
+            f"{source} is a {kind}, which is not a causal language model. Pass a decoder such as GPT-2 or Llama."
         )
     return config
 
 
-def _model(
-    source: str | Path,
-    config: Any,
-    options: dict[str, Any],
-    placed: dict[str, Any],
-) -> Any:
+def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
-    check_weight_files(source, {name: value for name, value in options.items() if name != "trust_remote_code"})
-    if Path(source).is_dir() and not options["trust_remote_code"]:
+    check_weight_files(source, {name: own for name, own in given.items() if name in FETCHING})
+    if Path(source).is_dir() and not trust_remote_code:
         check_memory(config, Path(source))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source,
@@ -344,7 +324,8 @@ def _model(
         use_safetensors=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # raised by `check_weights`, by name
-        **{"dtype": "auto", **placed, **options},
+        trust_remote_code=trust_remote_code,
+        **{"dtype": "auto", **given},
     )
     hf, found = loaded
     check_weights(hf, found, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
@@ -370,7 +351,6 @@ def load_tokenizer(
     given = {name: value for name, value in (options or {}).items() if value is not None}
     fetched: dict[str, Any] = {"trust_remote_code": trust_remote_code, **given}
     if file is not None:
-        require_gguf(file)
         source, fetched = file.parent, fetched | {"gguf_file": file.name}
     with quiet(), _translated(source):
         return AutoTokenizer.from_pretrained(source, **fetched)
@@ -398,30 +378,285 @@ def _translated(source: str | Path) -> Iterator[None]:
     except BayesGeomError:
         raise
     except SafetensorError as error:
-        raise CheckpointFault(
-            f"the safetensors in {source} are truncated or corrupt ({error}). Copy them again."
-        ) from error
-    except json.JSONDecodeError as error:
-        raise CheckpointFault(f"{source}: {CONFIG} cannot be read as JSON: {error}. Restore it.") from error
+        raise CheckpointFault(f"safetensors in {source} are truncated or corrupt ({error}). Copy them.") from error
     except ImportError as error:
-        raise InvalidArgument(f"{source} cannot be loaded like this: {_first_line(error)}") from error
+        raise InvalidArgument(f"{source} cannot be loaded like this: {_reason(error)}") from error
     except OSError as error:
         if Path(source).is_dir():
-            raise CheckpointFault(f"{source} cannot be loaded: {_first_line(error)}") from error
+            raise CheckpointFault(f"{source} cannot be loaded: {_reason(error)}") from error
         raise CheckpointFault(
             f"{str(source)!r} is neither a checkpoint's name nor a directory, and it could not be loaded from the "
-            f"Hugging Face hub: {_first_line(error)} Check the name, or pass a saved directory."
+            f"Hugging Face hub: {_reason(error)} Check the name, or pass a saved directory."
         ) from error
-    except StrictDataclassError as error:  # its first line names a function
-        raise CheckpointFault(f"{source} cannot be loaded: {' '.join(str(error).split())}") from error
-    except (ValueError, RuntimeError, TypeError, ArithmeticError) as error:
-        raise CheckpointFault(f"{source} cannot be loaded: {_first_line(error)}") from error
+    except (StrictDataclassError, ValueError, RuntimeError, TypeError, ArithmeticError) as error:
+        raise CheckpointFault(f"{source} cannot be loaded: {_reason(error)}") from error
     except (AttributeError, LookupError, AssertionError) as error:  # a value of a kind that transformers never expects
         raise CheckpointFault(
-            f"{source} cannot be loaded: transformers fails on a value in its JSON files ({type(error).__name__}: "
-            f"{_first_line(error)}). Put the {CONFIG} there that the weights were saved with."
+            f"{source} cannot be loaded: transformers fails on a value in its JSON files ({_reason(error)}). Restore "
+            f"its {CONFIG}."
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def _reason(error: Exception) -> str:
+    """The first line of an error's message. The first line of a `StrictDataclassError` names a function only."""
+    first, *more = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join([first, *more]) if first.endswith(":") else first
+
+
+# Numbers that a config or a model loops over: of layers and blocks of any kind, of experts, of slices, and of labels.
+_LOOPED = re.compile(r"(_|^)(layers?|blocks?|experts?|tp)$|^num_labels$")
+_MOST_LOOPS = 1_024  # or as many as there are tensors; `max_window_layers` and the like have defaults
+_PATTERNS = "attention_types"  # GPT-Neo repeats each list in it as often as the number after it says
+_OPENED_BY_OTHERS = ("tokenizer.json", "vocab.json", ".index.json")  # large, or checked elsewhere
+_QUANTIZED = "quantization_config"
+_TIMES, _FREE = 32, (2**24, 2**31)  # float32 of 1-bit weights; bytes of weights, and of buffers, that no file needs
+
+
+def check_files(path: Path) -> None:
+    """Check that a directory contains no pipes or devices, and no JSON that overflows a parser.
+
+    Raises:
+        CheckpointFault: It contains a pipe, a device or a socket, or JSON that is invalid or nested too deep.
+    """
+    for entry in sorted(path.iterdir()):
+        if entry.is_dir():
+            continue
+        try:
+            check_regular(entry)
+        except FileNotFoundError:  # a link to nothing
+            continue
+        if entry.name.endswith(".json") and not entry.name.endswith(_OPENED_BY_OTHERS):
+            read_json(entry)
+
+
+def check_loops(raw: Mapping[str, Any], path: Path) -> None:
+    """Check the numbers of layers, experts and the like in a config against the tensors in the directory.
+
+    Args:
+        raw: The parsed `config.json`.
+        path: The directory.
+
+    Raises:
+        CheckpointFault: The config declares more than the files contain.
+        SafetensorError: A file is truncated.
+    """
+    n_tensors = sum(len(read_header(file)[0]) for file in path.glob(f"*{_WEIGHTS}"))
+    for key, value in _looped(raw):
+        if value > max(n_tensors, _MOST_LOOPS):
+            raise CheckpointFault(
+                f"{path / CONFIG} sets {key} to {value:,}, but the files there hold {n_tensors:,} tensors. Restore it."
+            )
+
+
+def check_memory(config: Any, path: Path) -> None:
+    """Check that the model of a config is not much larger than its files.
+
+    It is built on torch's meta device, without memory for weights.
+
+    Args:
+        config: The config, as loaded by transformers.
+        path: The directory.
+
+    Raises:
+        CheckpointFault: Its weights or its buffers need more than 32 times the memory of the files, and more than 16 MB
+            or 2 GB.
+    """
+    from transformers import AutoModelForCausalLM
+
+    plain = deepcopy(config)
+    vars(plain).pop(_QUANTIZED, None)
+    needed = [0, 0]
+    # If the model cannot be built, transformers reports it when it loads the model.
+    with (
+        contextlib.suppress(RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError),
+        shapes_only(),
+    ):
+        model = AutoModelForCausalLM.from_config(plain)
+        needed = [
+            sum(own.numel() * own.element_size() for own in tensors)
+            for tensors in (model.parameters(), model.buffers())
+        ]
+    there = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    if any(size > _TIMES * there + free for size, free in zip(needed, _FREE, strict=True)):
+        raise CheckpointFault(
+            f"{path / CONFIG} declares a model of {sum(needed) / 1e9:,.3g} GB, but the safetensors there hold "
+            f"{there / 1e9:,.3g} GB. Restore the {CONFIG} that was saved with them."
+        )
+
+
+def _looped(stored: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """The integers that something loops over, nested configs included, and the lengths of repeated patterns."""
+    if isinstance(stored, Mapping):
+        for name, value in stored.items():
+            yield from _looped(value, name)
+    elif key == _PATTERNS and isinstance(stored, list):
+        pairs = [own for own in stored if isinstance(own, list) and len(own) == 2]
+        yield from ((key, n * max(1, len(kinds))) for kinds, n in pairs if type(n) is int and isinstance(kinds, list))
+    elif type(stored) is int and _LOOPED.search(key):
+        yield key, stored
+
+
+# transformers' own implementations, without flash attention: if not installed, it is downloaded from the hub.
+IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
+_WEIGHTS, _INDEX = ".safetensors", "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_NAMES_A_FILE = "transformers_weights"  # a key of config.json that replaces the usual file names
+
+
+def check_config(raw: Mapping[str, Any], source: str | Path) -> None:
+    """Check the entries of a config that could make transformers run foreign code or read other files.
+
+    Args:
+        raw: The parsed `config.json`.
+        source: Directory or hub name, for the message.
+
+    Raises:
+        InvalidArgument: An attention or experts implementation is not one of transformers' own, or the config names
+            a weights file other than a safetensors file in the same directory.
+    """
+    for key, value in _implementations(raw):
+        if value not in IMPLEMENTATIONS:
+            raise InvalidArgument(
+                f"the config of {source} sets {key} to {value!r}, which transformers may fetch from the hub and run. "
+                f"Allowed are {', '.join(IMPLEMENTATIONS)}. Remove it, or read that code and trust_remote_code=True."
+            )
+    named = raw.get(_NAMES_A_FILE)
+    if named is not None and not (_is_bare(named) or named == _INDEX):
+        raise InvalidArgument(
+            f"the config of {source} sets {_NAMES_A_FILE} to {named!r}, no *{_WEIGHTS} file beside it. Remove this."
+        )
+
+
+def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = None) -> None:
+    """Check that all weights are safetensors files inside the directory, or in the hub repository.
+
+    Args:
+        source: Directory or hub name.
+        options: Revision, token and `local_files_only` of a hub name.
+
+    Raises:
+        CheckpointFault: There are no safetensors, or an index names another kind of file or a file elsewhere.
+    """
+    path = Path(source)
+    if not path.is_dir():
+        _check_hub_index(str(source), options or {})
+        return
+    if not any(path.glob(f"*{_WEIGHTS}")):
+        pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+        there = (
+            f"there is {', '.join(pickles[:3])}, and opening a pickle can run any code" if pickles else "it has none"
+        )
+        raise CheckpointFault(
+            f"{path} contains no safetensors ({there}). If you trust it, load it with transformers once and "
+            f"save it to another directory with save_pretrained."
+        )
+    for index in sorted(path.glob("*.index.json")):
+        if _WEIGHTS in index.name:  # with use_safetensors transformers reads no other index
+            _check_index(index, path)
+
+
+def _check_index(index: Path, folder: Path | None) -> None:
+    """Check the file names of one index; with `folder`, also that the files are there."""
+    stored = read_json(index)
+    weight_map = stored.get("weight_map") if isinstance(stored, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointFault(f"{index} has no weight_map from tensor names to files. Save the model again.")
+    for name in dict.fromkeys(map(str, weight_map.values())):
+        if not _is_bare(name):
+            raise CheckpointFault(
+                f"{index} names {name!r} as a file of weights, but only *{_WEIGHTS} files beside it are read: others "
+                f"could run code or belong to other models. Save the model again with save_pretrained."
+            )
+        if folder is not None and not (folder / name).is_file():
+            raise CheckpointFault(f"{index} names {name!r}, which is not in {folder}. Copy all parts of the model.")
+
+
+def _check_hub_index(name: str, options: Mapping[str, Any]) -> None:
+    """Check the index of a hub repository, if it has one and the hub can be reached."""
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        name,
+        _INDEX,
+        **options,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    if found is not None:
+        _check_index(Path(found), None)
+
+
+def _is_bare(name: object) -> bool:
+    """Whether a name is that of a safetensors file without a folder."""
+    if not isinstance(name, str) or name.startswith(".") or not name.endswith(_WEIGHTS):
+        return False
+    return PurePosixPath(name).name == name and "\\" not in name
+
+
+def _implementations(stored: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Every attention or experts implementation that a config names, nested configs included."""
+    if not isinstance(stored, Mapping):
+        return
+    for key, value in stored.items():
+        if key.lstrip("_").removesuffix("_internal") in ("attn_implementation", "experts_implementation"):
+            nested = value.items() if isinstance(value, Mapping) else [("", value)]
+            yield from ((f"{at}{key}{'.' * bool(part)}{part}", own) for part, own in nested if own is not None)
+        elif isinstance(value, Mapping):
+            yield from _implementations(value, f"{at}{key}.")
+
+
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+# Masks and tables of positions, which earlier versions of transformers saved and later ones compute.
+_COMPUTED = re.compile(r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_emb\..*|position_ids)$")
+_SHOWN = 4
+
+
+def check_weights(hf: Any, found: Mapping[str, Collection[Any]], source: str | Path, *, remedy: str) -> None:
+    """Check that the weights of a loaded model are complete, of its shapes, and all used.
+
+    Tensors outside of the model, such as those of a second head, lead to a warning.
+
+    Args:
+        hf: The model, as transformers built it from the config.
+        found: What `from_pretrained` returned with `output_loading_info=True`.
+        source: Directory, file or hub name, for the message.
+        remedy: What to do about tensors of other shapes, for the message.
+
+    Raises:
+        CheckpointFault: A tensor has another shape or is missing, or a dropped one is part of the model.
+    """
+    if wrong := sorted(found["mismatched_keys"]):
+        shapes = (f"{name} is {tuple(there)}, not {tuple(required)}" for name, there, required in wrong[:_SHOWN])
+        raise CheckpointFault(
+            f"the weights of {source} do not have the shapes that its config requires in "
+            f"{counted(len(wrong), 'tensor')}: {'; '.join(shapes)}. {remedy}"
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise CheckpointFault(
+            f"the weights of {source} lack {counted(len(missing), 'tensor')} of {type(hf).__name__}: "
+            f"{', '.join(missing[:_SHOWN])}. They would be random numbers: load a complete causal language model."
+        )
+    dropped = sorted(name for name in found["unexpected_keys"] if not _COMPUTED.search(name))
+    modules = {name for name, _ in hf.named_modules() if name}
+    repeated = {_NUMBER.sub(".N", name) for name in modules if _NUMBER.search(name)}
+    # Names in files of models without a head lack a prefix.
+    spelled = {name: (name, f"{hf.base_model_prefix}.{name}") for name in dropped}
+
+    def is_part(name: str) -> bool:
+        """Whether a tensor is part of a module that the model has, or of one more in a list of modules that it has."""
+        ends = [found.end() for found in _NUMBER.finditer(name)]
+        return name.rpartition(".")[0] in modules or any(_NUMBER.sub(".N", name[:end]) in repeated for end in ends)
+
+    own = [name for name, full in spelled.items() if any(map(is_part, full))]
+    if own:
+        raise CheckpointFault(
+            f"the weights of {source} hold {counted(len(own), 'tensor')} that {type(hf).__name__} has no place for "
+            f"with this {CONFIG}: {', '.join(own[:_SHOWN])}. Restore the {CONFIG} that was saved with them."
+        )
+    if dropped:
+        warnings.warn(
+            f"the weights of {source} hold {counted(len(dropped), 'tensor')} outside of {type(hf).__name__}, not "
+            f"used: {', '.join(dropped[:_SHOWN])}.",
+            stacklevel=2,
+        )

@@ -6,26 +6,524 @@ on OPT. Hooks on the unmodified model reach every site of every tested family, k
 `device_map`.
 
 There is no table of families. `anatomy` finds the parts by what they compute. `proof` checks every site in every layer,
-including edits, against the equations that relate sites. A site that fails is withheld, with the reason.
+including edits, against the equations that relate sites, on a few tokens. A site that fails is withheld, with the
+reason.
 """
 
+import inspect
 import warnings
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, final
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.run import ModelSpec, Site, Trials, untrained
+from bayesgeom.core.errors import InvalidArgument, NoCopy, NonFinite
+from bayesgeom.core.run import (
+    NORM_WEIGHT,
+    RESID_POST,
+    RESID_PRE,
+    TOKEN_EMBEDDINGS,
+    TOKEN_INPUTS,
+    TOKEN_KEYS,
+    K,
+    ModelSpec,
+    Site,
+    Trials,
+    Z,
+    untrained,
+)
 from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.torch_state import alone, evaluating
+from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, default_dtype, evaluating, hooked, lock_of, site_hook
+from bayesgeom.models.adapters.proof import (
+    Functions,
+    Passages,
+    Taps,
+    examined,
+    perturbed_pass,
+    sentinel_trials,
+    tolerance_of,
+)
 from bayesgeom.models.base import Model, Replayer
-from bayesgeom.models.huggingface.attach import Attached, attach, untrained_copy
+from bayesgeom.models.huggingface.anatomy import (
+    Anatomy,
+    HeadSizes,
+    anatomy_of,
+    attention_of,
+    blocks_of,
+    first_input,
+    is_close,
+    turned_of,
+)
+from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
+from bayesgeom.models.huggingface.sites import By, SiteHooks, StaticSites, call, embedded
+from bayesgeom.models.huggingface.weights import (
+    n_parameters,
+    named_faults,
+    quantization_of,
+    unreachable,
+    weights_identity,
+)
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.base import WindTunnel, torch_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+_MLP_WIDTHS = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")
+_CONTEXTS = ("max_position_embeddings", "n_positions", "context_length", "max_seq_len")
+
+
+def sizes_of(hf: "PreTrainedModel") -> HeadSizes:
+    """Return the numbers of heads and their width; zeros if there are no heads."""
+    config = _config(hf)
+    n_heads = _first(config, _HEADS)
+    if not n_heads or config.get("model_type") in ("mamba", "mamba2"):
+        return HeadSizes(n_heads=0, n_kv_heads=0, d_head=0)
+    d_head = config.get("head_dim") or _first(config, _WIDTHS, 0) // n_heads
+    return HeadSizes(n_heads=n_heads, n_kv_heads=_first(config, _KV_HEADS) or n_heads, d_head=d_head)
+
+
+def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
+    """Return the spec; `score_scale` is 1 / √d_head until it is read from the attention.
+
+    Raises:
+        InvalidArgument: The config does not state the number of layers or the width.
+    """
+    config, sizes = _config(hf), sizes_of(hf)
+    n_layers, d_model = _first(config, _LAYERS), _first(config, _WIDTHS)
+    if n_layers is None or d_model is None:
+        raise InvalidArgument(
+            f"the config of {name} does not state the number of layers or the width: its layout is not supported."
+        )
+    if n_layers < 1:
+        raise InvalidArgument(f"{name} has {n_layers} layers; a model needs at least one to be measured.")
+    if min(sizes.n_heads, sizes.n_kv_heads, sizes.d_head) < 0:
+        raise InvalidArgument(
+            f"{name} has {sizes.n_heads} heads, {sizes.n_kv_heads} key-value heads, width {sizes.d_head}: none is < 0."
+        )
+    weight = hf.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return ModelSpec(
+        name=name,
+        architecture=str(config.get("model_type", type(hf).__name__)),
+        n_layers=n_layers,
+        n_heads=sizes.n_heads,
+        n_kv_heads=sizes.n_kv_heads,
+        d_model=d_model,
+        d_head=sizes.d_head,
+        d_mlp=_first(config, _MLP_WIDTHS) or 4 * d_model,
+        d_vocab=weight.shape[0],
+        n_ctx=_first(config, _CONTEXTS),
+        score_scale=sizes.d_head**-0.5 if sizes.d_head else 1.0,
+        n_parameters=n_parameters(hf),
+        dtype=str(hf.dtype).removeprefix("torch."),
+        device="cpu" if weight.device.type == "meta" else str(weight.device),
+        weights_hash=digest or weights_identity(hf),
+        quantization=quantization_of(hf),
+    )
+
+
+def _config(hf: "PreTrainedModel") -> dict[str, Any]:
+    config: dict[str, Any] = hf.config.get_text_config(decoder=True).to_dict()
+    return config
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...], otherwise: int | None = None) -> Any:
+    """The first integer in the config under one of these names."""
+    return next((config[name] for name in names if isinstance(config.get(name), int)), otherwise)
+
+
+@final
+class Forward:
+    """Maps tokens to logits, without a padding mask: pad on the right, which causal models do not see."""
+
+    def __init__(self, hf: "PreTrainedModel") -> None:
+        self._hf = hf
+        self._takes = frozenset(inspect.signature(hf.forward).parameters)
+
+    def logits(self, tokens: Int64[Tensor, "batch pos"], **options: Any) -> Float[Tensor, "batch *kept_d_vocab"]:
+        """Return the logits at every position, or at those in the option `logits_to_keep`.
+
+        Raises:
+            InvalidArgument: The model returns no logits.
+        """
+        known: Mapping[str, Any] = {"use_cache": False, "attention_mask": torch.ones_like(tokens), **options}
+        output: Mapping[str, Tensor] = self._hf(
+            input_ids=tokens, return_dict=True, **{name: value for name, value in known.items() if name in self._takes}
+        )
+        if "logits" not in output:
+            raise InvalidArgument(f"{type(self._hf).__name__} returns no logits. Load it with AutoModelForCausalLM.")
+        return output["logits"]
+
+    def at_scored(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+        """Return the logits at the scored positions; others are not computed if the model supports it."""
+        if "logits_to_keep" not in self._takes:
+            return trials.at_scored(self.logits(trials.tokens))
+        positions, place = trials.scored_positions().unique(return_inverse=True)
+        logits = self.logits(trials.tokens, logits_to_keep=positions)
+        if len(positions) == trials.n_scored:  # the same positions in every sequence
+            return logits
+        return logits.gather(1, place.to(logits.device)[..., None].expand(*place.shape, logits.shape[-1]))
+
+
+_FUSED = "grouped_mm"
+_COARSE = 1e-4  # eps above which rounding could be mistaken for a factor near 1
+_AMOUNT = 0.3  # standard deviations of the noise in the verification
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Attached:
+    """The result of attaching a model, which the adapter uses. `layers`: where each verified site exists."""
+
+    spec: ModelSpec
+    forward: Forward
+    site_hooks: SiteHooks
+    static_sites: StaticSites
+    withheld: Mapping[Site, str]
+    layers: Mapping[Site, tuple[int, ...]]
+    errors: Mapping[Site, float]
+
+
+@torch.no_grad()
+def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
+    """Locate and verify the sites of a model; its training mode is restored.
+
+    Args:
+        hf: The model.
+        name: Its name.
+        digest: Hash of the weights, if known.
+
+    Raises:
+        InvalidArgument: Heads are sharded, blocks are not recognized, or the model is not causal.
+        NonFinite: Logits are NaN or infinite.
+    """
+    from torch.distributed.tensor import DTensor
+
+    if any(isinstance(parameter, DTensor) for parameter in hf.parameters()) or (hf.tp_size or 1) > 1:
+        raise InvalidArgument(
+            f"{type(hf).__name__} is tensor-parallel: its heads are spread. Load it with device_map='auto'."
+        )
+    if hf.config.is_encoder_decoder:
+        raise InvalidArgument(
+            f"{type(hf).__name__} is an encoder with a decoder, not a causal language model. Pass a decoder alone."
+        )
+    if (missing := unreachable(hf)) is not None:
+        raise InvalidArgument(
+            f"{missing} of {type(hf).__name__} is on torch's meta device: it has a shape but no weights. Load them."
+        )
+    with lock_of(hf), evaluating(hf), named_faults(hf):
+        return _Attaching(hf, name, digest).attached()
+
+
+@final
+class _Attaching:
+    """The forward passes for attaching a model."""
+
+    def __init__(self, hf: "PreTrainedModel", name: str, digest: str | None) -> None:
+        self.hf, self.forward = hf, Forward(hf)
+        self.spec = spec_of(hf, name, digest)
+        self.tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens
+        self.logits = self._first_logits()
+        self._check_language_model()
+        self._check_finite(self.logits)
+
+    def attached(self) -> Attached:
+        anatomy, seen = self._anatomy()
+        calls = [own for own, parts in zip(seen.handed, anatomy.parts, strict=True) if parts.output is not None]
+        is_known = bool(calls) and all(len(layer) == 1 for layer in calls)
+        if is_known:
+            self.spec = replace(self.spec, score_scale=calls[0][0].scaling)
+        heads = anatomy.sizes
+        self.spec = replace(self.spec, n_kv_heads=heads.n_kv_heads, d_head=heads.d_head, d_value=heads.d_value)
+        site_hooks = SiteHooks(self.hf, anatomy, seen.route if is_known else "modules")
+        passages, functions = self._perturbed(site_hooks)
+        static_sites, layers = StaticSites(self.hf, anatomy, self.spec.d_model, 1.0), site_hooks.layers
+        if layers.get(K, ()) == layers.get(TOKEN_INPUTS):
+            functions = replace(functions, projected=static_sites.projected)
+        withheld, errors = examined(passages, functions, self.spec, self.tokens.shape[1])
+        scale = self._embedding_scale(passages[RESID_PRE, 0].arrived[0])
+        if scale is None:
+            reason = f"{RESID_PRE.name} of layer 0 is no embedding"
+            withheld |= dict.fromkeys((TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS), reason)
+        if (layer := static_sites.misnormed(layers.get(NORM_WEIGHT, ()))) is not None:
+            withheld[NORM_WEIGHT] = f"W_K of layer {layer} reads no norm"
+        self._check_causal(site_hooks, withheld)
+        self._check_gated(site_hooks, withheld)
+        return Attached(
+            spec=self.spec,
+            forward=self.forward,
+            site_hooks=site_hooks,
+            static_sites=StaticSites(self.hf, anatomy, self.spec.d_model, scale or 1.0),
+            withheld=site_hooks.absent | withheld,
+            layers={site: own for site, own in layers.items() if site not in withheld},
+            errors=errors,
+        )
+
+    def _first_logits(self) -> Float[Tensor, "..."]:
+        """Logits of the first pass; a mixture of experts falls back to eager experts if the fused ones fail."""
+        try:
+            return self.forward.logits(self.tokens)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+        if self.hf.get_experts_implementation()[""] == _FUSED:
+            warnings.warn(
+                f"{self.spec.name}: the fused experts ({_FUSED}) cannot run here ({reason}); experts run one by one.",
+                stacklevel=2,
+            )
+            self.hf.set_experts_implementation("eager")
+            return self._first_logits()
+        raise InvalidArgument(f"{self.spec.name} cannot be run on {self.tokens.shape[1]} random tokens: {reason}.")
+
+    def _check_language_model(self) -> None:
+        """Raise `InvalidArgument` unless there are logits of every id at every position."""
+        (n, n_pos), found = self.tokens.shape, tuple(self.logits.shape)
+        n_ids = min(self.spec.d_vocab, self.hf.config.get_text_config(decoder=True).vocab_size)
+        if len(found) != 3 or found[:2] != (n, n_pos) or found[2] < n_ids:
+            raise InvalidArgument(
+                f"{type(self.hf).__name__} is not a causal language model: for {n} sequences of {n_pos} tokens and "
+                f"{n_ids} ids it returns logits of shape {found}. Load it with AutoModelForCausalLM."
+            )
+
+    def _check_finite(self, logits: Float[Tensor, "batch pos d_vocab"]) -> None:
+        if not bool(logits.isfinite().all()):
+            name = self.spec.name
+            raise NonFinite(f"{name} returns NaN or infinite logits on a few random tokens. Check its weights.")
+
+    def _anatomy(self, *, is_forced: bool = True) -> tuple[Anatomy, "_Seen"]:
+        """The anatomy, and the arguments of the attention function in each layer.
+
+        With `is_forced`, eager attention is tried in models that choose it by their config alone.
+
+        Raises `InvalidArgument` if eager attention returns other logits, because patterns would then be wrong.
+        """
+        blocks = blocks_of(self.hf, self.spec.n_layers)
+        seen, stated = _Seen(len(blocks)), sizes_of(self.hf)
+        routes, inside = (
+            {
+                block.get_submodule(name): Route(taps=seen.no_taps, layer=layer, handed=own[layer])
+                for layer, block in enumerate(blocks)
+                if (name := attention_of(block)) is not None
+            }
+            for own in (seen.by_interface, seen.by_functions)
+        )
+        eager: list[Tensor] = []
+
+        def watched() -> None:
+            with (
+                routed(self.hf, routes, is_eager=True, is_forced=is_forced),
+                watched_functions(inside, stated.n_kv_heads),
+            ):
+                eager.append(self.forward.logits(self.tokens))
+
+        anatomy = anatomy_of(blocks, watched, lambda: seen.sizes(stated), seen.of)
+        if any(seen.handed) and not all(seen.handed):  # attention in some layers only: the others have no heads
+            headless = (replace(own, output=None, projections={}, is_gated=False) for own in anatomy.parts)
+            known = zip(seen.handed, anatomy.parts, headless, strict=True)
+            anatomy = replace(anatomy, parts=tuple(whole if calls else rest for calls, whole, rest in known))
+        self._check_finite(eager[0])  # fused attention can hide NaN
+        error = float((eager[0].double() - self.logits.double()).abs().max() / self.logits.double().abs().max())
+        if not error <= tolerance_of(self.spec.dtype):
+            if is_forced:  # Falcon with ALiBi: its two implementations differ
+                return self._anatomy(is_forced=False)
+            raise InvalidArgument(
+                f"{self.spec.name} returns logits that differ by {error:.1e} with eager attention, which gives the "
+                f"patterns. Load it with attn_implementation='eager'."
+            )
+        return anatomy, seen
+
+    def _perturbed(self, site_hooks: SiteHooks) -> tuple[Passages, Functions]:
+        """Inputs and outputs of the taps in one pass with noise, and the model's functions in that pass."""
+        anatomy = site_hooks.anatomy
+        entered: dict[tuple[int, str | None], list[Tensor]] = {}
+        alibi: dict[int, Tensor | None] = {}
+
+        def enter(layer: int, path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if (given := first_input(args, kwargs)) is not None:
+                entered.setdefault((layer, path), []).append(given.clone())
+
+        def attend(layer: int, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            alibi[layer] = kwargs.get("alibi")
+
+        def forward() -> None:
+            hooks = list[Hook]()
+            for layer, parts in enumerate(anatomy.parts):
+                read = {parts.mid_reader, *(path for path, _ in parts.late_norms.values())}
+                calls = [(path, partial(enter, layer, path)) for path in read if path is not None]
+                calls += [] if parts.attention is None else [(parts.attention, partial(attend, layer))]
+                for path, each in calls:
+                    hooks.append(Hook(part=anatomy.part(layer, path), call=each, kind="pre", with_kwargs=True))
+            with hooked(self.hf, hooks, by=self.spec.name, times=None), site_hooks.open(is_witnessed=True):
+                self.forward.logits(self.tokens)
+
+        def mid_given(layer: int) -> Tensor | None:
+            return next(reversed(entered.get((layer, anatomy.parts[layer].mid_reader), [])), None)
+
+        hooked_sites = ((site, own) for site, own in site_hooks.layers.items() if not site.is_static)
+        places = [(site, layer) for site, layers in hooked_sites for layer in layers]
+        passages = perturbed_pass(self.hf, forward, site_hooks.taps.at, places, amount=_AMOUNT)
+        return passages, Functions(
+            written=partial(_written, anatomy),
+            projected=None,
+            normed=partial(_normed, anatomy),
+            pattern=partial(self._pattern, site_hooks.handed, alibi),
+            mid_given=mid_given,
+            turned=partial(_turned, anatomy, entered),
+        )
+
+    def _pattern(
+        self,
+        handed: list[list[Handed]],
+        alibi: Mapping[int, Tensor | None],
+        q: Float[Tensor, "batch pos head d_head"],
+        k: Float[Tensor, "batch pos kv_head d_head"],
+        layer: int,
+    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+        """The pattern of rotated queries and keys, with the spec's scale and the mask of the pass."""
+        k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+        scores = self.spec.score_scale * torch.einsum("b q h d, b k h d -> b h q k", q.float(), k.float())
+        if handed[layer]:
+            call_ = handed[layer][0]
+            if call_.softcap is not None:
+                scores = call_.softcap * (scores / call_.softcap).tanh()
+            mask = call_.mask
+            scores = scores if mask is None else scores + mask[..., : scores.shape[-1]].float()
+            if call_.sinks is not None:
+                sinks = call_.sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+                return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
+        else:
+            bias = alibi.get(layer)
+            scores = scores if bias is None else scores + bias.reshape(*scores.shape[:2], 1, -1).float()
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        return scores.softmax(-1)
+
+    def _embedding_scale(self, resid: Float[Tensor, "batch pos d_model"]) -> float | None:
+        """The factor c with resid = c · embedding + a function of the position; None if there is none."""
+        embedding = embedded(self.hf, self.tokens).to(resid.device).double()
+        if embedding.shape != resid.shape:
+            return None
+        between, inside = resid[0].double() - resid[1].double(), embedding[0] - embedding[1]
+        scale = float((between * inside).sum() / inside.square().sum().clamp_min(1e-30))
+        # Compared in the model's dtype: a bfloat16 stream is rounded after the position is added.
+        if is_close(inside.to(resid.dtype), between.to(resid.dtype)) and torch.finfo(resid.dtype).eps > _COARSE:
+            return 1.0
+        return scale if is_close((scale * inside).to(resid.dtype), between.to(resid.dtype)) else None
+
+    def _check_causal(self, site_hooks: SiteHooks, withheld: dict[Site, str]) -> None:
+        """Check causality and the last resid_post: change the last token and negate resid_post of position 0."""
+        last = self.spec.n_layers - 1
+        tokens = self.tokens.clone()
+        tokens[:, -1] = (tokens[:, -1] + 1) % self.spec.d_vocab
+
+        def turn(output: Tensor) -> Tensor:
+            return torch.cat([-output[:, :1], output[:, 1:]], dim=1)
+
+        hook = site_hook((RESID_POST, last), site_hooks.taps.at(RESID_POST, last), turn)
+        with hooked(self.hf, [hook], by=self.spec.name), site_hooks.open():
+            logits = self.forward.logits(tokens)
+        if tokens.shape[1] > 2 and not is_close(logits[:, 1:-1], self.logits[:, 1:-1]):
+            raise InvalidArgument(
+                f"{self.spec.name} is not causal: changing the last token changes earlier predictions. Pass a decoder."
+            )
+        if is_close(logits[:, 0], self.logits[:, 0]):
+            withheld.setdefault(RESID_POST, f"edits without effect in layer {last}")
+
+    def _check_gated(self, site_hooks: SiteHooks, withheld: dict[Site, str]) -> None:
+        """Check, where a gate or a norm follows z, that the input of W_O is zero for heads whose z is zero."""
+        anatomy = site_hooks.anatomy
+        gated = {layer: p.output for layer, p in enumerate(anatomy.parts) if p.is_gated and p.output is not None}
+        if Z in withheld or not gated:
+            return
+        found = dict[int, float]()
+
+        def watch(layer: int, _module: nn.Module, args: tuple[Any, ...]) -> None:
+            found[layer] = float(args[0].abs().max())
+
+        reads = [Hook(part=anatomy.part(i, path), call=partial(watch, i), kind="pre") for i, path in gated.items()]
+        zeros = [site_hook((Z, layer), site_hooks.taps.at(Z, layer), torch.zeros_like) for layer in gated]
+        with hooked(self.hf, [*reads, *zeros], by=self.spec.name, times=None), site_hooks.open():
+            self.forward.logits(self.tokens)
+        if (wrong := next((layer for layer, most in found.items() if most > 0), None)) is not None:
+            withheld[Z] = f"W_O of layer {wrong} reads beyond z"
+
+
+def _turned(
+    anatomy: Anatomy,
+    entered: Mapping[tuple[int, str | None], Sequence[Tensor]],
+    site: Site,
+    x: Float[Tensor, "batch pos head d"],
+    layer: int,
+) -> Float[Tensor, "batch pos head d"] | None:
+    """The rotated queries or keys that entered their norm; None if the norm, if any, acts before the rotation."""
+    if site not in anatomy.parts[layer].late_norms:
+        return None
+    path, at = anatomy.parts[layer].late_norms[site]
+    found = turned_of(entered[layer, path][at], x)
+    return entered[layer, path][at].reshape(x.shape) if found is None else found
+
+
+@final
+class _Seen:
+    """What the attention functions of a model were given in one pass, by layer."""
+
+    def __init__(self, n_layers: int) -> None:
+        self.by_interface: list[list[Handed]] = [[] for _ in range(n_layers)]
+        self.by_functions: list[list[Handed]] = [[] for _ in range(n_layers)]
+        self.no_taps = Taps((), n_layers)
+
+    @property
+    def route(self) -> By:
+        """Where attention was reached: in the interface, if it was called."""
+        return "interface" if any(self.by_interface) else "functions"
+
+    @property
+    def handed(self) -> list[list[Handed]]:
+        """The calls that count: those of the interface, if there are any."""
+        return self.by_interface if self.route == "interface" else self.by_functions
+
+    def of(self, layer: int) -> Handed | None:
+        """Return the call of a layer; None unless it is the only one."""
+        calls = self.handed[layer]
+        return calls[0] if len(calls) == 1 else None
+
+    def sizes(self, stated: HeadSizes) -> HeadSizes:
+        """Return the sizes that the calls show, where they agree; else those that the config states."""
+        shapes = {(own.value.shape[1], own.d_key, own.value.shape[-1]) for calls in self.handed for own in calls}
+        if len(shapes) != 1 or not stated.n_heads:
+            return stated
+        ((n_kv_heads, d_key, d_value),) = shapes
+        return replace(stated, n_kv_heads=n_kv_heads, d_head=d_key, d_value=0 if d_value == d_key else d_value)
+
+
+def _written(anatomy: Anatomy, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "..."] | None:
+    """The attention output for these head outputs: W_O, then the norm after it if there is one; None if z is gated."""
+    parts = anatomy.parts[layer]
+    assert parts.output is not None and parts.writers is not None, "z and attn_out exist"
+    if parts.is_gated:
+        return None
+    out = call(anatomy.part(layer, parts.output), z.flatten(-2))
+    return parts.write_scale * (out if parts.is_plain_write else call(anatomy.part(layer, parts.writers[0]), out))
+
+
+def _normed(anatomy: Anatomy, site: Site, x: Float[Tensor, "batch pos head d"], layer: int) -> Float[Tensor, "..."]:
+    """Queries or keys after their norm, which acts per head or on all heads of a position together."""
+    parts = anatomy.parts[layer]
+    path = parts.late_norms[site][0] if site in parts.late_norms else parts.norms.get(site)
+    if path is None:
+        return x
+    norm = anatomy.part(layer, path)
+    together = any(p.shape[-1:] == (x.shape[-1] * x.shape[-2],) for p in norm.parameters())
+    return call(norm, x.flatten(-2)).reshape(x.shape) if together else call(norm, x)
 
 
 @final
@@ -75,10 +573,33 @@ class HFModel(Model):
             return self._attached.forward.at_scored(trials)
 
     def untrained_copy(self, seed: int) -> "HFModel":
-        hf = untrained_copy(self._hf, seed, device=self.spec.device, rebuild=self._rebuild)
-        name = f"{self.spec.name} at initialization {seed}"
+        places: dict[str, Any] = vars(self._hf).get(
+            "hf_device_map", {}
+        )  # from accelerate; empty if there is one device
+        if "disk" in places.values():
+            raise NoCopy(
+                f"part of {self.spec.name} is on disk, and an untrained network would have to fit in memory: untrained "
+                f"baselines are omitted. Load the model with a device_map that needs no disk, or a smaller dtype."
+            )
+        with PROCESS_STATE, torch.random.fork_rng(), default_dtype(self._hf.dtype):
+            torch.manual_seed(torch_seed(seed))  # transformers initializes from the global generator
+            # Of a copy of the config, because transformers sets the attention implementation in it.
+            rebuild = self._rebuild or (lambda _seed: type(self._hf)(deepcopy(self._hf.config)))
+            copy = rebuild(seed)
+        module: nn.Module = copy.eval()
+        if len({str(place) for place in places.values()}) > 1:
+            import accelerate
+
+            accelerate.dispatch_model(module, device_map=places)
+        else:
+            module.to(self.spec.device)
         return HFModel(
-            hf, name=name, tokenizer=self.tokenizer, task=self.task, digest=untrained(seed), rebuild=self._rebuild
+            copy,
+            name=f"{self.spec.name} at initialization {seed}",
+            tokenizer=self.tokenizer,
+            task=self.task,
+            digest=untrained(seed),
+            rebuild=self._rebuild,
         )
 
     @alone()

@@ -46,9 +46,15 @@ def check_adapter(stored: Mapping[str, Any], config: Path, weights: Path) -> Non
     """
     shapes = tensor_shapes(weights, indices=_INDICES)
     for key, pattern in _patterns(stored):
-        if reason := _fault(pattern):
+        try:
+            re.compile(pattern)
+            is_sound = not _REPEATED_GROUP.search(pattern) and len(_REPEATS.findall(pattern)) <= _MOST_REPEATS
+        except (re.error, RecursionError, OverflowError):
+            is_sound = False
+        if not is_sound:
             raise CheckpointFault(
-                f"{config}: {key} has the pattern {shown(pattern)}, which {reason}. List the modules."
+                f"{config}: {key} has the pattern {shown(pattern)}, which is no regular expression, repeats a group, "
+                f"or repeats over {_MOST_REPEATS} times. List the modules."
             )
     _check_sizes(stored, shapes, config)
     initial = stored.get("init_lora_weights")
@@ -67,16 +73,14 @@ def _check_sizes(stored: Mapping[str, Any], shapes: Shapes, config: Path) -> Non
     for key, value in ranks:
         if type(value) is int and value > longest:
             raise CheckpointFault(
-                f"{config} sets {key} to {value:,}, but no axis of the adapter's weights is longer than {longest:,}. "
-                f"Restore the file."
+                f"{config} sets {key} to {value:,}; the longest axis of the weights is {longest:,}. Restore it."
             )
     spans = stored.get(_COPIES)
     bounds = [own for own in spans if isinstance(own, list) and len(own) == 2] if isinstance(spans, list) else []
     n_copies = sum(max(0, end - start) for start, end in bounds if type(start) is int and type(end) is int)
     if n_copies > len(shapes):
         raise CheckpointFault(
-            f"{config} sets {_COPIES} to {n_copies:,} layers, but the adapter has {len(shapes):,} tensors. Restore the "
-            f"file."
+            f"{config} sets {_COPIES} to {n_copies:,} layers, but the adapter has {len(shapes):,} tensors. Restore it."
         )
 
 
@@ -86,17 +90,6 @@ def _patterns(stored: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in _KEYED_BY_PATTERN:
         table = stored.get(key)
         yield from ((key, own) for own in (table if isinstance(table, Mapping) else ()))
-
-
-def _fault(pattern: str) -> str:
-    """Why a regular expression is not used; "" if it is."""
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        return f"is no regular expression ({error})"
-    if _REPEATED_GROUP.search(pattern) or len(_REPEATS.findall(pattern)) > _MOST_REPEATS:
-        return f"repeats a group, or over {_MOST_REPEATS} times"
-    return ""
 
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -124,16 +117,15 @@ def unwrapped(model: Any) -> Any:
         }
         if effect := next((effect for effect, is_there in effects.items() if is_there), ""):
             raise InvalidArgument(
-                f"{type(model).__name__} has an adapter of kind {config.peft_type}, which {effect}; "
-                f"only adapters of the weights, such as LoRA, are supported."
+                f"an adapter of kind {config.peft_type} {effect}: only those of the weights (LoRA …) are supported."
             )
         return unwrapped(model.get_base_model())
     if isinstance(model, nn.Module):
         compiled = (name for name, part in model.named_modules() if vars(part).get("_compiled_call_impl") is not None)
         if (name := next(compiled, None)) is not None:
             raise InvalidArgument(
-                f"{name or type(model).__name__} was compiled in place with compile(), and hooks inside compiled code "
-                f"may do nothing. Pass the model before it is compiled; torch.compile(model) leaves it as it is."
+                f"{name or type(model).__name__} was compiled in place, so hooks may do nothing. Pass the model before "
+                f"it is compiled; torch.compile(model) leaves it as it is."
             )
     return model
 
@@ -154,13 +146,11 @@ def base_of(path: Path) -> tuple[str, str | None]:
     stored = read_json(path / ADAPTER)
     known = stored if isinstance(stored, Mapping) else {}
     base, revision = known.get("base_model_name_or_path"), known.get("revision")
-    if not isinstance(base, str) or not base:
+    if not isinstance(base, str) or not 0 < len(base) <= _LONGEST_NAME or not is_encodable(base):
         raise CheckpointFault(
-            f"{path / ADAPTER} names no base model. Write its directory or hub name there as base_model_name_or_path, "
-            f"or merge the adapter with peft's merge_and_unload and save the model."
+            f"{path / ADAPTER} names no base model, but {shown(base)}. Write its directory or hub name there as "
+            f"base_model_name_or_path, or merge the adapter with peft's merge_and_unload and save the model."
         )
-    if len(base) > _LONGEST_NAME or not is_encodable(base):  # a NUL cannot be encoded either
-        raise CheckpointFault(f"{path / ADAPTER} names the base model {shown(base)}, which no path can be. Restore it.")
     if revision is not None and not isinstance(revision, str):
         raise CheckpointFault(f"{path / ADAPTER} names the revision {revision!r}; it must be text. Restore the file.")
     if not (path / ADAPTER_WEIGHTS).is_file():
@@ -184,25 +174,17 @@ def with_adapter(hf: Any, path: Path) -> Any:
             warnings.filterwarnings("ignore", "Found missing adapter keys")  # raised below, by name
             wrapped = peft.PeftModel.from_pretrained(hf, str(path), is_trainable=False, use_safetensors=True)
         adapter = unwrapped(wrapped)
-        absent, foreign = _differences(peft, wrapped, path)
+        _check_complete(peft, wrapped, path)
     except (ValueError, RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, OSError) as error:
-        reason = " ".join(str(error).split())
         raise CheckpointFault(
-            f"the adapter in {path} does not fit {type(hf).__name__}: {reason[:200]}. Load it with the base model that "
-            f"it was trained on."
+            f"the adapter in {path} does not fit {type(hf).__name__}: {' '.join(str(error).split())[:200]}. Load it "
+            f"with the base model that it was trained on."
         ) from error
-    for tensors, fault in ((absent, "lacks"), (foreign, "holds, without a layer,")):
-        if tensors:
-            raise CheckpointFault(
-                f"the adapter in {path} does not fit {type(hf).__name__}: {ADAPTER_WEIGHTS} {fault} "
-                f"{counted(len(tensors), 'tensor')}: {', '.join(tensors[:4])}. Load it with the base model "
-                f"that it was trained on."
-            )
     return adapter
 
 
-def _differences(peft: Any, wrapped: Any, path: Path) -> tuple[list[str], list[str]]:
-    """The adapter's tensors that its file lacks, and the tensors of the file that have no place in the model.
+def _check_complete(peft: Any, wrapped: Any, path: Path) -> None:
+    """Raise `ValueError` if the adapter's file lacks tensors, or holds some that have no place in the model.
 
     PEFT itself puts the file in place a second time, because it knows the names that earlier versions wrote. A tensor
     that several layers share is saved once; what PEFT would not save is not absent.
@@ -218,4 +200,7 @@ def _differences(peft: Any, wrapped: Any, path: Path) -> tuple[list[str], list[s
     # peft saves the magnitudes of DoRA without the ending of a weight.
     plain = [own.replace(f".{name}", "") for own in result.missing_keys]
     absent = [own for own in plain if own in saved or own.removesuffix(".weight") in saved]
-    return sorted(absent), sorted(result.unexpected_keys)
+    for tensors, fault in ((absent, "lacks"), (result.unexpected_keys, "holds, without a layer,")):
+        if tensors:
+            listed = ", ".join(sorted(tensors)[:4])
+            raise ValueError(f"{ADAPTER_WEIGHTS} {fault} {counted(len(tensors), 'tensor')}: {listed}")

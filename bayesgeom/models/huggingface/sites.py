@@ -11,6 +11,7 @@ accelerate keeps elsewhere.
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
@@ -28,6 +29,7 @@ from bayesgeom.core.run import (
     RESID_MID,
     RESID_POST,
     RESID_PRE,
+    STATE,
     TOKEN_EMBEDDINGS,
     TOKEN_INPUTS,
     TOKEN_KEYS,
@@ -42,7 +44,7 @@ from bayesgeom.core.run import (
     Z,
 )
 from bayesgeom.core.torch_state import Hook, hooked
-from bayesgeom.models.adapters.proof import Taps
+from bayesgeom.models.adapters.proof import SUM, Taps
 from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_input, is_close
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
 
@@ -60,6 +62,7 @@ class SiteHooks:
 
     `route` says where attention is reached: in Hugging Face's interface, in torch's functions, or in modules. Of
     modules the pattern is read at the attention's dropout, and the scores use the projected queries and keys.
+    `layers` holds the layers of each site, static ones included; `absent` why a site is not in all of them.
     """
 
     def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, route: By) -> None:
@@ -70,28 +73,19 @@ class SiteHooks:
             if parts.attention is not None
         }
         self._hf = hf
-        found: dict[Site, list[int]] = {}
-        for layer in range(anatomy.n_layers):
-            for site in self.possible(layer):
-                found.setdefault(site, []).append(layer)
-        self.layers = {site: tuple(layers) for site, layers in found.items()}
-        self.taps = Taps(self.layers, anatomy.n_layers)
+        self.layers: dict[Site, tuple[int, ...]] = {}
+        self.absent: dict[Site, str] = {}
+        absent = [_absent_in(parts, route) for parts in anatomy.parts]
+        for site in (own for own in ALL_SITES if own != STATE):
+            layers = tuple(layer for layer, reasons in enumerate(absent) if site not in reasons)
+            if layers:
+                self.layers[site] = layers
+            if len(layers) < anatomy.n_layers:
+                named = ", ".join(map(str, layers))
+                self.absent[site] = f"only in layers {named}" if layers else absent[0][site]
+        self.taps = Taps((site for site in self.layers if not site.is_static), anatomy.n_layers)
         self.handed: list[list[Handed]] = [[] for _ in anatomy.blocks]
         self._entered: Tensor | None = None  # input of the running block
-
-    def possible(self, layer: int) -> list[Site]:
-        """Return the sites that this layer has."""
-        parts = self.anatomy.parts[layer]
-        found = [RESID_PRE, RESID_POST]
-        if parts.writers is not None:
-            found += [ATTN_OUT, MLP_OUT] + [RESID_MID] * (parts.mid_reader is not None)
-        if parts.output is None:
-            return found
-        found += [Z, *(site for site in (Q, K) if site in parts.projections)]
-        if self.route != "modules":
-            return [*found, V, *_INTERFACE]
-        found += [PATTERN] * (parts.dropout is not None)
-        return [*found, *parts.projections.keys() & {V}, *({Q_ROT, K_ROT} if Q in found else ())]
 
     @contextlib.contextmanager
     def open(self, *, is_witnessed: bool = False) -> Iterator[None]:
@@ -139,27 +133,28 @@ class SiteHooks:
     def _on_block(self, layer: int) -> Iterator[Hook]:
         taps, block, writers = self.taps, self.anatomy.blocks[layer], self.anatomy.parts[layer].writers
         if taps.is_watched(layer, RESID_PRE, RESID_MID, MLP_OUT, ATTN_OUT):
-            yield Hook(part=block, call=self._enter(layer), kind="pre", with_kwargs=True)
+            yield Hook(part=block, call=partial(self._enter, layer), kind="pre", with_kwargs=True)
         if writers is not None and taps.is_watched(layer, ATTN_OUT, RESID_MID):
-            yield Hook(part=self.anatomy.part(layer, writers[0]), call=self._attention_writes(layer))
+            part = self.anatomy.part(layer, writers[0])
+            yield Hook(part=part, call=_output(partial(self._attention_writes, layer)))
         if writers is not None and taps.is_watched(layer, MLP_OUT):
             part = self.anatomy.part(layer, writers[1])
-            yield Hook(part=part, call=self._output(lambda x: self._mlp_writes(layer, x)))
+            yield Hook(part=part, call=_output(partial(self._mlp_writes, layer)))
         if taps.is_watched(layer, RESID_POST):
-            yield Hook(part=block, call=self._output(lambda x: taps.through(RESID_POST, layer, x)))
+            yield Hook(part=block, call=_output(partial(taps.through, RESID_POST, layer)))
 
     def _on_attention(self, layer: int) -> Iterator[Hook]:
         taps, anatomy, parts = self.taps, self.anatomy, self.anatomy.parts[layer]
         if parts.output is not None and not parts.is_gated and taps.is_watched(layer, Z):
-            yield Hook(part=anatomy.part(layer, parts.output), call=self._z(layer), kind="pre")
+            yield Hook(part=anatomy.part(layer, parts.output), call=partial(self._z, layer), kind="pre")
         for site, projection in parts.projections.items():
             through = self._projected_sites(site)
             if taps.is_watched(layer, *through):
                 part = anatomy.part(layer, projection.path)
-                yield Hook(part=part, call=self._projects(layer, site, through))
+                yield Hook(part=part, call=_output(partial(self._projects, layer, site, through)))
         if self.route == "modules" and parts.dropout is not None and taps.is_watched(layer, PATTERN):
             part = anatomy.part(layer, parts.dropout)
-            yield Hook(part=part, call=self._output(lambda x: taps.through(PATTERN, layer, x)))
+            yield Hook(part=part, call=_output(partial(taps.through, PATTERN, layer)))
 
     def _projected_sites(self, site: Site) -> tuple[Site, ...]:
         """The sites that are read at the projection of this one."""
@@ -167,35 +162,28 @@ class SiteHooks:
             return () if site == V else (site,)
         return {Q: (Q, Q_ROT), K: (K, K_ROT)}.get(site, (site,))
 
-    def _enter(self, layer: int) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-        def enter(
-            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            given = first_input(args, kwargs)
-            assert given is not None, "the block ran, and was seen to, when the model was attached"
-            self._entered = entered = self.taps.through(RESID_PRE, layer, given)
-            return ((entered, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": entered})
+    def _enter(
+        self, layer: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = first_input(args, kwargs)
+        assert given is not None, "the block ran, and was seen to, when the model was attached"
+        self._entered = entered = self.taps.through(RESID_PRE, layer, given)
+        return ((entered, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": entered})
 
-        return enter
-
-    def _attention_writes(self, layer: int) -> Callable[[nn.Module, object, Any], Any]:
+    def _attention_writes(self, layer: int, given: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         scale = self.anatomy.parts[layer].write_scale
-
-        def write(given: Tensor) -> Tensor:
-            written = _times(given, scale)
-            out = self.taps.through(ATTN_OUT, layer, written)
-            if not self.taps.is_watched(layer, RESID_MID):
-                return self._given_back(given, written, out, scale)
-            assert self._entered is not None, "the block was entered before"
-            entered = self._entered.to(out.device)  # accelerate moves it inside the block, after the pre-hook
-            mid = entered + out
-            passed = self.taps.through(RESID_MID, layer, mid)
-            # The block adds its input again, so subtract it to arrive at the edited resid_mid.
-            if passed is mid and not mid.requires_grad:
-                return self._given_back(given, written, out, scale)
-            return _times(passed - entered, 1 / scale)
-
-        return self._output(write)
+        written = _times(given, scale)
+        out = self.taps.through(ATTN_OUT, layer, written)
+        if not self.taps.is_watched(layer, RESID_MID):
+            return self._given_back(given, written, out, scale)
+        assert self._entered is not None, "the block was entered before"
+        entered = self._entered.to(out.device)  # accelerate moves it inside the block, after the pre-hook
+        mid = entered + out
+        passed = self.taps.through(RESID_MID, layer, mid)
+        # The block adds its input again, so subtract it to arrive at the edited resid_mid.
+        if passed is mid and not mid.requires_grad:
+            return self._given_back(given, written, out, scale)
+        return _times(passed - entered, 1 / scale)
 
     def _mlp_writes(self, layer: int, given: Shaped[Tensor, "*flat d_model"]) -> Shaped[Tensor, "*flat d_model"]:
         assert self._entered is not None, "the block was entered before"
@@ -211,40 +199,30 @@ class SiteHooks:
         """The output of the part: bit-identical unless a hook changed it or a gradient is taken."""
         return given if passed is written and not passed.requires_grad else _times(passed, 1 / scale)
 
-    def _z(self, layer: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-        n_heads = self.anatomy.sizes.n_heads
+    def _z(self, layer: int, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        z = args[0].unflatten(-1, (self.anatomy.sizes.n_heads, -1))
+        return (self.taps.through(Z, layer, z).flatten(-2), *args[1:])
 
-        def pass_on(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            z = args[0].unflatten(-1, (n_heads, -1))
-            return (self.taps.through(Z, layer, z).flatten(-2), *args[1:])
-
-        return pass_on
-
-    def _projects(self, layer: int, site: Site, through: tuple[Site, ...]) -> Callable[[nn.Module, object, Any], Any]:
+    def _projects(
+        self, layer: int, site: Site, through: tuple[Site, ...], output: Float[Tensor, "batch pos width"]
+    ) -> Float[Tensor, "batch pos width"]:
         projection = self.anatomy.parts[layer].projections[site]
+        before = values = projection.take(output)
+        for tapped in through:
+            values = self.taps.through(tapped, layer, values)
+        return output if values is before and not torch.is_grad_enabled() else projection.put(output, values)
 
-        def pass_on(output: Tensor) -> Tensor:
-            before = values = projection.take(output)
-            for tapped in through:
-                values = self.taps.through(tapped, layer, values)
-            return output if values is before and not torch.is_grad_enabled() else projection.put(output, values)
 
-        return self._output(pass_on)
+def _output(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, object, Any], Any]:
+    """A forward hook that changes a part's output, or the first of several outputs."""
 
-    @staticmethod
-    def _output(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, object, Any], Any]:
-        """A forward hook that changes a part's output, or the first of several outputs."""
+    def hook(_module: nn.Module, _inputs: object, output: Any) -> Any:
+        if not isinstance(output, tuple | list):
+            return change(output)
+        changed = [change(output[0]), *output[1:]]
+        return changed if isinstance(output, list) else tuple(changed)
 
-        def hook(_module: nn.Module, _inputs: object, output: Any) -> Any:
-            match output:
-                case tuple():
-                    return (change(output[0]), *output[1:])
-                case list():
-                    return [change(output[0]), *output[1:]]
-                case _:
-                    return change(output)
-
-        return hook
+    return hook
 
 
 def _times(x: Shaped[Tensor, "..."], factor: float) -> Shaped[Tensor, "..."]:
@@ -261,21 +239,6 @@ class StaticSites:
 
     def __init__(self, hf: "PreTrainedModel", anatomy: Anatomy, d_model: int, scale: float) -> None:
         self._hf, self._anatomy, self._d_model, self._scale = hf, anatomy, d_model, scale
-
-    def absent(self) -> dict[Site, str]:
-        """Return the static sites that some layer lacks, each with the reason in the first such layer."""
-        reasons = dict[Site, str]()
-        for layer, parts in enumerate(self._anatomy.parts):
-            for site, reason in _absent_in(parts).items():
-                reasons.setdefault(site, f"{reason}, in layer {layer}")
-        return reasons
-
-    def layers(self) -> dict[Site, tuple[int, ...]]:
-        """Return the layers that have each static site, without sites that no layer has."""
-        absent = [_absent_in(parts) for parts in self._anatomy.parts]
-        static = (site for site in ALL_SITES if site.is_static)
-        found = {site: tuple(i for i, own in enumerate(absent) if site not in own) for site in static}
-        return {site: layers for site, layers in found.items() if layers}
 
     @torch.no_grad()
     def of(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
@@ -351,23 +314,33 @@ class StaticSites:
         return rows[:-1] - rows[-1]
 
 
-def _absent_in(parts: Parts) -> dict[Site, str]:
-    """The static sites that one block does not provide, each with the reason."""
-    reasons = dict[Site, str]()
-    if parts.key_input is None or K not in parts.projections:
-        read = (TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_V)
-        reasons |= dict.fromkeys(read, "no key projection or input")
-    if K not in parts.projections:
-        reasons |= dict.fromkeys((W_K, W_K_GRAM), "no key projection found")
-    if V not in parts.projections:
-        reasons.setdefault(W_V, "no value projection found")
-    if parts.output is None or parts.writers is None:
-        reasons[W_O] = "no writer of its heads"
-    elif parts.is_gated:
-        reasons[W_O] = "gate or norm before W_O"
-    elif not parts.is_plain_write:
-        reasons[W_O] = "norm after W_O"
-    return reasons
+def _absent_in(parts: Parts, route: By) -> dict[Site, str]:
+    """The sites that one block does not provide, each with the reason."""
+    names = {Q: "query", K: "key", V: "value"}
+    unknown = {site: f"no {names[site]} projection found" for site in names if site not in parts.projections}
+    reasons = unknown.copy()
+    if route != "modules":
+        reasons.pop(V, None)  # it is read where attention is reached
+    elif Q in unknown:
+        reasons |= dict.fromkeys((Q_ROT, K_ROT), unknown[Q])
+    if route == "modules" and parts.dropout is None:
+        reasons[PATTERN] = "no dropout of the pattern"
+    if parts.output is None:
+        reasons |= dict.fromkeys((Q, K, Q_ROT, K_ROT, V, Z, PATTERN), "no known attention heads")
+    if parts.writers is None:
+        reasons |= dict.fromkeys((ATTN_OUT, MLP_OUT, RESID_MID), f"no two parts with {SUM}")
+    elif parts.mid_reader is None:
+        reasons[RESID_MID] = "attention and MLP are parallel"
+    if parts.key_input is None or K in unknown:
+        reasons |= dict.fromkeys((TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_V), "no key projection or input")
+    reasons |= {site: unknown[of] for site, of in ((W_K, K), (W_K_GRAM, K), (W_V, V)) if of in unknown}
+    not_w_o = {
+        "no writer of its heads": parts.output is None or parts.writers is None,
+        "gate or norm before W_O": parts.is_gated,
+        "norm after W_O": not parts.is_plain_write,
+    }
+    reason = next((reason for reason, is_so in not_w_o.items() if is_so), "")
+    return reasons | ({W_O: reason} if reason else {})
 
 
 def embedded(hf: "PreTrainedModel", tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_embed"]:

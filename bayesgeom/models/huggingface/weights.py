@@ -58,14 +58,12 @@ def check_readable(raw: Mapping[str, Any], source: str | Path) -> None:
         return
     if not isinstance(members, Mapping):
         raise CheckpointFault(
-            f"{CONFIG} of {source} sets {QUANTIZATION} to {members!r}; it must be a JSON object. Restore the {CONFIG} "
-            f"that was saved with the weights."
+            f"{CONFIG} of {source} sets {QUANTIZATION} to {members!r}, not to a JSON object. Restore the file."
         )
     method = members.get("quant_method")
     if method is not None and not any(str(known).startswith(str(method)) for known in KNOWN):
         raise InvalidArgument(
-            f"{source} is quantized as {method!r}, which transformers cannot read. Load the model that was quantized, "
-            f"or a copy in one of these formats: {', '.join(map(str, KNOWN))}."
+            f"{source} is quantized as {method!r}. transformers reads {', '.join(map(str, KNOWN))}: load such a copy."
         )
 
 
@@ -107,14 +105,8 @@ def settle(module: nn.Module, dtype: torch.dtype) -> None:
 @cache
 def _mute_repeats() -> None:
     """Let bitsandbytes' logger pass each message once."""
-    seen = set[object]()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        is_known = record.msg in seen
-        seen.add(record.msg)
-        return not is_known
-
-    logging.getLogger(_REPEATED).addFilter(is_new)
+    first: dict[object, logging.LogRecord] = {}
+    logging.getLogger(_REPEATED).addFilter(lambda record: first.setdefault(record.msg, record) is record)
 
 
 def unlisted_state(module: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
@@ -140,8 +132,7 @@ def named_faults(hf: "PreTrainedModel") -> Iterator[None]:
             raise
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InvalidArgument(
-            f"{type(hf).__name__} is quantized ({stored}), and its library cannot run it here: {first}. Load the model "
-            f"without quantization, or quantized otherwise."
+            f"{type(hf).__name__} is quantized ({stored}), and cannot be run here: {first}. Load another copy."
         ) from error
 
 
@@ -213,16 +204,16 @@ def weights_identity(hf: "PreTrainedModel") -> str:
                 settle(module, hf.dtype)
                 for name, tensor in _own_state(module):
                     entry = f"{path}.{name}" if path else name
-                    is_several = bool(is_traceable_wrapper_subclass(tensor))
-                    pointer = 0 if is_several else tensor.data_ptr()
+                    pointer = 0 if bool(is_traceable_wrapper_subclass(tensor)) else tensor.data_ptr()
                     place = (tensor.device, pointer, tuple(tensor.shape), tensor.stride(), tensor.dtype)
-                    if _is_offloaded(module) or place[1] == 0 or place not in known:
+                    if _is_offloaded(module) or pointer == 0 or place not in known:
                         known[place] = _hashed(entry, tensor, pool)
                     entries[entry] = f"{entry} {tuple(tensor.shape)} {tensor.dtype}".encode() + known[place]
     for entry in sorted(entries):
         digest.update(entries[entry])
     if settings := {path: own for path, module in hf.named_modules() if (own := _adapter_settings(module))}:
-        digest.update(json.dumps(settings, sort_keys=True).encode())
+        # An object, such as a variant of LoRA, counts by the name of its class.
+        digest.update(json.dumps(settings, sort_keys=True, default=lambda own: type(own).__qualname__).encode())
     return digest.hexdigest()[:16]
 
 
@@ -233,15 +224,15 @@ def config_of(hf: "PreTrainedModel") -> dict[str, Any]:
 
 
 def unreachable(hf: nn.Module) -> str | None:
-    """Return the name of the first parameter on the meta device without values, or None.
+    """Return the name of the first parameter or buffer on the meta device without values, or None.
 
     A forward pass of such a model returns no numbers.
     """
     for path, module in hf.named_modules():
         if _is_offloaded(module):
             continue
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.device.type == "meta":
+        for name, own in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if own.device.type == "meta":
                 return f"{path}.{name}" if path else name
     return None
 
@@ -291,27 +282,11 @@ def _adapter_settings(module: nn.Module) -> dict[str, Any]:
     if not _is_of_peft(type(module)):
         return {}
     parents = [vars(kind) for kind in reversed(type(module).__mro__)]
-    switches = {
-        name: stored[name] for stored in parents for name in _SWITCHES if name in stored and _is_plain(stored[name])
-    }
-    own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
-    found = {name: _plain(value) for name, value in {**switches, **own}.items()}
+    found = {name: stored[name] for stored in parents for name in _SWITCHES if name in stored}
+    found |= {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
     if isinstance(active := found.get("_active_adapter"), str):
         found["_active_adapter"] = [active]  # PEFT stores one name as text or as a list
     return {"class": type(module).__qualname__, **found}
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping)
-
-
-def _plain(value: object) -> Any:
-    """A value as JSON types; of another object, the name of its class, such as that of a variant of LoRA."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(stored) for key, stored in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(stored) for stored in value]
-    return value if _is_plain(value) else type(value).__qualname__
 
 
 def _hashed(name: str, tensor: Shaped[Tensor, "..."], pool: Executor) -> bytes:
@@ -319,11 +294,6 @@ def _hashed(name: str, tensor: Shaped[Tensor, "..."], pool: Executor) -> bytes:
     if is_traceable_wrapper_subclass(tensor):
         inner, _ = tensor.__tensor_flatten__()
         return b"".join(part.encode() + _hashed(name, getattr(tensor, part), pool) for part in inner)
-    if tensor.device.type == "meta":
-        raise InvalidArgument(
-            f"{name} is on torch's meta device: the model has shapes but no weights. Load its weights, for example "
-            f"with from_pretrained."
-        )
     raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
     pieces = (raw[start : start + PIECE] for start in range(0, len(raw), PIECE))
     return b"".join(pool.map(lambda piece: hashlib.sha256(piece).digest(), pieces))

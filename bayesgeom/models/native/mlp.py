@@ -7,8 +7,6 @@
 concatenated and projected into the residual stream. Each offset in the window has its own slice of the projection, so
 a causal convolution as long as the context computes it without materializing the windows.
 
-An MLP has no state.
-
 Names in Agarwal, Dalal & Misra 2025: width is d_model, hidden layer d_mlp, "residual blocks" `blocks`. The paper does
 not state how the sequence enters. The control of the follow-up is per position, with nine blocks at d_model 192.
 
@@ -20,18 +18,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
-from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.config import INIT_STD, ModelConfig, draw_weights
 
-INIT_STD = 0.02
 EPS = 1e-5
-CONTEXTS = ("position", "prefix")
 
 
 @final
@@ -51,8 +46,6 @@ class MLPConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         self.check_sizes("an MLP", or_zero="d_embed")
-        if self.context not in CONTEXTS:
-            raise InvalidArgument(f"context must be one of {', '.join(CONTEXTS)}; got {self.context!r}.")
         if self.width != self.d_model and (self.context == "position" or self.tied):
             raise InvalidArgument(
                 f"d_embed = {self.d_embed} differs from d_model = {self.d_model}: this requires context='prefix', "
@@ -95,7 +88,8 @@ class PositionwiseMLP(HookedRootModule):
         self.ln_final = nn.LayerNorm(config.d_model, eps=EPS)
         if not config.tied:
             self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
-        self._initialize(seed)
+        window_std = (config.n_ctx * config.width) ** -0.5
+        draw_weights(self, seed, {"W_out.weight": INIT_STD / math.sqrt(config.n_layers), "window.weight": window_std})
         self.setup()  # type: ignore[no-untyped-call]  # transformer-lens does not annotate it
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
@@ -129,18 +123,6 @@ class PositionwiseMLP(HookedRootModule):
             )
         placed: Tensor = embedded + self.hook_pos_embed(self.pos_embed.weight[:n_pos].expand_as(embedded))
         return placed
-
-    @torch.no_grad()
-    def _initialize(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim < 2:
-                if name.endswith("bias"):
-                    nn.init.zeros_(parameter)
-                continue  # norms start at one
-            std = INIT_STD / math.sqrt(self.config.n_layers) if name.endswith("W_out.weight") else INIT_STD
-            std = (self.config.n_ctx * self.config.width) ** -0.5 if name == "window.weight" else std
-            nn.init.normal_(parameter, std=std, generator=generator)
 
 
 @final

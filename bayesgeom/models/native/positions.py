@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.models.config import INIT_STD
 
-INIT_STD = 0.02  # standard deviation of embeddings, to which sinusoids are scaled
 _FARTHEST = 60.0  # logarithm of a decay that is practically infinite, but finite in float32
 
 

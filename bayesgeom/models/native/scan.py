@@ -21,6 +21,8 @@ Reference: Gu & Dao 2023, arXiv:2312.00752, algorithm 2 and section 3.3.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
 from typing import Any, final
 
 import numpy as np
@@ -32,17 +34,23 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from bayesgeom.core.batching import even_slices
-from bayesgeom.models.native.compiled import as_array, refuse_second_derivatives, serves
+from bayesgeom.core.errors import InvalidArgument
 
 # Size of one buffer of a chunk: a share of a CPU's second-level cache. A GPU processes the whole batch at once.
 _CPU_BYTES, _GPU_BYTES = 2**18, 2**30
+
+
+@cache
+def has_numba() -> bool:
+    """Return whether numba is installed (extra `fast`): it compiles the loops of `_loops`."""
+    return find_spec("numba") is not None
 
 
 def causal_conv_silu(
     x: Float[Tensor, "batch pos channel"], weight: Float[Tensor, "channel tap"], bias: Float[Tensor, " channel"]
 ) -> Float[Tensor, "batch pos channel"]:
     """Return SiLU of the causal convolution of each channel, in x's dtype. The last tap is the current position."""
-    suits_loops = serves((x, weight, bias)) and x.shape[-1:] == weight.shape[:1] == bias.shape
+    suits_loops = _serves((x, weight, bias)) and x.shape[-1:] == weight.shape[:1] == bias.shape
     convolution = _CompiledConvolution if suits_loops else _Convolution
     out: Tensor = convolution.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
@@ -87,22 +95,22 @@ class _CompiledConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        from bayesgeom.models.native.compiled import loops
+        from bayesgeom.models import _loops as loops  # imports numba
 
         ctx.save_for_backward(x, weight, bias)
         out = torch.empty(x.shape)
-        loops.convolve(as_array(x), as_array(weight.T), as_array(bias), out.numpy())
+        loops.convolve(_as_array(x), _as_array(weight.T), _as_array(bias), out.numpy())
         return out.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        from bayesgeom.models.native.compiled import loops
+        from bayesgeom.models import _loops as loops  # imports numba
 
-        refuse_second_derivatives()
+        _refuse_second_derivatives()
         x, weight, bias = ctx.saved_tensors
-        arrays = as_array(x), as_array(weight.T), as_array(bias)
+        arrays = _as_array(x), _as_array(weight.T), _as_array(bias)
         found = tuple(torch.zeros(array.shape) for array in arrays)
-        loops.convolve_backward(*arrays, as_array(grad), tuple(gradient.numpy() for gradient in found))
+        loops.convolve_backward(*arrays, _as_array(grad), tuple(gradient.numpy() for gradient in found))
         of_x, of_weight, of_bias = found
         return of_x.to(x.dtype), of_weight.T.to(weight.dtype), of_bias.to(bias.dtype)
 
@@ -216,7 +224,7 @@ class _CompiledScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Tensor) -> Tensor:
-        from bayesgeom.models.native.compiled import loops
+        from bayesgeom.models import _loops as loops  # imports numba
 
         x, A = given[0], given[2]
         out = torch.empty(x.shape)
@@ -227,13 +235,13 @@ class _CompiledScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        from bayesgeom.models.native.compiled import loops
+        from bayesgeom.models import _loops as loops  # imports numba
 
-        refuse_second_derivatives()
+        _refuse_second_derivatives()
         *given, starts = ctx.saved_tensors
         arrays = _as_arrays(given)
         found = tuple(np.zeros_like(array) for array in arrays)
-        loops.scan_backward(arrays, starts.numpy(), as_array(grad), found)
+        loops.scan_backward(arrays, starts.numpy(), _as_array(grad), found)
         of_x, of_delta, of_A, *rest = map(torch.from_numpy, found)
         own = (of_x, of_delta, of_A.T, *rest)
         return tuple(gradient.to(tensor.dtype) for gradient, tensor in zip(own, given, strict=True))
@@ -325,6 +333,29 @@ def _parts(given: tuple[Tensor, ...]) -> Iterator[tuple[slice, _Part]]:
         yield rows, _Part(x[rows], delta[rows], A, B[rows], C[rows], D, z[rows])
 
 
+def _serves(tensors: Sequence[Tensor]) -> bool:
+    """Whether the compiled loops support these tensors: on a CPU, in float32 or narrower, with numba."""
+    return has_numba() and all(
+        tensor.device.type == "cpu" and torch.promote_types(tensor.dtype, torch.float32) == torch.float32
+        for tensor in tensors
+    )
+
+
+def _refuse_second_derivatives() -> None:
+    """Raise `InvalidArgument` in a backward pass that is differentiated itself."""
+    if torch.is_grad_enabled():
+        raise InvalidArgument(
+            "the compiled loops of Mamba have first derivatives only, but create_graph=True needs more. "
+            "Use float64 and set a hook on hook_state, so that every state goes through autograd."
+        )
+
+
+def _as_array(tensor: Tensor) -> NDArray[np.float32]:
+    """The tensor as a contiguous float32 array, without a copy if possible."""
+    array: NDArray[np.float32] = tensor.detach().float().contiguous().numpy()
+    return array
+
+
 def _suit_loops(given: tuple[Tensor, ...]) -> bool:
     """Whether the compiled loops support these inputs: they do not check shapes, and require A ≤ 0."""
     x, _, A, B, _, _, _ = given
@@ -338,7 +369,7 @@ def _suit_loops(given: tuple[Tensor, ...]) -> bool:
         x.shape,
     )
     return (
-        serves(given)
+        _serves(given)
         and all(tensor.shape == shape for tensor, shape in zip(given, expected, strict=True))
         and bool((A <= 0).all())
     )
@@ -346,7 +377,7 @@ def _suit_loops(given: tuple[Tensor, ...]) -> bool:
 
 def _as_arrays(given: Sequence[Tensor]) -> tuple[NDArray[np.float32], ...]:
     """The inputs as arrays for the compiled loops; A has its states first."""
-    return tuple(as_array(tensor.T if tensor is given[2] else tensor) for tensor in given)
+    return tuple(_as_array(tensor.T if tensor is given[2] else tensor) for tensor in given)
 
 
 def _by_position(x: Tensor) -> Tensor:

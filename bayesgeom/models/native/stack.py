@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -10,30 +10,15 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-INIT_STD = 0.02
-
-
-@runtime_checkable
-class StackSizes(Protocol):
-    """The fields of a config that `ResidualStack` needs."""
-
-    @property
-    def d_vocab(self) -> int:
-        """Number of token ids."""
-
-    @property
-    def d_model(self) -> int:
-        """Width of the residual stream."""
-
-    @property
-    def tied(self) -> bool:
-        """Whether output and embedding share their weights."""
+from bayesgeom.models.config import INIT_STD
 
 
 class ResidualStack(HookedRootModule, ABC):
     """Base class that maps tokens to logits. Weights are float32, drawn from a seed: tables first, then blocks."""
 
-    def __init__(self, config: StackSizes, blocks: Iterable[nn.Module], ln_final: nn.Module, *, seed: int) -> None:
+    config: Any  # with d_vocab, d_model and tied
+
+    def __init__(self, config: Any, blocks: Iterable[nn.Module], ln_final: nn.Module, *, seed: int) -> None:
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.d_vocab, config.d_model)

@@ -73,8 +73,7 @@ class Client:
     def __post_init__(self) -> None:
         if self.key is not None and not _VISIBLE.fullmatch(self.key):
             raise InvalidArgument(
-                "the server's key must consist of printable ASCII characters without spaces; remove spaces and line "
-                "breaks around it."
+                "the server's key must be printable ASCII without spaces; remove spaces and line breaks around it."
             )
 
     def models(self) -> list[str]:
@@ -109,19 +108,15 @@ class Client:
             "temperature": 1.0,
             "logprobs": self.top,
         }
-        found = self._read(self._whole_character(request))
-        return sorted(found, key=lambda own: own.log_prob, reverse=True)[: self.top]
-
-    def _whole_character(self, request: Mapping[str, Any]) -> Any:
-        """The reply to a request, repeated if llama.cpp sampled a part of a character: it lists nothing then."""
+        # llama.cpp lists nothing if it samples a part of a character: the request is repeated.
         for _ in range(self.attempts):
             reply = self._reply("/completions", request)
-            if not _is_cut(reply):
-                return reply
+            if not _is_cut(choice := _first(reply.get("choices")) if isinstance(reply, dict) else None):
+                found = self._read(reply, choice)
+                return sorted(found, key=lambda own: own.log_prob, reverse=True)[: self.top]
         raise ServerFault(
             f"{self.url} sampled a part of a character in each of {self.attempts} attempts, and lists no "
-            f"log-probabilities then, as llama.cpp does. Use prompts after which such tokens are improbable, or "
-            f"another server."
+            f"log-probabilities then. Use prompts after which such tokens are improbable, or another server."
         )
 
     def quoted(self, reply: object) -> str:
@@ -135,25 +130,20 @@ class Client:
                 text = text.replace(form, "(key)")
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
-    def _read(self, reply: Any) -> list[Listed]:
+    def _read(self, reply: Any, choice: Any) -> list[Listed]:
         """The tokens of a reply, in either form of the interface: a mapping by text, or a list of entries."""
-        choice = _first(reply.get("choices")) if isinstance(reply, dict) else None
-        listing = choice.get("logprobs") if isinstance(choice, dict) else None
         if not isinstance(choice, dict):
             raise ServerFault(
-                f"{self.url}/completions replied without choices: {self.quoted(reply)}. Check that the server is "
-                f"OpenAI-compatible."
+                f"{self.url}/completions replied without choices: {self.quoted(reply)}. Check the kind of server."
             )
-        top: Any = None
-        if isinstance(listing, dict) and (entry := _first(listing.get("content"))) is not None:
-            top = entry.get("top_logprobs") if isinstance(entry, dict) else None
-        elif isinstance(listing, dict):
-            top = _first(listing.get("top_logprobs"))
+        top, listing = None, choice.get("logprobs")
+        if isinstance(listing, dict):
+            entry = _first(listing.get("content"))
+            top = entry.get("top_logprobs") if isinstance(entry, dict) else _first(listing.get("top_logprobs"))
         if not top:
             raise ServerFault(
-                f"{self.url} replied without log-probabilities of the next token, which are all that is measured. "
-                f"Start the server so that it gives them (vLLM: --max-logprobs {self.top}; llama-cpp-python: "
-                f"--logits_all 1)."
+                f"{self.url} replied without log-probabilities of the next token. Start the server so that it gives "
+                f"them (vLLM: --max-logprobs {self.top}; llama-cpp-python: --logits_all 1)."
             )
         entries = list(top.items()) if isinstance(top, dict) else top if isinstance(top, list) else [top]
         found = [_listed(item) for item in entries]
@@ -163,8 +153,7 @@ class Client:
         if len(valid) < len(found) or total > 1 + _SUM or len(set(ids)) < len(ids):
             raise ServerFault(
                 f"{self.url} replied with invalid log-probabilities of the next token (their probabilities sum to "
-                f"{total:.6g}): {self.quoted(top)}. Each token needs one log-probability, with a sum of at most 1 over "
-                f"their probabilities; use another server."
+                f"{total:.6g}): {self.quoted(top)}. Use another server."
             )
         return valid
 
@@ -215,14 +204,13 @@ class Client:
             raise ServerFault(f"{self.url}{path} replied with no JSON: {quoted}. Check the address.") from None
 
 
-def client_of(address: str, *, key: str | None = None, top: int = TOP, timeout_s: float = 60.0) -> Client:
+def client_of(address: str, *, key: str | None = None, top: int = TOP) -> Client:
     """Return the client of an address `http(s)://HOST[:PORT][/v1][#MODEL]`.
 
     Args:
         address: The address; MODEL is needed if the server offers several.
         key: Bearer token.
         top: Number of most probable tokens to request.
-        timeout_s: Seconds in which a whole reply must arrive.
 
     Raises:
         InvalidArgument: The address is not of this form, the key contains spaces or control characters, or the server
@@ -230,7 +218,7 @@ def client_of(address: str, *, key: str | None = None, top: int = TOP, timeout_s
         ServerFault: The server cannot be reached.
     """
     url, model = parts_of(address)
-    client = Client(url=url, key=key, top=top, timeout_s=timeout_s)
+    client = Client(url=url, key=key, top=top)
     there = client.models()
     listed = client.quoted(", ".join(there[:8])) or "none"
     if not model and len(there) != 1:
@@ -286,13 +274,11 @@ def _listed(item: Any) -> Listed | None:
     return Listed(text, own if type(own) is int else None, log_prob)
 
 
-def _is_cut(reply: Any) -> bool:
-    """Whether a reply has no log-probabilities and a text that ends within a character."""
-    choice = _first(reply.get("choices")) if isinstance(reply, dict) else None
+def _is_cut(choice: Any) -> bool:
+    """Whether a choice has no log-probabilities and a text that ends within a character."""
     if not isinstance(choice, dict) or choice.get("logprobs") is not None:
         return False
-    text = choice.get("text")
-    return isinstance(text, str) and text.endswith("\ufffd")
+    return str(choice.get("text")).endswith("\ufffd")
 
 
 def _first(items: Any) -> Any:

@@ -30,11 +30,9 @@ class ServedModel(Model):
         client: The server's endpoint.
         tokenizer: The tokenizer of the served model.
         n_ids: Number of the tokenizer's ids.
-        as_ids: Whether prompts are sent as token ids; as text otherwise. None: as ids if the server accepts them.
-
     """
 
-    def __init__(self, client: Client, tokenizer: Tokenizer, *, n_ids: int, as_ids: bool | None = None) -> None:
+    def __init__(self, client: Client, tokenizer: Tokenizer, *, n_ids: int) -> None:
         self.client, self.module, self.task = client, nn.Module(), None
         self.tokenizer: Tokenizer | None = tokenizer
         self.spec = ModelSpec(
@@ -53,7 +51,7 @@ class ServedModel(Model):
         )
         self.withheld = dict.fromkeys(ALL_SITES, "a server gives predictions only")
         self._texts = _Texts(tokenizer)
-        self._as_ids = as_ids
+        self._as_ids: bool | None = None  # prompts are sent as token ids if the server accepts them
         self.count_anew()
 
     @property
@@ -91,8 +89,8 @@ class ServedModel(Model):
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         if not trials.has_posterior:
             raise InvalidArgument(
-                f"{self.client.url} lists the {self.client.top} most probable tokens, from which the entropy over the "
-                f"vocabulary is not known: measure a task with an exact posterior."
+                f"{self.client.url} lists {self.client.top} tokens, which do not give the entropy over the vocabulary: "
+                f"measure a task with an exact posterior."
             )
         places = trials.scored_positions()
         prompts = [row[: int(at) + 1].tolist() for row, own in zip(trials.tokens, places, strict=True) for at in own]
@@ -150,8 +148,7 @@ class ServedModel(Model):
 
     def _refuse(self) -> NoReturn:
         raise InvalidArgument(
-            f"{self.spec.name} is served at {self.client.url}, which gives predictions only: load the model itself to "
-            f"record or edit activations."
+            f"{self.spec.name} is served at {self.client.url}: load the model itself to record or edit activations."
         )
 
 
@@ -199,8 +196,7 @@ class _Texts:
         for own in answers:
             if self.of(own) in by_text:
                 raise InvalidArgument(
-                    f"the answers {by_text[self.of(own)]} and {own} have the same text {self.of(own)!r}, so a reply by "
-                    f"text is ambiguous. Choose other words for them."
+                    f"the answers {by_text[self.of(own)]} and {own} have the same text {self.of(own)!r}: choose others."
                 )
             by_text[self.of(own)] = own
 

@@ -15,9 +15,8 @@ from typing import Any, Protocol, final
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.files import RUNS, atomic_file
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.models.checkpoint_files import FINISHED, checkpoints
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.storage import HTML, JSON, METRICS
 from examples.replication.claims.claim import Claim, Measurement, Origin, Run, Value, Verdict, reason, verdict
 from examples.replication.claims.loading import FOLDER, MEASURED, find, load

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.text import counted, number_text
+from bayesgeom.core.text import counted, fitted, number_text
 from bayesgeom.core.verdict import Reason
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import quantities_of

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.text import number_text, percent_text
-from bayesgeom.report.columns import fitted
+from bayesgeom.core.text import fitted, number_text, percent_text
 from bayesgeom.report.estimate import (
     AtMostOne,
     Baseline,

@@ -16,9 +16,8 @@ from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.progress import bar
-from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.core.text import fitted, interval_text, number_text
 from bayesgeom.models.base import provenance
-from bayesgeom.report.columns import fitted
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of

@@ -14,9 +14,9 @@ from typing import Literal, final
 
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import RUNS
+from bayesgeom.core.text import fitted
 from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.checkpoint_files import CONFIG, FINISHED, checkpoints, read_description
-from bayesgeom.report.columns import fitted
 from bayesgeom.training.loop import BEFORE, RECIPE, check_run
 from bayesgeom.training.publish import as_duration
 from bayesgeom.training.recipes import Recipe

@@ -12,7 +12,7 @@ import bayesgeom
 from bayesgeom.core.errors import NoCopy
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.resolve import as_model, load
-from bayesgeom.probes.key_report import KeyOverlapReport
+from bayesgeom.probes.key_overlap import KeyOverlapReport
 from bayesgeom.tasks.bijection import Bijection
 from tests.models.huggingface.test_sites import text
 

@@ -81,7 +81,7 @@ def test_untrained_networks_are_not_hashed(folder: Callable[[str], Path], monkey
         raise AssertionError("nobody asks for the hash of an untrained network")
 
     monkeypatch.setattr(identity, "weights_identity", refused)
-    monkeypatch.setattr("bayesgeom.models.huggingface.attach.weights_identity", refused)
+    monkeypatch.setattr("bayesgeom.models.huggingface.model.weights_identity", refused)
     assert model.untrained_copy(7).spec.weights_hash == "untrained, seed 7"
     assert not model.untrained_copy(7).spec.is_identified and model.spec.is_identified
 

@@ -73,7 +73,7 @@ def test_an_index_that_names_anything_else_is_refused(copied: Path, named: str) 
     in_parts(copied, named)
     torch.save(load_file(copied / "part.safetensors"), copied / "weights.bin")
     shutil.copy(copied / "part.safetensors", copied.parent / "other.safetensors")
-    with pytest.raises(CheckpointFault, match=r"index\.json names '.*as a file of weights. Only \*\.safetensors files"):
+    with pytest.raises(CheckpointFault, match=r"index\.json names '.*as a file of weights"):
         load(copied)
 
 
@@ -238,10 +238,10 @@ def test_code_that_comes_with_a_model_is_not_run(copied: Path) -> None:
     change_config(
         copied, model_type="novel", auto_map={"AutoConfig": "modeling.C", "AutoModelForCausalLM": "modeling.M"}
     )
-    with pytest.raises(InvalidArgument, match=r"cannot be built without code .* names own code.*trust_remote_code"):
+    with pytest.raises(InvalidArgument, match=r"names own code.*trust_remote_code"):
         load(copied)
     change_config(copied, auto_map={})
-    with pytest.raises(InvalidArgument, match=r"cannot be built without code .*"):
+    with pytest.raises(InvalidArgument, match=r"needs code that comes with it"):
         load(copied)
 
 
@@ -250,7 +250,7 @@ def test_encoders_are_refused(tmp_path: Path) -> None:
 
     bert = t.BertConfig(vocab_size=31, hidden_size=30, num_hidden_layers=2, num_attention_heads=3, intermediate_size=13)
     t.BertForMaskedLM(bert).save_pretrained(tmp_path / "bert")
-    with pytest.raises(InvalidArgument, match=r"bert is not causal: .* Pass a causal language model, not an encoder"):
+    with pytest.raises(InvalidArgument, match=r"bert is not causal: "):
         load(tmp_path / "bert")
     t5 = t.T5Config(vocab_size=31, d_model=30, d_kv=10, d_ff=13, num_layers=2, num_heads=3)
     t.T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
@@ -270,7 +270,7 @@ def test_sharded_heads_are_refused(llama: Path, monkeypatch: pytest.MonkeyPatch)
 
     hf = transformers.AutoModelForCausalLM.from_pretrained(llama)
     monkeypatch.setattr(hf, "_tp_size", 2)
-    with pytest.raises(InvalidArgument, match=r"tensor-parallel plan, which spreads heads over processes.*device_map"):
+    with pytest.raises(InvalidArgument, match=r"tensor-parallel.*device_map"):
         as_model(hf)
 
 

@@ -14,7 +14,7 @@ import bayesgeom
 from bayesgeom.core import run as s
 from bayesgeom.models.base import Model, bytes_of_pass
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.native.llama import LlamaConfig
+from bayesgeom.models.native.wrapped import LlamaConfig
 from bayesgeom.models.resolve import load, of_module
 from bayesgeom.tasks.bijection import Bijection
 from tests.families import ATTENTION, D_VOCAB

@@ -234,7 +234,7 @@ def test_experts_that_do_not_run_fused_run_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("meta", r"model\.embed_tokens\.weight of LlamaForCausalLM is on torch's meta device: .* Load its weights"),
+        ("meta", r"model\.embed_tokens\.weight of LlamaForCausalLM is on torch's meta device"),
         (
             "LlamaForSequenceClassification",
             r"is not a causal language model: for 2 sequences of 7 tokens and 97 ids it",

@@ -194,11 +194,11 @@ def test_a_format_that_transformers_does_not_know_is_refused(claims: Any) -> Non
     numbers = llama().model.layers[1].self_attn.k_proj.weight.data
     scaled = {f"{name}.weight": (numbers / 3).to(torch.float8_e4m3fn), f"{name}.weight_scale": torch.tensor(3.0)}
     folder = claims({"quant_method": "modelopt", "quant_algo": "FP8"}, **scaled)
-    with pytest.raises(InvalidArgument, match=r"is quantized as 'modelopt', which transformers cannot read\. .* gptq"):
+    with pytest.raises(InvalidArgument, match=r"is quantized as 'modelopt'.* gptq"):
         bayesgeom.load(folder)
 
 
 @pytest.mark.parametrize("entry", [7, [], "gptq"])
 def test_an_entry_that_is_no_object_is_named(claims: Any, entry: object) -> None:
-    with pytest.raises(CheckpointFault, match=r"sets quantization_config to .*; it must be a JSON object"):
+    with pytest.raises(CheckpointFault, match=r"sets quantization_config to .*, not to a JSON object"):
         bayesgeom.load(claims(entry))

@@ -210,7 +210,7 @@ def test_an_adapter_without_base_model_or_package_is_named(tmp_path: Path, monke
     ids=["prompt tuning", "adaption prompt", "activated LoRA"],
 )
 def test_adapters_that_do_more_than_change_weights_are_refused(config: Any, effect: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{effect}.*only adapters of the weights"):
+    with pytest.raises(InvalidArgument, match=f"{effect}.*: only those of the weights"):
         bayesgeom.as_model(peft.get_peft_model(llama(), config()))
 
 

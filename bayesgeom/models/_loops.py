@@ -87,13 +87,11 @@ def scan(given: Many, out: Rows, starts: Rows) -> None:
     for sequence in range(len(x)):
         for first in range(0, len(D), BLOCK):
             width = min(BLOCK, len(D) - first)
-            _clear(h)
+            h[:] = _ZERO
             _enter(own_A, row, A, D, first, width)
             for t in range(x.shape[1]):
                 if t % SEGMENT == 0:
-                    for n in range(len(A)):
-                        for c in range(width):
-                            starts[sequence, t // SEGMENT, n, first + c] = h[n, c]
+                    starts[sequence, t // SEGMENT, :, first : first + width] = h[:, :width]
                 for c in range(width):
                     row[_DELTA, c], row[_X, c] = delta[sequence, t, first + c], x[sequence, t, first + c]
                     row[_Z, c] = z[sequence, t, first + c]
@@ -104,27 +102,11 @@ def scan(given: Many, out: Rows, starts: Rows) -> None:
 
 
 @_compiled
-def _clear(block: Rows) -> None:
-    for n in range(len(block)):
-        for c in range(BLOCK):
-            block[n, c] = _ZERO
-
-
-@_compiled
-def _take(block: Rows, whole: Rows, first: int, width: int) -> None:
-    for n in range(len(block)):
-        for c in range(width):
-            block[n, c] = whole[n, first + c]
-
-
-@_compiled
 def _enter(own_A: Rows, row: Rows, A: Rows, D: Rows, first: int, width: int) -> None:
     """A and D of a block; channels beyond the last one are zero."""
-    _clear(own_A)
-    _clear(row)
-    _take(own_A, A, first, width)
-    for c in range(width):
-        row[_D, c] = D[first + c]
+    own_A[:], row[:] = _ZERO, _ZERO
+    own_A[:, :width] = A[:, first : first + width]
+    row[_D, :width] = D[first : first + width]
 
 
 @_compiled
@@ -158,23 +140,20 @@ def scan_backward(given: Many, starts: Rows, grad: Rows, found: Many) -> None:
     n_pos, shape = grad.shape[1], (len(A), BLOCK)
     own_A, g, sum_A = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape, np.float32)
     h, decay = np.zeros((SEGMENT + 1, *shape), np.float32), np.empty((SEGMENT, *shape), np.float32)
-    rows, sum_D = np.empty((SEGMENT, _N_ROWS, BLOCK), np.float32), np.empty((1, BLOCK), np.float32)
+    rows, sum_D = np.empty((SEGMENT, _N_ROWS, BLOCK), np.float32), np.empty(BLOCK, np.float32)
     for sequence in range(len(grad)):
         for first in range(0, len(D), BLOCK):
             width = min(BLOCK, len(D) - first)
-            for sums in (g, sum_A, sum_D, h[0]):
-                _clear(sums)
+            g[:], sum_A[:], sum_D[:], h[0] = _ZERO, _ZERO, _ZERO, _ZERO
             for row in rows:
                 _enter(own_A, row, A, D, first, width)
             for start in range((n_pos - 1) // SEGMENT * SEGMENT, -1, -SEGMENT):
                 here = (sequence, start, min(SEGMENT, n_pos - start), first, width)
-                _take(h[0], starts[sequence, start // SEGMENT], first, width)
+                h[0, :, :width] = starts[sequence, start // SEGMENT, :, first : first + width]
                 _again(given, grad, here, own_A, (rows, decay, h))
-                _back(given, found, here, (own_A, g, sum_A, sum_D[0]), (rows, decay, h))
-            for c in range(width):
-                found[5][first + c] += sum_D[0, c]
-                for n in range(len(A)):
-                    found[2][n, first + c] += sum_A[n, c]
+                _back(given, found, here, (own_A, g, sum_A, sum_D), (rows, decay, h))
+            found[5][first : first + width] += sum_D[:width]
+            found[2][:, first : first + width] += sum_A[:, :width]
 
 
 @_compiled
