@@ -10,6 +10,7 @@ Load models and reports:
     load                   load a shipped checkpoint, a directory, or a Hugging Face causal language model
     checkpoints            list the directories of all named checkpoints
     as_model               return the `Model` of a name, a path or a module
+    wrap                   return the `Model` of any causal module, from the names of its parts
     load_report            load a saved report or diagnosis
 
 Measure one model:
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from bayesgeom.interventions.onwards import erase_onwards as erase_onwards
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
     from bayesgeom.interventions.run import intervene as intervene
+    from bayesgeom.models.adapters.wrapping import wrap as wrap
     from bayesgeom.models.checkpoint_files import checkpoints as checkpoints
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
     from bayesgeom.models.resolve import as_model as as_model
@@ -95,6 +97,7 @@ _HOMES = {
     "sweep": "bayesgeom.generalization.sweeps",
     "training_dynamics": "bayesgeom.dynamics.run",
     "TransformerConfig": "bayesgeom.models.native.transformer",
+    "wrap": "bayesgeom.models.adapters.wrapping",
 }
 _MODULES = ("monitor", "subspaces", "tasks")
 _MOVED = {  # names that users may look for here

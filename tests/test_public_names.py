@@ -105,7 +105,9 @@ def test_examples_run(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def for_type_checkers(module: ModuleType) -> set[str]:
     """The names that a package imports explicitly, which type checkers and editors complete."""
-    text = Path(str(module.__file__)).read_text(encoding="utf-8")
+    own = Path(str(module.__file__))
+    stub = own.with_suffix(".pyi")
+    text = (stub if stub.is_file() else own).read_text(encoding="utf-8")
     return set(re.findall(r"^ *from [\w.]+ import \w+ as (\w+)", text, re.MULTILINE))
 
 
@@ -113,7 +115,7 @@ def for_type_checkers(module: ModuleType) -> set[str]:
 def test_dir_lists_what_is_public_and_nothing_else(module: ModuleType) -> None:
     assert dir(module) == sorted(for_type_checkers(module) | ({"__version__"} if module is bayesgeom else set()))
     assert all(getattr(module, name) is not None for name in dir(module))
-    with pytest.raises(AttributeError, match="has no attribute 'nowhere'"):
+    with pytest.raises(AttributeError, match="nowhere"):
         module.nowhere  # noqa: B018
 
 

@@ -19,35 +19,6 @@ Batteries:
 `Ablation` and `Component` make your own battery. `attribution_preview` estimates all effects from one backward pass.
 """
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from bayesgeom.core.plugins import names_on_demand
-
-if TYPE_CHECKING:
-    from bayesgeom.ablations.batteries import Ablation as Ablation
-    from bayesgeom.ablations.batteries import Component as Component
-    from bayesgeom.ablations.batteries import cumulative as cumulative
-    from bayesgeom.ablations.batteries import every_attention as every_attention
-    from bayesgeom.ablations.batteries import every_head as every_head
-    from bayesgeom.ablations.batteries import every_layer as every_layer
-    from bayesgeom.ablations.batteries import every_mlp as every_mlp
-    from bayesgeom.ablations.batteries import every_pair_of_heads as every_pair_of_heads
-    from bayesgeom.ablations.batteries import everything as everything
-    from bayesgeom.ablations.batteries import top_attention_off as top_attention_off
-    from bayesgeom.ablations.run import attribution_preview as attribution_preview
-
-_BATTERIES = (
-    "Ablation",
-    "Component",
-    "cumulative",
-    "every_attention",
-    "every_head",
-    "every_layer",
-    "every_mlp",
-    "every_pair_of_heads",
-    "everything",
-    "top_attention_off",
-)
-_HOMES = dict.fromkeys(_BATTERIES, "batteries") | {"attribution_preview": "run"}
-__all__ = list(_HOMES)
-__getattr__, __dir__ = names_on_demand(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

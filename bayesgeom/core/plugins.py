@@ -2,8 +2,7 @@
 
 To add a task, a probe or a model, save a file with a class in it. Another installed package adds its own classes
 through an entry point in the group `bayesgeom.<folder>`. Two classes with the same name are an error. An unusable entry
-point is skipped with a warning: a broken third-party package must not end a diagnosis. Public names of a package load
-their module when they are first used (`names_on_demand`).
+point is skipped with a warning: a broken third-party package must not end a diagnosis.
 """
 
 import importlib
@@ -11,7 +10,7 @@ import inspect
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions, entry_points
@@ -249,22 +248,3 @@ def _is_plugin(member: object, base: type) -> bool:
     return (
         inspect.isclass(member) and issubclass(member, base) and not inspect.isabstract(member) and member is not base
     )
-
-
-def names_on_demand(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package (PEP 562).
-
-    Args:
-        package: The package's `__name__`.
-        homes: The module of the package that defines each public name.
-    """
-
-    def get(name: str) -> object:
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}.")
-        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
-
-    def names() -> list[str]:
-        return sorted(homes)
-
-    return get, names

@@ -298,7 +298,7 @@ def renamed(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
     )
 
 
-def checked(trials: Trials, *, task: str) -> Trials:
+def checked_trials(trials: Trials, *, task: str) -> Trials:
     """Return a task's sequences after checking shapes, dtypes, distributions, labels and relations.
 
     Relations that are not computed yet are checked when they are.

@@ -17,7 +17,7 @@ class Verdict(StrEnum):
     """What a report decides on a number, or on its question; `tone` is the color of the verdict on pages.
 
     Example:
-        >>> Verdict.YES, str(Verdict.UNDECIDED), Verdict.USED.tone
+        >>> Verdict.YES, str(Verdict.UNDECIDED), Verdict.CAUSAL.tone
         (<Verdict.YES: 'yes'>, 'undecided', 'good')
     """
 
@@ -47,10 +47,10 @@ class Verdict(StrEnum):
     """The edit is an identity, whatever the model has learned."""
     NO_EFFECT = "no effect"
     """Every logit is bit-identical with and without the edit."""
-    USED = "used", "good"
-    """A swap of the subspace moves the model's own value toward the donor's, more than any control."""
-    NOT_USED = "not used", "bad"
-    """The quantity is erased by a linear map, and the answers stay as good."""
+    CAUSAL = "causal", "good"
+    """Swapping a linear function of the site that goes with the quantity moves the model's value to the donor's."""
+    INERT = "inert"
+    """No linear map reads the quantity from this site after the erasure, which costs no more than chance."""
     COSTS_MORE = "costs more than chance", "good"
     """The edit costs more than that of every random direction."""
     COSTS_NO_MORE = "costs no more than chance", "bad"

@@ -46,12 +46,10 @@ class PlantedResponse:
         inside = [low <= own <= high for own, (low, high) in zip(self.report.slope.value, self.expected, strict=True)]
         return all(inside) and self.report.verdict_at(10) in self.verdicts
 
-    def text(self) -> str:
-        """Return the slopes in one line."""
-        slopes = " ".join(f"{own:.2f}" for own in self.report.slope.value)
-        relative = " ".join(f"{own:.2f}" for own in self.report.relative_slope.value[1:])
-        ages = ", ".join(self.report.ages[1:])
-        return f"{self.name}: slope, all evidence and older than {ages}: {slopes}; relative {relative}"
+    def row(self) -> tuple[str, ...]:
+        """Return name, slopes, relative slopes and the verdict on evidence older than 10 symbols."""
+        slopes = [f"{own:.2f}" for own in (*self.report.slope.value, *self.report.relative_slope.value[1:])]
+        return self.name, *slopes, str(self.report.verdict_at(10))
 
 
 def planted_responses() -> Iterator[PlantedResponse]:

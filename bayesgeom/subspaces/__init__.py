@@ -19,41 +19,6 @@ Subspaces for `bayesgeom.intervene(model, subspace=…)`:
     fit_from_text  the fit that the command line writes as NAME or NAME:argument
 """
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from bayesgeom.core.plugins import names_on_demand
-
-if TYPE_CHECKING:
-    from bayesgeom.subspaces.base import Subspace as Subspace
-    from bayesgeom.subspaces.fits import basis as basis
-    from bayesgeom.subspaces.fits import belief_readout as belief_readout
-    from bayesgeom.subspaces.fits import covariance as covariance
-    from bayesgeom.subspaces.fits import decoder as decoder
-    from bayesgeom.subspaces.fits import entropy_axis as entropy_axis
-    from bayesgeom.subspaces.fits import fit_from_text as fit_from_text
-    from bayesgeom.subspaces.fits import fixed as fixed
-    from bayesgeom.subspaces.fits import frame as frame
-    from bayesgeom.subspaces.fits import leace as leace
-    from bayesgeom.subspaces.fits import random as random
-    from bayesgeom.subspaces.fits import top_jacobian as top_jacobian
-    from bayesgeom.subspaces.fits import trained_swap as trained_swap
-
-_HOMES = dict.fromkeys(
-    (
-        "basis",
-        "belief_readout",
-        "covariance",
-        "decoder",
-        "entropy_axis",
-        "fit_from_text",
-        "fixed",
-        "frame",
-        "leace",
-        "random",
-        "top_jacobian",
-        "trained_swap",
-    ),
-    "fits",
-) | {"Subspace": "base"}
-__all__ = list(_HOMES)
-__getattr__, __dir__ = names_on_demand(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -32,7 +32,7 @@ from bayesgeom.core.errors import (
     unknown_name,
 )
 from bayesgeom.core.plugins import discover, field_names, find
-from bayesgeom.core.run import NO_LABEL, Trials, checked
+from bayesgeom.core.run import NO_LABEL, Trials, checked_trials
 from bayesgeom.core.tokenizer import Tokenizer
 
 BLOCK = 128  # sequences drawn and run at a time
@@ -171,7 +171,7 @@ class WindTunnel(ABC):
             InvalidArgument: `n` is below 1 or needs more memory than there is, or `seed` is not a non-negative integer.
         """
         n = self._check_count(n)
-        drawn = checked(self.draw(n, _generator(device, seed)), task=self.name)
+        drawn = checked_trials(self.draw(n, _generator(device, seed)), task=self.name)
         if drawn.has_posterior != self.has_posterior:
             raise InvalidArgument(
                 f"task {self.name!r} has has_posterior = {self.has_posterior}, but its sequences have "
@@ -193,7 +193,7 @@ class WindTunnel(ABC):
         """
         n = self._check_count(n)
         original, donor = self.draw_pair(n, _generator(device, seed))
-        return checked(original, task=self.name), checked(donor, task=self.name)
+        return checked_trials(original, task=self.name), checked_trials(donor, task=self.name)
 
     @final
     def stream(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> Iterator[Trials]:

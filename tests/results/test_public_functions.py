@@ -174,13 +174,13 @@ def result(
 
 def counted_resolutions(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count models made of a module or of a checkpoint, which every name, directory and module passes through."""
-    own, found = resolve._adapted, Counter[str]()
+    own, found = resolve.of_module, Counter[str]()
 
     def counted(module: nn.Module, **others: Any) -> Any:
         found[f"{others.get('name')} {weights_hash(module.state_dict())}"] += 1
         return own(module, **others)
 
-    monkeypatch.setattr(resolve, "_adapted", counted)
+    monkeypatch.setattr(resolve, "of_module", counted)
     return found
 
 

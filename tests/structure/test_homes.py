@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from tests.structure.source import PACKAGE, Source, assert_none, package_sources, planted
-from tests.structure.test_layers import _unit, imported
+from tests.structure.test_layers import _unit, face, imported
 
 # The command line is how users reach a function: what it alone imports is offered to them, and is not a part of it.
 FACES = {"cli", "commands", "", "__main__"}
@@ -22,6 +22,7 @@ ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
     "probes.key_overlap": "ablations",
     "stats.bounds": "report",
 }
+OFFERED = ("ablations", "monitor", "subspaces", "tasks")  # users reach what these folders offer under their names
 SHARED_NAMES = {"Context", "Profile"}  # to be emptied, too
 
 
@@ -32,6 +33,9 @@ def users(sources: tuple[Source, ...]) -> Mapping[str, set[str]]:
     for source in sources:
         for _, target in imported(source, modules):
             found[target].add(_unit(source.module))
+    for unit in OFFERED:
+        for target in face(f"{PACKAGE}.{unit}").values():
+            found[target].add(unit)
     return found
 
 

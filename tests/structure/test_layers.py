@@ -8,7 +8,8 @@ Every import counts: at the top, inside functions, under TYPE_CHECKING, and by `
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -52,11 +53,20 @@ def imported(source: Source, modules: frozenset[str]) -> Iterator[tuple[ast.stmt
                 if level:
                     yield node, PACKAGE
                 elif _is_ours(home):
-                    full = [f"{home}.{alias.name}" for alias in names]
+                    faces = face(home)
+                    full = [faces.get(alias.name, f"{home}.{alias.name}") for alias in names]
                     yield from ((node, name) for name in sorted({n if n in modules else home for n in full}))
             case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
                 if last_name(function) == "import_module" and _is_ours(name):
                     yield node, name
+
+
+@cache
+def face(package: str) -> Mapping[str, str]:
+    """The module that defines each name that a folder offers in its stub; empty without one."""
+    stub = ROOT / package.replace(".", "/") / "__init__.pyi"
+    rows = re.findall(r"from \.(\w+) import (\w+) as", stub.read_text(encoding="utf-8")) if stub.is_file() else []
+    return {name: f"{package}.{module}" for module, name in rows}
 
 
 def upward_imports(source: Source, modules: frozenset[str] | None = None) -> Iterator[str]:

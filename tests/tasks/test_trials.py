@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.run import NO_LABEL, Relations, Trials, checked, concatenate
+from bayesgeom.core.run import NO_LABEL, Relations, Trials, checked_trials, concatenate
 from bayesgeom.stats.observers import WindowObservers
 from bayesgeom.tasks.base import BLOCK, WindTunnel, checked_seed, derived_seed, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection
@@ -262,11 +262,11 @@ def planted_with(name: str, value: object, at: tuple[int, ...] = (2, 4)) -> Tria
 
 def test_what_keeps_the_promises_passes_as_it_is() -> None:
     good = planted()
-    assert checked(good, task="coins") is good
-    assert checked(planted_with("labels", 0, at=(0, 0)), task="coins"), "what is not scored is free"
-    assert checked(planted_with("predictive", 3.0, at=(0, 0)), task="coins")
+    assert checked_trials(good, task="coins") is good
+    assert checked_trials(planted_with("labels", 0, at=(0, 0)), task="coins"), "what is not scored is free"
+    assert checked_trials(planted_with("predictive", 3.0, at=(0, 0)), task="coins")
     textual = replace(good, answers=good.answers[:0], predictive=good.predictive[..., :0], belief=good.belief[..., :0])
-    assert checked(textual, task="prompts") is textual, "nobody knows its posterior"
+    assert checked_trials(textual, task="prompts") is textual, "nobody knows its posterior"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_what_keeps_the_promises_passes_as_it_is() -> None:
 )
 def test_a_draw_that_breaks_a_promise_is_refused(name: str, row: object, message: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"task 'coins': {message}"):
-        checked(planted_with(name, row), task="coins")
+        checked_trials(planted_with(name, row), task="coins")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_fields_of_another_type_or_shape_are_refused(name: str, value: torch.Ten
     trials = planted()
     object.__setattr__(trials, name, value)
     with pytest.raises(InvalidArgument, match=rf"task 'coins': {message}"):
-        checked(trials, task="coins")
+        checked_trials(trials, task="coins")
 
 
 def test_every_way_to_draw_checks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,13 +321,13 @@ def test_relations_to_later_positions_are_refused_when_they_are_drawn() -> None:
     ahead[1, 0, 2] = True
     message = r"relation 'first' of sequence 1 at position 1 marks position 2 as evidence, which comes later"
     with pytest.raises(InvalidArgument, match=message):
-        checked(replace(planted(), relations={"first": ahead}), task="coins")
+        checked_trials(replace(planted(), relations={"first": ahead}), task="coins")
     lazy = Relations(draw=lambda of: {"first": of}, of=ahead)
-    drawn = checked(replace(planted(), relations=lazy), task="coins")
+    drawn = checked_trials(replace(planted(), relations=lazy), task="coins")
     with pytest.raises(InvalidArgument, match=message):
         _ = drawn.relations["first"]
     with pytest.raises(InvalidArgument, match="of sequence 3 at position 1 marks position 2"):
         _ = concatenate([drawn.rows(slice(0, 1)), drawn.rows(torch.tensor([2, 0, 1]))]).relations["first"]
     assert "first" in concatenate([drawn.rows(slice(0, 1)), drawn.rows(slice(2, 3))]).relations
     with pytest.raises(InvalidArgument, match=r"a row for every scored position, of shape \(3, 2, 'positions'\)"):
-        checked(replace(planted(), relations={"wide": torch.zeros(3, 5, 5, dtype=torch.bool)}), task="coins")
+        checked_trials(replace(planted(), relations={"wide": torch.zeros(3, 5, 5, dtype=torch.bool)}), task="coins")

@@ -1,0 +1,12 @@
+from .associative_recall import AssociativeRecall as AssociativeRecall
+from .base import TextTask as TextTask
+from .base import WindTunnel as WindTunnel
+from .bijection import Bijection as Bijection
+from .evidence import LabeledEvidence as LabeledEvidence
+from .hmm import HMM as HMM
+from .in_context import InContext as InContext
+from .modular_recurrence import ModularRecurrence as ModularRecurrence
+from .process import Mess3 as Mess3
+from .process import Process as Process
+from .prompts import Prompts as Prompts
+from .sticky_markov import StickyMarkov as StickyMarkov
