@@ -10,6 +10,7 @@ Load models and reports:
     load                   load a shipped checkpoint, a directory, or a Hugging Face causal language model
     checkpoints            list the directories of all named checkpoints
     as_model               return the `Model` of a name, a path or a module
+    wrap                   return the `Model` of any causal module, from the names of its parts
     load_report            load a saved report or diagnosis
 
 Measure one model:
@@ -20,6 +21,7 @@ Measure one model:
     erase_onwards          erase a quantity from one layer on
     fit_subspace           fit the subspaces that `intervene` would edit
     relabeling_invariance  measure how the answers change when hypotheses are renamed
+    evidence_response      measure how far the answers follow old evidence, which is drawn again
     length_generalization  measure errors at and beyond the training length
     sweep                  measure how fast the posterior converges at each value of a parameter
     gradient_laws          measure advantages and value updates of every head
@@ -54,12 +56,14 @@ if TYPE_CHECKING:
     from bayesgeom.generalization.comparison import compare as compare
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
+    from bayesgeom.generalization.response import evidence_response as evidence_response
     from bayesgeom.generalization.sweeps import sweep as sweep
     from bayesgeom.gradients.run import gradient_laws as gradient_laws
     from bayesgeom.gradients.run import gradient_movement as gradient_movement
     from bayesgeom.interventions.onwards import erase_onwards as erase_onwards
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
     from bayesgeom.interventions.run import intervene as intervene
+    from bayesgeom.models.adapters.wrapping import wrap as wrap
     from bayesgeom.models.checkpoint_files import checkpoints as checkpoints
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
     from bayesgeom.models.resolve import as_model as as_model
@@ -80,6 +84,7 @@ _HOMES = {
     "diagnose": "bayesgeom.diagnosis.run",
     "Diagnosis": "bayesgeom.report.diagnosis",
     "erase_onwards": "bayesgeom.interventions.onwards",
+    "evidence_response": "bayesgeom.generalization.response",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_laws": "bayesgeom.gradients.run",
     "gradient_movement": "bayesgeom.gradients.run",
@@ -92,6 +97,7 @@ _HOMES = {
     "sweep": "bayesgeom.generalization.sweeps",
     "training_dynamics": "bayesgeom.dynamics.run",
     "TransformerConfig": "bayesgeom.models.native.transformer",
+    "wrap": "bayesgeom.models.adapters.wrapping",
 }
 _MODULES = ("monitor", "subspaces", "tasks")
 _MOVED = {  # names that users may look for here

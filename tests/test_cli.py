@@ -20,7 +20,7 @@ from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.selftest import run as selftests
-from bayesgeom.selftest.run import ControlResult, intervention_controls
+from bayesgeom.selftest.run import ControlResult, PlantedTable, intervention_controls
 from bayesgeom.tasks.base import task_kinds
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import recipes
@@ -327,6 +327,7 @@ def test_resuming_with_other_steps_names_them(folder: Path, capsys: pytest.Captu
 def test_selftest_lists_every_control(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = list(intervention_controls())[:2]  # all of them: tests/interventions
     monkeypatch.setattr(selftests, "intervention_controls", lambda: chosen)
+    monkeypatch.setattr(selftests, "planted_tables", lambda: ())  # tests/interventions
     assert main(["selftest"]) == 0
     expected = [f"ok      {name}: {c.label}" for name, probe in all_probes().items() for c in probe.controls()]
     expected += [f"ok      intervention: {control.label}" for control in chosen]
@@ -341,9 +342,13 @@ def test_a_control_that_fails_fails_the_selftest(
         ControlResult(probe="a", control="one", passed=True),
         ControlResult(probe="b", control="two", passed=False),
     ]
+    table = PlantedTable(probe="c", title="Planted", head=("network", "KL"), rows=[("one", "0.25")], passed=False)
     monkeypatch.setattr(selftests, "selftest", lambda: verdicts)
+    monkeypatch.setattr(selftests, "planted_tables", lambda: [table])
     assert main(["selftest"]) == 1
-    assert capsys.readouterr().out.splitlines() == ["ok      a: one", "FAILED  b: two", "", "1 controls hold, 1 do not"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:4] == ["Planted", "network  KL", "one      0.25", ""]
+    assert printed[4:] == ["ok      a: one", "FAILED  b: two", "FAILED  c: Planted", "", "1 controls hold, 2 do not"]
 
 
 def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

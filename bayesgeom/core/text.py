@@ -119,10 +119,10 @@ def fitted(rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> list[str]:
         width: Total number of columns.
 
     Example:
-        >>> print(*fitted([("head", "mean KL", "verdict"), ("L0H1", "0.25", "used")], width=19), sep="\n")
+        >>> print(*fitted([("head", "mean KL", "verdict"), ("L0H1", "0.25", "causal")], width=19), sep="\n")
         head  mean  verdict
               KL
-        L0H1  0.25  used
+        L0H1  0.25  causal
     """
     columns = list(range(len(rows[0])))
     natural = [max(len(row[at]) for row in rows) for at in columns]

@@ -17,7 +17,7 @@ class Verdict(StrEnum):
     """What a report decides on a number, or on its question; `tone` is the color of the verdict on pages.
 
     Example:
-        >>> Verdict.YES, str(Verdict.UNDECIDED), Verdict.USED.tone
+        >>> Verdict.YES, str(Verdict.UNDECIDED), Verdict.CAUSAL.tone
         (<Verdict.YES: 'yes'>, 'undecided', 'good')
     """
 
@@ -38,7 +38,7 @@ class Verdict(StrEnum):
     NOT_MEASURED = "not measured"
     """The model, the task or the sample does not allow this measurement."""
     NOT_IDENTIFIED = "not identified"
-    """The quantity is a function of position, so nothing can be told from it."""
+    """The quantity is a function of position, or the exact answers hardly change: nothing can be told from it."""
     NOT_APPLICABLE = "not applicable"
     """The question does not arise here: the model, or the predictor, is the exact posterior."""
     UNDEFINED = "undefined"
@@ -47,10 +47,10 @@ class Verdict(StrEnum):
     """The edit is an identity, whatever the model has learned."""
     NO_EFFECT = "no effect"
     """Every logit is bit-identical with and without the edit."""
-    USED = "used", "good"
-    """A swap of the subspace moves the model's own value toward the donor's, more than any control."""
-    NOT_USED = "not used", "bad"
-    """The quantity is erased by a linear map, and the answers stay as good."""
+    CAUSAL = "causal", "good"
+    """Swapping a linear function of the site that goes with the quantity moves the model's value to the donor's."""
+    INERT = "inert"
+    """No linear map reads the quantity from this site after the erasure, which costs no more than chance."""
     COSTS_MORE = "costs more than chance", "good"
     """The edit costs more than that of every random direction."""
     COSTS_NO_MORE = "costs no more than chance", "bad"
@@ -65,12 +65,14 @@ class Verdict(StrEnum):
     """The KL steps up at the training length, by more than it does within."""
     NO_DISCONTINUITY = "no discontinuity", "good"
     """The step at the training length is smaller than the largest one within."""
-    TRANSPORTS = "transports the belief", "good"
-    """The model beats the exact observer of the last ten symbols."""
-    DOES_NOT_TRANSPORT = "does not transport", "bad"
-    """The model does not beat the exact observer of the last ten symbols."""
-    CANNOT_SHOW = "cannot show transport"
-    """The last ten symbols are enough for the task, so it cannot show whether a model carries the belief further."""
+    TRANSPORTS = "transports", "good"
+    """The answers follow evidence older than the stated age: their slope lies above the level and above one half."""
+    IN_PART = "in part"
+    """The answers follow evidence older than the stated age more than the level, and by less than one half."""
+    NOT_REPLACEABLE = "evidence not replaceable"
+    """The task has no method that draws its evidence again (`bayesgeom.tasks.base.EvidenceTask`)."""
+    NOT_SHOWN = "not shown"
+    """The slope of the answers in evidence older than the stated age lies below one half, and may be the level."""
     ABOVE = "above", "good"
     """The layer farthest from the baseline lies above it, and above the strongest layer of untrained networks."""
     BELOW = "below"

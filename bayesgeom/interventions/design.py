@@ -20,7 +20,8 @@ Donors = Literal["auto", "paired", "independent"]
 DONORS = ("auto", "paired", "independent")
 RANDOM, MATCHED = "random subspaces", "variance-matched subspaces"
 RANDOM_MOST, MATCHED_MOST = f"{RANDOM}{MOST}", f"{MATCHED}{MOST}"  # where only the largest effect is stored
-LEAST_CONTROLS = 20  # fewer random or matched subspaces cannot support "used"
+ERASED = "random erasures"  # of the same rank; its value is their median
+LEAST_CONTROLS = 20  # fewer random or matched subspaces cannot support "causal"
 
 
 @final

@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches
-from bayesgeom.core.edits import AtPositions, Edit, SubspaceKind
+from bayesgeom.core.edits import AtPositions, Edit
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import RESID_POST, Run, Trials, concatenate
 from bayesgeom.interventions._evidence import coordinate_r2, erasures, overlaps
@@ -36,9 +36,9 @@ from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.subspace import covariance, random_subspaces
-from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
-from bayesgeom.subspaces.erasers import Eraser, NothingLeft
-from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position
+from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace, span
+from bayesgeom.subspaces.erasers import Eraser, JointMoments, NothingLeft, covariance_subspace
+from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position, strongest_code
 from bayesgeom.subspaces.trained import TrainedSwap
 from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
 
@@ -46,6 +46,7 @@ N_READ, N_HELD_OUT = 256, 128  # sequences on which read-outs are fitted, and on
 N_COMPARED = 32  # pairs for the share outside a subspace
 _PAIRS, _FIT, _HELD_OUT, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = range(4, 12)  # branches of the seed
 _BUDGET = 2**30  # bytes of activations that fits may record
+_OUTSIDE = 0.1  # length that a direction of a code keeps outside the subspace
 _SAME = 1e-6  # share of a quantity's variance below which pairs do not differ in it
 
 
@@ -121,21 +122,24 @@ class Intervention:
         matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
         random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
         means = self._means(sample)
-        main = self.scored(self.n, self._main_conditions(sample, subspaces), sample, means=means, ceiling_at=1)
-        conditions = dict[int, list[Edit]]()
+        code = strongest_code(sample.run.trials, about.quantity.exact(sample.run.trials))
+        given, by_code = _given(self, sample), _by_code(self, sample, code, subspaces)
+        conditions, controls = dict[int, list[Edit]](), dict[int, list[Edit]]()
         for at, own in subspaces.items():
-            edits = self.conditions(sample, at)
-            alike = edits.filling(matched[at].bases, design.n_matched)
-            conditions[at] = [edits.ceiling(), *edits.controls(random[at], own), *alike]
-        control = self.scored(min(self.n, design.n_control), conditions, sample, means=means)
+            held = [other.get(at, own) for other in (given, by_code)]
+            conditions[at], controls[at] = self._edits(self.conditions(sample, at), own, held, random[at], matched[at])
+        main = self.scored(self.n, conditions, sample, means=means, ceiling_at=1)
+        paths = range(1, 1 + design.n_random + design.n_matched)
+        control = self.scored(min(self.n, design.n_control), controls, sample, means=means, paths=paths)
         read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
         is_identified = not is_function_of_position(about.quantity.exact(sample.run.trials))
         r2 = coordinate_r2(sample, read, subspaces, random, n_held_out=N_HELD_OUT)
         seed = derived_seed(self.seed, _SHUFFLE)
         erasure = erasures(read, about.quantity, subspaces, n_fit=N_READ, seed=seed)
-        overlap = overlaps(self._setting(sample), sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
-        outside, untrained = self.outside_shares(subspaces), self.untrained_shares() if is_identified else {}
-        whole = self._whole(sample) if is_identified and self._claims_the_quantity else {}
+        setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
+        overlap = overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
+        outside, untrained = _outside(self, subspaces), _untrained(self) if is_identified else {}
+        whole = _whole(self, sample) if is_identified and design.kind == "swap" and about.at_scored else {}
         donors = f"; donors: {self.donors}" if design.kind == "swap" else ""
         context = Context(
             design=design,
@@ -155,21 +159,38 @@ class Intervention:
                     outside_share=outside[at],
                     untrained_share=untrained.get(at, float("nan")),
                     whole=whole.get(at, ()),
+                    has_given=at in given,
+                    has_code=at in by_code,
                 )
                 for at, own in subspaces.items()
             },
             empty=tuple(empty),
             is_identified=is_identified,
             is_readout=about.is_readout,
-            claims_the_quantity=self._claims_the_quantity,
-            follows_answer=about.quantity.name != "entropy" and not self.place.score_after,
+            holds=_holds(self),
+            code=code,
             n=self.n,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
         return with_provenance(intervention_report(main, control, context), self._provenance())
 
-    def _setting(self, sample: Sample) -> Setting:
-        return Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
+    def _edits(
+        self,
+        edits: LayerEdits,
+        own: Subspace,
+        held: Sequence[Subspace],
+        random: Float64[Tensor, "draw d rank"],
+        matched: Matched,
+    ) -> tuple[list[Edit], list[Edit]]:
+        """Return the conditions and the controls of one layer, in the order that `summary` states."""
+        conditions = [edits.own(own), edits.ceiling()]
+        alike = edits.filling(matched.bases, self.design.n_matched)
+        controls = [edits.ceiling(), *edits.controls(random, own), *alike]
+        if self.design.kind != "swap":
+            return conditions, controls
+        removal = replace(edits, kind="remove")
+        conditions += [removal.own(own), removal.ceiling(), *map(edits.own, held)]
+        return conditions, [*controls, *removal.controls(random)]
 
     def fitted(self, sample: Sample) -> tuple[dict[int, Subspace], dict[int, str]]:
         """Return the subspaces, and the reason in layers where the quantities held fixed leave none.
@@ -213,36 +234,17 @@ class Intervention:
         seed = derived_seed(self.seed, _DRAWS, layer)
         return random_subspaces(width, rank, draws=self.design.n_random, seed=seed)
 
-    def conditions(self, sample: Sample, layer: int, kind: SubspaceKind | None = None) -> LayerEdits:
+    def conditions(self, sample: Sample, layer: int) -> LayerEdits:
         """Return the factory of the edits of one layer."""
         like = sample.run.at(self.place.site)
         return LayerEdits(
             site=self.place.site,
             layer=layer,
-            kind=kind or self.design.kind,
+            kind=self.design.kind,
             like=like,
             points=sample.points(layer),
             seed=self.seed,
         )
-
-    def _main_conditions(self, sample: Sample, subspaces: Mapping[int, Subspace]) -> dict[int, list[Edit]]:
-        """Return subspace and ceiling; under a swap also their removal, and the erasure of the quantity."""
-        found: dict[int, list[Edit]] = {}
-        erasers: Mapping[int, Subspace] = subspaces
-        if self._claims_the_quantity and not isinstance(self.fit, Eraser):
-            erasers = Eraser(self.fit.about.quantity, oblique=True).fitted(sample, self.layers)
-        for layer, own in subspaces.items():
-            conditions = self.conditions(sample, layer)
-            found[layer] = [conditions.own(own), conditions.ceiling()]
-            if self.design.kind == "swap":
-                removal = self.conditions(sample, layer, "remove")
-                found[layer] += [removal.own(own), removal.ceiling(), removal.own(erasers[layer])]
-        return found
-
-    @property
-    def _claims_the_quantity(self) -> bool:
-        """Whether the subspace claims to hold the quantity, so that erasing the quantity tests the claim."""
-        return self.design.kind == "swap" and self.fit.about.at_scored
 
     def controls(
         self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int, draws: int | None = None
@@ -259,16 +261,17 @@ class Intervention:
         *,
         means: Means | None = None,
         ceiling_at: int = 0,
+        paths: Sequence[int] | None = None,
     ) -> Totals:
-        """Score every condition on `n` pairs: where the site allows it, also without their direct paths.
+        """Score every condition on `n` pairs: where the site allows it, some also without their direct paths.
 
-        If the ceiling is first, these are all other conditions, and the controls of a subspace. Else it is the first.
+        By default these are all others if the ceiling is first, else the first one.
         """
         quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(self.task.sample(1, seed=self.seed))
         center = quantity.own(sample.run.log_answers.double(), are_hypotheses=are_hypotheses).mean(dim=0)
         n_edits, chosen = len(next(iter(conditions.values()))), tuple[int, ...]()
         if self.place.is_residual and RESID_POST in self.model.sites:
-            chosen = (0,) if ceiling_at else tuple(range(1, n_edits))
+            chosen = tuple(paths or ((0,) if ceiling_at else range(1, n_edits)))
 
         def variants(batch: PairPass) -> list[Variant]:
             mask, found = self.positions.mask(batch.baseline.trials, batch.number), list[Variant]()
@@ -353,53 +356,6 @@ class Intervention:
         found = {at: (donors.stored[site, at] - originals.stored[site, at]).double().flatten(2) for at in layers}
         return {at: (own if mask is None else own[:, mask.to(own.device)]).flatten(0, 1) for at, own in found.items()}
 
-    def outside_shares(self, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
-        """Return the share of Σ |donor − recipient|² outside each subspace; NaN without donors or difference."""
-        if self.design.kind != "swap":
-            return dict.fromkeys(subspaces, float("nan"))
-        apart = self.differences(subspaces, N_COMPARED)
-        return {at: outside_share(apart[at], own) for at, own in subspaces.items()}
-
-    def untrained_shares(self) -> dict[int, float]:
-        """Return the least movement among untrained networks, as a share of their ceiling; NaN if the fit fails."""
-        shares = list[list[float]]()
-        for number in range(self.design.n_untrained if self.design.kind == "swap" else 0):
-            model = self.model.untrained_copy(derived_seed(self.seed, _UNTRAINED, number) % 2**31)
-            other = replace(self, model=model, design=replace(self.design, n_fit=min(self.design.n_fit, N_READ)))
-            sample = other.sample()
-            subspaces = fitted_where_possible(self.fit, sample, self.layers)
-            known = other.shares_of_ceiling(sample, subspaces, min(self.n, self.design.n_control))
-            shares.append([known.get(at, math.nan) for at in self.layers])
-        return dict(zip(self.layers, np.min(shares, axis=0).tolist(), strict=True)) if shares else {}
-
-    def _whole(self, sample: Sample) -> dict[int, list[Reach]]:
-        """Return the reach of swaps of the quantity's whole subspace, if the edit may swap a part of it.
-
-        The whole is the same fit with nothing held fixed, and what LEACE removes.
-        """
-        found: dict[int, list[Reach]] = {at: [] for at in self.layers}
-        wholes: list[Fit] = [Eraser(self.fit.about.quantity, oblique=True)]
-        wholes += [self.fit.without_given] if isinstance(self.fit, Eraser) else []
-        for fit in dict.fromkeys(own for own in wholes if own != self.fit):
-            other = replace(self, fit=fit)
-            subspaces = fitted_where_possible(fit, sample, self.layers)
-            outside, untrained = other.outside_shares(subspaces), other.untrained_shares()
-            for at, share in other.shares_of_ceiling(sample, subspaces, self.n).items():
-                known = untrained.get(at, math.nan)
-                found[at].append(Reach(outside_share=outside[at], share_of_ceiling=share, untrained_share=known))
-        return found
-
-    def shares_of_ceiling(self, sample: Sample, subspaces: Mapping[int, Subspace], n: int) -> dict[int, float]:
-        """Return movement as a share of the ceiling on `n` pairs, in the layers with a subspace."""
-        if not subspaces:
-            return {}
-        edits = {at: self.conditions(sample, at) for at in subspaces}
-        conditions = {at: [edits[at].own(own), edits[at].ceiling()] for at, own in subspaces.items()}
-        sums = self.scored(n, conditions, sample, ceiling_at=1).conditions[:, :, :2, :, 0].sum(axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            own, ceiling = (sums[..., MOVED] / sums[..., DISTANCE]).T
-            return dict(zip(subspaces, np.where(ceiling > 0, own / ceiling, np.nan).tolist(), strict=True))
-
 
 def fitted_where_possible(fit: Fit, sample: Sample, layers: Iterable[int]) -> dict[int, Subspace]:
     """Return the subspaces of the layers where the fit succeeds; not where every vector is the same, for example."""
@@ -443,3 +399,82 @@ def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
 def _independent(task: WindTunnel, n: int, seed: int, device: str) -> tuple[Trials, Trials]:
     originals, donors = (task.sample(n, seed=derived_seed(seed, _DONORS, i), device=device) for i in range(2))
     return originals, donors
+
+
+def _outside(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
+    """Return the share of Σ |donor − recipient|² outside each subspace; NaN without donors or difference."""
+    if job.design.kind != "swap":
+        return dict.fromkeys(subspaces, float("nan"))
+    apart = job.differences(subspaces, N_COMPARED)
+    return {at: outside_share(apart[at], own) for at, own in subspaces.items()}
+
+
+def _untrained(job: Intervention) -> dict[int, float]:
+    """Return the least movement among untrained networks, as a share of their ceiling; NaN if the fit fails."""
+    shares = list[list[float]]()
+    for number in range(job.design.n_untrained if job.design.kind == "swap" else 0):
+        model = job.model.untrained_copy(derived_seed(job.seed, _UNTRAINED, number) % 2**31)
+        other = replace(job, model=model, design=replace(job.design, n_fit=min(job.design.n_fit, N_READ)))
+        sample = other.sample()
+        subspaces = fitted_where_possible(job.fit, sample, job.layers)
+        known = _shares(other, sample, subspaces, min(job.n, job.design.n_control))
+        shares.append([known.get(at, math.nan) for at in job.layers])
+    return dict(zip(job.layers, np.min(shares, axis=0).tolist(), strict=True)) if shares else {}
+
+
+def _whole(job: Intervention, sample: Sample) -> dict[int, list[Reach]]:
+    """Return the reach of swaps of the quantity's whole subspace, if the edit may swap a part of it.
+
+    The whole is the same fit with nothing held fixed, and what LEACE removes.
+    """
+    found: dict[int, list[Reach]] = {at: [] for at in job.layers}
+    wholes: list[Fit] = [Eraser(job.fit.about.quantity, oblique=True)]
+    wholes += [job.fit.without_given] if isinstance(job.fit, Eraser) else []
+    for fit in dict.fromkeys(own for own in wholes if own != job.fit):
+        other = replace(job, fit=fit)
+        subspaces = fitted_where_possible(fit, sample, job.layers)
+        outside, untrained = _outside(other, subspaces), _untrained(other)
+        for at, share in _shares(other, sample, subspaces, job.n).items():
+            known = untrained.get(at, math.nan)
+            found[at].append(Reach(outside_share=outside[at], share_of_ceiling=share, untrained_share=known))
+    return found
+
+
+def _shares(job: Intervention, sample: Sample, subspaces: Mapping[int, Subspace], n: int) -> dict[int, float]:
+    """Return movement as a share of the ceiling on `n` pairs, in the layers with a subspace."""
+    if not subspaces:
+        return {}
+    edits = {at: job.conditions(sample, at) for at in subspaces}
+    conditions = {at: [edits[at].own(own), edits[at].ceiling()] for at, own in subspaces.items()}
+    sums = job.scored(n, conditions, sample, ceiling_at=1).conditions[:, :, :2, :, 0].sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        own, ceiling = (sums[..., MOVED] / sums[..., DISTANCE]).T
+        return dict(zip(subspaces, np.where(ceiling > 0, own / ceiling, np.nan).tolist(), strict=True))
+
+
+def _by_code(job: Intervention, sample: Sample, code: str, subspaces: Mapping[int, Subspace]) -> dict[int, Subspace]:
+    """Return what covaries with a code outside each subspace, where that is at most half of the site."""
+    found = dict[int, Subspace]()
+    for layer, own in subspaces.items() if code and job.design.kind == "swap" else ():
+        points = sample.points(layer)
+        with contextlib.suppress(InvalidArgument):  # the code and the site do not covary
+            whole = covariance_subspace(f"{code} code", JointMoments.of(points, sample.confounds((code,))))
+            taken = span(own.name, torch.cat([own.basis, own.reads], dim=1).to(points)).basis
+            left, size, _ = torch.linalg.svd(whole.basis - taken @ (taken.T @ whole.basis), full_matrices=False)
+            if whole.rank <= whole.width // 2 and bool((is_left := size > _OUTSIDE).any()):
+                found[layer] = Subspace(whole.name, left[:, is_left])
+    return found
+
+
+def _given(job: Intervention, sample: Sample) -> dict[int, Subspace]:
+    """Return the subspaces with position and answer held fixed, in layers where something is left."""
+    if not _holds(job) or not isinstance(job.fit, Eraser):
+        return {}
+    return fitted_where_possible(replace(job.fit, given=_holds(job)), sample, job.layers)
+
+
+def _holds(job: Intervention) -> tuple[str, ...]:
+    """Return what a swap of this subspace also holds fixed: a belief goes with the answer by definition."""
+    if job.design.kind != "swap" or not isinstance(job.fit, Eraser) or job.fit.given:
+        return ()
+    return ("position", "answer") if job.fit.quantity.name == "entropy" else ("position",)

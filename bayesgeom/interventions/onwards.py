@@ -1,4 +1,4 @@
-"""`erase_onwards`: is a quantity used from a layer on? Erase it there and in all later layers, at all positions.
+"""`erase_onwards`: is a quantity inert from a layer on? Erase it there and in all later layers, at all positions.
 
 A later layer may recompute the quantity from what an earlier edit left. So erasers are fitted one layer after another,
 on the residual stream with all earlier edits. At a scored position the erased quantity is that of the position; at
@@ -21,7 +21,7 @@ from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.run import RESID_POST, RESID_PRE, Site, Trials, concatenate
 from bayesgeom.core.torch_state import alone, with_gradients
 from bayesgeom.interventions._evidence import Erasure, erasure
-from bayesgeom.interventions.design import MATCHED_MOST, RANDOM_MOST
+from bayesgeom.interventions.design import ERASED, MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.engine import KL, EditPlan, PairReference, score_pairs
 from bayesgeom.interventions.matching import matched_subspaces
 from bayesgeom.interventions.report import STAGES, OnwardsReport
@@ -299,9 +299,10 @@ def _report(
     scrubber: Scrubber, task: WindTunnel, found: dict[int, Scrubbed], *, n: int, seed: int, is_identified: bool
 ) -> OnwardsReport:
     model, n_layers = scrubber.model, scrubber.model.spec.n_layers
-    value, low, high, ceiling, least, most, matched, excess = np.full((8, n_layers), np.nan)
+    value, low, high, ceiling, least, median, most, matched, excess = np.full((9, n_layers), np.nan)
     r2 = np.full((2, n_layers), np.nan)
-    verdicts, own_kl, is_matched = [""] * n_layers, float("nan"), [False] * n_layers
+    verdicts, own_kl = [""] * n_layers, float("nan")
+    is_matched, is_decodable = ([False] * n_layers for _ in range(2))
     everything = Subspace("whole activation", torch.eye(model.spec.d_model, dtype=torch.float64))
     for first, scrubbed in found.items():
         replaced_by_mean = scrubbed.edits[first].along([everything, everything])
@@ -314,28 +315,28 @@ def _report(
         value[first], ceiling[first] = paired[:, 0].mean(), paired[:, 1].mean()
         low[first], high[first] = mean_interval(paired[:, 0], seed=derived_seed(seed, Branch.RESAMPLING))
         drawn = (control[:, 1:] - control[:, :1]).mean(axis=0)
-        least[first], most[first] = drawn[:N_RANDOM].min(), drawn[:N_RANDOM].max()
+        random = drawn[:N_RANDOM]
+        least[first], median[first], most[first] = random.min(), np.median(random), random.max()
         matched[first] = drawn[N_RANDOM:].max()
         erasures = list(scrubbed.erasures.values())
         r2[:, first] = erasures[0].before, max(each.after for each in erasures)
         excess[first] = max(each.after - max(each.permuted, 0.0) for each in erasures)
-        verdicts[first] = onwards_verdict(
-            (low[first], high[first]),
-            ceiling[first],
-            own_kl,
-            excess=excess[first],
-            is_decodable=erasures[0].is_clearly_decodable,
-            is_identified=is_identified,
-        )
+        is_decodable[first] = erasures[0].is_clearly_decodable
     controls = [
         Baseline.of("chance", RANDOM_MOST, most, low=least, high=most),
         Baseline.of("chance", MATCHED_MOST, matched),
+        Baseline.of("chance", ERASED, median, low=least, high=most),
     ]
+    increase = with_ceiling(Estimate.of(value, (low, high), n=n, baselines=controls), ceiling)
+    for first in found:
+        verdicts[first] = onwards_verdict(
+            increase[first], excess=excess[first], is_decodable=is_decodable[first], is_identified=is_identified
+        )
     return OnwardsReport(
         site=scrubber.site.name,
         subspace=scrubber.name,
         quantity=scrubber.quantity.label,
-        kl_increase_bits=with_ceiling(Estimate.of(value, (low, high), n=n, baselines=controls), ceiling),
+        kl_increase_bits=increase,
         stages=STAGES,
         r2=Estimate.of(r2),
         r2_excess=excess,

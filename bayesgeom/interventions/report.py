@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import fitted, number_text
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
+from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.report.estimate import UNTRAINED, AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
@@ -89,24 +89,27 @@ def _cell(column: Any, at: Any) -> str:
 class InterventionReport(EditReport):
     """One component of an activation is swapped with that of another sequence, or removed.
 
-    If the model uses the quantity in that component, a swap moves the model's own value of it toward the donor's
+    If the component acts on the answer, a swap moves the model's own value of it toward the donor's
     (movement 0: not at all, 1: completely). The ceiling edits the whole activation. Controls are random subspaces of
     the same rank, and subspaces with the same share of variance.
 
-    Used: the 95 % interval of the movement of a swap (and, for a belief or log-odds, of the answer shift) lies above
-    zero and above every control. There are at least 20 random and 20 variance-matched ones, of which no two have 99 %
-    of their variance in common. Untrained networks reach less of the ceiling, and ablating the whole activation costs
-    more than half of the model's own KL. Where the site has a direct path to the output, the movement without that path
-    lies above zero and above that of every control without its own. A subspace of a quantity must meet two more
-    conditions: the quantity is decodable at the site, and erasing it by LEACE costs more than the margin below.
+    Causal: swapping a linear function of this site that goes with the quantity moves the model's own value toward the
+    donor's. The 95 % interval of the movement of a swap lies above zero, above at least 20 random subspaces and above
+    at least 20 variance-matched ones, of which no two have 99 % of their variance in common. The movement is at least
+    0.1 of that of swapping the whole activation, whose interval must lie above zero. Where the site has a direct path
+    to the output, the movement without that path lies above zero and above that of every control without its own. The
+    quantity is decodable at the site (R² more than 0.01 above that of shuffled values). The verdict does not say that
+    the model computes the quantity: a look-up table of categories is causal, too. So each causal layer states whether
+    the movement survives with position and answer held fixed, and whether the rest of the strongest correlated code
+    moves the value as well ("goes with the category code").
 
-    Not used (linearly, at this site and these positions): before removal, R² of a linear map is at least 0.1 above that
-    of shuffled values; after it, at most 0.01 above. The interval of the KL increase lies within half of the model's
-    own KL and within 1 % of the ceiling.
+    Inert (linearly, at this site and these positions): before removal, R² of a linear map is at least 0.1 above that
+    of shuffled values; after it, at most 0.01 above. The upper end of the KL increase is at most 1 % of that of
+    replacing the whole activation by its mean, and at most the median of 20 random erasures of the same rank.
 
     By construction: donor and recipient differ only inside the subspace, or inside the quantity's whole subspace where
-    the edit swaps a part of it. Not identified: the quantity is a function of position. Undecided: everything else.
-    Only leace and covariance can hold position and answer fixed (given=position+answer).
+    the edit swaps a part of it; or untrained networks reach the ceiling as well. Not identified: the quantity is a
+    function of position. Undecided: everything else, and where both conditions hold.
 
     Fields, per layer and band of scored positions; NaN in layers that were not edited or have nothing to edit:
 
@@ -125,12 +128,15 @@ class InterventionReport(EditReport):
     - `share`: share of the site's variance; share of the squared difference of donor and recipient outside the
       subspace; and share of the subspace inside the span of the hypothesis tokens' embeddings. The last is NaN outside
       the residual stream; its baseline is mean and maximum of 1,000 random subspaces.
-    - `against_use`, `against_disuse`: the first obstacle to the verdicts "used" and "not used", a code of
+    - `against_causal`, `against_inert`: the first obstacle to either verdict, a code of
       `interventions.verdicts.Obstacle`. `controls_found`: number of distinct subspaces with the same share of variance.
+    - `held_movement`: movement with position and answer held fixed, and of what the strongest correlated code has
+      outside the subspace, over all positions. `survival_by_layer`: a code of `interventions.verdicts.Survival` where
+      the verdict is causal.
     """
 
     name: ClassVar[str] = "intervention"
-    title: ClassVar[str] = "Intervention: is the subspace used?"
+    title: ClassVar[str] = "Intervention: causal, or inert?"
 
     kind: str
     subspace: str
@@ -150,8 +156,11 @@ class InterventionReport(EditReport):
     parts: tuple[str, ...]
     share: Annotated[Estimate, NonNegative("part layer", label="share")]
     verdict_by_layer: Annotated[tuple[str, ...], "layer"]
-    against_use: Annotated[tuple[str, ...], "layer"]
-    against_disuse: Annotated[tuple[str, ...], "layer"]
+    against_causal: Annotated[tuple[str, ...], "layer"]
+    against_inert: Annotated[tuple[str, ...], "layer"]
+    held: tuple[str, ...]
+    held_movement: Annotated[Estimate, Quantity("held layer", label="movement with a quantity held fixed")]
+    survival_by_layer: Annotated[tuple[str, ...], "layer"]
     controls_found: Annotated[Int[np.ndarray, " layer"], Unit("1")]
     n: int
 
@@ -204,10 +213,10 @@ class InterventionReport(EditReport):
     def strongest(self) -> int:
         """Return the layer with the largest share of the ceiling's effect, over all positions.
 
-        Layers with the verdict "used" come first; layers with the verdict "by construction" come last.
+        Layers with the verdict "causal" come first; layers with the verdict "by construction" come last.
         """
         shares = np.nan_to_num(self.share_of_ceiling[:, 0], nan=-math.inf)
-        ranks = [(own == Verdict.USED) - (own == Verdict.BY_CONSTRUCTION) for own in self.verdict_by_layer]
+        ranks = [(own == Verdict.CAUSAL) - (own == Verdict.BY_CONSTRUCTION) for own in self.verdict_by_layer]
         return max(range(len(shares)), key=lambda layer: (np.isfinite(shares[layer]), ranks[layer], shares[layer]))
 
     def headlines(self) -> Sequence[Headline]:
@@ -220,7 +229,7 @@ class InterventionReport(EditReport):
                 self._line("change_bits", (SHIFT, at, 0), f"answer shift, {where}"),
                 ceiling_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
                 self._line("change_bits", (KL, at, 0), f"KL increase, {where}"),
-                headline_of(self, "change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}"),
+                self._line("change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}", verdict=""),
             ]
         else:
             lines.append(ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}"))
@@ -233,10 +242,10 @@ class InterventionReport(EditReport):
                 lines.append(self._line("change_bits", (INDIRECT_KL, at, 0), label))
         return [own for own in lines if own.verdict or not math.isnan(own.value)]
 
-    def _line(self, metric: str, at: tuple[int, ...], label: str) -> Headline:
+    def _line(self, metric: str, at: tuple[int, ...], label: str, *, verdict: str | None = None) -> Headline:
         """Return an entry, without a verdict of its own if the swap in its layer is an identity."""
-        own, verdict = headline_of(self, metric, at, label), self.verdict_by_layer[at[-2]]
-        return replace(own, verdict=verdict) if verdict == Verdict.BY_CONSTRUCTION else own
+        is_identity = self.verdict_by_layer[at[-2]] == Verdict.BY_CONSTRUCTION
+        return headline_of(self, metric, at, label, verdict=str(Verdict.BY_CONSTRUCTION) if is_identity else verdict)
 
     def _judgment(self, layer: int) -> Headline:
         """Return the effect in one layer, with its verdict and what stands against another one."""
@@ -248,9 +257,10 @@ class InterventionReport(EditReport):
         if layer == self.strongest() and len(self.layers) > 1:
             chosen = own[np.newaxis].extreme("largest", count=len(self.layers))[1]
             own, count = (own, 1) if chosen.is_withheld else (chosen, len(self.layers))
-        why = "; ".join(filter(None, (self.against_use[layer], self.against_disuse[layer])))
+        why = "; ".join(filter(None, (self.against_causal[layer], self.against_inert[layer])))
+        why = {str(Verdict.CAUSAL): self.survival_by_layer[layer], str(Verdict.INERT): ""}.get(verdict, why)
         line = headline_of(self, metric, at, label, own=own, chosen_of=count, verdict=verdict)
-        return replace(line, why=why if self.against_use[layer] else "")
+        return replace(line, why=why)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.interventions.drawing import profile_panel
@@ -292,12 +302,15 @@ class InterventionReport(EditReport):
             "shuffled": _mean(self.r2, SHUFFLED)[AFTER],
             "ΔKL on removal": removal[:, 0],
             "of the whole": removal.ceiling[:, 0],
+            "random, median": _mean(removal, ERASED)[:, 0],
+            **{name: self.held_movement[i] for i, name in enumerate(self.held)},
             **({} if is_inside else inside),
         }
         codes = {
             "verdict": self.verdict_by_layer,
-            "against use": self.against_use,
-            "against disuse": self.against_disuse,
+            "against causal": self.against_causal,
+            "against inert": self.against_inert,
+            "with others held fixed": self.survival_by_layer,
             "matched controls": self.controls_found,
         }
         levels = {"KL, unedited": self.unedited_bits[KL], "answer shift, unedited": self.unedited_bits[SHIFT]}
@@ -446,13 +459,12 @@ def _layers(name: str) -> str:
 class OnwardsReport(EditReport):
     """A quantity is erased from the residual stream in one layer and all later layers, at all positions.
 
-    If no linear map can then decode the quantity and the answers stay as good, the model does not use the quantity
-    linearly from that layer on.
+    If no linear map can then decode the quantity and the answers stay as good, it is inert from that layer on.
 
-    Not used (linearly) from a layer on requires three conditions. Before erasure, R² of a linear map in that layer is
-    at least 0.1 above that of shuffled values. After erasure, it is at most 0.01 above in every layer from there on.
-    The 95 % interval of the KL increase is within half of the model's own KL and within 1 % of the ceiling. Removal
-    alone never shows use.
+    Inert (linearly) from a layer on requires three conditions. Before erasure, R² of a linear map in that layer is at
+    least 0.1 above that of shuffled values. After erasure, it is at most 0.01 above in every layer from there on. The
+    upper end of the KL increase is at most 1 % of that of replacing the whole activation by its mean, and at most the
+    median of 20 random erasures of the same ranks. Removal alone never shows a cause.
 
     Fields, for every first layer, with all positions and later layers erased; NaN where not tried:
 
@@ -487,8 +499,8 @@ class OnwardsReport(EditReport):
 
     def headlines(self) -> Sequence[Headline]:
         """Return one line per first layer, the strongest verdict first, then the relative size and R²."""
-        order = (Verdict.NOT_USED, Verdict.UNDECIDED, Verdict.NOT_IDENTIFIED)
-        ranked = sorted(self.layers, key=lambda at: order.index(Verdict(self.verdict_by_layer[at])))
+        order = (Verdict.INERT, Verdict.UNDECIDED, Verdict.NOT_IDENTIFIED)
+        ranked = sorted(self.layers, key=lambda at: [self.verdict_by_layer[at] != own for own in order])
         lines = list[Headline]()
         for at in ranked:
             label, verdict = f"KL increase, {self.subspace} from layer {at} on", self.verdict_by_layer[at]

@@ -6,22 +6,23 @@ from functools import cached_property
 from typing import final
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64
 
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions._evidence import Erasure, Overlap
-from bayesgeom.interventions.design import MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
+from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
 from bayesgeom.interventions.matching import Matched
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
-from bayesgeom.interventions.verdicts import Effect, Evidence, Judgment, Obstacle, Reach, verdict_of
-from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, stacked, with_ceiling
+from bayesgeom.interventions.verdicts import Evidence, Judgment, Obstacle, Reach, survival_of, verdict_of
+from bayesgeom.report.estimate import UNTRAINED, WHOLE, Baseline, Estimate, stacked
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.base import Subspace
 
-# Conditions of the main totals. Only a swap has the last three; where the site has a direct path, the edit without it
-# follows. The control totals begin with the ceiling; then random and matched subspaces, and both without that path.
-OWN, CEILING, REMOVAL, REMOVAL_CEILING, ERASURE = range(5)
+# Conditions of the main totals. Only a swap has more than two; where the site has a direct path, the edit without it
+# follows. The control totals begin with the ceiling; then random and matched subspaces, the removal of the random ones
+# for a swap, and the first two without that path.
+OWN, CEILING, REMOVAL, REMOVAL_CEILING, GIVEN, BY_CODE = range(6)
 _CONTROLS = ((RANDOM, RANDOM_MOST), (MATCHED, MATCHED_MOST))
 Sums = Float[np.ndarray, "unit chosen condition band"]
 Ratio = Callable[[Totals], tuple[Sums, Sums]]
@@ -34,7 +35,8 @@ class LayerEvidence:
 
     `r2` is of the subspace, then of random subspaces. `outside_share` is the share of donor − recipient outside the
     subspace. `untrained_share` is the movement in untrained networks as a share of their ceiling. `whole` is, for an
-    edit that may swap a part of the quantity's subspace, the reach of swaps of all of it.
+    edit that may swap a part of the quantity's subspace, the reach of swaps of all of it. `has_given` and `has_code`
+    say whether anything is left with position and answer held fixed, and of the code without the subspace.
     """
 
     subspace: Subspace
@@ -46,6 +48,8 @@ class LayerEvidence:
     outside_share: float
     untrained_share: float
     whole: Sequence[Reach]
+    has_given: bool
+    has_code: bool
 
 
 @final
@@ -63,8 +67,8 @@ class Context:
     empty: Sequence[int]
     is_identified: bool
     is_readout: bool
-    claims_the_quantity: bool
-    follows_answer: bool
+    holds: tuple[str, ...]
+    code: str
     n: int
     seed: int
 
@@ -86,7 +90,13 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
     changes = [scores.effect(_change(of)) for of in (_answer_shift, _kl, _entropy_error)]
     (_, indirect_shift), (_, indirect_kl), _ = changes
     change = stacked([*(own for own, _ in changes), scores.removal, indirect_shift, indirect_kl])
+    held, (given, by_code) = scores.held, scores.held
     verdicts = {at: verdict_of(scores.evidence(at)) for at in found}
+    survival = [""] * context.n_layers
+    for at in (at for at, own in verdicts.items() if own.verdict == Verdict.CAUSAL):
+        left = given[at] if context.holds else None
+        rest = by_code[at] if found[at].has_code else None
+        survival[at] = str(survival_of(movement[at, 0], left, context.code, rest))
     verdicts |= dict.fromkeys(context.empty, Judgment(Verdict.UNDECIDED, Obstacle.NOTHING_LEFT))
     judged = [verdicts.get(at) for at in range(context.n_layers)]
     return InterventionReport(
@@ -98,7 +108,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         movement=movement,
         indirect_movement=indirect_movement,
         effects=EFFECTS,
-        change_bits=replace(change, baselines=tuple(sorted(change.baselines, key=lambda own: own.kind == "ceiling"))),
+        change_bits=replace(change, baselines=tuple(sorted(change.baselines, key=_place))),
         unedited_bits=scores.unedited,
         sources=SOURCES,
         r2=_r2(context),
@@ -106,8 +116,14 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         parts=PARTS,
         share=_share(context),
         verdict_by_layer=tuple("" if own is None else str(own.verdict) for own in judged),
-        against_use=tuple("" if own is None else str(own.against_use) for own in judged),
-        against_disuse=tuple("" if own is None else str(own.against_disuse) for own in judged),
+        against_causal=tuple("" if own is None else str(own.against_causal) for own in judged),
+        against_inert=tuple("" if own is None else str(own.against_inert) for own in judged),
+        held=(
+            f"{' and '.join(context.holds) or 'nothing'} held fixed",
+            f"{context.code or 'no'} code, outside",
+        ),
+        held_movement=stacked(held),
+        survival_by_layer=tuple(survival),
         controls_found=np.array([found[at].matched.n_distinct if at in found else 0 for at in range(context.n_layers)]),
         n=context.n,
     )
@@ -138,9 +154,11 @@ class _Scores:
         has_path = self.main.conditions.shape[2] > (at := self._indirect)
         with np.errstate(divide="ignore", invalid="ignore"):
             drawn = np.divide(*(own.sum(axis=0) for own in ratio(self.control)))[:, 1:]
-        families = np.split(drawn, np.cumsum([design.n_random, design.n_matched, design.n_random]), axis=1)
+        n_erased = design.n_random if design.kind == "swap" else 0
+        ends = np.cumsum([design.n_random, design.n_matched, n_erased, design.n_random])
+        random, matched, _, *later_families = np.split(drawn, ends, axis=1)
         levels, most = list[Baseline](), list[Baseline]()
-        for (name, name_most), own, later in zip(_CONTROLS, families[:2], families[2:], strict=True):
+        for (name, name_most), own, later in zip(_CONTROLS, (random, matched), later_families, strict=True):
             mean, least, largest = (place(part) for part in (own.mean(1), own.min(1), own.max(1)))
             levels.append(Baseline.of("chance", name, mean, low=least, high=largest))
             most += [Baseline.of("chance", name_most, place(later.max(1)))] if has_path else []
@@ -152,18 +170,26 @@ class _Scores:
     @cached_property
     def removal(self) -> Estimate:
         """KL increase when the subspace is removed, with its ceiling; NaN for kinds without removal."""
-        match self.context.design.kind:
-            case "swap":
-                return self._estimate(_change(_kl), REMOVAL, REMOVAL_CEILING)
-            case "remove":
-                return self._estimate(_change(_kl), OWN, CEILING)
-            case _:
-                return Estimate.of(np.full((self.context.n_layers, len(self.context.bands)), np.nan), n=self.context.n)
+        place, design = self.context.placed, self.context.design
+        if design.kind not in ("swap", "remove"):
+            return Estimate.of(np.full((self.context.n_layers, len(self.context.bands)), np.nan), n=self.context.n)
+        first = 1 if design.kind == "remove" else 1 + design.n_random + design.n_matched
+        increase, n = (own.sum(axis=0) for own in _change(_kl)(self.control))
+        drawn = (increase / n)[:, first : first + design.n_random]
+        median, least, most = (place(of(drawn, axis=1)) for of in (np.median, np.min, np.max))
+        level = Baseline.of("chance", ERASED, median, low=least, high=most)
+        pair = (OWN, CEILING) if design.kind == "remove" else (REMOVAL, REMOVAL_CEILING)
+        return self._estimate(_change(_kl), *pair, [level])
 
     @cached_property
-    def erasing(self) -> Estimate | None:
-        """KL increase when the quantity is erased linearly, for subspaces that claim to hold it."""
-        return self._estimate(_change(_kl), ERASURE) if self.context.claims_the_quantity else None
+    def held(self) -> tuple[Estimate, Estimate]:
+        """Movement with position and answer held fixed, then by the code without the subspace; NaN where undefined."""
+        if self.context.design.kind != "swap":
+            unknown = Estimate.of(np.full(self.context.n_layers, np.nan), n=self.context.n)
+            return unknown, unknown
+        has_given, has_code = self.context.columns(lambda own: (own.has_given, own.has_code)) == 1
+        given, by_code = (self._estimate(_moved, condition)[:, 0] for condition in (GIVEN, BY_CODE))
+        return _where(given, has_given), _where(by_code, has_code)
 
     @property
     def unedited(self) -> Float[np.ndarray, "effect band"]:
@@ -176,66 +202,62 @@ class _Scores:
     def evidence(self, layer: int) -> Evidence:
         """Return the evidence for the verdict on one layer."""
         context, (movement, indirect), own = self.context, self.movement, self.context.layers[layer]
-
-        def effect(of: Estimate) -> Effect:
-            return Effect(*(float(part[layer, 0]) for part in (of.value, *of.ends)))
-
-        def beyond(of: Estimate, random: str = RANDOM, matched: str = MATCHED) -> tuple[Effect, float, float]:
-            most = {each.name: float(each.bar("higher")[layer, 0]) for each in of.baselines}
-            return effect(of), most.get(random, float("nan")), most.get(matched, float("nan"))
-
-        effects = {"movement": beyond(movement)}
-        if context.follows_answer:
-            effects["answer shift"] = beyond(self.effect(_change(_answer_shift))[0])
-        has_indirect = bool(np.isfinite(indirect.value[layer, 0]))
         with np.errstate(divide="ignore", invalid="ignore"):
-            value, low = (part[layer, 0] / movement.ceiling[layer, 0] for part in (movement.value, movement.ends[0]))
+            share = movement.value[layer, 0] / movement.ceiling[layer, 0]
+        reach = Reach(
+            outside_share=own.outside_share, share_of_ceiling=float(share), untrained_share=own.untrained_share
+        )
         return Evidence(
             kind=context.design.kind,
-            effects=effects,
+            movement=movement[layer, 0],
+            indirect=indirect[layer, 0],
+            removal=self.removal[layer, 0],
             is_matched=own.matched.is_matched,
             n=context.n,
             n_random=context.design.n_random,
             n_matched=own.matched.n_distinct,
             erasure=own.erasure,
-            removal=effect(self.removal),
-            erasing=None if self.erasing is None else effect(self.erasing),
-            indirect=beyond(indirect, RANDOM_MOST, MATCHED_MOST) if has_indirect else None,
-            removal_ceiling=float(self.removal.ceiling[layer, 0]),
-            own_kl=float(self.unedited[1, 0]),
             is_identified=context.is_identified,
             is_readout=context.is_readout,
-            reach=Reach(
-                outside_share=own.outside_share,
-                share_of_ceiling=float(value),
-                untrained_share=own.untrained_share,
-            ),
+            reach=reach,
             whole=own.whole,
-            least_share_of_ceiling=float(low),
         )
 
     @property
     def _indirect(self) -> int:
         """The condition without the direct path, which follows all others."""
-        return 1 + (ERASURE if self.context.design.kind == "swap" else CEILING)
+        return 1 + (BY_CODE if self.context.design.kind == "swap" else CEILING)
 
     def _estimate(
         self, ratio: Ratio, condition: int, ceiling: int | None = None, baselines: Sequence[Baseline] = ()
     ) -> Estimate:
         """Return Σ above / Σ below over all pairs, with its interval or the reason why it has none."""
-        above, below = ratio(self.main)
-        place = self.context.placed
+        place, levels = self.context.placed, [own for own in baselines if np.isfinite(own.value).any()]
+        value, low, high, reason = self._ratio(ratio, condition)
+        if ceiling is not None:
+            whole, least, most, _ = self._ratio(ratio, ceiling)
+            levels.append(Baseline.of("ceiling", WHOLE, place(whole), low=place(least), high=place(most)))
+        codes = np.nan_to_num(place(reason)).astype(np.int64)
+        return Estimate.of(place(value), (place(low), place(high)), n=self.context.n, baselines=levels, reason=codes)
+
+    def _ratio(self, ratio: Ratio, condition: int) -> tuple[Float64[np.ndarray, "chosen band"], ...]:
+        """Return Σ above / Σ below, the ends of its interval, and the number of the reason why it has none."""
+        above, below = (own[:, :, condition] for own in ratio(self.main))
         with np.errstate(divide="ignore", invalid="ignore"):
             value = above.sum(axis=0) / below.sum(axis=0)
-        found = ratio_interval(above[:, :, condition], below[:, :, condition], seed=self.context.seed)
-        own = Estimate.of(
-            place(value[:, condition]),
-            (place(found.lo), place(found.hi)),
-            n=self.context.n,
-            baselines=[own for own in baselines if np.isfinite(own.value).any()],
-            reason=np.nan_to_num(place(np.where(np.isnan(value[:, condition]), 0.0, found.code))).astype(np.int64),
-        )
-        return own if ceiling is None else with_ceiling(own, place(value[:, ceiling]))
+        found = ratio_interval(above, below, seed=self.context.seed)
+        return value, found.lo, found.hi, np.where(np.isnan(value), 0.0, found.code)
+
+
+def _where(own: Estimate, is_known: Bool[np.ndarray, " layer"]) -> Estimate:
+    """Return an estimate that is NaN elsewhere."""
+    low, high = (np.where(is_known, end, np.nan) for end in own.ends)
+    return replace(own, value=np.where(is_known, own.value, np.nan), low=low, high=high)
+
+
+def _place(own: Baseline) -> int:
+    """Return where a baseline of the changes stands: random erasures of one of them, and ceilings, come last."""
+    return 2 if own.kind == "ceiling" else own.name == ERASED
 
 
 def _moved(totals: Totals) -> tuple[Sums, Sums]:

@@ -1,23 +1,28 @@
 """Verdicts on one site, layer and set of positions: the evidence, the rule, and what stands against a verdict."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import final
 
+import numpy as np
+
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions._evidence import SLACK, Erasure
-from bayesgeom.interventions.design import LEAST_CONTROLS
+from bayesgeom.interventions.design import ERASED, LEAST_CONTROLS, MATCHED, RANDOM
+from bayesgeom.report.estimate import WHOLE, Estimate
 
-OWN_KL_SHARE, CEILING_SHARE = 0.5, 0.01  # margins of "not used"
+LEAST_SHARE = 0.1  # of the movement under a swap of the whole activation
+CODE_SHARE = 0.5  # of the movement, from which on the code brings it about without the subspace
+CEILING_SHARE = 0.01  # of the KL increase when the whole activation is replaced by its mean
 IDENTITY = 1e-6  # share of the squared difference outside the subspace below which there is none
 LEAST_SEQUENCES = 16  # with fewer, intervals are unreliable
 SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
 
 
 class Obstacle(StrEnum):
-    """What stands against a verdict on an intervention: against use, against disuse, or against evidence at all."""
+    """What stands against a verdict on an intervention: against causal, against inert, or against evidence at all."""
 
     INSIDE = "all inside the subspace"
     """Donor and recipient differ only inside the subspace, so that the swap is an identity."""
@@ -33,22 +38,20 @@ class Obstacle(StrEnum):
     """A verdict needs at least 16 sequences."""
     NOTHING_LEFT = "nothing left to edit"
     """Once the given quantities are held fixed, no direction of the subspace is left."""
-    ONLY_SWAP = "only a swap shows use"
-    """Other kinds of edits cannot show that the content of a subspace is used."""
+    BOTH = "causal and inert"
+    """The conditions of both verdicts hold, which contradict each other."""
+    ONLY_SWAP = "only a swap shows a cause"
+    """Other kinds of edits cannot show that the content of a subspace moves the answer."""
     NOT_ABOVE_ZERO = "not above zero"
-    """The interval of the movement, or of the answer shift, includes zero or lies below it."""
+    """The interval of the movement includes zero or lies below it."""
     RANDOM_REACHES = "a random subspace reaches it"
-    """A random subspace of the same rank reaches the lower end of the movement, or of the answer shift."""
+    """A random subspace of the same rank reaches the lower end of the movement."""
     MATCHED_REACHES = "a matched subspace reaches it"
-    """A subspace with the same share of variance reaches the lower end of the movement, or of the answer shift."""
-    UNTRAINED_REACH = "untrained reach as much"
-    """Untrained networks reach as large a share of the ceiling."""
-    NOT_DECODABLE = "not decodable"
-    """The quantity cannot be decoded at the site."""
-    MATTERS_LITTLE = "the site matters little"
-    """Ablating the whole activation costs less than half of the model's own KL."""
-    NO_COST = "erasing costs nothing"
-    """Erasing the quantity has no cost here, so the subspace affects the answer in another way."""
+    """A subspace with the same share of variance reaches the lower end of the movement."""
+    WHOLE_UNDEFINED = "whole activation may not move it"
+    """The interval of the movement under a swap of the whole activation includes zero, or is not known."""
+    SMALL = "below a tenth of the whole"
+    """The movement is less than 0.1 of that under a swap of the whole activation."""
     DIRECT_PATH = "direct path alone"
     """There is no movement without the direct path to the output, so the site may only hold the answer."""
     RANDOM_LATER = "a random subspace reaches it later"
@@ -61,34 +64,37 @@ class Obstacle(StrEnum):
     """A verdict needs at least 20 random subspaces that differ from one another."""
     FEW_MATCHED = "too few matched controls"
     """A verdict needs at least 20 subspaces with the same share of variance that differ from one another."""
-    ONLY_REMOVAL = "only removal shows disuse"
-    """Other kinds of edits cannot show that something is not used."""
+    ONLY_REMOVAL = "only removal shows inertness"
+    """Other kinds of edits cannot show that nothing depends on a subspace."""
+    NOT_DECODABLE = "not decodable"
+    """The quantity cannot be decoded at the site, so no linear function of it goes with the quantity."""
     READ_OUT = "read-out weights"
-    """Decoder weights are only a read-out: the quantity may be used in other directions."""
-    NOTHING_TO_REMOVE = "nothing to remove"
-    """The quantity cannot be decoded before the removal."""
+    """Decoder weights are only a read-out: the quantity may lie in other directions, and a swap may move others."""
     HARDLY_DECODABLE = "hardly decodable"
     """Before the removal, R² is less than 0.1 above that of shuffled values."""
     STILL_DECODABLE = "still decodable"
     """After the removal, R² is still more than 0.01 above that of shuffled values."""
-    KL_BEYOND = "KL beyond the own"
-    """The interval of the KL increase exceeds half of the model's own KL."""
     KL_OF_CEILING = "KL beyond the ceiling's"
-    """The interval of the KL increase exceeds 1 % of the ceiling."""
+    """The upper end of the KL increase exceeds 1 % of that of replacing the whole activation by its mean."""
+    NO_ERASURES = "no random erasures"
+    """The file was written by another version, which did not erase random subspaces."""
+    KL_OF_RANDOM = "KL beyond random erasures"
+    """The upper end of the KL increase exceeds the median of random erasures of the same rank."""
 
 
-@final
-@dataclass(frozen=True)
-class Effect:
-    """An effect and the ends of its 95 % interval."""
+class Survival(StrEnum):
+    """Whether a causal verdict survives with position, answer and the strongest correlated code held fixed."""
 
-    value: float
-    lo: float
-    hi: float
-
-    def lies_within(self, reach: float) -> bool:
-        """Return whether the whole interval lies within ±`reach`; False if an end is NaN."""
-        return max(abs(self.lo), abs(self.hi)) <= reach
+    SURVIVES = "survives"
+    """The movement remains with position and answer held fixed, and the rest of the code does not bring it about."""
+    GIVEN = "goes with position or answer"
+    """With position and answer held fixed, nothing is left of the subspace, or of its movement."""
+    CATEGORY = "goes with the category code"
+    """The code of the exact posterior moves the model's value, too, with the subspace left in place."""
+    CURRENT = "goes with the token code"
+    """The code of the token moves the model's value, too, with the subspace left in place."""
+    PREVIOUS = "goes with the previous code"
+    """The code of the token before moves the model's value, too, with the subspace left in place."""
 
 
 @final
@@ -123,49 +129,43 @@ class Evidence:
 
     Args:
         kind: kind of edit.
-        effects: by name, for a swap: the effect, and the largest of random and of matched subspaces.
+        movement: of a swap, with `RANDOM`, `MATCHED` and, with the ends of its interval, the ceiling.
+        indirect: the same without the direct path to the output, with the largest of random and of matched subspaces
+            without theirs; NaN if the site has no direct path.
+        removal: KL increase on removal, with its ceiling and `ERASED`, the median of random erasures.
         is_matched: whether control subspaces with the same share of variance exist.
         n: number of sequences.
         n_random, n_matched: numbers of control subspaces that differ from one another.
-        erasure: R² before and after removal; None where the quantity never varies.
-        removal: KL increase on removal, with its `removal_ceiling` and the model's `own_kl`.
+        erasure: R² before and after removal.
         is_identified: whether the quantity varies between sequences at the same position.
         is_readout: whether the subspace consists of decoder weights.
         reach: what tells whether the swap is an identity.
         whole: the same of swaps of the quantity's whole subspace, of which the edit may swap a part.
-        erasing: KL increase when LEACE erases the quantity; None for subspaces that do not claim to hold it.
-        indirect: movement without the direct path to the output, and the largest of random and of matched subspaces
-            without theirs; None if the site has no direct path.
-        least_share_of_ceiling: lower end of the share of the ceiling; NaN if the movement has no interval.
     """
 
     kind: str
-    effects: Mapping[str, tuple[Effect, float, float]]
+    movement: Estimate
+    indirect: Estimate
+    removal: Estimate
     is_matched: bool
     n: int
     n_random: int
     n_matched: int
-    erasure: Erasure | None
-    removal: Effect
-    removal_ceiling: float
-    own_kl: float
+    erasure: Erasure
     is_identified: bool
     is_readout: bool
     reach: Reach
     whole: Sequence[Reach] = ()
-    least_share_of_ceiling: float = math.nan
-    erasing: Effect | None = None
-    indirect: tuple[Effect, float, float] | None = None
 
 
 @final
 @dataclass(frozen=True)
 class Judgment:
-    """A verdict, with the first obstacle to "used" and to "not used", or that to any evidence; "" without one."""
+    """A verdict, with the first obstacle to "causal" and to "inert", or that to any evidence; "" without one."""
 
     verdict: Verdict
-    against_use: str = ""
-    against_disuse: str = ""
+    against_causal: str = ""
+    against_inert: str = ""
 
 
 def verdict_of(evidence: Evidence) -> Judgment:
@@ -176,9 +176,11 @@ def verdict_of(evidence: Evidence) -> Judgment:
         return Judgment(Verdict.BY_CONSTRUCTION, identity)
     if evidence.n < LEAST_SEQUENCES:
         return Judgment(Verdict.UNDECIDED, Obstacle.FEW_SEQUENCES)
-    use, disuse = next(_against_use(evidence), ""), next(_against_disuse(evidence), "")
-    verdict = Verdict.UNDECIDED if use and disuse else Verdict.NOT_USED if use else Verdict.USED
-    return Judgment(verdict, use, disuse)
+    causal, inert = next(_against_causal(evidence), ""), next(_against_inert(evidence), "")
+    if not causal and not inert:
+        return Judgment(Verdict.UNDECIDED, Obstacle.BOTH, Obstacle.BOTH)
+    verdict = Verdict.UNDECIDED if causal and inert else Verdict.INERT if causal else Verdict.CAUSAL
+    return Judgment(verdict, causal, inert)
 
 
 def _identity(evidence: Evidence) -> str:
@@ -196,19 +198,24 @@ def _identity(evidence: Evidence) -> str:
     return Obstacle.UNTRAINED_WHOLE if any(own.is_same_as_untrained for own in evidence.whole) else ""
 
 
-def _against_use(evidence: Evidence) -> Iterator[Obstacle]:
+def _against_causal(evidence: Evidence) -> Iterator[Obstacle]:
     if evidence.kind != "swap":
         yield Obstacle.ONLY_SWAP
-    for effect, random, matched in evidence.effects.values():
-        if not effect.lo > 0:
-            yield Obstacle.NOT_ABOVE_ZERO
-        elif not effect.lo > random:
-            yield Obstacle.RANDOM_REACHES
-        elif evidence.is_matched and not effect.lo > matched:
-            yield Obstacle.MATCHED_REACHES
-    if evidence.reach.untrained_share >= evidence.least_share_of_ceiling:
-        yield Obstacle.UNTRAINED_REACH
-    yield from _against_site(evidence)
+        return
+    if evidence.is_readout:
+        yield Obstacle.READ_OUT
+    if not evidence.erasure.has_quantity:
+        yield Obstacle.NOT_DECODABLE
+    movement, whole = evidence.movement, evidence.movement.baseline(WHOLE)
+    direct = Obstacle.NOT_ABOVE_ZERO, Obstacle.RANDOM_REACHES, Obstacle.MATCHED_REACHES
+    yield from _within_controls(movement, direct, is_matched=evidence.is_matched)
+    if whole.low is None or not whole.low > 0:
+        yield Obstacle.WHOLE_UNDEFINED
+    if not movement.value >= LEAST_SHARE * whole.value:
+        yield Obstacle.SMALL
+    if not math.isnan(evidence.indirect.value):
+        later = Obstacle.DIRECT_PATH, Obstacle.RANDOM_LATER, Obstacle.MATCHED_LATER
+        yield from _within_controls(evidence.indirect, later, is_matched=evidence.is_matched)
     if not evidence.is_matched:
         yield Obstacle.UNMATCHED
     if evidence.n_random < LEAST_CONTROLS:
@@ -217,45 +224,59 @@ def _against_use(evidence: Evidence) -> Iterator[Obstacle]:
         yield Obstacle.FEW_MATCHED
 
 
-def _against_site(evidence: Evidence) -> Iterator[Obstacle]:
-    """Return the reasons why an effect, however large, is no evidence of use."""
-    if evidence.erasing is not None and evidence.erasure is not None and not evidence.erasure.has_quantity:
-        yield Obstacle.NOT_DECODABLE
-    if evidence.removal_ceiling <= OWN_KL_SHARE * evidence.own_kl:
-        yield Obstacle.MATTERS_LITTLE
-    margin = min(OWN_KL_SHARE * evidence.own_kl, CEILING_SHARE * evidence.removal_ceiling)
-    if evidence.erasing is not None and not evidence.erasing.lo > margin:
-        yield Obstacle.NO_COST
-    if evidence.indirect is not None:
-        yield from against_later_use(*evidence.indirect, is_matched=evidence.is_matched)
+def _within_controls(own: Estimate, codes: tuple[Obstacle, ...], *, is_matched: bool) -> Iterator[Obstacle]:
+    """Yield the code of each level that the lower end of an effect does not exceed: 0, random and matched subspaces."""
+    low, (zero, random, matched) = own.ends[0], codes
+    if not low > 0:
+        yield zero
+    for level in own.compared:
+        if level.name.startswith(RANDOM) and not low > level.bar("higher"):
+            yield random
+        if level.name.startswith(MATCHED) and is_matched and not low > level.bar("higher"):
+            yield matched
 
 
-def against_later_use(indirect: Effect, random: float, matched: float, *, is_matched: bool) -> list[Obstacle]:
-    """Return the reasons against use by later blocks; a direct path shows only that the site holds the answer."""
-    if not indirect.lo > 0:
-        return [Obstacle.DIRECT_PATH]
-    if not indirect.lo > random:
-        return [Obstacle.RANDOM_LATER]
-    return [Obstacle.MATCHED_LATER] if is_matched and not indirect.lo > matched else []
-
-
-def _against_disuse(evidence: Evidence) -> Iterator[Obstacle]:
+def _against_inert(evidence: Evidence) -> Iterator[Obstacle]:
     if evidence.kind not in ("swap", "remove"):
         yield Obstacle.ONLY_REMOVAL
     if evidence.is_readout:
         yield Obstacle.READ_OUT
-    if evidence.erasure is not None and not evidence.erasure.has_quantity:
-        yield Obstacle.NOTHING_TO_REMOVE
-    if evidence.erasure is not None and not evidence.erasure.is_clearly_decodable:
+    if not evidence.erasure.is_clearly_decodable:
         yield Obstacle.HARDLY_DECODABLE
-    if evidence.erasure is None or not evidence.erasure.is_complete:
+    if not evidence.erasure.is_complete:
         yield Obstacle.STILL_DECODABLE
-    if evidence.removal == Effect(0.0, 0.0, 0.0):
-        return  # the logits are bit-identical
-    if not evidence.removal.lies_within(OWN_KL_SHARE * evidence.own_kl):
-        yield Obstacle.KL_BEYOND
-    if not evidence.removal.lies_within(CEILING_SHARE * evidence.removal_ceiling):
-        yield Obstacle.KL_OF_CEILING
+    yield from against_cheap(evidence.removal)
+
+
+def against_cheap(increase: Estimate) -> list[Obstacle]:
+    """Return why an erasure is not known to be free: its KL increase, with ceiling and `ERASED`, is too large."""
+    high = increase.ends[1]
+    if increase.value == 0 and high == 0:
+        return []  # the logits are bit-identical
+    random = next((own.value for own in increase.baselines if own.name == ERASED), np.asarray(np.nan))
+    found = [Obstacle.KL_OF_CEILING] if not high <= CEILING_SHARE * increase.ceiling else []
+    found += [Obstacle.NO_ERASURES] if np.isnan(random) else []
+    return found if np.isnan(random) or high <= random else [*found, Obstacle.KL_OF_RANDOM]
+
+
+def survival_of(movement: Estimate, given: Estimate | None, code: str, by_code: Estimate | None) -> Survival:
+    """Return whether a causal verdict survives.
+
+    Args:
+        movement: of the subspace, with its controls and the ceiling.
+        given: the same with position and answer held fixed, NaN if nothing is left; None if the fit can hold nothing.
+        code: one of `bayesgeom.subspaces.quantity.CODES`.
+        by_code: the movement when the rest of the code is swapped and the subspace is left in place; None without one.
+    """
+    if given is not None:
+        codes = (Obstacle.NOT_ABOVE_ZERO, Obstacle.RANDOM_REACHES, Obstacle.MATCHED_REACHES)
+        levels = replace(given, baselines=movement.baselines)
+        is_less = not given.value >= LEAST_SHARE * movement.ceiling
+        if is_less or next(_within_controls(levels, codes, is_matched=False), None):
+            return Survival.GIVEN
+    if by_code is not None and by_code.ends[0] > 0 and by_code.value >= CODE_SHARE * movement.value:
+        return Survival(f"goes with the {code} code")
+    return Survival.SURVIVES
 
 
 def joint_verdict(value: float, beyond_lo: float, most: float) -> Verdict:
@@ -267,18 +288,9 @@ def joint_verdict(value: float, beyond_lo: float, most: float) -> Verdict:
     return Verdict.COSTS_NO_MORE if value <= most else Verdict.UNDECIDED
 
 
-def onwards_verdict(
-    increase: tuple[float, float],
-    ceiling: float,
-    own_kl: float,
-    *,
-    excess: float,
-    is_decodable: bool,
-    is_identified: bool,
-) -> Verdict:
-    """Return the verdict from the ends of the interval of the KL increase."""
+def onwards_verdict(increase: Estimate, *, excess: float, is_decodable: bool, is_identified: bool) -> Verdict:
+    """Return the verdict from the KL increase of erasing from one layer on, with ceiling and `ERASED`."""
     if not is_identified:
         return Verdict.NOT_IDENTIFIED
-    reach = max(abs(end) for end in increase)
-    is_cheap = reach <= OWN_KL_SHARE * own_kl and reach <= CEILING_SHARE * ceiling
-    return Verdict.NOT_USED if is_cheap and is_decodable and excess <= SLACK else Verdict.UNDECIDED
+    is_inert = is_decodable and excess <= SLACK and not against_cheap(increase)
+    return Verdict.INERT if is_inert else Verdict.UNDECIDED

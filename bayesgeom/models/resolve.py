@@ -3,13 +3,13 @@
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayesgeom.core.errors import (
     CheckpointFault,
@@ -26,6 +26,7 @@ from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.torch_state import check_default_device
 from bayesgeom.models.adapters.hooked import of_native
 from bayesgeom.models.adapters.lens import LensModel
+from bayesgeom.models.adapters.wrapping import from_callable
 from bayesgeom.models.base import Model, check_memory_gib
 from bayesgeom.models.captured.model import CapturedModel, is_capture
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
@@ -46,7 +47,7 @@ from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, supported
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 
-ModelLike = Model | Checkpoint | nn.Module | str | Path
+ModelLike = Model | Checkpoint | nn.Module | Callable[[Tensor], Any] | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
 _AT_A_TIME = 32  # prompts per forward pass
 _WELL_KNOWN = {  # names that the hub once had without an owner
@@ -298,6 +299,8 @@ def _of_object(model: Any) -> Model:
             return HFModel(model)
     if type(model).__name__ in ("TransformerBridge", "HookedTransformer"):
         return LensModel(model)
+    if callable(model) and not isinstance(model, nn.Module | type):
+        return from_callable(model)
     return of_module(model)
 
 
@@ -325,7 +328,7 @@ def of_module(
     raise InvalidArgument(
         f"cannot diagnose a {type(module).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
         f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For your "
-        f"own module, pass an instance of your subclass of bayesgeom.models.base.Model: see docs/extending.md."
+        f"own module: bayesgeom.wrap(net, blocks=…), with the name of its list of blocks."
     )
 
 

@@ -59,8 +59,8 @@ def verdict_text(verdict: str) -> str:
     """Return a verdict in words.
 
     Example:
-        >>> verdict_text("yes"), verdict_text("used")
-        ('beats every baseline', 'used')
+        >>> verdict_text("yes"), verdict_text("causal")
+        ('beats every baseline', 'causal')
     """
     return _BEATS.get(verdict, verdict)
 

@@ -11,10 +11,14 @@ randomly rotated orthonormal directions. With y the standardized quantity:
 
 | network | quantity | block 1 reads | expected verdict |
 |---|---|---|---|
-| `uses_entropy` | entropy | code, and which answer is named | used |
-| `uses_belief` | belief | code | used |
-| `ignores_entropy` | entropy | a belief code, uncorrelated with entropy | not used |
-| `ignores_belief` | belief | two tokens whose difference names the answer, and an entropy code | not used |
+| `uses_entropy` | entropy | code, and which answer is named | causal |
+| `uses_belief` | belief | code | causal |
+| `ignores_entropy` | entropy | a belief code, uncorrelated with entropy | inert |
+| `ignores_belief` | belief | two tokens whose difference names the answer, and an entropy code | inert |
+| `looks_up` | entropy | which of the 15 posteriors it is, a one-hot code | causal; goes with the category code |
+
+`looks_up` never computes entropy: random token code → one of 15 one-hot categories → logits. Yet entropy is linear in
+the one-hot code, so swapping it along that direction moves the answer. The verdict must be the same at every τ.
 
 The belief's decoder in `ignores_belief` also has a component along `key`, which cancels nuisance. Block 1 reads `key`
 for another purpose, so a swap along the decoder steers the answer although the network does not use the belief.
@@ -258,39 +262,38 @@ Features = Mapping[str, Float64[Tensor, "token coordinate"]]
 Units = tuple[Float64[Tensor, "unit d_model"], Float64[Tensor, " unit"], Float64[Tensor, "unit answer"]]
 
 
-def uses_entropy() -> PlantedModel:
+def uses_entropy(*, noise: float = NOISE) -> PlantedModel:
     """Return a network that computes its confidence from a linear entropy code and its answer from a one-hot code."""
-    features = _quantity(standardized(entropies()[:, None]), _numbers()) | {"answer": GATE * one_hot(factors()[:, 0])}
+    features = _quantity(standardized(entropies()[:, None]), _numbers(), noise)
+    features |= {"answer": GATE * one_hot(factors()[:, 0])}
     directions = _directions(features)
     gates = [(answer, directions["answer"][:, answer]) for answer in range(N_ANSWERS)]
     return _planted("planted-uses-entropy", features, _gated(directions["code"][:, 0], gates, n_needed=1))
 
 
-def uses_belief() -> PlantedModel:
+def uses_belief(*, noise: float = NOISE) -> PlantedModel:
     """Return a network that computes log p̂ of each answer from a linear belief code, by linear interpolation."""
-    features = _quantity(belief_coordinates(), _planes())
+    features = _quantity(belief_coordinates(), _planes(), noise)
     return _planted("planted-uses-belief", features, _log_of_belief(_directions(features)["code"]))
 
 
-def ignores_entropy() -> PlantedModel:
+def ignores_entropy(*, noise: float = NOISE) -> PlantedModel:
     """Return a network that holds entropy like `uses_entropy` but answers from a belief code uncorrelated with it."""
-    noise, _, _ = _planes()
-    copy = _quantity(standardized(entropies()[:, None]), _numbers())
-    features = copy | {"read": belief_coordinates() + NOISE * noise}
+    features = _quantity(standardized(entropies()[:, None]), _numbers(), noise)
+    features |= {"read": belief_coordinates() + noise * _planes()[0]}
     return _planted("planted-ignores-entropy", features, _log_of_belief(_directions(features)["read"]))
 
 
-def ignores_belief() -> PlantedModel:
+def ignores_belief(*, noise: float = NOISE) -> PlantedModel:
     """Return a network that holds belief like `uses_belief` but computes its answer from two other codes.
 
     `sum` is the one-hot code of (answer + k) mod 3 and `key` that of k; each alone is independent of the answer.
     """
     answer, _, _, k = factors().T
-    noise, _, _ = _numbers()
-    features = _quantity(belief_coordinates(), _planes()) | {
+    features = _quantity(belief_coordinates(), _planes(), noise) | {
         "sum": GATE * one_hot((answer + k) % N_ANSWERS),
         "key": GATE * one_hot(k),
-        "read": standardized(entropies()[:, None]) + NOISE * noise,
+        "read": standardized(entropies()[:, None]) + noise * _numbers()[0],
     }
     directions = _directions(features)
     gates = [
@@ -299,6 +302,16 @@ def ignores_belief() -> PlantedModel:
         for key in range(N_K)
     ]
     return _planted("planted-ignores-belief", features, _gated(directions["read"][:, 0], gates, n_needed=2))
+
+
+def looks_up(*, noise: float = NOISE) -> PlantedModel:
+    """Return a network that looks up its logits by the category of its token, and never computes the entropy."""
+    category = torch.arange(len(factors())) // (N_G * N_K)
+    features = {"category": GATE * one_hot(category) + noise * _numbers()[0]}
+    logits = beliefs()[:: N_G * N_K].log()
+    reads = 3 / GATE * _directions(features)["category"].T  # units are 1 in their own category and 0 in others
+    biases = torch.full((len(logits),), -2.0, dtype=torch.float64)
+    return _planted("planted-looks-up", features, (reads, biases, logits))
 
 
 def one_hot(of: Int64[Tensor, " token"]) -> Float64[Tensor, "token value"]:
@@ -337,11 +350,12 @@ def _quantity(
     nuisance: tuple[
         Float64[Tensor, "token coordinate"], Float64[Tensor, "token coordinate"], Float64[Tensor, "token other"]
     ],
+    size: float,
 ) -> dict[str, Float64[Tensor, "token _"]]:
-    """Return the features of a quantity that every network holds."""
+    """Return the features of a quantity, its code with noise of this size."""
     noise, companion, unrelated = nuisance
     return {
-        "code": y + NOISE * noise,
+        "code": y + size * noise,
         "correlated": NUISANCE * (CORRELATION * y + (1 - CORRELATION**2) ** 0.5 * companion),
         "unrelated": NUISANCE * unrelated,
         "faint": FAINT * y,

@@ -1,34 +1,49 @@
 """Selftest: check every installed probe and the interventions against planted controls on this machine.
 
 The interventions are checked on planted networks whose use of a quantity is known, with the verdict expected of each. A
-naive test gets two of them wrong: a margin without a test of erasure calls the decoder direction of `uses_entropy` not
-used, and an answer shift without movement calls the decoder direction of `ignores_belief` used.
+naive test gets two of them wrong: a margin without a test of erasure calls the decoder direction of `uses_entropy`
+inert, and an answer shift without movement calls the decoder direction of `ignores_belief` causal. Three of the
+networks are tested at three sizes of the noise in their codes, because a verdict that depends on how accurate a network
+is would be none: `planted_tables` holds their numbers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 from bayesgeom.core.plugins import Contained, is_foreign
+from bayesgeom.core.text import number_text
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.diagnosis.plan import AnyProbe, all_probes, broken_probes
+from bayesgeom.generalization.response import EvidenceResponseReport
 from bayesgeom.interventions.design import Design
-from bayesgeom.interventions.report import AFTER, BEFORE, VARIANCE, InterventionReport
+from bayesgeom.interventions.report import AFTER, BEFORE, REMOVAL, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import intervene
+from bayesgeom.interventions.verdicts import Survival
 from bayesgeom.selftest.planted import (
     LAYER,
     SITE,
     PlantedModel,
     ignores_belief,
     ignores_entropy,
+    looks_up,
     uses_belief,
     uses_entropy,
 )
+from bayesgeom.selftest.responses import AGES, planted_responses
 from bayesgeom.subspaces.base import Fit, InterventionSite
 from bayesgeom.subspaces.fits import covariance, decoder, leace, trained_swap
 
 INTERVENTION = "intervention"
 N = 48  # pairs
 _STEPS = 12  # training steps of a trained swap: enough to steer the answer, in seconds
+NOISES = (0.2, 0.02, 0.002)
+KINDS: Sequence[tuple[str, Callable[..., PlantedModel], tuple[str, str]]] = (
+    ("computes from it", uses_entropy, (Verdict.CAUSAL, Survival.SURVIVES)),
+    ("holds a copy", ignores_entropy, (Verdict.INERT, "")),
+    ("looks up a code", looks_up, (Verdict.CAUSAL, Survival.CATEGORY)),
+)
 _DESIGN = Design(kind="swap", n_random=20, n_matched=20, n_control=16, n_untrained=0, n_fit=512)
 
 
@@ -39,6 +54,18 @@ class ControlResult:
 
     probe: str
     control: str
+    passed: bool
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PlantedTable:
+    """Numbers of planted networks whose answer is known, one row each, and whether all of them are right."""
+
+    probe: str
+    title: str
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
     passed: bool
 
 
@@ -93,35 +120,64 @@ def intervention_controls() -> Iterator[InterventionControl]:
         ("belief", uses_belief, ignores_belief),
     ):
         for eraser in (covariance(quantity), leace(quantity)):
-            yield InterventionControl(label=f"{eraser.label}: used", build=uses, fit=eraser, holds=_is_used)
+            yield InterventionControl(label=f"{eraser.label}: causal", build=uses, fit=eraser, holds=_is_causal)
             yield InterventionControl(
-                label=f"{eraser.label}: a copy that is not read", build=ignores, fit=eraser, holds=_is_not_used
+                label=f"{eraser.label}: a copy that is not read", build=ignores, fit=eraser, holds=_is_inert
             )
         yield InterventionControl(
-            label=f"decoder ({quantity}): misses what is used", build=uses, fit=decoder(quantity), holds=_is_missed
+            label=f"decoder ({quantity}): misses what is read", build=uses, fit=decoder(quantity), holds=_is_missed
         )
     for fit in (decoder("belief"), trained_swap(2, "belief", steps=_STEPS)):
         yield InterventionControl(
-            label=f"{fit.label}: steers what is not used", build=ignores_belief, fit=fit, holds=_is_not_called_used
+            label=f"{fit.label}: steers what is not read", build=ignores_belief, fit=fit, holds=_is_not_called_causal
         )
 
 
-def _is_used(report: InterventionReport) -> bool:
-    return report.verdict_by_layer[LAYER] == "used" and _is_erased(report)
+def planted_tables() -> Iterator[PlantedTable]:
+    """Yield the tables of planted networks that the selftest prints."""
+    head = ("network", "noise", "model's KL", "movement", "ΔKL on removal", "of the whole", "verdict", "held fixed")
+    rows, passed = list[tuple[str, ...]](), True
+    for name, build, expected in KINDS:
+        for noise in NOISES:
+            control = InterventionControl(
+                label=name, build=partial(build, noise=noise), fit=covariance("entropy"), holds=_is_erased
+            )
+            report = control.report()
+            movement, removal = report.movement[LAYER, 0], report.change_bits[REMOVAL, LAYER, 0]
+            numbers = number_text(noise), number_text(report.unedited_kl_bits), movement.text(), removal.text()
+            found = report.verdict_by_layer[LAYER], report.survival_by_layer[LAYER]
+            rows.append((name, *numbers, number_text(removal.ceiling), *found))
+            passed &= found == expected and control.holds(report)
+    yield PlantedTable(
+        probe=INTERVENTION, title="Entropy in planted networks: causal, inert?", head=head, rows=rows, passed=passed
+    )
+    responses = list(planted_responses())
+    older = [f"older than {age}" for age in AGES[1:]]
+    yield PlantedTable(
+        probe=EvidenceResponseReport.name,
+        title="Evidence response of planted predictors: slopes",
+        head=("predictor", "all evidence", *older, *(f"{own}, relative" for own in older), "verdict"),
+        rows=[own.row() for own in responses],
+        passed=all(own.passed for own in responses),
+    )
 
 
-def _is_not_used(report: InterventionReport) -> bool:
-    return report.verdict_by_layer[LAYER] == "not used" and _is_erased(report)
+def _is_causal(report: InterventionReport) -> bool:
+    return report.verdict_by_layer[LAYER] == Verdict.CAUSAL and _is_erased(report)
+
+
+def _is_inert(report: InterventionReport) -> bool:
+    return report.verdict_by_layer[LAYER] == Verdict.INERT and _is_erased(report)
 
 
 def _is_missed(report: InterventionReport) -> bool:
     """Return whether the subspace has little variance, leaves the quantity decodable, and is undecided."""
     is_small = bool(report.share.value[VARIANCE, LAYER] < 0.02 and report.r2.value[AFTER, LAYER] > 0.9)
-    return is_small and report.verdict_by_layer[LAYER] == "undecided"
+    return is_small and report.verdict_by_layer[LAYER] == Verdict.UNDECIDED
 
 
-def _is_not_called_used(report: InterventionReport) -> bool:
-    return report.verdict_by_layer[LAYER] != "used"
+def _is_not_called_causal(report: InterventionReport) -> bool:
+    return report.verdict_by_layer[LAYER] != Verdict.CAUSAL
 
 
 def _is_erased(report: InterventionReport) -> bool:

@@ -200,7 +200,7 @@ class About:
 
     Args:
         quantity: the quantity that the verdict concerns.
-        is_readout: whether it consists of read-out weights, which can never show that a quantity is not used.
+        is_readout: whether it consists of read-out weights, which can show neither a cause nor inertness.
         at_scored: whether it is fitted at scored positions; then only these are edited, unless the site sets others.
     """
 

@@ -58,8 +58,9 @@ def covariance(quantity: str | PosteriorQuantity = "entropy", *, given: Sequence
 
     Args:
         quantity: "entropy", "belief" or "log_odds:H".
-        given: Correlated quantities to erase first: "position", "answer" (log answer probabilities) and "known"
-            (whether the exact posterior leaves a single answer).
+        given: Correlated quantities to erase first: "position", "answer" (log answer probabilities), "known" (whether
+            the exact posterior leaves a single answer), and codes: "category" (which exact posterior it is), "token"
+            and "previous" (the token before).
 
     Returns:
         A fit for `intervene` and `fit_subspace`; it is applied to a model there.
@@ -125,7 +126,7 @@ def trained_swap(rank: int, quantity: str | PosteriorQuantity = "belief", *, ste
 
 @checked()
 def decoder(quantity: str | PosteriorQuantity = "entropy") -> Fit:
-    """Return the weights of a ridge map to the quantity; a read-out, so its removal can never show "not used".
+    """Return the weights of a ridge map to the quantity; a read-out, which has no verdict.
 
     Args:
         quantity: "entropy", "belief" or "log_odds:H", with H the index of a hypothesis.

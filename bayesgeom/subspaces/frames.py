@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V, Trials
+from bayesgeom.core.run import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V, Site, Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, span
@@ -28,7 +28,7 @@ WRITE_SITES = (TOKEN_INPUTS, W_V, W_O)
 @torch.no_grad()
 def token_embeddings(model: Model, tokens: Int64[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
     """Return embeddings scaled to unit mean square, as by a norm without weights; their span does not change."""
-    vectors = model.static(TOKEN_EMBEDDINGS, tokens, 0)
+    (vectors,) = _precise(model, EMBEDDING_SITES, tokens, 0)
     return vectors / vectors.square().mean(dim=-1, keepdim=True).sqrt()
 
 
@@ -40,7 +40,7 @@ def key_pullbacks(
 
     w is the weight of the norm before attention.
     """
-    inputs, norm, keys = (model.static(site, tokens, layer) for site in PULLBACK_SITES)
+    inputs, norm, keys = _precise(model, PULLBACK_SITES, tokens, layer)
     weight = keys[_group(model, head)]
     pulled_back: Tensor = norm * einsum(inputs, weight, weight, "t m, d m, d n -> t n")
     return pulled_back
@@ -51,9 +51,15 @@ def written_values(
     model: Model, tokens: Int64[Tensor, " token"], layer: int, head: int
 ) -> Float[Tensor, "token d_model"]:
     """Return W_O W_V norm(e): the head's output when it attends only to the embedding of each token."""
-    inputs, values, output = (model.static(site, tokens, layer) for site in WRITE_SITES)
+    inputs, values, output = _precise(model, WRITE_SITES, tokens, layer)
     written: Tensor = einsum(inputs, values[_group(model, head)], output[head], "t m, d m, d n -> t n")
     return written
+
+
+def _precise(model: Model, sites: Sequence[Site], tokens: Int64[Tensor, " token"], layer: int) -> list[Tensor]:
+    """Return static sites in at least float32: rounding of products in half precision would add directions."""
+    found = [model.static(site, tokens, layer) for site in sites]
+    return [own.to(torch.promote_types(own.dtype, torch.float32)) for own in found]
 
 
 def _group(model: Model, head: int) -> int:

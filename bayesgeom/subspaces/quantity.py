@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, unknown_name
@@ -18,7 +18,9 @@ from bayesgeom.stats.information import KNOWN_BITS, NATS_PER_BIT, entropy_bits
 QuantityName = Literal["entropy", "belief", "log_odds"]
 FORMS = ("entropy", "belief", "log_odds:HYPOTHESIS")
 CLIP_BITS = 10.0  # log-odds and log probabilities of excluded hypotheses would be infinite
-CONFOUNDS = ("position", "answer", "known")
+CODES = ("category", "token", "previous")  # the exact posterior, this token, the token before it
+CONFOUNDS = ("position", "answer", "known", *CODES)
+CODE_POINTS = 8  # least number of points for each value of a code
 _CONSTANT = 1e-9  # share of the variance below which a difference is rounding error
 
 
@@ -114,7 +116,7 @@ def is_function_of_position(values: Float64[Tensor, "batch query_pos component"]
 
 
 def confounds(trials: Trials, names: tuple[str, ...]) -> Float64[Tensor, "batch query_pos column"]:
-    """Return the confounds of a quantity: dummies of the position, relative log probabilities of the answers, "known".
+    """Return the confounds of a quantity: dummies of the position or of a code, log probabilities of answers, "known".
 
     Log probabilities are clipped log2 probabilities minus their mean over the answers, because the mean is nearly the
     entropy. "known" is 1 where the exact posterior leaves a single answer, such as where a stored key returns, else 0.
@@ -128,11 +130,56 @@ def confounds(trials: Trials, names: tuple[str, ...]) -> Float64[Tensor, "batch 
             exact = trials.at_scored(trials.predictive)
             bits = (exact.clamp_min(1e-300).log() / NATS_PER_BIT).clamp_min(-CLIP_BITS)
             columns.append(bits - bits.mean(dim=-1, keepdim=True))
+        elif name in CODES:
+            values = code_values(trials, name)
+            if (int(values.max()) + 1) * CODE_POINTS > values.numel():
+                raise InvalidArgument(
+                    f"given={name} has {int(values.max()) + 1:,} values on {values.numel():,} points; at least "
+                    f"{CODE_POINTS} points for each value are needed. Hold another quantity fixed."
+                )
+            columns.append(torch.nn.functional.one_hot(values, int(values.max()) + 1).double())
         elif name == "known":
             columns.append((entropy_bits(trials.at_scored(trials.predictive)) < KNOWN_BITS)[..., None].double())
         else:
             raise unknown_name("quantity to hold fixed", name, CONFOUNDS)
     return torch.cat(columns, dim=-1)
+
+
+def code_values(trials: Trials, name: str) -> Int64[Tensor, "batch query_pos"]:
+    """Return the value of a code at each scored position, numbered from 0 over these sequences.
+
+    Args:
+        trials: The sequences.
+        name: "category": which exact posterior it is; "token": this token; "previous": the token before it.
+    """
+    found: Tensor
+    if name == "category":
+        exact = trials.at_scored(trials.predictive).round(decimals=6)
+        found = torch.unique(exact.flatten(0, 1), dim=0, return_inverse=True)[1]
+        found = found.unflatten(0, tuple(exact.shape[:2]))
+        return found
+    shifted = trials.tokens if name == "token" else torch.nn.functional.pad(trials.tokens, (1, -1), value=-1)
+    found = torch.unique(trials.at_scored(shifted), return_inverse=True)[1]
+    return found
+
+
+def strongest_code(trials: Trials, values: Float64[Tensor, "batch query_pos component"]) -> str:
+    """Return the code that explains most of the variance of a quantity, of several the one with fewest values.
+
+    Codes with fewer than `CODE_POINTS` points a value are left out; "" if none is left.
+    """
+    best, chosen = (0.0, 0), ""
+    y = (values - values.mean(dim=(0, 1))).flatten(0, 1)
+    for name in CODES:
+        code = code_values(trials, name).flatten()
+        counts = torch.bincount(code)
+        if len(counts) < 2 or len(counts) * CODE_POINTS > len(code):
+            continue
+        sums = torch.zeros(len(counts), y.shape[1], dtype=y.dtype, device=y.device).index_add_(0, code, y)
+        share = float((sums.square() / counts[:, None]).sum() / y.square().sum())
+        if (rank := (round(share, 6), -len(counts))) > best:
+            best, chosen = rank, name
+    return chosen
 
 
 def _log_odds(p: Float64[Tensor, "*batch"]) -> Float64[Tensor, "*batch"]:

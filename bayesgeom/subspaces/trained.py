@@ -94,10 +94,10 @@ class TrainedSwap(Fit):
             own = sample.model.logits(donors)
 
         def swap(output: Tensor) -> Tensor:
-            flat, donor = (values.detach().reshape(*values.shape[:2], -1) for values in (output, stored[place]))
+            flat, donor = (values.detach().flatten(2).to(basis) for values in (output, stored[place]))
             change = ((donor - flat) @ basis) @ basis.T
             change = change if sample.mask is None else change * sample.mask.to(change)[:, None]
-            return (flat + change).reshape(output.shape)
+            return (flat + change).reshape(output.shape).to(output)  # a model may run in half precision
 
         with hooked_sites(sample.model, {place: swap}):
             edited = sample.model.logits(originals)

@@ -39,7 +39,7 @@ LINES = (
         levels=(Level(name="flat", value=2.0), Level(name="<random>", value=0.01, bound="≤ ", mean=0.005)),
         verdict="undecided",
     ),
-    Headline(metric="y", label="second", value=7.0, low=6.0, high=9.0, reason=Reason.CONSERVATIVE, verdict="used"),
+    Headline(metric="y", label="second", value=7.0, low=6.0, high=9.0, reason=Reason.CONSERVATIVE, verdict="causal"),
     Headline(metric="z", label="third", value=0.5, reason=Reason.HEAVY_TAIL),
 )
 
@@ -153,7 +153,7 @@ def test_tables_hold_intervals_baselines_and_verdicts_in_color(document: str) ->
         "undecided",
     ]
     assert read.row("second")[1:3] == ["7", "≥ 6 … 9"] and read.row("third")[1:3] == ["0.5", "– (heavy tail)"]
-    assert '<span class="chip open">undecided' in document and '<span class="chip good">used' in document
+    assert '<span class="chip open">undecided' in document and '<span class="chip good">causal' in document
     assert read.text.count("19 sequences.") == 2
 
 
@@ -225,4 +225,4 @@ def test_the_bundled_library_is_whole() -> None:
 
 
 def test_a_verdict_has_the_tone_of_its_code() -> None:
-    assert {Verdict.USED.tone, Verdict("yes").tone} == {"good"} and Verdict.UNDECIDED.tone == "open"
+    assert {Verdict.CAUSAL.tone, Verdict("yes").tone} == {"good"} and Verdict.UNDECIDED.tone == "open"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.interventions.verdicts import Obstacle
+from bayesgeom.interventions.verdicts import Obstacle, Survival
 from tests.structure.source import ROOT
 
 PAGE = ROOT / "docs" / "codes.md"
@@ -18,9 +18,10 @@ INTRODUCTION = """# Codes of verdicts and reasons
 A result holds codes and no sentences. `Verdict` states what was decided. `Reason` states why an entry has no 95 %
 interval, or that its interval is conservative: tables have its label in the column `reason`, `Estimate.reason` and
 files its number, and `bayesgeom.core.verdict.Reason.of(number)` has its `label`. `Obstacle` states what stands against
-a verdict on an intervention. `python -m tests.core.test_verdict` writes this page.
+a verdict on an intervention, and `Survival` what a causal one goes with. `python -m
+tests.core.test_verdict` writes this page.
 """
-TITLES = {Verdict: "Verdicts", Reason: "Reasons", Obstacle: "Obstacles"}
+TITLES = {Verdict: "Verdicts", Reason: "Reasons", Obstacle: "Obstacles", Survival: "Survival"}
 
 
 def meanings(kind: type[Enum]) -> Iterator[tuple[str, str]]:

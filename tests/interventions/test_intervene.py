@@ -16,6 +16,7 @@ from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, 
 from bayesgeom.core.run import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Trials, Z
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.onwards import erase_onwards
 from bayesgeom.interventions.report import (
     AFTER,
     INSIDE,
@@ -29,7 +30,7 @@ from bayesgeom.report.tables import records_of
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.base import InterventionSite, Subspace, span
+from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace, span
 from bayesgeom.subspaces.quantity import ENTROPY, confounds
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
@@ -61,8 +62,8 @@ def test_a_swap_of_the_used_subspace_gives_the_donors_answer(swapped: Interventi
     assert shift.value[0, 0] + unedited[0] > 0.3 > -0.3 > unedited[0]
     assert shift.baseline(RANDOM).bar("higher").max() < shift.ends[0][:, 0].min()
     # The subspace holds most of the variance, so that every control with as much holds most of it, too, and moves the
-    # answer nearly as far: see `test_planted` for "used".
-    assert swapped.verdict_by_layer == ("undecided",) * 2 and swapped.against_use == (Obstacle.MATCHED_REACHES,) * 2
+    # answer nearly as far: see `test_planted` for "causal".
+    assert swapped.verdict_by_layer == ("undecided",) * 2 and swapped.against_causal == (Obstacle.MATCHED_REACHES,) * 2
     np.testing.assert_allclose(swapped.movement.value[:, 0], 1, atol=1e-3)
     assert (swapped.n, list(swapped.rank)) == (N, [5, 5])
     assert swapped.controls_found.tolist() == [20, 20], "19 from the whole site, and the whole complement"
@@ -80,7 +81,7 @@ def test_a_direction_that_nothing_reads_costs_nothing_and_shows_nothing(kind: st
     report = intervene(planted_model(), subspace=UNUSED, kind=kind, n=N)
     assert np.abs(report.kl_increase_bits.value).max() < 2e-3 < 0.1 < report.change_bits.ceiling[KL, :, 0].min()
     assert report.verdict_by_layer == ("undecided", "undecided")
-    assert report.against_disuse == (Obstacle.STILL_DECODABLE,) * 2
+    assert report.against_inert == (Obstacle.STILL_DECODABLE,) * 2
     assert report.r2.value[AFTER].min() > 0.99, "the belief lies elsewhere"
 
 
@@ -252,7 +253,8 @@ def test_fits_have_names_on_the_command_line() -> None:
     ):
         fits.fit_from_text("covariance:surprise")
     with pytest.raises(
-        UnknownName, match=r"no quantity to hold fixed named 'length'\. There are: answer, known, position"
+        UnknownName,
+        match=r"no quantity to hold fixed named 'length'\. There are: answer, category, known, position, previous",
     ):
         fits.fit_from_text("covariance:entropy,given=length")
 
@@ -339,7 +341,7 @@ def test_one_pair_gives_numbers_and_no_verdict() -> None:
     report = intervene(lively(), subspace=fits.random(3), kind=FEW, sites=InterventionSite(RESID_POST), n=1)
     shift = report.effect("answer shift")
     assert np.isfinite(shift.value).all() and np.isnan(shift.ends[0]).all()
-    assert set(report.verdict_by_layer) == {"undecided"} and set(report.against_use) == {Obstacle.FEW_SEQUENCES}
+    assert set(report.verdict_by_layer) == {"undecided"} and set(report.against_causal) == {Obstacle.FEW_SEQUENCES}
     assert report.table() and report.plot().data
 
 
@@ -354,3 +356,27 @@ def test_every_sequence_is_drawn_on_the_models_device(monkeypatch: pytest.Monkey
     intervene(lively(), subspace=fits.random(2), kind=FEW, n=8)
     ablate(lively(), battery="mlps", n=8)
     assert len(drawn) > 3 and set(drawn) == {"cpu"}
+
+
+@pytest.mark.parametrize("fit", [fits.random(2), fits.trained_swap(1, "belief", steps=1), fits.top_jacobian(2)])
+def test_seeds_that_differ_in_high_bits_give_other_draws(fit: Fit) -> None:
+    place = InterventionSite(RESID_POST, (0,))
+    found = [
+        intervene(lively(), subspace=fit, kind=FEW, sites=place, n=np.int64(5), seed=seed)
+        for seed in (3, np.uint64(3), 3 + 2**32)
+    ]
+    same, again, other = (own.change_bits.value[KL, 0] for own in found)
+    np.testing.assert_array_equal(same, again)
+    assert np.abs(same - other).min() > 1e-6
+    bases = [fit_subspace(lively(), None, fit, sites=place, seed=seed)[0].basis for seed in (3, 3 + 2**32)]
+    assert float((bases[0] - bases[1]).abs().max()) > 1e-4
+
+
+def test_seeds_of_onward_and_joint_edits_differ_in_high_bits() -> None:
+    place = InterventionSite(RESID_PRE, (1,))
+    onwards = [erase_onwards(lively(), quantity="belief", sites=place, n=5, seed=seed) for seed in (3, 3 + 2**32)]
+    joint = [
+        intervene(lively(), None, "random:2", kind="remove", sites=[place], n=5, seed=seed) for seed in (3, 3 + 2**32)
+    ]
+    assert len({float(own.kl_increase_bits.value[1]) for own in onwards}) == 2
+    assert len({float(own.increase_bits.value[0, 0]) for own in joint}) == 2

@@ -6,7 +6,7 @@ import pytest
 
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.selftest.planted import LAYER, uses_entropy
-from bayesgeom.selftest.run import InterventionControl, intervention_controls
+from bayesgeom.selftest.run import KINDS, NOISES, InterventionControl, intervention_controls, planted_tables
 from bayesgeom.subspaces.fits import leace
 
 CONTROLS = {control.label: control for control in intervention_controls()}
@@ -14,7 +14,7 @@ ERASERS = [
     f"{kind} ({quantity}): {what}"
     for kind in ("covariance", "LEACE")
     for quantity in ("entropy", "belief")
-    for what in ("used", "a copy that is not read")
+    for what in ("causal", "a copy that is not read")
 ]
 
 
@@ -29,10 +29,20 @@ def test_each_control_holds(label: str) -> None:
     assert CONTROLS[label].holds(report), report.table()
 
 
+def test_each_planted_kind_has_one_verdict_at_every_noise_level() -> None:
+    """An accurate network was never called not used: the margin was half of its own KL."""
+    table, responses = planted_tables()
+    found = [row[-2:] for row in table.rows]
+    assert table.passed and found == [expected for _, _, expected in KINDS for _ in NOISES]
+    own_kl = [float(row[2].replace("−", "-")) for row in table.rows]
+    assert responses.passed and len(responses.rows) == 5
+    assert max(own_kl) > 1e4 * min(own_kl), "the networks differ in accuracy by four orders of magnitude"
+
+
 @pytest.mark.parametrize("quantity", ["entropy", "belief"])
 @pytest.mark.parametrize("kind", ["covariance", "LEACE"])
 def test_a_control_does_not_hold_of_the_other_network(kind: str, quantity: str) -> None:
-    used, copy = (CONTROLS[f"{kind} ({quantity}): {what}"] for what in ("used", "a copy that is not read"))
+    used, copy = (CONTROLS[f"{kind} ({quantity}): {what}"] for what in ("causal", "a copy that is not read"))
 
     def crossed(control: InterventionControl, other: InterventionControl) -> bool:
         return control.holds(report_of(other.label))
@@ -40,20 +50,20 @@ def test_a_control_does_not_hold_of_the_other_network(kind: str, quantity: str) 
     assert not crossed(used, copy) and not crossed(copy, used)
 
 
-def test_a_used_quantity_moves_all_the_way_and_a_copy_not_at_all() -> None:
+def test_a_causal_quantity_moves_all_the_way_and_a_copy_not_at_all() -> None:
     for label in ERASERS:
         report, control = report_of(label), CONTROLS[label]
-        goal = 1.0 if control.label.endswith(": used") else 0.0
+        goal = 1.0 if control.label.endswith(": causal") else 0.0
         movement = report.movement[LAYER, 0]
         low, high = movement.ends
         assert float(movement) == pytest.approx(goal, abs=0.03)
         assert low - 0.01 < goal < high + 0.01
 
 
-def test_a_used_entropy_survives_when_the_log_odds_of_the_answers_are_held_fixed() -> None:
+def test_a_causal_entropy_survives_when_the_log_odds_of_the_answers_are_held_fixed() -> None:
     """By symmetry they are uncorrelated with it: log probabilities themselves would take the entropy away."""
     own, given = leace("entropy"), leace("entropy", given=("answer",))
     for fit in (own, given):
         report = InterventionControl(label="", build=uses_entropy, fit=fit, holds=bool).report()
-        assert report.verdict_by_layer[LAYER] == "used"
+        assert report.verdict_by_layer[LAYER] == "causal"
         assert report.movement.value[LAYER, 0] > 0.8

@@ -6,10 +6,12 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import ATTN_OUT, RESID_POST, RESID_PRE, concatenate
+from bayesgeom.interventions.design import ERASED
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards
 from bayesgeom.interventions.report import OnwardsReport
 from bayesgeom.interventions.verdicts import onwards_verdict
+from bayesgeom.report.estimate import WHOLE, Baseline, Estimate
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces.base import InterventionSite
@@ -107,9 +109,11 @@ def test_the_report_is_saved_and_loaded(tmp_path: object) -> None:
 @pytest.mark.parametrize(
     ("increase", "excess", "holds", "text"),
     [
-        ((-0.001, 0.002), -0.01, (True, True), "not used"),
+        ((-0.001, 0.002), -0.01, (True, True), "inert"),
+        ((-0.009, -0.002), -0.01, (True, True), "inert"),
         ((-0.001, 0.002), 0.02, (True, True), "undecided"),
         ((-0.001, 0.006), -0.01, (True, True), "undecided"),
+        ((-0.001, 0.021), -0.01, (True, True), "undecided"),
         ((-0.001, 0.002), -0.01, (True, False), "not identified"),
         ((-0.001, 0.002), -0.01, (False, True), "undecided"),
         ((np.nan, np.nan), -0.01, (True, True), "undecided"),
@@ -118,8 +122,9 @@ def test_the_report_is_saved_and_loaded(tmp_path: object) -> None:
 def test_the_rule(increase: tuple[float, float], excess: float, holds: tuple[bool, bool], text: str) -> None:
     """`holds`: whether the quantity is clearly decodable before erasure, and whether it is identified."""
     is_decodable, is_identified = holds
-    found = onwards_verdict(increase, 2.0, 0.01, excess=excess, is_decodable=is_decodable, is_identified=is_identified)
-    assert found == text
+    levels = [Baseline.of("chance", ERASED, 0.005), Baseline.of("ceiling", WHOLE, 2.0)]
+    own = Estimate.of(sum(increase) / 2, increase, baselines=levels)
+    assert onwards_verdict(own, excess=excess, is_decodable=is_decodable, is_identified=is_identified) == text
 
 
 def test_bad_input_is_refused() -> None:

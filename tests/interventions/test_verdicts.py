@@ -9,11 +9,19 @@ import torch
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.interventions._evidence import Erasure
-from bayesgeom.interventions.design import MATCHED, RANDOM, Design
+from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE
 from bayesgeom.interventions.run import intervene
-from bayesgeom.interventions.verdicts import LEAST_SEQUENCES, Effect, Evidence, Obstacle, Reach, verdict_of
-from bayesgeom.report.estimate import UNTRAINED
+from bayesgeom.interventions.verdicts import (
+    LEAST_SEQUENCES,
+    Evidence,
+    Obstacle,
+    Reach,
+    Survival,
+    survival_of,
+    verdict_of,
+)
+from bayesgeom.report.estimate import UNTRAINED, WHOLE, Baseline, Estimate
 from bayesgeom.report.storage import parts_of
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import InterventionSite, Subspace
@@ -21,149 +29,201 @@ from bayesgeom.tasks.bijection import Bijection
 from tests.interventions.worlds import N_ANSWERS, TASK, answer_table, checked, coordinates, lively, planted_model
 
 FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=0, n_fit=101)
-ERASED, LEFT = (Erasure(before=0.9, after=after, permuted=0.01) for after in (-0.02, 0.4))
-USED = Evidence(
+COMPLETE, LEFT = (Erasure(before=0.9, after=after, permuted=0.01) for after in (-0.02, 0.4))
+
+
+def moved(
+    value: float, low: float, high: float, *, random: float = 0.1, matched: float = 0.4, whole: float = 1.0
+) -> Estimate:
+    """A movement with its controls, and a ceiling whose interval has a half width of 0.2."""
+    levels = (
+        Baseline.of("chance", RANDOM, random / 2, low=0.0, high=random),
+        Baseline.of("chance", MATCHED, matched / 2, low=0.0, high=matched),
+        Baseline.of("ceiling", WHOLE, whole, low=whole - 0.2, high=whole + 0.2),
+    )
+    return Estimate.of(value, (low, high), n=64, baselines=levels)
+
+
+def later(value: float, low: float, high: float, random: float, matched: float) -> Estimate:
+    """A movement without the direct path, and the largest of controls without theirs."""
+    levels = (Baseline.of("chance", RANDOM_MOST, random), Baseline.of("chance", MATCHED_MOST, matched))
+    return Estimate.of(value, (low, high), n=64, baselines=levels)
+
+
+def removed(value: float, low: float, high: float, *, whole: float = 2.0, random: float = 0.05) -> Estimate:
+    """A KL increase on removal, with that of the whole activation and the median of random erasures."""
+    levels = (Baseline.of("chance", ERASED, random, low=0.0, high=1.0), Baseline.of("ceiling", WHOLE, whole))
+    return Estimate.of(value, (low, high), n=64, baselines=levels)
+
+
+CAUSAL = Evidence(
     kind="swap",
-    effects={"movement": (Effect(0.6, 0.5, 0.7), 0.1, 0.4)},
+    movement=moved(0.6, 0.5, 0.7),
+    indirect=Estimate.of(np.nan),
+    removal=removed(0.3, 0.2, 0.4),
     is_matched=True,
     n=64,
     n_random=20,
     n_matched=20,
     erasure=LEFT,
-    removal=Effect(0.3, 0.2, 0.4),
-    removal_ceiling=2.0,
-    own_kl=0.01,
     is_identified=True,
     is_readout=False,
     reach=Reach(outside_share=0.5, share_of_ceiling=0.6, untrained_share=0.2),
 )
-IDLE = replace(
-    USED,
-    effects={"movement": (Effect(0.0, -0.1, 0.1), 0.1, 0.4)},
-    erasure=ERASED,
-    removal=Effect(0.001, -0.003, 0.004),
-)
+IDLE = replace(CAUSAL, movement=moved(0.0, -0.1, 0.1), erasure=COMPLETE, removal=removed(0.001, -0.003, 0.004))
 
 
 def reaching(**changes: float) -> Evidence:
-    """The evidence of use with another reach."""
-    return replace(USED, reach=replace(USED.reach, **changes))
+    """The evidence of a cause with another reach."""
+    return replace(CAUSAL, reach=replace(CAUSAL.reach, **changes))
 
 
-CASES = {
-    "used": (USED, "used"),
-    "random reach": (replace(USED, effects={"movement": (Effect(0.6, 0.5, 0.7), 0.55, 0.4)}), "undecided"),
-    "matched reach": (replace(USED, effects={"movement": (Effect(0.6, 0.5, 0.7), 0.1, 0.55)}), "undecided"),
-    "away from the donor": (replace(USED, effects={"movement": (Effect(-0.6, -0.7, -0.5), -0.9, -0.9)}), "undecided"),
-    "one effect of two": (
-        replace(USED, effects={**USED.effects, "answer shift": (Effect(1.0, 0.5, 1.5), 0.7, 0.1)}),
+CASES: dict[str, tuple[Evidence, str, str]] = {  # with the obstacle that a case names
+    "causal": (CAUSAL, "causal", ""),
+    "random reach": (replace(CAUSAL, movement=moved(0.6, 0.5, 0.7, random=0.55)), "undecided", Obstacle.RANDOM_REACHES),
+    "matched reach": (
+        replace(CAUSAL, movement=moved(0.6, 0.5, 0.7, matched=0.55)),
         "undecided",
+        Obstacle.MATCHED_REACHES,
     ),
-    "not matched": (replace(USED, is_matched=False), "undecided"),
-    "few random controls": (replace(USED, n_random=19), "undecided"),
-    "few matched controls": (replace(USED, n_matched=19), "undecided"),
-    "few sequences": (replace(USED, n=15), "undecided"),
-    "little is read": (replace(USED, removal_ceiling=0.004), "undecided"),
+    "away from the donor": (
+        replace(CAUSAL, movement=moved(-0.6, -0.7, -0.5, random=-0.9, matched=-0.9)),
+        "undecided",
+        Obstacle.NOT_ABOVE_ZERO,
+    ),
+    "not matched": (replace(CAUSAL, is_matched=False), "undecided", Obstacle.UNMATCHED),
+    "few random controls": (replace(CAUSAL, n_random=19), "undecided", Obstacle.FEW_RANDOM),
+    "few matched controls": (replace(CAUSAL, n_matched=19), "undecided", Obstacle.FEW_MATCHED),
+    "few sequences": (replace(CAUSAL, n=15), "undecided", Obstacle.FEW_SEQUENCES),
+    "the whole may not move it": (
+        replace(CAUSAL, movement=moved(0.6, 0.5, 0.7, whole=0.19)),
+        "undecided",
+        Obstacle.WHOLE_UNDEFINED,
+    ),
+    "a tenth of the whole": (replace(CAUSAL, movement=moved(0.6, 0.5, 0.7, whole=5.9)), "causal", ""),
+    "less than a tenth of the whole": (
+        replace(CAUSAL, movement=moved(0.6, 0.5, 0.7, whole=6.1)),
+        "undecided",
+        Obstacle.SMALL,
+    ),
+    "no interval": (replace(CAUSAL, movement=moved(0.6, np.nan, np.nan)), "undecided", Obstacle.NOT_ABOVE_ZERO),
+    "removal alone": (replace(CAUSAL, kind="remove"), "undecided", Obstacle.ONLY_SWAP),
+    "read-out moves": (replace(CAUSAL, is_readout=True), "undecided", Obstacle.READ_OUT),
+    "hardly decodable, but moves": (
+        replace(CAUSAL, erasure=Erasure(before=0.089, after=-0.02, permuted=-0.01)),
+        "causal",
+        "",
+    ),
     "nothing is decodable": (
-        replace(USED, erasure=Erasure(before=0.005, after=0.0, permuted=0.0), erasing=USED.removal),
+        replace(CAUSAL, erasure=Erasure(before=0.005, after=0.0, permuted=0.0)),
         "undecided",
+        Obstacle.NOT_DECODABLE,
     ),
-    "nothing to remove": (replace(IDLE, erasure=Erasure(before=0.005, after=0.0, permuted=0.0)), "undecided"),
-    "hardly decodable": (replace(IDLE, erasure=Erasure(before=0.089, after=-0.02, permuted=-0.01)), "undecided"),
+    "direct path alone": (
+        replace(CAUSAL, indirect=later(0.0, -0.01, 0.01, -1.0, -1.0)),
+        "undecided",
+        Obstacle.DIRECT_PATH,
+    ),
+    "indirectly, too": (replace(CAUSAL, indirect=later(0.1, 0.05, 0.2, 0.04, 0.03)), "causal", ""),
+    "indirectly as random": (
+        replace(CAUSAL, indirect=later(0.1, 0.05, 0.2, 0.06, 0.03)),
+        "undecided",
+        Obstacle.RANDOM_LATER,
+    ),
+    "indirectly as matched": (
+        replace(CAUSAL, indirect=later(0.1, 0.05, 0.2, 0.04, 0.06)),
+        "undecided",
+        Obstacle.MATCHED_LATER,
+    ),
+    "both": (
+        replace(IDLE, movement=CAUSAL.movement),
+        "undecided",
+        Obstacle.BOTH,
+    ),
+    "inert": (IDLE, "inert", ""),
+    "inert on removal": (replace(IDLE, kind="remove"), "inert", ""),
+    "not a bit changes": (replace(IDLE, removal=removed(0.0, 0.0, 0.0, whole=0.0, random=0.0)), "inert", ""),
+    "erased to the noise": (replace(IDLE, erasure=Erasure(before=0.9, after=-0.01, permuted=-0.02)), "inert", ""),
+    "above the floor": (replace(IDLE, erasure=Erasure(before=0.121, after=-0.02, permuted=0.02)), "inert", ""),
+    "hardly decodable": (
+        replace(IDLE, erasure=Erasure(before=0.089, after=-0.02, permuted=-0.01)),
+        "undecided",
+        Obstacle.HARDLY_DECODABLE,
+    ),
     "below the floor above shuffled values": (
         replace(IDLE, erasure=Erasure(before=0.119, after=-0.02, permuted=0.02)),
         "undecided",
+        Obstacle.HARDLY_DECODABLE,
     ),
-    "above the floor": (replace(IDLE, erasure=Erasure(before=0.121, after=-0.02, permuted=0.02)), "not used"),
-    "used, hardly decodable": (replace(USED, erasure=Erasure(before=0.089, after=-0.02, permuted=-0.01)), "used"),
-    "hardly decodable, not a bit changes": (
-        replace(IDLE, erasure=Erasure(before=0.05, after=0.0, permuted=0.0), removal=Effect(0.0, 0.0, 0.0)),
+    "still decodable": (replace(IDLE, erasure=LEFT), "undecided", Obstacle.STILL_DECODABLE),
+    "read-out": (replace(IDLE, is_readout=True), "undecided", Obstacle.READ_OUT),
+    "beyond the ceiling": (
+        replace(IDLE, removal=removed(0.001, -0.003, 0.004, whole=0.3)),
         "undecided",
+        Obstacle.KL_OF_CEILING,
     ),
-    "one control counted once": (replace(USED, n_matched=1), "undecided"),
-    "not a bit changes": (replace(IDLE, removal=Effect(0.0, 0.0, 0.0), own_kl=0.0, removal_ceiling=0.0), "not used"),
-    "removal alone": (replace(USED, kind="remove"), "undecided"),
-    "no interval": (replace(USED, effects={"movement": (Effect(0.6, np.nan, np.nan), 0.1, 0.4)}), "undecided"),
-    "not used": (IDLE, "not used"),
-    "not used on removal": (replace(IDLE, kind="remove"), "not used"),
-    "still decodable": (replace(IDLE, erasure=LEFT), "undecided"),
-    "never measured": (replace(IDLE, erasure=None), "undecided"),
-    "read-out": (replace(IDLE, is_readout=True), "undecided"),
-    "beyond its own KL": (replace(IDLE, removal=Effect(0.001, -0.003, 0.006)), "undecided"),
-    "below its own KL": (replace(IDLE, removal=Effect(-0.001, -0.006, 0.003)), "undecided"),
-    "beyond the ceiling": (replace(IDLE, removal_ceiling=0.3), "undecided"),
-    "kept": (replace(IDLE, kind="keep"), "undecided"),
-    "position": (replace(USED, is_identified=False), "not identified"),
-    "identity": (reaching(outside_share=1e-9), "by construction"),
-    "as untrained": (reaching(share_of_ceiling=0.995, untrained_share=0.999), "by construction"),
-    "untrained unknown": (reaching(share_of_ceiling=0.999, untrained_share=np.nan), "used"),
-    "untrained alone": (reaching(untrained_share=0.999), "used"),
-    "untrained as far": (replace(reaching(untrained_share=0.6), least_share_of_ceiling=0.5), "undecided"),
-    "untrained less far": (replace(reaching(untrained_share=0.4), least_share_of_ceiling=0.5), "used"),
-    "no untrained network": (reaching(share_of_ceiling=0.995, untrained_share=np.nan), "used"),
-    "a part of an identity": (replace(USED, whole=(reaching(outside_share=1e-9).reach,)), "by construction"),
-    "a part of what untrained networks reach": (
-        replace(USED, whole=(USED.reach, reaching(share_of_ceiling=0.995, untrained_share=0.999).reach)),
+    "beyond random erasures": (
+        replace(IDLE, removal=removed(0.001, -0.003, 0.004, random=0.003)),
+        "undecided",
+        Obstacle.KL_OF_RANDOM,
+    ),
+    "improves the answer": (replace(IDLE, removal=removed(-0.02, -0.03, -0.01)), "inert", ""),
+    "removal without an interval": (
+        replace(IDLE, removal=removed(0.001, np.nan, np.nan)),
+        "undecided",
+        Obstacle.KL_OF_CEILING,
+    ),
+    "kept": (replace(IDLE, kind="keep"), "undecided", Obstacle.ONLY_REMOVAL),
+    "position": (replace(CAUSAL, is_identified=False), "not identified", Obstacle.POSITION),
+    "identity": (reaching(outside_share=1e-9), "by construction", Obstacle.INSIDE),
+    "as untrained": (
+        reaching(share_of_ceiling=0.995, untrained_share=0.999),
         "by construction",
+        Obstacle.UNTRAINED_CEILING,
     ),
-    "a part of what is no identity": (replace(USED, whole=(USED.reach, USED.reach)), "used"),
-    "direct path alone": (replace(USED, indirect=(Effect(0.0, -0.01, 0.01), -1.0, -1.0)), "undecided"),
-    "indirectly, too": (replace(USED, indirect=(Effect(0.1, 0.05, 0.2), 0.04, 0.03)), "used"),
-    "indirectly as random": (replace(USED, indirect=(Effect(0.1, 0.05, 0.2), 0.06, 0.03)), "undecided"),
-    "indirectly as matched": (replace(USED, indirect=(Effect(0.1, 0.05, 0.2), 0.04, 0.06)), "undecided"),
-    "erasing costs": (replace(USED, erasing=Effect(0.3, 0.2, 0.4)), "used"),
-    "erasing costs nothing": (replace(USED, erasing=Effect(0.001, 0.0005, 0.0015)), "undecided"),
-    "erasing, no interval": (replace(USED, erasing=Effect(0.3, np.nan, np.nan)), "undecided"),
-    "erased to the noise": (replace(IDLE, erasure=Erasure(before=0.9, after=-0.01, permuted=-0.02)), "not used"),
-}
-
-OBSTACLES = {  # the one of a case that names it
-    "random reach": Obstacle.RANDOM_REACHES,
-    "matched reach": Obstacle.MATCHED_REACHES,
-    "away from the donor": Obstacle.NOT_ABOVE_ZERO,
-    "one effect of two": Obstacle.RANDOM_REACHES,
-    "not matched": Obstacle.UNMATCHED,
-    "few random controls": Obstacle.FEW_RANDOM,
-    "few matched controls": Obstacle.FEW_MATCHED,
-    "few sequences": Obstacle.FEW_SEQUENCES,
-    "little is read": Obstacle.MATTERS_LITTLE,
-    "nothing is decodable": Obstacle.NOT_DECODABLE,
-    "nothing to remove": Obstacle.NOTHING_TO_REMOVE,
-    "hardly decodable": Obstacle.HARDLY_DECODABLE,
-    "below the floor above shuffled values": Obstacle.HARDLY_DECODABLE,
-    "hardly decodable, not a bit changes": Obstacle.HARDLY_DECODABLE,
-    "one control counted once": Obstacle.FEW_MATCHED,
-    "removal alone": Obstacle.ONLY_SWAP,
-    "no interval": Obstacle.NOT_ABOVE_ZERO,
-    "still decodable": Obstacle.STILL_DECODABLE,
-    "never measured": Obstacle.STILL_DECODABLE,
-    "read-out": Obstacle.READ_OUT,
-    "beyond its own KL": Obstacle.KL_BEYOND,
-    "below its own KL": Obstacle.KL_BEYOND,
-    "beyond the ceiling": Obstacle.KL_OF_CEILING,
-    "kept": Obstacle.ONLY_REMOVAL,
-    "position": Obstacle.POSITION,
-    "identity": Obstacle.INSIDE,
-    "as untrained": Obstacle.UNTRAINED_CEILING,
-    "untrained as far": Obstacle.UNTRAINED_REACH,
-    "a part of an identity": Obstacle.INSIDE_WHOLE,
-    "a part of what untrained networks reach": Obstacle.UNTRAINED_WHOLE,
-    "direct path alone": Obstacle.DIRECT_PATH,
-    "indirectly as random": Obstacle.RANDOM_LATER,
-    "indirectly as matched": Obstacle.MATCHED_LATER,
-    "erasing costs nothing": Obstacle.NO_COST,
-    "erasing, no interval": Obstacle.NO_COST,
+    "untrained unknown": (reaching(share_of_ceiling=0.999, untrained_share=np.nan), "causal", ""),
+    "untrained alone": (reaching(untrained_share=0.999), "causal", ""),
+    "a part of an identity": (
+        replace(CAUSAL, whole=(reaching(outside_share=1e-9).reach,)),
+        "by construction",
+        Obstacle.INSIDE_WHOLE,
+    ),
+    "a part of what untrained networks reach": (
+        replace(CAUSAL, whole=(CAUSAL.reach, reaching(share_of_ceiling=0.995, untrained_share=0.999).reach)),
+        "by construction",
+        Obstacle.UNTRAINED_WHOLE,
+    ),
+    "a part of what is no identity": (replace(CAUSAL, whole=(CAUSAL.reach, CAUSAL.reach)), "causal", ""),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_rule(case: str) -> None:
-    evidence, verdict = CASES[case]
+    evidence, verdict, obstacle = CASES[case]
     found = verdict_of(evidence)
-    assert found.verdict == verdict and (found.against_use == "") == (verdict == "used")
-    assert (found.against_disuse != "") == (verdict in ("used", "undecided") and evidence.n >= LEAST_SEQUENCES)
-    assert case not in OBSTACLES or OBSTACLES[case] in (found.against_use, found.against_disuse)
-    assert (case in OBSTACLES) == (verdict not in ("used", "not used"))
+    assert found.verdict == verdict and (found.against_causal == "") == (verdict == "causal")
+    assert (found.against_inert != "") == (verdict in ("causal", "undecided") and evidence.n >= LEAST_SEQUENCES)
+    assert not obstacle or obstacle in (found.against_causal, found.against_inert)
+    assert bool(obstacle) == (verdict not in ("causal", "inert"))
+
+
+MOVED = moved(0.6, 0.5, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("given", "by_code", "survival"),
+    [
+        (None, None, Survival.SURVIVES),
+        (Estimate.of(0.5, (0.4, 0.6)), Estimate.of(0.29, (0.2, 0.4)), Survival.SURVIVES),
+        (Estimate.of(0.5, (0.05, 0.6)), None, Survival.GIVEN),
+        (Estimate.of(0.09, (0.08, 0.12)), None, Survival.GIVEN),
+        (Estimate.of(np.nan, (np.nan, np.nan)), None, Survival.GIVEN),
+        (None, Estimate.of(0.31, (0.2, 0.4)), Survival.CATEGORY),
+        (None, Estimate.of(0.31, (-0.1, 0.7)), Survival.SURVIVES),
+    ],
+)
+def test_what_a_causal_verdict_goes_with(given: Estimate | None, by_code: Estimate | None, survival: Survival) -> None:
+    assert survival_of(MOVED, given, "category", by_code) == survival
 
 
 @pytest.mark.parametrize("fit", ["leace:belief", "leace:belief,given=position", "trained_swap:2,belief"])
@@ -178,7 +238,7 @@ def test_an_edit_of_a_part_of_an_identity_is_an_identity(fit: str) -> None:
     assert report.verdict_by_layer[0] == "by construction"
     is_whole = fit == "leace:belief"
     assert (report.share.value[OUTSIDE, 0] < 1e-9) == is_whole
-    assert report.against_use[0] == (Obstacle.INSIDE if is_whole else Obstacle.INSIDE_WHOLE)
+    assert report.against_causal[0] == (Obstacle.INSIDE if is_whole else Obstacle.INSIDE_WHOLE)
 
 
 def test_the_embedding_frame_of_layer_0_is_an_identity() -> None:
@@ -193,7 +253,7 @@ def test_the_embedding_frame_of_layer_0_is_an_identity() -> None:
 def test_the_entropy_of_keys_that_never_repeat_is_not_identified() -> None:
     report = intervene(lively(), Bijection(n_values=11, n_pairs=5), fits.leace("entropy"), kind=FEW, n=11)
     assert set(report.verdict_by_layer) <= {"not identified"} and report.where.endswith("; donors: independent")
-    assert set(report.against_use) == {Obstacle.POSITION}
+    assert set(report.against_causal) == {Obstacle.POSITION}
 
 
 def test_entropy_is_swapped_between_sequences_that_differ_in_it() -> None:
@@ -276,8 +336,8 @@ def test_a_layer_in_which_nothing_is_left_is_undecided_with_the_reason() -> None
     """At layer 0 each query is its key plus its position: erasing position and answer removes all that varies."""
     fit = fits.leace("entropy", given=("position", "answer"))
     report = intervene(lively(), subspace=fit, kind=FEW, n=17)
-    assert report.verdict_by_layer[0] == "undecided" and report.against_use[0] == Obstacle.NOTHING_LEFT
-    assert report.layers == [1] and report.rank.tolist() == [0, 1] and report.against_use[1] != Obstacle.NOTHING_LEFT
+    assert report.verdict_by_layer[0] == "undecided" and report.against_causal[0] == Obstacle.NOTHING_LEFT
+    assert report.layers == [1] and report.rank.tolist() == [0, 1] and report.against_causal[1] != Obstacle.NOTHING_LEFT
     assert np.isnan(report.movement.value[0]).all() and np.isfinite(report.movement.value[1]).all()
     (line,) = (own for own in report.headlines() if own.why == Obstacle.NOTHING_LEFT)
     assert line.verdict == "undecided" and np.isnan(line.value) and Obstacle.NOTHING_LEFT in report.table()
@@ -326,6 +386,6 @@ def test_what_is_by_construction_is_so_without_the_direct_path_and_in_every_effe
 def test_headlines_are_of_a_layer_that_is_no_identity() -> None:
     report = intervene(lively(), subspace=fits.frame(), kind=FEW, n=11)
     assert report.verdict_by_layer == ("by construction", "undecided") and report.strongest() == 1
-    used = replace(report, verdict_by_layer=("used", "undecided"))
-    assert used.strongest() == 0
+    causal = replace(report, verdict_by_layer=("causal", "undecided"))
+    assert causal.strongest() == 0
     assert replace(report, verdict_by_layer=("by construction",) * 2).strongest() == 0

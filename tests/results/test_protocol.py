@@ -321,7 +321,7 @@ def test_a_kind_that_is_not_known_is_refused(
 def test_each_row_has_its_verdict_interval_and_baseline() -> None:
     judged = Headline(metric="a", label="KL", value=0.5, verdict="undecided", reason=Reason.HEAVY_TAIL)
     level = Level(name="random subspaces", value=1.0, bound="≤ ", mean=0.9)
-    ruled = Headline(metric="b", label="share", value=0.25, low=0.0, high=0.5, levels=(level,), verdict="used")
+    ruled = Headline(metric="b", label="share", value=0.25, low=0.0, high=0.5, levels=(level,), verdict="causal")
     plain = Headline(metric="c", label="tokens", value=3.0)
     table = summary("title", judged, [("", judged), ("", ruled), ("", plain)], (), "").splitlines()
     assert table[:2] == ["title", "undecided: KL 0.5"]

@@ -49,6 +49,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         stored(folder), sites=[LATER], kind="remove", n=5
     ),
     "erase_onwards": lambda folder: bayesgeom.erase_onwards(stored(folder), sites=LATER, n=5),
+    "evidence_response": lambda folder: bayesgeom.evidence_response(stored(folder), n=5),
     "relabeling_invariance": lambda folder: bayesgeom.relabeling_invariance(stored(folder), n=5),
     "gradient_laws": lambda folder: bayesgeom.gradient_laws(stored(folder), n=5),
     "gradient_movement": lambda folder: bayesgeom.gradient_movement(a_run(folder, steps=(0, 100)), n=5),
@@ -173,13 +174,13 @@ def result(
 
 def counted_resolutions(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count models made of a module or of a checkpoint, which every name, directory and module passes through."""
-    own, found = resolve._adapted, Counter[str]()
+    own, found = resolve.of_module, Counter[str]()
 
     def counted(module: nn.Module, **others: Any) -> Any:
         found[f"{others.get('name')} {weights_hash(module.state_dict())}"] += 1
         return own(module, **others)
 
-    monkeypatch.setattr(resolve, "_adapted", counted)
+    monkeypatch.setattr(resolve, "of_module", counted)
     return found
 
 

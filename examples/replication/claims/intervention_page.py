@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLE = Path(__file__).parents[1] / "results" / "interventions.csv"
-USED, UNDECIDED, NOT_IDENTIFIED, NOT_MEASURED = "used", "undecided", "not identified", "not measured"
-VERDICTS = (USED, "by construction", "not used", UNDECIDED, NOT_IDENTIFIED)  # the strongest first
+CAUSAL, UNDECIDED, NOT_IDENTIFIED, NOT_MEASURED = "causal", "undecided", "not identified", "not measured"
+VERDICTS = (CAUSAL, "by construction", "inert", UNDECIDED, NOT_IDENTIFIED)  # the strongest first
 FITS, FITTED = ("LEACE", "covariance", "trained swap"), ("entropy", "belief")
 CAN_HOLD = ("LEACE", "covariance")  # fits that can hold other quantities fixed
 SUBSPACES = {"entropy": "(entropy", "belief": "(belief", "key frame": "frame", "J-space": "Jacobian"}
@@ -69,42 +69,42 @@ def _fit(swaps: "pd.DataFrame", kind: str, quantity: str) -> str:
     return strongest if strongest in (UNDECIDED, NOT_IDENTIFIED) else f"{strongest} in {_layers(at)}"
 
 
-def uses() -> str:
-    """Return every use of entropy and belief, and whether it survives with position and answer held fixed."""
+def causes() -> str:
+    """Return every layer in which entropy or belief is causal, and whether it survives with position and answer held fixed."""
     table = interventions()
     rows = []
     for (name, site, positions), place in table[table.kind != "erase onwards"].groupby(
         ["checkpoint", "site", "positions"], sort=False
     ):
         for (_, subspace), own in place.groupby(["command", "subspace"], sort=False):
-            used = own.layer[own.verdict == USED].tolist()
-            if used and subspace.startswith(FITS) and not _GIVEN.search(subspace):
-                cells = (f"`{name}`", subspace, site, positions, _layers(used), _survives(place, subspace, used))
+            causal = own.layer[own.verdict == CAUSAL].tolist()
+            if causal and subspace.startswith(FITS) and not _GIVEN.search(subspace):
+                cells = (f"`{name}`", subspace, site, positions, _layers(causal), _survives(place, subspace, causal))
                 rows.append((own.index[0], cells))
-    head = ("checkpoint", "subspace", "site", "positions", "used in", "survives given position and answer")
+    head = ("checkpoint", "subspace", "site", "positions", "causal in", "survives given position and answer")
     return markdown(head, [cells for _, cells in sorted(rows)])
 
 
-def _survives(place: "pd.DataFrame", subspace: str, used: list[int]) -> str:
+def _survives(place: "pd.DataFrame", subspace: str, causal: list[int]) -> str:
     """The verdicts of the same swap in these layers, for each choice of what is held fixed."""
     if not subspace.startswith(CAN_HOLD):
         return "no such fit"
     held = {}
     for other, own in place.groupby("subspace", sort=False):
         if (given := _GIVEN.search(other)) and _GIVEN.sub(")", other) == subspace:
-            held[given[1]] = _verdicts(own.drop_duplicates("layer", keep="last"), used)
+            held[given[1]] = _verdicts(own.drop_duplicates("layer", keep="last"), causal)
     both = held.pop(_BOTH, "")
     alone = [f"given {names}{'' if ' and ' in names else ' alone'}: {text}" for names, text in held.items()]
     return "; ".join(filter(None, (both, *alone))) or NOT_MEASURED
 
 
 def _verdicts(own: "pd.DataFrame", layers: list[int]) -> str:
-    """The verdicts in some layers; "yes" stands for "used". Undecided ones have the R² that is left."""
+    """The verdicts in some layers; "yes" stands for "causal". Undecided ones have the R² that is left."""
     found: dict[str, list[int]] = {}
     rows = own.set_index("layer")
     for at in layers:
         verdict = rows.verdict.get(at, NOT_MEASURED)
-        found.setdefault("yes" if verdict == USED else verdict, []).append(at)
+        found.setdefault("yes" if verdict == CAUSAL else verdict, []).append(at)
     texts = {verdict: f"{verdict} in {_layers(at)}" for verdict, at in found.items()}
     if UNDECIDED in found:
         left = " ".join(number_text(float(rows.r2_after[at])) for at in found[UNDECIDED])
@@ -118,4 +118,4 @@ def _layers(layers: Iterable[int]) -> str:
     return f"layer{'s' * (', ' in listed)} {listed}"
 
 
-PARTS: dict[str, Callable[[], str]] = {"measured": measured, "fits": fits, "uses": uses}
+PARTS: dict[str, Callable[[], str]] = {"measured": measured, "fits": fits, "causes": causes}

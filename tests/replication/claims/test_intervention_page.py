@@ -4,7 +4,7 @@ import numpy as np
 
 from bayesgeom.interventions.report import AFTER, InterventionReport
 from bayesgeom.report.diagnosis import Diagnosis
-from examples.replication.claims.intervention_page import USED, fits, interventions, measured, uses
+from examples.replication.claims.intervention_page import CAUSAL, causes, fits, interventions, measured
 from tests.pages import READINGS
 
 
@@ -15,9 +15,9 @@ def test_the_table_holds_every_intervention() -> None:
     assert set(table.kind) == {"swap", "remove", "erase onwards"}
 
 
-def test_no_layer_is_used_on_the_strength_of_one_control() -> None:
+def test_no_layer_is_causal_on_the_strength_of_one_control() -> None:
     single = interventions().query("is_single_control == 1")
-    assert len(single) > 20 and (single.verdict != USED).all()
+    assert len(single) > 20 and (single.verdict != CAUSAL).all()
 
 
 def test_an_interval_holds_its_number() -> None:
@@ -45,5 +45,5 @@ def test_the_parts_have_a_row_for_every_checkpoint_fit_and_use() -> None:
         measured().count("\n") == 22
         and "| hmm-s5 | stream, onwards | stream, later, onwards | stream | stream |" in measured()
     )
-    assert "| `repeats-transformer` | not used in layer 1 | not used in layer 1 | used in layer 2 |" in fits()
-    assert "given position alone: yes in layers 1, 2" in uses() and "not measured" not in uses()
+    assert "| `repeats-transformer` | undecided | undecided | causal in layer 2 |" in fits()
+    assert "given position alone: yes in layers 1, 2" in causes()

@@ -1,0 +1,608 @@
+"""`wrap`: any causal `nn.Module`, measured through hooks on the parts that its owner names.
+
+The module is not changed. Sites pass the same kind of proof as those of other models: in one pass noise is added at
+every site, and the inputs of later sites must follow from the outputs of earlier ones. A site that fails, or that no
+equation reaches, is withheld with the reason and what to declare.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import product
+from types import FunctionType
+from typing import Any, TypedDict, Unpack, final
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, NoCopy, NonFinite, unknown_name
+from bayesgeom.core.run import (
+    ALL_SITES,
+    ATTN_OUT,
+    K_ROT,
+    MLP_OUT,
+    PATTERN,
+    Q_ROT,
+    RESID_POST,
+    RESID_PRE,
+    K,
+    ModelSpec,
+    Q,
+    Site,
+    Trials,
+    V,
+    Z,
+    untrained,
+)
+from bayesgeom.core.tokenizer import Tokenizer
+from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, evaluating, hooked
+from bayesgeom.models.adapters.proof import (
+    Passage,
+    Taps,
+    per_query_head,
+    perturbed_pass,
+    sentinel_trials,
+    tolerance_of,
+)
+from bayesgeom.models.base import Model, Replayer
+from bayesgeom.models.checkpoint import weights_hash
+from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
+
+Where = str | Callable[[Any], Any]  # a name within the owner, or a function of it
+_AMOUNT = 0.3  # standard deviations of the noise in the proof
+_HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN)
+_NEXT, _SUM = "resid_post = next resid_pre", "resid_pre + attn_out + mlp_out = resid_post"
+_OUT, _PLAIN = "out(z) = attn_out", "softmax(q·k / √d_head) · v = z"
+_HINTS = {
+    _NEXT: ": something changes the stream between blocks",
+    _SUM: ": declare as attn and mlp what the block adds to its stream, and norms=… if it normalizes the sums",
+    _OUT: ": out=… must be the last projection of the heads before attn",
+    _PLAIN: ": queries or keys are rotated, normed or biased, or the mask is not causal",
+}
+_TO_DECLARE: Mapping[Site, str] = {
+    ATTN_OUT: "declare attn=…, the part of a block whose output is added to the stream",
+    MLP_OUT: "declare mlp=…, the part of a block whose output is added to the stream",
+    **dict.fromkeys(_HEADS, "declare n_heads, out=… and qkv=…, or q=…, k=… and v=…"),
+}
+_NOT_OFFERED = "`wrap` does not offer it: see docs/extending.md"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Parts of a module. A block is one module, or a pair whose outputs are the stream before and after it.
+
+    The other parts have one entry per block, or none: `qkv` one fused projection or three, `norms` two.
+    """
+
+    blocks: tuple[tuple[nn.Module, nn.Module], ...]
+    attn: tuple[nn.Module, ...] = ()
+    mlp: tuple[nn.Module, ...] = ()
+    qkv: tuple[tuple[nn.Module, ...], ...] = ()
+    out: tuple[nn.Module, ...] = ()
+    norms: tuple[tuple[nn.Module, ...], ...] = ()
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites that these parts could give."""
+        if not self.blocks:
+            return ()
+        heads = (*(Q, K, V) * bool(self.qkv), *(Z,) * bool(self.out), *(PATTERN,) * bool(self.qkv and self.out))
+        return (RESID_PRE, RESID_POST, *(ATTN_OUT,) * bool(self.attn), *(MLP_OUT,) * bool(self.mlp), *heads)
+
+    def within(self, net: nn.Module, other: nn.Module) -> "Layout":
+        """Return the parts of the same names in another module of the same architecture."""
+        names = {part: name for name, part in net.named_modules()}
+
+        def moved(own: Any) -> Any:
+            return tuple(map(moved, own)) if isinstance(own, tuple) else other.get_submodule(names[own])
+
+        return Layout(**{each.name: moved(getattr(self, each.name)) for each in fields(self)})
+
+
+class Options(TypedDict, total=False):
+    """Further declarations of `wrap`.
+
+    Attributes:
+        n_kv_heads: Number of key-value heads. Default: `n_heads`.
+        qkv: One projection to queries, keys and values, in this order.
+        q: The projection to queries, if there are three.
+        k: The projection to keys.
+        v: The projection to values.
+        out: The projection of the heads' outputs.
+        norms: The norms that follow the two sums, in blocks that normalize the stream itself (post-norm).
+        forward: A function of `net` and the ids that returns the logits at all positions, where `net(ids)` does not.
+        n_ctx: Longest sequence in tokens. Default: any length.
+        rebuild: Returns a new module of the same architecture, for untrained baselines. Default: a copy on which
+            `reset_parameters` is called.
+        tokenizer: Its tokenizer, for text tasks.
+        name: Its name in reports. Default: that of its class.
+    """
+
+    n_kv_heads: int
+    qkv: Where
+    q: Where
+    k: Where
+    v: Where
+    out: Where
+    norms: tuple[Where, Where]
+    forward: Callable[[Any, Int64[Tensor, "batch pos"]], Any]
+    n_ctx: int
+    rebuild: Callable[[], nn.Module]
+    tokenizer: Tokenizer
+    name: str
+
+
+def wrap(
+    net: nn.Module,
+    *,
+    blocks: Where | Sequence[nn.Module],
+    attn: Where | None = None,
+    mlp: Where | None = None,
+    n_heads: int = 0,
+    **options: Unpack[Options],
+) -> "WrappedModel":
+    """Return any causal module as a `Model`, whose verified sites every probe and ablation can use.
+
+    Parts are named within a block, "attn" or "attn.c_proj", or found by a function of it. The result's `withheld`
+    states which sites are missing, and what to declare to get them.
+
+    Args:
+        net: Maps token ids (batch pos) to logits (batch pos d_vocab); a tuple or `.logits` is fine.
+        blocks: The list of blocks: its name in `net`, or a function of `net`. Where no module is a whole block, a pair
+            of modules stands for it, whose outputs are the residual stream before and after the block.
+        attn: The part of a block whose output is added to the stream by attention: after a norm of its own, that norm.
+        mlp: The same of the MLP.
+        n_heads: Number of attention heads; 0 if no part of a head is declared.
+        **options: What `Options` lists: projections of heads, norms after the sums, how to compute logits, and more.
+
+    Returns:
+        The model. It shares the weights of `net`, which is not changed.
+
+    Raises:
+        InvalidArgument: A part does not exist, heads do not divide the width, the module cannot be run on token ids,
+            its output is no logits, or it sees later tokens.
+
+    Example:
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Embedding(10, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 10))
+        >>> def forward(net, ids):
+        ...     return net[2](net[1](net[0](ids))[0])
+        >>> model = wrap(net, blocks=lambda net: [net[1]], forward=forward, name="gru")
+        >>> sorted(site.name for site in model.sites)
+        ['resid_post', 'resid_pre']
+    """
+    if not isinstance(net, nn.Module):
+        raise InvalidArgument(f"wrap needs a torch module, got a {type(net).__name__}.")
+    for unknown in options.keys() - Options.__annotations__.keys():
+        raise unknown_name("option of wrap", unknown, [*Options.__annotations__, "blocks", "attn", "mlp", "n_heads"])
+    return WrappedModel(net, _layout(_blocks(net, blocks), attn, mlp, n_heads, options), n_heads, options)
+
+
+def from_callable(function: Callable[[Int64[Tensor, "batch pos"]], Any], tokenizer: Tokenizer | None = None) -> Model:
+    """Return the `Model` of a function of token ids that returns logits: it has predictions and no sites.
+
+    Raises:
+        InvalidArgument: It cannot be called on token ids, its output is no logits, or it sees later tokens.
+    """
+    name = function.__qualname__ if isinstance(function, FunctionType) else type(function).__name__
+    options: Options = {"name": name} if tokenizer is None else {"name": name, "tokenizer": tokenizer}
+    return WrappedModel(_Called(function), Layout(blocks=()), 0, options)
+
+
+@final
+class _Called(nn.Module):
+    """A function as a module without weights."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Any:
+        return self.function(tokens)
+
+    def reset_parameters(self) -> None:
+        """Raise `NoCopy`: what the function computes with is unknown."""
+        raise NoCopy("a function of tokens has no untrained baselines: pass the module itself to bayesgeom.wrap.")
+
+
+def _layout(
+    blocks: tuple[tuple[nn.Module, nn.Module], ...],
+    attn: Where | None,
+    mlp: Where | None,
+    n_heads: int,
+    options: Options,
+) -> Layout:
+    """Return the declared parts of every block."""
+    three = {name: where for name in ("q", "k", "v") if (where := options.get(name)) is not None}
+    projections = three if "qkv" not in options else {**three, "qkv": options["qkv"]}
+    if projections and set(projections) not in ({"qkv"}, {"q", "k", "v"}):
+        raise InvalidArgument(f"got {', '.join(projections)}: declare either qkv=…, or all of q=…, k=… and v=….")
+    if any(own < bool(projections or "out" in options) for own in (n_heads, options.get("n_kv_heads", 1))):
+        raise InvalidArgument("heads need their number: declare n_heads=…, and n_kv_heads=… if it differs.")
+
+    def each(what: str, where: Any) -> tuple[nn.Module, ...]:
+        return () if where is None else tuple(_part(block, where, what) for block in blocks)
+
+    return Layout(
+        blocks=blocks,
+        attn=each("attn", attn),
+        mlp=each("mlp", mlp),
+        qkv=tuple(zip(*(each(what, where) for what, where in projections.items()), strict=True)),
+        out=each("out", options.get("out")),
+        norms=tuple(zip(*(each("norms", where) for where in options.get("norms", ())), strict=True)),
+    )
+
+
+def _blocks(net: nn.Module, where: Where | Sequence[nn.Module]) -> tuple[tuple[nn.Module, nn.Module], ...]:
+    """Return every block as a pair of modules."""
+    found = _named(net, where, "blocks") if isinstance(where, str) else where(net) if callable(where) else where
+    listed = list(found) if isinstance(found, nn.ModuleList | nn.Sequential | list | tuple) else [found]
+    pairs = [tuple(own) if isinstance(own, tuple | list) else (own, own) for own in listed]
+    if not pairs or any(len(pair) != 2 or not all(isinstance(part, nn.Module) for part in pair) for pair in pairs):
+        raise InvalidArgument(
+            f"blocks={where!r} of {type(net).__name__} must be a list of modules, or of pairs of modules; got "
+            f"{', '.join(type(own).__name__ for own in listed) or 'none'}."
+        )
+    return tuple((first, last) for first, last in pairs)
+
+
+def _part(block: tuple[nn.Module, nn.Module], where: Where, what: str) -> nn.Module:
+    """Return a part of a block; a function of a pair gets the pair."""
+    if isinstance(where, str):
+        return _named(block[0], where, what)
+    found = where(block[0] if block[0] is block[1] else block)
+    if not isinstance(found, nn.Module):
+        raise InvalidArgument(f"{what}=… must return a module of the block, got a {type(found).__name__}.")
+    return found
+
+
+def _named(owner: nn.Module, name: str, what: str) -> nn.Module:
+    try:
+        return owner.get_submodule(name)
+    except AttributeError as error:
+        known = ", ".join(own for own, _ in owner.named_modules() if own) or "none"
+        raise InvalidArgument(
+            f"{what}={name!r}: {type(owner).__name__} has no part of this name. Its parts: {known}."
+        ) from error
+
+
+@final
+class WrappedModel(Model):
+    """The `Model` that `wrap` returns."""
+
+    def __init__(self, net: nn.Module, layout: Layout, n_heads: int, options: Options, *, digest: str = "") -> None:
+        self.module, self.task, self.tokenizer = net, None, options.get("tokenizer")
+        self._net, self._layout, self._options = net, layout, options
+        self._heads, self._name = (n_heads, options.get("n_kv_heads", n_heads)), options.get("name", type(net).__name__)
+        self._taps = Taps(layout.sites, len(layout.blocks))
+        self._is_position_first = False
+        self._projected: dict[tuple[Site, int], Tensor] = {}  # of the pass that is running
+        with evaluating(net), torch.no_grad(), self._named_faults():
+            self.spec = self._spec(digest)
+            self.withheld: Mapping[Site, str] = self._examined()
+
+    @property
+    def sites(self) -> frozenset[Site]:
+        return frozenset(site for site in ALL_SITES if site not in self.withheld)
+
+    def point(self, site: Site, layer: int) -> nn.Module:
+        return self._taps.at({Q_ROT: Q, K_ROT: K}.get(site, site), layer)
+
+    def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
+        raise MissingSite(f"{self.spec.name} offers no {site.name}: {_NOT_OFFERED}.")
+
+    @alone()
+    def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
+        with evaluating(self._net), self._open():
+            return trials.at_scored(self._forward(trials.tokens))
+
+    def untrained_copy(self, seed: int) -> "WrappedModel":
+        with PROCESS_STATE, torch.random.fork_rng():
+            torch.manual_seed(seed)
+            if (rebuild := self._options.get("rebuild")) is not None:
+                net = rebuild().to(self.spec.device).eval()
+            else:
+                net = _reset(deepcopy(self._net), self.spec.name)
+        options: Options = {**self._options, "name": f"{self.spec.name} at initialization {seed}"}
+        layout = self._layout.within(self._net, net)
+        return WrappedModel(net, layout, self._heads[0], options, digest=untrained(seed))
+
+    @alone()
+    def replayer(self) -> Replayer:
+        blocks = tuple(first for first, last in self._layout.blocks if first is last)
+        if len(blocks) == self.spec.n_layers and not self._is_position_first:
+            replay = PrefixReplay(self, blocks)
+            if replay.inexact_from() is None:
+                return replay
+        return PlainLoop(self)  # the stream between blocks is not all that a later block reads
+
+    def _forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        forward = self._options.get("forward")
+        output = self._net(tokens) if forward is None else forward(self._net, tokens)
+        match output:
+            case [first, *_] | object(logits=first):
+                logits: Any = first
+            case _:
+                logits = output
+        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != tokens.shape:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            raise InvalidArgument(
+                f"{self._name} returned {got} for {tuple(tokens.shape)} token ids; logits of shape (batch, "
+                f"position, vocabulary) are needed. Declare forward=lambda net, ids: …, which returns them."
+            )
+        return logits
+
+    @contextlib.contextmanager
+    def _named_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            if isinstance(error, BayesGeomError):
+                raise
+            raise InvalidArgument(
+                f"{self._name} cannot be run on token ids of shape (batch, position): "
+                f"{str(error).strip().splitlines()[0]}. Declare forward=lambda net, ids: …, or n_ctx=… if they are too "
+                f"many."
+            ) from error
+
+    def _spec(self, digest: str) -> ModelSpec:
+        """Run the module on a few tokens, and return its sizes."""
+        layout, (n_heads, n_kv_heads) = self._layout, self._heads
+        weight, widths = next(self._net.parameters(), torch.zeros(())), dict[str, list[int]]()
+        n, n_pos = 1, 2
+
+        def seen(name: str, is_output: bool) -> Callable[..., None]:
+            def see(_part: nn.Module, given: tuple[Any, ...], *rest: Any) -> None:
+                x = _first(rest[-1]) if is_output else _first((*given, *rest[0].values()))
+                if name == "stream":
+                    self._is_position_first = tuple(x.shape[:2]) == (n_pos, n)
+                widths.setdefault(name, []).append(x.shape[-1])
+
+            return see
+
+        parts = [("stream", first, first is not last) for first, last in layout.blocks]
+        parts += [("stream", last, True) for _, last in layout.blocks]
+        parts += [("heads", part, False) for part in layout.out] + [("q", own[0], True) for own in layout.qkv]
+        hooks = [
+            Hook(part=part, call=seen(name, is_output), kind="forward" if is_output else "pre", with_kwargs=True)
+            for name, part, is_output in parts
+        ]
+        with hooked(self._net, hooks, by=self._name):
+            d_vocab = self._forward(torch.zeros(n, n_pos, dtype=torch.int64, device=weight.device)).shape[-1]
+        stream = widths.setdefault("stream", [0])
+        if len(of := set(stream)) > 1:
+            raise InvalidArgument(f"blocks of {self._name} read and write widths {sorted(of)}: one is needed.")
+        whole = (widths.get("heads") or widths.get("q") or stream)[0]
+        if layout.qkv and len(layout.qkv[0]) == 1 and not layout.out:
+            whole = whole * n_heads // (n_heads + 2 * n_kv_heads)
+        if n_heads and (n_heads % n_kv_heads or whole % n_heads):
+            raise InvalidArgument(
+                f"{n_heads} heads with {n_kv_heads} key-value heads do not fit a width of {whole}: check n_heads=…."
+            )
+        wide = [part.out_features for top in layout.mlp for part in top.modules() if isinstance(part, nn.Linear)]
+        d_head = whole // n_heads if n_heads else 0
+        return ModelSpec(
+            name=self._name,
+            architecture=type(self._net).__name__,
+            n_layers=len(layout.blocks),
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            d_model=stream[0],
+            d_head=d_head,
+            d_mlp=max(wide, default=4 * stream[0]),
+            d_vocab=d_vocab,
+            n_ctx=self._options.get("n_ctx"),
+            score_scale=d_head**-0.5 if d_head else 1.0,
+            n_parameters=sum(parameter.numel() for parameter in self._net.parameters()),
+            dtype=str(weight.dtype).removeprefix("torch."),
+            device=str(weight.device),
+            weights_hash=digest or weights_hash(self._net.state_dict()),
+        )
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        """Lead activations through the taps during the block."""
+        hooks = [hook for layer in range(self.spec.n_layers) for hook in self._hooks(layer)]
+        with hooked(self._net, hooks, by=self.spec.name, times=None):  # calls are counted at the taps
+            try:
+                yield
+            finally:
+                self._projected.clear()
+
+    def _hooks(self, layer: int) -> Iterator[Hook]:
+        layout, (first, last) = self._layout, self._layout.blocks[layer]
+        entered = _before if first is last else _after
+        yield entered(first, partial(self._through, RESID_PRE, layer))
+        yield _after(last, partial(self._through, RESID_POST, layer))
+        for site, parts in ((ATTN_OUT, layout.attn), (MLP_OUT, layout.mlp)):
+            if parts:
+                yield _after(parts[layer], partial(self._through, site, layer))
+        for own, part in enumerate(layout.qkv[layer] if layout.qkv else ()):
+            yield _after(
+                part, partial(self._split, (Q, K, V) if len(layout.qkv[layer]) == 1 else ((Q, K, V)[own],), layer)
+            )
+        if layout.out:
+            yield _before(layout.out[layer], partial(self._mixed, layer))
+
+    def _through(self, site: Site, layer: int, x: Tensor) -> Tensor:
+        if not self._is_position_first:
+            return self._taps.through(site, layer, x)
+        return self._taps.through(site, layer, x.transpose(0, 1)).transpose(0, 1)
+
+    def _split(self, sites: Sequence[Site], layer: int, x: Tensor) -> Tensor:
+        """Lead the heads of a projection, or of all three, through their taps."""
+        d_head, (n_heads, n_kv_heads) = self.spec.d_head, self._heads
+        sizes = [d_head * (n_heads if site == Q else n_kv_heads) for site in sites]
+        if x.shape[-1] != sum(sizes):
+            raise InvalidArgument(
+                f"the projection to {', '.join(site.name for site in sites)} has width {x.shape[-1]}, not "
+                f"{sum(sizes)}: check n_heads=… and n_kv_heads=…."
+            )
+        found = list[Tensor]()
+        for site, own in zip(sites, x.split(sizes, dim=-1), strict=True):
+            heads = self._through(site, layer, rearrange(own, "b p (h d) -> b p h d", d=d_head))
+            self._projected[site, layer] = heads.transpose(0, 1) if self._is_position_first else heads
+            found.append(rearrange(heads, "b p h d -> b p (h d)"))
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+    def _mixed(self, layer: int, z: Tensor) -> Tensor:
+        """Lead the input of a heads' output projection through its tap; compute it where the pattern is hooked."""
+        heads = rearrange(z, "b p (h d) -> b p h d", d=self.spec.d_head)
+        if self._taps.is_watched(layer, PATTERN):
+            q, k, v = (self._projected[site, layer] for site in (Q, K, V))
+            pattern = self._taps.through(PATTERN, layer, self._pattern(q, k))
+            mixed = self._weighted(pattern, v).to(z.dtype)
+            heads = mixed.transpose(0, 1) if self._is_position_first else mixed
+        return rearrange(self._through(Z, layer, heads), "b p h d -> b p (h d)")
+
+    def _pattern(
+        self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos kv_head d_head"]
+    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+        """Return the pattern of plain causal attention."""
+        keys = per_query_head(k.transpose(1, 2), self.spec.n_heads)
+        scores = self.spec.score_scale * einsum(q, keys, "b q h d, b h k d -> b h q k")
+        n_pos = scores.shape[-1]
+        later = torch.ones(n_pos, n_pos, dtype=torch.bool, device=scores.device).triu(1)
+        return scores.masked_fill(later, -torch.inf).softmax(-1)
+
+    def _weighted(
+        self, pattern: Float[Tensor, "batch head query_pos key_pos"], v: Float[Tensor, "batch pos kv_head d_head"]
+    ) -> Float[Tensor, "batch pos head d_head"]:
+        """Return the values that a pattern weights."""
+        values = per_query_head(v.transpose(1, 2), self.spec.n_heads)
+        return einsum(pattern, values, "b h q k, b h k d -> b q h d")
+
+    def _examined(self) -> dict[Site, str]:
+        """Return why each site is withheld."""
+        trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
+        self._check_causal(trials.tokens)
+        if not self._layout.blocks:
+            return dict.fromkeys(ALL_SITES, "a function has no parts: pass its module to bayesgeom.wrap")
+        sites = [site for site in self._layout.sites if site != PATTERN]  # that of this module is never formed
+        places = list(product(sites, range(self.spec.n_layers)))
+
+        def forward() -> None:
+            with self._open():
+                self._forward(trials.tokens)
+
+        passages = perturbed_pass(self._net, forward, self.point, places, amount=_AMOUNT)
+        found = {site: _TO_DECLARE.get(site, _NOT_OFFERED) for site in ALL_SITES}
+        missed = {site for (site, _), own in passages.items() if len(own.arrived) != 1}
+        found |= dict.fromkeys(missed, "its part does not run once a pass")
+        errors = dict[Site, dict[str, float]]()
+        for layer in range(self.spec.n_layers):
+            for equation, verified, left, right in self._equations(passages, set(sites) - missed, layer):
+                error = float((left - right).abs().max() / right.abs().max().clamp_min(1e-12))
+                for site in verified:
+                    own = errors.setdefault(site, {})
+                    own[equation] = max(error, own.get(equation, 0.0))
+        single: dict[Site, dict[str, float]] = {
+            RESID_PRE: {},
+            RESID_POST: {},
+        }  # of one block nothing else is known than that they ran
+        for site in set(sites) - missed:
+            found[site] = self._reason({**single, **errors}.get(site))
+        for site, of in ((Q_ROT, Q), (K_ROT, K), (PATTERN, Q)):
+            if of in sites and Z in sites:
+                found[site] = found[of]
+        return {site: reason for site, reason in found.items() if reason}
+
+    def _reason(self, errors: Mapping[str, float] | None) -> str:
+        """Return why a site is withheld, given the errors of its equations; "" if they hold."""
+        if errors is None:
+            return "no identity reaches it: declare the other parts of the block, too"
+        failed = [own for own, error in errors.items() if not error <= tolerance_of(self.spec.dtype)]
+        return f"identity {failed[0]} fails by {errors[failed[0]]:.1e}{_HINTS[failed[0]]}" if failed else ""
+
+    def _equations(
+        self, passages: Mapping[tuple[Site, int], Passage], known: set[Site], layer: int
+    ) -> Iterator[tuple[str, tuple[Site, ...], Tensor, Tensor]]:
+        """Yield each equation of a layer with the sites that it verifies and its two sides."""
+        layout = self._layout
+        left = {site: passages[site, layer].left[0] for site in known}
+        arrived = {site: passages[site, layer].arrived[0] for site in known}
+        if {RESID_PRE, RESID_POST, ATTN_OUT, MLP_OUT} <= known:
+            first, second = layout.norms[layer] if layout.norms else (nn.Identity(), nn.Identity())
+            right = second(first(left[RESID_PRE] + left[ATTN_OUT]) + left[MLP_OUT])
+            yield _SUM, (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST), arrived[RESID_POST], right
+        if {RESID_PRE, RESID_POST} <= known and layer + 1 < self.spec.n_layers:
+            following = passages[RESID_PRE, layer + 1].arrived[0]
+            yield _NEXT, (RESID_PRE, RESID_POST), following, left[RESID_POST]
+        if {Z, ATTN_OUT} <= known:
+            yield _OUT, (Z,), arrived[ATTN_OUT], layout.out[layer](rearrange(left[Z], "b p h d -> b p (h d)"))
+        if {Q, K, V, Z} <= known:
+            q, k, v = (left[site] for site in (Q, K, V))
+            right = self._weighted(self._pattern(q, k), v)
+            yield _PLAIN, (Q, K, V) if ATTN_OUT in known else (Q, K, V, Z), arrived[Z], right
+
+    def _check_causal(self, tokens: Int64[Tensor, "batch pos"]) -> None:
+        """Raise `InvalidArgument` if logits depend on later tokens."""
+        changed = tokens.clone()
+        changed[:, -1] = (changed[:, -1] + 1) % self.spec.d_vocab
+        one, other = (self._forward(own)[:, :-1].double() for own in (tokens, changed))
+        if not torch.isfinite(one).all():
+            raise NonFinite(f"{self.spec.name} returned NaN or infinite logits. Check its weights.")
+        error = float((one - other).abs().max() / one.abs().max().clamp_min(1e-12))
+        if not error <= tolerance_of(self.spec.dtype):
+            raise InvalidArgument(
+                f"{self.spec.name} sees later tokens: another last token changes earlier logits by {error:.1e} of "
+                f"their largest. A causal model is needed: declare forward=lambda net, ids: …, which passes the mask."
+            )
+
+
+def _first(output: Any) -> Tensor:
+    """Return the first tensor of a module's input or output."""
+    if isinstance(output, Tensor):
+        return output
+    for own in output if isinstance(output, tuple | list) else ():
+        if isinstance(own, Tensor):
+            return own
+    raise InvalidArgument(f"a declared part takes or returns a {type(output).__name__}, and no tensor first.")
+
+
+def _after(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
+    """Return a hook that changes the first tensor that a module returns."""
+
+    def call(_part: nn.Module, _given: object, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return change(output)
+        at = next((at for at, own in enumerate(output) if isinstance(own, Tensor)), 0)
+        return (*output[:at], change(_first(output)), *output[at + 1 :])
+
+    return Hook(part=part, call=call)
+
+
+def _before(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
+    """Return a hook that changes the first tensor that a module is given."""
+
+    def call(_part: nn.Module, given: tuple[Any, ...], known: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if given:
+            return (change(_first(given[0])), *given[1:]), known
+        name = next((name for name, own in known.items() if isinstance(own, Tensor)), "")
+        return given, {**known, name: change(_first(known.get(name)))}
+
+    return Hook(part=part, call=call, kind="pre", with_kwargs=True)
+
+
+def _reset(net: nn.Module, name: str) -> nn.Module:
+    """Return the module with new weights.
+
+    Raises:
+        NoCopy: Some of its weights belong to a part without `reset_parameters`.
+    """
+    for path, part in net.named_modules():
+        match part:
+            case object(reset_parameters=reset) | object(_reset_parameters=reset):
+                reset()
+            case _ if list(part.parameters(recurse=False)):
+                raise NoCopy(
+                    f"{name} has no untrained baselines: {path or 'the module'} ({type(part).__name__}) has weights "
+                    f"and no reset_parameters. Declare rebuild=lambda: …, which returns a new module of this "
+                    f"architecture."
+                )
+    return net.eval()
