@@ -15,6 +15,7 @@ NAMES = {
     "uniform predictor": {"uniform"},
     "key membership": {"membership", "key_membership", "key membership"},
     "belief after the last 10 symbols": {"belief after the last 10 symbols"},
+    "pairings with other sequences": {"other sequences"},
     "all controls": {
         "random subspaces",
         "random subspaces, most",
