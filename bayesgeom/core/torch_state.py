@@ -20,7 +20,7 @@ recorded in the provenance.
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from operator import attrgetter
@@ -211,6 +211,37 @@ def with_gradients(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with torch.inference_mode(mode=False), torch.enable_grad():
             return function(*args, **kwargs)
+
+    return call
+
+
+def with_torch_defaults(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that its numbers do not depend on modes of torch that the caller has set.
+
+    Within it gradients are enabled, autocast is off and float32 is the default dtype. Another default device is refused
+    (`check_default_device`). Where the default dtype is another one, `PROCESS_STATE` is held.
+
+    Example:
+        >>> @with_torch_defaults
+        ... def kind() -> torch.dtype:
+        ...     return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     kind()
+        torch.float32
+    """
+    inner = with_gradients(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_default_device()
+        with ExitStack() as stack:
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.get_default_dtype() != torch.float32:
+                stack.enter_context(PROCESS_STATE)
+                stack.enter_context(default_dtype(torch.float32))
+            return inner(*args, **kwargs)
 
     return call
 
