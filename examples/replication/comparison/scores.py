@@ -16,8 +16,15 @@ from bayesgeom.core.run import Trials, WindowScores
 from bayesgeom.models.base import Model
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.information import KNOWN_BITS, entropy_bits
-from bayesgeom.stats.windows import TRANSPORT_WINDOW, equivalent_window, joined, wider_window, window_name, window_scores
 from bayesgeom.stats.observers import STARTS
+from bayesgeom.stats.windows import (
+    TRANSPORT_WINDOW,
+    equivalent_window,
+    joined,
+    wider_window,
+    window_name,
+    window_scores,
+)
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.tasks.bijection import Bijection, shown_before, uniform_on
 
