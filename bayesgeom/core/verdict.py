@@ -38,7 +38,7 @@ class Verdict(StrEnum):
     NOT_MEASURED = "not measured"
     """The model, the task or the sample does not allow this measurement."""
     NOT_IDENTIFIED = "not identified"
-    """The quantity is a function of position or of the answer, or exact answers hardly change: nothing can be told."""
+    """It is a function of position or of the exact answer, or the exact answers hardly change: nothing can be told."""
     NOT_APPLICABLE = "not applicable"
     """The question does not arise here: the model, or the predictor, is the exact posterior."""
     UNDEFINED = "undefined"

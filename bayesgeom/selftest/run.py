@@ -152,6 +152,7 @@ def planted_tables() -> Iterator[PlantedTable]:
     yield PlantedTable(
         probe=INTERVENTION, title="Entropy in planted networks: causal, inert?", head=head, rows=rows, passed=passed
     )
+    yield _attention_table()
     responses = list(planted_responses())
     older = [f"older than {age}" for age in AGES[1:]]
     yield PlantedTable(
@@ -161,7 +162,6 @@ def planted_tables() -> Iterator[PlantedTable]:
         rows=[own.row() for own in responses],
         passed=all(own.passed for own in responses),
     )
-    yield _attention_table()
 
 
 def _attention_table() -> PlantedTable:
