@@ -275,14 +275,23 @@ def integer_of(value: object) -> int | None:
         return None
 
 
-def check_types(instance: Any) -> None:
+def with_plain_integers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with Python's integers in place of those of NumPy and torch."""
+    return {name: own if (plain := integer_of(own)) is None else plain for name, own in values.items()}
+
+
+def check_types(instance: Any, *, of: str = "") -> None:
     """Check every field of a dataclass against its annotation, and turn integers of NumPy and torch into Python's.
+
+    Args:
+        instance: The dataclass.
+        of: What the fields belong to, as in `check_fields`.
 
     Raises:
         InvalidArgument: As in `check_argument`.
     """
     values = {field.name: getattr(instance, field.name) for field in fields(instance)}
-    check_fields(type(instance), values)
+    check_fields(type(instance), values, of=of)
     for name, hint in _field_hints(type(instance)).items():
         if name in values and (plain := _plain(values[name], hint)) is not values[name]:
             object.__setattr__(instance, name, plain)

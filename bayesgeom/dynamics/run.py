@@ -12,6 +12,7 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.progress import bar, progress_in
+from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.dynamics.measure import Bench, LastSnapshot, SnapshotPass, measured, reference_of
 from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_report, film
 from bayesgeom.dynamics.trainings import Source, TrainingRun, model_at, runs_of
@@ -29,6 +30,7 @@ _METHOD = 10  # version of the measurements: increase it when they or their name
 
 
 @checked()
+@with_torch_defaults
 def training_dynamics(
     *runs: Source,
     n: int = 256,

@@ -1,4 +1,4 @@
-"""`intervene`: edit a subspace and report whether the model uses it. `fit_subspace`: the subspaces alone."""
+"""`intervene`: edit a subspace and report whether it is causal or inert. `fit_subspace`: the subspaces alone."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -55,10 +55,10 @@ def intervene(
     n: int = 256,
     seed: int = 0,
 ) -> InterventionReport | JointInterventionReport:
-    """Edit one subspace, in each layer alone or in several at once, and report whether the model uses it.
+    """Edit one subspace, in each layer alone or in several at once, and report whether it is causal or inert.
 
     The subspace is fitted on sequences that are not scored. A swap gives every layer a verdict (see
-    `interventions.verdicts.RULE`): used, not used, by construction, not identified or undecided. For a list of sites
+    `InterventionReport`): causal, inert, by construction, not identified or undecided. For a list of sites
     the report compares each entry with 20 random subspaces of the same rank and 20 that are orthogonal to the edited
     subspace. It also gives the correlation of the subspace's coordinate with entropy at the input of each layer.
 

@@ -19,6 +19,7 @@ from bayesgeom.core.errors import BayesGeomError, CheckpointFault
 from bayesgeom.core.files import atomic_directory, check_directory, read_json
 from bayesgeom.core.progress import progress_in
 from bayesgeom.core.text import number_text
+from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
 from bayesgeom.models.config import ModelConfig
@@ -46,6 +47,7 @@ _VARIANT = ("prior_", "top_")  # first parts of names
 _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and validation data
 
 
+@with_torch_defaults
 def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precision | None = None) -> CalibrationReport:
     """Score a module on 2,000 new sequences and write it as a checkpoint with its card.
 
@@ -65,6 +67,7 @@ def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precisi
     return scores
 
 
+@with_torch_defaults
 def make_checkpoint(
     recipe: Recipe,
     out: Path,
@@ -105,6 +108,7 @@ def make_checkpoint(
     return publish(recipe, module, out / FINISHED, precision=used)
 
 
+@with_torch_defaults
 def rescore(path: Path) -> CalibrationReport:
     """Score a checkpoint again, on the sequences of its first scores, and write scores and baselines of today.
 

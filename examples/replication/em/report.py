@@ -17,6 +17,7 @@ from bayesgeom.charts.forest import add_forest
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.progress import bar
 from bayesgeom.core.text import fitted, interval_text, number_text
+from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.base import provenance
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.report import Report, with_provenance
@@ -330,6 +331,7 @@ def _show_the_middle(panel: "Panel", losses: Float[np.ndarray, "condition seed r
 
 
 @checked()
+@with_torch_defaults
 def em_experiment(
     *,
     seeds: int | Sequence[int] = 5,
