@@ -728,22 +728,6 @@ def visible(model: "Model", trials: Trials) -> tuple[Bool[Tensor, "from_pos key_
     return tuple(masks.get(layer, kinds[0]) for layer in range(model.spec.n_layers))
 
 
-def kernels_of(model: Model, sites: Iterable[Site] = (), *, also_without: bool = False) -> list[str]:
-    """Return the attention kernels of a measurement; empty if the model does not have several.
-
-    Patterns exist in "eager" attention only, so passes that record them use it. Kernels round differently.
-
-    Args:
-        model: The model.
-        sites: Sites that the passes record.
-        also_without: Whether other passes record nothing.
-    """
-    if model.attention_kernel is None:
-        return []
-    plain, is_eager = model.attention_kernel(), PATTERN in sites
-    return list(dict.fromkeys(["eager"] * is_eager + [plain] * (also_without or not is_eager)))
-
-
 def provenance(
     model: Model | ModelSpec | Mapping[str, Any], task: WindTunnel | str, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
