@@ -20,7 +20,7 @@ recorded in the provenance.
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from operator import attrgetter
@@ -215,6 +215,37 @@ def with_gradients(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def with_torch_defaults(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that its numbers do not depend on modes of torch that the caller has set.
+
+    Within it gradients are enabled, autocast is off and float32 is the default dtype. Another default device is refused
+    (`check_default_device`). Where the default dtype is another one, `PROCESS_STATE` is held.
+
+    Example:
+        >>> @with_torch_defaults
+        ... def kind() -> torch.dtype:
+        ...     return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     kind()
+        torch.float32
+    """
+    inner = with_gradients(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_default_device()
+        with ExitStack() as stack:
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.get_default_dtype() != torch.float32:
+                stack.enter_context(PROCESS_STATE)
+                stack.enter_context(default_dtype(torch.float32))
+            return inner(*args, **kwargs)
+
+    return call
+
+
 Kind = Literal["forward", "pre", "backward"]
 SiteLayer = tuple[Site, int]
 Change = Callable[[Tensor], Tensor | None]
@@ -302,6 +333,11 @@ def has_global_hooks() -> bool:
     return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)  # noqa: SLF001  (no public list)
 
 
+def structure_of(module: nn.Module) -> int:
+    """Return a number that changes when a part of a module, its class, or its own `forward` is replaced."""
+    return hash(tuple((name, type(part), id(vars(part).get("forward"))) for name, part in module.named_modules()))
+
+
 def site_hook(place: SiteLayer, part: nn.Module, change: Change) -> Hook:
     """Return a hook at one site and layer.
 
@@ -325,6 +361,40 @@ def keeping(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
         stored[place] = output
 
     return keep
+
+
+def keeping_leaf(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
+    """Return what `keeping` returns, for gradients with respect to the activation, also where no weight has one."""
+
+    def keep(output: Tensor) -> Tensor | None:
+        if output.requires_grad:
+            stored[place] = output
+            return None
+        # Of a model with frozen weights, the graph starts here. A clone, because a leaf may not be modified in place.
+        stored[place] = output.detach().requires_grad_().clone()
+        return stored[place]
+
+    return keep
+
+
+def check_differentiable(module: nn.Module, name: str) -> None:
+    """Check that gradients can pass through a module.
+
+    Raises:
+        InvalidArgument: Its weights were made in inference mode.
+
+    Example:
+        >>> with torch.inference_mode():
+        ...     module = nn.Linear(2, 3)
+        >>> check_differentiable(module, "demo")
+        Traceback (most recent call last):
+        bayesgeom.core.errors.InvalidArgument: the weights of demo were made under torch.inference_mode, so they have no gradients: make or load the model outside of it.
+    """  # noqa: E501  (one message)
+    if any(own.is_inference() for own in (*module.parameters(), *module.buffers())):
+        raise InvalidArgument(
+            f"the weights of {name} were made under torch.inference_mode, so they have no gradients: make or load the "
+            f"model outside of it."
+        )
 
 
 def _counted(hook: Hook, fired: list[int], number: int) -> Callable[..., Any]:

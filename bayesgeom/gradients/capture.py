@@ -5,19 +5,21 @@ differ in the size of their gradients, and within a row the attention-weighted m
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from einops import einsum, rearrange, reduce
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bayesgeom.core import run as s
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument
 from bayesgeom.core.run import Trials, at_scored
-from bayesgeom.core.torch_state import Hook, hooked
+from bayesgeom.core.torch_state import PROCESS_STATE, Hook, default_dtype, hooked
 from bayesgeom.gradients.attention_laws import (
     advantage,
     agreement,
@@ -52,6 +54,7 @@ class LayerGradients:
     """Activations of one layer's attention and the gradients of each sequence's own loss (nats).
 
     - `pattern` α and `agreement` b of every query head; `upstream` u = ∂L/∂c.
+    - `slope`: derivative of the scores by scale · q·k, where a soft cap bends them; None: 1.
     - `by_*`: gradients from autograd, keys and values per key-value head. `by_score` and `by_value_matrix` are None if
       the model has no hook point for the scores, or no known value matrix.
     - `value_inputs`: the input of W_V.
@@ -64,6 +67,7 @@ class LayerGradients:
     pattern: PerHead
     agreement: PerHead
     upstream: Vectors
+    slope: PerHead | None
     by_query: Vectors
     by_key: KeyVectors
     by_value: KeyVectors
@@ -104,13 +108,15 @@ def captured(model: Model, trials: Trials, targets: Targets) -> tuple[Float[Tens
         for layer in range(model.spec.n_layers)
         for name, part in _points(model, layer)
     ]
-    with hooked(model.module, hooks, by=model.spec.name), torch.enable_grad():
-        loss = loss_nats(model.logits(trials), trials, targets)
     layers = range(model.spec.n_layers)
     matrices = {layer: part.weight for layer in layers if (part := _value_matrix(model, layer)) is not None}
-    wanted = [place for place in stored if place[0] not in ("pattern", "value_inputs")]
-    # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
-    found = torch.autograd.grad(loss.sum(), [*(stored[place] for place in wanted), *matrices.values()])
+    with _float64_of(model), torch.enable_grad():
+        with hooked(model.module, hooks, by=model.spec.name):
+            loss = loss_nats(model.logits(trials), trials, targets)
+        wanted = [place for place in stored if place[0] not in ("pattern", "value_inputs")]
+        inputs = [*(stored[place] for place in wanted), *matrices.values()]
+        # Sequences are independent, so the gradient of the sum holds each sequence's. A quantized matrix has none.
+        found = torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
     by = dict(zip(wanted, found[: len(wanted)], strict=True))
     by_matrix = dict(zip(matrices, found[len(wanted) :], strict=True))
     at = {place: value.detach() for place, value in stored.items()}
@@ -126,9 +132,9 @@ def _layer(
 ) -> LayerGradients:
     q, k, v, z = (rearrange(stored[site.name, layer], "b p h d -> b h p d") for site in SITES)
     by_q, by_k, by_v, u = (rearrange(by[site.name, layer], "b p h d -> b h p d") for site in SITES)
-    pattern = stored.get(("pattern", layer))
+    pattern, scale = stored.get(("pattern", layer)), model.spec.score_scale
+    scores, cap = q @ per_query_head(k, q.shape[1]).mT * scale, _softcap(model)
     if pattern is None:
-        scores = q @ per_query_head(k, q.shape[1]).mT * model.spec.score_scale
         is_hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         pattern = scores.masked_fill(is_hidden, -torch.inf).softmax(dim=-1)
     return LayerGradients(
@@ -138,6 +144,7 @@ def _layer(
         mixed=z,
         pattern=pattern,
         upstream=u,
+        slope=None if cap is None else 1 - (scores / cap).tanh().square(),
         agreement=agreement(u, per_query_head(v, q.shape[1])),
         by_query=by_q,
         by_key=by_k,
@@ -158,8 +165,9 @@ def _keeping(stored: dict[tuple[str, int], Tensor], name: str, layer: int, part:
 def _points(model: Model, layer: int) -> Iterator[tuple[str, nn.Module]]:
     for site in SITES:
         yield site.name, model.point(site, layer)
-    if isinstance(model, HookedModel):
+    if s.PATTERN in model.sites:
         yield "pattern", model.point(s.PATTERN, layer)
+    if isinstance(model, HookedModel):
         yield "attn_scores", model.module.get_submodule(f"blocks.{layer}.attn.hook_attn_scores")
     if (part := _value_matrix(model, layer)) is not None:
         yield "value_inputs", part
@@ -175,36 +183,86 @@ def _value_matrix(model: Model, layer: int) -> nn.Linear | None:
 def in_float64(model: Model) -> Model:
     """Return a copy of the model in float64 and evaluation mode, with gradients enabled.
 
-    A Hugging Face model's eager attention always computes its softmax in float32, so the copy uses the fused kernel,
-    which does not.
+    A Hugging Face model computes eager attention, in which every layer's own mask, soft cap, bias and sinks enter the
+    pattern, and `_Float64` keeps all of it in float64.
 
     Raises:
-        InvalidArgument: The model is a transformer-lens model.
+        InvalidArgument: It is neither a transformer of bayesgeom nor a Hugging Face model, or has no float64.
     """
+    name, task, digest = model.spec.name, model.task, model.spec.weights_hash
     if isinstance(model, HookedModel):
         module = copy.deepcopy(model.module)
         assert isinstance(module, Transformer), "HookedModel wraps a Transformer"
-        wide = module.double().requires_grad_(True).eval()
-        return HookedModel(wide, name=model.spec.name, task=model.task, digest=model.spec.weights_hash)
-    if type(model).__name__ == "HFModel":
-        return _huggingface(model)
-    raise InvalidArgument(
-        f"the gradient laws are checked on a copy in float64, which is not supported for {model.spec.name} "
-        f"({model.spec.architecture}): load it as a Hugging Face model instead."
-    )
-
-
-def _huggingface(model: Model) -> Model:
+        return HookedModel(module.double().requires_grad_(True).eval(), name=name, task=task, digest=digest)
+    if type(model).__name__ != "HFModel":
+        raise InvalidArgument(
+            f"the gradient laws are checked on a copy in float64, which is not supported for {name} "
+            f"({model.spec.architecture}): load it as a Hugging Face model instead."
+        )
     from transformers import PreTrainedModel
 
     from bayesgeom.models.huggingface.model import HFModel
 
-    hf = copy.deepcopy(model.module)
-    assert isinstance(hf, PreTrainedModel), "HFModel wraps a PreTrainedModel"
-    wide: nn.Module = hf
-    wide.double().requires_grad_(True).eval()
-    hf.set_attn_implementation("sdpa")
-    return HFModel(hf, name=model.spec.name, tokenizer=model.tokenizer, task=model.task, digest=model.spec.weights_hash)
+    with _refused(name), _everything_float64():
+        hf = copy.deepcopy(model.module)
+        assert isinstance(hf, PreTrainedModel), "HFModel wraps a PreTrainedModel"
+        wide: nn.Module = hf
+        wide.double().requires_grad_(True).eval()
+        hf.set_attn_implementation("eager")
+        if hf.get_experts_implementation()[""]:
+            hf.set_experts_implementation("eager")  # fused experts have no float64
+        return HFModel(hf, name=name, tokenizer=model.tokenizer, task=task, digest=digest)
+
+
+@final
+class _Float64(TorchFunctionMode):
+    """Wherever a model asks for float32, as in norms, rotations and the softmax of eager attention, it gets float64."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        args = tuple(torch.float64 if own is torch.float32 else own for own in args)
+        named = {name: torch.float64 if own is torch.float32 else own for name, own in (kwargs or {}).items()}
+        call: Any = Tensor.double if func is Tensor.float else func
+        return call(*args, **named)
+
+
+@contextmanager
+def _everything_float64() -> Iterator[None]:
+    with PROCESS_STATE, default_dtype(torch.float64), _Float64():
+        yield
+
+
+@contextmanager
+def _refused(name: str) -> Iterator[None]:
+    """Errors of libraries become one sentence: some kernels and formats of weights have no float64."""
+    try:
+        yield
+    except BayesGeomError:
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise InvalidArgument(
+            f"gradients of {name} need a pass in float64 with eager attention, which fails: {reason}."
+        ) from error
+
+
+@contextmanager
+def _float64_of(model: Model) -> Iterator[None]:
+    """Around a pass of what `in_float64` returned."""
+    if isinstance(model, HookedModel):
+        yield
+        return
+    with _refused(model.spec.name), _everything_float64():
+        yield
+
+
+def _softcap(model: Model) -> float | None:
+    if isinstance(model, HookedModel):
+        return None
+    config: Any = model.module.config
+    cap: float | None = config.get_text_config(decoder=True).to_dict().get("attn_logit_softcapping")
+    return cap
 
 
 @final
@@ -234,14 +292,13 @@ def layer_tally(layer: LayerGradients, trials: Trials, mask: Bool[Tensor, "from_
     """
     gain = advantage(layer.pattern, layer.agreement)
     routing, pulled = routing_gradient(layer.pattern, layer.agreement), layer.value_update()
-    visible = mask[trials.scored_positions()][:, None]
     attention, saved = (at_scored(s.PATTERN, x, trials) for x in (layer.pattern, gain))
-    n_pairs = mask.sum()
+    visible = mask[trials.scored_positions()][:, None].expand_as(attention)
     by_length = pulled.norm(dim=-1)
     return LayerTally(
         correlation=_row_correlation(attention, saved, visible),
         other_correlation=_row_correlation(attention, saved.roll(1, dims=0), visible),
-        routing_norm=(routing.square().sum((2, 3)) / n_pairs).sqrt(),
+        routing_norm=(routing.square().sum((2, 3)) / mask.sum()).sqrt(),
         value_norm=by_length.square().mean(dim=2).sqrt(),
         value_elasticity=(by_length * layer.values.norm(dim=-1)).square().mean(dim=2).sqrt(),
         maps=torch.stack([x.sum(dim=0) for x in (saved, attention)]),
@@ -256,15 +313,14 @@ def together(batches: Sequence[LayerTally]) -> LayerTally:
     return LayerTally(**{name: torch.cat(own) for name, own in parts.items()}, **sums)
 
 
-def _row_correlation(x: AtScored, y: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> PerSequence:
+def _row_correlation(x: AtScored, y: AtScored, visible: Bool[Tensor, "batch head query_pos key_pos"]) -> PerSequence:
     """Return Spearman within every scored row with enough visible keys, mean over rows; NaN without such a row."""
     a, b = (_centered_ranks(values, visible) for values in (x, y))
     rows = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
-    is_enough = (visible.sum(-1) >= FEWEST).expand_as(rows)
-    return torch.where(is_enough, rows, torch.nan).nanmean(dim=-1)
+    return torch.where(visible.sum(-1) >= FEWEST, rows, torch.nan).nanmean(dim=-1)
 
 
-def _centered_ranks(x: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]) -> AtScored:
+def _centered_ranks(x: AtScored, visible: Bool[Tensor, "batch head query_pos key_pos"]) -> AtScored:
     """Return centered ranks among the visible keys of the row; 0 for hidden keys."""
     order = x.masked_fill(~visible, torch.inf).argsort(dim=-1).argsort(dim=-1).to(x)
     middle = (visible.sum(-1, keepdim=True) - 1) / 2
@@ -272,7 +328,7 @@ def _centered_ranks(x: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_po
 
 
 def _binned(
-    attention: AtScored, saved: AtScored, visible: Bool[Tensor, "batch 1 query_pos key_pos"]
+    attention: AtScored, saved: AtScored, visible: Bool[Tensor, "batch head query_pos key_pos"]
 ) -> Float64[Tensor, "2 head bin"]:
     """Return sum and number of advantages, in units of the row's root mean square, by attention over uniform."""
     count = visible.sum(-1, keepdim=True)
@@ -283,7 +339,7 @@ def _binned(
     bins = torch.bucketize((attention * count).clamp_min(1e-30).log2(), edges)
     found = attention.new_zeros(2, attention.shape[1], N_BINS)
     for head in range(attention.shape[1]):
-        here = is_counted[:, 0]
+        here = is_counted[:, head]
         where = bins[:, head][here]
         found[0, head].index_add_(0, where, relative[:, head][here])
         found[1, head].index_add_(0, where, torch.ones_like(relative[:, head][here]))
@@ -297,13 +353,14 @@ def identity_errors(layer: LayerGradients, score_scale: float) -> Float64[Tensor
     rule to queries, keys and W_V.
     """
     by_score = routing_gradient(layer.pattern, layer.agreement)
+    by_product = by_score if layer.slope is None else by_score * layer.slope
     keys = layer.of_query_heads(layer.keys)
     pairs: dict[str, tuple[Tensor, Tensor | None]] = {
         "mixing": (layer.pattern @ layer.of_query_heads(layer.values), layer.mixed),
         "scores": (by_score, layer.by_score),
         "values": (layer.value_update(), layer.by_value),
-        "queries": (query_gradient(by_score, keys, score_scale), layer.by_query),
-        "keys": (layer.of_kv_heads(key_gradient(by_score, layer.queries, score_scale)), layer.by_key),
+        "queries": (query_gradient(by_product, keys, score_scale), layer.by_query),
+        "keys": (layer.of_kv_heads(key_gradient(by_product, layer.queries, score_scale)), layer.by_key),
         "value matrix": (_by_value_matrix(layer), layer.by_value_matrix),
     }
     return torch.stack([_error(*pairs[name]) for name in IDENTITIES])

@@ -10,7 +10,7 @@ import torch
 from bayesgeom.core.errors import HookFault, InvalidArgument, checked
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import PATTERN, ModelSpec, Trials, at_scored, concatenate
-from bayesgeom.core.torch_state import with_gradients
+from bayesgeom.core.torch_state import with_gradients, with_torch_defaults
 from bayesgeom.dynamics.trainings import Source, run_of
 from bayesgeom.gradients.capture import (
     PER_SEQUENCE,
@@ -33,7 +33,7 @@ from bayesgeom.gradients.report import (
     movement_report,
 )
 from bayesgeom.models.base import Model, provenance, visible
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_device, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, check_device, model_for, scored_task_of
 from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
@@ -54,7 +54,8 @@ def gradient_laws(
 ) -> GradientReport:
     """Measure advantages, responsibilities and value updates of every head, and check the gradient laws of attention.
 
-    The loss is the cross-entropy at scored positions, as in training. A copy of the model in float64 is used.
+    The loss is the cross-entropy at scored positions, as in training. A copy of the model in float64 is used; that of a
+    Hugging Face model computes eager attention, with its own windows, soft caps, biases and sinks.
 
     Args:
         model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
@@ -67,10 +68,10 @@ def gradient_laws(
         Gradients of every head, and the relative error of each law.
 
     Raises:
-        InvalidArgument: There are fewer than two sequences, or the targets are unknown.
+        InvalidArgument: There are fewer than two sequences, the targets are unknown, or the model has no float64.
         MissingSite: The model does not provide the sites.
         TaskMismatch: The task does not fit the model.
-        HookFault: The laws do not hold: the attention is not a plain softmax of q·k.
+        HookFault: The laws do not hold: the attention is no softmax of scores applied to its values.
 
     Example:
         >>> import bayesgeom
@@ -80,7 +81,7 @@ def gradient_laws(
         >>> bayesgeom.gradient_laws(module, task, n=8).n
         8
     """
-    subject = as_model(model)
+    subject = model_for(model, None if isinstance(trials_or_task, Trials) else trials_or_task)
     trials = trials_or_task if isinstance(trials_or_task, Trials) else None
     task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
     n = n if trials is None else len(trials)
@@ -109,8 +110,8 @@ def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> G
         relative = np.nan_to_num(worst[..., 0] / worst[..., 1]).max()
     if not relative <= TOLERANCE:
         raise HookFault(
-            f"the gradient laws are off by {relative:.1e} of the gradient on {model.spec.name}: its attention is not a "
-            f"plain causal softmax of q·k applied to its values."
+            f"the gradient laws are off by {relative:.1e} of the gradient on {model.spec.name}: its attention is no "
+            f"softmax of scores applied to its values."
         )
     tallies_of_layers = [together(of_layer) for of_layer in zip(*tallies, strict=True)]
     return gradient_report(torch.cat(losses).cpu().numpy(), tallies_of_layers, worst, targets=targets, seed=seed)
@@ -128,7 +129,7 @@ def batches(trials: Trials, spec: ModelSpec) -> Iterator[Trials]:
 
 
 @checked()
-@with_gradients
+@with_torch_defaults
 def gradient_movement(
     run: Source | Sequence[Source], *, targets: Targets = "sampled", n: int = 32, seed: int = 0, device: str = "cpu"
 ) -> GradientMovementReport:

@@ -1,1 +1,1 @@
-"""Interventions: does the model use what can be decoded from a subspace? Swap it and test whether the answer moves."""
+"""Interventions: is what can be decoded from a subspace causal, or inert? Swap it, and see whether the answer moves."""

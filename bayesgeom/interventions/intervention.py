@@ -122,7 +122,8 @@ class Intervention:
         matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
         random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
         means = self._means(sample)
-        code = strongest_code(sample.run.trials, about.quantity.exact(sample.run.trials))
+        most = self.place.width_in(self.model.spec) // 2
+        code = strongest_code(sample.run.trials, about.quantity.exact(sample.run.trials), most=most)
         given, by_code = _given(self, sample), _by_code(self, sample, code, subspaces)
         conditions, controls = dict[int, list[Edit]](), dict[int, list[Edit]]()
         for at, own in subspaces.items():
@@ -453,7 +454,7 @@ def _shares(job: Intervention, sample: Sample, subspaces: Mapping[int, Subspace]
 
 
 def _by_code(job: Intervention, sample: Sample, code: str, subspaces: Mapping[int, Subspace]) -> dict[int, Subspace]:
-    """Return what covaries with a code outside each subspace, where that is at most half of the site."""
+    """Return what covaries with a code outside each subspace, in layers where anything does."""
     found = dict[int, Subspace]()
     for layer, own in subspaces.items() if code and job.design.kind == "swap" else ():
         points = sample.points(layer)
@@ -461,7 +462,7 @@ def _by_code(job: Intervention, sample: Sample, code: str, subspaces: Mapping[in
             whole = covariance_subspace(f"{code} code", JointMoments.of(points, sample.confounds((code,))))
             taken = span(own.name, torch.cat([own.basis, own.reads], dim=1).to(points)).basis
             left, size, _ = torch.linalg.svd(whole.basis - taken @ (taken.T @ whole.basis), full_matrices=False)
-            if whole.rank <= whole.width // 2 and bool((is_left := size > _OUTSIDE).any()):
+            if bool((is_left := size > _OUTSIDE).any()):
                 found[layer] = Subspace(whole.name, left[:, is_left])
     return found
 

@@ -87,6 +87,8 @@ class Survival(StrEnum):
 
     SURVIVES = "survives"
     """The movement remains with position and answer held fixed, and the rest of the code does not bring it about."""
+    OPEN = "code undecided"
+    """The rest of the code moves the model's value, but its interval includes zero, or half of the movement."""
     GIVEN = "goes with position or answer"
     """With position and answer held fixed, nothing is left of the subspace, or of its movement."""
     CATEGORY = "goes with the category code"
@@ -274,9 +276,10 @@ def survival_of(movement: Estimate, given: Estimate | None, code: str, by_code: 
         is_less = not given.value >= LEAST_SHARE * movement.ceiling
         if is_less or next(_within_controls(levels, codes, is_matched=False), None):
             return Survival.GIVEN
-    if by_code is not None and by_code.ends[0] > 0 and by_code.value >= CODE_SHARE * movement.value:
-        return Survival(f"goes with the {code} code")
-    return Survival.SURVIVES
+    if by_code is None or by_code.ends[1] < CODE_SHARE * movement.value:
+        return Survival.SURVIVES
+    is_shown = by_code.ends[0] > 0 and by_code.value >= CODE_SHARE * movement.value
+    return Survival(f"goes with the {code} code") if is_shown else Survival.OPEN
 
 
 def joint_verdict(value: float, beyond_lo: float, most: float) -> Verdict:

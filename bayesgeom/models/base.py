@@ -742,6 +742,26 @@ def provenance(
     }
 
 
+def numerics(model: Model | None = None) -> dict[str, str]:
+    """Return what the numbers of saved progress depend on beside the inputs of the measurement.
+
+    These are the versions of the libraries, the precision that is set for the whole process, and hooks of others.
+
+    Args:
+        model: The model whose hooks are listed.
+    """
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return {
+        "bayesgeom": own_version(),
+        **versions(),
+        "float32_precision": reduced_precision(),
+        "cudnn_tf32": str(torch.backends.cudnn.allow_tf32),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "autocast": ", ".join(f"{kind} {torch.get_autocast_dtype(kind)}" for kind in kinds),
+        **({} if model is None else {"foreign_hooks": ", ".join(model.foreign_hooks())}),
+    }
+
+
 def own_version() -> str:
     """Return the version of the installed bayesgeom, or "unknown" if it is not installed."""
     try:

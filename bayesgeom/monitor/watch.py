@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, check_argument, check_types, checked
 from bayesgeom.core.files import atomic_file, check_directory, read_safetensors, write_arrays
+from bayesgeom.core.torch_state import check_default_device
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
@@ -209,8 +210,12 @@ class Monitor:
 
         Args:
             step: Step of the training, for tables and events.
+
+        Raises:
+            InvalidArgument: `step` is no integer, or torch's default device is not the CPU.
         """
         check_argument("step", step, int)
+        check_default_device()
         found = measured(self.model, self._trials, seed=self.settings.seed)
         self._steps.append(step)
         self._measures.append(found)

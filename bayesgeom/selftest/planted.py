@@ -309,8 +309,8 @@ def looks_up(*, noise: float = NOISE) -> PlantedModel:
     category = torch.arange(len(factors())) // (N_G * N_K)
     features = {"category": GATE * one_hot(category) + noise * _numbers()[0]}
     logits = beliefs()[:: N_G * N_K].log()
-    reads = 3 / GATE * _directions(features)["category"].T  # units are 1 in their own category and 0 in others
-    biases = torch.full((len(logits),), -2.0, dtype=torch.float64)
+    reads = 2.5 / GATE * _directions(features)["category"].T  # units are 1 in their own category and 0 in others
+    biases = torch.full((len(logits),), -1.5, dtype=torch.float64)
     return _planted("planted-looks-up", features, (reads, biases, logits))
 
 

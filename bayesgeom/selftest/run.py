@@ -1,6 +1,6 @@
 """Selftest: check every installed probe and the interventions against planted controls on this machine.
 
-The interventions are checked on planted networks whose use of a quantity is known, with the verdict expected of each. A
+The interventions are checked on planted networks whose answer is known, with the verdict expected of each. A
 naive test gets two of them wrong: a margin without a test of erasure calls the decoder direction of `uses_entropy`
 inert, and an answer shift without movement calls the decoder direction of `ignores_belief` causal. Three of the
 networks are tested at three sizes of the noise in their codes, because a verdict that depends on how accurate a network

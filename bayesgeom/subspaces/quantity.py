@@ -163,17 +163,18 @@ def code_values(trials: Trials, name: str) -> Int64[Tensor, "batch query_pos"]:
     return found
 
 
-def strongest_code(trials: Trials, values: Float64[Tensor, "batch query_pos component"]) -> str:
+def strongest_code(trials: Trials, values: Float64[Tensor, "batch query_pos component"], *, most: int) -> str:
     """Return the code that explains most of the variance of a quantity, of several the one with fewest values.
 
-    Codes with fewer than `CODE_POINTS` points a value are left out; "" if none is left.
+    Codes with fewer than `CODE_POINTS` points a value, or with more than `most` values, are left out; "" if none is
+    left.
     """
     best, chosen = (0.0, 0), ""
     y = (values - values.mean(dim=(0, 1))).flatten(0, 1)
     for name in CODES:
         code = code_values(trials, name).flatten()
         counts = torch.bincount(code)
-        if len(counts) < 2 or len(counts) * CODE_POINTS > len(code):
+        if not 2 <= len(counts) <= min(most, len(code) // CODE_POINTS):
             continue
         sums = torch.zeros(len(counts), y.shape[1], dtype=y.dtype, device=y.device).index_add_(0, code, y)
         share = float((sums.square() / counts[:, None]).sum() / y.square().sum())

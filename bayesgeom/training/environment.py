@@ -10,7 +10,6 @@ product instead of by instruction set names, because a virtual machine, an envir
 disable instructions.
 """
 
-import contextlib
 import functools
 import json
 import time
@@ -23,6 +22,7 @@ import torch
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import atomic_file, read_json
+from bayesgeom.core.torch_state import reduced_precision
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.scan import has_numba
 
@@ -43,7 +43,7 @@ def environment(device: str | torch.device) -> dict[str, str | int | bool]:
     Returns:
         `device`: the kind, such as cpu or cuda; `processor`: the instruction set that torch uses on a CPU, such as
         AVX2, or the name of the GPU; `n_threads` of an operation; `has_numba`: whether numba compiles the loops of some
-        architectures; `torch_version`.
+        architectures; `torch_version`; `float32_precision`: to what torch may reduce products in float32.
 
     Example:
         >>> environment("cpu")["device"]
@@ -57,6 +57,7 @@ def environment(device: str | torch.device) -> dict[str, str | int | bool]:
         "n_threads": torch.get_num_threads(),
         "has_numba": has_numba(),
         "torch_version": str(torch.__version__),
+        "float32_precision": reduced_precision(),
     }
 
 
@@ -82,7 +83,8 @@ def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
     except FileNotFoundError:
         return None
     kinds = {name: type(value) for name, value in environment("cpu").items()}
-    if not isinstance(started, dict) or {name: type(value) for name, value in started.items()} != kinds:
+    found = started.items() if isinstance(started, dict) else [("", started)]
+    if not {(name, type(value)) for name, value in found} <= kinds.items():  # earlier versions recorded less
         raise CheckpointFault(
             f"{out / ENVIRONMENT} names no environment. Restore it, or delete it to resume without this check."
         )
@@ -185,20 +187,6 @@ def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
             raise
         return found.split(". ", maxsplit=1)[0].rstrip(".")
     return ""
-
-
-def without_autocast(device: str | torch.device) -> contextlib.AbstractContextManager[object]:
-    """Return a context manager that turns off an autocast of the caller for this kind of device.
-
-    Example:
-        >>> ones = torch.ones(2, 2)
-        >>> with torch.autocast("cpu", torch.bfloat16), without_autocast("cpu"):
-        ...     (ones @ ones).dtype
-        torch.float32
-    """
-    kind = torch.device(device).type
-    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if is_on else contextlib.nullcontext()
 
 
 def recorded_precision(out: Path) -> Precision | None:

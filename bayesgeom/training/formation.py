@@ -18,6 +18,7 @@ from torch import nn
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
 from bayesgeom.core.files import atomic_directory, atomic_file, write_arrays
 from bayesgeom.core.text import counted
+from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash
 from bayesgeom.models.checkpoint_files import (
     CARD,
@@ -52,6 +53,7 @@ class Packed:
     kl_bits_stored: float
 
 
+@with_torch_defaults
 def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "float16") -> tuple[Packed, ...]:
     """Write some of a run's snapshots, including the first and the last, into a directory.
 

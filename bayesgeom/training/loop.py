@@ -17,16 +17,18 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NonFinite, unknown_name
-from bayesgeom.core.files import read_json
+from bayesgeom.core.files import holds_others, read_json
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import NO_LABEL, Trials
-from bayesgeom.core.torch_state import with_gradients
+from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import DerivedSeed, derived_seed
 from bayesgeom.training.environment import (
     BEFORE_RECORDS,
+    ENVIRONMENT,
+    PRECISION,
     Precision,
     RequestedPrecision,
     check_device_kind,
@@ -35,7 +37,6 @@ from bayesgeom.training.environment import (
     recorded_precision,
     resolve_precision,
     warn_of_changes,
-    without_autocast,
     write_json,
 )
 from bayesgeom.training.optimizers import Optimizers
@@ -70,7 +71,7 @@ class Pace:
     quiet: bool = False
 
 
-@with_gradients
+@with_torch_defaults
 def train(
     recipe: Recipe,
     out: Path,
@@ -101,14 +102,13 @@ def train(
         OutputFault: A file could not be written. Free some space and continue with `resume`.
     """
     check_startable(recipe, out, resume=resume, device=device)
-    with without_autocast(device):
-        chosen = run_precision(recipe, out, precision, device)  # before the lock, which makes the directory
-        with locked(out):
-            _check_run_in(recipe, out, resume=resume, device=device)  # another process may have started one just now
-            if (out / RECIPE).exists():
-                chosen = run_precision(recipe, out, precision, device)
-            _record(recipe, out, resume=resume, device=device, precision=chosen)
-            return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace)
+    chosen = run_precision(recipe, out, precision, device)  # before the lock, which makes the directory
+    with locked(out):
+        _check_run_in(recipe, out, resume=resume, device=device)  # another process may have started one just now
+        if (out / RECIPE).exists():
+            chosen = run_precision(recipe, out, precision, device)
+        _record(recipe, out, resume=resume, device=device, precision=chosen)
+        return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace)
 
 
 def _trained(
@@ -174,6 +174,8 @@ def _check_run_in(recipe: Recipe, out: Path, *, resume: bool, device: str | torc
         raise InvalidArgument(
             f"nothing to resume: {out} contains no run. Name its directory with --out, or leave out --resume."
         )
+    elif holds_others(out, own=(LOCK, ENVIRONMENT, PRECISION)):  # what is written before the recipe
+        raise InvalidArgument(f"{out} holds other files than a run: name an empty or a new directory.")
 
 
 def _continued_stage(recipe: Recipe, out: Path) -> Path | None:
@@ -283,6 +285,7 @@ def training_step(
     # float32 sets no autocast, so it also works on devices without it.
     with torch.autocast(torch.device(device).type, torch.bfloat16) if is_half else contextlib.nullcontext():
         logits = module(trials.tokens)
+    torch.clear_autocast_cache()  # only the outermost autocast does, which may be the caller's
     loss = loss_nats(recipe, logits.float(), labeled(recipe, trials, step))
     loss.backward()
     norm = float(nn.utils.clip_grad_norm_(module.parameters(), GRADIENT_CLIP))

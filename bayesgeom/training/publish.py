@@ -19,6 +19,7 @@ from bayesgeom.core.errors import BayesGeomError, CheckpointFault
 from bayesgeom.core.files import atomic_directory, check_directory, read_json
 from bayesgeom.core.progress import progress_in
 from bayesgeom.core.text import number_text
+from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
 from bayesgeom.models.config import ModelConfig
@@ -38,6 +39,7 @@ from bayesgeom.training.loop import (
 )
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import RECIPES, Recipe, deciding, plugin_recipes, recipe_from_dict
+from bayesgeom.training.state import STATE
 
 N_SCORED = 2_000
 TIMED_STEPS, SECONDS = 3, 3.0  # for each batch size and precision, after one step of the stage that warms up
@@ -46,6 +48,7 @@ _VARIANT = ("prior_", "top_")  # first parts of names
 _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and validation data
 
 
+@with_torch_defaults
 def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precision | None = None) -> CalibrationReport:
     """Score a module on 2,000 new sequences and write it as a checkpoint with its card.
 
@@ -65,6 +68,7 @@ def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precisi
     return scores
 
 
+@with_torch_defaults
 def make_checkpoint(
     recipe: Recipe,
     out: Path,
@@ -100,11 +104,12 @@ def make_checkpoint(
         seconds = estimated_seconds(stages, device=device, precision=used)
         n_steps = sum(stage.steps - start for stage, start in stages)
         announce(f"{n_steps:,} steps in {used}, about {as_duration(seconds)}")
-    with progress_in(out, "repeat the command with --resume"):
+    with progress_in(out, "repeat the command with --resume", saved=f"**/{STATE}"):
         module = train(recipe, out, resume=resume, device=device, precision=used)
     return publish(recipe, module, out / FINISHED, precision=used)
 
 
+@with_torch_defaults
 def rescore(path: Path) -> CalibrationReport:
     """Score a checkpoint again, on the sequences of its first scores, and write scores and baselines of today.
 

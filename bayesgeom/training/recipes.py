@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
-from bayesgeom.core.errors import InvalidArgument, check_fields, check_known, unknown_name
+from bayesgeom.core.errors import InvalidArgument, check_argument, check_known, check_types, integer_of, unknown_name
 from bayesgeom.core.plugins import field_names, values
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.associative_recall import AssociativeRecall
@@ -86,7 +86,9 @@ class Recipe:
     label_share: float = 0.0
 
     def __post_init__(self) -> None:
-        check_fields(type(self), vars(self), of=f"recipe {self.name!r}: ")
+        check_types(self, of=f"recipe {self.name!r}: ")
+        plain = {name: size if (n := integer_of(size)) is None else n for name, size in self.sizes.items()}
+        object.__setattr__(self, "sizes", plain)  # as check_types does with the other fields
         for names, least, most in _ALLOWED:
             for name in names:
                 value = vars(self)[name]
@@ -160,13 +162,14 @@ class Recipe:
             by: Number of the seed; 0 is the recipe itself.
 
         Raises:
-            InvalidArgument: `by` is negative.
+            InvalidArgument: `by` is negative or no integer, or a seed would not be below 2^63.
         """
-        if by < 0:
-            raise InvalidArgument(f"seed must be a non-negative integer (0 is the recipe's own), got {by}.")
-        if not by:
-            return self
-        return chained([replace(own, name=f"{own.name}-seed{by}", seed=own.seed + 1_000 * by) for own in self.stages()])
+        check_argument("seed", by, int)
+        number = int(by)
+        if number < 0:
+            raise InvalidArgument(f"seed must be a non-negative integer (0 is the recipe's own), got {number}.")
+        name, more = f"-seed{number}" if number else "", 1_000 * number
+        return chained([replace(own, name=f"{own.name}{name}", seed=own.seed + more) for own in self.stages()])
 
     def resized(self, changes: Mapping[str, Any]) -> "Recipe":
         """Return the recipe with other sizes in every stage; its name states them.

@@ -19,10 +19,10 @@ COMMANDS = {  # name: "module:function", or a dataclass that is called
     "length": "comparison.commands:length",
     "em": "measurements:em",
     "settling": "measurements:settling",
-    "criteria": "measurements:criteria",
     "pass-thresholds": "measurements:pass_thresholds",
     "write-strength": "measurements:write_strength",
     "share-controls": "measurements:share_controls",
+    "value-readings": "measurements:value_readings",
     "swap-shares": "measurements:swap_shares",
 }
 

@@ -14,7 +14,9 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.storage import check_target
 
 
-def em(*, seeds: int = 5, steps: int = 1_000, length: int = 2_000, out: Path | None = None) -> None:
+def em(
+    *, seeds: int = 5, steps: int = 1_000, length: int = 2_000, by_matrix: bool = False, out: Path | None = None
+) -> None:
     """Train one attention head with the EM-like schedule and with controls, on a sticky chain.
 
     Takes about five minutes on two CPU cores with five seeds.
@@ -23,12 +25,13 @@ def em(*, seeds: int = 5, steps: int = 1_000, length: int = 2_000, out: Path | N
         seeds: How many of the paper's seeds (42, 2024, 1337, 7777, 9999): 2 to 5.
         steps: Full-batch training steps.
         length: Symbols per sequence.
+        by_matrix: Compare with the same step on one other matrix at a time, on the authors' own chain alone.
         out: Directory for the report. Default: it is not saved.
     """
     from examples.replication.em.report import em_experiment
 
     _check(out)
-    _conclude(em_experiment(seeds=seeds, steps=steps, length=length), out)
+    _conclude(em_experiment(seeds=seeds, steps=steps, length=length, by_matrix=by_matrix), out)
 
 
 def write_strength(
@@ -89,6 +92,32 @@ def share_controls(
 
     _check(out)
     _conclude(measured(load(checkpoint, device=device), task, subspace, n=n, seed=seed), out)
+
+
+def value_readings(
+    checkpoint: str,
+    /,
+    *,
+    task: str | None = None,
+    n: int = 512,
+    seed: int = 0,
+    device: str = "cpu",
+    out: Path | None = None,
+) -> None:
+    """Measure the share of the first principal components of last-layer values in each reading of the papers.
+
+    Args:
+        checkpoint: Name of a shipped checkpoint, or a directory.
+        task: Another task, as for `bayesgeom diagnose`. Default: the checkpoint's own.
+        n: Number of sequences.
+        seed: Seed of sequences and intervals.
+        device: Where to run: cpu, cuda, …
+        out: Directory for the report. Default: it is not saved.
+    """
+    from examples.replication.values import value_readings as measured
+
+    _check(out)
+    _conclude(measured(load(checkpoint, device=device), task, n=n, seed=seed), out)
 
 
 def swap_shares(folder: Path, /, *, subspace: str = "frame", out: Path | None = None) -> None:
@@ -165,18 +194,6 @@ def settling(
         _conclude(decided_again(from_report), out)
     else:
         _conclude(with_settling(training_dynamics(*runs, n=n, seed=seed, device=device, out=out)), out)
-
-
-def criteria(report: Path, /) -> None:
-    """State the verdicts on claims A1 to A5 of a saved ablation report, with their reasons.
-
-    Args:
-        report: Directory of the report, as `bayesgeom ablate CHECKPOINT --n 512 --out` saves it.
-    """
-    from examples.replication.criteria import criteria_of, saved_ablation
-
-    for criterion in criteria_of(saved_ablation(report)):
-        print(criterion)
 
 
 def _check(out: Path | None) -> None:

@@ -6,6 +6,7 @@ from examples.replication.em.report import EMReport
 from examples.replication.settling import SettlingReport
 from examples.replication.shares import ShareControlsReport, SwapSharesReport
 from examples.replication.thresholds import PassThresholdsReport
+from examples.replication.values import ValueReadingsReport
 from examples.replication.writes import WriteReport
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "SettlingReport",
     "ShareControlsReport",
     "SwapSharesReport",
+    "ValueReadingsReport",
     "WriteReport",
 ]

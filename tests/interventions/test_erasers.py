@@ -11,9 +11,11 @@ from torch import Tensor
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.interventions._evidence import erasure
 from bayesgeom.interventions.matching import HEADROOM, TOLERANCE, matched_subspaces, n_distinct
+from bayesgeom.selftest.planted import PlantedTask
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Subspace
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace, without
+from bayesgeom.subspaces.quantity import ENTROPY, code_values, confounds, strongest_code
 
 N, D, K = 4_001, 13, 3
 
@@ -198,3 +200,20 @@ def test_subspaces_that_cannot_be_matched_are_reported() -> None:
     assert most.share == pytest.approx(0.4 / 15.4) and 1 / HEADROOM < 15.0 / 15.4
     everything = matched_subspaces(Subspace("all", torch.eye(7, dtype=torch.float64)), covariance, draws=20, seed=0)
     assert everything.by == "not matched" and not everything.is_matched
+
+
+def test_the_strongest_code_is_the_one_with_fewest_values_that_explains_most() -> None:
+    """On the planted task the posterior and the token both explain all of the entropy: 15 and 225 values."""
+    task = PlantedTask()
+    trials = task.sample(512, seed=0)
+    category, token = (code_values(trials, name) for name in ("category", "token"))
+    assert int(category.max()) + 1 == 15 and int(token.max()) + 1 == 225
+    exact = ENTROPY.exact(trials)
+    for value in range(15):
+        assert float(exact[category == value].std()) < 1e-9
+    assert strongest_code(trials, exact, most=1_000) == "category"
+    assert strongest_code(trials, exact, most=14) == "", "no code is that small"
+    previous = code_values(trials, "previous")
+    assert torch.equal(previous[:, 1:] == previous[:1, 1:], trials.tokens[:, :-1] == trials.tokens[:1, :-1])
+    with pytest.raises(InvalidArgument, match="given=token has 93 values on 119 points; at least 8"):
+        confounds(task.sample(17, seed=0), ("token",))

@@ -214,12 +214,14 @@ MOVED = moved(0.6, 0.5, 0.7)
     ("given", "by_code", "survival"),
     [
         (None, None, Survival.SURVIVES),
-        (Estimate.of(0.5, (0.4, 0.6)), Estimate.of(0.29, (0.2, 0.4)), Survival.SURVIVES),
+        (Estimate.of(0.5, (0.4, 0.6)), Estimate.of(0.2, (0.1, 0.29)), Survival.SURVIVES),
+        (Estimate.of(0.5, (0.4, 0.6)), Estimate.of(0.2, (0.1, 0.31)), Survival.OPEN),
+        (None, Estimate.of(0.31, (np.nan, np.nan)), Survival.OPEN),
         (Estimate.of(0.5, (0.05, 0.6)), None, Survival.GIVEN),
         (Estimate.of(0.09, (0.08, 0.12)), None, Survival.GIVEN),
         (Estimate.of(np.nan, (np.nan, np.nan)), None, Survival.GIVEN),
         (None, Estimate.of(0.31, (0.2, 0.4)), Survival.CATEGORY),
-        (None, Estimate.of(0.31, (-0.1, 0.7)), Survival.SURVIVES),
+        (None, Estimate.of(0.31, (-0.1, 0.7)), Survival.OPEN),
     ],
 )
 def test_what_a_causal_verdict_goes_with(given: Estimate | None, by_code: Estimate | None, survival: Survival) -> None:

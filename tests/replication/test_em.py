@@ -20,9 +20,11 @@ from examples.replication.em.chain import StickyChain
 from examples.replication.em.report import CHAINS, HELD_OUT, SEEDS, TRAINED, EMReport, em_experiment, em_report
 from examples.replication.em.training import (
     BASELINE,
+    BY_MATRIX,
     CONDITIONS,
     EM_LIKE,
     MATRICES,
+    Condition,
     Curves,
     initial_weights,
     learned,
@@ -166,15 +168,35 @@ def test_the_arms_are_those_of_the_comparison() -> None:
     assert SEEDS == (42, 2024, 1337, 7777, 9999)
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
-def test_an_arm_is_plain_descent_with_torchs_own_optimizer(condition: object) -> None:
+def test_matrices_are_stepped_one_at_a_time() -> None:
+    """The product of queries and keys once took a tenfold step in each of two matrices, against one for the values."""
+    small, large, root = 0.01, 0.1, pytest.approx(0.1 / 10**0.5)
+    assert {own.name: tuple(own.rate(matrix) for matrix in MATRICES) for own in BY_MATRIX} == {
+        "SGD 0.01": (small, small, small, small),
+        "EM-like: 0.1 on W_V": (small, small, large, small),
+        "0.1 on W_Q": (large, small, small, small),
+        "0.1 on W_K": (small, large, small, small),
+        "0.0316 on W_Q and W_K": (root, root, small, small),
+        "0.1 on W_V and W_O": (small, small, large, large),
+    }
+    assert BY_MATRIX[:2] == CONDITIONS[:2], "the ones that are compared"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "condition"),
+    [(own, condition) for own in (CONDITIONS, BY_MATRIX[2:]) for condition in own],
+    ids=lambda own: own.name if isinstance(own, Condition) else "",
+)
+def test_an_arm_is_plain_descent_with_torchs_own_optimizer(
+    conditions: tuple[Condition, ...], condition: Condition
+) -> None:
     """The same start and data, a group per matrix, autograd; the loss before every step and after the last."""
-    index = CONDITIONS.index(condition)  # type: ignore[arg-type]
+    index = conditions.index(condition)
     seed, steps = 3, 6
-    curves = learned(TWICE, seed=seed, steps=steps, length=50, every=2, tick=lambda: None)
+    curves = learned(TWICE, seed=seed, steps=steps, length=50, every=2, tick=lambda: None, conditions=conditions)
     start = initial_weights(20, 8, seed=derived_seed(seed, 2))
     weights = {name: value[0].double().clone().requires_grad_() for name, value in start.items()}
-    groups = [{"params": [weights[name]], "lr": CONDITIONS[index].rate(name)} for name in MATRICES]
+    groups = [{"params": [weights[name]], "lr": condition.rate(name)} for name in MATRICES]
     optimizer = torch.optim.SGD(groups, lr=1.0)
     data, unseen = (TWICE.sequence(49, seed=derived_seed(seed, branch)) for branch in (0, 1))
     losses, held_out = [], []
@@ -295,6 +317,15 @@ def test_the_figure_shows_curves_floor_and_no_difference(report: EMReport) -> No
     curve = next(trace for trace in traces if trace.name == EM_LIKE)
     np.testing.assert_allclose(curve.y, report.loss_bits_by_step[TRAINED, 0, 1].mean(axis=0))
     assert any(trace.name == "baseline: 1" and trace.x[0] == 1 for trace in traces)
+
+
+def test_the_controls_by_matrix_are_trained_on_the_authors_chain(report: EMReport) -> None:
+    found = em_experiment(seeds=3, steps=25, length=61, every=7, by_matrix=True)
+    assert found.conditions == tuple(own.name for own in BY_MATRIX) and found.chains == report.chains[:1]
+    np.testing.assert_allclose(  # the same start and data: the first two are the same trainings
+        found.loss_bits_by_step[:, 0, :2], report.loss_bits_by_step[:, 0, :2], rtol=1e-5
+    )
+    assert len(found.panels()) == 4 and found.table().count("floor") == 1
 
 
 def test_seeds_decide_everything(report: EMReport) -> None:

@@ -12,12 +12,13 @@ from bayesgeom.report.diagnosis import Diagnosis, load_report
 from examples.replication import measurements, reports
 from tests.pages import READINGS
 
-MODULES = ("settling", "shares", "writes", "em.report")
+MODULES = ("settling", "shares", "values", "writes", "em.report")
 CALLS: dict[str, Callable[[Path], None]] = {
     "em_experiment": lambda out: measurements.em(seeds=2, steps=2, length=21, out=out),
     "write_strength": lambda out: measurements.write_strength("mess3-small", subspace="random:2", n=8, out=out),
     "share_controls": lambda out: measurements.share_controls("mess3-small", subspace="random:2", n=8, out=out),
     "swap_shares": lambda out: measurements.swap_shares(READINGS / "interventions", out=out),
+    "value_readings": lambda out: measurements.value_readings("mess3-small", n=16, out=out),
     "pass_thresholds": lambda out: measurements.pass_thresholds("mess3-small", n=16, n_untrained=1, out=out),
 }
 
@@ -34,12 +35,6 @@ def test_a_report_is_printed_and_saved(name: str, tmp_path: Path, capsys: pytest
     (tmp_path / "other" / "notes.txt").write_text("mine")
     with pytest.raises(OutputFault, match="holds something else"):
         CALLS[name](tmp_path / "other")
-
-
-def test_the_criteria_of_a_saved_report_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    measurements.criteria(READINGS / "bijection-v20" / "ablation")
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:2] for line in lines] == ["A1", "A2", "A3", "A4", "A5"] and ": supported (" in lines[0]
 
 
 @pytest.mark.exhaustive

@@ -21,6 +21,7 @@ OTHERS = {
     "n_threads": HERE["n_threads"] + 1,
     "has_numba": not HERE["has_numba"],
     "torch_version": "1.0",
+    "float32_precision": "tf32 (cuda)",
 }
 
 
@@ -64,7 +65,7 @@ def test_a_run_records_where_it_starts(stopped: Path, monkeypatch: pytest.Monkey
     assert environment.environment("cpu") == HERE | {"processor": "AVX512", "n_threads": 7, "has_numba": False}
 
 
-@pytest.mark.parametrize("name", ["processor", "has_numba"])
+@pytest.mark.parametrize("name", ["processor", "has_numba", "float32_precision"])
 def test_a_run_that_continues_elsewhere_warns_once_of_what_differs(name: str, run: Path) -> None:
     _rewrite(run, **{name: OTHERS[name]})
     expected = re.escape(f"run started ({name}: {OTHERS[name]}, now {HERE[name]}). The weights may differ")
@@ -124,3 +125,19 @@ def test_a_damaged_record_is_named(text: str, run: Path) -> None:
     (run / ENVIRONMENT).write_text(text)
     with pytest.raises(CheckpointFault, match=r"environment\.json"):
         train(TINY, run, resume=True, pace=QUIET)
+
+
+def test_a_record_of_an_earlier_version_says_less(run: Path) -> None:
+    (run / ENVIRONMENT).write_text(json.dumps({name: HERE[name] for name in HERE if name != "float32_precision"}))
+    train(TINY, run, resume=True, pace=QUIET)
+
+
+def test_products_in_another_precision_are_noticed(run: Path) -> None:
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    former = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        with pytest.warns(UserWarning, match=r"float32_precision: , now bf16 \(cpu\)"):
+            train(TINY, run, resume=True, pace=QUIET)
+    finally:
+        matmul.fp32_precision = former

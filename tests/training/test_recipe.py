@@ -1,11 +1,16 @@
 """Recipes: what they say at each step, their way to JSON and back, the committed ones, and their optimizers."""
 
+import inspect
 import itertools
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.checkpoint_files import checkpoints, read_description
@@ -160,3 +165,17 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     assert parts[0] == set(names.values()) - parts[1]
     everything = Optimizers(replace(TINY, optimizer="adamw"), module).parts
     assert [sum(len(group["params"]) for group in part.param_groups) for part in everything] == [len(names)]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.uint32, torch.tensor])
+def test_integers_of_numpy_and_torch_are_pythons(kind: Callable[[int], Any]) -> None:
+    sizes = {name: kind(size) if name != "architecture" else size for name, size in TINY.sizes.items()}
+    made = replace(TINY, steps=kind(20), seed=kind(3), sizes=sizes, lr=np.float32(0.5)).reseeded(kind(1))
+    assert made == replace(TINY, seed=3, lr=0.5).reseeded(1) and made.seed == 1_003
+    assert recipe_from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
+@pytest.mark.parametrize("by", [True, 1.5, "1", -1, 2**63])
+def test_other_seeds_are_refused(by: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"seed must be "):
+        inspect.unwrap(Recipe.reseeded)(TINY, by)

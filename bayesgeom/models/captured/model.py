@@ -27,7 +27,7 @@ from bayesgeom.core.errors import (
     check_types,
     shown,
 )
-from bayesgeom.core.files import apart, atomic_file, is_file, read_json, write_arrays
+from bayesgeom.core.files import apart, atomic_file, holds_others, is_file, read_json, remove_strays, write_arrays
 from bayesgeom.core.run import ALL_SITES, PATTERN, ModelSpec, Run, Site, Trials, concatenate, is_untrained, untrained
 from bayesgeom.models.base import (
     PASS_BYTES,
@@ -277,8 +277,9 @@ def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, 
 
 def _begun(folder: Path, requested: Manifest) -> Manifest:
     """The manifest to continue from, written if there is none."""
+    remove_strays(folder)
     if not is_capture(folder):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or holds_others(folder)):
             raise OutputFault(f"{folder} holds other files than a capture. Name an empty or a new directory.")
         requested.write(folder)
         return requested

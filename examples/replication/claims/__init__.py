@@ -1,4 +1,4 @@
-"""The claims of the literature as data: criterion, command, measured value and verdict of each.
+"""The claims of the literature as data: tests, commands, measured numbers and the verdict of each.
 
 `load` returns every claim by its id, `find` one of them, `verdict` the verdict on a claim, and `reproduce` measures one
 again.
@@ -9,8 +9,8 @@ Example:
     'entropy error 0.003 bits (v1), 0.007 bits (v3)'
 """
 
-from examples.replication.claims.claim import Claim, Verdict, verdict
+from examples.replication.claims.claim import Claim, Outcome, Verdict, verdict
 from examples.replication.claims.loading import find, load
 from examples.replication.claims.reproduction import reproduce
 
-__all__ = ["Claim", "Verdict", "find", "load", "reproduce", "verdict"]
+__all__ = ["Claim", "Outcome", "Verdict", "find", "load", "reproduce", "verdict"]

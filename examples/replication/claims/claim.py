@@ -1,8 +1,14 @@
-"""A claim of the literature: its text, its criterion, the command that measures it, the result and the verdict."""
+"""A claim of the literature: what it states, the tests of each network, and the one rule that gives its verdict.
+
+A test compares the 95 % interval of a number with a threshold. It *holds* if the whole interval lies on the stated
+side, *does not hold* if it lies on the other side, and is *at the threshold* in between. Tests of one network are
+joined, then networks by the claim's quantifier, then readings: `verdict` is the only rule.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, final
 
@@ -10,18 +16,28 @@ from bayesgeom.core.text import number_text
 
 
 class Verdict(StrEnum):
-    """The result of a claim's criterion; it is also the text, such as "supported".
+    """What the numbers say about a network or a claim; it is also the text, such as "does not hold".
+
+    `PARTLY` is of a claim on every network whose networks differ: its text counts them, as in "holds in 2 of 3".
 
     Example:
-        >>> Verdict("supported").name
-        'SUPPORTED'
+        >>> Verdict("does not hold").name
+        'FAILS'
     """
 
-    SUPPORTED = "supported"
-    CONTRADICTED = "contradicted"
-    NOT_DECIDED = "not decided"
-    NOT_TESTABLE = "not testable on this task"
-    NOT_TESTED = "not tested"
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    AT_THRESHOLD = "at the threshold"
+    NOT_IDENTIFIED = "not identified"
+    NO_DATA = "no data"
+    PARTLY = "holds in part"
+    DEPENDS = "depends on the reading"
+
+
+# The first verdict that occurs decides. A claim that no known network meets is not refuted by one without data.
+_ALL = (Verdict.FAILS, Verdict.NO_DATA, Verdict.NOT_IDENTIFIED, Verdict.AT_THRESHOLD, Verdict.HOLDS)
+_ORDER = (Verdict.HOLDS, Verdict.FAILS, Verdict.AT_THRESHOLD, Verdict.NOT_IDENTIFIED)  # in which a text counts them
+_ANY = (Verdict.HOLDS, Verdict.NO_DATA, Verdict.NOT_IDENTIFIED, Verdict.AT_THRESHOLD, Verdict.FAILS)
 
 
 @final
@@ -30,9 +46,10 @@ class Number:
     """The position of a number in a report: the row of its table with these entries.
 
     If several rows match, `reduce` chooses the one with the smallest or the largest value, and the interval allows for
-    the choice: see `bayesgeom.stats.bounds`. If `baseline` names a baseline of the estimate, the number is the level
-    of that baseline: its value, or the `end` of its range. `no_interval` says why the number never has an interval; it
-    is then judged by its value. Otherwise a missing interval leaves the condition open.
+    the choice: see `bayesgeom.stats.bounds`. `from_layer` and `from_position` restrict the rows. If `baseline` names a
+    baseline of the estimate, the number is the level of that baseline: its value, or the `end` of its range.
+    `no_interval` says why the number never has an interval; it is then judged by its value. A number whose interval is
+    withheld gives no data.
 
     `if_perfect` is for shares of right answers. If all n sequences are entirely right, the bootstrap gives no interval.
     At most 1 − 0.05^(1/n) of all sequences then hold an error, with 95 % confidence, and the lower end is 1 minus
@@ -41,14 +58,16 @@ class Number:
 
     name: str
     label: str
-    unit: str
     probe: str
     metric: str
+    unit: str = ""
     variant: str | None = None
     variant_has: str | None = None
     layer: int | None = None
     head: int | None = None
     position: int | None = None
+    from_layer: int = 0
+    from_position: int = 0
     reduce: Literal["only", "min", "max"] = "only"
     baseline: str = ""
     end: Literal["value", "low", "high"] = "value"
@@ -62,6 +81,11 @@ class Number:
         """Whether the number is judged by its value, because it never has an interval."""
         return bool(self.no_interval)
 
+    @property
+    def title(self) -> str:
+        """The label with its unit."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -69,46 +93,49 @@ class Run:
     """A command line and the numbers that are read from its report.
 
     `report` is the folder of the recorded report in a clone. `needs` names the checkpoints and trainings
-    that the command loads. `minutes` is about how long it takes on one idle CPU core: processor time of 25 November
-    2026 where it is not a whole number, else an earlier estimate on two cores.
+    that the command loads. `minutes` is about how long it takes on one idle CPU core. Without a command, no command
+    measures these numbers yet.
     """
 
     name: str
-    command: str
-    report: str | None
-    needs: Sequence[str]
-    minutes: float
-    numbers: Mapping[str, Number]
+    command: str = ""
+    report: str | None = None
+    needs: Sequence[str] = ()
+    minutes: float = 1.0
+    numbers: Mapping[str, Number] = field(default_factory=dict)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """One decidable part of a criterion: the interval of `number` lies below (above) `times` · `than`.
+    """One decidable part of a claim: the interval of `number` lies below (above) `times` · `than`.
 
-    `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself. With
-    `is_disjoint`, the two intervals must not overlap.
+    `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself. The
+    interval of another number counts: two that overlap are at the threshold. A threshold of at least `most`, the
+    largest value that the number can have, leaves no room: *not identified*.
     """
 
     number: str
     side: Literal["below", "above"]
     than: float | str
     times: float = 1.0
-    is_disjoint: bool = False
-
-    @property
-    def opposite(self) -> "Condition":
-        """The condition that the interval lies on the other side of the same threshold."""
-        return replace(self, side="above" if self.side == "below" else "below")
+    most: float = math.inf
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Hold:
-    """A verdict that stands whatever the numbers are, with a reason that no condition can state."""
+class Case:
+    """One network of a claim, under one reading, with tests that must all hold.
 
-    verdict: Verdict
-    reason: str
+    `part` names the layer or domain where several cases belong to one network; `size` says what differs from the
+    published network, which does not change the verdict.
+    """
+
+    network: str
+    tests: Sequence[Condition]
+    reading: str = ""
+    part: str = ""
+    size: str = ""
 
 
 @final
@@ -127,17 +154,13 @@ class Value:
     why_not: str = ""
     over: str = ""
 
-    @property
-    def scope(self) -> str:
-        """What the interval is over, as tables print it; "" for sequences."""
-        is_range = self.over not in ("", "trainings", "seeds", "networks")
-        return f"{'range ' * is_range}over {self.over}" if self.over else ""
-
     def text(self, unit: str = "") -> str:
         """Return the number with its interval and unit."""
         written = number_text(self.value)
         if not math.isnan(self.lo):
-            written += f" [{number_text(self.lo)}, {number_text(self.hi)}{self.scope and f'; {self.scope}'}]"
+            is_range = self.over not in ("", "trainings", "seeds", "networks")
+            over = f"; {'range ' * is_range}over {self.over}" if self.over else ""
+            written += f" [{number_text(self.lo)}, {number_text(self.hi)}{over}]"
         return f"{written} {unit}".strip()
 
 
@@ -166,68 +189,51 @@ class Measurement:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim, its criterion, the commands that measure it, and the recorded measurement if there is one.
+    """A claim, its tests, the commands that measure it, and the recorded measurement if there is one.
 
-    Claims are read from files by `load`; calling the class is only needed for a claim of one's own. In the texts of
-    `hold` and `why_open`, `{number}` stands for that measured number, so that text and table agree.
+    Claims are read from files by `load`; calling the class is only needed for a claim of one's own.
 
     Args:
         id: A letter and a number, such as "B1".
         claim: The claim as a sentence.
         source: Paper and section.
         published: The published numbers or statement.
-        criterion: What supports and what contradicts the claim.
-        is_criterion_later: Whether the criterion was written, or changed, after a first measurement.
-        does_not_show: What a supported claim does not show.
+        quantifier: "some …": one network is enough; "every …": each has to hold.
+        cases: Networks and readings, with their tests.
+        parts: How the cases of one network are joined: every one has to hold, or some one.
         runs: Commands, and the numbers that are read from their reports.
-        supported_if: Conditions that support the claim if all are met.
-        contradicted_if: Groups of conditions. The claim is contradicted if all of one group are met.
-        seeds: Number of trainings that the measurement covers; the smallest if its parts cover different numbers.
-        seeds_required: Number of trainings that the criterion requires.
-        trainings: The number of trainings of each part in words, if the parts differ.
-        hold: A verdict that stands whatever the numbers are, with its reason.
-        why_open: Why the recorded numbers decide nothing; shown while they do not.
-        finding: The result as a sentence.
-        shown: Names of the numbers that tables show.
-        against: Name of the number, or text, that tables show as the strongest baseline.
+        remark: What the verdict alone would hide, in a few words; it ends the claim's sentence.
         measured: The recorded measurement, or None.
 
     Example:
         >>> from examples.replication.claims import find
         >>> claim = find("B1")
-        >>> claim.id, claim.seeds_required, list(claim.numbers)
-        ('B1', 1, ['kl', 'error'])
+        >>> claim.id, claim.quantifier, [case.network for case in claim.cases]
+        ('B1', 'some transformer', ['`bijection-v20`'])
     """
 
     id: str
     claim: str
     source: str
     published: str
-    criterion: str
-    is_criterion_later: bool
-    does_not_show: str
-    runs: Sequence[Run]
-    supported_if: Sequence[Condition]
-    contradicted_if: Sequence[Sequence[Condition]]
-    seeds: int
-    seeds_required: int
-    trainings: str
-    hold: Hold | None
-    why_open: str
-    finding: str
-    shown: Sequence[str]
-    against: str
-    measured: Measurement | None
+    quantifier: str
+    cases: Sequence[Case]
+    parts: Literal["every", "some"] = "every"
+    runs: Sequence[Run] = ()
+    remark: str = ""
+    measured: Measurement | None = None
 
     @property
-    def commands(self) -> list[str]:
-        """The command lines that measure the claim."""
-        return [run.command for run in self.runs]
+    def is_universal(self) -> bool:
+        """Whether every network has to hold."""
+        return self.quantifier.startswith("every ")
 
     @property
-    def decisive(self) -> list[Run]:
-        """The runs from which numbers are read; all runs if no numbers are defined yet."""
-        return [run for run in self.runs if run.numbers] or list(self.runs)
+    def fails_if(self) -> str:
+        """How the claim could fail."""
+        kind = self.quantifier.partition(" ")[2]
+        which = f"of one {kind}" if self.is_universal else f"of each {kind}"
+        return f"an interval {which} lies on the other side of its threshold"
 
     @property
     def recordable(self) -> list[Run]:
@@ -237,7 +243,7 @@ class Claim:
     @property
     def duration(self) -> str:
         """About how long the commands take that `reproduce` runs, if no further training exists; "" without any."""
-        minutes = sum(run.minutes for run in self.recordable or self.decisive)
+        minutes = sum(run.minutes for run in self.recordable or self.runs if run.command)
         if minutes < 1:
             return f"{60 * minutes:.0f} s" if minutes else ""
         return f"{minutes:.0f} min" if minutes < 60 else f"{minutes / 60:.1f} h"
@@ -248,87 +254,156 @@ class Claim:
         return {name: number for run in self.runs for name, number in run.numbers.items()}
 
     @property
-    def conditions(self) -> list[Condition]:
-        """Every condition of the criterion: those that support, then those that contradict."""
-        return [*self.supported_if, *(condition for group in self.contradicted_if for condition in group)]
-
-    @property
     def unrecorded(self) -> list[str]:
         """Numbers that the runs define and the measurement lacks; empty if nothing was measured."""
         return [] if self.measured is None else [name for name in self.numbers if name not in self.measured.numbers]
 
 
-def is_met(condition: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> bool:
-    """Return whether the whole interval of the condition's number lies on the required side of its threshold.
+@final
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A verdict, and how many of the claim's networks have each verdict if it is about several networks."""
 
-    A missing number meets nothing, and neither does a number without an interval unless it is judged as a point. If the
-    threshold is itself a measured number, its value is used, or the near end of its interval with `is_disjoint`.
+    verdict: Verdict
+    counts: Mapping[Verdict, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.verdict != Verdict.PARTLY:
+            return str(self.verdict)
+        known = sum(n for own, n in self.counts.items() if own != Verdict.NO_DATA)
+        first, *others = [own for own in _ORDER if self.counts.get(own)]
+        rest = "".join(f", {own} in {self.counts[own]}" for own in others if own != Verdict.FAILS)
+        return f"{first} in {self.counts[first]} of {known}{rest}"
+
+
+def threshold(test: Condition, numbers: Mapping[str, Value]) -> tuple[float, float]:
+    """Return the ends of a test's threshold: equal for a constant and a level, NaN if it is not known.
+
+    Example:
+        >>> threshold(Condition(number="kl", side="below", than=2.0, times=0.5), {})
+        (1.0, 1.0)
+    """
+    if not isinstance(test.than, str):
+        ends = [test.than, test.than]
+    elif test.than == "baseline":
+        ends = [numbers[test.number].baseline] * 2 if test.number in numbers else [math.nan] * 2
+    elif test.than in numbers:
+        other = numbers[test.than]
+        ends = [other.value, other.value] if math.isnan(other.lo) else [other.lo, other.hi]
+    else:
+        ends = [math.nan, math.nan]
+    low, high = sorted(test.times * end for end in ends)
+    return low, high
+
+
+def judged(test: Condition, numbers: Mapping[str, Value], *, is_point: bool = False) -> Verdict:
+    """Return the verdict of one test.
 
     Args:
-        condition: The condition.
+        test: The test.
         numbers: The measured numbers by name.
         is_point: Whether the number is judged by its value alone.
+
+    Example:
+        >>> kl = Value(value=0.5, lo=0.4, hi=0.6, baseline=1.0)
+        >>> [str(judged(Condition(number="kl", side="below", than=x), {"kl": kl})) for x in (0.7, 0.5, 0.3)]
+        ['holds', 'at the threshold', 'does not hold']
     """
-    needed = {condition.number} | ({condition.than} if isinstance(condition.than, str) else set()) - {"baseline"}
-    if not needed <= numbers.keys():
-        return False
-    found, limit = numbers[condition.number], threshold(condition, numbers)
-    if condition.side == "below":
-        return (found.value if is_point else found.hi) < limit
-    return (found.value if is_point else found.lo) > limit
+    own, (least, most) = numbers.get(test.number), threshold(test, numbers)
+    if own is None or math.isnan(least):
+        return Verdict.NO_DATA
+    low, high = (own.value, own.value) if is_point else (own.lo, own.hi)
+    if math.isnan(low):
+        return Verdict.NO_DATA
+    if test.side == "above" and most >= test.most:
+        return Verdict.NOT_IDENTIFIED
+    is_below, is_above = high < least, low > most
+    if not (is_below or is_above):
+        return Verdict.AT_THRESHOLD
+    return Verdict.HOLDS if is_below == (test.side == "below") else Verdict.FAILS
 
 
-def threshold(condition: Condition, numbers: Mapping[str, Value]) -> float:
-    """Return the threshold of a condition."""
-    if not isinstance(condition.than, str):
-        return condition.times * condition.than
-    if condition.than == "baseline":
-        return condition.times * numbers[condition.number].baseline
-    other = numbers[condition.than]
-    if not condition.is_disjoint:
-        return condition.times * other.value
-    return condition.times * (other.lo if condition.side == "below" else other.hi)
+def rows(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Iterator[tuple[Case, Condition, Verdict]]:
+    """Return every test of a claim with its verdict, in the order of the cases; `numbers` as for `verdict`."""
+    known = _numbers(claim, numbers)
+    for case in claim.cases:
+        for test in case.tests:
+            yield case, test, judged(test, known, is_point=claim.numbers[test.number].is_point)
 
 
-def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Verdict:
-    """Return the verdict on a claim.
+def by_part(claim: Claim, numbers: Mapping[str, Value] | None = None) -> dict[tuple[str, str], dict[str, Verdict]]:
+    """Return the verdict of each part of every reading and network: all its tests have to hold."""
+    tests: dict[tuple[str, str], dict[str, list[Verdict]]] = {}
+    for case, _, own in rows(claim, numbers):
+        tests.setdefault((case.reading, case.network), {}).setdefault(case.part, []).append(own)
+    return {place: {part: weakest(own) for part, own in parts.items()} for place, parts in tests.items()}
 
-    The claim is supported if all conditions in `supported_if` are met, and contradicted if all of one group in
-    `contradicted_if` are. If neither or both hold, or with fewer trainings than the criterion requires, it is not
-    decided. A claim on hold has the verdict that its hold states.
+
+def by_network(claim: Claim, numbers: Mapping[str, Value] | None = None) -> dict[tuple[str, str], Verdict]:
+    """Return the verdict of every reading and network, whose parts are joined by the claim's `parts`."""
+    order = _ALL if claim.parts == "every" else _ANY
+    return {place: _first(order, list(parts.values())) for place, parts in by_part(claim, numbers).items()}
+
+
+def deciding(claim: Claim) -> list[tuple[Case, Condition, Verdict]]:
+    """Return the recorded rows; of a network that needs some one part, only those of the part that decides."""
+    found, networks, chosen = list(rows(claim)), by_network(claim), by_part(claim)
+    if claim.parts == "every":
+        return found
+    part = {
+        place: next(name for name, own in parts.items() if own == networks[place]) for place, parts in chosen.items()
+    }
+    return [row for row in found if row[0].part == part[row[0].reading, row[0].network]]
+
+
+def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Outcome:
+    """Return the verdict on a claim: the one rule for all claims.
+
+    Networks without data do not count. A claim on *some* network holds if one does, and does not hold if none does. A
+    claim on *every* network holds if all do, does not hold if none does, and else says in how many it holds. Readings
+    that give different verdicts give *depends on the reading*.
 
     Args:
         claim: The claim.
         numbers: Numbers to judge instead of the recorded ones, by name.
 
     Returns:
-        The verdict: `NOT_TESTED` without numbers or conditions.
+        The verdict; `NO_DATA` without numbers.
 
     Example:
         >>> from examples.replication.claims import find
         >>> str(verdict(find("C1")))
-        'not tested'
+        'no data'
     """
-    if claim.hold is not None:
-        return claim.hold.verdict
-    judged = claim.measured.numbers if numbers is None and claim.measured is not None else numbers
-    if judged is None or not claim.supported_if:
-        return Verdict.NOT_TESTED
-    met = {own for own in claim.conditions if is_met(own, judged, is_point=claim.numbers[own.number].is_point)}
-    is_supported = met.issuperset(claim.supported_if)
-    is_contradicted = any(met.issuperset(group) for group in claim.contradicted_if)
-    if claim.seeds < claim.seeds_required or is_supported == is_contradicted:
-        return Verdict.NOT_DECIDED
-    return Verdict.SUPPORTED if is_supported else Verdict.CONTRADICTED
+    readings: dict[str, list[Verdict]] = {}
+    for (reading, _), own in by_network(claim, numbers).items():
+        readings.setdefault(reading, []).append(own)
+    found = [_over_networks(claim, own) for own in readings.values()]
+    known = [own for own in found if own.verdict != Verdict.NO_DATA]
+    if not known:
+        return found[0]
+    return known[0] if len(set(map(str, known))) == 1 else Outcome(verdict=Verdict.DEPENDS)
 
 
-def reason(claim: Claim) -> str:
-    """Return why a claim has no verdict, with the measured numbers in place of their names.
+def _over_networks(claim: Claim, verdicts: Sequence[Verdict]) -> Outcome:
+    counts = Counter(verdicts)
+    known = [own for own in verdicts if own != Verdict.NO_DATA]
+    if not known:
+        return Outcome(verdict=Verdict.NO_DATA, counts=counts)
+    if not claim.is_universal:
+        return Outcome(verdict=_first(_ANY, known), counts=counts)
+    return Outcome(verdict=known[0] if len(set(known)) == 1 else Verdict.PARTLY, counts=counts)
 
-    Empty if it has a verdict, or if no text says why it has none.
-    """
-    if claim.hold is None and verdict(claim) != Verdict.NOT_DECIDED:
-        return ""
-    why = claim.why_open if claim.hold is None else claim.hold.reason
+
+def weakest(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict of what has to hold as a whole: one that fails decides, else one without data."""
+    return _first(_ALL, verdicts)
+
+
+def _first(order: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Verdict:
+    return next(own for own in order if own in verdicts)
+
+
+def _numbers(claim: Claim, numbers: Mapping[str, Value] | None) -> Mapping[str, Value]:
     recorded = {} if claim.measured is None else claim.measured.numbers
-    return why.format_map({n: recorded[n].text(of.unit) if n in recorded else "–" for n, of in claim.numbers.items()})
+    return recorded if numbers is None else numbers

@@ -65,7 +65,7 @@ def reproduce_claims(
                 continue
             if folder is not None:
                 again.save(folder)
-            print(f"{again.output if not again.found else ''}\n{again.table()}\n")
+            print(f"\n{again.table()}\n")
             are_same &= again.is_reproduced
     return 0 if are_same else 1
 

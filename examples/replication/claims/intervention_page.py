@@ -70,7 +70,7 @@ def _fit(swaps: "pd.DataFrame", kind: str, quantity: str) -> str:
 
 
 def causes() -> str:
-    """Return every layer in which entropy or belief is causal, and whether it survives with position and answer held fixed."""
+    """Return every layer in which entropy or belief is causal, and whether it survives with both held fixed."""
     table = interventions()
     rows = []
     for (name, site, positions), place in table[table.kind != "erase onwards"].groupby(

@@ -2,79 +2,19 @@
 
 import functools
 import tomllib
+import types
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
-from string import Formatter
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from bayesgeom.core.errors import InvalidArgument, unknown_name
-from examples.replication.claims.claim import (
-    Claim,
-    Condition,
-    Hold,
-    Measurement,
-    Number,
-    Origin,
-    Run,
-    Value,
-    Verdict,
-)
+from examples.replication.claims.claim import Case, Claim, Condition, Measurement, Number, Origin, Run, Value
 
 FOLDER, MEASURED = Path(__file__).parent / "data", "measured.toml"
 PROGRAMS = ("bayesgeom ", "python -m examples.replication ")  # what a command may begin with
-_CLAIM = {
-    "id": str,
-    "claim": str,
-    "source": str,
-    "published": str,
-    "criterion": str,
-    "does_not_show": str,
-    "run": list,
-    "supported_if": list,
-    "contradicted_if": list,
-    "seeds": int,
-    "seeds_required": int,
-    "trainings": str,
-    "hold": dict,
-    "why_open": str,
-    "finding": str,
-    "shown": list,
-    "against": str,
-    "is_criterion_later": bool,
-}
-_REQUIRED = ("id", "claim", "source", "published", "criterion", "does_not_show")
-_RUN = {"name": str, "command": str, "report": str, "needs": list, "minutes": (int, float), "numbers": dict}
-_NUMBER = {
-    "label": str,
-    "unit": str,
-    "probe": str,
-    "metric": str,
-    "variant": str,
-    "variant_has": str,
-    "layer": int,
-    "head": int,
-    "position": int,
-    "reduce": str,
-    "baseline": str,
-    "end": str,
-    "baseline_label": str,
-    "no_interval": str,
-    "if_perfect": (int, float),
-    "tolerance": (int, float),
-}
-_CONDITION = {
-    "number": str,
-    "is": str,
-    "than": (str, int, float),
-    "times": (int, float),
-    "disjoint": bool,
-}
-_HOLD = {"verdict": str, "reason": str}
-_OPTIONAL = ("why_not", "over")
-_NUMERIC = dict.fromkeys(("value", "lo", "hi", "baseline"), (int, float))
-_VALUE: dict[str, Any] = _NUMERIC | dict.fromkeys(_OPTIONAL, str)
-_ORIGIN = {"model": str, "weights_hash": str, "n": int, "seed": int}
+Made = TypeVar("Made")
 
 
 @functools.cache
@@ -103,13 +43,13 @@ def find(claim_id: str) -> Claim:
         claim_id: The id, such as "B1".
 
     Returns:
-        The claim, with its criterion, commands and recorded measurement.
+        The claim, with its tests, commands and recorded measurement.
 
     Raises:
         UnknownName: If there is none; the message lists those that exist.
 
     Example:
-        >>> find("B1").commands[0].split()[:2]
+        >>> find("B1").runs[0].command.split()[:2]
         ['bayesgeom', 'diagnose']
     """
     known = load()
@@ -144,174 +84,119 @@ def parsed(texts: list[str], measured: Mapping[str, Any]) -> dict[str, Claim]:
 
 
 def _claim(entry: Mapping[str, Any], measured: Mapping[str, Any] | None, where: str) -> Claim:
-    _check(entry, _CLAIM, _REQUIRED, where)
-    runs = tuple(_run(run, where) for run in entry.get("run", []))
-    counts = Counter(name for run in runs for name in run.numbers)
+    parts = {
+        "runs": tuple(_run(run, where) for run in entry.get("run", [])),
+        "cases": tuple(_case(case, where) for case in entry.get("case", [])),
+        "measured": None if measured is None else _measurement(measured, f"the measurement of {where}"),
+    }
+    claim = _made(Claim, {name: own for name, own in entry.items() if name not in ("run", "case")}, where, parts)
+    if not claim.cases:
+        raise InvalidArgument(f"{where} has no case: name a network and its tests.")
+    if not claim.quantifier.startswith(("every ", "some ")):
+        raise InvalidArgument(f"{where}: quantifier must start with 'every ' or 'some ', got {claim.quantifier!r}.")
+    counts = Counter(name for run in claim.runs for name in run.numbers)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise InvalidArgument(f"{where}: number {twice[0]!r} is defined by two runs. Rename one.")
-    supported_if = tuple(_condition(condition, where) for condition in entry.get("supported_if", []))
-    claim = Claim(
-        **{name: entry[name] for name in _REQUIRED},
-        runs=runs,
-        supported_if=supported_if,
-        contradicted_if=_contradicting(entry, supported_if, where),
-        seeds=entry.get("seeds", 1),
-        seeds_required=entry.get("seeds_required", 1),
-        trainings=entry.get("trainings", ""),
-        is_criterion_later=entry.get("is_criterion_later", False),
-        hold=_hold(entry["hold"], where) if "hold" in entry else None,
-        why_open=entry.get("why_open", ""),
-        finding=entry.get("finding", ""),
-        shown=tuple(entry.get("shown", [])),
-        against=entry.get("against", ""),
-        measured=None if measured is None else _measurement(measured, where),
-    )
-    for name in _named(claim):
-        if name not in claim.numbers:
-            raise InvalidArgument(f"{where} refers to number {name!r}. Its runs define: {_listed(claim.numbers)}.")
-    if claim.why_open and (claim.hold is not None or not claim.supported_if):
+    if unknown := [name for name in _named(claim) if name not in counts]:
+        raise InvalidArgument(f"{where} refers to number {unknown[0]!r}. Its runs define: {_listed(counts)}.")
+    if unused := sorted(counts.keys() - set(_named(claim))):
+        raise InvalidArgument(f"{where}: no test reads {', '.join(unused)}. Add a test, or delete the number.")
+    strangers = sorted(claim.measured.numbers.keys() - counts.keys()) if claim.measured is not None else []
+    if strangers:
         raise InvalidArgument(
-            f"{where}: why_open explains conditions that leave the claim open, so it needs supported_if and no hold. "
-            f"Give the reason in 'hold', or write the conditions."
+            f"{where}: the measurement records {', '.join(strangers)}, which no run defines; the runs define "
+            f"{_listed(counts)}. Delete these lines from {MEASURED}, or give the runs these numbers again."
         )
-    if claim.measured is not None:
-        _check_recorded(claim, where)
     return claim
 
 
-def _check_recorded(claim: Claim, where: str) -> None:
-    """Refuse recorded numbers that no run defines.
-
-    A number that a run defines may be missing from the record: conditions that need it are open until then.
-    """
-    assert claim.measured is not None, "only of what was measured"
-    if strangers := sorted(claim.measured.numbers.keys() - claim.numbers.keys()):
-        raise InvalidArgument(
-            f"{where}: the measurement records {', '.join(strangers)}, which no run defines; the runs define "
-            f"{_listed(claim.numbers)}. Delete these lines from {MEASURED}, or give the runs these numbers again."
-        )
-
-
 def _named(claim: Claim) -> Iterator[str]:
-    """Every number that a claim's conditions and texts refer to."""
-    yield from claim.shown
-    if claim.against in claim.numbers or (claim.against and " " not in claim.against):
-        yield claim.against
-    for text in (claim.why_open, "" if claim.hold is None else claim.hold.reason):
-        yield from (name for _, name, _, _ in Formatter().parse(text) if name is not None)
-    for condition in claim.conditions:
-        yield condition.number
-        if isinstance(condition.than, str) and condition.than != "baseline":
-            yield condition.than
+    """Every number that a claim's tests refer to."""
+    for test in (test for case in claim.cases for test in case.tests):
+        yield test.number
+        if isinstance(test.than, str) and test.than != "baseline":
+            yield test.than
+
+
+def _case(entry: Mapping[str, Any], where: str) -> Case:
+    place = f"case {entry.get('network', '(without a network)')!r} of {where}"
+    tests = tuple(_test(own, place) for own in entry.get("tests", []))
+    if not tests:
+        raise InvalidArgument(f"{place} has no tests: state one as {{ number = …, above = … }}.")
+    return _made(Case, {name: own for name, own in entry.items() if name != "tests"}, place, {"tests": tests})
+
+
+def _test(entry: Mapping[str, Any], where: str) -> Condition:
+    sides = [side for side in ("above", "below") if side in entry]
+    if len(sides) != 1:
+        raise InvalidArgument(f"a test of {where} needs one of above and below, got {_listed(entry)}.")
+    own = {name: value for name, value in entry.items() if name not in sides}
+    return _made(Condition, own | {"side": sides[0], "than": entry[sides[0]]}, f"a test of {where}")
 
 
 def _run(entry: Mapping[str, Any], where: str) -> Run:
-    _check(entry, _RUN, ("name", "command"), f"a run of {where}")
-    place = f"run {entry['name']!r} of {where}"
-    if not entry["command"].startswith(PROGRAMS):
-        raise InvalidArgument(
-            f"{place}: the command must start with {' or '.join(map(repr, PROGRAMS))}, got {entry['command']!r}."
-        )
+    place = f"run {entry.get('name', '(without a name)')!r} of {where}"
     numbers = {name: _number(name, own, place) for name, own in entry.get("numbers", {}).items()}
-    return Run(
-        name=entry["name"],
-        command=entry["command"],
-        report=entry.get("report"),
-        needs=tuple(entry.get("needs", [])),
-        minutes=float(entry.get("minutes", 1)),
-        numbers=numbers,
-    )
+    run = _made(Run, {name: own for name, own in entry.items() if name != "numbers"}, place, {"numbers": numbers})
+    if run.command and not run.command.startswith(PROGRAMS):
+        raise InvalidArgument(
+            f"{place}: the command must start with {' or '.join(map(repr, PROGRAMS))}, got {run.command!r}."
+        )
+    return run
 
 
 def _number(name: str, entry: Mapping[str, Any], where: str) -> Number:
     place = f"number {name!r} of {where}"
-    _check(entry, _NUMBER, ("label", "probe", "metric"), place)
-    if entry.get("reduce", "only") not in ("only", "min", "max"):
-        raise InvalidArgument(f"{place}: reduce must be one of only, min, max, got {entry['reduce']!r}.")
-    if entry.get("end", "value") not in ("value", "low", "high") or ("end" in entry and "baseline" not in entry):
-        raise InvalidArgument(
-            f"{place}: end must be one of value, low, high, and needs 'baseline'; got {entry['end']!r}."
-        )
-    return Number(name=name, **{"unit": "", **entry})
-
-
-def _condition(entry: Mapping[str, Any], where: str) -> Condition:
-    _check(entry, _CONDITION, ("number", "is", "than"), f"a condition of {where}")
-    if entry["is"] not in ("below", "above"):
-        raise InvalidArgument(f"a condition of {where}: 'is' must be below or above, got {entry['is']!r}.")
-    is_disjoint = entry.get("disjoint", False)
-    if is_disjoint and (not isinstance(entry["than"], str) or entry["than"] == "baseline"):
-        raise InvalidArgument(
-            f"a condition of {where}: disjoint compares two intervals, so than must name a number; got "
-            f"{entry['than']!r}."
-        )
-    return Condition(
-        number=entry["number"],
-        side=entry["is"],
-        than=entry["than"],
-        times=float(entry.get("times", 1)),
-        is_disjoint=is_disjoint,
-    )
-
-
-def _contradicting(
-    entry: Mapping[str, Any], supported_if: tuple[Condition, ...], where: str
-) -> tuple[tuple[Condition, ...], ...]:
-    """The groups that contradict: by default each supporting condition on its other side, alone."""
-    if "contradicted_if" not in entry:
-        return tuple((condition.opposite,) for condition in supported_if)
-    if entry["contradicted_if"] and not supported_if:
-        raise InvalidArgument(f"{where} has contradicted_if without supported_if: state both.")
-    groups = [own if isinstance(own, list) else [own] for own in entry["contradicted_if"]]
-    if not all(groups):
-        raise InvalidArgument(f"{where}: a group in contradicted_if is empty: name its conditions, or delete it.")
-    return tuple(tuple(_condition(condition, where) for condition in group) for group in groups)
-
-
-def _hold(entry: Mapping[str, Any], where: str) -> Hold:
-    _check(entry, _HOLD, tuple(_HOLD), f"the hold of {where}")
-    allowed = [str(v) for v in Verdict if v not in (Verdict.SUPPORTED, Verdict.CONTRADICTED)]
-    if entry["verdict"] not in allowed:
-        raise InvalidArgument(
-            f"the hold of {where}: verdict must be one of {', '.join(allowed)}, got {entry['verdict']!r}. Supported "
-            f"and contradicted follow from measured numbers alone."
-        )
-    return Hold(verdict=Verdict(entry["verdict"]), reason=entry["reason"])
+    if "end" in entry and "baseline" not in entry:
+        raise InvalidArgument(f"{place}: end is of a baseline, so it needs 'baseline'; got {entry['end']!r}.")
+    return _made(Number, {"name": name, **entry}, place)
 
 
 def _measurement(entry: Mapping[str, Any], where: str) -> Measurement:
-    place = f"the measurement of {where}"
-    fields = {"date": str, "machine": str, "numbers": dict, "origins": dict}
-    _check(entry, fields, tuple(fields), place)
-    for kind, known in (("numbers", _VALUE), ("origins", _ORIGIN)):
-        for name, own in entry[kind].items():
-            _check(own, known, tuple(key for key in known if key not in _OPTIONAL), f"{kind} {name!r} of {place}")
-    values = {
-        name: Value(
-            **{key: float(x) for key, x in own.items() if key not in _OPTIONAL},
-            why_not=own.get("why_not", ""),
-            over=own.get("over", ""),
-        )
-        for name, own in entry["numbers"].items()
+    parts = {
+        kind: {name: _made(made, own, f"{kind} {name!r} of {where}") for name, own in entry.get(kind, {}).items()}
+        for kind, made in (("numbers", Value), ("origins", Origin))
     }
-    origins = {name: Origin(**own) for name, own in entry["origins"].items()}
-    return Measurement(date=entry["date"], machine=entry["machine"], numbers=values, origins=origins)
+    return _made(Measurement, {name: own for name, own in entry.items() if name not in parts}, where, parts)
 
 
-def _check(entry: Mapping[str, Any], known: Mapping[str, Any], required: tuple[str, ...], where: str) -> None:
-    """Refuse an entry that is missing, unknown or of another type."""
-    for name in required:
-        if name not in entry:
-            raise InvalidArgument(f"{where} has no {name!r}: add it.")
+def _made(kind: type[Made], entry: Mapping[str, Any], where: str, parts: Mapping[str, Any] | None = None) -> Made:
+    """Return a `kind` from the entry's fields and the parts that are made already.
+
+    Raises:
+        InvalidArgument: A field is missing, unknown, or of another type.
+    """
+    hints, given = get_type_hints(kind), dict(parts or {})
+    own = [each for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]  # a dataclass
+    for each in own:
+        if each.name not in entry and each.default is MISSING and each.default_factory is MISSING:
+            raise InvalidArgument(f"{where} has no {each.name!r}: add it.")
+    known = {each.name: hints[each.name] for each in own}
     for name, value in entry.items():
         if name not in known:
             raise InvalidArgument(f"{where} has no field {name!r}. Fields: {_listed(known)}.")
-        if not isinstance(value, known[name]) or (isinstance(value, bool) and known[name] is not bool):
-            raise InvalidArgument(f"{where}: {name!r} must be of type {_type_name(known[name])}, got {value!r}.")
+        if not _fits(value, known[name]):
+            raise InvalidArgument(f"{where}: {name!r} must be {_kind_text(known[name])}, got {value!r}.")
+    return kind(**given, **entry)
 
 
-def _type_name(kind: Any) -> str:
-    return " or ".join(k.__name__ for k in kind) if isinstance(kind, tuple) else str(kind.__name__)
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, own) for own in get_args(hint))
+    if isinstance(value, bool):
+        return hint is bool
+    if hint is float:
+        return isinstance(value, int | float)
+    return isinstance(value, list if get_origin(hint) is not None else hint)
+
+
+def _kind_text(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(get_args(hint))}"
+    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return "of type " + " or ".join(own.__name__ for own in kinds if own is not type(None))
 
 
 def _listed(names: Mapping[str, Any]) -> str:

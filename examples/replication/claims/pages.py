@@ -1,19 +1,32 @@
-"""The generated parts of `claims.md` and `interventions.md`, and the rows that the terminal shows."""
+"""The generated pages: `claims.md` with a plot for each claim, and the generated parts of `interventions.md`."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.text import number_text, with_unit
-from bayesgeom.report.render import markdown
+from bayesgeom.core.text import number_text
 from examples.replication.claims import intervention_page
-from examples.replication.claims.claim import Claim, Number, reason, verdict
+from examples.replication.claims.claim import (
+    Case,
+    Claim,
+    Condition,
+    Value,
+    Verdict,
+    deciding,
+    threshold,
+    verdict,
+    weakest,
+)
+from examples.replication.claims.loading import FOLDER as DATA
 from examples.replication.claims.loading import load
+from examples.replication.claims.plots import plot
 
 START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
-PAGES = tuple(f"examples/replication/{name}.md" for name in ("claims", "interventions"))
-_LATER = " (written or changed after a first measurement)"
+FOLDER = Path("examples/replication")
+HEAD = DATA / "page.md"  # the text before the claims
+CLAIMS, INTERVENTIONS, PLOTS = FOLDER / "claims.md", FOLDER / "interventions.md", FOLDER / "plots"
 _GROUPS = {
     "B": "Bijection: calibration",
     "H": "Hidden Markov models: calibration",
@@ -30,28 +43,29 @@ _GROUPS = {
 
 
 def write(clone: Path) -> list[Path]:
-    """Write the generated parts of the pages into the clone.
+    """Write the generated pages and plots into the clone.
 
     Returns:
         The files that changed.
     """
+    claims, path = load(), clone / INTERVENTIONS
+    if not path.is_file():
+        raise InvalidArgument(f"{clone} holds no {INTERVENTIONS}: name the root of a clone.")
+    texts = {CLAIMS: page(claims), INTERVENTIONS: refreshed(path.read_text(encoding="utf-8"))}
+    texts |= {PLOTS / f"{claim.id}.svg": plot(claim) for claim in claims.values()}
+    (clone / PLOTS).mkdir(exist_ok=True)
     changed = []
-    for name in PAGES:
+    for name, text in texts.items():
         path = clone / name
-        if not path.is_file():
-            raise InvalidArgument(f"{clone} holds no {name}: name the root of a clone.")
-        before = path.read_text(encoding="utf-8")
-        after = refreshed(before, load())
-        if after != before:
-            path.write_text(after, encoding="utf-8")
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
             changed.append(path)
     return changed
 
 
-def refreshed(page: str, claims: Mapping[str, Claim]) -> str:
-    """Return a page with its generated parts replaced by the current claims and interventions."""
-    parts = {"summary": lambda: summary(claims.values()), "claims": lambda: details(claims.values())}
-    for name, made in {**parts, **intervention_page.PARTS}.items():
+def refreshed(page: str) -> str:
+    """Return a page with its generated parts replaced by the current interventions."""
+    for name, made in intervention_page.PARTS.items():
         start = START.format(name)
         if start in page:
             before, _, rest = page.partition(start)
@@ -62,23 +76,79 @@ def refreshed(page: str, claims: Mapping[str, Claim]) -> str:
     return page
 
 
-def summary(claims: Iterable[Claim]) -> str:
-    """Return a table with a row for every claim."""
-    rows = [
-        (f"[{c.id}](#{c.id.lower()})", c.claim, str(verdict(c)), _measured(c), _baseline(c), _seeds(c)) for c in claims
-    ]
-    return markdown(("id", "claim", "verdict", "measured [95 % interval]", "strongest baseline", "trainings"), rows)
-
-
-def details(claims: Iterable[Claim]) -> str:
-    """Return every claim with its source, criterion, commands and measurement, by group."""
-    by_group: dict[str, list[Claim]] = {}
-    for claim in claims:
-        by_group.setdefault(claim.id[0], []).append(claim)
-    parts = []
+def page(claims: Mapping[str, Claim]) -> str:
+    """Return `claims.md`: how many claims have each verdict, then each claim in its group."""
+    parts = [HEAD.read_text(encoding="utf-8"), summary(claims.values())]
     for letter, title in _GROUPS.items():
-        parts += [f"## {title}", *(_detail(claim) for claim in by_group.get(letter, []))]
-    return "\n\n".join(parts)
+        parts += [f"## {title}", *(section(claim) for claim in claims.values() if claim.id[0] == letter)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def summary(claims: Iterable[Claim]) -> str:
+    """Return a table of the verdicts with the claims of each."""
+    found: dict[Verdict, list[str]] = {own: [] for own in Verdict}
+    for claim in claims:
+        found[verdict(claim).verdict].append(f"[{claim.id}](#{claim.id.lower()})")
+    listed = [(str(own), str(len(ids)), ", ".join(ids)) for own, ids in found.items() if ids]
+    return _table(("verdict", "claims", "which"), listed)
+
+
+def section(claim: Claim) -> str:
+    """Return a claim as one sentence, one table and one plot."""
+    remark = f": {claim.remark}" if claim.remark else ""
+    sentence = f"{claim.claim.removesuffix('.')} ({claim.quantifier}) — **{verdict(claim)}**{remark}."
+    return f"### {claim.id}\n\n{sentence}\n\n{table(claim)}\n\n![{claim.id}](plots/{claim.id}.svg)"
+
+
+def table(claim: Claim) -> str:
+    """Return the rows of a claim with their verdicts; a quantity that is the same in every row is in the head."""
+    numbers = {} if claim.measured is None else claim.measured.numbers
+    titles = {claim.numbers[test.number].title for _, test, _ in deciding(claim)}
+    head = ["network", "reading"] + ["quantity"] * (len(titles) > 1)
+    cells = [
+        [_network(case), " ".join(filter(None, (case.reading, case.part)))]
+        + [claim.numbers[test.number].title] * (len(titles) > 1)
+        + [_value(numbers.get(test.number)), conditions, own]
+        for case, test, conditions, own in joined(claim, numbers)
+    ]
+    value = titles.pop() if len(titles) == 1 else "value"
+    head += [f"{value} [95 % interval]" if numbers else value, "holds if", "verdict"]
+    if not any(row[1] for row in cells):
+        head, cells = [head[0], *head[2:]], [[row[0], *row[2:]] for row in cells]
+    published = [f"published ({claim.source})", *[""] * (len(head) - 4), claim.published, "", ""]
+    return _table(head, [published, *cells])
+
+
+def joined(claim: Claim, numbers: Mapping[str, Value]) -> Iterator[tuple[Case, Condition, str, str]]:
+    """Return a row for each number of a case, with all its conditions, and its weakest verdict as text."""
+    for (case, _), group in groupby(deciding(claim), key=lambda row: (row[0], row[1].number)):
+        tests, verdicts = zip(*((test, own) for _, test, own in group), strict=True)
+        yield (
+            case,
+            tests[0],
+            " and ".join(threshold_text(claim, test, numbers) for test in tests),
+            str(weakest(verdicts)),
+        )
+
+
+def threshold_text(claim: Claim, test: Condition, numbers: Mapping[str, Value]) -> str:
+    """Return a test's condition, such as "< 0.0111 (0.01 × uniform predictor)"."""
+    sign = ">" if test.side == "above" else "<"
+    low, high = threshold(test, numbers)
+    edge = high if test.side == "above" else low
+    level = sign if math.isnan(edge) else f"{sign} {number_text(edge)}"
+    number = claim.numbers[test.number]
+    of = number.baseline_label or "strongest baseline"
+    if test.than != "baseline":
+        of = claim.numbers[test.than].label if isinstance(test.than, str) else number.label
+    times = f"{_factor(test.times)} × " if test.times != 1 else ""
+    return level if of == number.label else f"{level} ({times}{of})"
+
+
+def _factor(times: float) -> str:
+    """The factor, as a fraction where it is one of whole numbers, as in 1/618."""
+    inverse = 1 / times
+    return f"1/{round(inverse)}" if inverse > 100 and math.isclose(inverse, round(inverse)) else number_text(times)
 
 
 def titles(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
@@ -87,124 +157,30 @@ def titles(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
 
 
 def overview(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
-    """Return the rows of the table on the terminal: the first measured number of every claim, and its baseline."""
-    rows: list[tuple[str, ...]] = []
-    for c in claims:
-        found = None if c.measured is None else c.measured.numbers.get(c.shown[0])
-        number = "–" if found is None else f"{c.numbers[c.shown[0]].label} {found.text(c.numbers[c.shown[0]].unit)}"
-        rows.append((c.id, str(verdict(c)), number + f"; baseline {_baseline(c)}" * (_baseline(c) != "–")))
-    return rows
+    """Return the rows of the table on the terminal: each test's number, threshold and verdict."""
+    found = list[tuple[str, ...]]()
+    for claim in claims:
+        numbers = {} if claim.measured is None else claim.measured.numbers
+        found.append((claim.id, str(verdict(claim)), claim.claim))
+        for case, test, conditions, own in joined(claim, numbers):
+            place = ", ".join(filter(None, (case.network, case.reading, case.part))).replace("`", "")
+            label, measured = claim.numbers[test.number].title, _value(numbers.get(test.number))
+            found.append(("", own, f"{place}: {label} {measured} {conditions}"))
+    return found
 
 
-def _detail(claim: Claim) -> str:
-    lines = [
-        f"### {claim.id}",
-        "",
-        f"**{claim.claim}** {str(verdict(claim)).capitalize()}.",
-        "",
-        *(
-            [f"- Finding: {claim.finding}"]
-            if claim.measured is not None and claim.finding not in ("", claim.claim)
-            else []
-        ),
-        f"- Published: {claim.published} ({claim.source}).",
-        f"- Criterion{_LATER * claim.is_criterion_later}: {claim.criterion}",
-    ]
-    if why := reason(claim):
-        lines.append(f"- Why there is no verdict: {why}")
-    elif claim.measured is None:
-        lines += _missing(claim)
-    below = [f"- Does not show: {claim.does_not_show}"]
-    if claim.measured is not None:
-        lines += ["", _values(claim), ""]
-        below.append(f"- Recorded {claim.measured.date}: {_origins(claim)}.")
-        if claim.seeds_required > 1:
-            below.append(f"- Trainings: {_seeds(claim)}.")
-    if claim.duration:
-        command = f"`python -m examples.replication reproduce {claim.id}`"
-        below.append(f"- {command} takes about {claim.duration} of one CPU core.")
-    commands = ["", "```sh", *dict.fromkeys(claim.commands), "```"] if claim.commands else []
-    return "\n".join([*lines, *below, *commands])
+def _network(case: Case) -> str:
+    return f"{case.network} ({case.size})" if case.size else case.network
 
 
-def _values(claim: Claim) -> str:
-    """The table of every recorded number of a claim."""
-    assert claim.measured is not None, "only of what was measured"
-    rows = []
-    for name, value in claim.measured.numbers.items():
-        number = claim.numbers[name]
-        interval = f"{number_text(value.lo)} … {number_text(value.hi)}{value.scope and f' ({value.scope})'}"
-        if math.isnan(value.lo):
-            interval = f"none: {value.why_not}" if value.why_not else "–"
-        baseline = f"{number_text(value.baseline)} ({number.baseline_label or _strongest(number)})"
-        rows.append(
-            (
-                number.label,
-                with_unit(number_text(value.value), number.unit),
-                interval,
-                "–" if math.isnan(value.baseline) else baseline,
-            )
-        )
-    return markdown(("measured", "value", "95 % interval", "baseline"), rows)
-
-
-def _strongest(number: Number) -> str:
-    """What the strongest baseline of a number is called where the claim names none."""
-    named = {"kl_increase_bits": "no effect", "speedup": "plain SGD"}
-    return "strongest control" if number.probe == "intervention" else named.get(number.metric, "strongest baseline")
-
-
-def _missing(claim: Claim) -> list[str]:
-    """The line on the checkpoints that a claim lacks, if any."""
-    from examples.replication.claims.reproduction import ways_to_make
-
-    ways = ways_to_make(claim)
-    return [f"- Why there is no verdict: its checkpoints are not trained. {'. '.join(ways)}."] if ways else []
-
-
-def _origins(claim: Claim) -> str:
-    assert claim.measured is not None, "only of what was measured"
-    origins = []
-    for origin in claim.measured.origins.values():
-        weights = f"weights `{origin.weights_hash}`, " if origin.weights_hash else ""
-        n = f"n = {origin.n:,}, " if origin.n else ""
-        origins.append(f"{origin.model} ({weights}{n}seed {origin.seed})")
-    return "; ".join(dict.fromkeys(origins))
-
-
-def _measured(claim: Claim) -> str:
-    if claim.measured is None:
-        return "–"
-    return "; ".join(f"{claim.numbers[n].label} {_number(claim, n)}" for n in claim.shown)
-
-
-def _number(claim: Claim, name: str) -> str:
-    """A number with its interval and unit, or why it has no interval; a dash where it is not recorded yet."""
-    value, number = None if claim.measured is None else claim.measured.numbers.get(name), claim.numbers[name]
+def _value(value: Value | None) -> str:
+    """The value with its interval, or why there is none; a dash where it is not recorded."""
     if value is None:
         return "–"
-    why = f": {reason}" if (reason := number.no_interval or value.why_not) else ""
-    return value.text(number.unit) + (f" (no interval{why})" if math.isnan(value.lo) else "")
+    return value.text() + (f" (no interval: {value.why_not})" if value.why_not else "")
 
 
-def _baseline(claim: Claim) -> str:
-    if claim.measured is None or claim.against not in claim.measured.numbers:
-        return "–"
-    number, value = claim.numbers[claim.against], claim.measured.numbers[claim.against]
-    is_headline = claim.against in claim.shown[:1]
-    if not is_headline and (math.isnan(value.baseline) or not number.baseline_label):
-        return f"{number.label}: {value.text(number.unit)}"
-    if math.isnan(value.baseline):
-        return "–"
-    return f"{number_text(value.baseline)} ({number.baseline_label or 'see the report'})"
-
-
-def _seeds(claim: Claim) -> str:
-    """Return the trainings that the measurement covers, and how many the criterion requires if these are more."""
-    if claim.measured is None:
-        return "–"
-    if claim.seeds >= claim.seeds_required:
-        return claim.trainings or str(claim.seeds)
-    if claim.trainings:
-        return f"{claim.trainings}; {claim.seeds_required} required"
-    return f"{claim.seeds} of {claim.seeds_required}"
+def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table without padding; vertical bars within cells are escaped."""
+    lines = [head, ["---"] * len(head), *cells]
+    return "\n".join(f"|{'|'.join(cell.replace('|', chr(92) + '|') for cell in row)}|" for row in lines)

@@ -108,8 +108,11 @@ def _variant(report: Report, row: Record) -> str | None:
 def _matches(number: Number, report: Report, row: Record) -> bool:
     if number.variant_has is not None and number.variant_has not in (_variant(report, row) or ""):
         return False
+    layer, head, position = (row.place(axis) for axis in ("layer", "head", "position"))
+    if int(layer or 0) < number.from_layer or int(position or 0) < number.from_position:
+        return False
     wanted = (number.variant, number.layer, number.head, number.position)
-    own = (_variant(report, row), *map(row.place, ("layer", "head", "position")))
+    own = (_variant(report, row), layer, head, position)
     return all(want is None or want == have for want, have in zip(wanted, own, strict=True))
 
 

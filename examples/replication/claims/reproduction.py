@@ -9,7 +9,7 @@ import platform
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -18,7 +18,7 @@ from bayesgeom.core.files import RUNS, atomic_file
 from bayesgeom.core.text import fitted, number_text
 from bayesgeom.models.checkpoint_files import FINISHED, checkpoints
 from bayesgeom.report.storage import HTML, JSON, METRICS
-from examples.replication.claims.claim import Claim, Measurement, Origin, Run, Value, Verdict, reason, verdict
+from examples.replication.claims.claim import Claim, Measurement, Origin, Outcome, Run, Value, verdict
 from examples.replication.claims.loading import FOLDER, MEASURED, find, load
 from examples.replication.claims.reading import differing, origin_of, values_of
 
@@ -39,15 +39,13 @@ class Reproduction:
     """The numbers of a claim measured again, next to the recorded ones.
 
     `differs` holds the parts that differ, of each number with a recorded value: see `reading.differing`. `not_run`
-    lists the commands that were left out, with the way to make the checkpoints that they lack. `output` is the text
-    that the others printed.
+    lists the commands that were left out, with the way to make the checkpoints that they lack.
     """
 
     claim: Claim
     found: Mapping[str, Value]
     differs: Mapping[str, Sequence[str]]
     not_run: Sequence[str] = ()
-    output: str = field(default="", repr=False)
 
     @property
     def recorded(self) -> Mapping[str, Value]:
@@ -55,9 +53,9 @@ class Reproduction:
         return {} if self.claim.measured is None else self.claim.measured.numbers
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Outcome:
         """The verdict on the numbers measured again."""
-        return verdict(self.claim, self.found or None)
+        return verdict(self.claim, self.found)
 
     @property
     def is_reproduced(self) -> bool:
@@ -73,10 +71,12 @@ class Reproduction:
             before = "–" if known is None else known.text(number.unit)
             rows.append((number.label, before, found.text(number.unit), agrees))
         differing = [f"differs: {self.claim.numbers[name].label}: {self._parts(name)}" for name in self.differs]
-        lines = fitted(rows) if self.found else ["no numbers are defined yet"]
-        lines += ["", *(line for line, parts in zip(differing, self.differs.values(), strict=True) if parts)]
+        lines = [
+            *fitted(rows),
+            "",
+            *(line for line, parts in zip(differing, self.differs.values(), strict=True) if parts),
+        ]
         lines.append(f"verdict: recorded {verdict(self.claim)}, reproduced {self.verdict}")
-        lines += [f"why there is no verdict: {reason(self.claim)}"] if reason(self.claim) else []
         return "\n".join([*lines, *(f"not run: {command}" for command in self.not_run)])
 
     def _parts(self, name: str) -> str:
@@ -99,12 +99,12 @@ class Reproduction:
         folder.mkdir(parents=True, exist_ok=True)
         content = {
             "claim": self.claim.id,
-            "commands": self.claim.commands,
+            "commands": [run.command for run in self.claim.runs],
             "found": {name: asdict(own) for name, own in self.found.items()},
             "recorded": {name: asdict(own) for name, own in self.recorded.items()},
             "differs": {name: list(parts) for name, parts in self.differs.items()},
-            "verdict": self.verdict,
-            "recorded_verdict": verdict(self.claim),
+            "verdict": str(self.verdict),
+            "recorded_verdict": str(verdict(self.claim)),
             "not_run": list(self.not_run),
             "machine": machine(),
         }
@@ -121,9 +121,8 @@ def reproduce(
 ) -> Reproduction:
     """Run a claim's commands and compare their numbers with the recorded ones.
 
-    Only commands from which the claim reads numbers are run, and of these only the ones whose checkpoints exist, unless
-    they have a stored report. `not_run` of the result lists the others. If the claim reads no number yet, all are run,
-    and `output` holds what they printed.
+    Only commands whose checkpoints exist are run, unless they have a stored report. `not_run` of the result lists the
+    others.
 
     Args:
         claim: The claim or its id.
@@ -141,9 +140,9 @@ def reproduce(
         CheckpointFault: If a checkpoint is absent; the message states how to make it.
     """
     own = find(claim) if isinstance(claim, str) else claim
-    if not own.runs:
-        missing = f" {own.hold.reason}" if own.hold else ""
-        raise InvalidArgument(f"{own.id} cannot be run, because it has no command yet.{missing}")
+    if not any(run.command for run in own.runs):
+        labels = ", ".join(number.label for number in own.numbers.values())
+        raise InvalidArgument(f"{own.id} cannot be run: no command measures {labels} yet.")
     if executor is not None and out is None:
         raise InvalidArgument("name `out`: a directory that all workers of the executor see.")
     check_needs(own, Path(runs))
@@ -152,17 +151,19 @@ def reproduce(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out).resolve()
         lines = [(arguments_of(run, Path(runs).resolve()), str(folder / run.name)) for run in chosen]
         if executor is None:
-            printed = [printed_by(*line) for line in lines]
+            for line in lines:
+                run_command(*line)
         else:
-            printed = [future.result() for future in [executor.submit(printed_by, *line) for line in lines]]
+            for future in [executor.submit(run_command, *line) for line in lines]:
+                future.result()
         found: dict[str, Value] = {}
         for run in chosen:
             found |= values_of(run, folder / run.name)
-    return compared(own, found, "".join(printed), chosen=chosen, runs=Path(runs))
+    return compared(own, found, chosen=chosen, runs=Path(runs))
 
 
-def printed_by(words: Sequence[str], out: str) -> str:
-    """Run a command line, whose report is written into `out`, and return what it printed.
+def run_command(words: Sequence[str], out: str) -> None:
+    """Run a command line, whose report is written into `out`, and drop what it prints.
 
     Raises:
         InvalidArgument: The command failed.
@@ -175,23 +176,20 @@ def printed_by(words: Sequence[str], out: str) -> str:
         from examples.replication.__main__ import main
 
         given = words[3:]  # after `python -m examples.replication`
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
+    with contextlib.redirect_stdout(io.StringIO()):
         status = main([*given, "--out", out])
     if status:
         raise InvalidArgument(f"`{shlex.join(words)}` failed with status {status}; its message says why.")
-    return output.getvalue()
 
 
 def compared(
     claim: Claim,
     found: Mapping[str, Value],
-    output: str = "",
     *,
     chosen: Sequence[Run] | None = None,
     runs: Path = RUNS,
 ) -> Reproduction:
-    """Compare reproduced numbers with the recorded ones; `chosen` are the runs that were made (default: `decisive`).
+    """Compare reproduced numbers with the recorded ones; `chosen` are the runs that were made (default: all).
 
     The others are listed as left out, with the way to make the checkpoints that `runs` lacks.
     """
@@ -202,12 +200,9 @@ def compared(
             number, recorded = claim.numbers[name], claim.measured.numbers.get(name)
             if recorded is not None:
                 differs[name] = differing(value, recorded, number.tolerance, is_same_machine=is_same)
-    left_out = [
-        f"{run.command} ({_ways_to(run, runs) or 'the claim reads no number from it'})"
-        for run in claim.runs
-        if run not in (claim.decisive if chosen is None else chosen)
-    ]
-    return Reproduction(claim=claim, found=found, differs=differs, not_run=tuple(left_out), output=output)
+    left_out = [run for run in claim.runs if chosen is not None and run not in chosen]
+    not_run = [f"{run.command or ', '.join(run.numbers)} ({_ways_to(run, runs)})" for run in left_out]
+    return Reproduction(claim=claim, found=found, differs=differs, not_run=tuple(not_run))
 
 
 def machine() -> str:
@@ -232,12 +227,12 @@ def arguments_of(run: Run, runs: Path = RUNS) -> list[str]:
 
 
 def runnable(claim: Claim, runs: Path = RUNS) -> list[Run]:
-    """Return the `decisive` runs, except those without a stored report whose checkpoints do not exist yet.
+    """Return the runs with a command, except those without a stored report whose checkpoints do not exist yet.
 
     All of them if no run would be left, so that `check_needs` names what is absent.
     """
-    found = [run for run in claim.decisive if run.report is not None or not _absent(run, runs)]
-    return found or list(claim.decisive)
+    with_command = [run for run in claim.runs if run.command]
+    return [run for run in with_command if run.report is not None or not _absent(run, runs)] or with_command
 
 
 def check_needs(claim: Claim, runs: Path = RUNS) -> None:
@@ -254,15 +249,9 @@ def check_needs(claim: Claim, runs: Path = RUNS) -> None:
         )
 
 
-def ways_to_make(claim: Claim) -> list[str]:
-    """Return a sentence for each checkpoint that the claim needs and that is not shipped: how to make it."""
-    needed = dict.fromkeys(name for run in claim.decisive for name in run.needs)
-    return [_way(name) for name in needed if name not in checkpoints() and "/" not in name]
-
-
 def _ways_to(run: Run, runs: Path) -> str:
-    """How to make each absent checkpoint of a run that the claim reads; "" if none."""
-    return "; ".join(dict.fromkeys(map(_way, _absent(run, runs)))) if run.numbers else ""
+    """How to make each absent checkpoint of a run."""
+    return "; ".join(dict.fromkeys(map(_way, _absent(run, runs)))) if run.command else "no command measures this yet"
 
 
 def _absent(run: Run, runs: Path) -> list[str]:
@@ -342,7 +331,7 @@ def record(claim: Claim, clone: Path, *, stale: set[Path] | None = None) -> Meas
 
 def _make(claim: Claim, run: Run, folder: Path) -> None:
     check_needs(claim)
-    printed_by(arguments_of(run), str(folder))
+    run_command(arguments_of(run), str(folder))
     for name in (HTML, METRICS):  # numbers are stored; page and table can be made from them
         (folder / name).unlink(missing_ok=True)
 

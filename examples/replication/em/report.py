@@ -17,6 +17,7 @@ from bayesgeom.charts.forest import add_forest
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.progress import bar
 from bayesgeom.core.text import fitted, interval_text, number_text
+from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.base import provenance
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.report import Report, with_provenance
@@ -26,8 +27,10 @@ from bayesgeom.stats.information import NATS_PER_BIT
 from examples.replication.em.chain import StickyChain
 from examples.replication.em.training import (
     BASELINE,
+    BY_MATRIX,
     CONDITIONS,
     EM_LIKE,
+    Condition,
     Curves,
     describe_conditions,
     learned,
@@ -197,7 +200,11 @@ class EMReport(Report):
 
 
 def em_report(
-    chains: Sequence[StickyChain], seeds: Sequence[int], curves: Sequence[Sequence[Curves]], recorded: Sequence[int]
+    chains: Sequence[StickyChain],
+    seeds: Sequence[int],
+    curves: Sequence[Sequence[Curves]],
+    recorded: Sequence[int],
+    conditions: tuple[Condition, ...] = CONDITIONS,
 ) -> EMReport:
     """Return the report on the curves of every chain and seed; `recorded` are the steps of held-out losses."""
     at = np.asarray(recorded)
@@ -212,7 +219,7 @@ def em_report(
     rate = np.array([chain.entropy_rate_nats() for chain in chains])
     return EMReport(
         chains=tuple(f"diagonal {chain.diagonal}" for chain in chains),
-        conditions=tuple(condition.name for condition in CONDITIONS),
+        conditions=tuple(condition.name for condition in conditions),
         seeds=tuple(str(seed) for seed in seeds),
         sequences=("trained on", "held out"),
         self_probability=np.array([float(chain.transition()[0, 0]) for chain in chains]),
@@ -324,8 +331,14 @@ def _show_the_middle(panel: "Panel", losses: Float[np.ndarray, "condition seed r
 
 
 @checked()
+@with_torch_defaults
 def em_experiment(
-    *, seeds: int | Sequence[int] = 5, steps: int = 1_000, length: int = 2_000, every: int = 10
+    *,
+    seeds: int | Sequence[int] = 5,
+    steps: int = 1_000,
+    length: int = 2_000,
+    every: int = 10,
+    by_matrix: bool = False,
 ) -> EMReport:
     """Repeat Paper II's comparison of an EM-like schedule with small steps, and add the missing controls.
 
@@ -336,6 +349,7 @@ def em_experiment(
         steps: Number of training steps.
         length: Number of symbols in a sequence.
         every: Steps between records of the held-out loss.
+        by_matrix: Compare with the same step on one other matrix at a time, on the authors' own chain alone.
 
     Returns:
         Learning curves of every schedule, and the speed-ups.
@@ -350,18 +364,17 @@ def em_experiment(
         bayesgeom.core.errors.InvalidArgument: seeds is how many of the paper's five to train, 2 … 5; got 1.
     """
     chosen = _checked(seeds, steps=steps, length=length, every=every)
-    with bar(total=len(CHAINS) * len(chosen) * steps, desc="sticky chain", unit="step", leave=False) as progress:
+    conditions, of_chains = (BY_MATRIX, CHAINS[:1]) if by_matrix else (CONDITIONS, CHAINS)
+    own = {"steps": steps, "length": length, "every": every}
+    with bar(total=len(of_chains) * len(chosen) * steps, desc="sticky chain", unit="step", leave=False) as progress:
         curves = [
-            [
-                learned(chain, seed=seed, steps=steps, length=length, every=every, tick=progress.update)
-                for seed in chosen
-            ]
-            for chain in CHAINS
+            [learned(chain, seed=seed, tick=progress.update, conditions=conditions, **own) for seed in chosen]
+            for chain in of_chains
         ]
-    report = em_report(CHAINS, chosen, curves, recorded_steps(steps, every))
+    report = em_report(of_chains, chosen, curves, recorded_steps(steps, every), conditions)
     named = {"name": "one attention head", "architecture": "single-head"}
-    arguments = {"seeds": chosen, "steps": steps, "length": length, "every": every}
-    chains = {"task": {"chains": [vars(chain) for chain in CHAINS]}, "conditions": describe_conditions()}
+    arguments = {"seeds": chosen, **own, **({"by_matrix": True} if by_matrix else {})}
+    chains = {"task": {"chains": [vars(chain) for chain in of_chains]}, "conditions": describe_conditions(conditions)}
     return with_provenance(report, provenance(named, "sticky chain", arguments) | chains)
 
 

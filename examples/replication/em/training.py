@@ -6,7 +6,8 @@ holds independent runs.
 
 The conditions differ only in step sizes. The EM-like condition uses a tenfold step for the values. Its controls use the
 tenfold step for everything, for the output alone or for the routing alone: an effect that they share is not due to the
-values.
+values. `BY_MATRIX` steps one matrix at a time. Queries and keys act through their product, so √10 for each is a tenfold
+step of the product.
 """
 
 import math
@@ -118,23 +119,32 @@ def _pattern(
 @final
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A name, and the matrices that take the larger step."""
+    """A name, the matrices that take the larger step, and that step."""
 
     name: str
     larger: frozenset[str]
+    step: float = LARGE
 
     def rate(self, matrix: str) -> float:
         """Return the step size of one matrix."""
-        return LARGE if matrix in self.larger else SMALL
+        return self.step if matrix in self.larger else SMALL
 
 
 BASELINE, EM_LIKE = "SGD 0.01", "EM-like: 0.1 on W_V"
+_ROUTING = frozenset({"W_Q", "W_K"})
+_BOTH = (Condition(name=BASELINE, larger=frozenset()), Condition(name=EM_LIKE, larger=frozenset({"W_V"})))
 CONDITIONS = (
-    Condition(name=BASELINE, larger=frozenset()),
-    Condition(name=EM_LIKE, larger=frozenset({"W_V"})),
+    *_BOTH,
     Condition(name="SGD 0.1", larger=frozenset(MATRICES)),
     Condition(name="0.1 on W_O", larger=frozenset({"W_O"})),
-    Condition(name="0.1 on W_Q and W_K", larger=frozenset({"W_Q", "W_K"})),
+    Condition(name="0.1 on W_Q and W_K", larger=_ROUTING),
+)
+BY_MATRIX = (
+    *_BOTH,
+    Condition(name="0.1 on W_Q", larger=frozenset({"W_Q"})),
+    Condition(name="0.1 on W_K", larger=frozenset({"W_K"})),
+    Condition(name="0.0316 on W_Q and W_K", larger=_ROUTING, step=math.sqrt(SMALL * LARGE)),
+    Condition(name="0.1 on W_V and W_O", larger=frozenset({"W_V", "W_O"})),
 )
 
 
@@ -157,7 +167,14 @@ def recorded_steps(steps: int, every: int) -> list[int]:
 
 
 def learned(
-    chain: StickyChain, *, seed: int, steps: int, length: int, every: int, tick: Callable[[], object]
+    chain: StickyChain,
+    *,
+    seed: int,
+    steps: int,
+    length: int,
+    every: int,
+    tick: Callable[[], object],
+    conditions: tuple[Condition, ...] = CONDITIONS,
 ) -> Curves:
     """Train all conditions from the same initial weights on one sequence; `tick` is called after every step.
 
@@ -169,8 +186,8 @@ def learned(
         raise InvalidArgument(f"steps and every must be at least 1; got {steps} and {every}.")
     data, unseen = (chain.sequence(length - 1, seed=derived_seed(seed, branch)) for branch in (_DATA, _HELD_OUT))
     start = initial_weights(chain.d_input, chain.n_symbols, seed=derived_seed(seed, _INIT))
-    weights = {name: matrix.expand(len(CONDITIONS), -1, -1).clone() for name, matrix in start.items()}
-    rates = {name: torch.tensor([condition.rate(name) for condition in CONDITIONS])[:, None, None] for name in MATRICES}
+    weights = {name: matrix.expand(len(conditions), -1, -1).clone() for name, matrix in start.items()}
+    rates = {name: torch.tensor([condition.rate(name) for condition in conditions])[:, None, None] for name in MATRICES}
     due, losses, held_out = set(recorded_steps(steps, every)), [], []
     for step in range(steps):
         if step in due:
@@ -210,6 +227,6 @@ def _scored(weights: Weights, on: Sequence) -> Outcome:
     return outcome(weights, on.inputs.float(), on.symbols)
 
 
-def describe_conditions() -> Mapping[str, Mapping[str, float]]:
+def describe_conditions(conditions: tuple[Condition, ...]) -> Mapping[str, Mapping[str, float]]:
     """Return the step sizes of every condition by matrix, for the report's provenance."""
-    return {condition.name: {name: condition.rate(name) for name in MATRICES} for condition in CONDITIONS}
+    return {condition.name: {name: condition.rate(name) for name in MATRICES} for condition in conditions}

@@ -13,49 +13,40 @@ from tests.structure.source import ROOT
 # What tables print, and the names of the same baselines in reports, where the two differ.
 NAMES = {
     "uniform predictor": {"uniform"},
-    "one untrained network": {"untrained networks"},
-    "best constant entropy": {"constant"},
-    "observer of the last four symbols": {"window 4 stationary", "window_4_stationary"},
-    "observer of the last five symbols": {"window 5 stationary", "window_5_stationary"},
-    "observer of the last seven symbols": {"window 7 stationary"},
-    "observer of the last ten symbols": {"window 10 stationary"},
-    "trend within the training length": {"largest within the training length"},
-    "answers left as they were": {"answers do not change"},
-    "best context-free predictor": {"context-free predictor"},
-    "uniform attention in every layer": {"uniform in every layer"},
-    "bag of values, which is exact there": {"bag_of_values"},
-    "the pair stored last": {"last_pair"},
     "key membership": {"membership", "key_membership", "key membership"},
-    "plain SGD": {"SGD 0.01"},
-    "no difference": {"EM-like: 0.1 on W_V"},
-    "same speed": {"EM-like: 0.1 on W_V"},
-    "variance-matched subspaces, at most": {"variance-matched subspaces, most"},
-    "share-matched subspaces, at most": {"share-matched subspaces"},
-    "random subspaces, mean": {"random subspaces"},
-    "random subspaces, most": {"strength in random subspaces"},
+    "belief after the last 10 symbols": {"belief after the last 10 symbols"},
+    "all controls": {
+        "random subspaces",
+        "random subspaces, most",
+        "untrained networks",
+        "variance-matched subspaces",
+        "variance-matched subspaces, most",
+    },
 }
 
 
 def test_labels_name_the_baseline_in_the_report() -> None:
-    """P4 once gave the level of untrained networks as that of a shuffle, and L4 as that of exchanged domains."""
     found = list(labeled())
-    assert len(found) > 60
+    assert len(found) > 30
     wrong = [f"{at}: {label}, {row.baseline_name}" for at, label, row in found if not agree(label, row.baseline_name)]
     assert wrong == []
 
 
-def test_one_untrained_network_is_not_called_several() -> None:
-    """Runs with `--n-untrained 1` have one, which is no distribution of untrained networks."""
-    claims = [claim for claim in load().values() if any("--n-untrained 1" in run.command for run in claim.recordable)]
-    labels = {own.baseline_label for claim in claims for run in claim.recordable for own in run.numbers.values()}
-    assert {claim.id for claim in claims} >= {"L1", "L2", "L3", "L4", "L5"}
-    assert "one untrained network" in labels and "untrained networks" not in labels
+def test_a_number_has_a_label_of_its_baseline_if_a_test_compares_with_it() -> None:
+    for claim in load().values():
+        compared = {test.number for case in claim.cases for test in case.tests if test.than == "baseline"}
+        assert compared == {own.name for own in claim.numbers.values() if own.baseline_label}, claim.id
+
+
+def test_no_verdict_on_a_language_model_rests_on_its_untrained_copy() -> None:
+    for claim in (own for own in load().values() if own.id.startswith("L")):
+        for case in claim.cases:
+            assert all(test.than != "baseline" for test in case.tests)
+        assert not any(number.baseline == "untrained networks" for number in claim.numbers.values())
 
 
 def test_another_label_is_found() -> None:
-    assert agree("untrained networks", "untrained networks") and not agree(
-        "shuffle within position", "untrained networks"
-    )
+    assert agree("untrained networks", "untrained networks") and not agree("uniform predictor", "untrained networks")
 
 
 def agree(label: str, name: str) -> bool:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from bayesgeom.interventions.report import AFTER, InterventionReport
+from bayesgeom.interventions.verdicts import Obstacle
 from bayesgeom.report.diagnosis import Diagnosis
 from examples.replication.claims.intervention_page import CAUSAL, causes, fits, interventions, measured
 from tests.pages import READINGS
@@ -46,4 +47,11 @@ def test_the_parts_have_a_row_for_every_checkpoint_fit_and_use() -> None:
         and "| hmm-s5 | stream, onwards | stream, later, onwards | stream | stream |" in measured()
     )
     assert "| `repeats-transformer` | undecided | undecided | causal in layer 2 |" in fits()
-    assert "given position alone: yes in layers 1, 2" in causes() 
+    assert "given position alone: yes in layers 1, 2" in causes()
+
+
+def test_a_report_of_an_earlier_version_loads_without_the_new_fields() -> None:
+    report = Diagnosis.load(READINGS / "interventions/hmm-s5/leace-belief")[InterventionReport]
+    assert report.verdict_by_layer[1] == CAUSAL and report.against_causal[6] == Obstacle.DIRECT_PATH
+    assert report.held == () and set(report.survival_by_layer) == {""} and report.held_movement.value.size == 0
+    assert "against causal" in report.table() and report.plot().data and report.answer() is not None

@@ -3,27 +3,89 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.text import number_text
 from bayesgeom.models.checkpoint_files import checkpoints, read_description
-from examples.replication.claims.claim import Claim, Value, Verdict, reason, verdict
+from examples.replication.claims.claim import Claim, Value, Verdict, deciding, verdict
 from examples.replication.claims.loading import load
-from examples.replication.claims.pages import END, PAGES, START, details, refreshed, summary, write
+from examples.replication.claims.pages import (
+    CLAIMS,
+    END,
+    INTERVENTIONS,
+    PLOTS,
+    START,
+    joined,
+    page,
+    refreshed,
+    section,
+    summary,
+    table,
+    threshold_text,
+    write,
+)
+from examples.replication.claims.plots import plot, rows_of
 from examples.replication.claims.reading import origin_of, provenance_of, values_of
 from tests.structure.source import ROOT
 
 MEASURED = [claim for claim in load().values() if claim.measured is not None]
+STALE = "run `python -m examples.replication table --write-pages`"
+MOST_WORDS = 6_000
+SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_stored_page_is_what_the_claims_generate(name: str) -> None:
-    page = (ROOT / name).read_text(encoding="utf-8")
-    assert page.count(END) >= 2
-    assert refreshed(page, load()) == page, "run `python -m examples.replication table --write-pages`"
+def changed(claim: Claim, **numbers: Value) -> Claim:
+    """The claim with some recorded numbers replaced."""
+    assert claim.measured is not None
+    return replace(claim, measured=replace(claim.measured, numbers={**claim.measured.numbers, **numbers}))
+
+
+def test_the_stored_pages_are_what_the_claims_generate() -> None:
+    text = (ROOT / CLAIMS).read_text(encoding="utf-8")
+    assert text == page(load()), STALE
+    assert len(text.split()) <= MOST_WORDS
+    interventions = (ROOT / INTERVENTIONS).read_text(encoding="utf-8")
+    assert interventions.count(END) >= 2 and refreshed(interventions) == interventions, STALE
+
+
+@pytest.mark.parametrize("claim", load().values(), ids=lambda claim: claim.id)
+def test_a_claim_has_one_sentence_one_table_and_one_plot(claim: Claim) -> None:
+    title, sentence, rows, image = section(claim).split("\n\n")
+    assert title == f"### {claim.id}" and sentence.endswith(".") and f"**{verdict(claim)}**" in sentence
+    assert all(line.startswith("|") and line.endswith("|") for line in rows.splitlines())
+    assert len({line.replace("\\|", "").count("|") for line in rows.splitlines()}) == 1
+    assert image == f"![{claim.id}](plots/{claim.id}.svg)"
+    stored = (ROOT / PLOTS / f"{claim.id}.svg").read_text(encoding="utf-8")
+    assert stored == plot(claim), STALE
+
+
+def test_no_plot_is_left_of_a_claim_that_went() -> None:
+    assert {path.stem for path in (ROOT / PLOTS).iterdir()} == set(load())
+
+
+@pytest.mark.parametrize("claim", load().values(), ids=lambda claim: claim.id)
+def test_a_plot_draws_every_row_with_its_verdict(claim: Claim) -> None:
+    figure = ET.fromstring(plot(claim))
+    texts = [own.text for own in figure.iter(f"{SVG}text")]
+    shown = deciding(claim)
+    known = [row for row in rows_of(claim) if not math.isnan(row.value)]
+    assert len(list(figure.iter(f"{SVG}circle"))) == len(known)
+    for own in Verdict:
+        assert texts.count(str(own)) == sum(v == own for _, _, v in shown)
+    for circle in figure.iter(f"{SVG}circle"):
+        assert 300 < float(circle.attrib["cx"]) < 680
+
+
+def test_a_dot_lies_on_the_side_of_its_threshold_that_its_verdict_says() -> None:
+    claim = load()["A1"]
+    figure = ET.fromstring(plot(claim))
+    bars = [float(own.attrib["x"]) for own in figure.iter(f"{SVG}rect") if "x" in own.attrib]
+    dots = [float(own.attrib["cx"]) for own in figure.iter(f"{SVG}circle")]
+    for row, bar, dot in zip(rows_of(claim), bars, dots, strict=True):
+        assert (dot > bar) == (row.verdict == Verdict.HOLDS)
 
 
 @pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.id)
@@ -74,94 +136,51 @@ def test_a_command_states_the_sequences_and_the_seed_of_its_report(claim: Claim)
             assert f"--n {origin.n} " in f"{run.command} " and f"--seed {origin.seed} " in f"{run.command} "
 
 
-def test_a_changed_number_changes_the_page() -> None:
+def test_a_changed_number_changes_page_and_verdict() -> None:
     claims = dict(load())
-    page = (ROOT / PAGES[0]).read_text(encoding="utf-8")
-    measured = claims["B1"].measured
-    assert measured is not None
-    other = {**measured.numbers, "kl": replace(measured.numbers["kl"], value=0.00777)}
-    changed = {**claims, "B1": replace(claims["B1"], measured=replace(measured, numbers=other))}
-    assert "KL 0.00777 [" in refreshed(page, changed) != refreshed(page, claims)
+    assert "[B1](#b1)" in next(line for line in summary(claims.values()).splitlines() if line.startswith("|holds|"))
+    worse = {**claims, "B1": changed(claims["B1"], kl=Value(value=0.777, lo=0.776, hi=0.778, baseline=1.1))}
+    assert "|0.777 [0.776, 0.778]|" in page(worse) != page(claims)
+    assert "does not hold" in section(worse["B1"])
 
 
-def test_a_reason_holds_the_measured_number() -> None:
-    """A reason once said 17 symbols and the number next to it 16."""
-    claim = load()["P3"]
-    assert claim.measured is not None and "{slow_memory}" in claim.why_open
-    value = claim.measured.numbers["slow_memory"]
-    assert f"an effective memory of {value.text('symbols')}, and a second" in reason(claim)
-    other = replace(claim.measured, numbers={**claim.measured.numbers, "slow_memory": replace(value, value=5.0)})
-    assert "an effective memory of 5 [" in reason(replace(claim, measured=other))
-    assert reason(replace(claim, measured=None)) == "", "without numbers it is not tested"
-    assert reason(load()["B1"]) == "" and "{" not in "".join(map(reason, load().values()))
-
-
-def test_a_text_on_an_open_claim_goes_with_its_verdict() -> None:
-    claim = load()["P3"]
-    decided = replace(claim, supported_if=claim.supported_if[2:], seeds=2)
-    assert (
-        verdict(decided) == Verdict.SUPPORTED and reason(decided) == "" and "Why there is no" not in details([decided])
-    )
-    for own in load().values():
-        assert not own.why_open or verdict(own) == Verdict.NOT_DECIDED, f"{own.id}: delete its why_open"
-
-
-def test_every_claim_is_in_the_summary_and_every_row_has_a_reason() -> None:
-    table = summary(load().values())
-    for claim in load().values():
-        assert f"[{claim.id}](#{claim.id.lower()})" in table
-        if verdict(claim) in (Verdict.NOT_DECIDED, Verdict.NOT_TESTABLE, Verdict.NOT_TESTED):
-            is_explained = reason(claim) or claim.seeds < claim.seeds_required or claim.measured is not None
-            assert is_explained or "its checkpoints are not trained. Make '" in details([claim])
-
-
-def test_rows_state_their_numbers_baselines_and_trainings() -> None:
-    """The row of P3 once lacked the recall that its reason rests on, and the second training behind it."""
-    claim = load()["P3"]
-    assert claim.measured is not None and claim.unrecorded == ["published", "published_seed1"]
-    (row,) = (line for line in summary([claim]).splitlines() if line.startswith("| [P3]"))
-    assert row.endswith("| 3 (`bijection`, `recall`), 2 (`slow-hmm`); 2 required |")
-    for name in ("recall", "recall_seed1", "recall_kl", "recall_kl_seed1", "slow_memory", "slow_kl"):
-        value = claim.measured.numbers[name]
-        assert value.text(claim.numbers[name].unit) in row
-        assert math.isnan(value.baseline) == (name == "slow_memory")
-    shown = details([claim])
-    assert "\n- Trainings: 3 (`bijection`, `recall`), 2 (`slow-hmm`); 2 required.\n" in shown
-    assert "| 1 of 2 |" in summary([load()["H4"]]) and "| 5 |" in summary([load()["D3"]])
-
-
-def test_a_number_of_the_summary_has_an_interval_or_says_that_it_has_none() -> None:
-    for claim in (each for each in load().values() if each.measured is not None):
-        (row,) = (line for line in summary([claim]).splitlines() if line.startswith(f"| [{claim.id}]"))
-        for name in claim.shown:
-            value, number = claim.measured.numbers[name], claim.numbers[name]
-            assert value.value != value.value or not math.isnan(value.lo) or "(no interval" in row, (claim.id, name)
-            assert not number.no_interval or f"(no interval: {number.no_interval})" in row, (claim.id, name)
-
-
-def test_tables_say_what_an_interval_is_over_unless_these_are_sequences() -> None:
-    """Intervals over trainings, and ranges over exchanged domains, once looked like those over sequences."""
-    for claim_id, name, scope in (
-        ("D3", "ratio_qk", "over seeds"),
-        ("G8", "kl", "over trainings"),
-        ("J5", "kl", "over trainings"),
-        ("L4", "code", "range over mixed samples"),
+def test_a_threshold_shows_its_value_and_what_it_is_made_of() -> None:
+    claims = load()
+    for claim_id, expected in (
+        ("H2", "< 0.025"),
+        ("B1", "< 0.01107 (0.01 × uniform predictor)"),
+        ("A1", "> 0.08914 (9 × unablated error)"),
+        ("B5", "< 0.001792 (1/618 × the MLP's entropy error)"),
+        ("J4", "> 0.9362 (the best of 20 random subspaces)"),
     ):
-        claim = load()[claim_id]
+        claim = claims[claim_id]
         assert claim.measured is not None
-        own = claim.measured.numbers[name]
-        assert own.scope == scope and own.text().endswith(f"{number_text(own.hi)}; {scope}]")
-        assert f"… {number_text(own.hi)} ({scope}) |" in details([claim])
-    assert Value(value=1.0, lo=0.5, hi=2.0, baseline=math.nan).text() == "1 [0.5, 2]"
+        assert threshold_text(claim, claim.cases[0].tests[0], claim.measured.numbers) == expected
+    nothing = replace(claims["B5"], measured=None)
+    assert threshold_text(nothing, nothing.cases[0].tests[0], {}) == "< (1/618 × the MLP's entropy error)"
 
 
-def test_claims_without_a_verdict_state_their_numbers_or_that_there_are_none() -> None:
-    """Each claim that was measured has a recorded number; those without one say so, or are not tested."""
-    for claim in load().values():
-        if claim.measured is None:
-            assert verdict(claim) == Verdict.NOT_TESTED or "no recorded number" in reason(claim), claim.id
-        else:
-            assert claim.shown and "–" not in reason(claim), claim.id
+def test_rows_name_size_reading_and_what_the_interval_is_over() -> None:
+    claims = load()
+    assert "|`hmm-s5` (width 128, published 256)|" in table(claims["H2"])
+    assert "|averaged over sequences first|" in table(claims["G3"]) and "|layer 1|" in table(claims["J2"])
+    assert "; over trainings]" in table(claims["G8"]) and "; range over mixed samples]" in table(claims["L4"])
+    assert "|–|" in table(claims["C1"]) and "no data" in table(claims["C1"])
+
+
+def test_conditions_on_one_number_share_a_row() -> None:
+    claim = load()["B2"]
+    assert claim.measured is not None
+    found = list(joined(claim, claim.measured.numbers))
+    assert [(row[2], row[3]) for row in found] == [("> 1.8 and < 1.9", "does not hold"), ("> 1.8 and < 1.9", "holds")]
+
+
+def test_layer_ablation_reaches_eight_to_nine_times_in_the_small_hmm_transformer() -> None:
+    """The remark of A1 states numbers, which no placeholder keeps."""
+    claim = load()["A1"]
+    assert claim.measured is not None and "8 to 9 times, not 10" in claim.remark
+    increase, error = (claim.measured.numbers[name] for name in ("hmm", "hmm_error"))
+    assert 1 + increase.lo / error.value > 8 and 1 + increase.value / error.value < 9
 
 
 def test_a_number_is_printed_with_its_interval_and_unit() -> None:
@@ -170,12 +189,11 @@ def test_a_number_is_printed_with_its_interval_and_unit() -> None:
 
 
 def test_pages_are_written_into_a_clone_only(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"holds no examples/replication/claims\.md: name the root of a clone"):
+    with pytest.raises(InvalidArgument, match=r"holds no examples/replication/interventions\.md: name the root"):
         write(tmp_path)
-    for name in PAGES:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"# Page\n\n{START.format('summary')}\n{END}\n\nend\n", encoding="utf-8")
-    assert len(write(tmp_path)) == 2 and write(tmp_path) == []
-    assert (tmp_path / PAGES[0]).read_text(encoding="utf-8").endswith(f"{END}\n\nend\n")
+    (tmp_path / INTERVENTIONS).parent.mkdir(parents=True)
+    (tmp_path / INTERVENTIONS).write_text(f"# Page\n\n{START.format('fits')}\n{END}\n\nend\n", encoding="utf-8")
+    assert len(write(tmp_path)) == 2 + len(load()) and write(tmp_path) == []
+    assert (tmp_path / INTERVENTIONS).read_text(encoding="utf-8").endswith(f"{END}\n\nend\n")
     with pytest.raises(InvalidArgument, match="has no '<!-- end of generated text -->' after"):
-        refreshed(START.format("summary"), load())
+        refreshed(START.format("fits"))

@@ -1,0 +1,223 @@
+"""The one rule for all claims: tests, networks, quantifiers and readings."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from examples.replication.claims.claim import (
+    Case,
+    Claim,
+    Condition,
+    Measurement,
+    Number,
+    Outcome,
+    Run,
+    Value,
+    Verdict,
+    by_network,
+    deciding,
+    judged,
+    threshold,
+    verdict,
+)
+from examples.replication.claims.loading import load
+from tests.replication.claims.planted import exact, planted
+
+HOLDS, FAILS, AT, NOT, NONE = (
+    Verdict.HOLDS,
+    Verdict.FAILS,
+    Verdict.AT_THRESHOLD,
+    Verdict.NOT_IDENTIFIED,
+    Verdict.NO_DATA,
+)
+# A number below 1 holds, above 1 fails; with a threshold that reaches its greatest value it is not identified.
+MADE = {HOLDS: exact(0.5), FAILS: exact(1.5), AT: Value(value=1.0, lo=0.9, hi=1.1, baseline=0.5)}
+
+
+def claim_of(quantifier: str, cases: Sequence[tuple[str, str, str, Sequence[Verdict]]], parts: str = "every") -> Claim:
+    """A claim whose cases (network, reading, part) have tests with these verdicts, recorded."""
+    numbers, made, recorded = {}, [], {}
+    for network, reading, part, verdicts in cases:
+        tests = []
+        for own in verdicts:
+            name = f"n{len(numbers)}"
+            numbers[name] = Number(name=name, label="a number", probe="calibration", metric="kl_bits")
+            tests.append(Condition(number=name, side="below", than=1.0))
+            if own == NOT:
+                tests[-1] = Condition(number=name, side="above", than=1.0, most=1.0)
+                recorded[name] = exact(0.5)
+            if own in MADE:
+                recorded[name] = MADE[own]
+        made.append(Case(network=network, reading=reading, part=part, tests=tests))
+    return Claim(
+        id="Z1",
+        claim="A sentence.",
+        source="a paper",
+        published="1 bit",
+        quantifier=quantifier,
+        cases=made,
+        parts="some" if parts == "some" else "every",
+        runs=[Run(name="main", command="bayesgeom diagnose x", numbers=numbers)],
+        measured=Measurement(date="2026-01-01", machine="m", numbers=recorded, origins={}),
+    )
+
+
+def over(quantifier: str, *verdicts: Verdict) -> str:
+    """The verdict on a claim with one network for each of these."""
+    return str(verdict(claim_of(quantifier, [(f"net {i}", "", "", [own]) for i, own in enumerate(verdicts)])))
+
+
+@pytest.mark.parametrize(
+    ("side", "low", "high", "expected"),
+    [
+        ("below", 0.8, 0.9, HOLDS),
+        ("below", 1.1, 1.2, FAILS),
+        ("below", 0.9, 1.1, AT),
+        ("below", 0.9, 1.0, AT),
+        ("above", 1.1, 1.2, HOLDS),
+        ("above", 0.8, 0.9, FAILS),
+        ("above", 0.9, 1.1, AT),
+        ("above", 1.0, 1.0, AT),
+        ("above", math.nan, math.nan, NONE),
+    ],
+)
+def test_the_interval_decides_a_test(side: str, low: float, high: float, expected: Verdict) -> None:
+    own = Condition(number="kl", side="above" if side == "above" else "below", than=1.0)
+    assert judged(own, {"kl": Value(value=1.0, lo=low, hi=high, baseline=math.nan)}) == expected
+
+
+def test_a_point_is_judged_by_its_value_and_a_withheld_interval_gives_no_data() -> None:
+    own, kl = (
+        Condition(number="kl", side="below", than=1.0),
+        Value(value=0.5, lo=math.nan, hi=math.nan, baseline=math.nan),
+    )
+    assert judged(own, {"kl": kl}, is_point=True) == HOLDS
+    assert judged(own, {"kl": replace(kl, why_not="too few sequences")}) == NONE
+    assert judged(own, {}) == NONE and judged(replace(own, than="baseline"), {"kl": kl}, is_point=True) == NONE
+
+
+def test_the_interval_of_another_number_is_a_threshold_with_two_ends() -> None:
+    own = Condition(number="mlp", side="above", than="attention")
+    attention = Value(value=1.0, lo=0.9, hi=1.1, baseline=math.nan)
+    assert threshold(own, {"attention": attention}) == (0.9, 1.1)
+    assert threshold(replace(own, times=-2.0), {"attention": attention}) == (-2.2, -1.8)
+    for value, expected in ((1.2, HOLDS), (1.05, AT), (0.95, AT), (0.8, FAILS)):
+        assert judged(own, {"attention": attention, "mlp": exact(value)}) == expected
+    level = replace(attention, lo=math.nan, hi=math.nan)
+    assert threshold(own, {"attention": level}) == (1.0, 1.0)
+
+
+def test_a_baseline_that_leaves_no_room_identifies_nothing() -> None:
+    own = Condition(number="r2", side="above", than="baseline", most=0.999)
+    for value, baseline, expected in ((0.998, 1.0, NOT), (0.998, 0.9, HOLDS), (0.5, 0.9, FAILS), (1.0, 0.999, NOT)):
+        assert judged(own, {"r2": exact(value, baseline)}) == expected
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "some", "every"),
+    [
+        ([HOLDS], "holds", "holds"),
+        ([FAILS], "does not hold", "does not hold"),
+        ([AT], "at the threshold", "at the threshold"),
+        ([NOT], "not identified", "not identified"),
+        ([NONE], "no data", "no data"),
+        ([HOLDS, HOLDS], "holds", "holds"),
+        ([HOLDS, FAILS, HOLDS], "holds", "holds in 2 of 3"),
+        ([HOLDS, AT], "holds", "holds in 1 of 2, at the threshold in 1"),
+        ([FAILS, AT, FAILS], "at the threshold", "does not hold in 2 of 3, at the threshold in 1"),
+        ([FAILS, FAILS], "does not hold", "does not hold"),
+        ([HOLDS, NONE], "holds", "holds"),
+        ([FAILS, NONE], "does not hold", "does not hold"),
+        ([HOLDS, FAILS, NONE], "holds", "holds in 1 of 2"),
+        ([NOT, HOLDS], "holds", "holds in 1 of 2, not identified in 1"),
+        ([NOT, FAILS], "not identified", "does not hold in 1 of 2, not identified in 1"),
+        ([AT, AT, NONE], "at the threshold", "at the threshold"),
+        ([NONE, NONE], "no data", "no data"),
+    ],
+)
+def test_networks_are_joined_by_the_quantifier(verdicts: list[Verdict], some: str, every: str) -> None:
+    for order in itertools.permutations(verdicts):
+        assert over("some network", *order) == some
+        assert over("every network", *order) == every
+
+
+@pytest.mark.parametrize("first", [HOLDS, FAILS, AT, NOT, NONE])
+@pytest.mark.parametrize("second", [HOLDS, FAILS, AT, NOT, NONE])
+def test_all_tests_of_a_network_have_to_hold(first: Verdict, second: Verdict) -> None:
+    """One that fails decides; else one without data; the rest is as good as its weakest test."""
+    weakest = next(own for own in (FAILS, NONE, NOT, AT, HOLDS) if own in (first, second))
+    assert by_network(claim_of("every network", [("net", "", "", [first, second])])) == {("", "net"): weakest}
+
+
+@pytest.mark.parametrize("first", [HOLDS, FAILS, AT, NOT, NONE])
+@pytest.mark.parametrize("second", [HOLDS, FAILS, AT, NOT, NONE])
+def test_some_part_is_enough_where_the_claim_says_so(first: Verdict, second: Verdict) -> None:
+    cases = [("net", "", "layer 1", [first]), ("net", "", "layer 2", [second])]
+    best = next(own for own in (HOLDS, NONE, NOT, AT, FAILS) if own in (first, second))
+    claim = claim_of("every network", cases, parts="some")
+    assert by_network(claim) == {("", "net"): best}
+    assert [(case.part, own) for case, _, own in deciding(claim)] == [("layer 1" if first == best else "layer 2", best)]
+    worst = next(own for own in (FAILS, NONE, NOT, AT, HOLDS) if own in (first, second))
+    assert by_network(claim_of("every network", cases)) == {("", "net"): worst}
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        ([[HOLDS, HOLDS], [HOLDS, HOLDS]], "holds"),
+        ([[HOLDS, HOLDS], [FAILS, FAILS]], "depends on the reading"),
+        ([[HOLDS, FAILS], [FAILS, HOLDS]], "holds in 1 of 2"),
+        ([[HOLDS, FAILS], [HOLDS, HOLDS]], "depends on the reading"),
+        ([[AT, AT], [FAILS, FAILS]], "depends on the reading"),
+        ([[HOLDS, HOLDS], [NONE, NONE]], "holds"),
+        ([[NONE, NONE], [NONE, NONE]], "no data"),
+    ],
+)
+def test_readings_that_disagree_leave_the_claim_to_the_reading(readings: list[list[Verdict]], expected: str) -> None:
+    cases = [(f"net {i}", f"reading {r}", "", [own]) for r, nets in enumerate(readings) for i, own in enumerate(nets)]
+    assert str(verdict(claim_of("every network", cases))) == expected
+
+
+def test_a_size_is_named_and_decides_nothing() -> None:
+    claim = claim_of("every network", [("net", "", "", [FAILS])])
+    smaller = replace(claim, cases=[replace(claim.cases[0], size="width 128, published 256")])
+    assert str(verdict(smaller)) == str(verdict(claim)) == "does not hold"
+
+
+def test_recorded_numbers_are_judged_unless_others_are_given() -> None:
+    claim = claim_of("some network", [("net", "", "", [HOLDS])])
+    assert str(verdict(claim)) == "holds" and str(verdict(claim, {"n0": MADE[FAILS]})) == "does not hold"
+    assert str(verdict(claim, {})) == str(verdict(replace(claim, measured=None))) == "no data"
+
+
+@pytest.mark.parametrize("claim", load().values(), ids=lambda claim: claim.id)
+def test_every_claim_can_hold_can_fail_and_can_be_at_its_threshold(claim: Claim) -> None:
+    """Six claims once could not fail, whatever was measured."""
+    for side, expected in (("holds", HOLDS), ("fails", FAILS), ("across", AT)):
+        found = verdict(claim, planted(claim, side)).verdict  # type: ignore[arg-type]  # one of the sides
+        assert found == expected, side
+    assert verdict(claim, {}) == Outcome(verdict=NONE, counts=verdict(claim, {}).counts)
+
+
+@pytest.mark.parametrize("claim", load().values(), ids=lambda claim: claim.id)
+def test_one_network_that_fails_refutes_no_claim_on_some_network(claim: Claim) -> None:
+    if any(case.reading for case in claim.cases):
+        return
+    networks = list(dict.fromkeys(case.network for case in claim.cases))
+    found = verdict(claim, planted(claim, "fails", networks={networks[0]}))
+    if len(networks) == 1:
+        assert found.verdict == FAILS
+    elif claim.is_universal:
+        assert str(found) == f"holds in {len(networks) - 1} of {len(networks)}"
+    else:
+        assert found.verdict == HOLDS
+
+
+def test_every_claim_states_its_quantifier_and_how_it_fails() -> None:
+    for claim in load().values():
+        kind = claim.quantifier.split(" ", 1)[1]
+        assert claim.fails_if.startswith(f"an interval of {'one' if claim.is_universal else 'each'} {kind}")
+        assert all(number.label for number in claim.numbers.values()), claim.id
