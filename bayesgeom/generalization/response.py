@@ -8,6 +8,10 @@ is drawn again, given the later evidence, and Δ is the change of the answer pro
 1 for the exact observer, and 0 for a predictor that reads only the last w pieces of evidence. A constant scale, such as
 a share of uniform mixed into every answer, is removed by the relative slope, slope(w) / slope(0). The level is the
 97.5 % quantile of the slope over 300 pairings of the model's changes with the exact changes of other sequences.
+
+Changes of probabilities are bounded, so percentile intervals over sequences cover: 93 to 97 % for planted predictors of
+the slow chain with 64 to 480 sequences. Those of bootstrap-t cover 98 to 99 %, or are withheld. There is no interval if
+fewer than 8 sequences carry the exact change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,15 +26,16 @@ from jaxtyping import Float, Float64
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, checked
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import NO_LABEL, Run, Trials, concatenate
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
-from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit, smooth_estimate
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval
+from bayesgeom.stats.bootstrap import bootstrap_weights, percentile_interval
+from bayesgeom.stats.intervals import MIN_DIFFERENT
 from bayesgeom.stats.observers import exact_beliefs
 from bayesgeom.stats.windows import TRANSPORT_WINDOW, window_predictives
 from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed
@@ -40,7 +45,7 @@ FOLLOWS = 0.5  # slope above which the answers follow the evidence, and below wh
 LEVEL_NAME = "other sequences"
 MIXED, SHARP, WINDOW, FORGETTING = "exact, 20 % uniform", "exact, temperature 0.5", "last 10 symbols", "forgetting 0.9"
 _UNIFORM_SHARE, _TEMPERATURE, _DISCOUNT = 0.2, 0.5, 0.9
-_PAIRINGS, _QUANTILE, _ROUNDING = 300, 0.975, 1e-9
+_PAIRINGS, _QUANTILE = 300, 0.975
 _REPLACED = 6  # branch of the seed
 
 Answers = Float64[np.ndarray, "sequence answer"]
@@ -314,14 +319,18 @@ def response_report(
     level = Baseline.of(
         "permutation", LEVEL_NAME, [chance_level(*own, seed=seed) for own in zip(changes, exact, strict=True)]
     )
-    interval = ratio_interval(along, size, seed=seed)
-    # One ratio in every sequence, such as 0 in a model that cannot see the old evidence: no interval is needed.
-    is_constant = np.abs(along - slopes * size).max(axis=0) <= _ROUNDING * size.max(axis=0)
-    low, high = (np.where(is_constant, slopes, end) for end in interval)
-    slope = Estimate.of(slopes, (low, high), n=len(along), baselines=[level], reason=interval.code)
-    weights = jackknife_weights(len(along))
-    by_group = _ratio(weights @ along, weights @ size)
-    relative = smooth_estimate(_ratio(by_group, by_group[:, :1]), seed=seed, n=len(along))
+    weights = bootstrap_weights(len(along), seed=seed)
+    draws = _ratio(weights @ along, weights @ size)
+    # Kish's effective number of sequences that carry the exact change.
+    n_changed = _ratio(np.square(size.sum(axis=0)), np.square(size).sum(axis=0))
+    code = np.where(n_changed >= MIN_DIFFERENT, int(Reason.NONE), int(Reason.FEW_DIFFER))
+
+    def estimate(value: Answers, draws: Float64[np.ndarray, "draw age"], levels: Sequence[Baseline] = ()) -> Estimate:
+        low, high = (np.where(code == Reason.NONE, end, np.nan) for end in percentile_interval(draws))
+        return Estimate.of(value, (low, high), n=len(along), baselines=levels, reason=code)
+
+    slope = estimate(slopes, draws, [level])
+    relative = estimate(_ratio(slopes, slopes[:1]), _ratio(draws, draws[:, :1]))
     others = [name for name in known if name != "exact"]
     predicted = [_slope(*own) for name in others for own in zip(known[name], exact, strict=True)]
     return EvidenceResponseReport(

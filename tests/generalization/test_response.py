@@ -14,9 +14,10 @@ from torch import Tensor
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Trials
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.diagnosis.plan import N_REPLACED
 from bayesgeom.generalization.response import (
+    FORGETTING,
     LEVEL_NAME,
     MIXED,
     WINDOW,
@@ -24,6 +25,7 @@ from bayesgeom.generalization.response import (
     at_last,
     chance_level,
     evidence_response,
+    known_changes,
     response_report,
     response_verdict,
 )
@@ -34,6 +36,7 @@ from bayesgeom.selftest.responses import planted_responses
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.sticky_markov import StickyMarkov
 
 TASK = Bijection(n_values=5, n_pairs=7, repeats=True)
 SLOW_TASK = HMM(n_states=3, n_symbols=2, length=13, floor=0.1, grid=0.1, stay=0.8)
@@ -71,6 +74,30 @@ def test_slope_and_level_match_loops(rng: np.random.Generator) -> None:
     assert level == pytest.approx(chance_level(model, exact, seed=1)) and 0 < level < 0.4
     low, high = found.slope.ends[0][1], found.slope.ends[1][1]
     assert low < found.slope.value[1] < high and high - low < 0.1
+
+
+def test_few_sequences_that_carry_the_change_give_no_interval(rng: np.random.Generator) -> None:
+    model, exact = changes(rng)
+    rare = exact * (np.arange(N) < 7)[:, None]
+    found = response_report(["0", "3"], [model, model], {"exact": [exact, rare]}, is_single=False, seed=1)
+    assert np.isnan(found.slope.ends[0]).tolist() == [False, True] and found.verdicts[1] == Verdict.UNDECIDED
+    assert found.slope.reason_at((1,)) == Reason.FEW_DIFFER
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_slope_of_a_filter_that_forgets(rng: np.random.Generator) -> None:
+    task, many, age = StickyMarkov(n_states=4, self_probability=0.95, noise=0.5, length=20), 4_000, 5
+    trials = task.sample(many, seed=1)
+    keep = torch.arange(20) >= 20 - age
+    replaced = task.replace_evidence(trials, keep, torch.Generator().manual_seed(2))
+    known = {name: own[0] for name, own in known_changes(trials, [replaced]).items()}
+    model, exact = known[FORGETTING], known["exact"]
+    truth, covered = (model * exact).sum() / np.square(exact).sum(), 0
+    for draw in range(200):
+        rows = rng.integers(many, size=64)
+        found = response_report(["0"], [model[rows]], {"exact": [exact[rows]]}, is_single=False, seed=draw)
+        covered += bool(found.slope.ends[0][0] <= truth <= found.slope.ends[1][0])
+    assert 0.9 < covered / 200 < 0.99
 
 
 def test_no_sequence_is_paired_with_itself() -> None:
@@ -232,11 +259,11 @@ INDEPENDENT = {  # another implementation, n = 240: interval of the slope on evi
 @pytest.mark.slow
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_slow_chains_agree_with_another_implementation(name: str) -> None:
-    found = evidence_response(name, ages=[10, 16, 20], n=480)
+    found = evidence_response(name, ages=[10, 16, 20], n=240)
     for index, theirs in enumerate(INDEPENDENT[name], start=1):
         if theirs is not None:
             low, high = found.slope.ends[0][index], found.slope.ends[1][index]
             assert low < theirs[1] and theirs[0] < high, (name, found.ages[index], low, high)
     levels = found.slope.baseline(LEVEL_NAME).value[1:]
-    assert (levels > 0.02).all() and (levels < 0.12).all()
+    assert (levels > 0.02).all() and (levels < 0.15).all()
     assert (found.exact_change > 0.02).all()

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from bayesgeom.core.run import Trials, checked
+from bayesgeom.core.run import Trials, checked_trials
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import EvidenceTask, random_completion
@@ -84,7 +84,7 @@ def test_replaced_sequences_are_those_of_the_task(task: EvidenceTask) -> None:
     noise = distance(body(task, original), body(task, fresh))
     for n in range(task.n_evidence + 1):
         found = task.replace_evidence(original, kept(task, n), torch.Generator().manual_seed(3 + n))
-        checked(found, task=task.name)
+        checked_trials(found, task=task.name)
         assert distance(body(task, found), body(task, fresh)) < 1.35 * noise + 0.02
 
 
