@@ -694,6 +694,22 @@ def hooked_sites(model: Model, hooks: Mapping[SiteLayer, Change]) -> AbstractCon
     return hooked(model.module, own, by=model.spec.name)
 
 
+def kernels_of(model: Model, sites: Iterable[Site] = (), *, also_without: bool = False) -> list[str]:
+    """Return the attention kernels of a measurement; empty if the model does not have several.
+
+    Patterns exist in "eager" attention only, so passes that record them use it. Kernels round differently.
+
+    Args:
+        model: The model.
+        sites: Sites that the passes record.
+        also_without: Whether other passes record nothing.
+    """
+    if model.attention_kernel is None:
+        return []
+    plain, is_eager = model.attention_kernel(), PATTERN in sites
+    return list(dict.fromkeys(["eager"] * is_eager + [plain] * (also_without or not is_eager)))
+
+
 @alone()
 @torch.no_grad()
 def visible(model: "Model", trials: Trials) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
