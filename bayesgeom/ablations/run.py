@@ -30,7 +30,7 @@ from bayesgeom.core.edits import Mode, Reference, Replace
 from bayesgeom.core.errors import HookFault, InvalidArgument, checked
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.run import Trials, concatenate
-from bayesgeom.core.torch_state import SiteLayer, keeping, with_gradients
+from bayesgeom.core.torch_state import SiteLayer, check_differentiable, keeping_leaf, with_gradients
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
@@ -169,6 +169,7 @@ def attribution_preview(
         (4,)
     """
     subject = as_model(model)
+    check_differentiable(subject.module, subject.spec.name)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     if exact is not None and (exact.ablations, exact.mode, exact.n) != (run.labels, mode, n):
         raise InvalidArgument(
@@ -396,7 +397,7 @@ def attributed_kl_increase(
         {(edit.site, edit.layer) for variant in variants for edit in variant}, key=lambda p: (p[1], p[0].name)
     )
     stored: dict[SiteLayer, Tensor] = {}
-    with hooked_sites(model, {place: keeping(stored, place) for place in places}), torch.enable_grad():
+    with hooked_sites(model, {place: keeping_leaf(stored, place) for place in places}), torch.enable_grad():
         log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
     # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
     total = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).sum()

@@ -444,6 +444,11 @@ def untrained(seed: int) -> str:
     return f"{_UNTRAINED}{seed}"
 
 
+def seed_of(spec: ModelSpec) -> int:
+    """Return the seed of an untrained network."""
+    return int(spec.weights_hash.removeprefix(_UNTRAINED))
+
+
 def is_untrained(spec: ModelSpec) -> bool:
     """Return whether the spec is that of an untrained network."""
     return spec.weights_hash.startswith(_UNTRAINED)

@@ -333,6 +333,11 @@ def has_global_hooks() -> bool:
     return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)  # noqa: SLF001  (no public list)
 
 
+def structure_of(module: nn.Module) -> int:
+    """Return a number that changes when a part of a module, its class, or its own `forward` is replaced."""
+    return hash(tuple((name, type(part), id(vars(part).get("forward"))) for name, part in module.named_modules()))
+
+
 def site_hook(place: SiteLayer, part: nn.Module, change: Change) -> Hook:
     """Return a hook at one site and layer.
 
@@ -356,6 +361,40 @@ def keeping(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
         stored[place] = output
 
     return keep
+
+
+def keeping_leaf(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
+    """Return what `keeping` returns, for gradients with respect to the activation, also where no weight has one."""
+
+    def keep(output: Tensor) -> Tensor | None:
+        if output.requires_grad:
+            stored[place] = output
+            return None
+        # Of a model with frozen weights, the graph starts here. A clone, because a leaf may not be modified in place.
+        stored[place] = output.detach().requires_grad_().clone()
+        return stored[place]
+
+    return keep
+
+
+def check_differentiable(module: nn.Module, name: str) -> None:
+    """Check that gradients can pass through a module.
+
+    Raises:
+        InvalidArgument: Its weights were made in inference mode.
+
+    Example:
+        >>> with torch.inference_mode():
+        ...     module = nn.Linear(2, 3)
+        >>> check_differentiable(module, "demo")
+        Traceback (most recent call last):
+        bayesgeom.core.errors.InvalidArgument: the weights of demo were made under torch.inference_mode, so they have no gradients: make or load the model outside of it.
+    """  # noqa: E501  (one message)
+    if any(own.is_inference() for own in (*module.parameters(), *module.buffers())):
+        raise InvalidArgument(
+            f"the weights of {name} were made under torch.inference_mode, so they have no gradients: make or load the "
+            f"model outside of it."
+        )
 
 
 def _counted(hook: Hook, fired: list[int], number: int) -> Callable[..., Any]:

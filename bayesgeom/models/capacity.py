@@ -14,7 +14,7 @@ from typing import Any, final
 
 from torch import nn
 
-from bayesgeom.core.errors import InvalidArgument, checked
+from bayesgeom.core.errors import InvalidArgument, checked, with_plain_integers
 from bayesgeom.models.base import Model
 from bayesgeom.models.config import ModelConfig, architecture_named, config_from_dict, shapes_only
 from bayesgeom.models.resolve import load
@@ -55,7 +55,7 @@ def capacity_matched(
         >>> capacity_matched("lstm", reference).d_vocab
         40
     """
-    kind = architecture_named(architecture)
+    kind, sizes = architecture_named(architecture), with_plain_integers(sizes)
     n_target, n_layers, known = _target(load(reference) if isinstance(reference, str | Path) else reference)
     taken = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # every config is a dataclass
     if unknown := sizes.keys() - taken:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +21,18 @@ from bayesgeom.core.errors import (
     checked,
     shown,
     unknown_name,
+    with_plain_integers,
 )
 from bayesgeom.core.files import put_back, read_json
+from bayesgeom.core.run import is_untrained, seed_of
 from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.torch_state import check_default_device
-from bayesgeom.models.adapters.hooked import of_native
+from bayesgeom.core.torch_state import check_default_device, structure_of
+from bayesgeom.models.adapters.hooked import HookedModel, ResidualModel, of_native
 from bayesgeom.models.adapters.lens import LensModel
-from bayesgeom.models.adapters.wrapping import from_callable
+from bayesgeom.models.adapters.wrapping import WrappedModel, from_callable
 from bayesgeom.models.base import Model, check_memory_gib
 from bayesgeom.models.captured.model import CapturedModel, is_capture
-from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint
+from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint, weights_hash
 from bayesgeom.models.checkpoint_files import CONFIG, OURS, WEIGHTS, checkpoints
 from bayesgeom.models.config import architectures
 from bayesgeom.models.huggingface.loading import (
@@ -44,7 +47,7 @@ from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
 from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.served.client import is_address
-from bayesgeom.models.served.model import SERVER, supported
+from bayesgeom.models.served.model import SERVER, ServedModel, supported
 from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
 
 ModelLike = Model | Checkpoint | nn.Module | Callable[[Tensor], Any] | str | Path
@@ -124,6 +127,7 @@ def load(
     check_default_device()
     check_device(device)
     check_memory_gib(memory_gib)
+    options = with_plain_integers(options)
     check_options(options)
     batch_size = options.pop("batch_size", None)
     model = _loaded(name, options | {"dtype": dtype}, tokenizer, device=device, trust_remote_code=trust_remote_code)
@@ -161,7 +165,7 @@ def _loaded(
     else:
         _require_hub_name(name)
         model = load_huggingface(str(name), options, device=device, trust_remote_code=trust_remote_code)
-    return model if read is None else as_model(model, read)
+    return _with_tokenizer(model, read)
 
 
 def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.device, trust_remote_code: bool) -> Model:
@@ -273,13 +277,46 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
     check_default_device()
     match model:
         case Model():
-            own = model
+            own = _current(model)
         case str() | Path():
             own = load(model)
         case Checkpoint():
-            own = from_checkpoint(model)
+            own = _current(from_checkpoint(model))
         case _:
             own = _of_object(model)
+    return _with_tokenizer(own, tokenizer)
+
+
+_FIRST_SEEN: "WeakKeyDictionary[Model, str]" = WeakKeyDictionary()
+
+
+def _current(model: Model) -> Model:
+    """The model, attached again if its weights or parts were changed in place since it was attached.
+
+    Hashing is the only way to notice that: no counter of torch's changes with `parameter.data`.
+    """
+    if isinstance(model, CapturedModel | ServedModel):
+        return model
+    if not isinstance(model, HookedModel | ResidualModel | LensModel | HFModel | WrappedModel):
+        digest = weights_hash(model.module.state_dict())
+        if _FIRST_SEEN.setdefault(model, digest) != digest:
+            raise InvalidArgument(
+                f"the weights of {model.spec.name} were changed since it was first measured, so its spec is that of "
+                f"other weights: make a new {type(model).__name__} of the module."
+            )
+        return model
+    digest, known = model.digest(), model.spec.weights_hash
+    if is_untrained(model.spec):
+        known = digest if model.untrained_copy(seed_of(model.spec)).digest() == digest else ""
+    if digest == known and structure_of(model.module) == model.structure:
+        return model
+    own = model.attached_again(digest)
+    own.task, own.tokenizer = model.task, model.tokenizer
+    own.batch_size, own.memory_gib = model.batch_size, model.memory_gib
+    return own
+
+
+def _with_tokenizer(own: Model, tokenizer: Tokenizer | None) -> Model:
     if tokenizer is None or own.tokenizer is tokenizer:
         return own
     if own.tokenizer is not None:

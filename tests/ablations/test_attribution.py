@@ -1,5 +1,6 @@
 """Attribution is the derivative: compared with finite differences of the exact KL increase, in float64."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import final
 
@@ -12,6 +13,7 @@ import bayesgeom
 from bayesgeom import ablations
 from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations.run import attributed_kl_increase, attribution_preview
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ATTN_OUT, MLP_OUT, Site, Z
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -123,3 +125,32 @@ def test_both_methods_report_their_rank_correlation() -> None:
     assert float(both.attribution_rank_correlation) == pytest.approx(np.corrcoef(*order)[0, 1])
     assert float(preview.attribution_rank_correlation) == pytest.approx(1.0)
     assert np.isnan(preview.entropy_mae_increase_bits.value).all() and not preview.inert.any()
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("n_frozen", [0, 1, 3])
+def test_the_preview_needs_no_weight_with_a_gradient(mode: type, n_frozen: int) -> None:
+    """Frozen: nothing, the first blocks with the embedding, or all."""
+    expected = ablations.attribution_preview(lively(), n=9).attribution_bits
+    model = lively()
+    for part in (model.module.embed, *model.module.blocks[:n_frozen]) if n_frozen else ():
+        part.requires_grad_(requires_grad=False)
+    if n_frozen == len(LAYERS):
+        model.module.requires_grad_(requires_grad=False)
+    with mode():
+        found = ablations.attribution_preview(model, n=9).attribution_bits
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert [p.requires_grad for p in model.module.parameters()].count(False) >= n_frozen
+
+
+def test_weights_made_in_inference_mode_are_refused_before_work_begins() -> None:
+    with torch.inference_mode():
+        model = lively()
+    passes: list[int] = []
+    model.module.embed.register_forward_hook(lambda *_: passes.append(1))
+    with pytest.raises(InvalidArgument, match=r"tiny .*inference_mode"):
+        ablations.attribution_preview(model, n=9)
+    assert passes == [] and bayesgeom.ablate(model, n=9, battery="mlps").n == 9
+    model = lively()
+    with torch.device("meta"), pytest.raises(InvalidArgument, match="meta"):
+        ablations.attribution_preview(model, n=9)

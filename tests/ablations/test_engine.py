@@ -162,6 +162,7 @@ def test_a_head_that_is_already_zero_is_inert_wherever_it_stands_in_the_batch() 
         ]
 
 
+@pytest.mark.filterwarnings("ignore:.*every ablation runs a full forward pass")  # because of the hook
 @pytest.mark.parametrize("n_training", [True, False])
 def test_module_hooks_and_inputs_stay_as_they_were(n_training: bool) -> None:
     model = lively()

@@ -12,8 +12,10 @@ An edit of `state` changes what is read at that position, but not the state that
 has already run.
 """
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any, cast, final
@@ -41,6 +43,7 @@ from bayesgeom.core.run import (
     TOKEN_INPUTS,
     TOKEN_KEYS,
     W_K,
+    W_K_GRAM,
     W_O,
     W_V,
     K,
@@ -52,7 +55,7 @@ from bayesgeom.core.run import (
     Z,
     untrained,
 )
-from bayesgeom.core.torch_state import EVERY_MODULE, Hook, alone, hooked
+from bayesgeom.core.torch_state import Hook, alone, hooked, structure_of
 from bayesgeom.models.adapters.proof import Functions, examined, perturbed_pass, sentinel_trials
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.checkpoint import weights_hash
@@ -61,7 +64,7 @@ from bayesgeom.models.native.mamba import Mamba, MambaBlock
 from bayesgeom.models.native.mlp import PositionwiseMLP
 from bayesgeom.models.native.positions import PositionalPrior, causal_mask
 from bayesgeom.models.native.transformer import MLP, Block, MultiHeadAttention, Norm, Transformer
-from bayesgeom.models.replay.hooked import PrefixReplay
+from bayesgeom.models.replay.hooked import PlainLoop, prefix_replayer, warn_of_full_passes
 from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.tasks.base import WindTunnel
 
@@ -79,11 +82,11 @@ POINTS: Mapping[Site, tuple[str, ...]] = {
     Z: ("attn.hook_z",),
     PATTERN: ("attn.hook_pattern",),
 }
-# Classes of the last layer and how they compute; a subclass or a patched class may combine positions.
+# Classes of the parts and how they compute; a subclass or a patched class may compute something else.
 _BUILT_FROM: Mapping[type[nn.Module], Any] = {
-    kind: kind.forward
-    for kind in (Transformer, Block, MultiHeadAttention, PositionalPrior, MLP, Norm, nn.Linear, HookPoint)
-}
+    kind: {name: own for name, own in vars(kind).items() if inspect.isfunction(own)}
+    for kind in (Transformer, Block, MultiHeadAttention, PositionalPrior, MLP, Norm, HookPoint)
+} | {kind: {"forward": kind.forward} for kind in (nn.Linear, nn.Embedding, nn.ModuleList)}
 _STATIC = tuple(site for site in ALL_SITES if site.is_static)
 
 
@@ -99,13 +102,27 @@ class HookedModel(Model):
         task: WindTunnel | None = None,
         digest: str | None = None,
     ) -> None:
-        self.module, self.task = module, task
+        check_weights(module, name)
+        self.module, self.task, self.structure = module, task, structure_of(module)
         self._transformer = module
         self.spec = _spec(module, name, digest)
-        known = {name.removeprefix("blocks.0.") for name in module.hook_dict if name.startswith("blocks.0.")}
-        existing = {site: [path for path in paths if path in known] for site, paths in POINTS.items()}
+        parts, every = dict(module.named_modules()), range(self.spec.n_layers)
+        existing = {
+            site: [path for path in paths if all(f"blocks.{layer}.{path}" in parts for layer in every)]
+            for site, paths in POINTS.items()
+        }
         self._points = {site: paths[0] for site, paths in existing.items() if paths}
+        self._is_readable = all(map(self._has_known_parts, every))
         self.withheld = self._broken()
+
+    def digest(self) -> str:
+        """Return the hash of the weights as they are now."""
+        check_weights(self._transformer, self.spec.name)
+        return weights_hash(self.module.state_dict())
+
+    def attached_again(self, digest: str) -> "HookedModel":
+        """Return a new adapter of the module as it is now; `digest` is the hash of its weights."""
+        return HookedModel(self._transformer, name=self.spec.name, task=self.task, digest=digest)
 
     @property
     def sites(self) -> frozenset[Site]:
@@ -116,14 +133,15 @@ class HookedModel(Model):
 
     @torch.no_grad()
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        attention, norm = self._attention(layer), self._transformer.get_submodule(f"blocks.{layer}.ln1")
-        assert isinstance(norm, Norm)
         embedded: Tensor = self._transformer.embed(tokens)
+        if site == TOKEN_EMBEDDINGS:
+            return embedded
+        attention, norm = self._attention(layer), self._transformer.get_submodule(f"blocks.{layer}.ln1")
+        assert isinstance(norm, Norm), "else the site is withheld"
         inputs: Tensor = norm(embedded)
         if site == TOKEN_KEYS:
             return einsum(inputs, self._heads(attention.W_K.weight), "token m, h d m -> token h d")
         found: Mapping[Site, Tensor] = {
-            TOKEN_EMBEDDINGS: embedded,
             TOKEN_INPUTS: inputs,
             NORM_WEIGHT: norm.w.detach(),
             W_K: self._heads(attention.W_K.weight),
@@ -139,46 +157,34 @@ class HookedModel(Model):
         return trials.at_scored(self._transformer(trials.tokens))
 
     def untrained_copy(self, seed: int) -> "HookedModel":
-        module = self._transformer.config.build(seed=seed).to(self.spec.device)
+        n, config = self.spec.n_layers, self._transformer.config
+        config = replace(config, n_layers=n, top_attention_off=min(n, config.top_attention_off))
+        module = config.build(seed=seed).to(self.spec.device)
         assert isinstance(module, Transformer)
         return HookedModel(
             module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained(seed)
         )
 
     @alone()
-    def replayer(self) -> Replay:
-        # A copy of the module would call hooks of every module, too, so these are refused whatever they do.
-        if (foreign := self.foreign_hooks()) and (EVERY_MODULE in foreign or not self._is_unedited()):
-            effect = "may change" if EVERY_MODULE in foreign else "change"
-            raise InvalidArgument(
-                f"{', '.join(foreign[:4])} of {self.spec.name}: forward hooks that bayesgeom did not set {effect} the "
-                f"logits. Ablations and interventions compute layers themselves and would ignore them: remove "
-                f"the hooks."
-            )
-        return Replay(self._transformer)
+    def replayer(self) -> Replayer:
+        # The replay runs the embedding itself, so hooks there are harmless.
+        foreign = [name for name in self.foreign_hooks() if name not in ("embed", "hook_embed", "pos_embed")]
+        if foreign or not _as_built(self._transformer.modules()):
+            warn_of_full_passes(self.spec.name, "parts of it were replaced or have hooks that bayesgeom did not set")
+            return PlainLoop(self)
+        return Replay(self, self._transformer)
 
     def _is_plain(self) -> bool:
         """Whether a pass may leave out positions that no logit depends on: no part has a hook or was replaced."""
-        parts = [
-            self._transformer,
-            *self._transformer.blocks[-1].modules(),
-            *self._transformer.ln_final.modules(),
-        ]
-        as_built = all(
-            _BUILT_FROM.get(type(part)) is type(part).forward
-            and not ("forward" in vars(part) or part._backward_hooks)
-            and not part._backward_pre_hooks  # noqa: SLF001  (no public list)
-            for part in parts
-        )
-        return as_built and not self.foreign_hooks()
+        last, norm = self._transformer.blocks[-1], self._transformer.ln_final
+        is_built = type(last) is Block and _as_built((self._transformer, *last.modules(), *norm.modules()))
+        return is_built and not self.foreign_hooks()
 
-    def _is_unedited(self) -> bool:
-        """Whether the module returns the same logits as a copy without hooks."""
-        tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens
-        bare = self._transformer.config.build(seed=0).to(self.spec.device)
-        bare.load_state_dict(self._transformer.state_dict())
-        with torch.no_grad():
-            return torch.equal(bare.eval()(tokens), self._transformer(tokens))
+    def _has_known_parts(self, layer: int) -> bool:
+        """Whether weights of this layer's attention can be read: its parts are of the classes of this package."""
+        parts = dict(self._transformer.blocks[layer].named_modules())
+        linear = all(isinstance(parts.get(f"attn.{name}"), nn.Linear) for name in ("W_Q", "W_K", "W_V", "W_O"))
+        return linear and isinstance(parts.get("attn"), MultiHeadAttention) and isinstance(parts.get("ln1"), Norm)
 
     @alone()
     def _broken(self) -> dict[Site, str]:
@@ -190,15 +196,31 @@ class HookedModel(Model):
             given[layer] = inputs[0]
 
         def forward() -> None:
-            readers = [module.get_submodule(f"blocks.{layer}.ln2") for layer in range(self.spec.n_layers)]
-            hooks = [Hook(part=part, call=partial(keep, layer), kind="pre") for layer, part in enumerate(readers)]
+            blocks = map(dict, map(nn.Module.named_children, module.blocks))
+            readers = [(layer, parts["ln2"]) for layer, parts in enumerate(blocks) if "ln2" in parts]
+            hooks = [Hook(part=part, call=partial(keep, layer), kind="pre") for layer, part in readers]
             with hooked(module, hooks, by=self.spec.name, times=None):
                 module(trials.tokens)
 
         places = product(self._points, range(self.spec.n_layers))
         passages = perturbed_pass(module, forward, self.point, places)
-        functions = Functions(written=self._attn_out, pattern=self._pattern, mid_given=given.get)
-        return examined(passages, functions, self.spec, trials.tokens.shape[1])[0]
+        functions = Functions(mid_given=given.get)
+        if self._is_readable:
+            functions = replace(functions, written=self._attn_out, projected=self._projected, pattern=self._pattern)
+        broken, _ = examined(passages, functions, self.spec, trials.tokens.shape[1])
+        if TOKEN_KEYS in broken:  # k is not this norm times W_K
+            broken |= dict.fromkeys((W_K, W_K_GRAM), broken[TOKEN_KEYS])
+        absent = {site: "not every block has its hook point" for site in POINTS if site not in self._points}
+        of_weights = () if self._is_readable else (site for site in _STATIC if site != TOKEN_EMBEDDINGS)
+        return broken | absent | dict.fromkeys(of_weights, "a part of the attention was replaced")
+
+    def _projected(
+        self, site: Site, resid: Float[Tensor, "batch pos d_model"], layer: int
+    ) -> Float[Tensor, "batch pos head d_head"]:
+        attention, norm = self._attention(layer), self._transformer.get_submodule(f"blocks.{layer}.ln1")
+        weight = self._heads((attention.W_K if site == K else attention.W_V).weight)
+        projected: Tensor = einsum(norm(resid), weight, "b p m, h d m -> b p h d")
+        return projected
 
     def _attn_out(self, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "batch pos d_model"]:
         return rearrange(z, "b p h d -> b p (h d)") @ self._attention(layer).W_O.weight.T
@@ -220,6 +242,16 @@ class HookedModel(Model):
         return rearrange(weight.detach(), "(h d) m -> h d m", h=self.spec.n_heads)
 
 
+def _as_built(parts: Iterable[nn.Module]) -> bool:
+    """Whether these parts compute as their classes did when this module was imported."""
+    return all(
+        (known := _BUILT_FROM.get(type(part))) is not None
+        and all(vars(type(part)).get(name, own) is own for name, own in known.items())
+        and not (known.keys() & vars(part).keys() or part._backward_hooks or part._backward_pre_hooks)  # noqa: SLF001  (no public list)
+        for part in parts
+    )
+
+
 ResidualModule = PositionwiseMLP | LSTM | Mamba
 _STREAM = (RESID_PRE, RESID_POST)
 _HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN, TOKEN_INPUTS, TOKEN_KEYS, W_K, W_V, W_O)
@@ -237,11 +269,21 @@ class ResidualModel(Model):
         task: WindTunnel | None = None,
         digest: str | None = None,
     ) -> None:
-        self.module, self.task = module, task
+        check_weights(module, name or module.config.name)
+        self.module, self.task, self.structure = module, task, structure_of(module)
         self._module = module
         self.spec = _spec(module, name or module.config.name, digest)
         self._points = (*_STREAM, MLP_OUT if isinstance(module, PositionwiseMLP) else STATE)
         self.withheld: Mapping[Site, str] = self._absent() | self._broken()
+
+    def digest(self) -> str:
+        """Return the hash of the weights as they are now."""
+        check_weights(self._module, self.spec.name)
+        return weights_hash(self.module.state_dict())
+
+    def attached_again(self, digest: str) -> "ResidualModel":
+        """Return a new adapter of the module as it is now; `digest` is the hash of its weights."""
+        return ResidualModel(self._module, name=self.spec.name, task=self.task, digest=digest)
 
     @property
     def sites(self) -> frozenset[Site]:
@@ -262,14 +304,14 @@ class ResidualModel(Model):
         return trials.at_scored(self._module(trials.tokens))
 
     def untrained_copy(self, seed: int) -> "ResidualModel":
-        module = self._module.config.build(seed=seed).to(self.spec.device)
+        module = replace(self._module.config, n_layers=self.spec.n_layers).build(seed=seed).to(self.spec.device)
         assert isinstance(module, PositionwiseMLP | LSTM | Mamba)
         return ResidualModel(
             module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained(seed)
         )
 
     def replayer(self) -> Replayer:
-        return PrefixReplay(self, tuple(self._module.blocks))
+        return prefix_replayer(self, tuple(self._module.blocks))
 
     def _absent(self) -> dict[Site, str]:
         absent = (ATTN_OUT, RESID_MID, *{STATE, MLP_OUT}.difference(self._points))
@@ -305,12 +347,33 @@ def of_native(module: nn.Module, *, name: str | None = None, **known: Any) -> Mo
     return None
 
 
+def check_weights(module: Transformer | ResidualModule, name: str) -> None:
+    """Check that a module has blocks, and weights of one dtype that hold numbers.
+
+    Raises:
+        InvalidArgument: It does not.
+    """
+    weights = {entry: own for entry, own in module.state_dict(keep_vars=True).items() if own.is_floating_point()}
+    if hollow := [entry for entry, own in weights.items() if own.device.type == "meta"]:
+        raise InvalidArgument(
+            f"{hollow[0]} of {name} is on torch's meta device: the model has shapes but no weights. Load its weights, "
+            f"or build it outside of torch.device('meta')."
+        )
+    if len(dtypes := {str(own.dtype).removeprefix("torch.") for own in weights.values()}) > 1:
+        raise InvalidArgument(
+            f"{name} has weights in {' and '.join(sorted(dtypes))}: convert all of them to one, for example with "
+            f"module.float()."
+        )
+    if not len(module.blocks):
+        raise InvalidArgument(f"{name} has no blocks; a model needs at least one to be measured.")
+
+
 def _spec(module: Transformer | ResidualModule, name: str, digest: str | None) -> ModelSpec:
-    config, weight = module.config, module.embed.weight
+    config, weight = module.config, next(module.parameters())
     return ModelSpec(
         name=name,
         architecture=config.name,
-        n_layers=config.n_layers,
+        n_layers=len(module.blocks),
         d_model=config.d_model,
         d_vocab=config.d_vocab,
         n_parameters=sum(parameter.numel() for parameter in module.parameters()),

@@ -27,7 +27,7 @@ from bayesgeom.core.run import (
     Site,
     Trials,
 )
-from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, hooked
+from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, hooked, structure_of
 from bayesgeom.models.adapters.hooked import POINTS
 from bayesgeom.models.adapters.proof import (
     Functions,
@@ -49,7 +49,7 @@ class LensModel(Model):
     """The `Model` of a transformer-lens model."""
 
     def __init__(self, module: nn.Module, *, name: str | None = None) -> None:
-        self.module, self.task = module, None
+        self.module, self.task, self.structure = module, None, structure_of(module)
         lens: Any = module
         self._lens = lens
         self.tokenizer = lens.tokenizer
@@ -57,6 +57,14 @@ class LensModel(Model):
         self._names = dict(self._found())
         self._taps = Taps(self._names, self.spec.n_layers)
         self.withheld = self._disproved()
+
+    def digest(self) -> str:
+        """Return the hash of the weights as they are now."""
+        return weights_hash(self._lens.state_dict())
+
+    def attached_again(self, digest: str) -> "LensModel":
+        """Return a new adapter of the module as it is now."""
+        return LensModel(self.module, name=self.spec.name)
 
     @property
     def sites(self) -> frozenset[Site]:

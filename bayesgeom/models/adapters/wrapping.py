@@ -39,7 +39,7 @@ from bayesgeom.core.run import (
     untrained,
 )
 from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, evaluating, hooked
+from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, evaluating, hooked, structure_of
 from bayesgeom.models.adapters.proof import (
     Passage,
     Taps,
@@ -276,7 +276,8 @@ class WrappedModel(Model):
     """The `Model` that `wrap` returns."""
 
     def __init__(self, net: nn.Module, layout: Layout, n_heads: int, options: Options, *, digest: str = "") -> None:
-        self.module, self.task, self.tokenizer = net, None, options.get("tokenizer")
+        self.module, self.task, self.structure = net, None, structure_of(net)
+        self.tokenizer = options.get("tokenizer")
         self._net, self._layout, self._options = net, layout, options
         self._heads, self._name = (n_heads, options.get("n_kv_heads", n_heads)), options.get("name", type(net).__name__)
         self._taps = Taps(layout.sites, len(layout.blocks))
@@ -285,6 +286,15 @@ class WrappedModel(Model):
         with evaluating(net), torch.no_grad(), self._named_faults():
             self.spec = self._spec(digest)
             self.withheld: Mapping[Site, str] = self._examined()
+
+    def digest(self) -> str:
+        """Return the hash of the weights as they are now; "" if there are none, as of a function."""
+        weights = self._net.state_dict()
+        return weights_hash(weights) if weights else ""
+
+    def attached_again(self, digest: str) -> "WrappedModel":
+        """Return a new adapter of the module as it is now; `digest` is the hash of its weights."""
+        return WrappedModel(self._net, self._layout, self._heads[0], self._options, digest=digest)
 
     @property
     def sites(self) -> frozenset[Site]:
@@ -401,7 +411,7 @@ class WrappedModel(Model):
             n_parameters=sum(parameter.numel() for parameter in self._net.parameters()),
             dtype=str(weight.dtype).removeprefix("torch."),
             device=str(weight.device),
-            weights_hash=digest or weights_hash(self._net.state_dict()),
+            weights_hash=digest or self.digest(),
         )
 
     @contextlib.contextmanager

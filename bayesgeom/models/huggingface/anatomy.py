@@ -153,6 +153,11 @@ class Parts:
     norms: Mapping[Site, str] = field(default_factory=dict)
     late_norms: Mapping[Site, tuple[str, int]] = field(default_factory=dict)
 
+    @property
+    def is_patched(self) -> bool:
+        """Whether the attention changes what W_O returns, as a replaced `forward` may."""
+        return self.writers is not None and self.writers[0] == self.attention and not self.is_plain_write
+
 
 @final
 @dataclass(frozen=True, kw_only=True)

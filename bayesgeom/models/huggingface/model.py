@@ -30,6 +30,7 @@ from bayesgeom.core.run import (
     TOKEN_EMBEDDINGS,
     TOKEN_INPUTS,
     TOKEN_KEYS,
+    W_O,
     K,
     ModelSpec,
     Site,
@@ -38,7 +39,17 @@ from bayesgeom.core.run import (
     untrained,
 )
 from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, default_dtype, evaluating, hooked, lock_of, site_hook
+from bayesgeom.core.torch_state import (
+    PROCESS_STATE,
+    Hook,
+    alone,
+    default_dtype,
+    evaluating,
+    hooked,
+    lock_of,
+    site_hook,
+    structure_of,
+)
 from bayesgeom.models.adapters.proof import (
     Functions,
     Passages,
@@ -49,6 +60,7 @@ from bayesgeom.models.adapters.proof import (
     tolerance_of,
 )
 from bayesgeom.models.base import Model, Replayer
+from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.huggingface.anatomy import (
     Anatomy,
     HeadSizes,
@@ -68,7 +80,7 @@ from bayesgeom.models.huggingface.weights import (
     unreachable,
     weights_identity,
 )
-from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
+from bayesgeom.models.replay.hooked import prefix_replayer
 from bayesgeom.tasks.base import WindTunnel, torch_seed
 
 if TYPE_CHECKING:
@@ -157,6 +169,11 @@ class Forward:
         Raises:
             InvalidArgument: The model returns no logits.
         """
+        for config in (self._hf.config, self._hf.config.get_text_config(decoder=True)):
+            if config.return_dict is False:  # parts inside the model would return tuples
+                raise InvalidArgument(
+                    f"the config of {type(self._hf).__name__} sets return_dict=False: set config.return_dict to True."
+                )
         known: Mapping[str, Any] = {"use_cache": False, "attention_mask": torch.ones_like(tokens), **options}
         output: Mapping[str, Tensor] = self._hf(
             input_ids=tokens, return_dict=True, **{name: value for name, value in known.items() if name in self._takes}
@@ -195,6 +212,14 @@ class Attached:
     errors: Mapping[Site, float]
 
 
+def _check_reachable(hf: "PreTrainedModel") -> None:
+    """Raise `InvalidArgument` if weights have shapes and no numbers."""
+    if (missing := unreachable(hf)) is not None:
+        raise InvalidArgument(
+            f"{missing} of {type(hf).__name__} is on torch's meta device: it has a shape but no weights. Load them."
+        )
+
+
 @torch.no_grad()
 def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
     """Locate and verify the sites of a model; its training mode is restored.
@@ -218,10 +243,7 @@ def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
         raise InvalidArgument(
             f"{type(hf).__name__} is an encoder with a decoder, not a causal language model. Pass a decoder alone."
         )
-    if (missing := unreachable(hf)) is not None:
-        raise InvalidArgument(
-            f"{missing} of {type(hf).__name__} is on torch's meta device: it has a shape but no weights. Load them."
-        )
+    _check_reachable(hf)
     with lock_of(hf), evaluating(hf), named_faults(hf):
         return _Attaching(hf, name, digest).attached()
 
@@ -258,6 +280,9 @@ class _Attaching:
             withheld |= dict.fromkeys((TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS), reason)
         if (layer := static_sites.misnormed(layers.get(NORM_WEIGHT, ()))) is not None:
             withheld[NORM_WEIGHT] = f"W_K of layer {layer} reads no norm"
+        patched = [layer for layer, parts in enumerate(anatomy.parts) if parts.is_patched]
+        if patched:
+            withheld[W_O] = f"the attention of layer {patched[0]} changes what its output matrix returns"
         self._check_causal(site_hooks, withheld)
         self._check_gated(site_hooks, withheld)
         return Attached(
@@ -509,7 +534,7 @@ def _written(anatomy: Anatomy, z: Float[Tensor, "batch pos head d_head"], layer:
     """The attention output for these head outputs: W_O, then the norm after it if there is one; None if z is gated."""
     parts = anatomy.parts[layer]
     assert parts.output is not None and parts.writers is not None, "z and attn_out exist"
-    if parts.is_gated:
+    if parts.is_gated or parts.is_patched:
         return None
     out = call(anatomy.part(layer, parts.output), z.flatten(-2))
     return parts.write_scale * (out if parts.is_plain_write else call(anatomy.part(layer, parts.writers[0]), out))
@@ -544,8 +569,8 @@ class HFModel(Model):
         digest: str | None = None,
         rebuild: "Callable[[int], PreTrainedModel] | None" = None,
     ) -> None:
-        self.module, self.task, self.tokenizer = hf, task, tokenizer
-        self._hf, self._rebuild = hf, rebuild
+        self.module, self.task, self.tokenizer, self.structure = hf, task, tokenizer, structure_of(hf)
+        self._hf, self._rebuild, self._is_plain_hash = hf, rebuild, digest is not None
         self._replayer: Replayer | None = None
         self._attached: Attached = attach(hf, name or type(hf).__name__, digest)
         self.spec: ModelSpec = self._attached.spec
@@ -556,6 +581,16 @@ class HFModel(Model):
     @property
     def sites(self) -> frozenset[Site]:
         return frozenset(self._attached.layers).difference(self.partial_sites)
+
+    def digest(self) -> str:
+        """Return the hash of the weights as they are now, made as that of the spec."""
+        _check_reachable(self._hf)
+        return weights_hash(self._hf.state_dict()) if self._is_plain_hash else weights_identity(self._hf)
+
+    def attached_again(self, digest: str) -> "HFModel":
+        """Return a new adapter of the model as it is now; `digest` is the hash of its weights."""
+        given = digest if self._is_plain_hash else None
+        return HFModel(self._hf, name=self.spec.name, task=self.task, digest=given, rebuild=self._rebuild)
 
     def proof_errors(self) -> Mapping[Site, float]:
         """Return the largest equation error of each site, relative to the largest entry."""
@@ -604,13 +639,6 @@ class HFModel(Model):
 
     @alone()
     def replayer(self) -> Replayer:
-        if self._replayer is None:  # prefix reuse if it is exact; otherwise full passes, with a warning
-            self._replayer = replay = PrefixReplay(self, self._attached.site_hooks.anatomy.blocks)
-            if (layer := replay.inexact_from()) is not None:
-                self._replayer = PlainLoop(self)
-                warnings.warn(
-                    f"{self.spec.name} cannot be replayed with the same logits, because block {layer} reads more than "
-                    f"the residual stream: every ablation runs a full forward pass.",
-                    stacklevel=2,
-                )
+        if self._replayer is None:
+            self._replayer = prefix_replayer(self, self._attached.site_hooks.anatomy.blocks)
         return self._replayer

@@ -10,6 +10,7 @@ stream, such as keys. It is checked when a replayer is created, and such a model
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -210,6 +211,23 @@ class PrefixReplay:
                 self.model.logits(sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device))
             self._forms = forms
         return self._forms
+
+
+def prefix_replayer(model: Model, blocks: tuple[nn.Module, ...]) -> "PrefixReplay | PlainLoop":
+    """Return a replay that reuses prefixes if that is exact; otherwise, with a warning, one of full passes."""
+    replay = PrefixReplay(model, blocks)
+    if (layer := replay.inexact_from()) is None:
+        return replay
+    warn_of_full_passes(model.spec.name, f"block {layer} reads more than the residual stream")
+    return PlainLoop(model)
+
+
+def warn_of_full_passes(name: str, reason: str) -> None:
+    """Warn that nothing of a pass can be reused."""
+    warnings.warn(
+        f"{name} cannot be replayed with the same logits, because {reason}: every ablation runs a full forward pass.",
+        stacklevel=3,
+    )
 
 
 def _passing_on(form: Form) -> Callable[..., Any]:
