@@ -275,16 +275,12 @@ def integer_of(value: object) -> int | None:
         return None
 
 
-<<<<<<< HEAD
 def with_plain_integers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with Python's integers in place of those of NumPy and torch."""
     return {name: own if (plain := integer_of(own)) is None else plain for name, own in values.items()}
 
 
-def check_types(instance: Any) -> None:
-=======
 def check_types(instance: Any, *, of: str = "") -> None:
->>>>>>> h-dyn
     """Check every field of a dataclass against its annotation, and turn integers of NumPy and torch into Python's.
 
     Args:
