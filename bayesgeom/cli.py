@@ -16,7 +16,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points, version
@@ -906,8 +906,25 @@ def _one_line(box: str) -> str:
     return ". ".join([*written, *([f"Perhaps you meant {' or '.join(meant)}"] if meant else [])])
 
 
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Check the names among a command's options before it loads a model, which can take minutes."""
+    if not isinstance(source := options.get("source"), Source):
+        return
+    from bayesgeom.ablations.batteries import check_battery
+    from bayesgeom.diagnosis.plan import check_probes
+    from bayesgeom.models.resolve import check_names
+    from bayesgeom.subspaces.fits import fit_from_text
+
+    check_names(options.get("task"), [source.checkpoint])
+    check_battery(options.get("battery"), options.get("mode", "mean"))
+    check_probes(options.get("probes"))
+    if (subspace := options.get("subspace")) is not None:
+        fit_from_text(subspace)
+
+
 def run(command: Callable[..., Any], **options: Any) -> int:
     """Run a command with its options, and return the exit status; a report that it returns is printed and saved."""
+    _check_names(options)
     if command.__annotations__["return"] is int:
         return int(command(**options))
     from bayesgeom.report.storage import check_target

@@ -37,8 +37,8 @@ from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.torch_state import limited
-from bayesgeom.models.base import Model, own_version
-from bayesgeom.models.checkpoint_files import checkpoints, versions
+from bayesgeom.models.base import Model, numerics
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.models.resolve import ModelLike
 from bayesgeom.tasks.base import WindTunnel
 
@@ -101,7 +101,8 @@ class Batch:
         sent = [self._sent(job, folder) for job in jobs]
         waiting = [(job.name, *own) for job, own in zip(jobs, sent, strict=True) if not own[0].is_file()]
         n_done, faults = len(jobs) - len(waiting), list[str]()
-        with progress_in(folder), bar(total=len(jobs), initial=n_done, desc=desc, leave=False) as progress:
+        progress = bar(total=len(jobs), initial=n_done, desc=desc, leave=False)
+        with progress_in(folder, saved=f"*/{RESULT}"), progress:
             futures = self._submitted([text for *_, text in waiting])
             for (name, file, _), future in zip(waiting, futures, strict=True):
                 error = future.exception()
@@ -122,12 +123,12 @@ class Batch:
         path = f"{job.function.__module__}:{job.function.__name__}"
         call = {"function": path, "arguments": dict(job.arguments), "threads": self.threads}
         try:
-            decides = json.dumps([call, own_version()], sort_keys=True)
+            decides = json.dumps([call, here := numerics()], sort_keys=True)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"job {job.name!r} cannot be sent to a worker: {error}.") from error
         readable = re.sub(r"[^\w.-]+", "-", job.name)[:48].strip("-.")
         file = folder / f"{readable}-{hashlib.sha256(decides.encode()).hexdigest()[:16]}" / RESULT
-        return file, json.dumps({**call, "file": str(file), "versions": _versions()})
+        return file, json.dumps({**call, "file": str(file), "numerics": here})
 
     def _submitted(self, texts: Sequence[str]) -> list[Future[str]]:
         executor: Any = self.executor
@@ -149,9 +150,11 @@ def perform(text: str) -> str:
     if (file := Path(job["file"])).is_file():
         return ""
     try:
-        there, here = job["versions"], _versions()
-        if apart := [f"{name} {there[name]} there, {here[name]} here" for name in here if there[name] != here[name]]:
-            raise ExecutorFault(f"driver and worker differ: {'; '.join(apart)}. Install the same.")
+        there, here = job.get("numerics", {}), numerics()  # a driver of an earlier version sends none
+        if found := [
+            f"{name} {there.get(name)} there, {own} here" for name, own in here.items() if there.get(name) != own
+        ]:
+            raise ExecutorFault(f"driver and worker differ: {'; '.join(found)}. Install and set the same.")
         file.parent.mkdir(parents=True, exist_ok=True)
         with (file.parent / ".lock").open("a") as lock, limited(job["threads"]):
             with contextlib.suppress(ImportError, OSError):
@@ -162,10 +165,6 @@ def perform(text: str) -> str:
     except (BayesGeomError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _versions() -> dict[str, str]:
-    return {"bayesgeom": own_version(), **versions()}
 
 
 def _last_line(error: BaseException) -> str:

@@ -30,7 +30,8 @@ from benchmarks.faults import Accepted, Case
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 2**64, 10**30, 1.5, float("nan"), float("inf"), 1j, "", "x", "a\0b", "x" * 5000, "\ud800", b"x",
     [], [1], ["x"], [None], (), {}, {"x": 1}, {1, 2}, object(), int, len, ..., Path("nowhere"), Path("x" * 5000),
-    torch.zeros(2, 3), torch.zeros(0), np.zeros((2, 2)), np.array("x"),
+    torch.tensor(3), np.uint32(4), torch.tensor(True), torch.zeros(2, 3), torch.zeros(0), np.zeros((2, 2)),
+    np.array("x"),
 )  # fmt: skip
 VECTORS = torch.eye(15)[:, :2]
 SLOW = {"steps", "length", "every", "seeds"}  # as large as they are allowed to be, they only take long
@@ -214,6 +215,8 @@ def hints(name: str, function: Callable[..., Any]) -> Mapping[str, Any]:
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value fits an annotation, where True is no number and text of no use is none."""
+    if isinstance(value, np.integer) or (isinstance(value, torch.Tensor) and not value.ndim):
+        value = value.item()  # a number of another library is that number
     if isinstance(value, bool) and not is_bearable(Odd(), hint):
         kinds = typing.get_args(hint) or (hint,)
         return bool in kinds or object in kinds or Any in kinds

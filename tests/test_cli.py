@@ -300,7 +300,17 @@ def test_an_interrupted_command_that_keeps_its_progress_says_where(
     kept = "bayesgeom: interrupted; the progress is saved in {}; to continue, repeat the {}.\n"
     assert main(["train", TINY.name, "--out", "run"]) == 130
     estimate = "7 steps in float32, about 12 min 34 s\n"
-    assert capsys.readouterr() == ("", estimate + kept.format("run", "command with --resume"))
+    assert capsys.readouterr() == ("", f"{estimate}bayesgeom: interrupted\n"), "before anything was saved"
+    assert main(["ablate", "tiny", "--battery", "mlps", "--n", "5", "--out", "battery"]) == 130
+    assert capsys.readouterr() == ("", "bayesgeom: interrupted\n")
+    for folder_of, name in (("run", "state.safetensors"), ("battery", "progress.safetensors")):
+        (folder / folder_of).mkdir(exist_ok=True)
+        (folder / folder_of / name).touch()
+    monkeypatch.setattr("bayesgeom.training.loop.restore_state", interrupted)
+    monkeypatch.setattr("bayesgeom.training.loop.steps_done", lambda *_: 3)
+    assert main(["train", TINY.name, "--out", "run", "--resume"]) == 130
+    assert capsys.readouterr().err.endswith(kept.format("run", "command with --resume"))
+    monkeypatch.setattr("bayesgeom.ablations._tally.Tally.load", lambda *_: None)
     assert main(["ablate", "tiny", "--battery", "mlps", "--n", "5", "--out", "battery"]) == 130
     assert capsys.readouterr() == ("", kept.format("battery", "same command"))
     assert main(["ablate", "tiny", "--battery", "mlps", "--n", "5"]) == 130

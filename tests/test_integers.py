@@ -14,7 +14,7 @@ from torch import nn
 
 import bayesgeom
 from bayesgeom import ablations, monitor, subspaces, tasks
-from bayesgeom.core.errors import InvalidArgument, check_types, integer_of
+from bayesgeom.core.errors import InvalidArgument, integer_of
 from bayesgeom.core.run import Trials
 from bayesgeom.executors import Batch
 from bayesgeom.generalization.length import with_room
@@ -154,4 +154,7 @@ def test_fields_of_dataclasses_and_batches_are_plain() -> None:
     component = ablations.Component(np.int64(1), "head", torch.tensor(2))
     assert (type(component.layer), type(component.head)) == (int, int) and component.label == "L1H2"
     assert type(Batch(executor=AtOnce(), threads=np.int16(2)).threads) is int
-    check_types(component)
+    task = HMM(n_states=np.int64(2), n_symbols=torch.tensor(3), length=np.uint8(5), floor=np.float64(0.05))
+    assert json.dumps(task.config()) == json.dumps(CHAIN.config())
+    sizes = TransformerConfig(**{name: np.int64(own) if type(own) is int else own for name, own in vars(SIZES).items()})
+    assert sizes == SIZES and {type(own) for own in vars(sizes).values()} == {type(own) for own in vars(SIZES).values()}

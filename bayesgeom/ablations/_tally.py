@@ -116,7 +116,7 @@ class Tally:
             raise OutputFault(f"{folder / PROGRESS} cannot be read ({error}); delete it and start again.") from error
         if found := apart(there, json.loads(json.dumps(job))):
             raise OutputFault(
-                f"{folder} holds the progress of another battery ({found}): repeat that battery to continue it, "
-                f"use another directory, or delete {PROGRESS} there."
+                f"{folder} holds the progress of another battery ({found}): repeat that battery, in its environment, "
+                f"to continue it, use another directory, or delete {PROGRESS} there."
             )
         return tally

@@ -379,6 +379,19 @@ BATTERIES: Mapping[str, Callable[[Model], Battery]] = {
 }
 
 
+def check_battery(name: object, mode: str = "mean") -> None:
+    """Check the names of a battery and of its mode, which needs no model.
+
+    Raises:
+        UnknownName: There is no such battery; the error lists those that exist.
+        InvalidArgument: There is no such mode.
+    """
+    if isinstance(name, str) and name not in BATTERIES:
+        raise unknown_name("battery", name, BATTERIES)
+    if mode not in (known := mode_names()):
+        raise InvalidArgument(f"mode must be {', '.join(known[:-1])} or {known[-1]}, got {mode!r}.")
+
+
 def battery(name: str, model: Model) -> Battery:
     """Return the battery of this name.
 
@@ -386,8 +399,7 @@ def battery(name: str, model: Model) -> Battery:
         UnknownName: There is no such battery; the error lists those that exist.
         MissingSite: The model has none of its components.
     """
-    if name not in BATTERIES:
-        raise unknown_name("battery", name, BATTERIES)
+    check_battery(name)
     found = BATTERIES[name](model)
     if not found:
         by = "every ablation of the default battery" if name == "all" else f"battery {name!r}"

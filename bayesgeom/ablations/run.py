@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bayesgeom.ablations._tally import Tally
-from bayesgeom.ablations.batteries import Ablation, Battery, mode_names, uses_donor
+from bayesgeom.ablations.batteries import Ablation, Battery, check_battery, uses_donor
 from bayesgeom.ablations.batteries import battery as named_battery
 from bayesgeom.ablations.engine import (
     BatchScores,
@@ -32,10 +32,11 @@ from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.run import Trials, concatenate
 from bayesgeom.core.torch_state import SiteLayer, check_differentiable, keeping_leaf, with_gradients
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
-from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
+from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, numerics, provenance
+from bayesgeom.models.resolve import ModelLike, TaskLike, load, model_for, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.report.report import with_provenance
+from bayesgeom.report.storage import PROGRESS
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_config
@@ -93,7 +94,8 @@ def ablate(
         (4,)
     """
     sent = None if executor is None else (Batch.of(executor), name_of(model))
-    subject = as_model(model)
+    check_battery(battery, mode)
+    subject = model_for(model, task)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     folder = None if out is None else Path(out)
     if sent is None:
@@ -168,7 +170,8 @@ def attribution_preview(
         >>> ablations.attribution_preview(module, task, n=8).attribution_bits.shape
         (4,)
     """
-    subject = as_model(model)
+    check_battery(battery, mode)
+    subject = model_for(model, task)
     check_differentiable(subject.module, subject.spec.name)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
     if exact is not None and (exact.ablations, exact.mode, exact.n) != (run.labels, mode, n):
@@ -206,8 +209,7 @@ class BatteryRun:
         chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
         if not chosen:
             raise InvalidArgument("battery is empty: pass at least one ablation, or omit it for the default battery.")
-        if mode not in (known := mode_names()):
-            raise InvalidArgument(f"mode must be {', '.join(known[:-1])} or {known[-1]}, got {mode!r}.")
+        check_battery(battery, mode)
         least = 2 if any(uses_donor(ablation.mode or mode) for ablation in chosen) else 1
         if n < least:
             reason = " to resample from another sequence" if least == 2 else ""
@@ -233,6 +235,7 @@ class BatteryRun:
             "mode": self.mode,
             "n": self.n,
             "seed": self.seed,
+            "numerics": numerics(self.model),
         }
 
     def exact(self, out: Path | None = None) -> AblationReport:
@@ -332,7 +335,7 @@ class BatteryRun:
         out = out if self.model.spec.is_identified else None
         tally = None if out is None else Tally.load(out, self.describe())
         label = f"{len(self.battery)} ablations"
-        with progress_in(out), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
+        with progress_in(out, saved=PROGRESS), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
             seen = 0
             for block in self.blocks():
                 seen += len(block)

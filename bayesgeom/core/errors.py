@@ -290,10 +290,14 @@ def check_types(instance: Any, *, of: str = "") -> None:
     Raises:
         InvalidArgument: As in `check_argument`.
     """
-    values = {field.name: getattr(instance, field.name) for field in fields(instance)}
-    check_fields(type(instance), values, of=of)
+    check_fields(type(instance), vars(instance), of=of)
+    make_plain(instance)
+
+
+def make_plain(instance: Any) -> None:
+    """Turn the numbers of NumPy and torch in a dataclass, whose fields are checked, into Python's."""
     for name, hint in _field_hints(type(instance)).items():
-        if name in values and (plain := _plain(values[name], hint)) is not values[name]:
+        if name in vars(instance) and (plain := _plain(value := vars(instance)[name], hint)) is not value:
             object.__setattr__(instance, name, plain)
 
 
@@ -330,7 +334,7 @@ def _plain(value: Any, hint: Any) -> Any:
         return next((_plain(value, one) for one in inside if fits(value, one)), value)
     if hint is int:
         return integer_of(value)
-    if hint is float and isinstance(value, np.number):
+    if (hint is float and isinstance(value, np.number)) or (hint is bool and isinstance(value, np.bool_)):
         return value.item()
     if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, list | tuple | np.ndarray):
         items = value.tolist() if isinstance(value, np.ndarray) else value

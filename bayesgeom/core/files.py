@@ -188,6 +188,7 @@ _TEMPORARY, _FORMER = ".tmp", ".former"
 _REMAINS = re.compile(
     r"\.(?P<of>.+)\.(?P<host>[0-9a-f]{8})-(?P<pid>[0-9]{1,9})-\w+\.tmp(?P<former>\.former)?", re.ASCII
 )
+_STRAY = re.compile(r"\.tmp[0-9A-Za-z]{6}")  # of safetensors, which an earlier version had write into the folder itself
 
 
 @contextlib.contextmanager
@@ -302,9 +303,22 @@ def is_file(path: Path) -> bool:
 
 
 def is_temporary(name: str, of: Collection[str] | None = None) -> bool:
-    """Return whether a file name is a temporary name of this module, for one of the names `of` or for any."""
+    """Return whether a file name is a temporary one: of this module for one of the names `of`, or of safetensors."""
     found = _REMAINS.fullmatch(name)
-    return found is not None and (of is None or found["of"] in of)
+    return _STRAY.fullmatch(name) is not None or (found is not None and (of is None or found["of"] in of))
+
+
+def holds_others(folder: Path, own: Collection[str] = ()) -> bool:
+    """Return whether a folder holds anything but temporaries and these names; False if there is no folder."""
+    return folder.is_dir() and any(not is_temporary(entry.name) and entry.name not in own for entry in folder.iterdir())
+
+
+def remove_strays(folder: Path) -> None:
+    """Remove what safetensors left in a folder of bayesgeom when its process was killed."""
+    for path in folder.glob(".tmp??????"):
+        if _STRAY.fullmatch(path.name):
+            with contextlib.suppress(OSError):  # the next run tries again
+                path.unlink()
 
 
 def write_arrays(

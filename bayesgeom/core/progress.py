@@ -12,6 +12,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.files import is_temporary
 
 _SILENT_SECONDS = 1.0  # until the line of elapsed time appears, and between its updates
 _COLUMNS, _ROWS = 80, 24  # for a terminal that does not report its size
@@ -71,20 +72,21 @@ def bars_cleared() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress_in(place: Path | None, how: str = "repeat the same command") -> Iterator[None]:
+def progress_in(place: Path | None, how: str = "repeat the same command", *, saved: str = "*") -> Iterator[None]:
     """Add a note to the exception that stops the work in the block: where its progress is saved, and how to continue.
 
+    No note is added if nothing was saved.
+
     Args:
-        place: Where the progress is saved. None: nowhere, and no note is added.
+        place: Where the progress is saved. None: nowhere.
         how: How to continue, as an instruction.
+        saved: Pattern of the files that hold it.
     """
     try:
         yield
-    except OutputFault as fault:
-        if place is not None:
-            fault.add_note(f"the progress saved in {place} is intact; to continue, free some disk space and {how}.")
-        raise
-    except KeyboardInterrupt as stopped:
-        if place is not None:
-            stopped.add_note(f"the progress is saved in {place}; to continue, {how}.")
+    except (OutputFault, KeyboardInterrupt) as stopped:
+        if place is not None and any(not is_temporary(path.name) for path in place.glob(saved)):
+            is_full = isinstance(stopped, OutputFault)
+            state = f"the progress saved in {place} is intact" if is_full else f"the progress is saved in {place}"
+            stopped.add_note(f"{state}; to continue, {'free some disk space and ' if is_full else ''}{how}.")
         raise

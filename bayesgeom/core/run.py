@@ -531,6 +531,8 @@ class Run:
         streamed: The same pass with `reduced` on more sequences.
         seed: Seed of a probe's own resampling.
         windows: The window observers' scores on all `n` sequences. None if the task has no latent dynamics.
+        masks: What the attention of each layer can see, if the run has patterns: see `bayesgeom.models.base.visible`.
+            Empty: causal.
     """
 
     spec: ModelSpec
@@ -542,6 +544,7 @@ class Run:
     recorded: Mapping[Site, Shaped[Tensor, "layer *axes"]]
     seed: int
     windows: WindowScores | None = None
+    masks: tuple[Bool[Tensor, "from_pos key_pos"], ...] = ()
     layers: Mapping[Site, tuple[int, ...]] = field(default_factory=dict)
     reduced: Mapping[str, Shaped[Tensor, "reduced_layer *reduced"]] = field(default_factory=dict)
     reduced_layers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -592,6 +595,10 @@ class Run:
             MissingSite: The site was not recorded.
         """
         return at_scored(site, self.at(site)[layer], self.trials, axes=("key_pos",)).flatten(2)
+
+    def visible(self, layer: int) -> Bool[Tensor, "batch query_pos key_pos"]:
+        """Return which positions the mask of a layer lets every scored position see, in the recorded sequences."""
+        return self.masks[layer][self.trials.scored_positions()] if self.masks else self.trials.visible()
 
     def at(self, site: Site) -> Shaped[Tensor, "layer *axes"]:
         """Return the recorded activations of every layer.

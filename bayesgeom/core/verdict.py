@@ -38,7 +38,7 @@ class Verdict(StrEnum):
     NOT_MEASURED = "not measured"
     """The model, the task or the sample does not allow this measurement."""
     NOT_IDENTIFIED = "not identified"
-    """The quantity is a function of position, so nothing can be told from it."""
+    """The quantity is a function of position, or of the exact answer, so nothing can be told from it."""
     NOT_APPLICABLE = "not applicable"
     """The question does not arise here: the model, or the predictor, is the exact posterior."""
     UNDEFINED = "undefined"
@@ -140,6 +140,8 @@ class Reason(IntEnum):
     """The curve does not fall, or was not measured."""
     NOT_RESAMPLED = 17, "not resampled"
     """The numbers behind it are means whose sequences are not resampled here."""
+    OUT_OF_RANGE = 18, "out of range"
+    """The value lies outside the range of its quantity, such as an R² below −1 of a fit that does not carry over."""
 
     @classmethod
     def of(cls, number: SupportsInt) -> "Reason":

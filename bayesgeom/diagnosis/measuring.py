@@ -48,7 +48,7 @@ def probed(
         assert seen is not None, "it was streamed if a probe of the plan is"
         needed = (*probe.needs.sites, *probe.needs.optional)
         report = probe.measure(within(seen, plan.layers[name], needed), untrained[name])
-        report = _usable(report) if name in plan.contained else report
+        report = _usable(report, is_tried=name in plan.contained) if is_foreign(type(probe)) else report
         is_partial = on_all_layers and len(plan.layers[name]) < run.spec.n_layers
         return on_layers(report, plan.layers[name], run.spec.n_layers) if is_partial else report
 
@@ -66,21 +66,30 @@ def probed(
             found[own[place]] = report
             shown.update()
         for name in foreign:
-            with Contained(is_foreign=name in plan.contained) as measuring:
-                found[name] = measured(name)
-            if measuring.fault:
-                faults[name] = f"plug-in {name!r} failed: {measuring.fault.rstrip('.')}."
-                if plan.is_named:
+            try:
+                with Contained(is_foreign=name in plan.contained) as measuring:
+                    found[name] = measured(name)
+                fault = measuring.fault
+            except _Unusable as error:  # also of a probe that was passed as an object: the other reports are kept
+                fault = str(error)
+            if fault:
+                faults[name] = f"plug-in {name!r} failed: {fault.rstrip('.')}."
+                if plan.is_named and len(plan.supported) == 1:
                     raise InvalidArgument(faults[name])
             shown.update()
     return {name: found[name] for name in untrained if name in found}, faults
 
 
-def _usable(report: object) -> Report:
-    """Return the report of a plug-in, after checking that tables and files can be made from it."""
+class _Unusable(InvalidArgument):
+    """What a probe returned is no report."""
+
+
+def _usable(report: object, *, is_tried: bool) -> Report:
+    """Return the report of a probe of another package; `is_tried`: if tables and files can be made from it."""
     if not isinstance(report, Report):
-        raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
-    report.headlines(), records_of(report), parts_of(report)[0], parts_of(report)[1]
+        raise _Unusable(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
+    if is_tried:
+        report.headlines(), records_of(report), parts_of(report)[0], parts_of(report)[1]
     return report
 
 
@@ -126,5 +135,6 @@ def within(run: Run, layers: Sequence[int], sites: Sequence[Site]) -> Run:
     for name, stored in run.reduced.items():
         if set(layers) <= set(own := run.reduced_layers.get(name, every)):
             reduced[name] = cut(stored, own)
-    spec = replace(run.spec, n_layers=len(layers))
-    return replace(run, spec=spec, recorded=recorded, layers={}, reduced=reduced, reduced_layers={}, streamed=None)
+    spec, masks = replace(run.spec, n_layers=len(layers)), tuple(run.masks[layer] for layer in layers if run.masks)
+    found = replace(run, spec=spec, recorded=recorded, masks=masks, layers={}, reduced=reduced)
+    return replace(found, reduced_layers={}, streamed=None)

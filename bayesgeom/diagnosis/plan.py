@@ -67,6 +67,24 @@ class ProbePlan:
     renaming: Renaming | None
 
 
+def check_probes(probes: str | AnyProbe | Sequence[str | AnyProbe] | None) -> None:
+    """Check the names of probes, which needs no model.
+
+    Raises:
+        UnknownName: There is no such probe or option.
+        InvalidArgument: The list is empty, or a probe of a plug-in cannot be used.
+    """
+    known = all_probes()
+    probes = [probes] if isinstance(probes, str | Probe) else probes
+    if probes is not None and not probes:
+        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(sorted(known))}.")
+    if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
+        raise InvalidArgument(named[0][1])
+    for item in probes or ():
+        if isinstance(item, str):
+            named_probe(item, known)
+
+
 def plan_of(
     model: Model,
     task: WindTunnel,
@@ -77,12 +95,9 @@ def plan_of(
     seed: int,
 ) -> ProbePlan:
     """Choose the probes that this model and task support; a named one that they do not support is an error."""
+    check_probes(probes)
     known = all_probes()
     probes = [probes] if isinstance(probes, str | Probe) else probes
-    if probes is not None and not probes:
-        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(sorted(known))}.")
-    if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
-        raise InvalidArgument(named[0][1])
     requested: dict[str, AnyProbe] = {}
     for item in known.values() if probes is None else probes:
         probe = named_probe(item, known) if isinstance(item, str) else item

@@ -12,10 +12,9 @@ from bayesgeom.core.errors import InvalidArgument, NoCopy, check_types, checked,
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import ALL_SITES, N_RECORDED, Site, Trials
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, numerics
 from bayesgeom.models.captured.model import UNTRAINED, CapturedModel, Manifest, rows_per_shard, write
-from bayesgeom.models.checkpoint_files import versions
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, block_size, derived_seed
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -45,6 +44,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         check_types(self)
+        _check_sites(self.sites)
         if self.dtype not in DTYPES:
             raise InvalidArgument(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
 
@@ -94,12 +94,12 @@ def capture(
     """
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
-    subject, folder = as_model(model), Path(out)
+    selection = sites if isinstance(sites, Selection) else Selection(sites=sites)
+    subject, folder = model_for(model, task), Path(out)
     if isinstance(subject, CapturedModel):
         raise InvalidArgument(f"{subject.folder} is a capture already; pass the model itself.")
     chosen = task_of(subject, task)
     n = min(n, chosen.n_sequences) if isinstance(chosen, FiniteTask) else n
-    selection = sites if isinstance(sites, Selection) else Selection(sites=sites)
     copies = [derived_seed(seed, Branch.UNTRAINED, index) for index in range(n_untrained)]
     manifest = _manifest(subject, chosen, selection, n=n, seed=seed)
     for own in copies[:1]:
@@ -134,7 +134,7 @@ def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, s
         seed=seed,
         rows=rows_per_shard(model.spec, whole, one, most=block_size(task.n_pos)),
         foreign_hooks=model.foreign_hooks(),
-        versions={**versions(), "threads": str(torch.get_num_threads())},
+        versions={**numerics(), "threads": str(torch.get_num_threads())},
     )
 
 
@@ -145,13 +145,20 @@ def _sites(model: Model, named: str | Sequence[str] | None) -> list[Site]:
         needs = [probe.needs for probe in all_probes().values()]
         reads = dict.fromkeys(site for own in needs for site in (*own.sites, *own.optional))
         return [site for site in reads if model.layers_of(site)]
-    known = {site.name: site for site in ALL_SITES}
+    known = _check_sites(named)
     for name in names:
-        if name not in known:
-            raise unknown_name("site", name, known)
         if not model.layers_of(known[name]):
             model.require([known[name]], by="this capture")
     return [known[name] for name in dict.fromkeys(names)]
+
+
+def _check_sites(named: str | Sequence[str] | None) -> dict[str, Site]:
+    """Return all sites by name; raise `UnknownName` if one of these is none."""
+    known = {site.name: site for site in ALL_SITES}
+    for name in [named] if isinstance(named, str) else named or ():
+        if name not in known:
+            raise unknown_name("site", name, known)
+    return known
 
 
 def _layers(model: Model, site: Site, layers: Sequence[int] | None) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from bayesgeom.diagnosis.plan import (
     all_probes,
     bytes_of_one,
     bytes_streamed,
+    check_probes,
     named_probe,
     plan_of,
     with_streams,
@@ -29,7 +30,7 @@ from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments,
 from bayesgeom.generalization.relabeling import RelabelingReport
 from bayesgeom.models.base import Model, is_out_of_memory, provenance, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, require_posterior, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, require_posterior, task_of
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.report.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
 from bayesgeom.report.report import Report
@@ -87,6 +88,8 @@ def diagnose(
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
     sent = None if executor is None else (Batch.of(executor), name_of(model))
+    check_names(task, [model])
+    check_probes(probes)
     return _diagnosed(
         as_model(model),
         task,

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.core.text import counted, fitted, number_text
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.report.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Share, Unit, stacked
+from bayesgeom.report.estimate import R2, Baseline, Estimate, NonNegative, Quantity, Share, Unit, stacked
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import quantities_of
@@ -89,10 +89,8 @@ class DynamicsReport(Report):
     pattern_distance_bits_by_layer: Annotated[Float[np.ndarray, "run step layer"], Unit("bits")]
     key_overlap: Annotated[Estimate, Share("run step layer", better="lower", label="mean |cos| between keys")]
     pc1_share: Annotated[Estimate, Share("run step", better="higher", label="PC1 share of the last values")]
-    curve_share: Annotated[Estimate, AtMostOne("run step", better="higher", label="curve share of the last values")]
-    belief_r2: Annotated[
-        Estimate, AtMostOne("run step", better="higher", label="held-out R² of the belief, last layer")
-    ]
+    curve_share: Annotated[Estimate, R2("run step", better="higher", label="curve share of the last values")]
+    belief_r2: Annotated[Estimate, R2("run step", better="higher", label="held-out R² of the belief, last layer")]
     answer_shift_bits: Annotated[
         Estimate, Quantity("run step layer", unit="bits", better="higher", label="answer shift of the frame swap")
     ]

@@ -17,7 +17,7 @@ from bayesgeom.dynamics.measure import Bench, LastSnapshot, SnapshotPass, measur
 from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_report, film
 from bayesgeom.dynamics.trainings import Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
-from bayesgeom.models.base import Model, provenance, recording_bytes
+from bayesgeom.models.base import Model, numerics, provenance, recording_bytes
 from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import PARTS
@@ -42,8 +42,8 @@ def training_dynamics(
 ) -> Diagnosis:
     """Measure every diagnostic at every snapshot of a training, on the same new sequences.
 
-    One model is in memory at a time. The measurement of each snapshot is saved, in `dynamics/` of a run's directory or
-    else in `parts/` of `out`, and not repeated: an interrupted analysis continues.
+    One model is in memory at a time. Measurements are saved, in `dynamics/` of a run's directory or else in `parts/` of
+    `out`: an interrupted analysis continues. With other versions or another precision of torch it starts again.
 
     Args:
         *runs: Directories that `bayesgeom train` wrote or names of packed trainings, one per seed; or the checkpoints
@@ -149,8 +149,8 @@ class _Analysis:
     def file(self, run: TrainingRun, index: int) -> Path | None:
         """Return the file of a snapshot's numbers, whose name is a hash of all inputs."""
         shared = {**vars(self.bench), "task": self.bench.task.config()}
-        settings = {**shared, "device": torch.device(self.device).type, "torch": torch.__version__}
-        decides = json.dumps([_METHOD, run.hashes[index], run.hashes[-1], settings], sort_keys=True)
+        settings = {**shared, "device": torch.device(self.device).type}
+        decides = json.dumps([_METHOD, run.hashes[index], run.hashes[-1], settings, numerics()], sort_keys=True)
         name = f"{hashlib.sha256(decides.encode()).hexdigest()[:20]}.safetensors"
         return None if (folder := self.folder(run)) is None else folder / name
 

@@ -17,11 +17,11 @@ from bayesgeom.core.errors import InvalidArgument, checked, shown
 from bayesgeom.core.files import is_file
 from bayesgeom.core.text import fitted, interval_text, number_text
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.diagnosis.plan import AnyProbe
+from bayesgeom.diagnosis.plan import AnyProbe, check_probes
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.config import architectures
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, scored_task_of
 from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit, mean_estimate, stacked, with_interval
@@ -185,7 +185,8 @@ def compare(
         >>> report.rows[0], report.difference.value.shape
         ('KL(exact ‖ model)', (6, 1))
     """
-    subjects = _subjects(models)
+    check_probes(probes)
+    subjects = _subjects(models, task)
     diagnoses = [own for own in subjects if isinstance(own, Diagnosis)]
     measured = [own for own in subjects if isinstance(own, Model)]
     if diagnoses and measured:
@@ -205,7 +206,7 @@ def compare(
     return _of_diagnoses([diagnose(own, tasks[0], probes=probes, n=n, seed=seed, n_untrained=0) for own in measured])
 
 
-def _subjects(given: object) -> list[Model | Diagnosis]:
+def _subjects(given: object, task: TaskLike | None) -> list[Model | Diagnosis]:
     """Return the models and diagnoses of a list, and load those that are named."""
     is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 1
     listed: Sequence[Any] = given if isinstance(given, Sequence) else ()
@@ -214,6 +215,7 @@ def _subjects(given: object) -> list[Model | Diagnosis]:
             f"compare takes a list of two or more models or diagnoses, got {shown(given)}. Architectures are compared "
             f"by training in the study: `python -m examples.replication compare` in a clone of the repository."
         )
+    check_names(task, listed)
     found = list[Model | Diagnosis]()
     for own in listed:
         value = load_report(own) if isinstance(own, str | Path) and is_file(Path(own) / JSON) else own

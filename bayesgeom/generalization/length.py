@@ -48,7 +48,7 @@ from bayesgeom.generalization.longer_tasks import (
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, load, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, scored_task_of
 from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate, stacked
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.information import kl_bits
@@ -104,7 +104,7 @@ def length_generalization(
     is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path)
     models: list[ModelLike] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
     names = None if executor is None else [name_of(own) for own in models]
-    _check(models, n=n, seed=seed, threshold_bits=threshold_bits)
+    _check(models, task, n=n, seed=seed, threshold_bits=threshold_bits)
     subjects = [without_top_attention(as_model(own), top_attention_off) for own in models]
     setting = LengthSetting.of(subjects, task, lengths, n=n, seed=seed, threshold_bits=threshold_bits)
     if executor is None or names is None:
@@ -115,13 +115,14 @@ def length_generalization(
     return _with_source(length_report(measured, setting), subjects, setting, top_attention_off)
 
 
-def _check(models: Sequence[ModelLike], *, n: int, seed: int, threshold_bits: float) -> None:
+def _check(models: Sequence[ModelLike], task: TaskLike | None, *, n: int, seed: int, threshold_bits: float) -> None:
     """Check what can be checked before a model is loaded."""
     if not models:
         raise InvalidArgument("models is empty: pass at least one name, directory or model.")
     if n < 2 or not threshold_bits > 0:
         raise InvalidArgument(f"n must be at least 2 and the threshold above 0 bits; got {n} and {threshold_bits}.")
     checked_seed(seed)
+    check_names(task, models)
 
 
 @final
@@ -229,6 +230,7 @@ def with_room(
     Raises:
         InvalidArgument: The model has no learned position table, or no length is beyond the training length.
     """
+    check_names(task, [model])
     own = as_model(model)
     chosen, length_field, trained = _trained_on(own, task)
     longest = checked_lengths(length_field, trained, lengths)[-1]

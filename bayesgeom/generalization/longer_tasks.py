@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any, final
 
 import torch
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, integer_of
 from bayesgeom.core.run import ModelSpec
 from bayesgeom.generalization.curves import N_TREND
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -81,13 +80,13 @@ def checked_lengths(length_field: LengthField, trained: int, lengths: Sequence[i
     least = 1 if length_field.is_prefix else 0
     given: Any = lengths
     listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
-    are_whole = all(isinstance(length, Integral) and not isinstance(length, bool) for length in listed)
-    if not are_whole or not listed or min(listed) < least or max(listed) <= trained:
+    whole = [own for length in listed if (own := integer_of(length)) is not None]
+    if not whole or len(whole) < len(listed) or min(whole) < least or max(whole) <= trained:
         raise InvalidArgument(
             f"lengths must be a list of whole numbers, at least {least}, with one beyond the training length "
             f"({length_field.field}={trained}); got {', '.join(map(str, listed)) or repr(given)}."
         )
-    return tuple(sorted({*map(int, listed), trained}))
+    return tuple(sorted({*whole, trained}))
 
 
 def with_room_for(

@@ -14,7 +14,7 @@ from bayesgeom.core.run import Behavior, Run, Trials
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.generalization.curves import entropy_errors
 from bayesgeom.models.base import Model, provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit, mean_estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
@@ -161,7 +161,7 @@ def relabeling_invariance(
         >>> bayesgeom.relabeling_invariance(module, task, n=8).n
         8
     """
-    subject = as_model(model)
+    subject = model_for(model, task)
     return Renaming.of(subject, task_of(subject, task), n=n, seed=seed).report()
 
 

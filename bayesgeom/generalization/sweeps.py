@@ -17,7 +17,7 @@ from bayesgeom.core.verdict import Verdict
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.curves import entropy_errors, floor_bits, strongest, tokens_to_converge
 from bayesgeom.models.base import Model, provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, load, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, check_names, load, task_of
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate, stacked
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
@@ -25,7 +25,7 @@ from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.stats.memory import effective_memory, wider_window, window_name
 from bayesgeom.stats.observers import STARTS
-from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, checked_seed, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, check_draws, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask
 _INNER = "task"  # the field of a text task that holds the task it renders
@@ -207,6 +207,9 @@ def sweep(
         8
     """
     sent = None if executor is None else (Batch.of(executor), None if model is None else name_of(model))
+    known = check_names(task, [model])
+    if known is not None and vary not in known - {_INNER}:
+        raise _no_parameter(task, vary, known)
     subject = None if model is None else as_model(model)
     chosen = as_task(task, trained=None if subject is None else subject.task)
     return _swept(chosen, vary, _listed(values), subject, n=n, seed=seed, threshold_bits=threshold_bits, executor=sent)
@@ -327,13 +330,18 @@ def varied_task(task: Task, vary: str, value: Any) -> Task:
     if vary not in own and isinstance(inner, WindTunnel):
         changes[_INNER] = varied_task(inner, vary, value)
     elif vary not in own or vary == _INNER:
-        known = {*own} - {_INNER}
-        raise InvalidArgument(f"{task} has no parameter {vary!r} to vary. It has: {', '.join(sorted(known))}.")
+        raise _no_parameter(task, vary, own)
     else:
         check_fields(type(task), {vary: value})
         changes[vary] = value
     varied: Task = replace(task, **changes)
     return varied
+
+
+def _no_parameter(task: object, vary: str, known: Iterable[str]) -> InvalidArgument:
+    return InvalidArgument(
+        f"{task} has no parameter {vary!r} to vary. It has: {', '.join(sorted({*known} - {_INNER}))}."
+    )
 
 
 def _listed(values: Any) -> list[Any]:
@@ -353,6 +361,7 @@ def _bound(task: Task, model: Model | None) -> WindTunnel:
         if model is None:
             raise InvalidArgument(f"{task} is text and needs the ids of a model's tokenizer: pass a model.")
         task = task_of(model, task)
+    check_draws(task)
     if not task.has_posterior:
         raise TaskMismatch(f"a sweep requires a task with an exact posterior; {task} has none.")
     return task

@@ -284,21 +284,21 @@ class LayerTally:
     binned: Float64[Tensor, "4 head bin"]
 
 
-def layer_tally(layer: LayerGradients, trials: Trials) -> LayerTally:
+def layer_tally(layer: LayerGradients, trials: Trials, mask: Bool[Tensor, "from_pos key_pos"]) -> LayerTally:
     """Return the statistics of a layer, for at least two sequences, so that each has another one as its baseline.
 
-    Norms are root mean squares over a sequence: ∂L/∂s over visible pairs, ‖∂L/∂v‖ over positions, and ‖∂L/∂v‖·‖v‖.
+    `mask` is what its attention can see: see `bayesgeom.models.base.visible`. Norms are root mean squares over a
+    sequence: ∂L/∂s over visible pairs, ‖∂L/∂v‖ over positions, and ‖∂L/∂v‖·‖v‖.
     """
     gain = advantage(layer.pattern, layer.agreement)
     routing, pulled = routing_gradient(layer.pattern, layer.agreement), layer.value_update()
-    is_seen = layer.pattern > 0  # hidden by a mask or a window: exactly 0
-    visible = trials.visible()[:, None] & at_scored(s.PATTERN, is_seen, trials)
     attention, saved = (at_scored(s.PATTERN, x, trials) for x in (layer.pattern, gain))
+    visible = mask[trials.scored_positions()][:, None].expand_as(attention)
     by_length = pulled.norm(dim=-1)
     return LayerTally(
         correlation=_row_correlation(attention, saved, visible),
         other_correlation=_row_correlation(attention, saved.roll(1, dims=0), visible),
-        routing_norm=(routing.square().sum((2, 3)) / is_seen.sum((2, 3))).sqrt(),
+        routing_norm=(routing.square().sum((2, 3)) / mask.sum()).sqrt(),
         value_norm=by_length.square().mean(dim=2).sqrt(),
         value_elasticity=(by_length * layer.values.norm(dim=-1)).square().mean(dim=2).sqrt(),
         maps=torch.stack([x.sum(dim=0) for x in (saved, attention)]),

@@ -32,8 +32,8 @@ from bayesgeom.gradients.report import (
     moment_of,
     movement_report,
 )
-from bayesgeom.models.base import Model, provenance
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_device, scored_task_of
+from bayesgeom.models.base import Model, provenance, visible
+from bayesgeom.models.resolve import ModelLike, TaskLike, check_device, model_for, scored_task_of
 from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
@@ -81,7 +81,7 @@ def gradient_laws(
         >>> bayesgeom.gradient_laws(module, task, n=8).n
         8
     """
-    subject = as_model(model)
+    subject = model_for(model, None if isinstance(trials_or_task, Trials) else trials_or_task)
     trials = trials_or_task if isinstance(trials_or_task, Trials) else None
     task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
     n = n if trials is None else len(trials)
@@ -98,10 +98,11 @@ def gradient_laws(
 def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> GradientReport:
     """Return the report on a model in float64, measured one batch of sequences at a time."""
     losses, tallies, errors = list[torch.Tensor](), list[list[LayerTally]](), list[np.ndarray]()
+    masks = visible(model, trials)
     for batch in batches(trials, model.spec):
         loss, layers = captured(model, batch, targets)
         losses.append(loss)
-        tallies.append([layer_tally(layer, batch) for layer in layers])
+        tallies.append([layer_tally(layer, batch, mask) for layer, mask in zip(layers, masks, strict=True)])
         found = [identity_errors(layer, model.spec.score_scale) for layer in layers]
         errors.append(torch.stack(found).numpy())
     worst = np.max(np.stack(errors), axis=0)
@@ -180,11 +181,12 @@ def _snapshot_measured(model: Model, trials: Trials, targets: Targets) -> tuple[
     model.require(SITES, by="gradient movement")
     wide, patterns, values = in_float64(model), list[torch.Tensor](), list[torch.Tensor]()
     found: dict[str, list[torch.Tensor]] = {"loss_nats": [], **{name: [] for name in PER_SEQUENCE}}
+    masks = visible(wide, trials)
     for batch in batches(trials, wide.spec):
         loss, layers = captured(wide, batch, targets)
         patterns.append(torch.stack([at_scored(PATTERN, layer.pattern, batch).float().cpu() for layer in layers]))
         values.append(torch.stack([layer.values.float().cpu() for layer in layers]))
-        tallies = [vars(layer_tally(layer, batch)) for layer in layers]
+        tallies = [vars(layer_tally(layer, batch, mask)) for layer, mask in zip(layers, masks, strict=True)]
         found["loss_nats"].append(loss)
         for name in PER_SEQUENCE:
             found[name].append(torch.stack([of[name].mean(dim=1) for of in tallies]).mean(dim=0))

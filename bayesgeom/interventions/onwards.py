@@ -28,7 +28,7 @@ from bayesgeom.interventions.report import STAGES, OnwardsReport
 from bayesgeom.interventions.verdicts import onwards_verdict
 from bayesgeom.models.base import Model, Variant, provenance
 from bayesgeom.models.replay.hooked import edited_pass
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.bootstrap import mean_interval
@@ -276,9 +276,10 @@ def erase_onwards(
         >>> bayesgeom.erase_onwards(module, task, "entropy", n=8).n
         8
     """
-    subject = as_model(model)
-    chosen, place, quantity = scored_task_of(subject, task), sites or InterventionSite(), PosteriorQuantity.of(quantity)
     check_count(n)
+    place, quantity = sites or InterventionSite(), PosteriorQuantity.of(quantity)
+    subject = model_for(model, task)
+    chosen = scored_task_of(subject, task)
     place.check_in(subject, editable=(RESID_PRE, RESID_POST))
     device, n_layers = subject.spec.device, subject.spec.n_layers
     one = chosen.sample(1, seed=seed, device=device)

@@ -10,7 +10,7 @@ from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention
 from bayesgeom.interventions.report import InterventionReport, JointInterventionReport
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
 
@@ -97,7 +97,7 @@ def intervene(
         >>> bayesgeom.intervene("mess3-small", subspace=bayesgeom.subspaces.random(2), kind=few, n=8).n
         8
     """
-    subject, fit = as_model(model), as_fit(subspace)
+    fit, subject = as_fit(subspace), model_for(model, task)
     chosen = scored_task_of(subject, task)
     if sites is None or isinstance(sites, InterventionSite):
         place, design = sites or InterventionSite(), Design.of(kind)
@@ -142,7 +142,7 @@ def fit_subspace(
         >>> found[0].rank
         3
     """
-    subject, fit = as_model(model), as_fit(subspace)
+    fit, subject = as_fit(subspace), model_for(model, task)
     place, chosen = sites or InterventionSite(), scored_task_of(subject, task)
     fitting = Intervention.of(subject, chosen, fit, design=Design("remove"), place=place, n=1, seed=seed)
     return fit.fitted(fitting.sample(), fitting.layers)

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Float64, Int64, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core.edits import Edit, Reference
@@ -30,6 +31,8 @@ from bayesgeom.core.errors import HookFault, InvalidArgument, MissingSite, NonFi
 from bayesgeom.core.run import (
     ATTN_OUT,
     MLP_OUT,
+    PATTERN,
+    Q_ROT,
     RESID_MID,
     RESID_POST,
     RESID_PRE,
@@ -195,6 +198,7 @@ class Recorder:
         stream: "Stream | None" = None,
     ) -> None:
         self.spec, self.layers, self.stream = spec, layers, stream
+        self.masks: tuple[Bool[Tensor, "from_pos key_pos"], ...] = ()
         self._module, self._point = module, point
         self._storage: dict[Site | str, Tensor] = {}
         self._same = self._recorded_as_another()
@@ -259,11 +263,11 @@ class Recorder:
     def _reducing(self, reduction: Reduction, layer: int, trials: Trials, rows: slice) -> Change:
         assert self.stream is not None, "it is one of the stream's reductions"
         of_all, layers = self.stream.trials, self.stream.layers[reduction]
-        row = layers.index(layer)
+        row, mask = layers.index(layer), self.masks[layer] if self.masks else None
 
         def reduce(output: Tensor) -> None:
             self._check_shape(reduction.site, layer, output, trials)
-            found = reduction.of(at_scored(reduction.site, output, trials).float(), of_all, rows)
+            found = reduction.of(at_scored(reduction.site, output, trials).float(), of_all, rows, mask)
             if reduction.name not in self._storage:
                 shape = (len(layers), len(of_all), *found.shape[1:])
                 self._storage[reduction.name] = torch.empty(shape, dtype=found.dtype, device=found.device)
@@ -485,8 +489,7 @@ class Model(ABC):
     ) -> Run:
         """Run the model once over batches of sequences: score all, and record sites of the first `n_recorded`.
 
-        The module runs in evaluation mode and without gradients. Afterwards, also after an exception, its former modes
-        are restored and only the hooks set here are removed. Another thread that uses the same module waits.
+        The module runs in evaluation mode, without gradients; modes and hooks are restored. Other threads wait for it.
 
         Args:
             blocks: Batches of sequences. A batch that needs too much memory is run in parts.
@@ -528,6 +531,7 @@ class Model(ABC):
             layers=layers,
             seed=seed,
             windows=log.windows(),
+            masks=recorder.masks,
         )
         if stream is None:
             return run
@@ -579,6 +583,9 @@ class Model(ABC):
                 recorder.room = room_for(
                     self.spec, places, block, stream=stream, most=n_recorded, budget_bytes=budget_bytes
                 )
+                is_reduced = stream is not None and PATTERN in {reduction.site for reduction in stream.layers}
+                if is_reduced or (PATTERN in places and recorder.room):
+                    recorder.masks = visible(self, block)
             # Split a block at the end of the storage, so that the rest of it runs without hooks.
             ends = sorted({0, *(end - start for end in (recorder.room, recorder.n_streamed)), len(block)})
             for first, last in pairwise(end for end in ends if 0 <= end <= len(block)):
@@ -672,6 +679,41 @@ def hooked_sites(model: Model, hooks: Mapping[SiteLayer, Change]) -> AbstractCon
     return hooked(model.module, own, by=model.spec.name)
 
 
+@alone()
+@torch.no_grad()
+def visible(model: "Model", trials: Trials) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
+    """Return which positions the attention of each layer lets every position see, read in a pass of one sequence.
+
+    Nothing is assumed of the mask: causal, a sliding window, chunks. Where queries are zero, a score is what mask
+    and positional bias add, so a weight is 0 only where a key is hidden. A mask depends on positions alone, because
+    padding is on the right. A layer whose pattern is not available gets the causal mask.
+
+    Args:
+        model: The model.
+        model: The model.
+        trials: Sequences of the length in question; the first one is run.
+
+    Returns:
+        The mask of each layer, true where a key is seen. Layers with the same mask share a tensor.
+    """
+    one = trials.rows(slice(0, 1))
+    n_pos = one.tokens.shape[1]
+    kinds = [torch.ones(n_pos, n_pos, dtype=torch.bool, device=one.tokens.device).tril()]
+    masks = dict[int, Tensor]()
+
+    def read(layer: int, pattern: Float[Tensor, "batch head query_pos key_pos"]) -> None:
+        own = (pattern != 0).any(dim=1)[0].to(kinds[0].device)
+        masks[layer] = next((kind for kind in kinds if torch.equal(kind, own)), own)
+        kinds.append(masks[layer])
+
+    hooks: dict[SiteLayer, Change] = {(Q_ROT, layer): torch.zeros_like for layer in model.layers_of(Q_ROT, PATTERN)}
+    hooks |= {(PATTERN, layer): partial(read, layer) for layer in model.layers_of(PATTERN)}
+    if hooks:
+        with evaluating(model.module), hooked_sites(model, hooks):
+            model.logits(one)
+    return tuple(masks.get(layer, kinds[0]) for layer in range(model.spec.n_layers))
+
+
 def provenance(
     model: Model | ModelSpec | Mapping[str, Any], task: WindTunnel | str, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -697,6 +739,26 @@ def provenance(
         "arguments": dict(arguments),
         "versions": {"bayesgeom": own_version(), **versions()},
         "threads": torch.get_num_threads(),
+    }
+
+
+def numerics(model: Model | None = None) -> dict[str, str]:
+    """Return what the numbers of saved progress depend on beside the inputs of the measurement.
+
+    These are the versions of the libraries, the precision that is set for the whole process, and hooks of others.
+
+    Args:
+        model: The model whose hooks are listed.
+    """
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return {
+        "bayesgeom": own_version(),
+        **versions(),
+        "float32_precision": reduced_precision(),
+        "cudnn_tf32": str(torch.backends.cudnn.allow_tf32),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "autocast": ", ".join(f"{kind} {torch.get_autocast_dtype(kind)}" for kind in kinds),
+        **({} if model is None else {"foreign_hooks": ", ".join(model.foreign_hooks())}),
     }
 
 

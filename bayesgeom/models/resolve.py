@@ -24,6 +24,7 @@ from bayesgeom.core.errors import (
     with_plain_integers,
 )
 from bayesgeom.core.files import put_back, read_json
+from bayesgeom.core.plugins import field_names
 from bayesgeom.core.run import is_untrained, seed_of
 from bayesgeom.core.tokenizer import Tokenizer
 from bayesgeom.core.torch_state import check_default_device, structure_of
@@ -48,7 +49,7 @@ from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
 from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, ServedModel, supported
-from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, task_from_text, task_kinds
+from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, check_draws, check_text, task_from_text, task_kinds
 
 ModelLike = Model | Checkpoint | nn.Module | Callable[[Tensor], Any] | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
@@ -156,16 +157,55 @@ def _loaded(
         return supported(str(name), read, given)
     if wrong := [n for n in SERVER if options.get(n) is not None]:
         raise InvalidArgument(f"{', '.join(wrong)} is for the address of an inference server; {name} is none.")
+    if (path := _path_of(name)) is not None:
+        model = _from_path(path, options, device=device, trust_remote_code=trust_remote_code)
+    else:
+        model = load_huggingface(str(name), options, device=device, trust_remote_code=trust_remote_code)
+    return _with_tokenizer(model, read)
+
+
+def _path_of(name: str | Path) -> Path | None:
+    """Return the path of a checkpoint; None for a name on the hub. Raise `UnknownName` for any other name."""
     # A path needs no list of names, which may be unreadable.
     path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
     if isinstance(name, Path) or not _is_hub_name(name):
         put_back(path)
     if os.path.exists(path):  # noqa: PTH110  (false for a name that is too long for the file system)
-        model = _from_path(path, options, device=device, trust_remote_code=trust_remote_code)
-    else:
-        _require_hub_name(name)
-        model = load_huggingface(str(name), options, device=device, trust_remote_code=trust_remote_code)
-    return _with_tokenizer(model, read)
+        return path
+    _require_hub_name(name)
+    return None
+
+
+def check_names(task: object = None, models: Sequence[object] = ()) -> set[str] | None:
+    """Check a task and the names of models before any model is loaded, as far as that needs no model.
+
+    Args:
+        task: A task-like value; None for the model's own.
+        models: Models, of which names and paths are checked.
+
+    Returns:
+        The names of the task's parameters; None if no task is given.
+
+    Raises:
+        UnknownName: There is no such task or checkpoint.
+        InvalidArgument: It is no task, or the task has no such parameter.
+    """
+    for name in models:
+        if isinstance(name, str | Path) and not is_address(name):
+            _path_of(name)
+    if isinstance(task, str):
+        return check_text(task)
+    if task is None:
+        return None
+    chosen = as_task(task, trained=None)
+    inner = [value for value in vars(chosen).values() if isinstance(value, WindTunnel)]
+    return {*field_names(type(chosen)), *(name for own in inner for name in field_names(type(own)))}
+
+
+def model_for(model: ModelLike, task: object) -> Model:
+    """Return `as_model(model)`, after both names are checked by `check_names`."""
+    check_names(task, [model])
+    return as_model(model)
 
 
 def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.device, trust_remote_code: bool) -> Model:
@@ -414,6 +454,7 @@ def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
             f"{', '.join(sorted(task_kinds()))}."
         )
     chosen = _bound(model, given) if isinstance(given, TextTask) else given
+    check_draws(chosen)
     if isinstance(chosen, FiniteTask) and chosen.is_selective:
         everything = chosen.in_order(device=model.spec.device)
         run = model.run(everything.batches(at_most=_AT_A_TIME))

@@ -1,6 +1,7 @@
 """Attention entropy and attention–posterior consistency: how narrow attention is, and whether it follows the posterior.
 
-Entropy of each attention row at scored positions, in bits and as a share of log2(visible positions). Consistency is
+Entropy of each attention row at scored positions, in bits and as a share of log2(visible positions). Visible is what
+the model's own mask lets a query see, by layer: all earlier positions, a window or a chunk of them. Consistency is
 1 − total variation between the attention on each hypothesis' token and the exact posterior over hypotheses:
 
     Σ_h min(attention on token h, belief in h). Attention on other tokens matches no hypothesis.
@@ -12,8 +13,9 @@ References:
     Agarwal, Dalal & Misra, Paper III (85–90 % entropy reduction in wind tunnels, definition not given there).
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, ClassVar, final
 
@@ -42,9 +44,9 @@ from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, extreme_of, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights
-from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.information import row_entropy_bits, row_sums
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds
-from bayesgeom.stats.reduction import Reduction
+from bayesgeom.stats.reduction import Mask, Reduction
 
 HYPOTHESES = "hypotheses"
 
@@ -55,91 +57,102 @@ def _has_hypotheses(trials: Trials) -> bool:
 
 
 def _sums(
-    pattern: Float[Tensor, "batch head query_pos key_pos"], trials: Trials, rows: slice
+    pattern: Float[Tensor, "batch head query_pos key_pos"], trials: Trials, rows: slice, mask: Mask | None
 ) -> Float[Tensor, "batch head column"]:
-    """Return the mean entropy in bits and the sum of its shares of the maximum.
+    """Return the mean entropy in bits, the sum of its shares of the maximum, and the mean weight of a sink.
 
     With hypotheses, columns follow for the mean consistency with another sequence, then that of every query.
     """
-    entropy, most = entropy_bits(pattern.float()), trials.rows(rows).visible().sum(dim=-1).float().log2()
+    pattern = pattern.float()
+    entropy, total = row_entropy_bits(pattern), row_sums(pattern)
+    positions = trials.scored_positions()[rows]
+    most = (positions + 1 if mask is None else mask.sum(dim=-1)[positions]).float().log2()
     share = torch.where(most > 0, 1 / most, 0.0)[:, None]
+    sink = torch.where(1 - total > _BFLOAT16, 1 - total, 0.0)
     columns = [entropy.mean(dim=-1, keepdim=True), (entropy * share).sum(dim=-1, keepdim=True)]
+    columns.append(sink.mean(dim=-1, keepdim=True))
     if _has_hypotheses(trials):
         # Exchanging the belief instead of the attention moves far less data. No sequence is its own other.
-        tokens, belief = _tokens_and_belief(trials, pattern.dtype)
+        tokens, belief = _tokens_and_belief(trials)
         of_others = (own.roll(-1, dims=0)[rows] for own in (tokens, belief))
-        shuffled, found = (_met(pattern, *own) for own in (of_others, (tokens[rows], belief[rows])))
+        pairs = (of_others, (tokens[rows], belief[rows]))
+        shuffled, found = (_met(pattern, total, *own) for own in pairs)
         columns += [shuffled.mean(dim=1)[..., None], found.transpose(1, 2)]
     return torch.cat(columns, dim=-1)
 
 
 def _tokens_and_belief(
-    trials: Trials, dtype: torch.dtype
+    trials: Trials,
 ) -> tuple[Float[Tensor, "batch key_pos hypothesis"], Float[Tensor, "batch query_pos hypothesis"]]:
     hypotheses = trials.token_sets[HYPOTHESES]
-    return (trials.tokens[..., None] == hypotheses).to(dtype), trials.at_scored(trials.belief).to(dtype)
+    return (trials.tokens[..., None] == hypotheses).float(), trials.at_scored(trials.belief).float()
 
 
 def _met(
     pattern: Float[Tensor, "batch head query_pos key_pos"],
+    total: Float[Tensor, "batch head query_pos"],
     tokens: Float[Tensor, "batch key_pos hypothesis"],
     belief: Float[Tensor, "batch query_pos hypothesis"],
 ) -> Float[Tensor, "batch query_pos head"]:
-    """Σ_h min(attention on the tokens of h, belief in h)."""
+    """Σ_h min(attention on the tokens of h, belief in h), with attention divided by its sum."""
     on_tokens = (pattern.flatten(1, 2) @ tokens).unflatten(1, pattern.shape[1:3])  # one product per sequence
-    return torch.minimum(on_tokens, belief[:, None]).sum(dim=-1).transpose(1, 2).contiguous()
+    return torch.minimum(on_tokens / total[..., None], belief[:, None]).sum(dim=-1).transpose(1, 2).contiguous()
 
 
 SUMS = Reduction(
     "entropy and consistency of attention",
     PATTERN,
     _sums,
-    lambda spec, trials: spec.n_heads * (3 + trials.n_scored if _has_hypotheses(trials) else 2),
+    lambda spec, trials: spec.n_heads * (4 + trials.n_scored if _has_hypotheses(trials) else 3),
 )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Σ_h min(attention, belief) per row; its mean for exchanged and uniform attention, and its maximum."""
+    """Σ_h min(attention, belief) per row, its mean for exchanged and uniform attention, and its maximum.
+
+    `varies`: whether the posterior of what a layer sees differs between sequences.
+    """
 
     found: Float[np.ndarray, "batch layer query_pos head"]
     shuffled: Float[np.ndarray, "batch layer head"]
-    uniform: float
-    ceiling: float
-    is_identified: bool
-    note: str
+    uniform: Float[np.ndarray, " layer"]
+    ceiling: Float[np.ndarray, " layer"]
+    varies: Bool[np.ndarray, " layer"]
+
+    @property
+    def note(self) -> str:
+        """Why consistency is not measured, undefined or not identified in any layer; "" where it is."""
+        if np.isnan(self.ceiling).all():
+            return str(Verdict.NOT_MEASURED)
+        is_undefined = not self.ceiling.any()
+        return str(Verdict.UNDEFINED) if is_undefined else "" if self.varies.any() else str(Verdict.NOT_IDENTIFIED)
 
 
-def agreement_of(
-    sums: Float[np.ndarray, "batch layer head column"], trials: Trials, visible: Bool[Tensor, "batch query_pos key_pos"]
-) -> Agreement:
-    """Read the consistency from the columns of `SUMS` that follow the entropy."""
+def agreement_of(sums: Float[np.ndarray, "batch layer head column"], run: Run) -> Agreement:
+    """Read the consistency from the columns of `SUMS` that follow the entropy; NaN without hypotheses."""
+    trials, n_layers = run.trials, sums.shape[1]
     if not _has_hypotheses(trials):
-        nothing = np.full((*sums.shape[:2], trials.n_scored, sums.shape[2]), np.nan)
-        return Agreement(
-            found=nothing,
-            shuffled=nothing[:, :, 0],
-            uniform=np.nan,
-            ceiling=np.nan,
-            is_identified=False,
-            note=str(Verdict.NOT_MEASURED),
-        )
-    is_token, belief = _tokens_and_belief(trials, torch.float32)
-    seen = visible.float() @ is_token
-    wanted = torch.where(visible, belief @ is_token.mT, 0)  # the posterior of the token at each visible position
-    varies = bool((wanted != wanted[:1]).any())
-    ceiling = float((belief * (seen > 0)).sum(dim=-1).mean())
+        nothing, unknown = np.full((*sums.shape[:2], trials.n_scored, sums.shape[2]), np.nan), np.full(n_layers, np.nan)
+        is_none = np.zeros(n_layers, dtype=bool)
+        return Agreement(found=nothing, shuffled=nothing[:, :, 0], uniform=unknown, ceiling=unknown, varies=is_none)
+    is_token, belief = _tokens_and_belief(trials)
+    of_token = belief @ is_token.mT  # the posterior of the token at each position
+    uniform, ceiling, varies = np.zeros(n_layers), np.zeros(n_layers), np.zeros(n_layers, dtype=bool)
+    for layer in range(n_layers):
+        visible = run.visible(layer)
+        seen = visible.float() @ is_token
+        wanted = torch.where(visible, of_token, 0)
+        varies[layer] = bool((wanted != wanted[:1]).any())
+        ceiling[layer] = float((belief * (seen > 0)).sum(dim=-1).mean())
+        uniform[layer] = float(torch.minimum(seen / visible.sum(dim=-1, keepdim=True), belief).sum(dim=-1).mean())
     return Agreement(
-        found=np.moveaxis(sums[..., 1:], 3, 2),
-        shuffled=sums[..., 0],
-        uniform=float(torch.minimum(seen / visible.sum(dim=-1, keepdim=True), belief).sum(dim=-1).mean()),
-        ceiling=ceiling,
-        is_identified=varies,
-        note=str(Verdict.UNDEFINED) if ceiling == 0 else "" if varies else str(Verdict.NOT_IDENTIFIED),
+        found=np.moveaxis(sums[..., 1:], 3, 2), shuffled=sums[..., 0], uniform=uniform, ceiling=ceiling, varies=varies
     )
 
 
+_BFLOAT16 = 2.0**-7  # a sum of weights in bfloat16 lacks no more than half of this by rounding
 MAX_WEIGHTS, MIN_SEQUENCES = 4_000_000, 32  # most attention weights read; least sequences read
 _SPREAD = "middle of sequences"  # of the quantile bands
 UNIFORM, OTHER = "uniform attention", "another sequence's attention"
@@ -159,7 +172,10 @@ class AttentionEntropyReport(Report):
 
     Fields: width of attention, and its agreement with the posterior.
 
-    `reduction` is 1 − last/first layer's entropy, averaged over heads. `consistency_over_other` is consistency minus
+    Each row of attention is divided by its sum. `sink_mass` is what a sink, a score without a key, takes of the rows
+    before; 0 without one. Shares are of log2(positions that the layer's mask lets the query see), over queries that see
+    at least two. `reduction` is 1 − last/first layer's entropy, averaged over heads; of the shares if layers see
+    different positions. `consistency_over_other` is consistency minus
     that of another sequence's attention at the same position, with a paired interval. `most_possible_consistency` is
     the maximum possible with the visible tokens. `note` gives the reason if consistency is undefined or not identified
     (`identified`).
@@ -175,6 +191,7 @@ class AttentionEntropyReport(Report):
         Estimate, NonNegative("layer", unit="bits", better="lower", label="attention entropy")
     ]
     reduction: Annotated[Estimate, AtMostOne(better="higher", label="entropy reduction, first to last layer")]
+    sink_mass: Annotated[Estimate, Share("layer head", label="attention on a sink")]
     consistency: Annotated[Estimate, Share("layer head", better="higher", label="attention–posterior consistency")]
     consistency_last_layer: Annotated[
         Estimate, Share(better="higher", label="attention–posterior consistency, last layer")
@@ -206,6 +223,8 @@ class AttentionEntropyReport(Report):
             lines.append(extreme_of(self, "consistency", "largest", "consistency, most consistent head: {}"))
         width = f"attention entropy, layer {last}, the last"
         lines.append(headline_of(self, "entropy_bits_by_layer", (last,), width))
+        if np.nan_to_num(self.sink_mass.value).any():
+            lines.append(extreme_of(self, "sink_mass", "largest", "attention on a sink, largest: {}"))
         if not np.isnan(self.entropy_share.value).all():
             narrowest = "entropy share, narrowest head: {}"
             lines.append(extreme_of(self, "entropy_share", "smallest", narrowest))
@@ -253,23 +272,22 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         n = run.n_recorded
         if PATTERN in run.recorded:  # else the sums were computed during the pass, whatever their number
             n = min(n, max(MIN_SEQUENCES, MAX_WEIGHTS // run.at(PATTERN)[:, :1].numel()))
-        trials, weights = run.trials.rows(slice(0, n)), jackknife_weights(n)
-        sums = torch.stack([SUMS.at(run, layer, n) for layer in range(run.spec.n_layers)], dim=1).double().cpu().numpy()
-        visible = trials.visible()
-        most = float(visible.sum(dim=-1).double().log2().mean())
-        agreement = agreement_of(sums[..., 2:], trials, visible)
-        other = agreement.shuffled.mean(axis=0)
-        entropy = np.tensordot(weights, sums[..., 0], axes=1)
+        run, weights = replace(run, trials=run.trials.rows(slice(0, n))), jackknife_weights(n)
+        layers = range(run.spec.n_layers)
+        sums = torch.stack([SUMS.at(run, layer, n) for layer in layers], dim=1).double().cpu().numpy()
+        n_visible = [run.visible(layer).sum(dim=-1).double() for layer in layers]
+        most = np.array([float(own.log2().mean()) for own in n_visible])
+        has_choice = np.stack([(own > 1).sum(dim=-1).double().cpu().numpy() for own in n_visible], axis=1)
+        agreement = agreement_of(sums[..., 3:], run)
+        note, other, uniform = agreement.note, agreement.shuffled.mean(axis=0), agreement.uniform[:, None]
+        entropy, total_share, sink = (np.tensordot(weights, sums[..., column], axes=1) for column in range(3))
         consistency = np.tensordot(weights, agreement.found.mean(axis=2), axes=1)
         over = np.tensordot(weights, agreement.found.mean(axis=2) - agreement.shuffled, axes=1)
-        over = np.full_like(over, np.nan) if agreement.note else over
-        has_choice = weights @ (visible.sum(dim=-1) > 1).sum(dim=-1).double().cpu().numpy()
-        by_layer = entropy.mean(axis=2)
+        over[:, ~agreement.varies | (agreement.ceiling == 0)] = np.nan
         with np.errstate(invalid="ignore", divide="ignore"):
-            shares = np.tensordot(weights, sums[..., 1], axes=1) / has_choice[:, None, None]
-            falls = np.where(
-                (by_layer[:, 0] > 0) & (by_layer.shape[1] > 1), 1 - by_layer[:, -1] / by_layer[:, 0], np.nan
-            )
+            shares = total_share / (weights @ has_choice)[:, :, None]
+        sees_alike = all(torch.equal(own, n_visible[0]) for own in n_visible)
+        falls = _fall(entropy.mean(axis=2) if sees_alike else shares.mean(axis=2))
 
         def estimate(
             draws: Float[np.ndarray, "draw *rest"],
@@ -282,25 +300,26 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         share = partial(estimate, bounds=(0.0, 1.0))
         difference = partial(estimate, bounds=(-1.0, 1.0))
         report = AttentionEntropyReport(
-            entropy_bits=within(estimate(entropy, ("chance", UNIFORM, most)), 0, most),
+            entropy_bits=within(estimate(entropy, ("chance", UNIFORM, most[:, None])), 0, most[:, None]),
             entropy_share=share(shares, ("chance", UNIFORM, 1.0)),
-            entropy_bits_by_layer=within(estimate(by_layer, ("chance", UNIFORM, most)), 0, most),
+            entropy_bits_by_layer=within(estimate(entropy.mean(axis=2), ("chance", UNIFORM, most)), 0, most),
             reduction=estimate(falls, ("chance", "uniform in every layer", 0.0)),
-            consistency=share(consistency, ("chance", UNIFORM, agreement.uniform), ("permutation", OTHER, other)),
+            sink_mass=share(sink),
+            consistency=share(consistency, ("chance", UNIFORM, uniform), ("permutation", OTHER, other)),
             consistency_last_layer=share(
                 consistency[:, -1].mean(axis=1),
-                ("chance", UNIFORM, agreement.uniform),
+                ("chance", UNIFORM, uniform[-1, 0]),
                 ("permutation", OTHER, other[-1].mean()),
             ),
             consistency_over_other=difference(over, ("permutation", OTHER, 0.0)),
             consistency_over_other_last_layer=difference(
-                over[:, -1].mean(axis=1), ("permutation", OTHER, np.nan if agreement.note else 0.0)
+                over[:, -1].mean(axis=1), ("permutation", OTHER, np.nan if note else 0.0)
             ),
             consistency_quantiles=np.quantile(agreement.found, list(_QUANTILES.values()), axis=(0, 2)),
             quantiles=tuple(_QUANTILES),
-            most_possible_consistency=agreement.ceiling,
-            identified=agreement.is_identified,
-            note=agreement.note,
+            most_possible_consistency=float(agreement.ceiling[-1]),
+            identified=bool(agreement.varies.any()),
+            note=note,
             n=n,
         )
         named = ("entropy_bits", "entropy_share", "entropy_bits_by_layer", "reduction", "consistency")
@@ -326,6 +345,62 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         rows = posterior[:1].expand(len(alike), -1, -1).float()
         run = planted_run(alike, {PATTERN: rows[None, :, None]})
         yield Control(label="a posterior that is a function of position", run=run, holds=_is_not_identified)
+        for planted in planted_masks():
+            yield Control(label=f"uniform attention: {planted.label}", run=planted.run, holds=planted.holds)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PlantedMask:
+    """Uniform attention over what a mask shows, with its known entropy in bits and weight of a sink."""
+
+    label: str
+    run: Run
+    entropy_bits: float
+    sink_mass: float
+
+    def holds(self, report: AttentionEntropyReport) -> bool:
+        """Return whether a report has the known numbers, with a share of 1 that beats no baseline."""
+        share = report.entropy_share.value
+        return bool(
+            np.allclose(report.entropy_bits.value, self.entropy_bits, atol=1e-4)
+            and np.allclose(report.entropy_bits.baseline(UNIFORM).value, self.entropy_bits, atol=1e-4)
+            and np.allclose(share, 1, atol=1e-5)
+            and (share <= 1).all()
+            and np.allclose(report.sink_mass.value, self.sink_mass, atol=1e-4)
+            and not np.isin(report.entropy_bits.clears("lower"), ("yes",)).any()
+        )
+
+
+def planted_masks() -> Iterator[PlantedMask]:
+    """Yield uniform attention where a causal mask or rows that sum to 1 cannot be assumed.
+
+    A query at position p (from 1) sees min(p, w) positions in a window of w. A sink of score 0 takes 1/(p + 1).
+    """
+    for label, length, window, has_sink, dtype in (
+        ("causal, 32 positions", 32, 32, False, torch.float32),
+        ("window of 4, 32 positions", 32, 4, False, torch.float32),
+        ("sink of score 0, 16 positions", 16, 16, True, torch.float32),
+        ("bfloat16, 32 positions", 32, 32, False, torch.bfloat16),
+    ):
+        position = torch.arange(length)
+        mask = (position <= position[:, None]) & (position > position[:, None] - window)
+        counts = mask.sum(dim=-1, keepdim=True)
+        rows = (mask / (counts + has_sink)).to(dtype).float()
+        trials = planted_trials(np.full((9, length, 2), 0.5), np.zeros((9, length), dtype=np.int64))
+        yield PlantedMask(
+            label=label,
+            run=planted_run(trials, {PATTERN: rows.expand(1, 9, 1, -1, -1)}, masks=[mask]),
+            entropy_bits=sum(math.log2(min(p, window)) for p in range(1, length + 1)) / length,
+            sink_mass=sum(1 / (p + 1) for p in range(1, length + 1)) / length if has_sink else 0.0,
+        )
+
+
+def _fall(by_layer: Float[np.ndarray, "draw layer"]) -> Float[np.ndarray, " draw"]:
+    """Return 1 − last/first layer; NaN for a single layer, or if the first one is 0."""
+    first, last = by_layer[:, 0], by_layer[:, -1]
+    is_known = (first > 0) & (by_layer.shape[1] > 1)
+    return np.asarray(np.where(is_known, 1 - last / np.where(is_known, first, 1), np.nan))
 
 
 def _planted_trials(*, is_constant: bool = False) -> Trials:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, TypeVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64, Shaped
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.run import NO_LABEL, ModelSpec, Run, Site, Trials
@@ -24,6 +24,7 @@ def planted_run(
     recorded: Mapping[Site, Shaped[Tensor, "layer *axes"]],
     *,
     model: Float64[Tensor, "batch query_pos answer"] | None = None,
+    masks: Sequence[Bool[Tensor, "from_pos key_pos"]] = (),
     seed: int = 0,
 ) -> Run:
     """Return a run with these activations, as if a model had produced them.
@@ -32,6 +33,7 @@ def planted_run(
         trials: The sequences.
         recorded: Activations of every layer, by site.
         model: Answer probabilities of the model. None: the exact predictive.
+        masks: What the attention of each layer can see. Empty: causal.
         seed: Seed of the run.
     """
     exact = trials.at_scored(trials.predictive)
@@ -63,6 +65,7 @@ def planted_run(
         recorded=recorded,
         seed=seed,
         windows=window_scores(trials),
+        masks=tuple(masks),
     )
 
 

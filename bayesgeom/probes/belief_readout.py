@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bayesgeom.charts.polygon import MAX_CORNERS
 from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run, Trials
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.probes.base import (
     Control,
     Needs,
@@ -31,6 +32,7 @@ from bayesgeom.probes.base import (
     with_untrained,
 )
 from bayesgeom.report.estimate import (
+    R2,
     AtMostOne,
     Baseline,
     Estimate,
@@ -77,6 +79,8 @@ from bayesgeom.stats.subspace import leading_coordinates, random_subspaces
 SHUFFLE, SUBSPACES = "shuffle within position", "random subspaces of that rank"
 MEAN_BELIEF, GAUSSIAN, CONSTANT = "mean belief", "Gaussian cloud", "one constant answer"
 EMBEDDING = "embedding"
+ANSWERS = "exact next-token distribution"
+IDENTIFIED = 0.99  # an R² of that distribution from here on leaves nothing to read out
 STAGES = ("layer 0", "last layer", "last layer of an untrained network")
 _FIRST, _LAST, _UNTRAINED = range(3)
 _SHOWN = 4  # panels of numbers that a page shows at once
@@ -90,8 +94,10 @@ class BeliefReadoutReport(Report):
     R² is 1 if the belief is decoded exactly, and 0 if the map is no better than the average belief. A decodable belief
     need not be used, and some decoding is possible by chance. Compare with the gray lines: beliefs exchanged between
     sequences at the same position (the effect of position alone), random subspaces with as many dimensions as there are
-    hypotheses, and untrained networks. On tasks with latent dynamics, the belief of an observer of the last few symbols
-    is also a gray line. "Surviving hypotheses" are those still possible.
+    hypotheses, and untrained networks. Where the answers are not the hypotheses, the exact distribution of the next
+    token is a gray line too: if it gives the belief through a linear map, any accurate network holds the belief, and
+    the read-out is not identified. On tasks with latent dynamics, so is the belief of an observer of the last few
+    symbols. "Surviving hypotheses" are those still possible.
 
     The other panels show whether the vectors form clusters, and whether the clusters are the best guesses (the most
     probable hypotheses) or only the token just read. k-means finds clusters in any data, so compare with the Gaussian
@@ -115,16 +121,17 @@ class BeliefReadoutReport(Report):
     Random subspaces have `subspace_rank` dimensions and a 95 % range over draws. The Gaussian cloud has the covariance
     of the vectors. "One constant answer" always predicts the most common best guess.
 
-    On tasks with latent dynamics, `window_r2` is the R² of the belief of an observer that sees only the last w symbols,
-    without a map, and `window_map_r2` that of a linear map from it, fitted and scored as for the vectors. The baselines
-    of `r2` have three of them: see `window_levels`.
+    `next_token_r2` is the R² of a linear map from the exact predictive to the belief, fitted and scored as for the
+    vectors; NaN where the predictive is the belief. On tasks with latent dynamics, `window_r2` is the R² of the belief
+    of an observer that sees only the last w symbols, without a map, and `window_map_r2` that of a linear map from it,
+    fitted and scored as for the vectors. The baselines of `r2` have three of them: see `window_levels`.
     """
 
     name: ClassVar[str] = "belief_readout"
     title: ClassVar[str] = "Belief read-out"
     limit: ClassVar[str] = "at most 3,072 scored positions"
 
-    r2: Annotated[Estimate, AtMostOne("site layer", better="higher", label="R² of the belief")]
+    r2: Annotated[Estimate, R2("site layer", better="higher", label="R² of the belief")]
     total_variation: Annotated[Estimate, Share("site layer", better="lower", label="total variation from the belief")]
     balanced_accuracy: Annotated[Estimate, Share("site layer", better="higher", label="surviving hypotheses")]
     silhouette: Annotated[Estimate, Signed("site layer cluster_count", better="higher", label="silhouette of clusters")]
@@ -137,8 +144,9 @@ class BeliefReadoutReport(Report):
     nearest_centroid_accuracy: Annotated[
         Estimate, Share("site layer confidence", better="higher", label="accuracy of the nearest best guess")
     ]
-    window_r2: Annotated[Estimate, AtMostOne("window_start window", better="higher", label="R² of window observers")]
-    window_map_r2: Annotated[Estimate, AtMostOne("window_start window", better="higher", label="R² of a map from them")]
+    next_token_r2: Annotated[Estimate, R2(better="higher", label="R² of a map from the exact next-token distribution")]
+    window_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of window observers")]
+    window_map_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of a map from them")]
     drawn_belief: Annotated[Float[np.ndarray, "point hypothesis"], Unit("1")]
     drawn_readout: Annotated[Float[np.ndarray, "stage site point hypothesis"], Unit("1")]
     sites: tuple[str, ...]
@@ -152,6 +160,11 @@ class BeliefReadoutReport(Report):
     n: int
 
     @property
+    def identified(self) -> bool:
+        """Whether the exact distribution of the next token leaves a part of the belief open."""
+        return not float(self.next_token_r2) >= IDENTIFIED
+
+    @property
     def n_held_out(self) -> int:
         """Number of held-out sequences, on which the maps are scored."""
         return self.n // 2
@@ -160,17 +173,18 @@ class BeliefReadoutReport(Report):
         (best,), _ = self.silhouette[0, -1].extreme("largest")
         k, hypotheses = self.cluster_counts[best], str(self.drawn_belief.shape[1])
         survive = "surviving hypotheses, last layer"
+        verdict = None if self.identified else str(Verdict.NOT_IDENTIFIED)
         lines = [
-            headline_of(self, "r2", (0, -1), "R² of the belief, last layer"),
-            headline_of(self, "total_variation", (0, -1), "total variation, last layer"),
-            headline_of(self, "balanced_accuracy", (0, -1), survive),
+            headline_of(self, "r2", (0, -1), "R² of the belief, last layer", verdict=verdict),
+            headline_of(self, "total_variation", (0, -1), "total variation, last layer", verdict=verdict),
+            headline_of(self, "balanced_accuracy", (0, -1), survive, verdict=verdict),
             extreme_of(self, "silhouette", "largest", f"best silhouette, k = {k}, last layer", (0, -1)),
         ]
         for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read")):
             lines.append(headline_of(self, metric, (0, -1, best), f"adjusted Rand, k = {k}, against {other}"))
         for row, site in enumerate(self.sites):
             if row > 0:
-                lines.append(headline_of(self, "r2", (row, -1), f"R² of the belief, {site}"))
+                lines.append(headline_of(self, "r2", (row, -1), f"R² of the belief, {site}", verdict=verdict))
             if hypotheses in self.cluster_counts:
                 where, at = f"k = {hypotheses} in {site}, last layer", self.cluster_counts.index(hypotheses)
                 lines.append(headline_of(self, "silhouette", (row, -1, at), f"silhouette, {where}"))
@@ -379,7 +393,10 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
         found = [_read(points, targets, rank, run.seed) for points in clouds]
         linear = linear_scores(found, targets, n=n, seed=run.seed)
         windows, window_r2, window_map_r2 = _windows(trials, targets, run.seed)
-        further = {"r2": window_levels(window_r2, window_map_r2, windows)}
+        next_token_r2 = _next_token(trials, targets, run.seed)
+        low, high = next_token_r2.ends
+        next_token = Baseline.of("baseline", ANSWERS, next_token_r2.value, low=low, high=high)
+        further = {"r2": (next_token, *window_levels(window_r2, window_map_r2, windows))}
         if RESID_PRE in run.recorded:
             points = _points(run.at(RESID_PRE)[:1, :n].flatten(1, 2), targets, run.seed)
             (before,) = _read(points, targets, rank, run.seed)
@@ -396,6 +413,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             **linear,
             **_clusters(clouds, targets, _tokens(trials, run.seed), n=n, seed=run.seed),
             nearest_centroid_accuracy=guess_scores(found, targets, [*_BANDS.values()], n=n, seed=run.seed),
+            next_token_r2=next_token_r2,
             window_r2=window_r2,
             window_map_r2=window_map_r2,
             drawn_belief=drawn_belief,
@@ -433,6 +451,19 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             holds=lambda r: (
                 r.r2.baseline(EMBEDDING).value[0, 0] > 0.99 > 0.1 > r.r2.value[0, 0]
                 and r.balanced_accuracy.baseline(EMBEDDING).value[0, 0] > 0.9
+            ),
+        )
+        # The vectors hold no more than the answers, which give the whole belief.
+        answers = belief @ np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.2, 0.1, 0.7]])
+        asked = replace(trials, predictive=torch.from_numpy(np.pad(answers, ((0, 0), (6, 0), (0, 0)))))
+        yield Control(
+            label="the exact answers give the belief, so that its read-out is not identified",
+            run=planted_run(asked, {RESID_POST: torch.from_numpy(answers @ rng.normal(size=(3, 7)))[None]}),
+            holds=lambda r: (
+                not r.identified
+                and r.r2.value[0, 0] > 0.99
+                and r.headlines()[0].verdict == Verdict.NOT_IDENTIFIED
+                and "yes" not in r.r2.clears("higher")
             ),
         )
         # A high R² without a carried belief: the vectors encode only the current symbol.
@@ -515,6 +546,16 @@ def _clusters(
             np.stack(rows, axis=1), seed=seed, n=n, baselines=known(Baseline.of(*kind, np.stack(levels)))
         )
     return found
+
+
+def _next_token(trials: Trials, targets: BeliefTargets, seed: int) -> Estimate:
+    """Return the R² of a linear map from the exact predictive to the belief; NaN where they are the same."""
+    predictive, belief = (trials.at_scored(own).cpu() for own in (trials.predictive, trials.belief))
+    if predictive.shape == belief.shape and torch.equal(predictive, belief):
+        return Estimate.of(np.nan, (np.nan, np.nan), n=len(trials))
+    read = _read(predictive.flatten(0, 1)[None], targets, predictive.shape[-1], seed)
+    found: Estimate = linear_scores([read], targets, n=len(trials), seed=seed)["r2"][0, 0]
+    return replace(found, baselines=())
 
 
 def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> tuple[tuple[str, ...], Estimate, Estimate]:

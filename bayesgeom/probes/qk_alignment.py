@@ -27,6 +27,7 @@ from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
+from bayesgeom.stats.information import row_sums
 from bayesgeom.stats.regression import spearman
 
 SHIFTS = (1, 2, 3)  # the other sequences: shifts along the batch, cyclic
@@ -96,14 +97,14 @@ def compared_evidence(related: Related, visible: Visible) -> RelationWeights:
 
 
 def row_means(
-    sums: Float[np.ndarray, "batch 3 relation layer head"],
+    sums: Float[np.ndarray, "batch 3 relation head"],
     evidence: RelationWeights,
     weights: Float[np.ndarray, "draw batch"],
-) -> Float[np.ndarray, "draw 3 relation layer head"]:
-    """Return the metrics in each resample: numerators and numbers of rows are resampled together."""
+) -> Float[np.ndarray, "draw 3 relation head"]:
+    """Return the metrics of a layer in each resample: numerators and numbers of rows are resampled together."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        numerator = np.tensordot(weights, sums - evidence.offsets[..., None, None], axes=1)
-        return np.asarray(numerator / np.tensordot(weights, evidence.rows, axes=1)[:, None, :, None, None])
+        numerator = np.tensordot(weights, sums - evidence.offsets[..., None], axes=1)
+        return np.asarray(numerator / np.tensordot(weights, evidence.rows, axes=1)[:, None, :, None])
 
 
 def visible_ranks(
@@ -201,7 +202,9 @@ class QKAlignmentReport(Report):
     - `identified`: 1 where the relation differs between sequences, else 0. `mask_difference`: share of the visible
       positions at which the relation of another sequence differs, over rows that count.
     - `layer_trend`: Spearman of layer with the head-mean `mass_over_other_by_layer`; NaN if not identified.
-    - `rows`: number of query positions used, which see both related and unrelated positions.
+    - `rows`: number of query positions used, which see both related and unrelated positions; the most of any layer.
+
+    Rows of attention are divided by their sum, and visible is what the model's mask lets a query see, by layer.
     """
 
     name: ClassVar[str] = "qk_alignment"
@@ -332,17 +335,9 @@ class QKAlignment(Probe[QKAlignmentReport]):
         relations = tuple(run.trials.relations)
         per_sequence = run.at(PATTERN)[:, :1].numel()
         n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_SCORES // per_sequence))
-        weights = jackknife_weights(n)
-        visible = run.trials.rows(slice(0, n)).visible().cpu()
-        masks = [run.trials.relations[name][:n].cpu() for name in relations]
-        related = torch.stack(masks, dim=-1) if masks else visible.new_zeros((*visible.shape, 0))
-        related &= visible[..., None]
-        own, other_too = evidence_of(related, visible, _has_both(related, visible)), compared_evidence(related, visible)
-        layers = range(run.spec.n_layers)
-        sums = np.stack([_layer_sums(run, layer, visible, (own, other_too)) for layer in layers], axis=4)
-        is_constant = (related == related[:1]).flatten(0, 2).all(dim=0).numpy()
-        differs = (related != _of_another(related, visible, 1)).flatten(0, 2).sum(dim=0).double()
-        means, over = row_means(sums[0], own, weights), row_means(sums[1], other_too, weights)
+        run, weights = replace(run, trials=run.trials.rows(slice(0, n))), jackknife_weights(n)
+        means, over, facts = _by_layer(run, relations, weights)
+        is_constant = np.asarray(facts.is_constant.all(axis=0))
         uniform, other = Baseline.of("chance", UNIFORM, 0.0), Baseline.of("permutation", OTHER, 0.0)
 
         def estimate(
@@ -350,8 +345,6 @@ class QKAlignment(Probe[QKAlignmentReport]):
         ) -> Estimate:
             return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines, bounds=bounds)
 
-        with np.errstate(invalid="ignore", divide="ignore"):
-            uniform_mass = own.offsets[:, 0].sum(axis=0) / own.rows.sum(axis=0)
         copies = [copy for copy in untrained if copy.relations == relations]
         of_copies = np.abs([copy.mass_over_other_by_layer.value for copy in copies])
         strongest = [Baseline.of("baseline", STRONGEST, of_copies.max(axis=(0, 2))[:, None])] if copies else []
@@ -367,9 +360,9 @@ class QKAlignment(Probe[QKAlignmentReport]):
             mass_over_other_by_layer=estimate(over[:, _MASS].mean(axis=-1), other, *strongest),
             layer_trend=trend_of(over[:, _MASS].mean(axis=-1), is_constant, n=n, seed=run.seed),
             identified=np.where(is_constant, 0.0, 1.0),
-            mask_difference=(differs / visible.sum()).numpy(),
-            uniform_mass=uniform_mass,
-            rows=own.rows.sum(axis=0).astype(np.int64),
+            mask_difference=facts.difference.mean(axis=0),
+            uniform_mass=facts.uniform_mass.mean(axis=0),
+            rows=facts.rows.max(axis=0).astype(np.int64),
             n=n,
         )
         named = ("mass_excess", "contrast", "auc", "mass_over_other", "mass_over_other_by_layer")
@@ -387,6 +380,62 @@ class QKAlignment(Probe[QKAlignmentReport]):
         yield Control(label="random queries", run=_planted_run(trials, random), holds=_is_at_chance)
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What the masks of the layers make of the relations."""
+
+    is_constant: Bool[np.ndarray, "layer relation"]
+    difference: Float[np.ndarray, "layer relation"]
+    uniform_mass: Float[np.ndarray, "layer relation"]
+    rows: Float[np.ndarray, "layer relation"]
+
+
+def _by_layer(
+    run: Run, relations: Sequence[str], weights: Float[np.ndarray, "draw batch"]
+) -> tuple[Float[np.ndarray, "draw 3 relation layer head"], Float[np.ndarray, "draw 3 relation layer head"], _Facts]:
+    """Return the metrics of each relation, those minus the metrics of another sequence's, and the facts.
+
+    Layers with the same mask share their weights. Where a relation is constant in some layers only, it is not
+    identified there, and the second result is NaN.
+    """
+    masks = [run.trials.relations[name].cpu() for name in relations]
+    means, over, facts = list[np.ndarray](), list[np.ndarray](), list[tuple[np.ndarray, ...]]()
+    kept: tuple[Visible, RelationWeights, RelationWeights, tuple[np.ndarray, ...]] | None = None
+    for layer in range(run.spec.n_layers):
+        visible = run.visible(layer).cpu()
+        if kept is None or not torch.equal(visible, kept[0]):
+            related = torch.stack(masks, dim=-1) if masks else visible.new_zeros((*visible.shape, 0))
+            kept = (visible, *_weights_and_facts(related & visible[..., None], visible))
+        _, own, apart, found = kept
+        sums = _layer_sums(run, layer, visible, (own, apart))
+        means.append(row_means(sums[0], own, weights))
+        over.append(row_means(sums[1], apart, weights))
+        facts.append(found)
+    constant, difference, mass, n_rows = (np.stack(part) for part in zip(*facts, strict=True))
+    compared = np.stack(over, axis=3)
+    compared.swapaxes(2, 3)[:, :, constant & ~constant.all(axis=0)] = np.nan
+    return (
+        np.stack(means, axis=3),
+        compared,
+        _Facts(is_constant=constant, difference=difference, uniform_mass=mass, rows=n_rows),
+    )
+
+
+def _weights_and_facts(
+    related: Related, visible: Visible
+) -> tuple[RelationWeights, RelationWeights, tuple[np.ndarray, ...]]:
+    """Return the weights of the relations, those minus another sequence's, and the facts of `_Facts`, of one mask."""
+    own = evidence_of(related, visible, _has_both(related, visible))
+    differs = (related != _of_another(related, visible, 1)).flatten(0, 2).sum(dim=0).double()
+    is_constant = (related == related[:1]).flatten(0, 2).all(dim=0).numpy()
+    rows = own.rows.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        uniform_mass = own.offsets[:, 0].sum(axis=0) / rows
+    facts = (is_constant, (differs / visible.sum()).numpy(), uniform_mass, rows)
+    return own, compared_evidence(related, visible), facts
+
+
 def _layer_sums(
     run: Run, layer: int, visible: Visible, evidences: Sequence[RelationWeights]
 ) -> Float[np.ndarray, "evidence batch 3 relation head"]:
@@ -395,8 +444,9 @@ def _layer_sums(
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
     lengths = q.norm(dim=-1).mT[..., :, None] * k.norm(dim=-1).mT[..., None, :]
-    rounding = rounding_of_products(lengths, visible[:, None], d=q.shape[-1], dtype=run.at(Q_ROT).dtype)
-    found = (pattern, scores / lengths, visible_ranks(scores, visible[:, None], rounding))
+    rounding = rounding_of_products(lengths, visible[:, None], d=q.shape[-1], dtype=getattr(torch, run.spec.dtype))
+    attended = pattern / row_sums(pattern)[..., None]
+    found = (attended, scores / lengths, visible_ranks(scores, visible[:, None], rounding))
     sums = [
         torch.stack([values.flatten(2) @ weights for values, weights in zip(found, of.weights, strict=True)], dim=1)
         for of in evidences

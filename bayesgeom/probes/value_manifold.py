@@ -22,8 +22,8 @@ from bayesgeom.core.run import ATTN_OUT, RESID_POST, Run, Site, Trials, V, Z
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials, with_untrained
 from bayesgeom.report.estimate import (
+    R2,
     UNTRAINED,
-    AtMostOne,
     Baseline,
     Estimate,
     Quantity,
@@ -62,7 +62,7 @@ SHUFFLE, GAUSSIAN = "shuffle within position", "Gaussian points"
 ORDERINGS = ("over all points", "within positions")
 _OVERALL, _WITHIN = range(2)
 _RELATIONS = ("spearman", "partial_spearman")  # of a cloud, in the same order
-_CURVE, _READ_OUT = "share on a smooth curve", "R² of linear read-out"
+_CURVE, _READ_OUT = "R² of a smooth curve", "R² of linear read-out"
 _ORDERED = ("|Spearman| of PC1 with entropy", "|Spearman| of PC1 within positions")
 
 
@@ -104,8 +104,8 @@ class ValueManifoldReport(Report):
     signed_spearman: Annotated[Estimate, Signed("ordering site layer", label="Spearman of PC1 with entropy")]
     p_value: Annotated[Estimate, Quantity("ordering site layer", label="p-value of Spearman, by permutation")]
     pearson: Annotated[Estimate, Share("site layer", better="higher", label="|Pearson| of PC1 with entropy")]
-    entropy_r2: Annotated[Estimate, AtMostOne("site layer", better="higher", label="R² of linear read-out")]
-    curve_share: Annotated[Estimate, AtMostOne("site layer", better="higher", label="share on a curve in entropy")]
+    entropy_r2: Annotated[Estimate, R2("site layer", better="higher", label="R² of linear read-out")]
+    curve_share: Annotated[Estimate, R2("site layer", better="higher", label="R² of a curve in entropy")]
     head_pc1_share: Annotated[Estimate, Share("layer kv_head", better="higher", label="PC1 share of each head")]
     head_spearman: Annotated[Estimate, Share("layer kv_head", better="higher", label="|Spearman| of PC1 of each head")]
     shown_points: Annotated[Float[np.ndarray, "site point component"], Unit("1")]

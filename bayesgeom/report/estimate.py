@@ -31,6 +31,7 @@ Better = Literal["higher", "lower", ""]
 KINDS: tuple[Kind, ...] = ("baseline", "chance", "permutation", "ceiling")
 WHOLE = "whole activation"  # name of the ceiling of an edit
 UNTRAINED = "untrained networks"
+_ROUNDING = 1e-5  # of a bound: further beyond it a value is wrong, and not rounded
 ROUNDING = 1e-6  # of a level: computed in float32 or by another processor, the same level differs by as much
 Values = Float[np.ndarray, "..."]
 Codes = Int[np.ndarray, "..."]
@@ -47,7 +48,7 @@ class Quantity:
         unit: Unit of the value, such as "bits"; "" for none.
         better: Which direction is better than a baseline; "" if neither is.
         label: Label in tables and figures.
-        range: Least and greatest possible value. Intervals of reports end at its bounds: see `within`.
+        range: Least and greatest possible value. A report holds no other: see `within`.
     """
 
     axes: str = ""
@@ -85,7 +86,8 @@ class Coordinate:
 
 Share = partial(Quantity, range=(0.0, 1.0))  # also accuracies, probabilities and absolute cosines
 Signed = partial(Quantity, range=(-1.0, 1.0))  # correlations, silhouettes, and differences of shares
-AtMostOne = partial(Quantity, range=(-math.inf, 1.0))  # R² and adjusted indices
+AtMostOne = partial(Quantity, range=(-math.inf, 1.0))  # relative reductions and adjusted indices
+R2 = partial(Quantity, range=(-1.0, 1.0))  # on held-out sequences; below −1 the fit does not carry over to them
 NonNegative = partial(Quantity, range=(0.0, math.inf))  # KL, errors, norms, and ratios of these
 
 
@@ -398,18 +400,54 @@ def with_ceiling(own: Estimate, ceiling: Any) -> Estimate:
     return replace(own, baselines=(*own.baselines, level))
 
 
-def within(own: Estimate, least: float, greatest: float) -> Estimate:
-    """Return an estimate whose intervals end at the bounds of its range; those that reach one are conservative.
+def within(own: Estimate, least: float, greatest: float | Values) -> Estimate:
+    """Return an estimate in the range of its quantity.
+
+    Beyond a bound by rounding alone, a value is the bound. A value further out is missing, with the reason
+    `OUT_OF_RANGE`, and so is the level of a baseline. Intervals end at the bounds; those that reach one are
+    conservative.
 
     Example:
-        >>> found = within(Estimate.of(0.9, (0.85, 1.1)), 0.0, 1.0)
-        >>> found, found.reason_at()
-        (Estimate(0.9 [0.85 … 1]), <Reason.CONSERVATIVE: 1>)
+        >>> found = within(Estimate.of([0.9, 1.5], ([0.85, 1.4], [1.1, 1.6])), 0.0, 1.0)
+        >>> found[0], found.reason_at((0,)), found[1], found.reason_at((1,))
+        (Estimate(0.9 [0.85 … 1]), <Reason.CONSERVATIVE: 1>, Estimate(nan), <Reason.OUT_OF_RANGE: 18>)
     """
+    slack = [
+        _ROUNDING * np.fmax(1.0, np.abs(np.nan_to_num(bound, posinf=1.0, neginf=1.0))) for bound in (least, greatest)
+    ]
+
+    def inside(values: Values) -> Values:
+        """Return values with those beyond a bound at it if that is rounding, else NaN; the same array if all fit."""
+        with np.errstate(invalid="ignore"):
+            is_low, is_high = values < least, values > greatest
+            is_out = (values < least - slack[0]) | (values > greatest + slack[1])
+        if not (is_low | is_high).any():
+            return values
+        return np.where(is_out, np.nan, np.where(is_low, least, np.where(is_high, greatest, values)))
+
+    value, baselines = inside(own.value), tuple(_level_inside(level, inside) for level in own.baselines)
+    is_out = np.isnan(value) & ~np.isnan(own.value)
+    low, high = own.low, own.high
+    if low is not None and high is not None and value is not own.value:  # ends move with a value that was rounded
+        is_moved = value != own.value
+        low, high = (np.where(is_moved, np.clip(end, least, greatest), end) for end in (low, high))
+        low, high = (np.where(is_out, np.nan, end) for end in (low, high))
+    if value is not own.value or any(new is not old for new, old in zip(baselines, own.baselines, strict=True)):
+        code = np.where(is_out, int(Reason.OUT_OF_RANGE), codes_of(own)) if is_out.any() else own.reason
+        own = replace(own, value=value, low=low, high=high, reason=code, baselines=baselines)
     low, high, is_reached = within_bounds(own.value, *own.ends, (least, greatest))
     if not is_reached.any():
         return own
     return replace(own, low=low, high=high, reason=np.where(is_reached, int(Reason.CONSERVATIVE), codes_of(own)))
+
+
+def _level_inside(level: Baseline, inside: Callable[[Values], Values]) -> Baseline:
+    """Return a baseline in the range of its quantity; the same object if it is."""
+    parts = (level.value, level.low, level.high)
+    value, low, high = (None if part is None else inside(part) for part in parts)
+    if value is None or all(new is old for new, old in zip((value, low, high), parts, strict=True)):
+        return level
+    return replace(level, value=value, low=low, high=high)
 
 
 def mean_estimate(

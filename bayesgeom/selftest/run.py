@@ -20,6 +20,7 @@ from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.report import AFTER, BEFORE, REMOVAL, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Survival
+from bayesgeom.probes.attention_entropy import AttentionEntropy, planted_masks
 from bayesgeom.selftest.planted import (
     LAYER,
     SITE,
@@ -149,6 +150,21 @@ def planted_tables() -> Iterator[PlantedTable]:
     yield PlantedTable(
         probe=INTERVENTION, title="Entropy in planted networks: causal, inert?", head=head, rows=rows, passed=passed
     )
+    yield _attention_table()
+
+
+def _attention_table() -> PlantedTable:
+    """Return entropy, share and weight of a sink of uniform attention under masks, measured and as they must be."""
+    head = ("uniform attention", "entropy (bits)", "right", "share", "right", "weight of a sink", "right")
+    rows, passed = list[tuple[str, ...]](), True
+    for planted in planted_masks():
+        report = AttentionEntropy().measure(planted.run)
+        measured = (report.entropy_bits, report.entropy_share, report.sink_mass)
+        pairs = zip(measured, (planted.entropy_bits, 1.0, planted.sink_mass), strict=True)
+        rows.append((planted.label, *(number_text(x) for own, right in pairs for x in (float(own[0, 0]), right))))
+        passed &= planted.holds(report)
+    name = AttentionEntropy.name
+    return PlantedTable(probe=name, title="Uniform attention under masks", head=head, rows=rows, passed=passed)
 
 
 def _is_causal(report: InterventionReport) -> bool:

@@ -37,7 +37,7 @@ def within_bounds(
     value: Float[np.ndarray, "*rest"],
     lo: Float[np.ndarray, "*rest"],
     hi: Float[np.ndarray, "*rest"],
-    bounds: tuple[float, float],
+    bounds: tuple[float, float | np.ndarray],
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"], Bool[np.ndarray, "*rest"]]:
     """Return intervals that end at the bounds of their quantity's range, and which of them reach one.
 

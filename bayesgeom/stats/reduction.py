@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayesgeom.core.batching import even_slices
 from bayesgeom.core.run import K_ROT, PATTERN, RESID_POST, K, ModelSpec, Run, Site, Trials, V
-from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.information import row_entropy_bits
 
 _AT_ONCE = 2**22
 
@@ -69,6 +69,9 @@ class TokenSums:
         return found
 
 
+Mask = Bool[Tensor, "from_pos key_pos"]
+
+
 @final
 @dataclass(frozen=True)
 class Reduction:
@@ -78,13 +81,14 @@ class Reduction:
         name: Its key in `Run.reduced`.
         site: The site that it reads.
         of: Returns it for some of the sequences. Arguments: recorded activations of the layer in these sequences, all
-            sequences (for comparisons between them), and the index of these among all.
+            sequences (for comparisons between them), the index of these among all, and the mask of the layer, as in
+            `Run.masks`.
         size: Returns its numbers per sequence and layer.
     """
 
     name: str
     site: Site
-    of: Callable[[Tensor, Trials, slice], Tensor]
+    of: Callable[[Tensor, Trials, slice, Mask | None], Tensor]
     size: Callable[[ModelSpec, Trials], int]
 
     def is_in(self, run: Run) -> bool:
@@ -99,15 +103,20 @@ class Reduction:
         """
         if self.name in run.reduced:
             return run.reduced[self.name][layer, :n]
-        return self.of(run.at(self.site)[layer, :n], run.trials.rows(slice(0, n)), slice(0, n))
+        mask = run.masks[layer] if run.masks else None
+        return self.of(run.at(self.site)[layer, :n], run.trials.rows(slice(0, n)), slice(0, n), mask)
 
 
-def _last_values(values: Float[Tensor, "batch key_pos kv_head d"], trials: Trials, rows: slice) -> Tensor:
+def _last_values(
+    values: Float[Tensor, "batch key_pos kv_head d"], trials: Trials, rows: slice, _mask: Mask | None
+) -> Tensor:
     last = trials.scored_positions()[rows, -1]
     return values[torch.arange(len(values), device=values.device), last].flatten(1)
 
 
-def _token_sums(keys: Float[Tensor, "batch key_pos kv_head d"], trials: Trials, rows: slice) -> Tensor:
+def _token_sums(
+    keys: Float[Tensor, "batch key_pos kv_head d"], trials: Trials, rows: slice, _mask: Mask | None
+) -> Tensor:
     return token_sums(keys, occurrences(trials.tokens[rows], trials.token_ids()))
 
 
@@ -119,12 +128,12 @@ LAST_VALUES = Reduction(
     "values at the last scored position", V, _last_values, lambda spec, _: spec.n_kv_heads * spec.d_of_value
 )
 LAST_RESIDUAL = Reduction(
-    "resid_post at the last scored position", RESID_POST, lambda x, _t, _r: x[:, -1], lambda spec, _: spec.d_model
+    "resid_post at the last scored position", RESID_POST, lambda x, _t, _r, _m: x[:, -1], lambda spec, _: spec.d_model
 )
 LAST_ENTROPY = Reduction(
     "mean attention entropy of the last scored query",
     PATTERN,
-    lambda pattern, _t, _r: entropy_bits(pattern[:, :, -1].double()).mean(dim=1),
+    lambda pattern, _t, _r, _m: row_entropy_bits(pattern[:, :, -1].double()).mean(dim=1),
     lambda _s, _t: 2,  # one float64
 )
 KEY_SUMS = Reduction("sums of keys over the occurrences of each token", K, _token_sums, _keys_of_tokens)

@@ -28,10 +28,11 @@ from bayesgeom.core.errors import (
     check_fields,
     check_known,
     integer_of,
+    make_plain,
     shown,
     unknown_name,
 )
-from bayesgeom.core.plugins import discover, field_names, find
+from bayesgeom.core.plugins import discover, field_names, find, is_foreign
 from bayesgeom.core.run import NO_LABEL, Trials, checked_trials
 from bayesgeom.core.tokenizer import Tokenizer
 
@@ -39,6 +40,7 @@ BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
 MOST_BYTES, MOST_SECONDS = 4e9, 600.0
 MOST_BITS = 63  # of an integer: torch's largest
+_COMPARED = 16  # sequences of two draws that are compared
 _TOKEN_BYTES = 25  # per position, without its posterior: id, scored flag, label, id for the model
 _LABEL_BYTES = 100  # per id: its label in tables and plots
 _BYTES_PER_SECOND, _STEP_SECONDS = 2e8, 2e-4
@@ -245,6 +247,24 @@ class WindTunnel(ABC):
         return count
 
 
+def check_draws(task: WindTunnel) -> None:
+    """Check that a task of another package draws from the generator that it receives, and from nothing else.
+
+    Raises:
+        InvalidArgument: The same seed gives different sequences, or another seed gives the same ones.
+    """
+    for inner in vars(task).values():
+        if isinstance(inner, WindTunnel):
+            check_draws(inner)
+    if not is_foreign(type(task)) or isinstance(task, FiniteTask):
+        return
+    first, same, other = (task.draw(_COMPARED, torch.Generator().manual_seed(seed)).tokens for seed in (0, 0, 1))
+    if not torch.equal(first, same):
+        raise InvalidArgument(f"task {task.name!r} draws other sequences from the same seed: use the given generator.")
+    if torch.equal(first, other) and not bool((first == first[0]).all()):  # a task may have a single sequence
+        raise InvalidArgument(f"task {task.name!r} draws the same sequences from every seed: use the given generator.")
+
+
 class FiniteTask(WindTunnel):
     """A task with a fixed set of sequences, drawn without replacement: the first n of a seeded order."""
 
@@ -345,12 +365,13 @@ def _built(kind: type[T], name: str, parameters: Mapping[str, Any]) -> T:
 
 
 def check_parameters(task: WindTunnel | TextTask) -> None:
-    """Check the types of a task's parameters, at the start of its constructor.
+    """Check the types of a task's parameters, at the start of its constructor; a saved task holds Python's numbers.
 
     Raises:
         InvalidArgument: A value has another type than its field.
     """
     _check_types(type(task), vars(task), of=f"task {task.name!r}: ")
+    make_plain(task)
 
 
 def _check_types(kind: type, parameters: Mapping[str, Any], *, of: str) -> None:
@@ -358,8 +379,6 @@ def _check_types(kind: type, parameters: Mapping[str, Any], *, of: str) -> None:
     for name, value in parameters.items():
         if isinstance(value, int) and value.bit_length() > 63:
             raise InvalidArgument(f"{of}{name} must be an integer below 2^63, got one of {value.bit_length()} bits.")
-        if isinstance(value, np.generic):  # a saved task holds plain numbers
-            raise InvalidArgument(f"{of}{name} must be a number of Python, such as {value.item()!r}, got {value!r}.")
     check_fields(kind, parameters, of=of)
 
 
@@ -382,6 +401,33 @@ def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunne
         UnknownName: The task does not exist.
         InvalidArgument: The text is not of this form, or the task does not take these parameters.
     """
+    name, parameters = _parsed(text)
+    kind, wrapper = _kind_of(name)
+    if wrapper is None:
+        kept = {key: vars(trained)[key] for key in field_names(kind)} if type(trained) is kind else {}
+        return _built(kind, name, {**kept, **parameters})
+    outer = field_names(wrapper) - {_WRAPPED}
+    check_known(f"task {name!r}", parameters, outer | field_names(kind))
+    inner = {key: value for key, value in parameters.items() if key not in outer}
+    own = {key: value for key, value in parameters.items() if key in outer}
+    return _built(wrapper, name, own | {_WRAPPED: _built(kind, kind.name, inner)})
+
+
+def check_text(text: str) -> set[str]:
+    """Check the names in the text of a task, which needs no model, and return the parameters that the task has.
+
+    Raises:
+        UnknownName: The task does not exist.
+        InvalidArgument: The text is not of the form of a task, or the task has no such parameter.
+    """
+    name, parameters = _parsed(text)
+    kind, wrapper = _kind_of(name)
+    known = field_names(kind) | (set() if wrapper is None else field_names(wrapper) - {_WRAPPED})
+    check_known(f"task {name!r}", parameters, known)
+    return known
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     name, _, listed = text.partition(":")
     parameters: dict[str, Any] = {}
     for pair in filter(None, listed.split(",")):
@@ -389,7 +435,7 @@ def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunne
         if not equals:
             raise InvalidArgument(f"{pair!r} in {text!r} is not key=value; write a task as NAME:key=value,key=value.")
         parameters[key.strip()] = literal(value.strip())
-    return _named(name.strip(), parameters, trained)
+    return name.strip(), parameters
 
 
 _Kinds = dict[str, tuple[type[WindTunnel | TextTask], type[TextTask] | None]]
@@ -407,20 +453,13 @@ def task_kinds() -> _Kinds:
     return {**plain, **{f"{name}-{wrapper}": (tunnels[name], wrappers[wrapper]) for name, wrapper in inner}}
 
 
-def _named(name: str, parameters: Mapping[str, Any], trained: WindTunnel | None) -> WindTunnel | TextTask:
+def _kind_of(name: str) -> tuple[type[WindTunnel | TextTask], type[TextTask] | None]:
+    """Return the class of a task, and the class that renders it in words, if any."""
     if name not in (known := task_kinds()):
         missing = unknown_name("task", name, known)
         is_sentence = len(name.split()) > 1
         raise UnknownName(f"{missing} To run on texts, pass a list of them.") if is_sentence else missing
-    kind, wrapper = known[name]
-    if wrapper is None:
-        kept = {key: vars(trained)[key] for key in field_names(kind)} if type(trained) is kind else {}
-        return _built(kind, name, {**kept, **parameters})
-    outer = field_names(wrapper) - {_WRAPPED}
-    check_known(f"task {name!r}", parameters, outer | field_names(kind))
-    inner = {key: value for key, value in parameters.items() if key not in outer}
-    own = {key: value for key, value in parameters.items() if key in outer}
-    return _built(wrapper, name, own | {_WRAPPED: _built(kind, kind.name, inner)})
+    return known[name]
 
 
 def literal(text: str) -> bool | int | float | str | tuple[int, ...]:

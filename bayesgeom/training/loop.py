@@ -17,7 +17,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NonFinite, unknown_name
-from bayesgeom.core.files import read_json
+from bayesgeom.core.files import holds_others, read_json
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.torch_state import with_torch_defaults
@@ -27,6 +27,8 @@ from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import DerivedSeed, derived_seed
 from bayesgeom.training.environment import (
     BEFORE_RECORDS,
+    ENVIRONMENT,
+    PRECISION,
     Precision,
     RequestedPrecision,
     check_device_kind,
@@ -172,6 +174,8 @@ def _check_run_in(recipe: Recipe, out: Path, *, resume: bool, device: str | torc
         raise InvalidArgument(
             f"nothing to resume: {out} contains no run. Name its directory with --out, or leave out --resume."
         )
+    elif holds_others(out, own=(LOCK, ENVIRONMENT, PRECISION)):  # what is written before the recipe
+        raise InvalidArgument(f"{out} holds other files than a run: name an empty or a new directory.")
 
 
 def _continued_stage(recipe: Recipe, out: Path) -> Path | None:

@@ -39,6 +39,7 @@ from bayesgeom.training.loop import (
 )
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import RECIPES, Recipe, deciding, plugin_recipes, recipe_from_dict
+from bayesgeom.training.state import STATE
 
 N_SCORED = 2_000
 TIMED_STEPS, SECONDS = 3, 3.0  # for each batch size and precision, after one step of the stage that warms up
@@ -103,7 +104,7 @@ def make_checkpoint(
         seconds = estimated_seconds(stages, device=device, precision=used)
         n_steps = sum(stage.steps - start for stage, start in stages)
         announce(f"{n_steps:,} steps in {used}, about {as_duration(seconds)}")
-    with progress_in(out, "repeat the command with --resume"):
+    with progress_in(out, "repeat the command with --resume", saved=f"**/{STATE}"):
         module = train(recipe, out, resume=resume, device=device, precision=used)
     return publish(recipe, module, out / FINISHED, precision=used)
 

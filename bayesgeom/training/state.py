@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, OutputFault
-from bayesgeom.core.files import apart, atomic_file, check_regular, write_arrays
+from bayesgeom.core.files import apart, atomic_file, check_regular, remove_strays, write_arrays
 from bayesgeom.core.text import counted
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.training.optimizers import Optimizers
@@ -53,6 +53,7 @@ def locked(out: Path) -> Iterator[None]:
     except OSError as error:
         raise OutputFault(f"cannot write {out / LOCK}: {error.strerror or error}.") from error
     try:
+        remove_strays(out)
         yield
     finally:
         lock.release()

@@ -335,11 +335,23 @@ def key_overlaps(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Floa
 
 
 def last_entropies(run: Run, weights: Float64[np.ndarray, "row sequence"]) -> Float64[np.ndarray, "row layer"]:
-    """Return the attention entropy of the last scored query, averaged over heads."""
+    """Return the attention entropy of the last scored query, averaged over heads.
+
+    It is in bits, or the share of log2(visible positions) if layers see different positions.
+    """
     if not LAST_ENTROPY.is_in(run):
         return np.full((len(weights), run.spec.n_layers), np.nan)
-    found = torch.stack([LAST_ENTROPY.at(run, layer, weights.shape[1]) for layer in range(run.spec.n_layers)])
+    n, layers = weights.shape[1], range(run.spec.n_layers)
+    found = torch.stack([LAST_ENTROPY.at(run, layer, n) for layer in layers])
+    counts = torch.stack([last_visible(run, layer)[:n] for layer in layers])
+    if not torch.equal(counts, counts[:1].expand_as(counts)):
+        found = found / counts.double().log2()
     return np.asarray(weights @ found.T.cpu().numpy())
+
+
+def last_visible(run: Run, layer: int) -> Int64[Tensor, " sequence"]:
+    """Return how many positions the last scored query sees in a layer."""
+    return run.visible(layer)[:, -1].sum(dim=-1)
 
 
 def compared_tokens(run: Run) -> Int64[Tensor, " token"]:
@@ -427,7 +439,7 @@ def _chance(measure: str, run: Run, n: int) -> Chance:
         passes = at_least(LAYERS, spec.n_layers, below)
         return Chance(expected=below, passes=passes, sizes=f"{vectors} directions in {d} dimensions")
     if measure == MEASURES[-1]:
-        visible = [int(position) + 1 for position in run.trials.scored_positions()[:n, -1]]
+        visible = last_visible(run, -1)[:n].tolist()
         passes = falls_by_more(visible, rows=n * spec.n_heads, share=REDUCTION, seed=run.seed)
         return Chance(expected=0.0, passes=passes, sizes=f"random scores over {max(visible)} positions")
     width = LAST_VALUES.at(run, 0, 1).numel()

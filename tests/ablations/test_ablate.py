@@ -18,6 +18,7 @@ from bayesgeom.ablations.run import N_REFERENCE, BatteryRun, ablate
 from bayesgeom.core.errors import InvalidArgument, MissingSite, OutputFault, TaskMismatch, UnknownName
 from bayesgeom.core.run import Z, concatenate
 from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.checkpoint_files import versions
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import JSON, PROGRESS, parts_of
 from bayesgeom.tasks.base import derived_seed
@@ -221,6 +222,22 @@ def test_progress_of_another_battery_is_refused(changes: dict[str, Any], progres
     with pytest.raises(OutputFault, match="holds the progress of another battery"):
         ablate(lively(), **ASKED | changes, out=progress)
     assert {PROGRESS, JSON} <= {path.name for path in progress.iterdir()}
+
+
+def test_progress_in_another_environment_is_refused(progress: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked = lively()
+    hooked.module.register_forward_hook(lambda *_: None)
+    with pytest.raises(OutputFault, match=r"another battery \(numerics\.foreign_hooks: .*there, .* requested\)"):
+        ablate(hooked, **ASKED, out=progress)
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(OutputFault, match=r"another battery \(numerics\.float32_precision: "):
+            ablate(lively(), **ASKED, out=progress)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    monkeypatch.setattr("bayesgeom.models.base.versions", lambda: {**versions(), "torch": "99"})
+    with pytest.raises(OutputFault, match=r"another battery \(numerics\.torch: \S+ there, 99 requested\)"):
+        ablate(lively(), **ASKED, out=progress)
 
 
 # Bad input: one clear error, before anything runs.

@@ -11,6 +11,7 @@ from termios import TIOCSWINSZ
 
 import pytest
 
+from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.progress import bar, progress_in
 
 
@@ -46,6 +47,7 @@ def test_nothing_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interruption_says_where_progress_lies_and_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
     with pytest.raises(KeyboardInterrupt) as stopped, progress_in(tmp_path, "repeat the command with --resume"):
         raise KeyboardInterrupt
     text = f"the progress is saved in {tmp_path}; to continue, repeat the command with --resume."
@@ -53,3 +55,18 @@ def test_an_interruption_says_where_progress_lies_and_how_to_go_on(tmp_path: Pat
     with pytest.raises(KeyboardInterrupt) as stopped, progress_in(None):
         raise KeyboardInterrupt
     assert not vars(stopped.value)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OutputFault])
+def test_progress_that_was_not_saved_is_not_mentioned(error: type[BaseException], tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").touch()
+    (tmp_path / ".state.00000000-1-ab.tmp").touch()
+    for place, saved in ((tmp_path, "**/state"), (tmp_path / "nowhere", "*"), (None, "*")):
+        with pytest.raises(error) as stopped, progress_in(place, saved=saved):
+            raise error
+        assert not getattr(stopped.value, "__notes__", [])
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "state").touch()
+    with pytest.raises(error) as stopped, progress_in(tmp_path, saved="**/state"):
+        raise error
+    assert str(tmp_path) in stopped.value.__notes__[0]

@@ -18,6 +18,7 @@ from bayesgeom import executors
 from bayesgeom.core import files
 from bayesgeom.core.errors import ExecutorFault, InvalidArgument
 from bayesgeom.executors import RESULT, Batch, Job
+from bayesgeom.models import base
 from tests.executors.stand_ins import AtOnce, Backward, arange, marked
 from tests.executors.stand_ins import threads as threads_of_torch
 
@@ -81,11 +82,25 @@ def test_an_executor_without_submit_is_refused(wrong: object) -> None:
 
 
 def test_a_worker_of_another_version_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, real = Batch(executor=AtOnce(), folder=tmp_path), executors._versions()
+    batch, real = Batch(executor=AtOnce(), folder=tmp_path), executors.numerics()
     found = iter([real, {**real, "torch": "1.0"}])
-    monkeypatch.setattr(executors, "_versions", lambda: next(found))
+    monkeypatch.setattr(executors, "numerics", lambda: next(found))
     with pytest.raises(ExecutorFault, match=r"driver and worker differ: torch \S+ there, 1\.0 here"):
         batch.results([job(2)])
+
+
+def test_results_under_other_settings_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taker = AtOnce()
+    for setting in ("highest", "high", "highest"):
+        torch.set_float32_matmul_precision(setting)
+        try:
+            Batch(executor=taker, folder=tmp_path).results([job(2)])
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    assert taker.n == 2, "once under each setting"
+    monkeypatch.setattr(base, "own_version", lambda: "99")
+    Batch(executor=taker, folder=tmp_path).results([job(2)])
+    assert taker.n == 3
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,9 @@ from bayesgeom.core import files
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import atomic_directory, atomic_file, check_directory
 from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.training import recipes
 from tests.structure.source import ROOT
-from tests.test_cli import QUICK, save
+from tests.test_cli import QUICK, TINY, save
 
 FULL = "I/O error: No space left on device (os error 28)"
 COMMANDS = {
@@ -118,9 +119,8 @@ def test_a_battery_goes_on_once_there_is_room(
         assert main([*battery, "--out", "run"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err == (
-        f"bayesgeom: cannot write {Path('run/progress.safetensors')}: No space left on device; the progress saved "
-        f"in run is intact; to continue, free some disk space and repeat the same command.\n"
-    )
+        f"bayesgeom: cannot write {Path('run/progress.safetensors')}: No space left on device.\n"
+    ), "no progress was saved before"
     assert names(Path("run")) == []
     assert main([*battery, "--out", "run"]) == 0
     assert Diagnosis.load("run").summary() == Diagnosis.load("whole").summary()
@@ -277,6 +277,63 @@ def test_a_battery_that_was_killed_while_saving_goes_on(folder: Path, capsys: py
     assert len(names(folder / "run")) == 1
     assert main([*battery]) == 0, capsys.readouterr().err
     assert names(folder) == ["checkpoints", "run"] and len(Diagnosis.load("run")) == 1
+
+
+IN_SAFETENSORS = """
+import os, signal, sys, threading
+from pathlib import Path
+import numpy as np
+from bayesgeom.core.files import atomic_file, write_arrays
+path = Path(sys.argv[1])
+def wait():
+    while not any(path.parent.rglob(".tmp*")):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=wait, daemon=True).start()
+with atomic_file(path) as temporary:
+    write_arrays({"half": np.zeros(40_000_000)}, temporary)
+"""
+
+
+def interrupted(*arguments: object, **named: object) -> None:
+    raise KeyboardInterrupt
+
+
+def kill_in_safetensors(path: Path) -> None:
+    """SIGKILL while safetensors writes its own temporary file; and the kind that an earlier version left."""
+    command = [sys.executable, "-c", IN_SAFETENSORS, str(path)]
+    assert subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False).returncode == -9
+    assert any(path.parent.rglob(".tmp*")), "something was left"
+    (path.parent / ".tmpAb12Cd").touch()
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (("ablate", "tiny", "--battery", "mlps", "--n", "5", "--out", "run"), "progress.safetensors"),
+        (("train", TINY.name, "--out", "run"), "state.safetensors"),
+        (("capture", "tiny", "--n", "5", "--out", "run"), "shard-00000.safetensors"),
+    ],
+    ids=lambda own: own[0] if isinstance(own, tuple) else "",
+)
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_what_safetensors_left_of_a_killed_run_is_no_obstacle_and_does_not_stay(
+    command: tuple[str, ...], file: str, is_begun: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(recipes.RECIPES, TINY.name, TINY)
+    if is_begun and command[0] == "capture":
+        with monkeypatch.context() as patch:
+            patch.setattr("bayesgeom.models.captured.model.captured", interrupted)
+            assert main([*command]) == 130
+    elif is_begun:
+        assert main([*command]) == 0
+        (folder / "run" / file).unlink()
+    else:
+        (folder / "run").mkdir()
+    kill_in_safetensors(folder / "run" / file)
+    again = [*command, *(["--resume"] if command[0] == "train" and is_begun else [])]
+    assert main(again) == 0
+    assert not [entry.name for entry in (folder / "run").iterdir() if "tmp" in entry.name]
 
 
 def test_an_interruption_between_the_renames_puts_back_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,6 +314,7 @@ def test_each_named_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> Non
         return small(str(name))
 
     monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "as_model", loaded)
+    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "check_names", lambda *_: None)
     hashes = length_generalization(["rotary", "none"], lengths=[11], n=3).provenance["weights"]
     assert loads == ["rotary", "none"] and hashes["none 0"] == small("none").spec.weights_hash
     found = length_generalization(["alibi"], lengths=[11], n=3)

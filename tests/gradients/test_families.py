@@ -46,9 +46,10 @@ def test_attention_outside_a_window_is_zero_and_counts_nowhere(name: str) -> Non
     _, layers = captured(in_float64(HFModel(tiny(name))), trials, "sampled")
     n_pos = trials.tokens.shape[1]
     for at, layer in enumerate(layers):
-        window, tally = family.window(at) or n_pos, layer_tally(layer, trials)
+        window = family.window(at) or n_pos
         back = torch.arange(n_pos)[:, None] - torch.arange(n_pos)
         is_inside = (back >= 0) & (back < window)
+        tally = layer_tally(layer, trials, is_inside)
         assert bool((layer.pattern[..., ~is_inside] == 0).all()) and bool((layer.pattern[..., is_inside] > 0).all())
         gain = (layer.pattern * layer.agreement).sum(-1, keepdim=True) - layer.agreement
         routing = (layer.pattern * gain)[..., is_inside].square().mean(-1).sqrt()

@@ -12,6 +12,7 @@ from bayesgeom.gradients.capture import BIN_EDGES, LayerGradients, captured, in_
 from tests.ablations.plain import TASK, lively
 
 TRIALS = TASK.sample(5, seed=1)
+CAUSAL = torch.ones(TRIALS.tokens.shape[1], TRIALS.tokens.shape[1], dtype=torch.bool).tril()
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def rows(layer: LayerGradients, trials: Trials) -> list[tuple[int, int, int, np.
 
 
 def test_correlation_is_spearmans_within_rows(layer: LayerGradients) -> None:
-    found = layer_tally(layer, TRIALS)
+    found = layer_tally(layer, TRIALS, CAUSAL)
     slow: dict[tuple[int, int], list[float]] = {}
     for b, h, i, a, gain in rows(layer, TRIALS):
         if i + 1 >= 3:
@@ -41,7 +42,7 @@ def test_correlation_is_spearmans_within_rows(layer: LayerGradients) -> None:
 
 
 def test_the_baseline_pairs_attention_with_the_sequence_before(layer: LayerGradients) -> None:
-    found = layer_tally(layer, TRIALS)
+    found = layer_tally(layer, TRIALS, CAUSAL)
     other = {(b, h, i): gain for b, h, i, _, gain in rows(layer, TRIALS)}
     slow: dict[tuple[int, int], list[float]] = {}
     for b, h, i, a, _ in rows(layer, TRIALS):
@@ -52,7 +53,7 @@ def test_the_baseline_pairs_attention_with_the_sequence_before(layer: LayerGradi
 
 
 def test_norms_are_root_mean_squares_of_autograds_own_gradients(layer: LayerGradients) -> None:
-    found = layer_tally(layer, TRIALS)
+    found = layer_tally(layer, TRIALS, CAUSAL)
     assert layer.by_score is not None
     visible = torch.ones(13, 13).tril().bool()
     size = layer.by_value.norm(dim=-1)
@@ -63,7 +64,7 @@ def test_norms_are_root_mean_squares_of_autograds_own_gradients(layer: LayerGrad
 
 
 def test_maps_are_sums_over_sequences(layer: LayerGradients) -> None:
-    found = layer_tally(layer, TRIALS)
+    found = layer_tally(layer, TRIALS, CAUSAL)
     positions = TRIALS.scored_positions()[0].tolist()
     saved, attention = torch.zeros(2, layer.pattern.shape[1], len(positions), 13).double()
     for _, h, i, a, gain in rows(layer, TRIALS):
@@ -75,7 +76,7 @@ def test_maps_are_sums_over_sequences(layer: LayerGradients) -> None:
 
 
 def test_bins_hold_relative_advantages_by_attention_over_uniform(layer: LayerGradients) -> None:
-    found = layer_tally(layer, TRIALS)
+    found = layer_tally(layer, TRIALS, CAUSAL)
     slow = np.zeros((2, layer.pattern.shape[1], len(BIN_EDGES) + 1))
     for _, h, i, a, gain in rows(layer, TRIALS):
         if i + 1 >= 3:
@@ -93,6 +94,6 @@ def test_a_head_that_attends_where_it_helps_correlates_wholly(layer: LayerGradie
     pattern = noise.masked_fill(~torch.ones(13, 13).tril().bool(), 0)
     pattern = pattern / pattern.sum(-1, keepdim=True)
     planted = dataclasses.replace(layer, pattern=pattern, agreement=-sign * pattern)
-    found = layer_tally(planted, TRIALS)
+    found = layer_tally(planted, TRIALS, CAUSAL)
     torch.testing.assert_close(found.correlation, torch.full_like(found.correlation, sign))
     assert float(found.other_correlation.abs().max()) < 0.5

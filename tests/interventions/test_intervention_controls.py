@@ -31,7 +31,7 @@ def test_each_control_holds(label: str) -> None:
 
 def test_each_planted_kind_has_one_verdict_at_every_noise_level() -> None:
     """An accurate network was never called not used: the margin was half of its own KL."""
-    (table,) = planted_tables()
+    table, *_ = planted_tables()
     found = [row[-2:] for row in table.rows]
     assert table.passed and found == [expected for _, _, expected in KINDS for _ in NOISES]
     own_kl = [float(row[2].replace("−", "-")) for row in table.rows]

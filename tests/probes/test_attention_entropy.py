@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from bayesgeom.core import run as s
 from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.probes.attention_entropy import OTHER, UNIFORM, AttentionEntropy, AttentionEntropyReport
+from bayesgeom.probes.attention_entropy import OTHER, UNIFORM, AttentionEntropy, AttentionEntropyReport, planted_masks
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.report.estimate import UNTRAINED
 from bayesgeom.report.storage import parts_of
@@ -274,3 +275,42 @@ def test_a_posterior_that_only_position_decides_is_not_identified(rng: np.random
     report = AttentionEntropy().measure(planted_run(trials, {s.PATTERN: run_of(rng, n_queries=3).recorded[s.PATTERN]}))
     assert not report.identified and report.note == Verdict.NOT_IDENTIFIED
     assert math.isnan(report.headlines()[1].value) and report.headlines()[1].verdict == Verdict.NOT_IDENTIFIED
+
+
+def test_masks_and_sums_decide_on_uniform_attention() -> None:
+    """The planted masks hold with their masks and rows, and not with a causal mask, or with a sink in the row."""
+    planted = {own.label.partition(",")[0]: own for own in planted_masks()}
+    for own in planted.values():
+        assert own.holds(AttentionEntropy().measure(own.run)), own.label
+    window = planted["window of 4"]
+    naive = AttentionEntropy().measure(replace(window.run, masks=()))
+    assert naive.entropy_share.value.item() == pytest.approx(0.563, abs=5e-4) and not window.holds(naive)
+    assert naive.entropy_bits.baseline(UNIFORM).value.item() == pytest.approx(3.677, abs=5e-4)
+    sink = planted["sink of score 0"]
+    row = sink.run.at(s.PATTERN)[0, 0, 0].double()
+    bits = [slow_entropy(own.tolist()) for own in row]
+    assert np.mean(bits) == pytest.approx(2.658, abs=5e-4)
+    assert AttentionEntropy().measure(sink.run).entropy_bits.value.item() == pytest.approx(2.766, abs=5e-4)
+    half = planted["bfloat16"]
+    bits = [slow_entropy(own.tolist()) for own in half.run.at(s.PATTERN)[0, 0, 0].double()]
+    most = np.mean(np.log2(range(1, 33)))
+    assert np.mean(bits) > most + 1e-3
+    assert AttentionEntropy().measure(half.run).entropy_bits.value.item() <= most
+
+
+def test_consistency_is_of_what_a_layer_sees() -> None:
+    """Two layers with the same pattern; the second one sees the last two positions only, where there is one token."""
+    rng = np.random.default_rng(0)
+    tokens = np.tile(np.array([0, 1, 2, 0]), (9, 1))
+    exact = rng.dirichlet(np.ones(3), size=(9, 1))
+    trials = planted_trials(exact, tokens, token_sets={"hypotheses": range(3)})
+    row = torch.tensor([0.0, 0.0, 0.5, 0.5]).expand(2, 9, 1, 1, -1)
+    causal, narrow = torch.ones(4, 4, dtype=torch.bool).tril(), torch.zeros(4, 4, dtype=torch.bool)
+    narrow[3, 2:] = True
+    report = AttentionEntropy().measure(planted_run(trials, {s.PATTERN: row}, masks=[causal, narrow]))
+    p = exact[:, 0]
+    uniform = [np.minimum([0.5, 0.25, 0.25], p).sum(axis=1).mean(), np.minimum([0.5, 0, 0.5], p).sum(axis=1).mean()]
+    assert report.consistency.baseline(UNIFORM).value[:, 0] == pytest.approx(uniform)
+    assert report.most_possible_consistency == pytest.approx(p[:, [0, 2]].sum(axis=1).mean())
+    assert report.entropy_share.value[:, 0] == pytest.approx([0.5, 1.0])
+    assert float(report.reduction) == pytest.approx(-1.0), "of the shares"

@@ -5,11 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.diagnosis.run import diagnose
+from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import as_model
-from bayesgeom.probes.belief_readout import EMBEDDING, BeliefReadout, BeliefReadoutReport
+from bayesgeom.probes.belief_readout import ANSWERS, EMBEDDING, BeliefReadout, BeliefReadoutReport
 from bayesgeom.report.estimate import UNTRAINED
-from bayesgeom.tasks.process import Mess3
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.process import Mess3, Process
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.recipes import Recipe
 
@@ -34,6 +37,47 @@ def test_in_short_sequences_an_untrained_network_gives_the_belief_away() -> None
     short, long = readout(Mess3(length=10), seed=1), readout(TASK, seed=1)
     assert short.r2.value[0, -1] > 0.9 and short.r2.baseline(EMBEDDING).value[0, -1] > 0.7
     assert long.r2.ends[1][0, -1] < 0.7 and long.r2.baseline(EMBEDDING).value[0, -1] < 0.55
+
+
+RRXOR = np.zeros((2, 5, 5))  # the start, one bit read (0 or 1), and their exclusive or (1 or 0), which is shown next
+RRXOR[0, 0, 1] = RRXOR[1, 0, 2] = RRXOR[0, 1, 4] = RRXOR[1, 1, 3] = RRXOR[0, 2, 3] = RRXOR[1, 2, 4] = 0.5
+RRXOR[1, 3, 0] = RRXOR[0, 4, 0] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "r2", "is_identified"),
+    [(Process(RRXOR.tolist(), length=12), 0.241, True), (Mess3(x=0.05, a=0.85, length=12), 1.0, False)],
+)
+def test_the_exact_next_token_distribution_is_a_baseline(
+    task: Process | Mess3, r2: float, *, is_identified: bool
+) -> None:
+    config = TransformerConfig(d_vocab=task.d_vocab, n_ctx=12, n_layers=1, n_heads=1, d_model=14, d_mlp=7)
+    model = as_model(config.build(seed=0))
+    report = diagnose(model, task, probes=[BeliefReadout()], n=192, n_untrained=0)["belief_readout"]
+    assert isinstance(report, BeliefReadoutReport)
+    own, level = report.next_token_r2, report.r2.baseline(ANSWERS)
+    assert float(own) == pytest.approx(r2, abs=0.02) and report.identified == is_identified
+    assert (level.value == float(own)).all() and level.low is not None and (level.low <= level.value).all()
+    verdicts = {line.metric: line.verdict for line in report.headlines()}
+    assert (verdicts["r2"] == Verdict.NOT_IDENTIFIED) == (not is_identified)
+    assert (verdicts["total_variation"] == Verdict.NOT_IDENTIFIED) == (not is_identified)
+    # By hand, with the same split and without a penalty.
+    trials = task.sample(4_096, seed=1)
+    asked, belief = (trials.at_scored(part).flatten(0, 1).numpy() for part in (trials.predictive, trials.belief))
+    half, design = len(belief) // 2, np.column_stack([asked, np.ones(len(asked))])
+    weights = np.linalg.lstsq(design[:half], belief[:half], rcond=None)[0]
+    error, spread = belief[half:] - design[half:] @ weights, belief[half:] - belief[:half].mean(axis=0)
+    assert float(own) == pytest.approx(1 - (error**2).sum() / (spread**2).sum(), abs=0.02)
+
+
+def test_where_the_answers_are_the_hypotheses_there_is_no_such_baseline() -> None:
+    task = Bijection(n_values=5, n_pairs=4)
+    config = TransformerConfig(d_vocab=task.d_vocab, n_ctx=task.n_pos, n_layers=1, n_heads=1, d_model=14, d_mlp=7)
+    model = as_model(config.build(seed=0))
+    report = diagnose(model, task, probes=[BeliefReadout()], n=32, n_untrained=0)["belief_readout"]
+    assert isinstance(report, BeliefReadoutReport)
+    assert np.isnan(float(report.next_token_r2)) and report.identified
+    assert ANSWERS not in [level.name for level in report.r2.baselines]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import pytest
@@ -195,6 +195,30 @@ def test_probes_are_chosen_by_name_or_value() -> None:
     diagnosis = diagnose(lively(), probes=[Seen(), "calibration"], n=5, n_untrained=0)
     assert list(diagnosis) == ["calibration", "seen"] and diagnosis.skipped == {}
     assert diagnosis.provenance["arguments"]["probes"] == ("calibration", "seen")
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(3), {"kl": 1.0}, None, "fine", Estimate.of(0.5)], ids=lambda x: type(x).__name__
+)
+def test_a_probe_that_returns_no_report_costs_only_itself(wrong: object) -> None:
+    @final
+    class Wrong(Probe[SeenReport]):
+        name: ClassVar[str] = "wrong"
+        needs: ClassVar[Needs] = Needs(sites=(Z,))
+
+        def measure(self, run: Run, untrained: Sequence[SeenReport] = ()) -> SeenReport:
+            return wrong  # type: ignore[return-value]
+
+        def controls(self) -> Iterator[Control[SeenReport]]:
+            return iter(())
+
+    for n_untrained in (0, 1):
+        diagnosis = diagnose(lively(), probes=[Wrong(), "calibration", Seen()], n=5, n_untrained=n_untrained)
+        assert list(diagnosis) == ["calibration", "seen"]
+        reason = diagnosis.skipped["wrong"]
+        assert type(wrong).__name__ in reason and "must return a Report" in reason and reason.count(". ") == 0
+    with pytest.raises(InvalidArgument, match=r"'wrong' failed: its measure must return a Report"):
+        diagnose(lively(), probes=Wrong(), n=5)
 
 
 def test_a_probe_gets_its_sites_and_the_optional_ones_that_exist() -> None:

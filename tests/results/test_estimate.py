@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, final
 import numpy as np
 import pytest
 
+import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import decoded
 from bayesgeom.core.verdict import Reason
@@ -27,7 +28,7 @@ from bayesgeom.report.estimate import (
 )
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
-from bayesgeom.report.storage import estimate_of, estimate_parts
+from bayesgeom.report.storage import estimate_of, estimate_parts, quantities_of
 from bayesgeom.report.tables import Headline
 from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, statistic_interval
 
@@ -228,6 +229,48 @@ def test_stacked_estimates_keep_the_reasons_of_their_entries(rng: np.random.Gene
     parts = [mean_estimate(own, seed=0) for own in (np.exp(3.9 * x), rng.normal(size=400), np.ones(400))]
     assert codes_of(stacked(parts)).tolist() == [Reason.HEAVY_TAIL, Reason.NONE, Reason.CONSTANT]
     assert (mean_estimate(np.exp(3.9 * x)[:, None] * np.ones(7), seed=0).reason == Reason.HEAVY_TAIL).all()
+
+
+def test_a_value_outside_its_range_is_missing_with_a_reason() -> None:
+    level = Baseline.of("chance", "another", [0.5, -3.0, 0.25], low=[0.25, -4.0, 0.125], high=[0.75, 0.5, 1.5])
+    values, ends = [0.5, -2_488.0, 1.2], ([0.25, -3_000.0, 1.1], [0.75, -2_000.0, 1.3])
+    own = within(Estimate.of(values, ends, n=64, baselines=[level]), 0.0, 1.0)
+    np.testing.assert_array_equal(own.value, [0.5, np.nan, np.nan])
+    assert [own.reason_at((i,)) for i in range(3)] == [Reason.NONE, Reason.OUT_OF_RANGE, Reason.OUT_OF_RANGE]
+    assert np.isnan(own.ends)[:, 1:].all() and not np.isnan(own.ends)[:, 0].any()
+    found = own.baselines[0]
+    np.testing.assert_array_equal(found.value, [0.5, np.nan, 0.25])
+    assert found.low is not None and found.high is not None
+    np.testing.assert_array_equal([found.low, found.high], [[0.25, np.nan, 0.125], [0.75, 0.5, np.nan]])
+    exact = within(Estimate.of([2.0, 0.5]), 0.0, 1.0)
+    assert np.isnan(exact.value[0]) and exact.reason_at((0,)) == Reason.OUT_OF_RANGE and exact.value[1] == 0.5
+
+
+@pytest.mark.parametrize("excess", [1e-16, 6e-8, 3e-7, 5e-6])
+def test_rounding_beyond_a_bound_is_the_bound(excess: float) -> None:
+    own = within(Estimate.of([1 + excess, -excess, 0.5], ([0.9, -excess, 0.25], [1 + excess, 0.1, 0.75])), 0.0, 1.0)
+    assert own.value.tolist() == [1.0, 0.0, 0.5]
+    assert own.reason_at((2,)) == Reason.NONE
+
+
+def test_an_estimate_in_its_range_is_the_same_object() -> None:
+    own = Estimate.of([0.5, np.nan], ([0.25, np.nan], [0.75, np.nan]), baselines=[Baseline.of("chance", "one", 0.25)])
+    assert within(own, 0.0, 1.0) is own and within(own, -np.inf, np.inf) is own
+
+
+def test_every_report_holds_only_values_in_their_ranges() -> None:
+    """Few sequences, on which fits carry nothing over: an R² of −153, a share of −2,488 and an AUC of 1.0000002."""
+    outside = 0
+    for name in ("hmm-s5", "sticky-small"):
+        for n in (2, 5):
+            for report in bayesgeom.diagnose(name, n=n, n_untrained=1).values():
+                for field, quantity in quantities_of(type(report)).items():
+                    own, (least, greatest) = report.estimate(field), quantity.range
+                    for values in (own.value, *own.ends, *(level.value for level in own.baselines)):
+                        known = values[~np.isnan(values)]
+                        assert ((known >= least) & (known <= greatest)).all(), (report.name, field)
+                    outside += int((codes_of(own) == Reason.OUT_OF_RANGE).sum())
+    assert outside > 0
 
 
 def test_a_difference_within_rounding_of_a_baseline_decides_nothing() -> None:

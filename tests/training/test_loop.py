@@ -275,6 +275,19 @@ def test_streams_share_no_draw_with_training(seed: int) -> None:
         assert not torch.equal(block.tokens, drawn)
 
 
+def test_a_folder_of_other_files_is_refused_and_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InvalidArgument, match=r"holds other files than a run: name an empty or a new directory"):
+        train(TINY, tmp_path, pace=QUIET)
+    assert [*tree(tmp_path)] == ["thesis.tex"]
+
+
+def test_what_a_run_writes_before_its_recipe_is_no_obstacle(finished: Path, tmp_path: Path) -> None:
+    for name in (".lock", "environment.json", "precision.json"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes() if (finished / name).exists() else b"")
+    assert_same_weights(train(TINY, tmp_path, pace=QUIET), last_weights(finished))
+
+
 def test_nothing_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"nothing to resume: .*none contains no run"):
         train(TINY, tmp_path / "none", resume=True, pace=QUIET)

@@ -9,12 +9,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn, final
 
 import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import (
@@ -27,16 +27,26 @@ from bayesgeom.core.errors import (
     check_types,
     shown,
 )
-from bayesgeom.core.files import apart, atomic_file, is_file, read_json, write_arrays
-from bayesgeom.core.run import ALL_SITES, ModelSpec, Run, Site, Trials, concatenate, is_untrained, untrained
-from bayesgeom.models.base import PASS_BYTES, BaselinePredictives, Model, Replayer, Stream, bytes_per_sequence, room_for
+from bayesgeom.core.files import apart, atomic_file, holds_others, is_file, read_json, remove_strays, write_arrays
+from bayesgeom.core.run import ALL_SITES, PATTERN, ModelSpec, Run, Site, Trials, concatenate, is_untrained, untrained
+from bayesgeom.models.base import (
+    PASS_BYTES,
+    BaselinePredictives,
+    Model,
+    Replayer,
+    Stream,
+    bytes_per_sequence,
+    room_for,
+    visible,
+)
 from bayesgeom.models.checkpoint_files import config_hash
 from bayesgeom.stats.behavior import BehaviorLog
 from bayesgeom.stats.reduction import Reduction
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 MANIFEST, STATIC = "capture.json", "static.safetensors"
-SCHEMA = 3  # 3: a hash over the manifest itself
+MASKS = "masks"  # in the file of static sites: what the attention of each layer can see
+SCHEMA = 4  # 3: a hash over the manifest itself; 4: masks of attention
 _HASH = "hash"
 _MOST_SHARDS, _MOST_LAYERS = 10_000_000, 100_000
 _SITES = {site.name: site for site in ALL_SITES}
@@ -238,6 +248,8 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
         wanted = list(manifest.static_sites)
         found = model.run([one], record=wanted).recorded if wanted else {}
         arrays = {site.name: values.cpu().contiguous() for site, values in found.items()}
+        if PATTERN in manifest.sites:
+            arrays[MASKS] = torch.stack(visible(model, one)).cpu()
         manifest = _written(arrays, STATIC, manifest, folder)
     slices = manifest.slices()
     shards = _shards(blocks, [rows.stop - rows.start for rows in slices.values()])
@@ -250,7 +262,7 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
         yield len(trials)
 
 
-def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, _rows: slice) -> Tensor:
+def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, _rows: slice, _mask: object) -> Tensor:
     found = values.to(dtype)
     if found.dtype == values.dtype:  # nothing was rounded; the checks below cost a fifth of a forward pass
         return found
@@ -265,8 +277,9 @@ def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, 
 
 def _begun(folder: Path, requested: Manifest) -> Manifest:
     """The manifest to continue from, written if there is none."""
+    remove_strays(folder)
     if not is_capture(folder):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or holds_others(folder)):
             raise OutputFault(f"{folder} holds other files than a capture. Name an empty or a new directory.")
         requested.write(folder)
         return requested
@@ -395,12 +408,11 @@ class CapturedModel(Model):
             answers.append(shard.scored(log, baseline_predictives))
             if streamed is not None and at.start < len(streamed.trials):
                 reduced.append(self._reduced(shard, at, streamed))
-            stop = min(at.stop, room)
             for site in rows if at.start < room else ():
-                values = shard.of(site.name, stop - at.start)
+                values = shard.of(site.name, min(at.stop, room) - at.start)
                 if site not in recorded:
                     recorded[site] = values.new_empty((len(values), room, *values.shape[2:]))
-                recorded[site][:, at.start : stop] = values
+                recorded[site][:, at.start : at.start + values.shape[1]] = values
         (scored, exact, baselines), log_answers = log.finished(), torch.cat(answers)
         run = Run(
             spec=self.spec,
@@ -413,21 +425,32 @@ class CapturedModel(Model):
             layers={site: self.partial_sites[site] for site in wanted if site in self.partial_sites},
             seed=seed,
             windows=log.windows(),
+            masks=self._masks,
         )
         if streamed is None:
             return run
         found = {name: torch.cat([own[name] for own in reduced], dim=1) for name in streamed.layers_by_name()}
-        log_answers = log_answers[: len(streamed.trials)]
-        return run.with_statistics(found, streamed.layers_by_name(), streamed.trials, log_answers)
+        seen = streamed.trials
+        return run.with_statistics(found, streamed.layers_by_name(), seen, log_answers[: len(seen)])
 
     def _reduced(self, shard: "_Shard", at: slice, stream: Stream) -> dict[str, Tensor]:
         """The statistics of a shard's sequences, by name, with the layer as the first axis."""
         rows, reduced = slice(at.start, min(at.stop, len(stream.trials))), dict[str, Tensor]()
         for reduction, layers in stream.layers.items():
             values, own = shard.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
-            of_layer = (reduction.of(values[own.index(layer)], stream.trials, rows) for layer in layers)
+            of_layer = (
+                reduction.of(values[own.index(layer)], stream.trials, rows, self._masks[layer] if self._masks else None)
+                for layer in layers
+            )
             reduced[reduction.name] = torch.stack([*of_layer])
         return reduced
+
+    @cached_property
+    def _masks(self) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
+        """What the attention of each layer can see; empty without captured patterns."""
+        if PATTERN not in self._layers:
+            return ()
+        return tuple(_Shard(check_shard(self.folder, self.manifest, STATIC)).of(MASKS, None).bool())
 
     def _read_static(self, sites: Sequence[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         if not sites:
