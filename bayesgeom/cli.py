@@ -205,14 +205,7 @@ def diagnose(
     asked = _text_task(task, domain, chat=chat)
     with machines.executor() as executor:
         return bayesgeom.diagnose(
-            model,
-            asked,
-            probes=probes,
-            n=n,
-            seed=seed,
-            n_untrained=n_untrained,
-            ablations=ablations,
-            executor=executor,
+            model, asked, probes=probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=executor
         )
 
 

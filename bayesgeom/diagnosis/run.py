@@ -93,14 +93,7 @@ def diagnose(
     check_names(task, [model])
     check_probes(probes)
     return _diagnosed(
-        as_model(model),
-        task,
-        probes,
-        n=n,
-        seed=seed,
-        n_untrained=n_untrained,
-        ablations=ablations,
-        executor=sent,
+        as_model(model), task, probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=sent
     )
 
 
