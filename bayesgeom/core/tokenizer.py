@@ -83,7 +83,7 @@ def _rendered(render: Callable[[str], object], message: str) -> tuple[str, str]:
     if " ".join(message.split()) not in " ".join(text.split()):
         return text, "it leaves the user's message out"
     if any("\ud800" <= character <= "\udfff" for character in text):
-        return "", "it makes characters that cannot be encoded"
+        return "", "it makes characters that cannot be encoded_text"
     return text, ""
 
 
@@ -113,7 +113,7 @@ class ChatTokenizer(Tokenizer, Protocol):
         """Return the text of a conversation, up to the start of the assistant's answer."""
 
 
-def encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+def encoded_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
     """Return the ids of a text.
 
     Raises:
@@ -124,7 +124,7 @@ def encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False
     raise InvalidArgument(f"this tokenizer cannot encode {shown(text)} ({encoding.fault}): restore its files.")
 
 
-def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+def decoded_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Return the text of some ids.
 
     Raises:
@@ -140,7 +140,7 @@ def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
     """Return the id of each word that is one token of its own, in order; the form after a space is preferred."""
     found: dict[str, int] = {}
     for word in words:
-        spellings = [encoded(tokenizer, text) for text in (f" {word}", word)]
+        spellings = [encoded_text(tokenizer, text) for text in (f" {word}", word)]
         whole = [ids[0] for ids in spellings if len(ids) == 1 and _says(tokenizer, ids[0], word)]
         if whole and word not in found and whole[0] not in found.values():
             found[word] = whole[0]
@@ -178,7 +178,7 @@ def punctuation_id(tokenizer: Tokenizer, text: str, *, after: str) -> int:
         InvalidArgument: The mark is not a single token.
     """
     for before in (f" {after}", after, ""):
-        ids = encoded(tokenizer, before + text)
+        ids = encoded_text(tokenizer, before + text)
         if len(ids) == (2 if before else 1) and _says(tokenizer, ids[-1], text):
             return ids[-1]
     raise InvalidArgument(f"{text!r} is not a single token for this tokenizer; choose another mark.")
@@ -186,7 +186,7 @@ def punctuation_id(tokenizer: Tokenizer, text: str, *, after: str) -> int:
 
 def opening(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """Return the ids that this tokenizer puts before a text: a beginning-of-sequence token, or nothing."""
-    plain, special = (encoded(tokenizer, text, add_special_tokens=own) for own in (False, True))
+    plain, special = (encoded_text(tokenizer, text, add_special_tokens=own) for own in (False, True))
     for start in range(len(special) - len(plain) + 1):
         if special[start : start + len(plain)] == plain:
             return tuple(special[:start])
@@ -201,7 +201,7 @@ def opened(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
     `<s>` at the start of a text is a beginning-of-sequence token for many tokenizers: there is no second one.
     """
     prefix = opening(tokenizer, max(texts, key=len))  # a text that is "<s>" alone does not tell
-    ids = (tuple(encoded(tokenizer, text)) for text in texts)
+    ids = (tuple(encoded_text(tokenizer, text)) for text in texts)
     return [own if prefix and own[: len(prefix)] == prefix else (*prefix, *own) for own in ids]
 
 
@@ -233,7 +233,7 @@ def chat_prompts(tokenizer: Tokenizer, messages: Sequence[str]) -> list[tuple[in
         raise InvalidArgument(
             f"the chat template of this tokenizer cannot be used: {fault}. Use style='plain' or chat=False."
         )
-    return [tuple(encoded(tokenizer, text)) for text, _ in found]
+    return [tuple(encoded_text(tokenizer, text)) for text, _ in found]
 
 
 def check_ids(ids: Iterable[int], d_vocab: int) -> None:
@@ -271,5 +271,5 @@ def labeled(names: Mapping[int, str], n_ids: int) -> list[str]:
 
 def _says(tokenizer: Tokenizer, token_id: int, text: str) -> bool:
     """Return whether an id decodes to this text, ignoring spaces; the id of unknown words does not."""
-    own = decoded(tokenizer, [token_id])
+    own = decoded_text(tokenizer, [token_id])
     return own == text or own.strip() == text.strip() != ""

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, check_types, unknown_name
 from bayesgeom.core.run import NO_LABEL, Trials
-from bayesgeom.core.tokenizer import Tokenizer, chat_prompts, check_distinct, check_ids, encoded, labeled, opened
+from bayesgeom.core.tokenizer import Tokenizer, chat_prompts, check_distinct, check_ids, encoded_text, labeled, opened
 from bayesgeom.tasks.base import FiniteTask, TextTask
 
 QUINTILES = 5
@@ -117,7 +117,7 @@ class Prompts(TextTask):
         elif self.bos:
             ids = opened(tokenizer, texts)
         else:
-            ids = [tuple(encoded(tokenizer, text)) for text in texts]
+            ids = [tuple(encoded_text(tokenizer, text)) for text in texts]
         check_ids((i for prompt in ids for i in prompt), d_vocab)
         check_distinct(texts, ids)
         shortest = min(range(len(texts)), key=lambda i: len(ids[i]))

@@ -8,7 +8,7 @@ import pytest
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
-from bayesgeom.core.tokenizer import decoded, encoded
+from bayesgeom.core.tokenizer import decoded_text, encoded_text
 from bayesgeom.models.resolve import as_model
 from tests.faults.test_hostile_huggingface import llama
 from tests.tasks.tokenizers import word_tokenizer
@@ -103,9 +103,9 @@ class Failing:
 
 def test_a_tokenizer_that_fails_later_is_named() -> None:
     with pytest.raises(InvalidArgument, match=r"cannot encode 'a b' \(BaseException: panicked\)"):
-        encoded(Failing(), "a b")
+        encoded_text(Failing(), "a b")
     with pytest.raises(InvalidArgument, match=r"cannot decode \[7\] \(Exception: no\)"):
-        decoded(Failing(), [7])
+        decoded_text(Failing(), [7])
     with pytest.raises(InvalidArgument, match="cannot encode"):
         bayesgeom.diagnose(as_model(llama(), Failing()), ["a b", "c d"], n_untrained=0)
 

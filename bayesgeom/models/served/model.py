@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument, NoCopy, ServerFault
 from bayesgeom.core.run import ALL_SITES, ModelSpec, Site, Trials
-from bayesgeom.core.tokenizer import Tokenizer, decoded, encoded
+from bayesgeom.core.tokenizer import Tokenizer, decoded_text, encoded_text
 from bayesgeom.core.torch_state import alone
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.served.client import TOP, Client, Listed, client_of, parts_of
@@ -197,7 +197,7 @@ class _Texts:
     def of(self, own: int) -> str:
         """Return the text of a token in the middle of a text. Tokenizers leave out a space at the start of a text."""
         if own not in self._known:
-            alone, twice = decoded(self._tokenizer, [own]), decoded(self._tokenizer, [own, own])
+            alone, twice = decoded_text(self._tokenizer, [own]), decoded_text(self._tokenizer, [own, own])
             self._known[own] = twice[len(alone) :] if twice.startswith(alone) else alone
         return self._known[own]
 
@@ -227,9 +227,9 @@ class _Texts:
         Raises:
             InvalidArgument: It turns their text into other ids, or adds special tokens.
         """
-        text = decoded(self._tokenizer, ids)
+        text = decoded_text(self._tokenizer, ids)
         for is_special in (False, True):
-            if encoded(self._tokenizer, text, add_special_tokens=is_special) != list(ids):
+            if encoded_text(self._tokenizer, text, add_special_tokens=is_special) != list(ids):
                 reason = "adds special tokens to" if is_special else "turns into other ids than those of the task"
                 raise InvalidArgument(
                     f"this server accepts text only, and its tokenizer {reason} {text[:60]!r}. Use a server that "
