@@ -410,7 +410,7 @@ def within(own: Estimate, least: float, greatest: float | Values) -> Estimate:
     Example:
         >>> found = within(Estimate.of([0.9, 1.5], ([0.85, 1.4], [1.1, 1.6])), 0.0, 1.0)
         >>> found[0], found.reason_at((0,)), found[1], found.reason_at((1,))
-        (Estimate(0.9 [0.85 … 1]), <Reason.CONSERVATIVE: 1>, Estimate(nan), <Reason.OUT_OF_RANGE: 18>)
+        (Estimate(0.9 [0.85 … 1]), <Reason.CONSERVATIVE: 1>, Estimate(–), <Reason.OUT_OF_RANGE: 18>)
     """
     slack = [
         _ROUNDING * np.fmax(1.0, np.abs(np.nan_to_num(bound, posinf=1.0, neginf=1.0))) for bound in (least, greatest)
