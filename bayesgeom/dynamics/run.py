@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, checked
+from bayesgeom.core.files import remove_strays
 from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.progress import bar, progress_in
 from bayesgeom.core.torch_state import with_torch_defaults
@@ -122,6 +123,8 @@ class _Analysis:
 
     def _measured(self) -> list[list[SnapshotNumbers]]:
         """Measure the snapshots that are not saved, and return those of every training."""
+        for folder in filter(None, map(self.folder, self.runs)):
+            remove_strays(folder)
         places = [(which, index) for which, run in enumerate(self.runs) for index in reversed(range(len(run.steps)))]
         files = {(which, index): self.file(self.runs[which], index) for which, index in places}
         known = {place: read_parcel(file) for place, file in files.items() if file and file.exists()}

@@ -30,7 +30,7 @@ from bayesgeom.gradients.attention_laws import (
 )
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.adapters.proof import per_query_head
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, visible
 from bayesgeom.models.native.transformer import Transformer
 
 Targets = Literal["sampled", "exact"]
@@ -255,6 +255,12 @@ def _float64_of(model: Model) -> Iterator[None]:
         return
     with _refused(model.spec.name), _everything_float64():
         yield
+
+
+def masks_of(model: Model, trials: Trials) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
+    """Return `bayesgeom.models.base.visible` of what `in_float64` returned."""
+    with _float64_of(model):
+        return visible(model, trials)
 
 
 def _softcap(model: Model) -> float | None:

@@ -21,6 +21,7 @@ from bayesgeom.gradients.capture import (
     identity_errors,
     in_float64,
     layer_tally,
+    masks_of,
     together,
 )
 from bayesgeom.gradients.report import (
@@ -32,7 +33,7 @@ from bayesgeom.gradients.report import (
     moment_of,
     movement_report,
 )
-from bayesgeom.models.base import Model, provenance, visible
+from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, check_device, model_for, scored_task_of
 from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
@@ -98,7 +99,7 @@ def gradient_laws(
 def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> GradientReport:
     """Return the report on a model in float64, measured one batch of sequences at a time."""
     losses, tallies, errors = list[torch.Tensor](), list[list[LayerTally]](), list[np.ndarray]()
-    masks = visible(model, trials)
+    masks = masks_of(model, trials)
     for batch in batches(trials, model.spec):
         loss, layers = captured(model, batch, targets)
         losses.append(loss)
@@ -181,7 +182,7 @@ def _snapshot_measured(model: Model, trials: Trials, targets: Targets) -> tuple[
     model.require(SITES, by="gradient movement")
     wide, patterns, values = in_float64(model), list[torch.Tensor](), list[torch.Tensor]()
     found: dict[str, list[torch.Tensor]] = {"loss_nats": [], **{name: [] for name in PER_SEQUENCE}}
-    masks = visible(wide, trials)
+    masks = masks_of(wide, trials)
     for batch in batches(trials, wide.spec):
         loss, layers = captured(wide, batch, targets)
         patterns.append(torch.stack([at_scored(PATTERN, layer.pattern, batch).float().cpu() for layer in layers]))

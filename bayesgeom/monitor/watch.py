@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, check_argument, check_types, checked
-from bayesgeom.core.files import atomic_file, check_directory, read_safetensors, write_arrays
+from bayesgeom.core.files import atomic_file, check_directory, read_safetensors, remove_strays, write_arrays
 from bayesgeom.core.torch_state import check_default_device, with_gradients
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import weights_hash
@@ -429,6 +429,7 @@ class GoodState:
         if self._folder is None:
             self._stored = copies
         else:
+            remove_strays(self._folder)
             with atomic_file(self._folder / FILE) as temporary:
                 on_cpu = {name: value.cpu() for name, value in copies.items()}
                 write_arrays(on_cpu, temporary, {"step": str(step)}, framework="pt")
