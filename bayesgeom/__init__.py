@@ -21,6 +21,7 @@ Measure one model:
     erase_onwards          erase a quantity from one layer on
     fit_subspace           fit the subspaces that `intervene` would edit
     relabeling_invariance  measure how the answers change when hypotheses are renamed
+    evidence_response      measure how far the answers follow old evidence, which is drawn again
     length_generalization  measure errors at and beyond the training length
     sweep                  measure how fast the posterior converges at each value of a parameter
     gradient_laws          measure advantages and value updates of every head
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from bayesgeom.generalization.comparison import compare as compare
     from bayesgeom.generalization.length import length_generalization as length_generalization
     from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
+    from bayesgeom.generalization.response import evidence_response as evidence_response
     from bayesgeom.generalization.sweeps import sweep as sweep
     from bayesgeom.gradients.run import gradient_laws as gradient_laws
     from bayesgeom.gradients.run import gradient_movement as gradient_movement
@@ -82,6 +84,7 @@ _HOMES = {
     "diagnose": "bayesgeom.diagnosis.run",
     "Diagnosis": "bayesgeom.report.diagnosis",
     "erase_onwards": "bayesgeom.interventions.onwards",
+    "evidence_response": "bayesgeom.generalization.response",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_laws": "bayesgeom.gradients.run",
     "gradient_movement": "bayesgeom.gradients.run",

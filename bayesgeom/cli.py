@@ -197,14 +197,22 @@ def diagnose(
         chat: Write the task in the tokenizer's chat template: prompts as a user's messages, others as the answer.
         n_untrained: Number of untrained networks of the same architecture to compare with.
         probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
-            qk_alignment and value_manifold (value_manifold:standardized). Default: all that apply.
+            qk_alignment, value_manifold (value_manifold:standardized), and of the tests relabeling and
+            evidence_response, which run the model again. Default: all that apply.
         ablations: Also run the default ablation battery.
     """
     model = source.load() if machines.on is None else source.name_alone()
     asked = _text_task(task, domain, chat=chat)
     with machines.executor() as executor:
         return bayesgeom.diagnose(
-            model, asked, probes=probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=executor
+            model,
+            asked,
+            probes=probes,
+            n=n,
+            seed=seed,
+            n_untrained=n_untrained,
+            ablations=ablations,
+            executor=executor,
         )
 
 
@@ -385,6 +393,25 @@ def relabel(source: Of, task: TaskOption = None, n: N = 512, seed: Seed = 0) -> 
     These are values of a map or states of an HMM. A shipped checkpoint takes 5 to 30 seconds on two CPU cores.
     """
     return bayesgeom.relabeling_invariance(source.load(), task, n=n, seed=seed)
+
+
+def response(
+    source: Of,
+    task: TaskOption = None,
+    ages: Maybe[tuple[int, ...]] = None,
+    single: bool = False,
+    n: N = 256,
+    seed: Seed = 0,
+) -> "Report":
+    """Measure how far the answers follow old evidence.
+
+    It is drawn again, given the later evidence, and the change of the model's answers compared with the exact change.
+
+    Args:
+        ages: Numbers of the latest pieces of evidence that stay. Default: 1, 2, 4, 8, …
+        single: Draw only the piece of each age again, instead of all older ones.
+    """
+    return bayesgeom.evidence_response(source.load(), task, ages=ages, single=single, n=n, seed=seed)
 
 
 def sweep(
@@ -727,7 +754,7 @@ def selftest() -> int:
 
 
 GROUPS = {
-    "Measure one model": "diagnose ablate intervene length relabel sweep gradients capture",
+    "Measure one model": "diagnose ablate intervene length relabel response sweep gradients capture",
     "Compare models and snapshots": "compare dynamics",
     "Train and exchange models": "train checkpoints pack export",
     "Check the installation": "selftest",

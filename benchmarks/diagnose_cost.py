@@ -4,6 +4,8 @@
     (b) memory: peak of diagnose(n_untrained=0) at ten times n against the peak at n               at most 1.15
     (c) whole:  `bayesgeom diagnose CHECKPOINT` with its defaults, in seconds and GB         under 30 s, 2 GB
 
+The evidence response is left out of (a) and (b): it runs the model on 64 new sequences for each age, whatever n is.
+
 In (a) the two sides alternate and the medians are compared, so that a busy machine slows both. (b) and (c) are
 processes of their own, and their peaks are what the kernel says (ru_maxrss; Linux and macOS).
 """
@@ -31,7 +33,10 @@ from bayesgeom.models.base import Model
 GB = 2**30
 Clock = Callable[[], float]
 CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
-DIAGNOSE = "import sys, bayesgeom; bayesgeom.diagnose(sys.argv[1], n=int(sys.argv[2]), n_untrained=0)"
+DIAGNOSE = (
+    "import sys, bayesgeom; "
+    "bayesgeom.diagnose(sys.argv[1], probes=sys.argv[3].split(), n=int(sys.argv[2]), n_untrained=0)"
+)
 IMPORT = "import bayesgeom; bayesgeom.load; bayesgeom.diagnose"
 WATCH = """
 import json, os, sys, time
@@ -85,13 +90,19 @@ def verdict(value: float, limit: float) -> str:
     return f"{'ok' if value <= limit else 'OVER'}, at most {limit:g}"
 
 
+def counted_probes(model: Model) -> list[str]:
+    """What a diagnosis of this model measures by default, without the evidence response."""
+    return [name for name in bayesgeom.diagnose(model, n=16, n_untrained=0) if name != "evidence_response"]
+
+
 def time_ratio(model: Model, n: int, rounds: int, now: Clock) -> None:
     """(a): both sides once to warm up, then in turn."""
     blocks = list(model.task.stream(n, seed=0))  # blocks of 128, as diagnose draws them
+    probes = counted_probes(model)
     sides = {
         "forward": lambda: plain_passes(model, blocks),
         "drawing": lambda: list(model.task.stream(n, seed=0)),
-        "diagnose": lambda: bayesgeom.diagnose(model, n=n, n_untrained=0),
+        "diagnose": lambda: bayesgeom.diagnose(model, probes=probes, n=n, n_untrained=0),
     }
     for work in sides.values():
         work()
@@ -135,9 +146,10 @@ def memory_ratio(checkpoint: str, n: int, rounds: int) -> None:
     python = sys.executable
     idle = usage(python, "-c", IMPORT).peak_bytes
     peaks = {size: [] for size in (n, 10 * n)}
+    probes = " ".join(counted_probes(bayesgeom.load(checkpoint)))
     for _ in range(rounds):
         for size, found in peaks.items():
-            found.append(usage(python, "-c", DIAGNOSE, checkpoint, str(size)).peak_bytes)
+            found.append(usage(python, "-c", DIAGNOSE, checkpoint, str(size), probes).peak_bytes)
     small, large = (statistics.median(found) for found in peaks.values())
     print(f"(b) peak memory of diagnose(n_untrained=0), medians of {rounds} processes each")
     sizes = {"imports alone": idle, f"n = {n:,}": small, f"n = {10 * n:,}": large}

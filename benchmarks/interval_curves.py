@@ -17,8 +17,8 @@ from bayesgeom.stats.bootstrap import (
     seed_interval,
     statistic_interval,
 )
-from bayesgeom.stats.memory import effective_memory
 from bayesgeom.stats.regression import ranks
+from bayesgeom.stats.windows import equivalent_window
 from examples.replication.settling import fall, largest_fall
 
 THRESHOLD, NEAR = 0.1 * 1.1**14.5, 0.1
@@ -155,7 +155,7 @@ def order(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
 
 
 def memory(n: int, m: int, rng: np.random.Generator, factor: float = 4.0) -> tuple[Ends, float]:
-    """The effective memory of a planted predictor that is as good as the observer of three symbols on average.
+    """The equivalent window of a planted predictor that is as good as the observer of three symbols on average.
 
     Each observer is `factor` times as good as the narrower one.
     """
@@ -168,7 +168,7 @@ def memory(n: int, m: int, rng: np.random.Generator, factor: float = 4.0) -> tup
         along = np.zeros((2, 1, 1))
         both = np.stack([2 * observers, observers])
         scores = WindowScores(kl_bits=both, kl_bits_by_position=along, entropy_error_bits=along)
-        found.append(effective_memory(scores, own[:, None], seed=1).symbols_ends)
+        found.append(equivalent_window(scores, own[:, None], seed=1).symbols_ends)
     lo, hi = np.array(found).T
     return (lo, hi, np.isfinite(lo) & np.isfinite(hi)), 3.0
 
@@ -184,8 +184,8 @@ def jump(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:
 def curve_rows() -> Iterator[Row]:
     """What is read off curves: memory, orders of layers, first places."""
     users, no_gain = "calibration, length, comparison", "an observer's gain has none"
-    yield Row("effective memory", users, memory, True, why=no_gain)
-    yield Row("effective memory, observers alike", users, partial(memory, factor=1.02), True, why=no_gain)
+    yield Row("equivalent window", users, memory, True, why=no_gain)
+    yield Row("equivalent window, observers alike", users, partial(memory, factor=1.02), True, why=no_gain)
     yield Row("discontinuity at the training length", "length", jump)
     yield Row("Spearman of layer with value", "query–key alignment", order, is_at_least=True)
     yield Row("first position above a threshold", "length", first_above, is_at_least=True)

@@ -45,20 +45,27 @@ class BatchScores:
 @final
 @dataclass(frozen=True)
 class BatchReference:
-    """Replacement activations for one batch: the task's means, and the activations of the previous sequence."""
+    """Replacement activations for one batch: the task's means, and the activations of another sequence."""
 
     means: Means
     baseline: BaselinePass
-    before: BaselinePass | None = None  # of the sequence before the batch; None: the last one precedes the first
+    # Of the sequence before the batch, or of the donor of each sequence; None: the last one precedes the first.
+    before: BaselinePass | None = None
 
     def mean(self, site: Site, layer: int) -> Float[Tensor, "pos *rest"]:
         """Return the task's mean at each position."""
         return self.means[site, layer]
 
     def donor(self, site: Site, layer: int) -> Float[Tensor, "batch pos *rest"]:
-        """Return the activations of the sequence before each sequence."""
+        """Return the activations of the sequence before each sequence, or of its donor (`donors_of`)."""
         own = self.baseline.stored[site, layer]
-        return own.roll(1, dims=0) if self.before is None else torch.cat([self.before.stored[site, layer], own[:-1]])
+        if self.before is None:
+            return own.roll(1, dims=0)
+        other = self.before.stored[site, layer]
+        if len(other) < len(own):
+            return torch.cat([other, own[:-1]])
+        is_read = self.before.trials.is_read().to(own.device)
+        return torch.where(is_read.reshape(*is_read.shape, *[1] * (own.ndim - 2)), other, own)
 
 
 @final
@@ -149,25 +156,66 @@ def edited_logits(
 def position_means(
     replayer: Replayer, blocks: Iterable[Trials], spec: ModelSpec, places: Collection[SiteLayer], n: int
 ) -> Means:
-    """Return the mean activation over `n` sequences at each position of these sites and layers."""
+    """Return the mean activation over `n` sequences at each position of these sites and layers.
+
+    Padding is left out. A position that no sequence reaches has the mean of the last one that some sequence reaches.
+    """
     sums: dict[SiteLayer, Tensor] = {}
-    for batch in (batch for block in blocks for batch in batches(block, spec)) if places else ():
+    if not places:
+        return sums
+    blocks = list(blocks)
+    is_read = torch.cat([block.is_read() for block in blocks])
+    is_padded = not torch.equal(is_read, is_read[:1].expand_as(is_read))
+    counts: Tensor = is_read.sum(dim=0)
+    for batch in (batch for block in blocks for batch in batches(block, spec)):
         stored = replayer.baseline(batch).stored
         for place in places:
             values = stored[place].to(torch.promote_types(stored[place].dtype, torch.float32))
-            sums[place] = sums.get(place, 0) + values.sum(dim=0) / n
-    return sums
+            if is_padded:
+                weights = (batch.is_read() / counts.clamp_min(1)).to(values)
+                total = torch.einsum("b p, b p ... -> p ...", weights, values)
+            else:
+                total = values.sum(dim=0) / n
+            sums[place] = sums.get(place, 0) + total
+    last = int(counts.nonzero().max())
+    return {place: _held(mean, last) if is_padded else mean for place, mean in sums.items()}
+
+
+def _held(mean: Float[Tensor, "pos *rest"], last: int) -> Float[Tensor, "pos *rest"]:
+    """The means, with that of position `last` at all later positions."""
+    held: Tensor = mean[torch.arange(len(mean), device=mean.device).clamp_max(last)]
+    return held
 
 
 def batches_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, Trials]]:
     """Yield each batch with the sequence before it in the block, so that donors do not depend on the batch size.
 
-    The last sequence of the block precedes its first.
+    The last sequence of the block precedes its first. Where sequences differ in length, a batch comes with the donor of
+    each sequence instead.
     """
-    before = block.rows(slice(-1, None))
+    before, donors, start = block.rows(slice(-1, None)), donors_of(block.ends()), 0
     for batch in batches(block, spec):
-        yield batch, before
-        before = batch.rows(slice(-1, None))
+        yield batch, before if donors is None else block.rows(donors[start : start + len(batch)])
+        before, start = batch.rows(slice(-1, None)), start + len(batch)
+
+
+def donors_of(ends: Int64[Tensor, " sequence"]) -> Int64[Tensor, " sequence"] | None:
+    """Return the donor of each sequence, which must not be padding where the sequence is not.
+
+    It is the nearest sequence before it, cyclically, that is at least as long; if there is none, the nearest of the
+    longest others, and the sequence keeps its own activations where that has ended. None if all are equally long.
+
+    Example:
+        >>> donors_of(torch.tensor([5, 7, 5, 6])).tolist()
+        [3, 3, 1, 1]
+    """
+    if bool((ends == ends[0]).all()):
+        return None
+    n, sizes, found = len(ends), ends.tolist(), list[int]()
+    for own in range(n):
+        others = [(own - step) % n for step in range(1, n)]
+        found.append(max(others, key=lambda other: min(sizes[other], sizes[own])))  # the first of the largest
+    return torch.tensor(found, device=ends.device)
 
 
 def references(

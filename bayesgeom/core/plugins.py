@@ -35,7 +35,7 @@ class Broken:
 
 @final
 class Contained:
-    """Context manager that catches exceptions of third-party code and describes them in `fault`.
+    """Context manager that catches exceptions of third-party code and describes them in `fault`; `error` is the last.
 
     This is the only place that catches all exceptions, because those of third-party code are not known here. Only
     KeyboardInterrupt propagates, because the user may have caused it. With `is_foreign` false, for code of this
@@ -44,6 +44,7 @@ class Contained:
 
     def __init__(self, *, is_foreign: bool = True) -> None:
         self.fault = ""
+        self.error: BaseException | None = None
         self._is_foreign = is_foreign
 
     def __enter__(self) -> Self:
@@ -54,6 +55,7 @@ class Contained:
     ) -> bool:
         if not self._is_foreign or error is None or isinstance(error, KeyboardInterrupt):
             return False
+        self.error = error
         name, message = type(error).__name__, ""
         with Contained() as describing:  # an exception's own `__str__` is third-party code, too
             message = " ".join(str(error).split())

@@ -207,6 +207,21 @@ class Trials:
         pos = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return self.at_scored(pos.expand(len(self), -1))
 
+    def ends(self) -> Int64[Tensor, " batch"]:
+        """Return the number of tokens of each sequence up to its last scored position, which padding can only follow.
+
+        Example:
+            >>> from bayesgeom import tasks
+            >>> tasks.Bijection(n_values=5, n_pairs=2).sample(2, seed=0).ends()
+            tensor([3, 3])
+        """
+        last: Tensor = self.scored_positions().amax(dim=1) + 1
+        return last
+
+    def is_read(self) -> Bool[Tensor, "batch pos"]:
+        """Return which positions come before the end of their sequence (`ends`): no padding is among them."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.ends()[:, None]
+
     def visible(self) -> Bool[Tensor, "batch query_pos key_pos"]:
         """Return which positions a causal model sees at each scored position: those up to and including it.
 

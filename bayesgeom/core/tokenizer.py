@@ -5,55 +5,86 @@ single tokens. A chat template is a program of somebody else that turns a messag
 """
 
 import contextlib
+import json
+import os
+import select
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
-from typing import Any, Protocol, runtime_checkable
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, shown
 from bayesgeom.core.plugins import Contained
 
-SECONDS = 5.0  # for one message; usual chat templates take milliseconds
+SECONDS = 5.0  # for the messages of one task; usual chat templates take milliseconds
 _GROWTH = 20  # characters that a chat template may make of one of the message
+_BYTES = 2**30  # of memory that it may take
 
 
-def rendered(render: Callable[[], object], message: str) -> tuple[str, str]:
-    """Return the text that a chat template makes of a message, and what is wrong with it; "" for nothing."""
+def rendered(render: Callable[[str], object], messages: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the text that a chat template makes of each message, and what is wrong with it; "" for nothing.
+
+    A template is a program of somebody else's, and one operation of it can take for ever, or all memory. So it runs in
+    a copy of this process, with limits.
+    """
+    if sys.platform == "win32":  # it has no fork
+        return [_rendered(render, message) for message in messages]
+    inlet, outlet = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads are not copied: the template needs none
+        child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.close(inlet)
+            _limit_memory()
+            content = json.dumps([_rendered(render, message) for message in messages]).encode()
+            with os.fdopen(outlet, "wb") as pipe:
+                pipe.write(content)
+        os._exit(0)
+    os.close(outlet)
+    end, content = time.monotonic() + SECONDS, b""
+    with os.fdopen(inlet, "rb", buffering=0) as pipe:
+        while select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0] and (part := pipe.read(2**20)):
+            content += part
+    is_late = time.monotonic() >= end
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    try:
+        return [(text, fault) for text, fault in json.loads(content)]
+    except ValueError:  # it ended before all was written
+        fault = f"it takes more than {SECONDS:g} s" if is_late else f"it needs more than {_BYTES // 2**30} GiB"
+        return [("", fault)] * len(messages)
+
+
+def _limit_memory() -> None:
+    """Limit what this process may allocate besides what it has."""
+    import resource
+
+    pages = Path("/proc/self/statm")
+    if pages.is_file():  # Linux
+        most = int(pages.read_text().split()[0]) * resource.getpagesize() + _BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _rendered(render: Callable[[str], object], message: str) -> tuple[str, str]:
     text: object = None
-    with Contained() as rendering, _limited(SECONDS):
-        text = render()
+    with Contained() as rendering:
+        text = render(message)
     if rendering.fault:
         return "", rendering.fault.rstrip(".")
     if not isinstance(text, str):
         return "", f"it makes {shown(text)}, which is no text"
     if len(text) > _GROWTH * (len(message) + 1000):
-        return text, f"it makes {len(text):,} characters of a message of {len(message):,}"
+        return "", f"it makes {len(text):,} characters of a message of {len(message):,}"
     if " ".join(message.split()) not in " ".join(text.split()):
         return text, "it leaves the user's message out"
     if any("\ud800" <= character <= "\udfff" for character in text):
-        return text, "it makes characters that cannot be encoded"
+        return "", "it makes characters that cannot be encoded"
     return text, ""
-
-
-@contextlib.contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` where the body's Python code takes longer: a template is a program of somebody else's.
-
-    One operation of an interpreted program, such as a product, is not interrupted.
-    """
-    end, former = time.monotonic() + seconds, sys.gettrace()
-
-    def watch(_frame: FrameType, _event: str, _argument: Any) -> Any:
-        if time.monotonic() > end:
-            raise TimeoutError(f"it takes more than {seconds:g} s")
-        return watch
-
-    sys.settrace(watch)
-    try:
-        yield
-    finally:
-        sys.settrace(former)
 
 
 N_LISTED, N_SHOWN = 40, 8  # candidates listed, and ids of a text shown, in an error
@@ -82,11 +113,34 @@ class ChatTokenizer(Tokenizer, Protocol):
         """Return the text of a conversation, up to the start of the assistant's answer."""
 
 
+def encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    """Return the ids of a text.
+
+    Raises:
+        InvalidArgument: The tokenizer, a program of somebody else's, fails.
+    """
+    with Contained() as encoding:
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    raise InvalidArgument(f"this tokenizer cannot encode {shown(text)} ({encoding.fault}): restore its files.")
+
+
+def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Return the text of some ids.
+
+    Raises:
+        InvalidArgument: The tokenizer, a program of somebody else's, fails.
+    """
+    with Contained() as decoding:
+        text = tokenizer.decode(list(ids))
+        return text if isinstance(text, str) else "".join(text)
+    raise InvalidArgument(f"this tokenizer cannot decode {shown(list(ids))} ({decoding.fault}): restore its files.")
+
+
 def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
     """Return the id of each word that is one token of its own, in order; the form after a space is preferred."""
     found: dict[str, int] = {}
     for word in words:
-        spellings = [tokenizer.encode(text, add_special_tokens=False) for text in (f" {word}", word)]
+        spellings = [encoded(tokenizer, text) for text in (f" {word}", word)]
         whole = [ids[0] for ids in spellings if len(ids) == 1 and _says(tokenizer, ids[0], word)]
         if whole and word not in found and whole[0] not in found.values():
             found[word] = whole[0]
@@ -124,7 +178,7 @@ def punctuation_id(tokenizer: Tokenizer, text: str, *, after: str) -> int:
         InvalidArgument: The mark is not a single token.
     """
     for before in (f" {after}", after, ""):
-        ids = tokenizer.encode(before + text, add_special_tokens=False)
+        ids = encoded(tokenizer, before + text)
         if len(ids) == (2 if before else 1) and _says(tokenizer, ids[-1], text):
             return ids[-1]
     raise InvalidArgument(f"{text!r} is not a single token for this tokenizer; choose another mark.")
@@ -132,7 +186,7 @@ def punctuation_id(tokenizer: Tokenizer, text: str, *, after: str) -> int:
 
 def opening(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """Return the ids that this tokenizer puts before a text: a beginning-of-sequence token, or nothing."""
-    plain, special = (tokenizer.encode(text, add_special_tokens=added) for added in (False, True))
+    plain, special = (encoded(tokenizer, text, add_special_tokens=own) for own in (False, True))
     for start in range(len(special) - len(plain) + 1):
         if special[start : start + len(plain)] == plain:
             return tuple(special[:start])
@@ -141,33 +195,45 @@ def opening(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     )
 
 
-def chat_prompt(tokenizer: Tokenizer, message: str) -> tuple[int, ...]:
-    """Return the ids of a chat with this user message, up to the start of the assistant's answer.
+def opened(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the ids of each text after what this tokenizer puts before a text, unless the text begins with it.
+
+    `<s>` at the start of a text is a beginning-of-sequence token for many tokenizers: there is no second one.
+    """
+    prefix = opening(tokenizer, max(texts, key=len))  # a text that is "<s>" alone does not tell
+    ids = (tuple(encoded(tokenizer, text)) for text in texts)
+    return [own if prefix and own[: len(prefix)] == prefix else (*prefix, *own) for own in ids]
+
+
+def chat_prompts(tokenizer: Tokenizer, messages: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the ids of a chat with each user message, up to the start of the assistant's answer.
 
     Args:
         tokenizer: The model's tokenizer.
-        message: The user's message.
+        messages: The user's messages, each in a chat of its own.
 
     Returns:
         The ids, special tokens included.
 
     Raises:
-        InvalidArgument: The tokenizer has no chat template, or one that fails, takes too long,
+        InvalidArgument: The tokenizer has no chat template, or one that fails, takes too long or too much memory,
             or leaves the message out.
     """
     if not isinstance(tokenizer, ChatTokenizer) or not tokenizer.chat_template:
         raise InvalidArgument(
             "this tokenizer has no chat template: use style='plain' or chat=False, or an instruct model."
         )
-    turns = [{"role": "user", "content": message}]
-    text, fault = rendered(
-        lambda: tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True), message
-    )
-    if fault:
+
+    def render(message: str) -> object:
+        turns = [{"role": "user", "content": message}]
+        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+    found = rendered(render, messages)
+    if fault := next((fault for _, fault in found if fault), ""):
         raise InvalidArgument(
             f"the chat template of this tokenizer cannot be used: {fault}. Use style='plain' or chat=False."
         )
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
+    return [tuple(encoded(tokenizer, text)) for text, _ in found]
 
 
 def check_ids(ids: Iterable[int], d_vocab: int) -> None:
@@ -205,5 +271,5 @@ def labeled(names: Mapping[int, str], n_ids: int) -> list[str]:
 
 def _says(tokenizer: Tokenizer, token_id: int, text: str) -> bool:
     """Return whether an id decodes to this text, ignoring spaces; the id of unknown words does not."""
-    decoded = tokenizer.decode([token_id])
-    return isinstance(decoded, str) and (decoded == text or decoded.strip() == text.strip() != "")
+    own = decoded(tokenizer, [token_id])
+    return own == text or own.strip() == text.strip() != ""

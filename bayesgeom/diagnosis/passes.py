@@ -20,7 +20,7 @@ from bayesgeom.diagnosis.plan import ProbePlan, sites_read
 from bayesgeom.models.base import Model, Stream
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.served.model import ServedModel
-from bayesgeom.stats.memory import joined
+from bayesgeom.stats.windows import joined
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 _PART = 16  # sequences that a large model runs at once

@@ -7,14 +7,17 @@ from typing import Any, final
 from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
 from bayesgeom.core.plugins import Contained, discovered, is_foreign
 from bayesgeom.core.run import Site, Trials
+from bayesgeom.core.verdict import Verdict
 from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
+from bayesgeom.generalization.response import EvidenceResponseReport, Replacement
 from bayesgeom.models.base import Model, bytes_per_sequence
-from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.tasks.base import WindTunnel
 
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
 N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
+N_REPLACED = 64  # sequences of the evidence response, for each age
+SECOND_PASSES = (RelabelingReport.name, EvidenceResponseReport.name)  # tests that run the model again
 
 AnyProbe = Probe[Any]
 
@@ -65,6 +68,7 @@ class ProbePlan:
     skipped: dict[str, str]
     inapplicable: dict[str, str]
     renaming: Renaming | None
+    replacement: Replacement | None
 
 
 def check_probes(probes: str | AnyProbe | Sequence[str | AnyProbe] | None) -> None:
@@ -77,11 +81,12 @@ def check_probes(probes: str | AnyProbe | Sequence[str | AnyProbe] | None) -> No
     known = all_probes()
     probes = [probes] if isinstance(probes, str | Probe) else probes
     if probes is not None and not probes:
-        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(sorted(known))}.")
+        names = ", ".join(sorted({*known, *SECOND_PASSES}))
+        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {names}.")
     if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
         raise InvalidArgument(named[0][1])
     for item in probes or ():
-        if isinstance(item, str):
+        if isinstance(item, str) and item not in SECOND_PASSES:
             named_probe(item, known)
 
 
@@ -94,12 +99,12 @@ def plan_of(
     n: int,
     seed: int,
 ) -> ProbePlan:
-    """Choose the probes that this model and task support; a named one that they do not support is an error."""
+    """Choose the probes and tests that this model and task support; a named one that they lack is an error."""
     check_probes(probes)
     known = all_probes()
     probes = [probes] if isinstance(probes, str | Probe) else probes
     requested: dict[str, AnyProbe] = {}
-    for item in known.values() if probes is None else probes:
+    for item in known.values() if probes is None else [own for own in probes if own not in SECOND_PASSES]:
         probe = named_probe(item, known) if isinstance(item, str) else item
         requested[probe.name] = probe
     supported, skipped, inapplicable = {}, dict[str, str](), dict[str, str]()
@@ -116,11 +121,9 @@ def plan_of(
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
             continue
         supported[name] = probe
-    renaming = None
-    try:
-        renaming = _renaming(model, task, n=n, seed=seed) if probes is None else None
-    except (InvalidArgument, TaskMismatch) as reason:
-        (inapplicable if isinstance(reason, TaskMismatch) else skipped)[RelabelingReport.name] = str(reason)
+    named = SECOND_PASSES if probes is None else [name for name in SECOND_PASSES if name in probes]
+    second, more, others = _second_passes(model, task, named, n=n, seed=seed, is_named=probes is not None)
+    skipped, inapplicable = skipped | more, inapplicable | others
     # Calibration is first: the other probes explain it.
     first = sorted(supported, key=lambda name: (name != "calibration", list(supported).index(name)))
     chosen = {name: supported[name] for name in first}
@@ -136,16 +139,29 @@ def plan_of(
         n_streamed=0,
         skipped=skipped,
         inapplicable=inapplicable,
-        renaming=renaming,
+        renaming=second.get(RelabelingReport.name),
+        replacement=second.get(EvidenceResponseReport.name),
     )
 
 
-def _renaming(model: Model, task: WindTunnel, *, n: int, seed: int) -> Renaming:
-    if isinstance(model, CapturedModel):
-        raise InvalidArgument(
-            f"{model.folder} is a capture, which cannot be run on renamed sequences. Pass the model itself."
-        )
-    return Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
+def _second_passes(
+    model: Model, task: WindTunnel, names: Iterable[str], *, n: int, seed: int, is_named: bool
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    """Return the tests that run the model again, and why others are skipped or do not apply, by name."""
+    found, skipped, inapplicable = dict[str, Any](), dict[str, str](), dict[str, str]()
+    for name in names:
+        try:
+            if name == RelabelingReport.name:
+                found[name] = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
+            else:
+                found[name] = Replacement.of(model, task, n=min(n, N_REPLACED), seed=seed)
+        except (InvalidArgument, TaskMismatch) as reason:
+            if is_named:
+                raise
+            (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
+    if EvidenceResponseReport.name in inapplicable and task.has_posterior:
+        inapplicable[EvidenceResponseReport.name] = str(Verdict.NOT_REPLACEABLE)
+    return found, skipped, inapplicable
 
 
 def affordable(plan: ProbePlan, model: Model, trials: Trials, budget: int, n: int) -> ProbePlan:

@@ -12,7 +12,7 @@ from bayesgeom.core.errors import InvalidArgument, NoCopy, check_types, checked,
 from bayesgeom.core.progress import bar
 from bayesgeom.core.run import ALL_SITES, N_RECORDED, Site, Trials
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models.base import Model, numerics
+from bayesgeom.models.base import Model, kernels_of, numerics
 from bayesgeom.models.captured.model import UNTRAINED, CapturedModel, Manifest, rows_per_shard, write
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, block_size, derived_seed
@@ -134,6 +134,7 @@ def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, s
         seed=seed,
         rows=rows_per_shard(model.spec, whole, one, most=block_size(task.n_pos)),
         foreign_hooks=model.foreign_hooks(),
+        attention_kernels=kernels_of(model, sites),
         versions={**numerics(), "threads": str(torch.get_num_threads())},
     )
 

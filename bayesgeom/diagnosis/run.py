@@ -28,7 +28,8 @@ from bayesgeom.diagnosis.plan import (
 )
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.relabeling import RelabelingReport
-from bayesgeom.models.base import Model, is_out_of_memory, provenance, recording_bytes
+from bayesgeom.generalization.response import EvidenceResponseReport
+from bayesgeom.models.base import KERNELS, Model, is_out_of_memory, kernels_of, provenance, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, require_posterior, task_of
 from bayesgeom.models.served.model import ServedModel
@@ -54,14 +55,15 @@ def diagnose(
     """Run every probe that the model supports, in one pass over new sequences of its task.
 
     Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
-    probe that would get fewer than 16 is skipped. If no probes are named, a test of relabeling invariance is added.
+    probe that would get fewer than 16 is skipped. Two tests take passes of their own: "relabeling" on 128 sequences and
+    "evidence_response" on 64 for each age. They run if no probes are named, or if they are.
     `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
         model: A model, or any argument of `as_model`: a checkpoint's name or directory, a module, a Hugging Face model,
             a directory that `capture` wrote.
         task: A task, its text as on the command line, or a list of prompts. Default: the model's own task.
-        probes: Probes, or their names; "NAME:option" switches an option on. Default: all that apply.
+        probes: Probes, or names of probes and tests; "NAME:option" switches an option on. Default: all that apply.
         n: Number of sequences; at most all sequences of a task with a fixed number of them.
         seed: Seed of the sequences and of the intervals. For a capture, 0 stands for its own seed, which
             `provenance` states; any third seed is an error.
@@ -122,7 +124,8 @@ def _diagnosed(
     subject.check_fits(one := chosen.sample(1, seed=seed))
     check_count(n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
-    plan = affordable(plan_of(subject, chosen, one, probes, n=n, seed=seed), subject, one, budget, min(n, N_RECORDED))
+    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed)
+    plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))
     n_seen = min(n, N_RECORDED)
     found: Iterable[Found]
     if executor is None:
@@ -147,6 +150,8 @@ def _diagnosed(
         run, renamed, (reports, faults) = _measured(its, plan, before)
     skipped |= faults
     further, reasons = _further_passes(subject, chosen, run, seed=seed, ablations=ablations)
+    if plan.replacement is not None:
+        further = {EvidenceResponseReport.name: plan.replacement.report(run)} | further
     if plan.renaming is not None:
         further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
     reports, skipped = reports | further, skipped | reasons
@@ -273,6 +278,9 @@ def _provenance(
 ) -> dict[str, Any]:
     """Return the provenance, with what differs from a diagnosis that records every layer of a model in memory."""
     where = provenance(model, task, arguments) | {"n_recorded": run.n_recorded}
+    streamed = [own.site for name in plan.streamed for own in plan.supported[name].needs.streamed]
+    if kernels := kernels_of(model, [*plan.sites, *streamed], also_without=run.n_recorded < len(run.behavior.kl_bits)):
+        where[KERNELS] = kernels
     seen = {name: list(plan.layers[name]) for name in measured if name in plan.layers}
     partly = {name: layers for name, layers in seen.items() if len(layers) < model.spec.n_layers}
     where |= {LAYERS: partly} if partly else {}
@@ -283,6 +291,7 @@ def _provenance(
         stored = model.manifest
         capture = {"seed": stored.seed, "n": stored.n, "dtype": stored.dtype, "versions": dict(stored.versions)}
         where |= {"foreign_hooks": list(stored.foreign_hooks)} if stored.foreign_hooks else {}
+        where |= {KERNELS: list(stored.attention_kernels)} if stored.attention_kernels else {}
         where |= {"model": stored.model_spec.to_dict(), "capture": capture}
     return where
 

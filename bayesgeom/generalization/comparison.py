@@ -19,7 +19,7 @@ from bayesgeom.core.text import fitted, interval_text, number_text
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.diagnosis.plan import AnyProbe, check_probes
 from bayesgeom.diagnosis.run import diagnose
-from bayesgeom.models.base import Model, provenance
+from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance
 from bayesgeom.models.config import architectures
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, scored_task_of
 from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
@@ -57,7 +57,8 @@ class CompareReport(Report):
     their places in `models`. `better` states for each row which direction is better: "higher", "lower", or "" if
     neither is closer to the exact posterior, as in all rows but those of calibration. `is_paired` states which
     intervals are paired over sequences. `share_closed` is 1 − value / value of the uniform predictor where 0 is exact:
-    1 is exact, 0 no better than that predictor. The first `n_leading` rows are the headlines.
+    1 is exact, 0 no better than that predictor. The first `n_leading` rows are the headlines. `attention_kernels` names
+    the implementations of attention behind each model's numbers; "" if it has only one.
     """
 
     name: ClassVar[str] = "compare"
@@ -76,6 +77,12 @@ class CompareReport(Report):
     is_paired: Annotated[Bool[np.ndarray, "row pair"], Unit("1")]
     n_leading: int
     n: int
+    attention_kernels: Annotated[tuple[str, ...], "model"] = ()
+
+    def kernel_code(self, pair: int) -> Reason:
+        """Return `OTHER_KERNEL` if the models of a pair attended with different kernels, else `NONE`."""
+        own = {self.attention_kernels[at] for at in self.pair_of[pair]} if self.attention_kernels else set()
+        return Reason.OTHER_KERNEL if len(own - {""}) > 1 else Reason.NONE
 
     def signs(self) -> Int[np.ndarray, "row pair"]:
         """Return 1 where the second model of a pair has the higher value, -1 where it has the lower, 0 if undecided."""
@@ -114,6 +121,7 @@ class CompareReport(Report):
                 ends = "–" if is_without else interval_text(low[row, pair], high[row, pair])
                 is_usual = self.is_paired[row, pair] and not is_without
                 kind = "paired" if is_usual else self.difference.reason_at((row, pair)).label
+                kind = ", ".join(filter(None, (kind, self.kernel_code(pair).label)))
                 number = number_text(float(self.difference.value[row, pair]))
                 differences.append((label, name, number, ends, kind, self.verdict(row, pair)))
         return "\n".join([*fitted([("value", *self.models), *values]), "", *fitted(differences)])
@@ -261,6 +269,7 @@ class _Side:
     exact: Float[np.ndarray, " value"] = field(default_factory=lambda: np.zeros(0))
     estimates: Mapping[Key, tuple[_Row, Estimate]] = field(default_factory=dict)
     uniform: Mapping[str, float]
+    kernels: str = ""
 
     def pairs_with(self, other: "_Side") -> bool:
         """Whether both hold the scores of the same sequences."""
@@ -278,7 +287,8 @@ def _of_models(models: Sequence[Model], task: WindTunnel, *, n: int, seed: int) 
         level = dict(run.baseline_behaviors).get(_UNIFORM)
         levels = [] if level is None else sequence_scores(level).mean(axis=0).tolist()
         uniform = dict(zip(_EXACT_IS_0, levels, strict=False))
-        sides.append(_Side(spec=model.spec.to_dict(), scores=sequence_scores(run.behavior), uniform=uniform))
+        scores, kernels = sequence_scores(run.behavior), ", ".join(kernels_of(model))
+        sides.append(_Side(spec=model.spec.to_dict(), scores=scores, uniform=uniform, kernels=kernels))
     return _compared(sides, task, n=n, seed=seed)
 
 
@@ -299,7 +309,8 @@ def _side_of(diagnosis: Diagnosis) -> _Side:
         scores = report.sequence_scores.astype(np.float64) if len(report.sequence_scores) == report.n else None
     estimates = {key: own for each in diagnosis.reports.values() for key, own in _estimates(each).items()}
     spec = diagnosis.provenance["model"]
-    return _Side(spec=spec, scores=scores, exact=exact, estimates=estimates, uniform=uniform)
+    kernels = ", ".join(diagnosis.provenance.get(KERNELS, ()))
+    return _Side(spec=spec, scores=scores, exact=exact, estimates=estimates, uniform=uniform, kernels=kernels)
 
 
 def _estimates(report: Report) -> dict[Key, tuple[_Row, Estimate]]:
@@ -426,6 +437,7 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
         is_paired=np.array([[is_paired for _, is_paired in of_row] for of_row in shown_in]),
         n_leading=max(1, sum(rows[key].is_leading for key in keys)),
         n=n,
+        attention_kernels=tuple(own.kernels for own in sides),
     )
     return with_provenance(report, _source(specs, task, n, seed))
 

@@ -15,8 +15,8 @@ from bayesgeom.core.run import Behavior, Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate, with_interval
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
-from bayesgeom.stats.memory import EffectiveMemory, effective_memory, window_name, windows_beyond_own
 from bayesgeom.stats.observers import STARTS
+from bayesgeom.stats.windows import EquivalentWindow, equivalent_window, window_name, windows_beyond_own
 
 LARGEST_WITHIN = "largest within the training length"
 LAST_SHARE = 0.25  # share of the positions, at the end, over which the floor of the entropy is averaged
@@ -30,7 +30,7 @@ _PLACES = 4_096  # positions resampled at once, so that memory does not grow wit
 class Errors:
     """One model's errors at ascending positions or distances (`at`); errors of predictors are means.
 
-    `memory` is the model's effective memory over the whole run, if the task's hidden state moves. `wide` names the
+    `window` is the model's equivalent window over the whole run, if the task's hidden state moves. `wide` names the
     window observers of more symbols than the task's own baselines.
     """
 
@@ -39,7 +39,7 @@ class Errors:
     entropy_error_bits: Float[np.ndarray, "sequence position"]
     predictor_kl_bits: Mapping[str, Float[np.ndarray, " position"]]
     predictor_entropy_error_bits: Mapping[str, Float[np.ndarray, " position"]]
-    memory: EffectiveMemory | None = None
+    window: EquivalentWindow | None = None
     wide: tuple[str, ...] = ()
 
     @property
@@ -69,7 +69,7 @@ def errors_along(run: Run) -> Errors:
         entropy_error_bits=entropy_errors(own),
         predictor_kl_bits=kl,
         predictor_entropy_error_bits=errors,
-        memory=None if windows is None else effective_memory(windows, own.kl_bits, seed=run.seed),
+        window=None if windows is None else equivalent_window(windows, own.kl_bits, seed=run.seed),
         wide=tuple(wide),
     )
 

@@ -369,10 +369,10 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
         curves.append(stacked([mean_along(own, seed=seed) for own in errors], baselines))
         whole = [whole_means(own, first.at, setting.lengths, is_prefix=is_prefix, seed=seed) for own in errors]
         wholes.append(stacked(whole))
-    memories = [model.errors.memory for model in models]
+    windows = [model.errors.window for model in models]
     symbols = [
         Estimate.of(np.nan) if own is None else Estimate.of(own.symbols, (own.symbols, own.symbols_ends[1]))
-        for own in memories
+        for own in windows
     ]
     return LengthReport(
         unit=setting.length_field.unit,
@@ -393,8 +393,7 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
         layer_within_kl_bits=np.stack([_padded(model.within_kl_bits, n_layers) for model in models]),
         layer_excess_bits=_padded_estimates([model.excess_bits for model in models], n_layers),
         layer_shift=_padded_estimates([model.shift for model in models], n_layers),
-        effective_memory_symbols=stacked(symbols),
-        transports=tuple("" if own is None else str(own.verdict) for own in memories),
+        equivalent_window_symbols=stacked(symbols),
         n=len(first.kl_bits),
     )
 

@@ -44,9 +44,8 @@ class LengthReport(Report):
     `errors` are the KL and the entropy error: at every position (`error_bits`), as means over whole sequences of each
     length (`whole_error_bits`), and their discontinuity at the training length (`discontinuity_bits`).
     `critical_length` is infinite if no position exceeds `threshold_bits`. Layers that cannot be read are NaN. If
-    the task's hidden state moves, `effective_memory_symbols` (see `bayesgeom.stats.memory`) is measured over the
-    longest sequences, and `transports` states whether they show that a model carries the belief; on other tasks they
-    are NaN and empty.
+    the task's hidden state moves, `equivalent_window_symbols` (see `bayesgeom.stats.windows`) is measured over the
+    longest sequences; on other tasks it is NaN.
     """
 
     name: ClassVar[str] = "length"
@@ -80,10 +79,9 @@ class LengthReport(Report):
     layer_shift: Annotated[
         Estimate, Quantity("model layer", better="lower", label="shift of the mean residual, in its spread within")
     ]
-    effective_memory_symbols: Annotated[
-        Estimate, Quantity("model", unit="symbols", better="higher", label="effective memory")
+    equivalent_window_symbols: Annotated[
+        Estimate, Quantity("model", unit="symbols", better="higher", label="equivalent window")
     ]
-    transports: Annotated[tuple[str, ...], "model"]
     n: int
 
     @property
@@ -122,12 +120,12 @@ class LengthReport(Report):
         return first
 
     def headlines(self) -> Sequence[Headline]:
-        """Return the numbers by quantity: discontinuities, ratios, first failures, memories."""
+        """Return the numbers by quantity: discontinuities, ratios, first failures, equivalent windows."""
         names = [f"{name}: " if len(self.models) > 1 else "" for name in self._short_names]
         n_within = int((self.at <= self.trained).sum())
         step = f"KL discontinuity at {self.at[n_within]}, {min(N_TREND, n_within)}-point trend"
         over = f"first position with KL above {self.threshold_bits:g} bits"
-        memory = f"effective memory, at length {self.lengths[-1]}"
+        window = f"equivalent window, at length {self.lengths[-1]}"
         lines = [headline_of(self, "discontinuity_bits", (KL, i), f"{own}{step}") for i, own in enumerate(names)]
         lines = [replace(line, verdict=_verdict(line)) for line in lines]
         lines += [
@@ -135,9 +133,9 @@ class LengthReport(Report):
         ]
         lines += [headline_of(self, "critical_length", (i,), f"{own}{over}") for i, own in enumerate(names)]
         return lines + [
-            headline_of(self, "effective_memory_symbols", (i,), f"{own}{memory}", verdict=self.transports[i])
+            headline_of(self, "equivalent_window_symbols", (i,), f"{own}{window}")
             for i, own in enumerate(names)
-            if not math.isnan(float(self.effective_memory_symbols.value[i]))
+            if not math.isnan(float(self.equivalent_window_symbols.value[i]))
         ]
 
     def panels(self) -> Sequence[Panel]:
@@ -175,12 +173,11 @@ class LengthReport(Report):
             (model, *map(number_text, own))
             for model, own in zip(self.models, self.whole_error_bits.value[KL], strict=True)
         ]
-        memories = [("model", "effective memory", "verdict", "untrained positions")]
+        windows = [("model", "equivalent window", "untrained positions")]
         for index, (first, last) in enumerate(self.unreached_rows.tolist()):
             untrained = f"{first}–{last}" if first > 0 else "none"
-            memory, verdict = self.effective_memory_symbols[index].text(), self.transports[index] or "–"
-            memories.append((self.models[index], memory, verdict, untrained))
-        return "\n".join([*fitted(rows), "", *fitted(means), "", *fitted(memories)])
+            windows.append((self.models[index], self.equivalent_window_symbols[index].text(), untrained))
+        return "\n".join([*fitted(rows), "", *fitted(means), "", *fitted(windows)])
 
     @property
     def _short_names(self) -> list[str]:

@@ -14,6 +14,7 @@ from bayesgeom.core.run import Behavior, Run, Trials
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.generalization.curves import entropy_errors
 from bayesgeom.models.base import Model, provenance
+from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit, mean_estimate
 from bayesgeom.report.panels import Panel
@@ -180,6 +181,10 @@ class Renaming:
         """Check all arguments before anything runs."""
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
+        if isinstance(model, CapturedModel):
+            raise InvalidArgument(
+                f"{model.folder} is a capture, which cannot be run on renamed sequences. Pass the model itself."
+            )
         if not isinstance(task, SymmetricTask):
             raise TaskMismatch(
                 f"the hypotheses of {task} cannot be renamed without changing the task: relabeling requires a task "

@@ -23,8 +23,8 @@ from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.behavior import BehaviorLog
-from bayesgeom.stats.memory import effective_memory, wider_window, window_name
 from bayesgeom.stats.observers import STARTS
+from bayesgeom.stats.windows import equivalent_window, wider_window, window_name
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, check_draws, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask
@@ -60,7 +60,7 @@ class SweepReport(Report):
     until mean entropy is within `threshold_bits` of its floor, the mean over the last quarter of the positions; exact
     posterior and model have separate floors. The baseline is the task's strongest shortcut (`shortcuts`). On tasks with
     latent dynamics it may be a window observer of up to ten symbols, chosen as for calibration (see
-    `bayesgeom.stats.memory.wider_window`).
+    `bayesgeom.stats.windows.wider_window`).
     """
 
     name: ClassVar[str] = "sweep"
@@ -290,7 +290,7 @@ def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: i
     errors = {name: float(entropy_errors(own).mean()) for name, own in predictors.items()}
     if windows is not None:  # the window observer that decides may be none of the task's own baselines
         resamples = derived_seed(seed, Branch.RESAMPLING)
-        symbols = math.nan if own is None else effective_memory(windows, own.kl_bits, seed=resamples).symbols
+        symbols = math.nan if own is None else equivalent_window(windows, own.kl_bits, seed=resamples).symbols
         means = windows.kl_bits.mean(axis=2)
         if (at := wider_window(means, symbols)) is not None:
             name = window_name(at[1], STARTS[at[0]])

@@ -196,8 +196,8 @@ def in_float64(model: Model) -> Model:
         return HookedModel(module.double().requires_grad_(True).eval(), name=name, task=task, digest=digest)
     if type(model).__name__ != "HFModel":
         raise InvalidArgument(
-            f"the gradient laws are checked on a copy in float64, which is not supported for {name} "
-            f"({model.spec.architecture}): load it as a Hugging Face model instead."
+            f"the gradient laws are checked on a copy in float64, which only transformers of bayesgeom and Hugging "
+            f"Face models have; {name} is a {type(model).__name__}."
         )
     from transformers import PreTrainedModel
 

@@ -67,6 +67,7 @@ from bayesgeom.tasks.base import WindTunnel
 
 STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 4, RESID_POST: 5}
 Variant = Sequence[Edit]
+KERNELS = "attention_kernels"  # key of the provenance
 
 
 @final
@@ -378,6 +379,9 @@ class Model(ABC):
     partial_sites: Mapping[Site, tuple[int, ...]] = MappingProxyType({})  # in some layers only; also in `withheld`
     batch_size: int | None = None  # most sequences in a pass; None: according to the memory of a pass
     memory_gib: float | None = None  # for recorded activations; None is a share of the free memory
+    attention_kernel: Callable[[], str] | None = None  # gives the name of the implementation of attention, if known
+    # Gives each sequence, by its number of tokens, what must be equal in one pass: how the model rotates keys.
+    rotation: Callable[[Int64[Tensor, " batch"]], Int64[Tensor, "batch rotation"]] | None = None
 
     @property
     @abstractmethod
@@ -591,9 +595,20 @@ class Model(ABC):
             for first, last in pairwise(end for end in ends if 0 <= end <= len(block)):
                 cut = block.rows(slice(first, last)) if last - first < len(block) else block
                 at_once = max(1, min(most // bytes_of_pass(self.spec, cut), self.batch_size or len(cut)))
-                for part in cut.batches(at_most=at_once):
+                for part in (own for batch in cut.batches(at_most=at_once) for own in self._rotated_alike(batch)):
                     yield part, start + first < max(recorder.room, recorder.n_streamed)
             start += len(block)
+
+    @final
+    def _rotated_alike(self, trials: Trials) -> Iterator[Trials]:
+        """Cut a batch before each sequence whose keys are rotated otherwise than those before it."""
+        if self.rotation is None:
+            yield trials
+            return
+        kinds = self.rotation(trials.ends())
+        changes = (kinds[1:] != kinds[:-1]).any(dim=1).nonzero()[:, 0] + 1
+        for first, last in pairwise([0, *changes.tolist(), len(trials)]):
+            yield trials.rows(slice(first, last))
 
     @final
     def _in_memory(
@@ -679,6 +694,22 @@ def hooked_sites(model: Model, hooks: Mapping[SiteLayer, Change]) -> AbstractCon
     return hooked(model.module, own, by=model.spec.name)
 
 
+def kernels_of(model: Model, sites: Iterable[Site] = (), *, also_without: bool = False) -> list[str]:
+    """Return the attention kernels of a measurement; empty if the model does not have several.
+
+    Patterns exist in "eager" attention only, so passes that record them use it. Kernels round differently.
+
+    Args:
+        model: The model.
+        sites: Sites that the passes record.
+        also_without: Whether other passes record nothing.
+    """
+    if model.attention_kernel is None:
+        return []
+    plain, is_eager = model.attention_kernel(), PATTERN in sites
+    return list(dict.fromkeys(["eager"] * is_eager + [plain] * (also_without or not is_eager)))
+
+
 @alone()
 @torch.no_grad()
 def visible(model: "Model", trials: Trials) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
@@ -689,7 +720,6 @@ def visible(model: "Model", trials: Trials) -> tuple[Bool[Tensor, "from_pos key_
     padding is on the right. A layer whose pattern is not available gets the causal mask.
 
     Args:
-        model: The model.
         model: The model.
         trials: Sequences of the length in question; the first one is run.
 
@@ -721,7 +751,8 @@ def provenance(
 
     There is no time stamp, so the same seed gives the same file. `foreign_hooks` lists submodules whose forward hooks
     bayesgeom did not set, if there are any: they may have edited activations. `float32_matmul_precision` is there where
-    torch was allowed to round products of float32 matrices: other numbers follow from it.
+    torch was allowed to round products of float32 matrices: other numbers follow from it. `attention_kernels` names the
+    implementations of attention, which round differently, where the model has several.
 
     Args:
         model: The model. For several models, a mapping with their name and architecture.
@@ -729,10 +760,12 @@ def provenance(
         arguments: Arguments of the measurement.
     """
     foreign = model.foreign_hooks() if isinstance(model, Model) else ()
+    kernels = kernels_of(model) if isinstance(model, Model) else []
     spec = model.spec if isinstance(model, Model) else model
     return {
         "model": spec.to_dict() if isinstance(spec, ModelSpec) else dict(spec),
         **({"foreign_hooks": list(foreign)} if foreign else {}),
+        **({KERNELS: kernels} if kernels else {}),
         **({"float32_matmul_precision": precision} if (precision := reduced_precision()) else {}),
         **({} if isinstance(task, str) else {"task": task.config()}),
         "task_label": str(task),

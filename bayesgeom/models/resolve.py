@@ -148,6 +148,13 @@ def _loaded(
     own = [*FETCHING] if is_address(name) or str(tokenizer) == str(name) else [n for n in FETCHING if n != "revision"]
     read: Any = tokenizer
     if isinstance(tokenizer, str | Path):
+        if not os.path.exists(tokenizer) and not _is_hub_name(tokenizer):  # noqa: PTH110  (as below)
+            full = _WELL_KNOWN.get(str(tokenizer))
+            hint = f" On the Hugging Face hub it is {full!r}." if full else ""
+            raise UnknownName(
+                f"there is no tokenizer {shown(str(tokenizer))}: name a directory or a GGUF file by its path, or "
+                f"owner/name on the hub.{hint}"
+            )
         fetched = {n: options.get(n) for n in own}
         read = load_tokenizer(tokenizer, fetched, trust_remote_code=trust_remote_code)
     if is_address(name):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, check_argument, check_types, checked
 from bayesgeom.core.files import atomic_file, check_directory, read_safetensors, write_arrays
-from bayesgeom.core.torch_state import check_default_device
+from bayesgeom.core.torch_state import check_default_device, with_gradients
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
@@ -205,6 +205,7 @@ class Monitor:
         check_argument("step", step, int)
         return self.measure(step) if step % self.every == 0 else ()
 
+    @with_gradients  # of a state that is put back under inference_mode, no optimizer could take a step
     def measure(self, step: int) -> tuple[Event, ...]:
         """Measure now and return the events.
 

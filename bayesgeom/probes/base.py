@@ -15,9 +15,9 @@ from bayesgeom.core.run import NO_LABEL, PATTERN, ModelSpec, Run, Site, Trials
 from bayesgeom.report.estimate import Baseline, of_untrained
 from bayesgeom.report.report import Report
 from bayesgeom.stats.behavior import predicted_behavior
-from bayesgeom.stats.memory import window_scores
 from bayesgeom.stats.observers import Beliefs, Filter, WindowObservers
 from bayesgeom.stats.reduction import Reduction
+from bayesgeom.stats.windows import window_scores
 
 
 def planted_run(

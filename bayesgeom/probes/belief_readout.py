@@ -60,7 +60,6 @@ from bayesgeom.stats.clusters import (
     meetings,
     resampled_agreement,
 )
-from bayesgeom.stats.memory import WIDEST_BASELINE
 from bayesgeom.stats.observers import STARTS, window_beliefs
 from bayesgeom.stats.readout import (
     BELIEF,
@@ -75,6 +74,7 @@ from bayesgeom.stats.readout import (
     read_out,
 )
 from bayesgeom.stats.subspace import leading_coordinates, random_subspaces
+from bayesgeom.stats.windows import WIDEST_BASELINE
 
 SHUFFLE, SUBSPACES = "shuffle within position", "random subspaces of that rank"
 MEAN_BELIEF, GAUSSIAN, CONSTANT = "mean belief", "Gaussian cloud", "one constant answer"

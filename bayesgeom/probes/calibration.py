@@ -1,7 +1,7 @@
 """Calibration: do the model's predictions agree with the exact Bayesian predictive?
 
-On tasks with latent dynamics, the report also states the model's *effective memory*: the number of last symbols that an
-observer must see to predict as well (`bayesgeom.stats.memory`).
+On tasks with latent dynamics, the report also states the model's *equivalent window*: the number of last symbols that
+an observer must see to predict as well (`bayesgeom.stats.windows`).
 
 Entropy error is |H_model − H_exact|, averaged over sequences and positions. A second number averages the entropies over
 sequences first, which hides errors of opposite sign. KL is KL(exact ‖ model).
@@ -22,7 +22,6 @@ import torch
 from jaxtyping import Float, Float64
 
 from bayesgeom.core.run import Behavior, Run, WindowScores
-from bayesgeom.core.verdict import Verdict
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials, with_untrained
 from bayesgeom.report.estimate import (
     Baseline,
@@ -39,16 +38,16 @@ from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import mean_interval
-from bayesgeom.stats.memory import (
+from bayesgeom.stats.observers import STARTS
+from bayesgeom.stats.windows import (
+    TRANSPORT_BITS,
     TRANSPORT_WINDOW,
-    EffectiveMemory,
-    effective_memory,
-    transport_verdict,
+    EquivalentWindow,
+    equivalent_window,
     wider_window,
     window_name,
     window_predictives,
 )
-from bayesgeom.stats.observers import STARTS
 
 N_EXAMPLES = 4
 CONSTANT = "constant"
@@ -67,7 +66,8 @@ class CalibrationReport(Report):
     shortcuts. A model that only learned a shortcut lies on its line. KL and entropy renormalize over the answers: the
     off-answer probability is what they leave out. On tasks with latent dynamics, window observers are among the
     baselines: exact filters of the last few symbols, which carry no belief; those of more than ten symbols are no
-    baselines. The effective memory is the number of symbols that such an observer needs to be as good as the model.
+    baselines. The equivalent window is the number of symbols that such an observer needs to be as good as the model: an
+    accuracy, not a memory. Whether old symbols are used, the evidence response shows.
 
     Fields: distance between the model's predictions and the exact posterior predictive; all in bits, 0 is perfect.
 
@@ -77,11 +77,11 @@ class CalibrationReport(Report):
     their entropy.
 
     On tasks with latent dynamics, `window_kl_bits` is the KL of the exact filter that sees only the last w symbols,
-    w = 0, 1, …; `window_gain_bits` is the KL with the better start minus the model's. `effective_memory_symbols` is the
-    smallest w whose observer the model does not beat; its interval ends at the smallest w that is at least as good with
-    the same confidence. The largest w that it beats is one less, if it beats all narrower ones; with a gap, the memory
-    ends at the first w not beaten (see `bayesgeom.stats.memory.effective_memory`). `transport` states whether the task
-    can show transport and whether the model does. On other tasks these are NaN or empty.
+    w = 0, 1, …; `window_gain_bits` is the KL with the better start minus the model's. `equivalent_window_symbols` is
+    the smallest w whose observer the model does not beat; its interval ends at the smallest w that is at least as good
+    with the same confidence. The largest w that it beats is one less, if it beats all narrower ones; with a gap, the
+    first w not beaten counts (see `bayesgeom.stats.windows.equivalent_window`). It is an accuracy in units of w: above
+    w it shows use of more than w symbols, below w nothing. On other tasks these are NaN or empty.
 
     `sequence_scores` are the model's means over the scored positions of each sequence, in the order of `SCORES`, by
     which `bayesgeom.compare` pairs diagnoses. Readings of earlier versions have no rows.
@@ -118,7 +118,7 @@ class CalibrationReport(Report):
     ]
     window_starts: tuple[str, ...]
     windows: tuple[str, ...]
-    effective_memory_symbols: Annotated[Estimate, Quantity(unit="symbols", label="effective memory")]
+    equivalent_window_symbols: Annotated[Estimate, Quantity(unit="symbols", label="equivalent window")]
     sequence_scores: Annotated[Float[np.ndarray, "sequence score"], Unit("bits or 1, as the name of each score states")]
     n: int
 
@@ -136,11 +136,6 @@ class CalibrationReport(Report):
         own = self.window_kl_bits.value[self.window_starts.index("stationary")]
         return float(own[TRANSPORT_WINDOW:][:1].sum())
 
-    @property
-    def transport(self) -> str:
-        """Return whether the task can show transport and whether the model does; "" without latent dynamics."""
-        return transport_verdict(self.transport_gap_bits, float(self.effective_memory_symbols)) if self.windows else ""
-
     def headlines(self) -> Sequence[Headline]:
         shown, first = self._with_drawn_windows(), "entropy error, means first"
         return (
@@ -148,13 +143,13 @@ class CalibrationReport(Report):
             headline_of(shown, "entropy_mae_bits"),
             Headline.computed("entropy_mae_of_means_bits", first, self.entropy_mae_of_means_bits, "bits"),
             headline_of(self, "off_answer_prob"),
-            *(self._memory() if self.windows else ()),
+            *(self._windows() if self.windows else ()),
         )
 
-    def _memory(self) -> tuple[Headline, Headline]:
+    def _windows(self) -> tuple[Headline, Headline]:
         gap = f"KL of the last {TRANSPORT_WINDOW} symbols alone"
-        memory = headline_of(self, "effective_memory_symbols", verdict=self.transport)
-        return memory, Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
+        window = headline_of(self, "equivalent_window_symbols")
+        return window, Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.calibration import calibration_panels
@@ -206,8 +201,8 @@ class Calibration(Probe[CalibrationReport]):
         kl = {name: b.kl_bits.mean(dtype=np.float64) for name, b in run.baseline_behaviors.items()}
         error_of = {name: values.mean() for name, values in predicted.items()}
         profiles = {name: values.mean(axis=0) for name, values in predicted.items()}
-        memory = None if run.windows is None else effective_memory(run.windows, run.behavior.kl_bits, seed=run.seed)
-        for name, wider_kl, profile in wider_baselines(run.windows, memory):
+        window = None if run.windows is None else equivalent_window(run.windows, run.behavior.kl_bits, seed=run.seed)
+        for name, wider_kl, profile in wider_baselines(run.windows, window):
             kl[name], error_of[name], profiles[name] = wider_kl, profile.mean(), profile
         scores = sequence_scores(run.behavior)
         estimate, positive = partial(mean_estimate, seed=run.seed), (0.0, np.inf)
@@ -233,7 +228,7 @@ class Calibration(Probe[CalibrationReport]):
             sources=SOURCES,
             sequence_scores=scores.astype(np.float32),
             n=run.n,
-            **_memory_fields(run, memory),
+            **_window_fields(run, window),
         )
         return with_untrained(report, untrained, "entropy_mae_bits", "kl_bits")
 
@@ -252,26 +247,24 @@ class Calibration(Probe[CalibrationReport]):
         )
         slow = planted_chain(stay=0.985, seed=0)
         yield Control(
-            label="the exact filter of a slow chain remembers the whole sequence",
+            label="the exact filter of a slow chain beats every window observer",
             run=planted_run(slow, {}),
-            holds=lambda r: float(r.effective_memory_symbols) == 43 and r.transport == Verdict.TRANSPORTS,
+            holds=lambda r: float(r.equivalent_window_symbols) == 43 and r.transport_gap_bits > TRANSPORT_BITS,
         )
-        # Its entropy and KL are good, but it carries no belief.
+        # Its entropy and KL are good, but it uses three symbols.
         window = next(islice(window_predictives(slow, "stationary"), 3, None))
         yield Control(
-            label="an observer of the last three symbols remembers three",
+            label="an observer of the last three symbols has an equivalent window of three",
             run=planted_run(slow, {}, model=window),
             holds=lambda r: (
-                float(r.effective_memory_symbols) == 3
-                and np.array_equal(r.effective_memory_symbols.ends, (3, 3))
-                and r.transport == Verdict.DOES_NOT_TRANSPORT
+                float(r.equivalent_window_symbols) == 3 and np.array_equal(r.equivalent_window_symbols.ends, (3, 3))
             ),
         )
         fast = planted_chain(stay=0.6, seed=0)
         yield Control(
-            label="on a chain that forgets in one step, not even the exact filter shows transport",
+            label="on a chain that forgets in one step, ten symbols are enough for the exact filter",
             run=planted_run(fast, {}),
-            holds=lambda r: float(r.effective_memory_symbols) == 43 and r.transport == Verdict.CANNOT_SHOW,
+            holds=lambda r: float(r.equivalent_window_symbols) == 43 and r.transport_gap_bits < TRANSPORT_BITS,
         )
 
 
@@ -287,15 +280,15 @@ def sequence_scores(seen: Behavior) -> Float64[np.ndarray, "sequence score"]:
 
 
 def wider_baselines(
-    windows: WindowScores | None, memory: EffectiveMemory | None
+    windows: WindowScores | None, window: EquivalentWindow | None
 ) -> Iterator[tuple[str, np.float64, Float64[np.ndarray, " position"]]]:
     """Yield name, KL and entropy error by position of the window observer that joins a task's own baselines, if any."""
-    if windows is not None and memory is not None and (at := wider_window(memory.kl_bits, memory.symbols)) is not None:
-        yield window_name(at[1], STARTS[at[0]]), np.float64(memory.kl_bits[at]), windows.entropy_error_bits[at]
+    if windows is not None and window is not None and (at := wider_window(window.kl_bits, window.symbols)) is not None:
+        yield window_name(at[1], STARTS[at[0]]), np.float64(window.kl_bits[at]), windows.entropy_error_bits[at]
 
 
-def _memory_fields(run: Run, found: EffectiveMemory | None) -> dict[str, Any]:
-    """Return the fields on effective memory; NaN or empty without latent dynamics."""
+def _window_fields(run: Run, found: EquivalentWindow | None) -> dict[str, Any]:
+    """Return the fields on equivalent window; NaN or empty without latent dynamics."""
     if found is None or run.windows is None:
         none = np.zeros(0)
         return {
@@ -303,7 +296,7 @@ def _memory_fields(run: Run, found: EffectiveMemory | None) -> dict[str, Any]:
             "window_gain_bits": Estimate.of(none),
             "window_starts": (),
             "windows": (),
-            "effective_memory_symbols": Estimate.of(np.nan),
+            "equivalent_window_symbols": Estimate.of(np.nan),
         }
     equal, n = Baseline.of("baseline", "equal to the window observer", 0.0), run.n
     ends = mean_interval(np.moveaxis(run.windows.kl_bits, 2, 0), seed=run.seed)
@@ -316,7 +309,7 @@ def _memory_fields(run: Run, found: EffectiveMemory | None) -> dict[str, Any]:
         ),
         "window_starts": STARTS,
         "windows": tuple(map(str, range(found.length + 1))),
-        "effective_memory_symbols": Estimate.of(found.symbols, found.symbols_ends, n=n),
+        "equivalent_window_symbols": Estimate.of(found.symbols, found.symbols_ends, n=n),
     }
 
 

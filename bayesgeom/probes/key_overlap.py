@@ -41,7 +41,7 @@ from bayesgeom.stats.overlap import (
     verdicts,
     welch_bound,
 )
-from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction, TokenSums, in_parts, occurrences
+from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction, TokenSums, in_parts, token_occurrences
 
 WEIGHTS, COLUMNS = "weights", "columns"  # keys from the weights alone: by token set, and columns of W_K
 N_SPLITS = 8  # random halvings of the sequences, for cross-fitting
@@ -109,7 +109,7 @@ def _from_activations(
 ) -> dict[str, View]:
     """Return the view of mean keys per token: overlap under each row of weights, and between random halves."""
     n = weights.shape[1]
-    counts = occurrences(run.trials.tokens[:n], run.trials.token_ids()).sum(dim=2)
+    counts = token_occurrences(run.trials.rows(slice(0, n))).sum(dim=2)
     halves = random_halves(n, N_SPLITS, seed=run.seed)
     kept = {name: at[(counts > 0).any(dim=0)[at]] for name, at in members.items()}
     found = {name: list[tuple[Any, ...]]() for name in members}

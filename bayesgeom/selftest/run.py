@@ -16,6 +16,7 @@ from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.diagnosis.plan import AnyProbe, all_probes, broken_probes
+from bayesgeom.generalization.response import EvidenceResponseReport
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.report import AFTER, BEFORE, REMOVAL, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import intervene
@@ -31,6 +32,7 @@ from bayesgeom.selftest.planted import (
     uses_belief,
     uses_entropy,
 )
+from bayesgeom.selftest.responses import AGES, planted_responses
 from bayesgeom.subspaces.base import Fit, InterventionSite
 from bayesgeom.subspaces.fits import covariance, decoder, leace, trained_swap
 
@@ -152,6 +154,15 @@ def planted_tables() -> Iterator[PlantedTable]:
         probe=INTERVENTION, title="Entropy in planted networks: causal, inert?", head=head, rows=rows, passed=passed
     )
     yield _attention_table()
+    responses = list(planted_responses())
+    older = [f"older than {age}" for age in AGES[1:]]
+    yield PlantedTable(
+        probe=EvidenceResponseReport.name,
+        title="Evidence response of planted predictors: slopes",
+        head=("predictor", "all evidence", *older, *(f"{own}, relative" for own in older), "verdict"),
+        rows=[own.row() for own in responses],
+        passed=all(own.passed for own in responses),
+    )
 
 
 def _attention_table() -> PlantedTable:

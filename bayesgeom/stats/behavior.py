@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesgeom.core.run import Behavior, Trials, WindowScores
 from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits, total_variation
-from bayesgeom.stats.memory import joined, window_scores
+from bayesgeom.stats.windows import joined, window_scores
 
 _AT_ONCE = 2**15  # logits reduced together, so that they stay in the processor's cache
 _SHARED = ("exact_entropy_bits", "off_answer_prob")  # not stored per baseline: the entropy is the same, the other 0

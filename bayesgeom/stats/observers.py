@@ -67,11 +67,15 @@ class WindowObservers:
         return self.draw(self.of)
 
 
-def exact_beliefs(own: Filter, n: int, length: int) -> Beliefs:
-    """Return the exact belief of `n` sequences at each of `length` scored positions."""
+def exact_beliefs(own: Filter, n: int, length: int, *, discount: float = 1.0) -> Beliefs:
+    """Return the exact belief of `n` sequences at each of `length` scored positions.
+
+    With a discount below 1, the belief is raised to this power before each symbol: evidence is forgotten.
+    """
     beliefs = [_normalized(own.weighed(own.priors["initial"].expand(n, -1)[:, None, :], 0))]
     for at in range(1, length):
-        beliefs.append(_normalized(own.moved(beliefs[-1], at)))
+        before = beliefs[-1] if discount == 1 else _normalized(beliefs[-1] ** discount)
+        beliefs.append(_normalized(own.moved(before, at)))
     return torch.cat(beliefs, dim=1)
 
 

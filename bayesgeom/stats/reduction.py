@@ -28,6 +28,15 @@ def occurrences(tokens: Int[Tensor, "batch pos"], ids: Int[Tensor, " token"]) ->
     return shown
 
 
+def token_occurrences(trials: Trials, rows: slice = slice(None)) -> Bool[Tensor, "batch token pos"]:
+    """Return where the ids of all token sets occur in some of the sequences, without padding.
+
+    Where all sequences end at the same position there is none, and tokens after the last scored position count.
+    """
+    shown, ends = occurrences(trials.tokens[rows], trials.token_ids()), trials.ends()
+    return shown if bool((ends == ends[0]).all()) else shown & trials.is_read()[rows, None]
+
+
 def in_parts(weights: Float[np.ndarray, "draw batch"], each: int) -> list[Float[np.ndarray, "part batch"]]:
     """Split draws into parts of a few million numbers, given that one draw needs `each` numbers."""
     return [weights[part] for part in even_slices(len(weights), at_most=_AT_ONCE // max(1, each))]
@@ -117,7 +126,7 @@ def _last_values(
 def _token_sums(
     keys: Float[Tensor, "batch key_pos kv_head d"], trials: Trials, rows: slice, _mask: Mask | None
 ) -> Tensor:
-    return token_sums(keys, occurrences(trials.tokens[rows], trials.token_ids()))
+    return token_sums(keys, token_occurrences(trials, rows))
 
 
 def _keys_of_tokens(spec: ModelSpec, trials: Trials) -> int:

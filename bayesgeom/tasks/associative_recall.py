@@ -24,7 +24,14 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Trials, renamed
-from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, trials_at
+from bayesgeom.tasks.base import (
+    EvidenceTask,
+    SymmetricTask,
+    check_affordable,
+    check_parameters,
+    random_completion,
+    trials_at,
+)
 
 SPECIALS = ("STORE", "SEP", "QUERY", "FILL", "_")
 N_SPECIALS = 10  # five ids are unused, as in the paper's generator, so that vocabularies agree
@@ -33,7 +40,7 @@ STORE, SEP, QUERY, FILL, PLACEHOLDER = range(5)
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class AssociativeRecall(SymmetricTask):
+class AssociativeRecall(SymmetricTask, EvidenceTask):
     """A new one-to-one map from keys to values in each sequence: `n_pairs` of its pairs are stored, then queried.
 
     Ids: keys, values, ten special tokens. Each query independently uses a key that was not stored with probability
@@ -174,6 +181,18 @@ class AssociativeRecall(SymmetricTask):
             "last_pair": torch.where(is_last, last, others),
             "membership": _mixed(stored, 1 - stored, is_key.any(2, keepdim=True), ~is_key.any(2, keepdim=True)),
         }
+
+    @property
+    def n_evidence(self) -> int:
+        return self.n_pairs
+
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        """Draw the values of some stored pairs again, among the values that no kept pair has; keys and queries stay."""
+        order, values = (trials.tokens[:, first : 4 * self.n_pairs : 4] for first in (1, 3))
+        known = torch.full((len(order), self.n_keys), -1, device=order.device)
+        known.scatter_(1, order[:, keep], values[:, keep] - self.n_keys)
+        value_of_key = random_completion(known, self.n_values, generator)
+        return self.trials(order, value_of_key, trials.at_scored(trials.tokens))
 
     @property
     def n_names(self) -> int:

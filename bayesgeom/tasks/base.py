@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64, Shaped
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import (
@@ -305,6 +305,33 @@ class SymmetricTask(WindTunnel):
         """
 
 
+class EvidenceTask(WindTunnel):
+    """A task whose evidence can be drawn again, in part, under the same given parameters: `evidence_response` needs it.
+
+    Pieces of evidence are what the exact answer at the last scored position depends on, except for what is given: the
+    keys of a bijection, the matrices of a hidden Markov model, the words of a prompt. They are numbered from the oldest
+    to the newest; the newest has age 1.
+    """
+
+    @property
+    @abstractmethod
+    def n_evidence(self) -> int:
+        """Return the number of pieces of evidence up to the last scored position; 0 if none can be replaced."""
+
+    @abstractmethod
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        """Draw some pieces of evidence again, from their distribution given the other pieces and what is given.
+
+        The labels are drawn again, too. The distribution is exact: an independent draw would give impossible sequences
+        in a bijection, and unlikely ones where the hidden state moves slowly.
+
+        Args:
+            trials: Sequences of this task.
+            keep: Which pieces stay, from the oldest to the newest.
+            generator: Source of the random numbers, on the device of the sequences.
+        """
+
+
 class TextTask(ABC):
     """A task in words. Its ids depend on the tokenizer, so it becomes a wind tunnel when bound to one.
 
@@ -479,6 +506,19 @@ def literal(text: str) -> bool | int | float | str | tuple[int, ...]:
 def random_order(n: int, size: int, generator: torch.Generator) -> Int64[Tensor, "batch place"]:
     """Draw `n` random orders of 0 … size − 1, in float32 whatever torch's default dtype is."""
     return torch.rand(n, size, generator=generator, dtype=torch.float32, device=generator.device).argsort(dim=1)
+
+
+def random_completion(
+    value_of_key: Int64[Tensor, "batch key"], n_values: int, generator: torch.Generator
+) -> Int64[Tensor, "batch key"]:
+    """Complete one-to-one maps at random: keys with the value −1 get distinct values that no other key has."""
+    is_free_key, device = value_of_key < 0, generator.device
+    is_used = torch.zeros(len(value_of_key), n_values + 1, dtype=torch.bool, device=device)
+    is_used = is_used.scatter_(1, value_of_key.remainder(n_values + 1), True)[:, :n_values]  # −1 is the last
+    order = torch.rand(is_used.shape, generator=generator, dtype=torch.float64, device=device) + is_used.double()
+    free_values = order.argsort(dim=1)  # those that are used come last
+    place = (is_free_key.long().cumsum(dim=1) - 1).clamp_min(0)
+    return torch.where(is_free_key, free_values.gather(1, place), value_of_key)
 
 
 def trials_at(

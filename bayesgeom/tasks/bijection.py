@@ -18,14 +18,22 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Relations, Trials, renamed
-from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, random_order, trials_at
+from bayesgeom.tasks.base import (
+    EvidenceTask,
+    SymmetricTask,
+    check_affordable,
+    check_parameters,
+    random_completion,
+    random_order,
+    trials_at,
+)
 
 _CELL_BYTES = 52.0  # a pair and a value: counts of both kinds of ids, masks and the posterior
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Bijection(SymmetricTask):
+class Bijection(SymmetricTask, EvidenceTask):
     """A new uniform permutation of `n_values` values in each sequence; `n_pairs` keys, the last without its value.
 
     Ids: keys 0 … V−1, values V … 2V−1. With `repeats`, keys are drawn with replacement, so entropy falls to zero
@@ -130,6 +138,18 @@ class Bijection(SymmetricTask):
             baselines["elimination_only"] = uniform_on(~shown)
             baselines["key_membership"] = torch.where(returns, uniform_on(shown), uniform_on(~shown))
         return baselines
+
+    @property
+    def n_evidence(self) -> int:
+        return self.n_pairs - 1
+
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        """Draw the values of some keys again, among the values that no kept pair has; keys stay."""
+        keys, values = trials.at_scored(trials.tokens), trials.tokens[:, 1::2] - self.n_values
+        known = torch.full((len(keys), self.n_values), -1, device=keys.device)
+        known.scatter_(1, keys[:, :-1][:, keep], values[:, keep])
+        value_of_key = random_completion(known, self.n_values, generator)
+        return self.trials(keys, value_of_key.gather(1, keys))
 
     @property
     def n_names(self) -> int:

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Trials
-from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_ids, first_symbols, labeled, opening, punctuation_id
+from bayesgeom.core.tokenizer import Tokenizer, chat_prompts, check_ids, first_symbols, labeled, opening, punctuation_id
 from bayesgeom.tasks.base import (
+    EvidenceTask,
     TextTask,
-    WindTunnel,
     candidates,
     check_affordable,
     check_parameters,
@@ -139,7 +139,7 @@ class LabeledEvidence(TextTask):
         prefix = opening(tokenizer, some_word) if self.bos and self.style == "plain" else ()
         if self.style != "plain":
             message = MESSAGES[self.style].format(reliability=self.reliability, rest=1 - self.reliability)
-            prefix = chat_prompt(tokenizer, message)
+            (prefix,) = chat_prompts(tokenizer, [message])
         bound = BoundEvidence(
             n_ids=d_vocab,
             prefix=prefix,
@@ -173,7 +173,7 @@ class LabeledEvidence(TextTask):
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class BoundEvidence(WindTunnel):
+class BoundEvidence(EvidenceTask):
     """`LabeledEvidence` in one tokenizer's ids. The answers are the two labels; the belief is over y, in that order."""
 
     name: ClassVar[str] = "evidence"
@@ -272,6 +272,25 @@ class BoundEvidence(WindTunnel):
         first = torch.tensor([self._typical(k) for k in self.ks], dtype=torch.float64, device=exact.device)
         baselines["position_only"] = torch.stack([first, 1 - first], dim=-1).expand_as(exact)
         return baselines | {"last_label": self._answer(self._belief(latest))}
+
+    @property
+    def n_evidence(self) -> int:
+        return max(self.ks)
+
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        """Draw some labels again, given the kept ones; words stay. In the controls, labels do not depend on y."""
+        body, device = trials.tokens[:, len(self.prefix) :], generator.device
+        index = torch.zeros(self.n_ids, dtype=torch.int64, device=device)
+        index[list(self.word_ids)] = torch.arange(len(self.word_ids), device=device)
+        words, labels = index[body[:, 0::LINE]], (body[:, 2::LINE] == self.label_ids[1]).long()
+        if self.control == "filler":
+            words = torch.cat([words, index[body[:, 2::LINE]]], dim=1)
+        counts = torch.nn.functional.one_hot(labels[:, keep], 2).sum(dim=1).double()
+        belief = self._belief(torch.zeros_like(counts) if self.control in FLAT else counts)
+        y = torch.multinomial(belief, 1, generator=generator)[:, 0]
+        drawn = self._labels(y, generator)
+        drawn[:, :-1] = torch.where(keep, labels, drawn[:, :-1])
+        return self.trials(words, y, drawn)
 
     def token_labels(self) -> Sequence[str]:
         names = zip((*self.word_ids, *self.label_ids), (*self.words, *self.labels), strict=True)

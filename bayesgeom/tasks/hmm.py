@@ -25,7 +25,7 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Relations, Trials, renamed
 from bayesgeom.stats.observers import Beliefs, Filter, exact_beliefs, full_support
 from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, trials_at
-from bayesgeom.tasks.markov import DynamicTask, mixing_times, stationary_rows
+from bayesgeom.tasks.markov import DynamicTask, mixing_times, redrawn, stationary_rows
 
 _FINEST = 1e-12  # a finer grid has steps that float64 cannot distinguish
 _REPAIR_SECONDS = 1.5e-4  # time to move one grid step of the surplus left by raising entries to the floor
@@ -136,7 +136,7 @@ class HMM(SymmetricTask, DynamicTask):
         return self._first_symbol + self.n_symbols
 
     @property
-    def header_length(self) -> int:
+    def _header_length(self) -> int:
         """Tokens before the first step marker."""
         return 3 + self.n_states * (self.n_states + self.n_symbols)
 
@@ -146,7 +146,7 @@ class HMM(SymmetricTask, DynamicTask):
 
     @property
     def n_pos(self) -> int:
-        return self.header_length + 2 * self.length
+        return self._header_length + 2 * self.length
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
         transition, emission = self._matrices(n, generator)
@@ -181,7 +181,7 @@ class HMM(SymmetricTask, DynamicTask):
         tokens = torch.cat([special[:, :1], entries[0], special[:, 1:2], entries[1], special[:, 2:3], body], dim=1)
         observers = self.observers(tokens)
         return trials_at(
-            slice(self.header_length + 1, None, 2),
+            slice(self._header_length + 1, None, 2),
             tokens,
             answers=torch.arange(self.n_states, device=device) + self._first_answer,
             predictive=exact_beliefs(observers.filter, *symbols.shape),
@@ -232,16 +232,27 @@ class HMM(SymmetricTask, DynamicTask):
     ]:
         """Return transitions, emissions and symbols, read from the tokens."""
         transition, emission = ((cells + self._floor_steps).double() / self._steps for cells in self._header(tokens))
-        return transition, emission, tokens[:, self.header_length + 1 :: 2] - self._first_symbol
+        return transition, emission, tokens[:, self._header_length + 1 :: 2] - self._first_symbol
 
     def _header(
         self, tokens: Int64[Tensor, "batch pos"]
     ) -> tuple[Int64[Tensor, "batch state state"], Int64[Tensor, "batch state symbol"]]:
         """Return views of the header's transition and emission entries, as ids."""
-        cells, first = tokens[:, 1 : self.header_length - 1], self.n_states**2
+        cells, first = tokens[:, 1 : self._header_length - 1], self.n_states**2
         return cells[:, :first].unflatten(1, (self.n_states, -1)), cells[:, first + 1 :].unflatten(
             1, (self.n_states, -1)
         )
+
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        """Draw some symbols again, given the matrices and the kept symbols."""
+        transition, emission, symbols = self._read(trials.tokens)
+        shows = emission.mT[:, :, None, :]  # by symbol and next state
+        first = torch.eye(self.n_states, dtype=torch.float64, device=generator.device) * shows
+        start = torch.ones(1, self.n_states, dtype=torch.float64, device=generator.device)
+        ways = [first, *[transition[:, None] * shows] * (self.length - 1)]
+        states, symbols = redrawn(ways, start, symbols, keep, generator)
+        moves, emits = (cells + self._floor_steps for cells in self._header(trials.tokens))
+        return self.trials(moves, emits, states, symbols)
 
     @property
     def n_names(self) -> int:
@@ -316,8 +327,8 @@ class HMM(SymmetricTask, DynamicTask):
     def _relations(self, symbols: Int64[Tensor, "batch step"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
         """Mark header cells of the current symbol's likelihoods, all transition cells, this symbol, earlier symbols."""
         n, length = symbols.shape
-        none = torch.zeros(n, length, self.header_length + 2 * length, dtype=torch.bool, device=symbols.device)
-        start, first_emission = self.header_length + 1, 2 + self.n_states**2
+        none = torch.zeros(n, length, self._header_length + 2 * length, dtype=torch.bool, device=symbols.device)
+        start, first_emission = self._header_length + 1, 2 + self.n_states**2
         emission, transition, current, earlier = none.clone(), none.clone(), none.clone(), none.clone()
         for state in range(self.n_states):
             emission.scatter_(2, (symbols + first_emission + state * self.n_symbols)[:, :, None], True)

@@ -12,13 +12,21 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, check_types
 from bayesgeom.core.run import NO_LABEL, Trials
-from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_ids, first_symbols, labeled, opening, punctuation_id
-from bayesgeom.tasks.base import TextTask, WindTunnel, candidates, check_affordable
+from bayesgeom.core.tokenizer import (
+    Tokenizer,
+    chat_prompts,
+    check_ids,
+    first_symbols,
+    labeled,
+    opening,
+    punctuation_id,
+)
+from bayesgeom.tasks.base import EvidenceTask, TextTask, WindTunnel, candidates, check_affordable
 
 MESSAGE = "Continue the sequence."
 _MAP_BYTES = 8.0  # per pair of positions: relations, at the task's positions and at the rendered ones
@@ -69,7 +77,7 @@ class InContext(TextTask):
         first = next(iter(symbols))
         prefix = opening(tokenizer, first) if self.bos else ()
         if self.chat:
-            prefix = chat_prompt(tokenizer, MESSAGE)
+            (prefix,) = chat_prompts(tokenizer, [MESSAGE])
         bound = BoundInContext(
             task=self.task,
             n_ids=d_vocab,
@@ -85,7 +93,7 @@ class InContext(TextTask):
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class BoundInContext(WindTunnel):
+class BoundInContext(EvidenceTask):
     """`InContext` in one tokenizer's ids."""
 
     name: ClassVar[str] = "in-context"
@@ -153,6 +161,15 @@ class BoundInContext(WindTunnel):
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """Return the baselines of the wind tunnel."""
         return self.task.baseline_predictives(self.unrendered(trials))
+
+    @property
+    def n_evidence(self) -> int:
+        return self.task.n_evidence if isinstance(self.task, EvidenceTask) else 0
+
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        """Draw evidence of the wind tunnel again."""
+        assert isinstance(self.task, EvidenceTask), "otherwise n_evidence is 0"
+        return self.rendered(self.task.replace_evidence(self.unrendered(trials), keep, generator))
 
     def token_labels(self) -> Sequence[str]:
         own = self.task.token_labels()

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, unknown_name
 from bayesgeom.core.run import Relations, Trials
-from bayesgeom.stats.memory import WIDEST_BASELINE, window_name, window_predictives
 from bayesgeom.stats.observers import STARTS, Beliefs, Filter, WindowObservers, exact_beliefs, full_support
-from bayesgeom.tasks.base import WindTunnel, check_affordable
+from bayesgeom.stats.windows import WIDEST_BASELINE, window_name, window_predictives
+from bayesgeom.tasks.base import EvidenceTask, check_affordable
 
 _TOLERANCE = 1e-9
 
@@ -93,11 +93,18 @@ def mixing_times(transition: Float64[Tensor, "*batch state state"]) -> Float64[T
     return torch.where(second < 1 - _TOLERANCE, times, math.inf).to(transition.device)
 
 
-class DynamicTask(WindTunnel):
+class DynamicTask(EvidenceTask):
     """A task whose hidden state changes at every step.
 
     Its sequences have `observers`. Its baselines include the stationary distribution and windows of 1 to 4 symbols.
     """
+
+    length: int
+
+    @property
+    @final
+    def n_evidence(self) -> int:
+        return self.length
 
     @abstractmethod
     def filter_of(self, tokens: Int64[Tensor, "batch pos"]) -> Filter:
@@ -164,8 +171,6 @@ _PRODUCT_SECONDS = 3e-9  # one product of an entry of the belief and one of a ma
 
 class MarkovProcess(DynamicTask):
     """A stationary generator of `length` symbols, the same for all sequences, with a hidden state."""
-
-    length: int
 
     @abstractmethod
     def labeled(self) -> Float64[Tensor, "symbol state state"]:
@@ -264,6 +269,15 @@ class MarkovProcess(DynamicTask):
         return baselines | self.window_baselines(trials)
 
     @final
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        """Draw some symbols again, given the kept ones."""
+        labeled, start = self.labeled().to(generator.device), self.start().to(generator.device)
+        symbols = torch.nn.functional.pad(trials.tokens, (0, 1))  # the label
+        kept = torch.nn.functional.pad(keep, (0, 1))
+        ways = [labeled[None]] * symbols.shape[1]
+        return self.trials(redrawn(ways, start[None], symbols, kept, generator)[1])
+
+    @final
     def token_labels(self) -> Sequence[str]:
         return [f"x{i}" for i in range(self.d_vocab)]
 
@@ -278,6 +292,46 @@ class MarkovProcess(DynamicTask):
             symbols.append(way // n_states)
             state = way % n_states
         return torch.stack(symbols, dim=1)
+
+
+def redrawn(
+    ways: Sequence[Float64[Tensor, "#batch symbol state state"]],
+    start: Float64[Tensor, "#batch state"],
+    symbols: Int64[Tensor, "batch step"],
+    keep: Bool[Tensor, " step"],
+    generator: torch.Generator,
+) -> tuple[Int64[Tensor, "batch step"], Int64[Tensor, "batch step"]]:
+    """Draw hidden states and symbols given some of the symbols: exact messages backward, then sampling forward.
+
+    Args:
+        ways: At each step, the probability of each symbol and next state, by state: T^(x).
+        start: Distribution of the state before the first step.
+        symbols: Symbols, of which those that are kept are read.
+        keep: Steps whose symbols stay.
+        generator: Source of the random numbers.
+
+    Returns:
+        The state after each step, and the symbols.
+    """
+    n, row = len(symbols), torch.arange(len(symbols), device=symbols.device)
+    later = [torch.ones(n, start.shape[-1], dtype=torch.float64, device=symbols.device)]
+    for step in reversed(range(len(ways))):
+        moves = ways[step].expand(n, -1, -1, -1)
+        moves = moves[row, symbols[:, step]] if keep[step] else moves.sum(dim=1)
+        message = torch.einsum("bij,bj->bi", moves, later[-1])
+        later.append(message / message.amax(dim=1, keepdim=True))
+    later.reverse()  # the likelihood of the kept symbols from each step on, by the state before it
+    state = torch.multinomial(start * later[0], 1, generator=generator)[:, 0]
+    states, drawn = [], []
+    for step, own in enumerate(ways):
+        weights = own.expand(n, -1, -1, -1)[row, :, state] * later[step + 1][:, None, :]
+        if keep[step]:
+            weights = weights * torch.nn.functional.one_hot(symbols[:, step], weights.shape[1])[:, :, None]
+        chosen = torch.multinomial(weights.flatten(1), 1, generator=generator)[:, 0]
+        state = chosen % start.shape[-1]
+        states.append(state)
+        drawn.append(chosen // start.shape[-1])
+    return torch.stack(states, dim=1), torch.stack(drawn, dim=1)
 
 
 def check_process(task: MarkovProcess, *, n_states: int, on: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Relations, Trials
-from bayesgeom.tasks.base import WindTunnel, check_affordable, check_parameters, random_order, trials_at
+from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, random_order, trials_at
 
 _CELL_BYTES = 36.0  # a position and a hypothesis: successors, whether it fits, beliefs
 _HEADER_BYTES = 8.0  # a position of the header and a hypothesis: its belief is NaN
@@ -45,7 +45,7 @@ _Numbers = Int64[Tensor, "batch pos_and_one"]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ModularRecurrence(WindTunnel):
+class ModularRecurrence(EvidenceTask):
     """`length` numbers below `modulus`; the label at each is the next one, and the last label is not shown.
 
     `belief` is over the noise, then over all rules (a, b) in the order of a·p + b. Rules are about numbers: in the
@@ -137,12 +137,12 @@ class ModularRecurrence(WindTunnel):
 
     def _drawn(self, n: int, generator: torch.Generator, n_copies: int) -> list[Trials]:
         """Draw sequences, and copies with the same header, start and kind."""
-        share = {"both": self.rule_share, "rules": 1.0, "noise": 0.0}[self.kinds]
-        is_rule = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device) < share
+        drawn = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
+        is_rule = drawn < self._drawn_rule_share
         start = self._starts(is_rule, generator)
-        drawn = [self._numbers(is_rule, start, generator) for _ in range(n_copies)]
+        copies = [self._numbers(is_rule, start, generator) for _ in range(n_copies)]
         order = random_order(n, self.modulus, generator) if self.opaque else None
-        return [self.trials(numbers, order) for numbers in drawn]
+        return [self.trials(numbers, order) for numbers in copies]
 
     def trials(self, numbers: _Numbers, order: Int64[Tensor, "batch number"] | None = None) -> Trials:
         """Build sequences from numbers; the last number is the label and not shown.
@@ -191,6 +191,58 @@ class ModularRecurrence(WindTunnel):
             "uniform": torch.full_like(known, 1 / self.modulus),
             "prior_odds": known if order is None else self._as_symbols(known, order),
         }
+
+    @property
+    def n_evidence(self) -> int:
+        return int(self._scored.stop)
+
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        """Draw some numbers again, given the kept ones; the header stays."""
+        order, numbers = self._read(trials.tokens)
+        return self.trials(torch.stack([self._redrawn(own, keep, generator) for own in numbers]), order)
+
+    def _redrawn(
+        self, numbers: Int64[Tensor, " place"], keep: Bool[Tensor, " evidence"], generator: torch.Generator
+    ) -> Int64[Tensor, " number"]:
+        """Return a sequence with the kept numbers: one of the rules and starts, or noise, that give them."""
+        number = torch.arange(self.modulus, device=numbers.device)
+        rule = torch.arange(self.modulus**2, device=numbers.device)
+        after = self._successors(number[None])[0]  # by number and rule
+        prefixes = torch.ones((self.modulus,) * _PREFIX, dtype=torch.bool, device=numbers.device)
+        rules = prefixes.flatten(1)  # by start and rule
+        if self.prefixes != "all":
+            prefixes, rules = self._allowed.to(numbers.device), self._allowed_rules.to(numbers.device)
+        fitting_rules, fitting, shown = rules.clone(), prefixes.clone(), number[:, None].expand_as(rules)
+        for place, is_kept in enumerate(keep.tolist()):
+            if is_kept:
+                fitting_rules &= shown == numbers[place]
+            if is_kept and place < _PREFIX:
+                fitting &= (number == numbers[place]).reshape([-1 if axis == place else 1 for axis in range(_PREFIX)])
+            shown = after[shown, rule]
+        share, rest = self._drawn_rule_share, float(self.modulus) ** -int(keep[_PREFIX:].sum())
+        odds = [
+            share * float(fitting_rules.sum() / rules.sum()),
+            (1 - share) * rest * float(fitting.sum() / prefixes.sum()),
+        ]
+        if float(torch.rand((), generator=generator, dtype=torch.float64, device=numbers.device)) * sum(odds) < odds[0]:
+            start, chosen = self._one_of(fitting_rules, generator)
+            path = [start]
+            for _ in range(self.length):
+                path.append(after[path[-1], chosen])
+            return torch.stack(path)
+        drawn = torch.cat([self._one_of(fitting, generator), self._below((1, self.length), generator)[0]])
+        drawn[: len(keep)] = torch.where(keep, numbers[: len(keep)], drawn[: len(keep)])
+        return drawn[: self.length + 1]
+
+    def _one_of(self, members: Bool[Tensor, "..."], generator: torch.Generator) -> Int64[Tensor, " axis"]:
+        """Draw one of the true entries, and return its place along each axis."""
+        places = members.nonzero()
+        return places[int(torch.randint(len(places), (), generator=generator, device=generator.device))]
+
+    @property
+    def _drawn_rule_share(self) -> float:
+        """Share of drawn sequences that follow a rule."""
+        return 0.0 if self.kinds == "noise" else 1.0 if self.kinds == "rules" else self.rule_share
 
     def token_labels(self) -> Sequence[str]:
         numbers = [str(i) for i in range(self.modulus)]

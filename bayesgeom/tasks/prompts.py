@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, check_types, unknown_name
 from bayesgeom.core.run import NO_LABEL, Trials
-from bayesgeom.core.tokenizer import Tokenizer, chat_prompt, check_distinct, check_ids, labeled, opening
+from bayesgeom.core.tokenizer import Tokenizer, chat_prompts, check_distinct, check_ids, encoded, labeled, opened
 from bayesgeom.tasks.base import FiniteTask, TextTask
 
 QUINTILES = 5
@@ -38,9 +38,9 @@ class Prompts(TextTask):
 
     `domain="mathematics+code"` joins one prompt of each of two domains, half of the pairs in each order; the two orders
     are two groups. The last `last` tokens of a prompt are scored. With `bos`, a prompt begins with the tokenizer's
-    beginning-of-sequence token, if it has one. With `chat`, it is a user's message in the tokenizer's chat template, up
-    to the start of the assistant's answer. `per_quintile` prompts of each group are selected from each quintile of
-    the model's entropy at their end; 0 takes all prompts.
+    beginning-of-sequence token, if it has one; a text that begins with it gets no second one. With `chat`, it is a
+    user's message in the tokenizer's chat template, up to the start of the assistant's answer. `per_quintile` prompts
+    of each group are selected from each quintile of the model's entropy at their end; 0 takes all prompts.
 
     Args:
         texts: Prompts, or lists of prompts by domain; None: the shipped ones.
@@ -112,11 +112,12 @@ class Prompts(TextTask):
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundPrompts":
         groups = self.groups()
         texts = [text for members in groups.values() for text in members]
-        prefix = opening(tokenizer, texts[0]) if self.bos else ()
         if self.chat:
-            ids = tuple(chat_prompt(tokenizer, text) for text in texts)
+            ids = chat_prompts(tokenizer, texts)
+        elif self.bos:
+            ids = opened(tokenizer, texts)
         else:
-            ids = tuple((*prefix, *tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+            ids = [tuple(encoded(tokenizer, text)) for text in texts]
         check_ids((i for prompt in ids for i in prompt), d_vocab)
         check_distinct(texts, ids)
         shortest = min(range(len(texts)), key=lambda i: len(ids[i]))
@@ -126,7 +127,7 @@ class Prompts(TextTask):
             )
         return BoundPrompts(
             n_ids=d_vocab,
-            prompts=ids,
+            prompts=tuple(ids),
             groups=tuple(i for i, members in enumerate(groups.values()) for _ in members),
             group_names=tuple(groups),
             last=self.last,

@@ -15,7 +15,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
-from bayesgeom.core.errors import InvalidArgument, check_argument, check_known, check_types, integer_of, unknown_name
+from bayesgeom.core.errors import (
+    InvalidArgument,
+    check_argument,
+    check_known,
+    check_types,
+    unknown_name,
+    with_plain_integers,
+)
 from bayesgeom.core.plugins import field_names, values
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.associative_recall import AssociativeRecall
@@ -87,8 +94,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_types(self, of=f"recipe {self.name!r}: ")
-        plain = {name: size if (n := integer_of(size)) is None else n for name, size in self.sizes.items()}
-        object.__setattr__(self, "sizes", plain)  # as check_types does with the other fields
+        object.__setattr__(self, "sizes", with_plain_integers(self.sizes))  # as check_types does with the other fields
         for names, least, most in _ALLOWED:
             for name in names:
                 value = vars(self)[name]

@@ -12,6 +12,7 @@ COMMANDS = {  # name: "module:function", or a dataclass that is called
     "list": "claims.commands:list_claims",
     "table": "claims.commands:table",
     "reproduce": "claims.commands:reproduce_claims",
+    "judge": "claims.commands:judge",
     "record": "claims.commands:record_claims",
     "compare": "comparison.commands:compare",
     "replicate": "comparison.commands:replicate",

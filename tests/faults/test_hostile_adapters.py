@@ -73,3 +73,37 @@ def test_weights_that_are_no_numbers_with_a_point_are_refused(whole: Path, tmp_p
 def test_an_ordinary_pattern_is_allowed(whole: Path, tmp_path: Path) -> None:
     pattern = r".*\.layers\.\d+\.self_attn\.(q_proj|k_proj)"
     assert bayesgeom.load(changed(whole, tmp_path / "a", target_modules=pattern)).spec.n_layers == 2
+
+
+def embedded(whole: Path, folder: Path, **entries: Any) -> Path:
+    """The base model, and a changed adapter beside it."""
+    changed(whole, folder, base_model_name_or_path=str(folder), **entries)
+    for file in (whole.parent / "base").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def test_an_adapter_beside_its_base_model_is_loaded_with_it(whole: Path, tmp_path: Path) -> None:
+    folder, tokens = embedded(whole, tmp_path / "a"), torch.arange(11)[None]
+    found, expected = bayesgeom.load(folder), bayesgeom.load(changed(whole, tmp_path / "b"))
+    with torch.no_grad():
+        assert torch.equal(found.module(tokens).logits, expected.module(tokens).logits)
+
+
+@pytest.mark.parametrize("fault", ["exponential pattern", "rank", "copies of layers", "a long name"])
+def test_an_adapter_beside_a_model_is_checked(fault: str, whole: Path, tmp_path: Path) -> None:
+    entries, message = HOSTILE[fault]
+    folder = embedded(whole, tmp_path / "a")
+    (folder / CONFIG).write_text(json.dumps(json.loads((folder / CONFIG).read_text()) | entries))
+    with pytest.raises(CheckpointFault, match=message):
+        bayesgeom.load(folder)
+
+
+def test_an_adapter_beside_another_model_is_refused(whole: Path, tmp_path: Path) -> None:
+    folder = embedded(whole, tmp_path / "a")
+    for base in ("owner/base", str(whole.parent / "base")):
+        (folder / CONFIG).write_text(
+            json.dumps(json.loads((folder / CONFIG).read_text()) | {"base_model_name_or_path": base})
+        )
+        with pytest.raises(CheckpointFault, match=r"holds a model, and an adapter of another one, '"):
+            bayesgeom.load(folder)

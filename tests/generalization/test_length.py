@@ -197,8 +197,8 @@ def test_a_report_is_saved_drawn_and_tabled(two_models: LengthReport, tmp_path: 
     assert length_generalization([small(), small()], lengths=[11], n=5).models == ("rotary 0", "rotary 0 (2)")
 
 
-def test_the_effective_memory_of_every_arm_is_stated(two_models: LengthReport) -> None:
-    assert two_models.effective_memory_symbols.value.shape == (2,) and set(two_models.predictors) >= {
+def test_the_equivalent_window_of_every_arm_is_stated(two_models: LengthReport) -> None:
+    assert two_models.equivalent_window_symbols.value.shape == (2,) and set(two_models.predictors) >= {
         "window_4_stationary",
         "window_1_uniform",
         "stationary",
@@ -207,7 +207,7 @@ def test_the_effective_memory_of_every_arm_is_stated(two_models: LengthReport) -
     kind, width, _ = widest.split("_")
     assert kind == "window" and int(width) > 4, "the strongest predictor that carries nothing"
     assert {own.name for own in two_models.extrapolation_ratio.baselines} == {"window_4_stationary"}
-    assert (two_models.effective_memory_symbols.value <= two_models.effective_memory_symbols.ends[1]).all()
+    assert (two_models.equivalent_window_symbols.value <= two_models.equivalent_window_symbols.ends[1]).all()
 
 
 def test_window_observers_of_up_to_ten_symbols_are_baselines_at_every_position() -> None:

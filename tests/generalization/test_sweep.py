@@ -104,8 +104,8 @@ def test_window_observers_are_those_of_calibration(
     task = HMM(n_states=3, n_symbols=2, length=13, floor=0.01, stay=0.95)
     sizes = replace(SIZES, d_vocab=task.d_vocab, n_ctx=task.n_pos)
     model = None if symbols is None else HookedModel(Transformer(sizes, seed=0), name="small", task=task)
-    measured = sweeps.effective_memory
-    monkeypatch.setattr(sweeps, "effective_memory", lambda *a, **k: replace(measured(*a, **k), symbols=symbols))
+    measured = sweeps.equivalent_window
+    monkeypatch.setattr(sweeps, "equivalent_window", lambda *a, **k: replace(measured(*a, **k), symbols=symbols))
     found = sweep(task, "stay", [0.95, 0.9], model, n=29)
     for at, stay in enumerate((0.95, 0.9)):
         own = replace(task, stay=stay)

@@ -163,3 +163,23 @@ def test_a_function_has_no_weights_by_which_work_could_be_resumed() -> None:
     net = config_from_dict({"architecture": "transformer", **SIZES}).build(seed=1)
     model = as_model(lambda tokens: net(tokens) + 0)
     assert not model.spec.is_identified and as_model(model) is model
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", ["transformer", "huggingface", "one's own"])
+def test_modes_of_torch_and_frozen_weights_change_no_number(kind: str, mode: type, tmp_path: Path) -> None:
+    expected = measured(MAKERS[kind](tmp_path))[0]
+    ablated = bayesgeom.ablate(MAKERS[kind](tmp_path), TASK, "mlps", n=9).kl_increase_bits.value
+    model = MAKERS[kind](tmp_path)
+    model.module.requires_grad_(requires_grad=False)
+    with mode():
+        made_here = MAKERS[kind](tmp_path)
+        for own in (model, made_here):
+            assert measured(own)[0] == pytest.approx(expected, abs=1e-6)
+            found = bayesgeom.ablate(own, TASK, "mlps", n=9).kl_increase_bits.value
+            np.testing.assert_allclose(found, ablated, atol=1e-6)
+    assert measured(made_here)[0] == pytest.approx(expected, abs=1e-6), "weights made in inference mode"
+    with torch.device("meta"):
+        for measure in (bayesgeom.diagnose, bayesgeom.ablate):
+            with pytest.raises(InvalidArgument, match="meta"):
+                measure(model, TASK, n=9)

@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,7 @@ class Behavior:
     seen: list[Any] = field(default_factory=list)
     gets: list[str | None] = field(default_factory=list)
     fault: Any = None  # body of a failed reply
+    wait: str = ""  # `Retry-After` of every reply
     cut: int = 0  # so many replies are those of llama.cpp after it sampled a part of a character
 
 
@@ -122,6 +125,7 @@ def address(hf: Any, acts: Behavior, monkeypatch: pytest.MonkeyPatch) -> Iterato
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(code)
             self.send_header("Content-Length", str(len(data)))
+            self.send_header("Retry-After", acts.wait)
             self.end_headers()
             self.wfile.write(data)
 
@@ -155,7 +159,7 @@ def test_the_numbers_are_those_of_the_model(hf: Any, address: str, acts: Behavio
     model = served(address)
     direct = bayesgeom.diagnose(HFModel(hf), TASK, n=7, n_untrained=0, probes="calibration")["calibration"]
     found = bayesgeom.diagnose(model, TASK, n=7, n_untrained=0)
-    assert set(found) == {"calibration", "relabeling"}  # both read predictions only
+    assert set(found) == {"calibration", "relabeling", "evidence_response"}  # these read predictions only
     assert "a server gives predictions only" in found.skipped["key_overlap"]
     for name in ("kl_bits", "entropy_mae_bits", "off_answer_prob", "total_variation"):
         one, other = found["calibration"].estimate(name), direct.estimate(name)
@@ -228,6 +232,71 @@ def test_requests_are_repeated_only_for_busy_servers(address: str, acts: Behavio
         client.next_tokens([1])
     assert len(acts.seen) == n + 1 and KEY not in str(caught.value) and KEY not in repr(client)
     assert caught.value.__cause__ is None
+
+
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that clients wait, without waiting."""
+    waits = list[float]()
+    monkeypatch.setattr(clients.time, "sleep", waits.append)
+    return waits
+
+
+def test_a_busy_server_says_when_to_ask_again(address: str, acts: Behavior, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, waits = client_of(address), slept(monkeypatch)
+    acts.wait, acts.fails = "7", [429] * 9  # more often than there are attempts
+    assert client.next_tokens([1, 2]) and waits == [7.0] * 9
+    acts.wait, acts.fails = formatdate(time.time() + 31, usegmt=True), [503]
+    assert client.next_tokens([1, 2]) and 28 < waits[-1] <= 31
+    acts.wait, acts.fails = formatdate(time.time() - 31, usegmt=True), [503]
+    assert client.next_tokens([1, 2]) and waits[-1] == 0
+    acts.wait, acts.fails = "soon", [503]
+    assert client.next_tokens([1, 2]) and waits[-1] == clients._WAIT_S
+
+
+@pytest.mark.parametrize(("wait", "n"), [("86400", 1), ("0", 21), ("9", 3)])
+def test_no_client_waits_for_ever(
+    wait: str, n: int, address: str, acts: Behavior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, waits = client_of(address), slept(monkeypatch)
+    monkeypatch.setattr(clients, "_PATIENCE_S", 20.0)
+    acts.wait, acts.fails = wait, [429] * 90
+    with pytest.raises(ServerFault, match=rf"and asks to wait for {int(wait):,} s") as caught:
+        client.next_tokens([1, 2])
+    assert caught.value.status == 429 and len(acts.seen) == n and sum(waits) <= clients._PATIENCE_S
+
+
+def test_replies_outlive_a_fault(address: str, hf: Any, acts: Behavior) -> None:
+    model, trials = served(address), TASK.sample(7, seed=0)
+    model.logits(trials.rows(slice(0, 3)))
+    before, acts.fails = len(acts.seen), [401] * 99
+    with pytest.raises(ServerFault, match=r"This model keeps \d+ replies: measure it again to continue") as caught:
+        model.logits(trials)
+    assert caught.value.status == 401
+    acts.fails = []
+    found, asked = model.logits(trials), [tuple(own["prompt"]) for own, _ in acts.seen[:before]]
+    again = [tuple(own["prompt"]) for own, _ in acts.seen[before:]]
+    assert not set(asked) & set(again)
+    exact = HFModel(hf).logits(trials).double().softmax(-1)[..., trials.answers]
+    torch.testing.assert_close(found[..., trials.answers].exp(), exact, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [KEY, f"models/{KEY}", "sk%2Dvery%2Dsecret-7b"])
+def test_a_model_that_is_named_like_the_key_is_not_named(
+    name: str, address: str, acts: Behavior, tmp_path: Path
+) -> None:
+    acts.names = (name, "tiny")
+    model = ServedModel(client_of(f"{address}#{name}", key=KEY), Letters(), n_ids=97)
+    diagnosis = bayesgeom.diagnose(model, TASK, probes=["calibration"], n=3)
+    diagnosis.save(tmp_path)
+    assert acts.seen[-1][0]["model"] == name
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
+    assert KEY not in f"{diagnosis.summary()} {model!r} {diagnosis.provenance}"
+    with pytest.raises(InvalidArgument) as caught:
+        client_of(f"{address}#{KEY}x", key=KEY)
+    assert KEY not in str(caught.value)
+    for url in (f"{address}/{KEY}/v1", f"{address}/{KEY}"):
+        with pytest.raises(InvalidArgument, match="leave the server's key out of the address"):
+            client_of(url, key=KEY)
 
 
 @pytest.mark.parametrize(

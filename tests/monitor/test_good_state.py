@@ -154,3 +154,17 @@ def test_a_state_on_disk_that_another_monitor_wrote_is_refused(tmp_path: Path) -
     spoil(one)
     with pytest.raises(CheckpointFault, match="was changed after it was stored, or another monitor writes there"):
         watch(2)
+
+
+def test_a_rollback_under_inference_mode_leaves_a_training_that_goes_on() -> None:
+    module, optimizer = trained_by()
+    watch = watching(module, optimizer=optimizer)
+    with torch.inference_mode():
+        assert watch(1) == ()
+    spoil(module)
+    with torch.inference_mode():
+        assert [event.kind for event in watch(2)] == ["not finite", "rolled back"]
+    optimizer.zero_grad()
+    module(torch.zeros(2, 5, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    assert all(bool(own.isfinite().all()) for own in module.parameters())

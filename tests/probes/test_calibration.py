@@ -2,8 +2,11 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,14 +14,16 @@ import pytest
 import torch
 
 from bayesgeom.core.run import Run
-from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import planted_chain, planted_run, planted_trials
 from bayesgeom.probes.calibration import SCORES, Calibration, CalibrationReport
+from bayesgeom.report import storage
+from bayesgeom.report.diagnosis import load_report
 from bayesgeom.report.estimate import UNTRAINED, Estimate
 from bayesgeom.report.tables import records_of
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.bootstrap import mean_interval
-from bayesgeom.stats.memory import deciding_window, window_predictives, window_scores
+from bayesgeom.stats.windows import deciding_window, window_predictives, window_scores
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
@@ -185,7 +190,9 @@ def test_without_a_uniform_predictor_kl_has_a_baseline_too() -> None:
 
 def test_the_leading_baseline_of_the_hmm_is_the_hardest_to_beat() -> None:
     report = Calibration().measure(baseline_run(HMM(), 499))
-    widest = f"window {deciding_window(report.window_kl_bits.value, float(report.effective_memory_symbols))} stationary"
+    widest = (
+        f"window {deciding_window(report.window_kl_bits.value, float(report.equivalent_window_symbols))} stationary"
+    )
     for line, own in zip(report.headlines(), (report.kl_bits, report.entropy_mae_bits), strict=False):
         assert f"({widest}); " in str(line) and str(line).count("window") == 5, "of each width the better one"
         found = [float(part.split(" ")[0].replace("−", "-")) for part in line.baselines]
@@ -211,7 +218,7 @@ def test_a_model_is_compared_with_the_narrowest_window_that_it_does_not_beat() -
     exact = slow.at_scored(slow.predictive)
     close = Calibration().measure(planted_run(slow, {}, model=0.999 * exact + 0.001 / exact.shape[-1]))
     assert list(levels(close.kl_bits)) == ["window 10 stationary"]
-    assert close.kl_bits.clears("lower").item() == "yes" and float(close.effective_memory_symbols) == 43
+    assert close.kl_bits.clears("lower").item() == "yes" and float(close.equivalent_window_symbols) == 43
 
 
 @pytest.mark.parametrize("outside", [0.64, 0.04])
@@ -226,14 +233,14 @@ def test_probability_outside_the_answers_is_a_headline(rng: np.random.Generator,
 
 
 def test_a_model_beats_every_baseline_but_not_a_wider_window_that_predicts_as_well() -> None:
-    """Observers of more than ten symbols are no baselines: the effective memory says which of them it does not beat."""
+    """Observers of more than ten symbols are no baselines; the equivalent window says which it does not beat."""
     slow = planted_chain(stay=0.985, seed=0)
     for width in (7, 13):
         window = next(islice(window_predictives(slow, "stationary"), width, None))
         report = Calibration().measure(planted_run(slow, {}, model=window))
         kl, error = report.headlines()[:2]
         assert (kl.verdict == "yes") == (width > 10) and error.metric == "entropy_mae_bits"
-        assert float(report.effective_memory_symbols) == width
+        assert float(report.equivalent_window_symbols) == width
 
 
 def test_an_exactly_right_model_has_the_same_report_on_every_processor(rng: np.random.Generator) -> None:
@@ -247,7 +254,7 @@ def test_an_exactly_right_model_has_the_same_report_on_every_processor(rng: np.r
             assert abs(float(own)) < 1e-15 and own.clears("lower").item() == "undecided"
             is_share = own is report.total_variation
             assert own.reason_at() == (Reason.CONSERVATIVE if is_share else Reason.CONSTANT)
-        assert float(report.effective_memory_symbols) == 43, "tested with paired differences, so it is decided"
+        assert float(report.equivalent_window_symbols) == 43, "tested with paired differences, so it is decided"
 
 
 @pytest.mark.parametrize(("symbols", "width"), [(0.0, 0), (2.0, 2), (3.0, 3), (5.0, 3), (math.nan, 3)])
@@ -304,7 +311,7 @@ def test_window_observers_stand_in_labeled_rows() -> None:
     assert (low < own).all() and (own < high).all(), "observers of up to three symbols"
     gain = report.window_gain_bits
     np.testing.assert_allclose(gain.value, report.window_kl_bits.value.min(axis=0) - float(report.kl_bits), atol=1e-9)
-    assert gain.clears("higher")[0] == "yes" and float(report.effective_memory_symbols) > 0
+    assert gain.clears("higher")[0] == "yes" and float(report.equivalent_window_symbols) > 0
 
 
 def traces(figure: go.Figure, axis: str) -> dict[str, go.Scatter]:
@@ -332,11 +339,26 @@ def test_the_figure_draws_the_stored_numbers() -> None:
             np.testing.assert_array_equal(traces(figure, axis)[source].y, own[example])
 
 
-def test_the_report_states_the_verdict_on_transport() -> None:
+def test_the_equivalent_window_has_no_verdict() -> None:
     report = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
-    assert report.transport == Verdict.CANNOT_SHOW
-    line = next(line for line in report.headlines() if line.metric == "effective_memory_symbols")
-    assert line.verdict == Verdict.CANNOT_SHOW and line.value == report.effective_memory_symbols.value
-    assert Verdict.CANNOT_SHOW in " ".join(str(report).split())
+    line = next(line for line in report.headlines() if line.metric == "equivalent_window_symbols")
+    assert line.verdict == "" and line.value == report.equivalent_window_symbols.value
     without = Calibration().measure(baseline_run(Bijection(n_values=5, n_pairs=4), 11))
-    assert without.transport == "" and "transport" not in str(without)
+    assert not any(line.metric == "equivalent_window_symbols" for line in without.headlines())
+
+
+def test_a_report_with_the_old_name_of_the_window_loads_as_not_stored(tmp_path: Path) -> None:
+    report = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 11))
+    report.save(tmp_path / "new")
+    parts, extra = storage.read(tmp_path / "new")
+
+    def renamed(names: Mapping[str, Any]) -> dict[str, Any]:
+        return {name.replace("equivalent_window", "effective_memory"): own for name, own in names.items()}
+
+    (tmp_path / "old").mkdir()
+    old = {name: (renamed(scalars), renamed(arrays)) for name, (scalars, arrays) in parts.items()}
+    storage.write(tmp_path / "old", old, extra)
+    found = load_report(tmp_path / "old")
+    assert isinstance(found, CalibrationReport) and found.kl_bits.value == report.kl_bits.value
+    assert np.isnan(found.equivalent_window_symbols.value)
+    assert found.equivalent_window_symbols.reason_at() == Reason.NOT_STORED

@@ -33,6 +33,7 @@ from examples.replication.em.training import (
     recorded_steps,
     steps_to,
 )
+from tests.pages import READINGS as STORED
 
 TWICE, STATED = StickyChain(diagonal="counted twice"), StickyChain(diagonal="as stated")
 NAMES = [condition.name for condition in CONDITIONS]
@@ -376,3 +377,18 @@ def test_a_missing_speed_is_stated_in_words() -> None:
     curves = planted([0.1, 0.2, 0.4, 0.05, 0.1], [0.0, 0.3, -0.2])
     text = em_report([TWICE], [1, 2, 3], [curves], recorded_steps(100, 10)).table()
     assert "in no seed" in text and "0/3" in text and "nan" not in text
+
+
+def test_the_stored_controls_by_matrix_are_of_the_papers_size() -> None:
+    """The queries alone are not clearly slower than the values; the keys, and the product of both, are."""
+    reading = Diagnosis.load(STORED / "em-by-matrix")
+    found, arguments = reading["em_experiment"], reading.provenance["arguments"]
+    assert isinstance(found, EMReport) and found.conditions == tuple(own.name for own in BY_MATRIX)
+    assert (tuple(arguments["seeds"]), arguments["steps"], arguments["length"]) == (SEEDS, 1_000, 2_000)
+    speeds = dict(zip(found.conditions, found.speedup.value[TRAINED, 0], strict=True))
+    expected = {EM_LIKE: 2.96, "0.1 on W_Q": 2.46, "0.1 on W_K": 2.35, "0.0316 on W_Q and W_K": 1.76}
+    for name, speed in {**expected, "0.1 on W_V and W_O": 5.49}.items():
+        assert speeds[name] == pytest.approx(speed, rel=0.2), name  # of independent code
+    low, high = (dict(zip(found.conditions, end[TRAINED, 0], strict=True)) for end in found.em_speed_ratio.ends)
+    assert low["0.1 on W_Q"] < 1 < high["0.1 on W_Q"] and high["0.1 on W_V and W_O"] < 1
+    assert min(low["0.1 on W_K"], low["0.0316 on W_Q and W_K"]) > 1

@@ -91,7 +91,7 @@ def test_first_state_is_uniform_and_emits_before_moving() -> None:
 def test_default_layout_is_that_of_the_paper_repository() -> None:
     task = HMM()
     trials = task.sample(7, seed=5)
-    assert (task.header_length, task.n_pos, task.d_vocab) == (53, 93, 105 + 5)
+    assert (task._header_length, task.n_pos, task.d_vocab) == (53, 93, 105 + 5)
     assert trials.tokens.shape == (7, 93)
     assert trials.scored_positions()[0].tolist() == [53 + 2 * t + 1 for t in range(20)]
     assert int(trials.tokens.max()) < 105, "answer ids are never shown"

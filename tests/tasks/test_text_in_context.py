@@ -1,7 +1,6 @@
 """Wind tunnels in words: the same sequences, questions and answers as the bare ones, under other ids."""
 
 import copy
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
@@ -14,7 +13,7 @@ from torch import Tensor
 from bayesgeom.core import tokenizer as templates
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import NO_LABEL, Trials
-from bayesgeom.core.tokenizer import chat_prompt
+from bayesgeom.core.tokenizer import chat_prompts
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
@@ -164,22 +163,27 @@ def test_a_separator_where_an_answer_belongs_is_refused() -> None:
         ("user", "it leaves the user's message out"),
         ({"one": "x", "other": "y"}, "ValueError: This model has multiple chat templates"),
         ("{{ messages[0]['content'] }}{{ '\\ud800' }}", "characters that cannot be encoded"),
+        ("{{ 7 ** (9 ** 9) }}", "it takes more than 0.5 s"),
+        ("{{ messages[0]['content'] }}{{ 'x' * 10**10 }}", "MemoryError|it needs more than 1 GiB"),
+        ("{{ '%0999999999d' % 7 }}{{ '%0999999999d' % 7 }}", "MemoryError|it needs more than 1 GiB|it takes more than"),
     ],
 )
-def test_a_chat_template_that_fails_or_drops_the_message_is_refused(template: Any, fault: str) -> None:
+def test_a_chat_template_that_fails_or_drops_the_message_is_refused(
+    template: Any, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "SECONDS", 0.5 if "9" in str(template) else 5.0)
     tokenizer = copy.deepcopy(pair_tokenizer())
     tokenizer.chat_template = template
-    with pytest.raises(InvalidArgument, match=f"^the chat template of this tokenizer cannot be used: [^\n]*{fault}"):
-        chat_prompt(tokenizer, "Continue the list.")
+    with pytest.raises(InvalidArgument, match=f"^the chat template of this tokenizer cannot be used: [^\n]*({fault})"):
+        chat_prompts(tokenizer, ["Continue the list."])
 
 
 def test_a_chat_template_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "SECONDS", 0.05)
-    tokenizer, before = copy.deepcopy(pair_tokenizer()), sys.gettrace()
+    tokenizer = copy.deepcopy(pair_tokenizer())
     tokenizer.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(InvalidArgument, match=r"cannot be used: TimeoutError: it takes more than 0\.05 s"):
-        chat_prompt(tokenizer, "Continue the list.")
-    assert sys.gettrace() is before
+    with pytest.raises(InvalidArgument, match=r"cannot be used: it takes more than 0\.05 s"):
+        chat_prompts(tokenizer, ["Continue the list."])
 
 
 def test_a_chat_stands_before_the_same_sequences() -> None:

@@ -55,6 +55,17 @@ def test_an_opening_token_comes_first_unless_it_is_unwanted() -> None:
     assert torch.equal(with_one.tokens[:, 1:], without.tokens)
 
 
+def test_a_text_that_begins_with_the_opening_token_gets_no_second_one() -> None:
+    tokenizer = word_tokenizer()
+    own, text = tokenizer.bos_token, "apple river table"
+    texts = [f"{own}{text}", text, f"{own}{own} apple", own]
+    bound = Prompts(texts=texts).bind(tokenizer, d_vocab=257).prompts
+    first, ids = tokenizer.bos_token_id, tokenizer.encode(text, add_special_tokens=False)
+    assert bound[0] == bound[1] == (first, *ids) and bound[2][:3].count(first) == 2 and bound[3] == (first,)
+    assert Prompts(texts=texts[:1], bos=False).bind(tokenizer, d_vocab=257).prompts == (bound[0],)
+    assert Prompts(texts=[own, own + own]).bind(tokenizer, d_vocab=257).prompts == ((first,), (first, first))
+
+
 def test_there_is_no_posterior_and_nothing_is_made_up() -> None:
     task = bound()
     trials = task.sample(7, seed=0)

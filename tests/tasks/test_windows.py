@@ -10,8 +10,8 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import Trials
 from bayesgeom.stats.information import kl_bits
-from bayesgeom.stats.memory import RESOLUTION_BITS, window_name, window_predictives, window_scores
 from bayesgeom.stats.observers import STARTS
+from bayesgeom.stats.windows import RESOLUTION_BITS, window_name, window_predictives, window_scores
 from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.tasks.markov import DynamicTask, MarkovProcess, stationary, stationary_rows
 from bayesgeom.tasks.process import Mess3, Process
@@ -74,8 +74,8 @@ def test_windows_of_an_hmm_are_sums_over_all_paths(task: HMM) -> None:
             found = task.window_predictives(trials, w, start).numpy()
             for row in range(3):
                 transition = cells[row, 1 : first - 1].reshape(s, s)
-                emission = cells[row, first : task.header_length - 1].reshape(s, -1)
-                shown = [int(token) - task._first_symbol for token in trials.tokens[row, task.header_length + 1 :: 2]]
+                emission = cells[row, first : task._header_length - 1].reshape(s, -1)
+                shown = [int(token) - task._first_symbol for token in trials.tokens[row, task._header_length + 1 :: 2]]
                 prior = uniform if start == "uniform" else settled(transition)
                 for t in range(5):
                     own = uniform if w > t else prior  # the window reaches the first symbol, whose state is uniform

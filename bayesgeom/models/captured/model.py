@@ -68,6 +68,7 @@ class Manifest:
         rows: Number of sequences in each shard but the last.
         untrained: Seeds of the captured untrained networks, each in a directory `untrained-INDEX`.
         foreign_hooks: Submodules whose forward hooks bayesgeom did not set.
+        attention_kernels: The kernels of the model's attention (see `kernels_of`).
         versions: Versions of the libraries.
         shards: SHA-256 of the finished files, by their names.
     """
@@ -82,6 +83,7 @@ class Manifest:
     rows: int
     untrained: Sequence[int] = ()
     foreign_hooks: Sequence[str] = ()
+    attention_kernels: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     shards: Mapping[str, str] = field(default_factory=dict)
 

@@ -38,13 +38,15 @@ from safetensors import SafetensorError
 
 from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
 from bayesgeom.core.files import check_regular, read_json
+from bayesgeom.core.plugins import Contained
 from bayesgeom.core.text import counted
 from bayesgeom.core.torch_state import PROCESS_STATE
 from bayesgeom.models.checkpoint import read_header
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
 from bayesgeom.models.config import shapes_only
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.huggingface.peft_adapter import base_of, with_adapter
+from bayesgeom.models.huggingface.peft_adapter import ADAPTER, base_of, check_embedded, with_adapter
+from bayesgeom.models.huggingface.tokenizer_check import fault_of
 from bayesgeom.models.huggingface.weights import check_readable, quiet
 from bayesgeom.tasks.base import task_from_config
 
@@ -107,8 +109,10 @@ def storage_of(file: Path) -> str:
         weights[own.tensor_type] += int(own.n_elements)
     if not weights.total():
         raise CheckpointFault(f"{file} contains no tensors. It is a vocabulary only; use the file of a complete model.")
+    if not declared:
+        raise CheckpointFault(f"{file} does not state its number of layers (…{_N_LAYERS}). Copy or download it again.")
     layers = [int(found[1]) for own in reader.tensors if (found := _LAYER.match(own.name))]
-    if declared and declared[0] != (n_found := max(layers, default=-1) + 1):
+    if declared[0] != (n_found := max(layers, default=-1) + 1):
         raise CheckpointFault(
             f"{file} declares {declared[0]:,} layers and holds tensors of {n_found:,}. Copy or download it again."
         )
@@ -152,7 +156,7 @@ def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, A
         InvalidArgument: The package `gguf` is not installed, or it is not a causal language model.
         CheckpointFault: The file lacks weights of the model.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GgufConfig
 
     options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(file.parent, **options)
@@ -176,11 +180,7 @@ def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, A
     hf.hf_quantizer = None
     for marked in (hf.config, hf):
         vars(marked).pop("quantization_config", None)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
-    except (OSError, ValueError):  # as elsewhere: token ids are enough
-        tokenizer = None
-    return hf, tokenizer
+    return hf, _tokenizer(file.parent, options)
 
 
 FETCHING = ("revision", "token", "local_files_only")  # options of every file that is fetched
@@ -212,6 +212,7 @@ def load_huggingface(
     fetched = {name: own for name, own in given.items() if name in FETCHING}
     if Path(source).is_dir():
         check_files(Path(source))
+        check_embedded(Path(source))
     # transformers draws weights before it replaces them; this must not change the caller's random state.
     with PROCESS_STATE, quiet(), _translated(source), torch.random.fork_rng(devices=()):
         config = _config(source, fetched, trust_remote_code)
@@ -315,7 +316,12 @@ def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: b
 def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
-    check_weight_files(source, {name: own for name, own in given.items() if name in FETCHING})
+    fetched = {name: own for name, own in given.items() if name in FETCHING}
+    check_weight_files(source, fetched)
+    if not Path(source).is_dir() and _hub_file(str(source), ADAPTER, fetched) is not None:
+        raise CheckpointFault(
+            f"{source} holds a model and an adapter ({ADAPTER}). Download the adapter to a directory, and load that."
+        )
     if Path(source).is_dir() and not trust_remote_code:
         check_memory(config, Path(source))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -328,6 +334,8 @@ def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remo
         **{"dtype": "auto", **given},
     )
     hf, found = loaded
+    if not Path(source).is_dir() and (index := _hub_file(str(source), _INDEX, fetched)) is not None:
+        _check_shards(index.parent)  # all files are there by now
     check_weights(hf, found, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
     return hf
 
@@ -345,27 +353,52 @@ def load_tokenizer(
     Raises:
         CheckpointFault: There is none.
     """
-    from transformers import AutoTokenizer
-
     file = gguf_in(Path(source))
     given = {name: value for name, value in (options or {}).items() if value is not None}
     fetched: dict[str, Any] = {"trust_remote_code": trust_remote_code, **given}
     if file is not None:
         source, fetched = file.parent, fetched | {"gguf_file": file.name}
     with quiet(), _translated(source):
-        return AutoTokenizer.from_pretrained(source, **fetched)
+        return _read_tokenizer(source, fetched)
 
 
 def _tokenizer(source: str | Path, options: dict[str, Any]) -> Any:
-    from transformers import AutoTokenizer
-
+    """The tokenizer that comes with a model; None, with a warning, where there are files that nothing here reads."""
     path = Path(source)
-    if path.is_dir() and not any((path / name).is_file() for name in _TOKENIZER):
+    if "gguf_file" not in options and path.is_dir() and not any((path / name).is_file() for name in _TOKENIZER):
         return None
     try:
-        return AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError):  # a tokenizer is optional: tasks that need one report it
+        return _read_tokenizer(source, options)
+    except (OSError, ValueError, ImportError) as error:  # a tokenizer is optional: tasks that need one report it
+        if path.is_dir() and "gguf_file" not in options:
+            warnings.warn(f"{source} is loaded without its tokenizer: {_reason(error)}", stacklevel=2)
         return None
+
+
+def _read_tokenizer(source: str | Path, options: Mapping[str, Any]) -> Any:
+    """Read a tokenizer with transformers, after a check of its program.
+
+    Raises `CheckpointFault` for a `tokenizer.json` that cannot be used, and what transformers raises without one.
+    """
+    from transformers import AutoTokenizer
+
+    file = Path(source) / "tokenizer.json"
+    if not Path(source).is_dir():
+        file = _hub_file(str(source), file.name, {name: options[name] for name in FETCHING if name in options}) or file
+    if is_there := file.is_file() and "gguf_file" not in options:
+        check_regular(file)
+        if fault := fault_of(file):
+            raise CheckpointFault(f"{file} cannot be used: {fault}. Restore it from the tokenizer's own files.")
+    with Contained() as reading:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        tokenizer.decode(tokenizer.encode("a: 1", add_special_tokens=True))
+        return tokenizer
+    if is_there:
+        raise CheckpointFault(f"{file} cannot be used: {reading.fault}. Restore it from the tokenizer's own files.")
+    assert reading.error is not None, "it did not return"
+    if isinstance(reading.error, (OSError, ValueError, ImportError)):
+        raise reading.error
+    raise CheckpointFault(f"the tokenizer of {source} cannot be used: {reading.fault}. Restore its files.")
 
 
 @contextlib.contextmanager
@@ -498,7 +531,7 @@ def _looped(stored: Any, key: str = "") -> Iterator[tuple[str, int]]:
 
 # transformers' own implementations, without flash attention: if not installed, it is downloaded from the hub.
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
-_WEIGHTS, _INDEX = ".safetensors", "model.safetensors.index.json"
+_WEIGHTS, _WHOLE, _INDEX = ".safetensors", "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NAMES_A_FILE = "transformers_weights"  # a key of config.json that replaces the usual file names
 
@@ -539,7 +572,8 @@ def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = N
     """
     path = Path(source)
     if not path.is_dir():
-        _check_hub_index(str(source), options or {})
+        if (index := _hub_file(str(source), _INDEX, options or {})) is not None:
+            _check_index(index, None)
         return
     if not any(path.glob(f"*{_WEIGHTS}")):
         pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
@@ -553,6 +587,21 @@ def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = N
     for index in sorted(path.glob("*.index.json")):
         if _WEIGHTS in index.name:  # with use_safetensors transformers reads no other index
             _check_index(index, path)
+    if (path / _INDEX).is_file():
+        _check_shards(path)
+
+
+def _check_shards(path: Path) -> None:
+    """Check that each tensor is in the file that the index names, and in no other: transformers reads all files."""
+    place: dict[str, str] = read_json(path / _INDEX)["weight_map"]
+    if (path / _WHOLE).is_file() and set(place.values()) != {_WHOLE}:
+        raise CheckpointFault(f"{path} holds {_WHOLE} and {_INDEX}, which may differ. Remove the one that is stale.")
+    for file in sorted(set(place.values())):
+        for name in read_header(path / file)[0]:
+            if place.setdefault(name, file) != file:
+                raise CheckpointFault(
+                    f"{path} holds the tensor {name} in {file} and, by its index, in {place[name]}. Restore its files."
+                )
 
 
 def _check_index(index: Path, folder: Path | None) -> None:
@@ -571,20 +620,19 @@ def _check_index(index: Path, folder: Path | None) -> None:
             raise CheckpointFault(f"{index} names {name!r}, which is not in {folder}. Copy all parts of the model.")
 
 
-def _check_hub_index(name: str, options: Mapping[str, Any]) -> None:
-    """Check the index of a hub repository, if it has one and the hub can be reached."""
+def _hub_file(name: str, file: str, options: Mapping[str, Any]) -> Path | None:
+    """A file of a hub repository, if it has one and the hub can be reached."""
     from transformers.utils.hub import cached_file
 
     found = cached_file(
         name,
-        _INDEX,
+        file,
         **options,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
         _raise_exceptions_for_gated_repo=False,
     )
-    if found is not None:
-        _check_index(Path(found), None)
+    return None if found is None else Path(found)
 
 
 def _is_bare(name: object) -> bool:

@@ -135,7 +135,7 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
         d_head=sizes.d_head,
         d_mlp=_first(config, _MLP_WIDTHS) or 4 * d_model,
         d_vocab=weight.shape[0],
-        n_ctx=_first(config, _CONTEXTS),
+        n_ctx=_context(config),
         score_scale=sizes.d_head**-0.5 if sizes.d_head else 1.0,
         n_parameters=n_parameters(hf),
         dtype=str(hf.dtype).removeprefix("torch."),
@@ -155,6 +155,19 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...], otherwise: int | N
     return next((config[name] for name in names if isinstance(config.get(name), int)), otherwise)
 
 
+def _rotations(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The parameters of the rotation, or of each kind of layer."""
+    stated = config.get("rope_parameters") or {}
+    return [own for own in (stated, *stated.values()) if isinstance(own, Mapping) and own.get("rope_type")]
+
+
+def _context(config: Mapping[str, Any]) -> int | None:
+    """The longest sequence; dynamic NTK multiplies the length of training by its factor."""
+    n_ctx = _first(config, _CONTEXTS)
+    factors = [own.get("factor", 1) for own in _rotations(config) if "dynamic" in own["rope_type"]]
+    return int(n_ctx * max(factors)) if n_ctx and factors else n_ctx
+
+
 @final
 class Forward:
     """Maps tokens to logits, without a padding mask: pad on the right, which causal models do not see."""
@@ -162,6 +175,22 @@ class Forward:
     def __init__(self, hf: "PreTrainedModel") -> None:
         self._hf = hf
         self._takes = frozenset(inspect.signature(hf.forward).parameters)
+        each = _rotations(_config(hf))
+        self._switches = [own["original_max_position_embeddings"] for own in each if own["rope_type"] == "longrope"]
+        self._bounds = [_first(_config(hf), _CONTEXTS) for own in each if "dynamic" in own["rope_type"]]
+        self._rotaries = [part for part in hf.modules() if self._bounds and "max_seq_len_cached" in vars(part)]
+
+    @property
+    def rotation(self) -> "Callable[[Tensor], Tensor] | None":
+        """How keys are rotated, by the number of tokens: LongRoPE has two rotations, dynamic NTK one for each length.
+
+        None if the rotation does not depend on the longest sequence of a pass.
+        """
+        if not (self._switches or self._bounds):
+            return None
+        return lambda n: torch.stack(
+            [*((n > own).long() for own in self._switches), *(n.clamp_min(own) for own in self._bounds)], dim=-1
+        )
 
     def logits(self, tokens: Int64[Tensor, "batch pos"], **options: Any) -> Float[Tensor, "batch *kept_d_vocab"]:
         """Return the logits at every position, or at those in the option `logits_to_keep`.
@@ -174,6 +203,10 @@ class Forward:
                 raise InvalidArgument(
                     f"the config of {type(self._hf).__name__} sets return_dict=False: set config.return_dict to True."
                 )
+        for part in self._rotaries:  # dynamic NTK keeps the rotation of a longer pass, until one of a short pass
+            for kind in part.rope_type if isinstance(part.rope_type, dict) else [None]:
+                at = torch.zeros(1, 1, device=tokens.device)
+                part(at, at.long(), **({} if kind is None else {"layer_type": kind}))
         known: Mapping[str, Any] = {"use_cache": False, "attention_mask": torch.ones_like(tokens), **options}
         output: Mapping[str, Tensor] = self._hf(
             input_ids=tokens, return_dict=True, **{name: value for name, value in known.items() if name in self._takes}
@@ -184,10 +217,21 @@ class Forward:
 
     def at_scored(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         """Return the logits at the scored positions; others are not computed if the model supports it."""
+        options: dict[str, Any] = {}
+        if self.rotation is not None:
+            ends = trials.ends()
+            if bool((self.rotation(ends) != self.rotation(ends[:1])).any()):
+                raise InvalidArgument(
+                    f"{type(self._hf).__name__} rotates keys by the longest sequence of a pass, and these sequences of "
+                    f"{int(ends.min())} to {int(ends.max())} tokens need several: use sequences of one length."
+                )
+            # Positions of padding must not select the rotation.
+            places = torch.arange(trials.tokens.shape[1], device=trials.tokens.device).clamp_max(int(ends.max()) - 1)
+            options["position_ids"] = places.expand_as(trials.tokens)
         if "logits_to_keep" not in self._takes:
-            return trials.at_scored(self.logits(trials.tokens))
+            return trials.at_scored(self.logits(trials.tokens, **options))
         positions, place = trials.scored_positions().unique(return_inverse=True)
-        logits = self.logits(trials.tokens, logits_to_keep=positions)
+        logits = self.logits(trials.tokens, logits_to_keep=positions, **options)
         if len(positions) == trials.n_scored:  # the same positions in every sequence
             return logits
         return logits.gather(1, place.to(logits.device)[..., None].expand(*place.shape, logits.shape[-1]))
@@ -575,6 +619,9 @@ class HFModel(Model):
         self._attached: Attached = attach(hf, name or type(hf).__name__, digest)
         self.spec: ModelSpec = self._attached.spec
         self.withheld: Mapping[Site, str] = self._attached.withheld
+        if self.spec.n_heads:
+            self.attention_kernel = lambda: str(hf.config._attn_implementation or "eager")  # noqa: SLF001
+        self.rotation = self._attached.forward.rotation
         every = tuple(range(self.spec.n_layers))
         self.partial_sites = {site: own for site, own in self._attached.layers.items() if own != every}
 

@@ -161,6 +161,21 @@ def base_of(path: Path) -> tuple[str, str | None]:
     return base, revision or None
 
 
+def check_embedded(path: Path) -> None:
+    """Check the adapter in a directory that holds a model, too: transformers puts it into that model.
+
+    Raises:
+        CheckpointFault: It names another base model, or `base_of` refuses it.
+    """
+    if is_file(path / ADAPTER):
+        base, _ = base_of(path)
+        if not (Path(base).is_dir() and Path(base).samefile(path)):
+            raise CheckpointFault(
+                f"{path} holds a model, and an adapter of another one, {shown(base)}. Move {ADAPTER} and "
+                f"{ADAPTER_WEIGHTS} to a directory of their own, and load that."
+            )
+
+
 def with_adapter(hf: Any, path: Path) -> Any:
     """Return a Hugging Face model with the adapter of a directory in place.
 

@@ -17,6 +17,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
 from typing import Any, final
 
 import httpx
@@ -27,6 +28,8 @@ from bayesgeom.core.files import once
 TOP = 20  # the most that vLLM lists unless it is started with --max-logprobs
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _WAIT_S, _LONGEST = 0.5, 200  # first wait between attempts, doubled each time; characters of a quoted reply
+_PATIENCE_S = 600.0  # longest wait in all that a busy server may ask of one request in `Retry-After`
+_LONG_KEY = 12  # characters
 _MOST = 4 * 2**20  # bytes of a reply
 _SUM = 1e-3  # rounding of the log-probabilities in a reply
 _FORM = (
@@ -119,10 +122,10 @@ class Client:
             f"log-probabilities then. Use prompts after which such tokens are improbable, or another server."
         )
 
-    def quoted(self, reply: object) -> str:
+    def quoted(self, reply: object, *, is_masked: bool = True) -> str:
         """Return what a server wrote, for a message: on one line, without the key, then shortened."""
         text = " ".join((reply if isinstance(reply, str) else json.dumps(reply, default=str)).split())
-        if self.key:
+        if self.key and is_masked:
             # The longest form first, because the key may be a part of it.
             forms = {self.key, json.dumps(self.key)[1:-1], json.dumps(json.dumps(self.key)[1:-1])[1:-1]}
             forms |= {repr(self.key)[1:-1], urllib.parse.quote(self.key), urllib.parse.quote(self.key, safe="")}
@@ -158,26 +161,27 @@ class Client:
         return valid
 
     def _reply(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        """The parsed reply; attempts that time out or meet a busy server are repeated."""
+        """The parsed reply; attempts that time out or meet a busy server are repeated, when it says if it does."""
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
         content = None if body is None else json.dumps(body).encode()
         request = httpx.Request("GET" if body is None else "POST", self.url + path, headers=headers, content=content)
-        reason, status = "", None
-        for attempt in range(self.attempts):
-            if attempt:
-                time.sleep(_WAIT_S * 2 ** (attempt - 1))
+        reason, status, attempt, patience = "", None, 0, _PATIENCE_S
+        while attempt < self.attempts:
+            attempt += 1
             try:
-                status, other, reply = _fetched(request, self.timeout_s)
+                status, headed, reply = _fetched(request, self.timeout_s)
             except (OSError, httpx.HTTPError) as error:
                 reason, status = self.quoted(_reason(error)), None
+                time.sleep(_WAIT_S * 2 ** (attempt - 1) * (attempt < self.attempts))
                 continue
             if status < 300:
                 return self._parsed(path, reply)
             if status < 400:
+                other = self.quoted(headed.get("Location", "?"))
                 raise ServerFault(
-                    f"{self.url}{path} is redirected to {self.quoted(other)}, where the key is not sent. Pass the "
-                    f"server's own address.",
+                    f"{self.url}{path} is redirected to {other}, where the key is not sent. Pass the server's own "
+                    f"address.",
                     status=status,
                 )
             # The end of a longer text could be a part of the key.
@@ -185,8 +189,18 @@ class Client:
             reason = f"status {status} ({self.quoted(text)})"
             if status not in _RETRIED:
                 raise ServerFault(f"{self.url}{path} refused the request with {reason}.", status=status)
+            told = _seconds(headed.get("Retry-After", ""))
+            if told is None:
+                time.sleep(_WAIT_S * 2 ** (attempt - 1) * (attempt < self.attempts))
+                continue
+            patience -= max(told, 1.0)
+            if patience < 0:
+                reason += f", and asks to wait for {told:,.0f} s"
+                break
+            time.sleep(told)
+            attempt -= 1  # it was no failure: the server said when
         raise ServerFault(
-            f"{self.url}{path} gave no reply in {self.attempts} attempts of {self.timeout_s:g} s: {reason}. Check the "
+            f"{self.url}{path} gave no reply in {attempt} attempts of {self.timeout_s:g} s: {reason}. Check the "
             f"address, and that the server runs.",
             status=status,
         )
@@ -219,12 +233,16 @@ def client_of(address: str, *, key: str | None = None, top: int = TOP) -> Client
     """
     url, model = parts_of(address)
     client = Client(url=url, key=key, top=top)
+    # A short key, such as "local", may be a part of any host's name.
+    secret = url if len(key or "") >= _LONG_KEY else urllib.parse.urlsplit(url).path.removesuffix("/v1")
+    if client.quoted(secret) != client.quoted(secret, is_masked=False):
+        raise InvalidArgument("leave the server's key out of the address, which reports contain.")
     there = client.models()
     listed = client.quoted(", ".join(there[:8])) or "none"
     if not model and len(there) != 1:
         raise InvalidArgument(f"{url} lists {len(there)} models: name one as {url}#MODEL, of {listed}.")
     if model and model not in there:
-        raise InvalidArgument(f"{url} lists no model {model!r}: name one as {url}#MODEL, of {listed}.")
+        raise InvalidArgument(f"{url} lists no model {client.quoted(model)!r}: name one as {url}#MODEL, of {listed}.")
     return replace(client, model=model or there[0])
 
 
@@ -285,14 +303,24 @@ def _first(items: Any) -> Any:
     return items[0] if isinstance(items, list) and items else None
 
 
-def _fetched(request: httpx.Request, limit_s: float) -> tuple[int, str, bytes]:
-    """The status, the address of a redirect, and the body of a reply; of a long body one byte more than the limit.
+def _seconds(told: str) -> float | None:
+    """The seconds that a `Retry-After` states, as a number or as the time when they are over; None if it is neither."""
+    try:
+        if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", told.strip(), re.ASCII):
+            return float(told)
+        return max(0.0, parsedate_to_datetime(told).timestamp() - time.time())
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _fetched(request: httpx.Request, limit_s: float) -> tuple[int, httpx.Headers, bytes]:
+    """The status, the headers and the body of a reply; of a long body one byte more than the limit.
 
     A redirect is not followed, because the key would go to the other host. The limit is that of the whole reply. A
     thread of its own runs it, because notebooks run a loop of events in theirs.
     """
 
-    async def exchanged() -> tuple[int, str, bytes]:
+    async def exchanged() -> tuple[int, httpx.Headers, bytes]:
         async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113  (the limit is below)
             response = await client.send(request, stream=True)
             content = b""
@@ -301,7 +329,7 @@ def _fetched(request: httpx.Request, limit_s: float) -> tuple[int, str, bytes]:
                 if len(content) > _MOST:
                     break
             await response.aclose()
-            return response.status_code, response.headers.get("Location", "?"), content
+            return response.status_code, response.headers, content
 
     with ThreadPoolExecutor(1) as pool:
         try:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core.errors import InvalidArgument, NoCopy, ServerFault
 from bayesgeom.core.run import ALL_SITES, ModelSpec, Site, Trials
-from bayesgeom.core.tokenizer import Tokenizer
+from bayesgeom.core.tokenizer import Tokenizer, decoded, encoded
 from bayesgeom.core.torch_state import alone
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.served.client import TOP, Client, Listed, client_of, parts_of
@@ -36,7 +36,7 @@ class ServedModel(Model):
         self.client, self.module, self.task = client, nn.Module(), None
         self.tokenizer: Tokenizer | None = tokenizer
         self.spec = ModelSpec(
-            name=client.model,
+            name=client.quoted(client.model),  # reports contain it, and a server may name a model like the key
             architecture="served",
             n_layers=0,
             d_model=0,
@@ -51,6 +51,7 @@ class ServedModel(Model):
         )
         self.withheld = dict.fromkeys(ALL_SITES, "a server gives predictions only")
         self._texts = _Texts(tokenizer)
+        self._replies: dict[str | tuple[int, ...], list[Listed]] = {}  # kept, so that a later call can continue
         self._as_ids: bool | None = None  # prompts are sent as token ids if the server accepts them
         self.count_anew()
 
@@ -98,14 +99,24 @@ class ServedModel(Model):
         self._texts.check(answers)
         if self._as_ids is None:
             self._as_ids = self._takes_ids(prompts[0])
-        sent = prompts if self._as_ids else map(self._texts.text, prompts)
+        sent = [tuple(own) if self._as_ids else self._texts.text(own) for own in prompts]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            replies = list(pool.map(self.client.next_tokens, sent))
+            try:
+                replies = list(pool.map(self._reply, sent))
+            except ServerFault as fault:
+                kept = f"This model keeps {len(self._replies):,} replies: measure it again to continue."
+                raise ServerFault(f"{fault} {kept}", status=fault.status) from fault
         rows = torch.full((len(prompts), self.spec.d_vocab), _NOTHING, dtype=torch.float64)
         rest = next((i for i in range(self.spec.d_vocab) if i not in answers), None)
         for row, listed in zip(rows, replies, strict=True):
             self._fill(row, listed, answers, rest)
         return rows.reshape(*places.shape, -1)
+
+    def _reply(self, prompt: str | tuple[int, ...]) -> list[Listed]:
+        """The most probable tokens after a prompt, requested once."""
+        if prompt not in self._replies:
+            self._replies[prompt] = self.client.next_tokens(prompt)
+        return self._replies[prompt]
 
     def _fill(
         self, row: Float[Tensor, " d_vocab"], listed: Sequence[Listed], answers: Sequence[int], rest: int | None
@@ -186,7 +197,7 @@ class _Texts:
     def of(self, own: int) -> str:
         """Return the text of a token in the middle of a text. Tokenizers leave out a space at the start of a text."""
         if own not in self._known:
-            alone, twice = self._decoded([own]), self._decoded([own, own])
+            alone, twice = decoded(self._tokenizer, [own]), decoded(self._tokenizer, [own, own])
             self._known[own] = twice[len(alone) :] if twice.startswith(alone) else alone
         return self._known[own]
 
@@ -216,16 +227,12 @@ class _Texts:
         Raises:
             InvalidArgument: It turns their text into other ids, or adds special tokens.
         """
-        text = self._decoded(ids)
+        text = decoded(self._tokenizer, ids)
         for is_special in (False, True):
-            if list(self._tokenizer.encode(text, add_special_tokens=is_special)) != list(ids):
+            if encoded(self._tokenizer, text, add_special_tokens=is_special) != list(ids):
                 reason = "adds special tokens to" if is_special else "turns into other ids than those of the task"
                 raise InvalidArgument(
                     f"this server accepts text only, and its tokenizer {reason} {text[:60]!r}. Use a server that "
                     f"accepts token ids (vLLM, SGLang, llama-server)."
                 )
         return text
-
-    def _decoded(self, ids: Sequence[int]) -> str:
-        found = self._tokenizer.decode(list(ids))
-        return found if isinstance(found, str) else "".join(found)

@@ -2,17 +2,19 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 import bayesgeom
-from bayesgeom.core.errors import BayesGeomError, InvalidArgument
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument, unknown_name
 from bayesgeom.core.files import RUNS
-from examples.replication.claims.claim import Claim, verdict
+from examples.replication.claims.claim import Claim, Measurement, verdict
 from examples.replication.claims.loading import find, load
 from examples.replication.claims.pages import overview, titles, write
+from examples.replication.claims.reading import values_of
 from examples.replication.claims.reproduction import record, reproduce
 
 Ids = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID …")]
@@ -68,6 +70,27 @@ def reproduce_claims(
             print(f"\n{again.table()}\n")
             are_same &= again.is_reproduced
     return 0 if are_same else 1
+
+
+def judge(claim: str, report: Path, /, *, network: str = "") -> None:
+    """Apply a claim's tests to a saved report, such as that of a network of your own.
+
+    Args:
+        claim: Id of the claim, such as A1.
+        report: Directory of the report, as the command of the claim saves it with --out.
+        network: The network of the claim whose rows of the report are read, such as hmm-s5. Default: its first one.
+    """
+    own = find(claim)
+    networks = list(dict.fromkeys(case.network for case in own.cases))
+    chosen = f"`{network}`" if network else networks[0]
+    if chosen not in networks:
+        raise unknown_name("network", network, [name.strip("`") for name in networks])
+    cases = tuple(case for case in own.cases if case.network == chosen)
+    read = {name for case in cases for test in case.tests for name in (test.number, test.than)}
+    runs = tuple(run for run in own.runs if read & run.numbers.keys())
+    numbers = {name: value for run in runs for name, value in values_of(run, report).items()}
+    measured = Measurement(date="", machine="", numbers=numbers, origins={})
+    print("\n".join(_columns(overview([replace(own, cases=cases, runs=runs, measured=measured)]))))
 
 
 def record_claims(ids: Ids = (), *, every: bool = False, fresh: bool = False) -> None:

@@ -101,16 +101,23 @@ def section(claim: Claim) -> str:
 
 
 def table(claim: Claim) -> str:
-    """Return the rows of a claim with their verdicts; a quantity that is the same in every row is in the head."""
+    """Return the rows of a claim with their verdicts.
+
+    A quantity that is the same in every row is in the head; what is special of a network is in its first row.
+    """
     numbers = {} if claim.measured is None else claim.measured.numbers
     titles = {claim.numbers[test.number].title for _, test, _ in deciding(claim)}
-    head = ["network", "reading"] + ["quantity"] * (len(titles) > 1)
-    cells = [
-        [_network(case), " ".join(filter(None, (case.reading, case.part)))]
-        + [claim.numbers[test.number].title] * (len(titles) > 1)
-        + [_value(numbers.get(test.number)), conditions, own]
-        for case, test, conditions, own in joined(claim, numbers)
-    ]
+    head = ["network", "reading" if any(case.reading for case in claim.cases) else "part"]
+    head += ["quantity"] * (len(titles) > 1)
+    cells, named = list[list[str]](), set[str]()
+    for case, test, conditions, own in joined(claim, numbers):
+        is_new = case.size and case.network not in named
+        named.add(case.network)
+        cells.append(
+            [f"{case.network} ({case.size})" if is_new else case.network, _place(case)]
+            + [claim.numbers[test.number].title] * (len(titles) > 1)
+            + [_value(numbers.get(test.number)), conditions, own]
+        )
     value = titles.pop() if len(titles) == 1 else "value"
     head += [f"{value} [95 % interval]" if numbers else value, "holds if", "verdict"]
     if not any(row[1] for row in cells):
@@ -163,14 +170,14 @@ def overview(claims: Iterable[Claim]) -> list[tuple[str, ...]]:
         numbers = {} if claim.measured is None else claim.measured.numbers
         found.append((claim.id, str(verdict(claim)), claim.claim))
         for case, test, conditions, own in joined(claim, numbers):
-            place = ", ".join(filter(None, (case.network, case.reading, case.part))).replace("`", "")
+            place = ", ".join(filter(None, (case.network, _place(case)))).replace("`", "")
             label, measured = claim.numbers[test.number].title, _value(numbers.get(test.number))
             found.append(("", own, f"{place}: {label} {measured} {conditions}"))
     return found
 
 
-def _network(case: Case) -> str:
-    return f"{case.network} ({case.size})" if case.size else case.network
+def _place(case: Case) -> str:
+    return " ".join(filter(None, (case.reading, case.part)))
 
 
 def _value(value: Value | None) -> str:

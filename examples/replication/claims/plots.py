@@ -97,7 +97,16 @@ def rows_of(claim: Claim) -> list[Row]:
             ends = (value.value, value.value)
         at = math.nan if value is None else value.value
         limits = threshold(test, numbers)
-        found.append(Row(label=_label(case), quantity=number.title, value=at, ends=ends, limits=limits, verdict=own))
+        found.append(
+            Row(
+                label=_label(case),
+                quantity=number.title.replace("`", ""),
+                value=at,
+                ends=ends,
+                limits=limits,
+                verdict=own,
+            )
+        )
     return found
 
 

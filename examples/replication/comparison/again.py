@@ -42,7 +42,7 @@ _ESTIMATES = ("kl_bits", "entropy_mae_bits", "share_closed", "accuracy_where_kno
 def restated(path: Path) -> ComparisonReport:
     """Read a saved comparison and recompute its terms, baselines and verdicts by the current rules.
 
-    Scores and effective memory do not change. Baselines are scored on the same sequences. Where the best context-free
+    Scores and equivalent window do not change. Baselines are scored on the same sequences. Where the best context-free
     predictor of today is better than the saved one, shares closed are from its level.
 
     Args:

@@ -25,7 +25,7 @@ from bayesgeom.report.render import markdown
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, Level, headline_of
 from bayesgeom.stats.bootstrap import r2_interval, ratio_interval
-from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
+from bayesgeom.stats.windows import TRANSPORT_BITS, TRANSPORT_WINDOW
 from examples.replication.comparison.cell import Cell, cell
 from examples.replication.comparison.scores import CONTEXT_FREE, Scores
 from examples.replication.comparison.state_size import state_floats
@@ -73,7 +73,7 @@ class ComparisonReport(Report):
         "Each row of the heat map is a task that tests one primitive, each column an architecture. All have the same "
         "number of parameters and see the same sequences in the same order. The color is the share of the gap between "
         "the best context-free predictor (0) and the exact posterior (1) that is closed. Transport is judged by "
-        "effective memory instead: the width of the narrowest window observer that a model does not beat. "
+        "equivalent window instead: the width of the narrowest window observer that a model does not beat. "
         "Equal data, budget and parameters do not make the comparison fair if hyperparameters were tuned on one "
         "architecture. The saved report holds the hyperparameter search, targets, state size and seeds of every cell."
         f"\n\n{RULE}"
@@ -99,7 +99,7 @@ class ComparisonReport(Report):
         Estimate, Share("checkpoint", better="higher", label="accuracy where the answer is known")
     ]
     memory_symbols: Annotated[
-        Estimate, Quantity("checkpoint", unit="symbols", better="higher", label="effective memory")
+        Estimate, Quantity("checkpoint", unit="symbols", better="higher", label="equivalent window")
     ]
     window_gap_bits: Annotated[Float[np.ndarray, " checkpoint"], Unit("bits")]
     n: int
@@ -151,12 +151,12 @@ class ComparisonReport(Report):
         return (*shares, *(self._memory(index, found[index]) for index in self._transporting()))
 
     def _memory(self, index: int, verdict: str) -> Headline:
-        """The effective memory of one training, with the width that transport has to exceed as its baseline."""
-        line = headline_of(self, "memory_symbols", at=(index,), label=f"{self.checkpoints[index]}, effective memory")
+        """The equivalent window of one training, with the width that transport has to exceed as its baseline."""
+        line = headline_of(self, "memory_symbols", at=(index,), label=f"{self.checkpoints[index]}, equivalent window")
         return replace(line, verdict=verdict, levels=(Level(name="transport needs more", value=TRANSPORT_WINDOW),))
 
     def _transporting(self) -> list[int]:
-        """The trainings whose verdict follows from effective memory."""
+        """The trainings whose verdict follows from equivalent window."""
         rows = enumerate(zip(self.task_of, self.window_gap_bits, strict=True))
         return [index for index, (task, gap) in rows if task in TRANSPORT_TASKS and gap >= TRANSPORT_BITS]
 
@@ -242,7 +242,7 @@ _MEASURED = (
     "entropy error (bits)",
     "share closed",
     "accuracy where known",
-    "effective memory",
+    "equivalent window",
     "this training",
     "verdict on the cell",
     "published",
@@ -261,7 +261,7 @@ _BASELINES = (
     "lowest KL; all but the context-free predictor see the context and lack what the row tests (“exact”: the row tests "
     "no more than that baseline does). On hidden Markov models a row has the observers of the last 1 to 4 symbols as "
     "baselines. If the model beats these, it also has the narrowest that it does not beat, or that of 10 symbols if it "
-    "beats all up to 10; still wider ones are nearer to exact. Effective memory is the width of the narrowest "
+    "beats all up to 10; still wider ones are nearer to exact. Equivalent window is the width of the narrowest "
     "observer, of any width, that a model does not beat."
 )
 
@@ -363,7 +363,7 @@ def sizes(cells: Sequence[Cell], n_parameters: Sequence[int]) -> dict[str, Any]:
 
 
 def verdict_on(task: str, share_closed: float, memory_symbols: float, window_gap_bits: float) -> str:
-    """Return the verdict on one training: by effective memory where the task has latent dynamics, else by share."""
+    """Return the verdict on one training: by equivalent window where the task has latent dynamics, else by share."""
     if task in TRANSPORT_TASKS:
         return transport_verdict(memory_symbols, window_gap_bits)
     return "not decided: share of the gap not measured" if math.isnan(share_closed) else verdict(share_closed)

@@ -16,8 +16,15 @@ from bayesgeom.core.run import Trials, WindowScores
 from bayesgeom.models.base import Model
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.information import KNOWN_BITS, entropy_bits
-from bayesgeom.stats.memory import TRANSPORT_WINDOW, effective_memory, joined, wider_window, window_name, window_scores
 from bayesgeom.stats.observers import STARTS
+from bayesgeom.stats.windows import (
+    TRANSPORT_WINDOW,
+    equivalent_window,
+    joined,
+    wider_window,
+    window_name,
+    window_scores,
+)
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.tasks.bijection import Bijection, shown_before, uniform_on
 
@@ -42,7 +49,7 @@ class Scores:
         baseline_kl_bits: Mean KL of every baseline of the task, as for calibration; infinite for one that excludes the
             truth.
         baseline_known_correct: Mean of `known_correct` for every baseline of the task that is no window observer.
-        memory_symbols: The effective memory. NaN on tasks without latent dynamics.
+        memory_symbols: The equivalent window. NaN on tasks without latent dynamics.
         most_memory_symbols: The upper end of its interval.
         window_gap_bits: KL of the stationary observer of the last ten symbols. NaN on tasks without latent dynamics.
     """
@@ -66,7 +73,7 @@ class Scores:
 def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
     """Score a model on `n` new sequences, which are the same for every model of the task.
 
-    The effective memory is that of calibration with the same `n` and `seed`: of the same sequences and resamples.
+    The equivalent window is that of calibration with the same `n` and `seed`: of the same sequences and resamples.
     """
     candidates, resamples = context_free(task, seed=seed), derived_seed(seed, Branch.RESAMPLING)
 
@@ -79,7 +86,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
     free = min((others.pop(name) for name in candidates), key=lambda found: float(found.kl_bits.mean()))
     others = {CONTEXT_FREE: free, **others}
     known = own.exact_entropy_bits < KNOWN_BITS
-    memory = None if run.windows is None else effective_memory(run.windows, own.kl_bits, seed=run.seed)
+    memory = None if run.windows is None else equivalent_window(run.windows, own.kl_bits, seed=run.seed)
     known_kl = {name: float(found.kl_bits.mean()) for name, found in others.items()}
     hits = {name: float((known * found.correct).mean()) for name, found in others.items()}
     return Scores(
@@ -125,7 +132,7 @@ class Levels:
         return float(self.window_kl_bits[STARTS.index("stationary"), TRANSPORT_WINDOW:][:1].sum())
 
     def against(self, symbols: float) -> dict[str, float]:
-        """Return the baselines of a model with this effective memory, as `score` does."""
+        """Return the baselines of a model with this equivalent window, as `score` does."""
         return dict(self.kl_bits) | wider_kl(self.window_kl_bits, symbols)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from bayesgeom.core.text import percent_text
-from bayesgeom.stats.memory import TRANSPORT_BITS, TRANSPORT_WINDOW
+from bayesgeom.stats.windows import TRANSPORT_BITS, TRANSPORT_WINDOW
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.training.recipes import Recipe
@@ -81,7 +81,7 @@ def transport_verdict(memory_symbols: float, window_gap_bits: float) -> str:
     """Return the verdict on one training of a task with latent dynamics.
 
     Args:
-        memory_symbols: The effective memory; NaN if it was not measured, or has no interval.
+        memory_symbols: The equivalent window; NaN if it was not measured, or has no interval.
         window_gap_bits: KL of the stationary observer of the last ten symbols; NaN if it was not measured.
 
     Example:
@@ -89,11 +89,11 @@ def transport_verdict(memory_symbols: float, window_gap_bits: float) -> str:
         ('not testable on this task', 'realized', 'not realized')
     """
     if math.isnan(window_gap_bits):
-        return "not decided: effective memory not measured"
+        return "not decided: equivalent window not measured"
     if window_gap_bits < TRANSPORT_BITS:
         return NOT_TESTABLE
     if math.isnan(memory_symbols):
-        return "not decided: effective memory not measured, or without an interval"
+        return "not decided: equivalent window not measured, or without an interval"
     return "realized" if memory_symbols > TRANSPORT_WINDOW else "not realized"
 
 

@@ -171,6 +171,13 @@ def test_hostile_headers_are_refused(fault: str, tmp_path: Path) -> None:
         bayesgeom.load(tmp_path / "a.gguf")
 
 
+def test_a_file_that_states_no_number_of_layers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GGUFWriter, "add_block_count", lambda self, n: None)
+    write_tiny(tmp_path / "a.gguf")
+    with pytest.raises(CheckpointFault, match=r"does not state its number of layers"):
+        bayesgeom.load(tmp_path / "a.gguf")
+
+
 def test_a_file_with_more_layers_than_it_declares_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = GGUFWriter.add_block_count
     monkeypatch.setattr(GGUFWriter, "add_block_count", lambda self, n: plain(self, n - 1))

@@ -11,9 +11,11 @@ import accelerate
 import pytest
 import torch
 
+import bayesgeom
 from bayesgeom.ablations.batteries import every_head
 from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core.errors import OutputFault
+from bayesgeom.core.verdict import Reason
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface import weights as identity
 from bayesgeom.models.resolve import as_model, load
@@ -114,3 +116,23 @@ def test_progress_of_weights_that_are_not_known_is_never_resumed(folder: Callabl
             parameter.mul_(1.5)
     second = job(other).exact(tmp_path / "out")
     assert (first.kl_increase_bits.value != second.kl_increase_bits.value).all()
+
+
+def test_the_kernel_of_attention_is_in_the_provenance(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+    model = bayesgeom.load(folder("llama"), dtype="bfloat16")
+    own, few = "sdpa", {"n": 16, "n_untrained": 0}
+    plain = bayesgeom.diagnose(model, task, probes=["calibration"], **few)
+    eager = bayesgeom.diagnose(model, task, probes=["calibration", "attention_entropy"], **few)
+    many = bayesgeom.diagnose(model, task, probes=["attention_entropy"], n=200, n_untrained=0)
+    assert [each.provenance["attention_kernels"] for each in (plain, eager, many)] == [[own], ["eager"], ["eager", own]]
+    assert bayesgeom.ablate(model, task, "heads", n=4).provenance["attention_kernels"] == [own]
+    captured = bayesgeom.diagnose(bayesgeom.capture(model, task, out=tmp_path, n=8, sites=["pattern"]), n_untrained=0)
+    assert captured.provenance["attention_kernels"] == ["eager"]
+    codes = [bayesgeom.compare(pair).kernel_code(0) for pair in ([plain, plain], [plain, eager])]
+    assert codes == [Reason.NONE, Reason.OTHER_KERNEL]
+    other = bayesgeom.load(folder("llama"), dtype="bfloat16", attn_implementation="eager")
+    report = bayesgeom.compare([model, other], task, n=8)
+    assert report.kernel_code(0) is Reason.OTHER_KERNEL and report.attention_kernels == (own, "eager")
+    assert "paired, other kernel" in report.table()
+    assert "attention_kernels" not in bayesgeom.diagnose("bijection-v20", n=3, probes=["calibration"]).provenance

@@ -14,7 +14,7 @@ from tests.structure.source import ROOT
 NAMES = {
     "uniform predictor": {"uniform"},
     "key membership": {"membership", "key_membership", "key membership"},
-    "belief after the last 10 symbols": {"belief after the last 10 symbols"},
+    "pairings with other sequences": {"other sequences"},
     "all controls": {
         "random subspaces",
         "random subspaces, most",

@@ -39,6 +39,7 @@ from examples.replication.claims.reproduction import (
 )
 from examples.replication.training.recipes import recipe
 from tests.executors.stand_ins import AtOnce
+from tests.pages import READINGS
 from tests.tiny import tiny_checkpoints, tiny_folder
 
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
@@ -356,3 +357,15 @@ def test_a_difference_is_an_exit_status(monkeypatch: pytest.MonkeyPatch, capsys:
         monkeypatch.setattr("examples.replication.claims.commands.reproduce", lambda *_, result=again, **__: result)
         assert main(["reproduce", "B1"]) == status
         assert capsys.readouterr().out.count(f" {answer}\n") == 1
+
+
+def test_a_claim_is_applied_to_a_report_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, network, verdict_text in (
+        ("bijection-v20", "bijection-v20", "holds"),
+        ("hmm-s5", "", "does not hold"),  # another report than the claim's own for its first network
+    ):
+        assert main(["judge", "A1", str(READINGS / name / "ablation"), "--network", network]) == 0
+        head, row = capsys.readouterr().out.splitlines()
+        assert head.split("  ")[1] == verdict_text and "smallest increase of the entropy error" in row
+    assert main(["judge", "A1", str(READINGS / "hmm-s5" / "ablation"), "--network", "mine"]) == 2
+    assert "no network named 'mine'" in capsys.readouterr().err

@@ -221,3 +221,29 @@ def test_every_claim_states_its_quantifier_and_how_it_fails() -> None:
         kind = claim.quantifier.split(" ", 1)[1]
         assert claim.fails_if.startswith(f"an interval of {'one' if claim.is_universal else 'each'} {kind}")
         assert all(number.label for number in claim.numbers.values()), claim.id
+
+
+@pytest.mark.parametrize(
+    ("claim_id", "expected"),
+    {
+        "A1": "holds in 2 of 3",
+        "A3": "holds in 1 of 3",
+        "A4": "does not hold in 2 of 3, at the threshold in 1",
+        "B2": "depends on the reading",
+        "D3": "at the threshold",
+        "G2": "does not hold",
+        "G3": "depends on the reading",
+        "G4": "depends on the reading",
+        "G6": "holds in 2 of 3",
+        "H2": "does not hold",
+        "H3": "holds in 5 of 9",
+        "H4": "holds in 1 of 3",
+        "J4": "does not hold",
+        "P1": "holds",
+        "Y1": "not identified",
+        "Y2": "does not hold",
+    }.items(),
+)
+def test_recorded_verdicts_follow_from_the_networks(claim_id: str, expected: str) -> None:
+    """Claims that one network, a size, or no number at all once decided."""
+    assert str(verdict(load()[claim_id])) == expected

@@ -107,7 +107,7 @@ def test_one_seed_decides_nothing_and_seeds_must_agree() -> None:
     assert cell_verdict(["realized", "realized"], 3) == "not decided: 2 of 3 seeds"
     assert cell_verdict(["realized", "limited"], 3) == "not decided: seeds disagree (limited, realized)"
     assert cell_verdict([NOT_TESTABLE]) == NOT_TESTABLE
-    unknown = "not decided: effective memory not measured"
+    unknown = "not decided: equivalent window not measured"
     assert cell_verdict(["realized", unknown]) == unknown
 
 
@@ -131,8 +131,8 @@ def test_a_contradiction_needs_the_published_sizes() -> None:
         (20.0, 0.019, NOT_TESTABLE),
         (11.0, 0.02, "realized"),
         (10.0, 0.05, "not realized"),
-        (np.nan, 0.05, "not decided: effective memory not measured, or without an interval"),
-        (np.nan, np.nan, "not decided: effective memory not measured"),
+        (np.nan, 0.05, "not decided: equivalent window not measured, or without an interval"),
+        (np.nan, np.nan, "not decided: equivalent window not measured"),
     ],
 )
 def test_transport_is_judged_by_memory_where_the_task_can_show_it(symbols: float, gap: float, expected: str) -> None:
@@ -253,7 +253,7 @@ def test_a_cell_that_is_not_trained_is_named_in_a_color_that_dark_pages_change(r
     ]
 
 
-def test_effective_memory_explains_verdicts_on_transport(rng: np.random.Generator) -> None:
+def test_equivalent_window_explains_verdicts_on_transport(rng: np.random.Generator) -> None:
     """A share of 0.9 was not realized, for a reason that the page did not state."""
     row = [*(cell("slow-hmm", "transformer", seed=seed) for seed in (0, 1)), cell("slow-hmm", "mamba")]
     row.append(cell("hmm", "lstm"))  # which cannot test transport
@@ -396,7 +396,7 @@ def test_a_comparison_gives_the_numbers_of_a_diagnosis(seed: int, tmp_path: Path
     (own,) = bayesgeom.diagnose("hmm-lstm", probes=["calibration"], n=43, seed=seed, n_untrained=0).values()
     assert isinstance(own, CalibrationReport)
     for here, there in (
-        (compared.memory_symbols[0], own.effective_memory_symbols),
+        (compared.memory_symbols[0], own.equivalent_window_symbols),
         (compared.kl_bits[0], own.kl_bits),
         (compared.entropy_mae_bits[0], own.entropy_mae_bits),
     ):

@@ -88,11 +88,11 @@ def test_accuracy_has_the_baselines_of_the_task() -> None:
 
 @pytest.mark.parametrize("symbols", [3.0, 6.0, 12.0, math.nan])
 def test_baselines_of_the_comparison_are_those_of_calibration(symbols: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both add the observer that decides for the effective memory of the model."""
+    """Both add the observer that decides for the equivalent window of the model."""
     task = HMM(n_states=3, n_symbols=2, length=17, floor=0.01, stay=0.95)
     for place in (scores, calibration):
-        found = place.effective_memory  # type: ignore[attr-defined]
-        monkeypatch.setattr(place, "effective_memory", lambda *a, of=found, **k: replace(of(*a, **k), symbols=symbols))
+        found = place.equivalent_window  # type: ignore[attr-defined]
+        monkeypatch.setattr(place, "equivalent_window", lambda *a, of=found, **k: replace(of(*a, **k), symbols=symbols))
     sizes = {"n_ctx": task.n_pos, "n_layers": 1, "n_heads": 3, "d_model": 21, "d_mlp": 13}
     model = of_module(Transformer(TransformerConfig(d_vocab=task.d_vocab, **sizes)), task=task)
     own, level = score(model, task, n=29, seed=0), levels(task, n=29, seed=0)

@@ -1,8 +1,11 @@
-"""Effective memory: how many of the last symbols an observer must see to predict as well as a model.
+"""Equivalent window: the width of the window observer that predicts as well as a model.
 
 The model is compared with the window observers of `bayesgeom.stats.observers`, using the better of the two starts at
 each width. A predictor that uses only the last w symbols cannot beat the observer of width w, except by the error of
-that observer's prior. A predictor that carries an exact belief beats all of them.
+that observer's prior. So a model with an equivalent window above w uses more than w symbols. Below w it shows nothing:
+the equivalent window is an accuracy in units of w, not a memory. The exact filter over 64 symbols of a slow chain,
+mixed with 20 % of the uniform distribution, has an equivalent window of 7 symbols. `bayesgeom.evidence_response` tests
+whether a model uses old evidence.
 """
 
 import math
@@ -16,7 +19,6 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from bayesgeom.core.run import Trials, WindowScores
-from bayesgeom.core.verdict import Verdict
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.stats.intervals import MIN_DIFFERENT
@@ -26,7 +28,7 @@ WIDEST_BASELINE = 4  # symbols: of wider windows, only the one that decides is l
 RESOLUTION_BITS = 1e-6  # a window observer this close to the posterior counts as the posterior
 TRANSPORT_WINDOW = 10  # symbols
 TRANSPORT_BITS = 0.02  # least KL of that window's observer on a task that can show transport
-END_LEVEL = 0.035  # probability with which each end of the memory may be wrong; both together cover 93 to 96.5 %
+END_LEVEL = 0.035  # probability with which each end of the window may be wrong; both together cover 93 to 96.5 %
 _EDGE = 0.2  # an end this close to 0, in distances from the mean to it, may change sign with the resamples: 5 errors
 _SETS = 16  # sets of resamples behind such an end, so that its own error is a quarter of that of one set
 _STOP_BITS = 1e-8  # wider windows are not computed
@@ -35,8 +37,8 @@ _ROUNDING_BITS = 1e-9
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class EffectiveMemory:
-    """Comparison of a model with the window observers of its task; see `effective_memory`.
+class EquivalentWindow:
+    """Comparison of a model with the window observers of its task; see `equivalent_window`.
 
     Attributes:
         kl_bits: Mean KL of every window observer.
@@ -45,7 +47,7 @@ class EffectiveMemory:
         gain_ends: Both ends of the paired interval of `gain_bits`.
         gain_code: The number of the reason of each interval that is withheld.
         is_beaten: Whether the model beats the stronger window observer, at each width.
-        symbols: The effective memory: the smallest width whose observer the model does not beat; too large with
+        symbols: The equivalent window: the smallest width whose observer the model does not beat; too large with
             probability 3.5 %. NaN (undecided) if the gain over that observer has no interval.
         most_symbols: The smallest width whose observer is at least as good with the same confidence, or NaN.
         transport_gap_bits: KL of the stationary observer of the last 10 symbols. 0 for shorter sequences.
@@ -70,7 +72,7 @@ class EffectiveMemory:
     def widest_beaten(self) -> int:
         """The widest window observer that the model beats, of any width; −1 if it beats none.
 
-        Another definition of effective memory. `symbols` is at most one more; see `effective_memory`.
+        Another definition of the equivalent window. `symbols` is at most one more; see `equivalent_window`.
         """
         return int(np.flatnonzero(self.is_beaten).max(initial=-1))
 
@@ -78,21 +80,6 @@ class EffectiveMemory:
     def length(self) -> int:
         """Symbols in a sequence. A window of this width is the exact filter."""
         return int(self.kl_bits.shape[1]) - 1
-
-    @property
-    def can_show_transport(self) -> bool:
-        """Whether the last ten symbols lose enough bits to distinguish a carried belief from rereading."""
-        return self.transport_gap_bits >= TRANSPORT_BITS
-
-    @property
-    def transports(self) -> bool:
-        """Whether the task can show transport and the model beats every observer of up to ten symbols."""
-        return self.can_show_transport and self.symbols > TRANSPORT_WINDOW
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the task can show transport and, if so, whether the model transports the belief."""
-        return transport_verdict(self.transport_gap_bits, self.symbols)
 
 
 def window_name(width: int, start: str) -> str:
@@ -113,7 +100,7 @@ def deciding_window(kl_bits: Float64[np.ndarray, "start window"], symbols: float
 
     Args:
         kl_bits: KL of every window observer.
-        symbols: The effective memory, or NaN.
+        symbols: The equivalent window, or NaN.
 
     Example:
         >>> kl_bits = np.array([[0.4, 0.1, 0.01, 1e-9, 0.0]] * 2)
@@ -133,7 +120,7 @@ def wider_window(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -
 
     Args:
         kl_bits: KL of every window observer.
-        symbols: The effective memory, or NaN.
+        symbols: The equivalent window, or NaN.
 
     Example:
         >>> kl_bits = np.geomspace(1, 1e-3, 14)[None].repeat(2, axis=0)
@@ -161,24 +148,6 @@ def windows_beyond_own(kl_bits: Float64[np.ndarray, "start window"]) -> tuple[tu
         return ()
     widest = deciding_window(kl_bits, math.nan)
     return tuple((int(kl_bits[:, width].argmin()), width) for width in range(WIDEST_BASELINE + 1, widest + 1))
-
-
-def transport_verdict(gap_bits: float, symbols: float) -> Verdict:
-    """Return whether a task can show transport and, if so, whether the model transports the belief.
-
-    Args:
-        gap_bits: KL of the stationary observer of the last 10 symbols.
-        symbols: The model's effective memory; NaN if undecided.
-
-    Example:
-        >>> transport_verdict(0.5, 17.0), transport_verdict(0.0, 17.0)
-        (<Verdict.TRANSPORTS: 'transports the belief'>, <Verdict.CANNOT_SHOW: 'cannot show transport'>)
-    """
-    if gap_bits < TRANSPORT_BITS:
-        return Verdict.CANNOT_SHOW
-    if math.isnan(symbols):
-        return Verdict.UNDECIDED
-    return Verdict.TRANSPORTS if symbols > TRANSPORT_WINDOW else Verdict.DOES_NOT_TRANSPORT
 
 
 def window_predictives(trials: Trials, start: str) -> Iterator[Float64[Tensor, "batch query_pos answer"]]:
@@ -229,15 +198,15 @@ def joined(parts: Sequence[WindowScores]) -> WindowScores | None:
     )
 
 
-def effective_memory(
+def equivalent_window(
     scores: WindowScores, kl_bits: Float[np.ndarray, "sequence position"], *, seed: int
-) -> EffectiveMemory:
+) -> EquivalentWindow:
     """Compare a model with every window observer of its task.
 
-    The effective memory is the smallest w whose stronger observer the model does not beat. It beats an observer if the
+    The equivalent window is the smallest w whose stronger observer the model does not beat. It beats an observer if the
     lower bound of the paired difference in mean KL, observer minus model, lies above 0. So the window observer of
-    width w itself has effective memory w: it beats w − 1 and ties with w. If the model beats every observer that is at
-    least 1e-6 bits from the posterior, its effective memory is the length of the sequence.
+    width w itself has equivalent window w: it beats w − 1 and ties with w. If the model beats every observer that is at
+    least 1e-6 bits from the posterior, its equivalent window is the length of the sequence.
 
     `widest_beaten`, the largest w whose observer is beaten, may be larger if a model fails at some width and beats a
     wider one. The first failure counts: predicting no better than w symbols is no evidence of more.
@@ -250,7 +219,7 @@ def effective_memory(
     sign that the seed gives it. Such ends are means over 16 sets of resamples.
 
     Wide windows differ from the exact filter in few sequences. A gain in only a few sequences has no interval. It still
-    counts if no sequence contradicts it and at least 8 show it (sign test: p = 0.004). Otherwise the memory is NaN
+    counts if no sequence contradicts it and at least 8 show it (sign test: p = 0.004). Otherwise the window is NaN
     (undecided) from that width on.
 
     Args:
@@ -272,7 +241,7 @@ def effective_memory(
     sure_lo, sure_hi = (np.where(np.isnan(end) & is_sure, gain.mean(axis=0), end) for end in bounds)
     is_distinct = means.min(axis=0) >= RESOLUTION_BITS
     is_known = len(gain) > 1
-    return EffectiveMemory(
+    return EquivalentWindow(
         kl_bits=means,
         stronger=stronger,
         gain_bits=gain.mean(axis=0),

@@ -1,4 +1,4 @@
-"""Effective memory: planted window observers have their own width, the exact filter the whole sequence."""
+"""Equivalent window: planted window observers have their own width, the exact filter the whole sequence."""
 
 import math
 
@@ -7,20 +7,21 @@ import pytest
 import torch
 
 from bayesgeom.core.run import Trials, WindowScores
-from bayesgeom.stats import memory
+from bayesgeom.stats import windows
 from bayesgeom.stats.behavior import BehaviorLog, predicted_behavior
 from bayesgeom.stats.bootstrap import mean_interval
-from bayesgeom.stats.memory import (
+from bayesgeom.stats.observers import STARTS
+from bayesgeom.stats.windows import (
     END_LEVEL,
-    EffectiveMemory,
-    effective_memory,
+    TRANSPORT_BITS,
+    EquivalentWindow,
+    equivalent_window,
     joined,
     wider_window,
     window_predictives,
     window_scores,
     windows_beyond_own,
 )
-from bayesgeom.stats.observers import STARTS
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.tasks.markov import DynamicTask
@@ -30,10 +31,10 @@ SLOW_TRIALS = SLOW.sample(211, seed=1)
 FAST_TRIALS = HMM().sample(211, seed=1)
 
 
-def memory_of(trials: Trials, text: torch.Tensor) -> EffectiveMemory:
+def window_of(trials: Trials, text: torch.Tensor) -> EquivalentWindow:
     scores = window_scores(trials)
     assert scores is not None
-    return effective_memory(scores, predicted_behavior(trials, text).kl_bits, seed=0)
+    return equivalent_window(scores, predicted_behavior(trials, text).kl_bits, seed=0)
 
 
 def window(trials: Trials, w: int, start: str = "stationary") -> torch.Tensor:
@@ -47,11 +48,10 @@ def planted_scores(kl_bits: np.ndarray) -> WindowScores:
 
 
 @pytest.mark.parametrize("w", [0, 1, 2, 3, 5, 11, 23])
-def test_a_planted_window_observer_remembers_its_own_width(w: int) -> None:
-    found = memory_of(SLOW_TRIALS, window(SLOW_TRIALS, w))
+def test_a_planted_window_observer_has_its_own_width(w: int) -> None:
+    found = window_of(SLOW_TRIALS, window(SLOW_TRIALS, w))
     assert (found.symbols, found.most_symbols) == (w, w)
     assert found.gain_bits[w] == pytest.approx(0, abs=1e-12) and (w == 0 or found.gain_ends[0][w - 1] > 0)
-    assert found.transports == (w > 10)
     assert found.widest_beaten == w - 1, "the definition as the widest observer that is beaten gives one less"
 
 
@@ -73,7 +73,7 @@ def test_memory_ends_at_the_first_width_that_is_not_beaten(
     kl_bits = np.zeros((2, 8, n))
     for w in range(6):
         kl_bits[:, w] = own + (0.05 if w in beaten else -0.05) + 0.01 * rng.normal(size=n)
-    found = effective_memory(planted_scores(kl_bits), own[:, None], seed=0)
+    found = equivalent_window(planted_scores(kl_bits), own[:, None], seed=0)
     assert (found.symbols, found.most_symbols, found.widest_beaten) == (symbols, symbols, widest)
     assert tuple(np.flatnonzero(found.is_beaten)) == beaten
     assert found.symbols <= found.widest_beaten + 1 or found.symbols == found.length
@@ -85,22 +85,28 @@ def test_a_width_without_an_interval_is_not_counted_as_beaten() -> None:
     assert scores is not None
     own = scores.kl_bits[STARTS.index("stationary"), 3].copy()
     own[:5] += 0.1
-    found = effective_memory(scores, own[:, None], seed=0)
+    found = equivalent_window(scores, own[:, None], seed=0)
     assert math.isnan(found.symbols) and found.widest_beaten == 2 and not found.is_beaten[3]
 
 
-def test_the_exact_filter_remembers_the_whole_sequence() -> None:
+def test_the_exact_filter_mixed_with_uniform_uses_all_symbols_and_has_a_short_window() -> None:
+    """The equivalent window is an accuracy: a fifth of uniform costs as much as all but seven symbols."""
+    trials = SLOW.sample(512, seed=0)
+    exact = trials.at_scored(trials.predictive)
+    found = window_of(trials, 0.8 * exact + 0.2 / exact.shape[-1])
+    assert (found.symbols, found.widest_beaten) == (7, 6)
+
+
+def test_the_exact_filter_beats_every_window() -> None:
     for trials, length in ((SLOW_TRIALS, 64), (FAST_TRIALS, 20)):
-        found = memory_of(trials, trials.at_scored(trials.predictive))
+        found = window_of(trials, trials.at_scored(trials.predictive))
         assert (found.symbols, found.most_symbols, found.length) == (length, length, length)
 
 
-def test_only_the_slow_task_can_show_transport() -> None:
-    slow, fast = (memory_of(trials, trials.at_scored(trials.predictive)) for trials in (SLOW_TRIALS, FAST_TRIALS))
-    assert slow.can_show_transport and slow.transports
-    assert not fast.can_show_transport and not fast.transports
-    assert fast.transport_gap_bits < 1e-5
-    short = memory_of(
+def test_ten_symbols_are_enough_for_the_fast_task_only() -> None:
+    slow, fast = (window_of(trials, trials.at_scored(trials.predictive)) for trials in (SLOW_TRIALS, FAST_TRIALS))
+    assert slow.transport_gap_bits > TRANSPORT_BITS and fast.transport_gap_bits < 1e-5
+    short = window_of(
         trials := HMM(length=7, floor=0.01, stay=0.9).sample(53, seed=0), trials.at_scored(trials.predictive)
     )
     assert short.transport_gap_bits == 0, "ten symbols are the whole sequence"
@@ -118,14 +124,14 @@ def test_an_end_near_zero_does_not_depend_on_the_seed_of_the_resamples(
     kl_bits[:, 2] += 0.00018 - level
     found = {}
     for sets in (1, 16):
-        monkeypatch.setattr(memory, "_SETS", sets)
+        monkeypatch.setattr(windows, "_SETS", sets)
         scores = planted_scores(kl_bits)
-        found[sets] = {effective_memory(scores, own[:, None], seed=seed).most_symbols for seed in range(11)}
+        found[sets] = {equivalent_window(scores, own[:, None], seed=seed).most_symbols for seed in range(11)}
     assert found == {1: {2.0, 3.0}, 16: {3.0}}
 
 
 @pytest.mark.slow
-def test_noise_is_seldom_called_memory(rng: np.random.Generator) -> None:
+def test_noise_seldom_widens_the_window(rng: np.random.Generator) -> None:
     """A predictor as good as the window of 2 on average must not be given 3 symbols more often than its level says."""
     n, draws, longer = 101, 200, 0
     observer = rng.gamma(0.5, size=(6, n)) * np.array([9, 7, 5, 3, 2, 0])[:, None] / 100
@@ -134,7 +140,7 @@ def test_noise_is_seldom_called_memory(rng: np.random.Generator) -> None:
         mixed = planted_scores(np.stack([observer * 2, observer]))
         mixed.kl_bits[1, 2] = rng.gamma(0.5, size=n) * 5 / 100
         mixed.kl_bits[0, 2] = 1.0
-        longer += effective_memory(mixed, own[:, None], seed=draw).symbols > 2
+        longer += equivalent_window(mixed, own[:, None], seed=draw).symbols > 2
     assert longer / draws < 0.07
 
 

@@ -1,0 +1,402 @@
+"""`evidence_response`: does the answer follow earlier evidence? Evidence is drawn again, and the answers are compared.
+
+A model that predicts well may reread the last few symbols, and accuracy alone cannot tell. So the evidence older than w
+is drawn again, given the later evidence, and Δ is the change of the answer probabilities at the last scored position:
+
+    slope(w) = Σ ⟨Δ_model, Δ_exact⟩ / Σ |Δ_exact|²,  over sequences,
+
+1 for the exact observer, and 0 for a predictor that reads only the last w pieces of evidence. A constant scale, such as
+a share of uniform mixed into every answer, is removed by the relative slope, slope(w) / slope(0). The level is the
+97.5 % quantile of the slope over 300 pairings of the model's changes with the exact changes of other sequences.
+
+Changes of probabilities are bounded, so percentile intervals over sequences cover: 93 to 97 % for planted predictors of
+the slow chain with 64 to 480 sequences. Those of bootstrap-t cover 98 to 99 %, or are withheld. There is no interval if
+fewer than 8 sequences carry the exact change.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Annotated, ClassVar, Self, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, checked
+from bayesgeom.core.progress import bar
+from bayesgeom.core.run import NO_LABEL, Run, Trials, concatenate
+from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.models.base import Model, provenance
+from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.bootstrap import bootstrap_weights, percentile_interval
+from bayesgeom.stats.intervals import MIN_DIFFERENT
+from bayesgeom.stats.observers import exact_beliefs
+from bayesgeom.stats.windows import TRANSPORT_WINDOW, window_predictives
+from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed
+
+LEAST_CHANGE = 0.003  # root mean square of the exact change below which a slope is not identified
+FOLLOWS = 0.5  # slope above which the answers follow the evidence, and below which they do so in part or not at all
+LEVEL_NAME = "other sequences"
+MIXED, SHARP, WINDOW, FORGETTING = "exact, 20 % uniform", "exact, temperature 0.5", "last 10 symbols", "forgetting 0.9"
+_UNIFORM_SHARE, _TEMPERATURE, _DISCOUNT = 0.2, 0.5, 0.9
+_PAIRINGS, _QUANTILE = 300, 0.975
+_REPLACED = 6  # branch of the seed
+
+Answers = Float64[np.ndarray, "sequence answer"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EvidenceResponseReport(Report):
+    """Evidence older than w was drawn again, given what stays, and the answers at the last scored position compared.
+
+    The slope is that of the model's change in the exact change: 1 if the answers follow the old evidence as the exact
+    observer's do, 0 if they do not depend on it. The relative slope is divided by that of all evidence, which removes a
+    constant scale. The level is the 97.5 % quantile of slopes with the exact changes of other sequences. Gray lines are
+    predictors with known behavior on the same sequences: the exact observer mixed with 20 % of the uniform distribution
+    (slope 0.8 at every age, relative slope 1), the exact observer at temperature 0.5, and where the hidden state moves,
+    the observer of the last ten symbols (0 for older evidence) and a filter that forgets a tenth of its evidence with
+    each symbol.
+
+    Transports: the lower end of the interval lies above the level and above 0.5. In part: the lower end lies above the
+    level, the upper end below 0.5. Not shown: the upper end lies below 0.5, the lower one not above the level. Not
+    identified: the exact change is below 0.003 (root mean square), so the old evidence hardly matters. Else undecided.
+
+    Fields: `ages` are numbers w of the latest pieces of evidence, which stay; "0" for all evidence drawn again. With
+    `is_single`, only the piece of age w was drawn again; the newest has age 1. `exact_change` is the root mean square
+    of the exact change over sequences and answers. `predictor_slopes` are those of the known predictors.
+    """
+
+    name: ClassVar[str] = "evidence_response"
+    title: ClassVar[str] = "Evidence response: does old evidence move the answer?"
+    is_single: bool
+    ages: tuple[str, ...]
+    slope: Annotated[Estimate, Quantity("age", better="higher", label="slope of the model's change in the exact one")]
+    relative_slope: Annotated[Estimate, Quantity("age", better="higher", label="slope, relative to all evidence")]
+    exact_change: Annotated[Float[np.ndarray, " age"], Unit("1")]
+    verdicts: Annotated[tuple[str, ...], "age"]
+    predictors: tuple[str, ...]
+    predictor_slopes: Annotated[Float[np.ndarray, "predictor age"], Unit("1")]
+    n: int
+
+    def verdict_at(self, age: int = TRANSPORT_WINDOW) -> Verdict:
+        """Return the verdict on evidence older than an age.
+
+        Args:
+            age: One of `ages`.
+
+        Raises:
+            InvalidArgument: It was not measured.
+        """
+        if str(age) not in self.ages:
+            raise InvalidArgument(f"age {age} was not measured; there are {', '.join(self.ages)}: pass ages=[{age}].")
+        return Verdict(self.verdicts[self.ages.index(str(age))])
+
+    def headlines(self) -> Sequence[Headline]:
+        """Return the slopes from the oldest identified evidence up to age 10, then the others."""
+        known = [i for i, verdict in enumerate(self.verdicts) if verdict != Verdict.NOT_IDENTIFIED]
+        first = [i for i in known if int(self.ages[i]) <= TRANSPORT_WINDOW]
+        order = [*first[-1:], *(i for i in range(len(self.ages)) if i not in first[-1:])]
+        return [headline_of(self, "slope", (i,), self._label(i), verdict=self.verdicts[i]) for i in order]
+
+    def panels(self) -> Sequence[Panel]:
+        """Draw both slopes by age, evenly spaced; predictors with known behavior are pale dashed lines."""
+        from bayesgeom.charts.lines import add_band, add_baseline, add_line
+        from bayesgeom.report.theme import label_axes, series
+
+        raw = Panel.blank("Slope of the model's change in the exact change", is_wide=True)
+        scaled = Panel.blank("Relative slope: divided by that of all evidence", is_wide=True)
+        x = np.arange(len(self.ages), dtype=float)
+        for panel, own in ((raw, self.slope), (scaled, self.relative_slope)):
+            add_band(panel.figure, x, *own.ends, name="95 % interval")
+            add_line(panel.figure, x, own.value, name="model")
+            add_baseline(panel.figure, x, 1.0, name="exact observer")
+        for level in self.slope.baselines:
+            add_baseline(raw.figure, x, level.value, name=f"level: {level.name}")
+        for index, (name, values) in enumerate(zip(self.predictors, self.predictor_slopes, strict=True)):
+            color = series(index + 1)["color"]
+            add_baseline(raw.figure, x, values, name=name, color=color)
+            add_baseline(scaled.figure, x, _ratio(values, values[:1]), name=name, color=color)
+        place = "age of the replaced piece" if self.is_single else "newest pieces that stay; older ones are replaced"
+        for panel, label in ((raw, "slope"), (scaled, "relative slope")):
+            label_axes(panel.figure, place, label)
+            panel.figure.layout.xaxis.update(tickvals=x.tolist(), ticktext=["all replaced", *self.ages[1:]])
+        return [raw, scaled]
+
+    def _label(self, index: int) -> str:
+        age = self.ages[index]
+        if age == "0":
+            return "slope, all evidence"
+        return f"slope, evidence of age {age}" if self.is_single else f"slope, evidence older than {age}"
+
+
+@checked("model", "task")
+def evidence_response(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    *,
+    ages: Sequence[int] | None = None,
+    single: bool = False,
+    n: int = 256,
+    seed: int = 0,
+) -> EvidenceResponseReport:
+    """Measure how far the answers follow old evidence: draw it again, and compare the changes of both answers.
+
+    Evidence is drawn from its exact distribution given the evidence that stays and the given parameters (keys,
+    matrices, words), by the task's own `replace_evidence`.
+
+    Args:
+        model: A model, or what `as_model` takes: a checkpoint's name or directory, a module, a Hugging Face model.
+        task: A task, or its text as on the command line. Default: the task that the model was trained on.
+        ages: Numbers of the latest pieces of evidence that stay. Default: 1, 2, 4, 8, … All evidence is always
+            included, as age 0.
+        single: Whether to draw only the piece of each age again, instead of all older ones. The newest has age 1.
+        n: Number of sequences.
+        seed: Seed of the sequences, of the replaced evidence and of the intervals.
+
+    Returns:
+        The slope by age, with its level, a verdict for each age, and slopes of known predictors.
+
+    Raises:
+        TaskMismatch: The task has no exact posterior, or its evidence cannot be replaced.
+        InvalidArgument: n is below 2, an age is out of range, or the model is a capture, which cannot be run again.
+
+    Example:
+        >>> import bayesgeom
+        >>> report = bayesgeom.evidence_response("mess3-small", ages=[2], n=16)
+        >>> report.ages, report.n
+        (('0', '2'), 16)
+    """
+    subject = as_model(model)
+    return Replacement.of(subject, task_of(subject, task), ages=ages, single=single, n=n, seed=seed).report()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """A checked test, before it runs; `diagnose` reuses the answers of its own pass. Internal."""
+
+    model: Model
+    task: EvidenceTask
+    ages: tuple[int, ...]
+    is_single: bool
+    n: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        task: WindTunnel,
+        *,
+        n: int,
+        seed: int,
+        ages: Sequence[int] | None = None,
+        single: bool = False,
+    ) -> Self:
+        """Check all arguments before anything runs."""
+        if n < 2:
+            raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
+        if not task.has_posterior or not isinstance(task, EvidenceTask) or task.n_evidence == 0:
+            raise TaskMismatch(
+                f"evidence of {task} cannot be drawn again: evidence_response requires a task with an exact posterior "
+                f"and the method replace_evidence (see bayesgeom.tasks.base.EvidenceTask)."
+            )
+        if isinstance(model, CapturedModel):
+            raise InvalidArgument(
+                f"{model.folder} is a capture, which cannot be run on replaced evidence. Pass the model itself."
+            )
+        last = task.n_evidence if single else task.n_evidence - 1
+        if ages is None:
+            ages = [2**power for power in range(last.bit_length())]
+        chosen = sorted({int(age) for age in ages} - {0})
+        if wrong := [age for age in chosen if not 1 <= age <= last]:
+            raise InvalidArgument(f"ages must be between 1 and {last} for {task}, got {wrong[0]}.")
+        model.check_fits(task.sample(1, seed=0))
+        return cls(model=model, task=task, ages=(0, *chosen), is_single=single, n=n, seed=seed)
+
+    def report(self, before: Run | None = None) -> EvidenceResponseReport:
+        """Run the sequences with replaced evidence and return the report.
+
+        `before` is a pass over sequences of the task, whose recorded ones serve if there are enough; otherwise new
+        sequences are run, too.
+        """
+        has_answers = before is not None and before.n_recorded >= self.n
+        if has_answers:
+            assert before is not None, "checked"
+            original = before.trials.rows(slice(0, self.n))
+        else:
+            seed = derived_seed(self.seed, Branch.TRIALS)
+            original = concatenate([*self.task.stream(self.n, seed=seed, device=self.model.spec.device)])
+        replaced = [self._replaced(original, age) for age in self.ages]
+        trials = replaced if has_answers else [original, *replaced]
+        with bar(total=len(trials) * self.n, desc="evidence response", unit="seq", leave=False) as shown:
+
+            def blocks() -> Iterator[Trials]:
+                for own in trials:
+                    yield at_last(own)
+                    shown.update(self.n)
+
+            run = self.model.run(blocks(), n_recorded=len(trials) * self.n)
+        answers = run.log_answers[:, -1].double().exp().cpu().numpy()
+        if has_answers:
+            assert before is not None, "checked"
+            first = before.log_answers[: self.n, -1].double().exp().cpu().numpy()
+            answers = np.concatenate([first, answers])
+        first, *others = np.split(answers, len(self.ages) + 1)
+        report = response_report(
+            [str(age) for age in self.ages],
+            [other - first for other in others],
+            known_changes(original, replaced),
+            is_single=self.is_single,
+            seed=derived_seed(self.seed, Branch.RESAMPLING),
+        )
+        arguments = {"n": self.n, "seed": self.seed, "ages": list(self.ages), "single": self.is_single}
+        return with_provenance(report, provenance(self.model, self.task, arguments))
+
+    def _replaced(self, trials: Trials, age: int) -> Trials:
+        """Return the sequences with the evidence older than an age, or of this age, drawn again."""
+        device = trials.tokens.device
+        generator = torch.Generator(device).manual_seed(derived_seed(self.seed, _REPLACED, age))
+        back = torch.arange(self.task.n_evidence, 0, -1, device=device)  # age of each piece
+        keep = back != age if self.is_single and age else back <= age
+        return self.task.replace_evidence(trials, keep, generator)
+
+
+def at_last(trials: Trials) -> Trials:
+    """Return the sequences with their last scored position alone scored, without relations and window observers."""
+    scored = torch.zeros_like(trials.scored)
+    scored[torch.arange(len(trials), device=scored.device), trials.scored_positions()[:, -1]] = True
+    labels = torch.where(scored, trials.labels, NO_LABEL)
+    return replace(trials, scored=scored, labels=labels, relations={}, observers=None)
+
+
+def known_changes(original: Trials, replaced: Sequence[Trials]) -> dict[str, list[Answers]]:
+    """Return the changes of predictors with known behavior at the last scored position, by name; the exact is first."""
+    before, *after = (_known_answers(own) for own in (original, *replaced))
+    return {name: [own[name] - before[name] for own in after] for name in before}
+
+
+def _known_answers(trials: Trials) -> dict[str, Answers]:
+    exact = trials.at_scored(trials.predictive)[:, -1]
+    sharp = (exact / exact.amax(dim=1, keepdim=True)) ** (1 / _TEMPERATURE)
+    found = {
+        "exact": exact,
+        MIXED: (1 - _UNIFORM_SHARE) * exact + _UNIFORM_SHARE / exact.shape[1],
+        SHARP: sharp / sharp.sum(dim=1, keepdim=True),
+    }
+    if trials.observers is not None and trials.n_scored > TRANSPORT_WINDOW:
+        own = trials.observers.filter
+        found[WINDOW] = next(islice(window_predictives(trials, "stationary"), TRANSPORT_WINDOW, None))[:, -1]
+        forgetful = exact_beliefs(own, len(trials), trials.n_scored, discount=_DISCOUNT)
+        found[FORGETTING] = own.answers(forgetful)[:, -1]
+    return {name: values.cpu().numpy() for name, values in found.items()}
+
+
+def response_report(
+    ages: Sequence[str], changes: Sequence[Answers], known: dict[str, list[Answers]], *, is_single: bool, seed: int
+) -> EvidenceResponseReport:
+    """Return the report of the changes of a model's answers.
+
+    Args:
+        ages: Ages, of which the first is 0: all evidence.
+        changes: Changes of the model's answer probabilities, by age.
+        known: Changes of known predictors, by age; those of the exact observer are "exact".
+        is_single: Whether single pieces were replaced.
+        seed: Seed of the intervals and of the pairings.
+    """
+    exact = known["exact"]
+    along = np.stack([(model * own).sum(axis=1) for model, own in zip(changes, exact, strict=True)], axis=1)
+    size = np.stack([np.square(own).sum(axis=1) for own in exact], axis=1)
+    change = np.sqrt(np.array([np.square(own).mean() for own in exact]))
+    slopes = _ratio(along.sum(axis=0), size.sum(axis=0))
+    level = Baseline.of(
+        "permutation", LEVEL_NAME, [chance_level(*own, seed=seed) for own in zip(changes, exact, strict=True)]
+    )
+    weights = bootstrap_weights(len(along), seed=seed)
+    draws = _ratio(weights @ along, weights @ size)
+    # Kish's effective number of sequences that carry the exact change.
+    n_changed = _ratio(np.square(size.sum(axis=0)), np.square(size).sum(axis=0))
+    code = np.where(n_changed >= MIN_DIFFERENT, int(Reason.NONE), int(Reason.FEW_DIFFER))
+
+    def estimate(value: Answers, draws: Float64[np.ndarray, "draw age"], levels: Sequence[Baseline] = ()) -> Estimate:
+        low, high = (np.where(code == Reason.NONE, end, np.nan) for end in percentile_interval(draws))
+        return Estimate.of(value, (low, high), n=len(along), baselines=levels, reason=code)
+
+    slope = estimate(slopes, draws, [level])
+    relative = estimate(_ratio(slopes, slopes[:1]), _ratio(draws, draws[:, :1]))
+    others = [name for name in known if name != "exact"]
+    predicted = [_slope(*own) for name in others for own in zip(known[name], exact, strict=True)]
+    return EvidenceResponseReport(
+        is_single=is_single,
+        ages=tuple(ages),
+        slope=slope,
+        relative_slope=relative,
+        exact_change=change,
+        verdicts=tuple(
+            str(response_verdict((float(low), float(high)), float(bar), float(own)))
+            for low, high, bar, own in zip(*slope.ends, level.value, change, strict=True)
+        ),
+        predictors=tuple(others),
+        predictor_slopes=np.array(predicted).reshape(len(others), len(ages)),
+        n=len(along),
+    )
+
+
+def chance_level(change: Answers, exact: Answers, *, seed: int) -> float:
+    """Return the 97.5 % quantile of slopes of a model's changes in the exact changes of other sequences.
+
+    In each of 300 pairings, a random cycle through all sequences assigns every sequence another one.
+
+    Args:
+        change: Changes of the model's answer probabilities.
+        exact: Changes of the exact answer probabilities.
+        seed: Seed of the pairings.
+    """
+    size = np.square(exact).sum()
+    if size == 0:
+        return float("nan")
+    order = np.random.default_rng(seed).random((_PAIRINGS, len(exact))).argsort(axis=1)
+    products = change @ exact.T
+    paired = products[order, np.roll(order, 1, axis=1)].sum(axis=1)
+    return float(np.quantile(paired / size, _QUANTILE))
+
+
+def response_verdict(interval: tuple[float, float], level: float, exact_change: float) -> Verdict:
+    """Return whether answers follow the evidence of one age.
+
+    Args:
+        interval: Both ends of the slope's interval; NaN if it is withheld.
+        level: The slope that pairings with other sequences reach.
+        exact_change: Root mean square of the exact change.
+
+    Example:
+        >>> response_verdict((0.83, 0.94), 0.08, 0.1), response_verdict((-0.05, 0.05), 0.08, 0.1)
+        (<Verdict.TRANSPORTS: 'transports'>, <Verdict.NOT_SHOWN: 'not shown'>)
+        >>> response_verdict((0.4, 0.49), 0.08, 0.1), response_verdict((0.4, 0.58), 0.08, 0.1)
+        (<Verdict.IN_PART: 'in part'>, <Verdict.UNDECIDED: 'undecided'>)
+    """
+    low, high = interval
+    if exact_change < LEAST_CHANGE:
+        return Verdict.NOT_IDENTIFIED
+    if low > max(level, FOLLOWS):
+        return Verdict.TRANSPORTS
+    if high < FOLLOWS:
+        return Verdict.IN_PART if low > level else Verdict.NOT_SHOWN
+    return Verdict.UNDECIDED
+
+
+def _slope(change: Answers, exact: Answers) -> float:
+    return float(_ratio((change * exact).sum(), np.square(exact).sum()))
+
+
+def _ratio(above: Float64[np.ndarray, "..."], below: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """Return above / below; NaN where the exact answers do not change."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(below == 0, np.nan, above / np.where(below == 0, 1.0, below))

@@ -1,0 +1,269 @@
+"""The evidence response: its numbers against loops, its verdicts, planted predictors, and its place in a diagnosis."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, final
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+import bayesgeom
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.run import Trials
+from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.diagnosis.plan import N_REPLACED
+from bayesgeom.generalization.response import (
+    FORGETTING,
+    LEVEL_NAME,
+    MIXED,
+    WINDOW,
+    EvidenceResponseReport,
+    at_last,
+    chance_level,
+    evidence_response,
+    known_changes,
+    response_report,
+    response_verdict,
+)
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.selftest.responses import planted_responses
+from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.sticky_markov import StickyMarkov
+
+TASK = Bijection(n_values=5, n_pairs=7, repeats=True)
+SLOW_TASK = HMM(n_states=3, n_symbols=2, length=13, floor=0.1, grid=0.1, stay=0.8)
+N = 37
+
+
+def lively(task: WindTunnel = TASK, seed: int = 0) -> HookedModel:
+    """A random transformer whose weights are large enough to depend on its input."""
+    config = TransformerConfig(d_vocab=task.d_vocab, n_ctx=task.n_pos, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+    module = Transformer(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return HookedModel(module, task=task, name="lively")
+
+
+def changes(rng: np.random.Generator, n: int = N) -> tuple[np.ndarray, np.ndarray]:
+    exact = rng.normal(size=(n, 5))
+    return 0.6 * exact + 0.1 * rng.normal(size=(n, 5)), exact
+
+
+def test_slope_and_level_match_loops(rng: np.random.Generator) -> None:
+    model, exact = changes(rng)
+    every, every_exact = changes(rng)
+    found = response_report(["0", "3"], [every, model], {"exact": [every_exact, exact]}, is_single=False, seed=1)
+    above = below = 0.0
+    for row, own in zip(model, exact, strict=True):
+        above += sum(a * b for a, b in zip(row, own, strict=True))
+        below += sum(b * b for b in own)
+    assert found.slope.value[1] == pytest.approx(above / below)
+    assert found.relative_slope.value[1] == pytest.approx(above / below / found.slope.value[0])
+    assert found.exact_change[1] == pytest.approx(np.sqrt(np.mean([b * b for own in exact for b in own])))
+    level = found.slope.baseline(LEVEL_NAME).value[1]
+    assert level == pytest.approx(chance_level(model, exact, seed=1)) and 0 < level < 0.4
+    low, high = found.slope.ends[0][1], found.slope.ends[1][1]
+    assert low < found.slope.value[1] < high and high - low < 0.1
+
+
+def test_few_sequences_that_carry_the_change_give_no_interval(rng: np.random.Generator) -> None:
+    model, exact = changes(rng)
+    rare = exact * (np.arange(N) < 7)[:, None]
+    found = response_report(["0", "3"], [model, model], {"exact": [exact, rare]}, is_single=False, seed=1)
+    assert np.isnan(found.slope.ends[0]).tolist() == [False, True] and found.verdicts[1] == Verdict.UNDECIDED
+    assert found.slope.reason_at((1,)) == Reason.FEW_DIFFER
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_slope_of_a_filter_that_forgets(rng: np.random.Generator) -> None:
+    task, many, age = StickyMarkov(n_states=4, self_probability=0.95, noise=0.5, length=20), 4_000, 5
+    trials = task.sample(many, seed=1)
+    keep = torch.arange(20) >= 20 - age
+    replaced = task.replace_evidence(trials, keep, torch.Generator().manual_seed(2))
+    known = {name: own[0] for name, own in known_changes(trials, [replaced]).items()}
+    model, exact = known[FORGETTING], known["exact"]
+    truth, covered = (model * exact).sum() / np.square(exact).sum(), 0
+    for draw in range(200):
+        rows = rng.integers(many, size=64)
+        found = response_report(["0"], [model[rows]], {"exact": [exact[rows]]}, is_single=False, seed=draw)
+        covered += bool(found.slope.ends[0][0] <= truth <= found.slope.ends[1][0])
+    assert 0.9 < covered / 200 < 0.99
+
+
+def test_no_sequence_is_paired_with_itself() -> None:
+    exact = np.eye(11)
+    assert chance_level(exact, exact, seed=0) == 0
+
+
+@pytest.mark.parametrize(
+    ("interval", "level", "change", "verdict"),
+    [
+        ((0.52, 0.9), 0.1, 0.2, Verdict.TRANSPORTS),
+        ((0.52, 0.9), 0.6, 0.2, Verdict.UNDECIDED),
+        ((0.52, 0.9), 0.1, 0.0029, Verdict.NOT_IDENTIFIED),
+        ((0.11, 0.49), 0.1, 0.2, Verdict.IN_PART),
+        ((0.11, 0.51), 0.1, 0.2, Verdict.UNDECIDED),
+        ((0.09, 0.49), 0.1, 0.2, Verdict.NOT_SHOWN),
+        ((0.0, 0.0), 0.0, 0.2, Verdict.NOT_SHOWN),
+        ((np.nan, np.nan), 0.1, 0.2, Verdict.UNDECIDED),
+    ],
+)
+def test_verdicts(interval: tuple[float, float], level: float, change: float, verdict: Verdict) -> None:
+    assert response_verdict(interval, level, change) == verdict
+
+
+def test_planted_predictors_have_their_known_slopes() -> None:
+    found = {own.name: own for own in planted_responses()}
+    assert all(own.passed for own in found.values())
+    mixed, window = found[MIXED].report, found[WINDOW].report
+    np.testing.assert_allclose(mixed.slope.value, 0.8)
+    np.testing.assert_allclose(mixed.relative_slope.value, 1.0)
+    assert window.slope.value[2] == 0 and window.slope.ends[0][2] == window.slope.ends[1][2] == 0
+    assert found[MIXED].row() == (MIXED, "0.80", "0.80", "0.80", "1.00", "1.00", Verdict.TRANSPORTS)
+
+
+def test_a_response_out_of_its_range_fails_the_selftest() -> None:
+    wrong = next(planted_responses())
+    assert wrong.passed and not replace(wrong, expected=((0.0, 0.5),) * 3).passed
+    assert not replace(wrong, verdicts=(Verdict.NOT_SHOWN,)).passed
+
+
+def test_the_report_is_that_of_a_loop_over_the_module() -> None:
+    model = lively()
+    found = evidence_response(model, ages=[2], n=23, seed=3)
+    again = evidence_response(model, ages=[2], n=23, seed=3)
+    assert found == again and found.ages == ("0", "2") and found.n == 23
+    assert found.provenance["arguments"]["ages"] == [0, 2]
+    other = evidence_response(model, ages=[2], n=23, seed=4)
+    assert other.slope.value[1] != found.slope.value[1]
+
+
+def test_the_last_scored_position_alone_is_scored() -> None:
+    trials = SLOW_TASK.sample(7, seed=0)
+    found = at_last(trials)
+    assert found.n_scored == 1 and (found.scored_positions()[:, 0] == trials.scored_positions()[:, -1]).all()
+    assert torch.equal(found.at_scored(found.predictive)[:, 0], trials.at_scored(trials.predictive)[:, -1])
+
+
+def test_single_pieces_have_the_age_of_their_panel() -> None:
+    found = evidence_response(lively(SLOW_TASK), ages=[1, 13], single=True, n=11)
+    assert found.is_single and found.ages == ("0", "1", "13")
+    labels = {line.label for line in found.headlines()}
+    assert labels == {"slope, all evidence", "slope, evidence of age 1", "slope, evidence of age 13"}
+
+
+@pytest.mark.parametrize(
+    ("ages", "n", "message"),
+    [([6], 11, r"ages must be between 1 and 5 for .*, got 6"), ([-1], 11, r"got -1"), ([2], 1, r"at least 2.*got 1")],
+)
+def test_impossible_arguments_are_refused(ages: Sequence[int], n: int, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        evidence_response(lively(), ages=ages, n=n)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Bare(WindTunnel):
+    """A task of another package that cannot draw its evidence again."""
+
+    name: ClassVar[str] = "bare"
+
+    @property
+    def d_vocab(self) -> int:
+        return TASK.d_vocab
+
+    @property
+    def n_pos(self) -> int:
+        return TASK.n_pos
+
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        return TASK.draw(n, generator)
+
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        return TASK.draw_pair(n, generator)
+
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+        return TASK.baseline_predictives(trials)
+
+    def token_labels(self) -> Sequence[str]:
+        return TASK.token_labels()
+
+
+def test_a_task_without_replacement_gets_a_code() -> None:
+    diagnosis = bayesgeom.diagnose(lively(), Bare(), n=16, n_untrained=0)
+    assert diagnosis.inapplicable["evidence_response"] == Verdict.NOT_REPLACEABLE
+    with pytest.raises(TaskMismatch, match=r"replace_evidence"):
+        evidence_response(lively(), Bare(), n=16)
+
+
+def test_a_diagnosis_holds_the_response_and_reuses_its_pass() -> None:
+    model = lively(SLOW_TASK)
+    diagnosis = bayesgeom.diagnose(model, n=96, n_untrained=0)
+    found = diagnosis[EvidenceResponseReport]
+    assert found.n == N_REPLACED and found.ages == ("0", "1", "2", "4", "8")
+    alone = evidence_response(model, n=N_REPLACED)
+    np.testing.assert_allclose(found.slope.value, alone.slope.value, atol=1e-6)
+    assert found.verdicts == alone.verdicts
+
+
+def test_a_diagnosis_leaves_the_response_out_on_request() -> None:
+    found = bayesgeom.diagnose(lively(), n=16, n_untrained=0, probes=["calibration"])
+    assert "evidence_response" not in {*found, *found.skipped, *found.inapplicable}
+    some = bayesgeom.diagnose(lively(), n=16, n_untrained=0, probes=["calibration", "evidence_response"])
+    assert set(some) == {"calibration", "evidence_response"} and some["evidence_response"].n == 16
+    assert set(bayesgeom.diagnose(lively(), n=16, n_untrained=1, probes="relabeling")) == {"relabeling"}
+    with pytest.raises(TaskMismatch, match=r"replace_evidence"):
+        bayesgeom.diagnose(lively(), Bare(), n=16, probes="evidence_response")
+
+
+def test_a_capture_cannot_be_run_again(tmp_path: Path) -> None:
+    model = lively()
+    folder = bayesgeom.capture(model, out=tmp_path / "capture", n=16, sites=[])
+    assert "cannot be run" in bayesgeom.diagnose(folder, n_untrained=0).skipped["evidence_response"]
+    with pytest.raises(InvalidArgument, match=r"capture.*cannot be run on replaced evidence"):
+        evidence_response(folder)
+
+
+def test_reports_are_saved_and_drawn(tmp_path: Path) -> None:
+    found = evidence_response(lively(SLOW_TASK), n=N)
+    found.save(tmp_path / "report")
+    assert EvidenceResponseReport.load(tmp_path / "report") == found
+    Diagnosis.of(found).to_html(tmp_path / "page.html")
+    assert "Evidence response" in (tmp_path / "page.html").read_text()
+    drawn = {trace.name: trace for trace in found.panels()[0].figure.data}
+    np.testing.assert_array_equal(drawn["model"].y, found.slope.value)
+    np.testing.assert_array_equal(drawn[f"level: {LEVEL_NAME}"].y, found.slope.baseline(LEVEL_NAME).value)
+    np.testing.assert_array_equal(drawn[MIXED].y, found.predictor_slopes[found.predictors.index(MIXED)])
+    assert found.verdict_at(8) == found.verdicts[found.ages.index("8")]
+    with pytest.raises(InvalidArgument, match=r"age 10 was not measured; there are 0, 1, 2, 4, 8"):
+        found.verdict_at()
+
+
+INDEPENDENT = {  # another implementation, n = 240: interval of the slope on evidence older than 10, 16 and 20 symbols
+    "slow-hmm-transformer": ((0.83, 0.94), (0.69, 0.92), (0.50, 0.81)),
+    "slow-hmm-mamba": ((0.40, 0.58), None, (0.04, 0.26)),
+    "slow-hmm-lstm": ((0.05, 0.19), (0.02, 0.16), None),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_slow_chains_agree_with_another_implementation(name: str) -> None:
+    found = evidence_response(name, ages=[10, 16, 20], n=240)
+    for index, theirs in enumerate(INDEPENDENT[name], start=1):
+        if theirs is not None:
+            low, high = found.slope.ends[0][index], found.slope.ends[1][index]
+            assert low < theirs[1] and theirs[0] < high, (name, found.ages[index], low, high)
+    levels = found.slope.baseline(LEVEL_NAME).value[1:]
+    assert (levels > 0.02).all() and (levels < 0.15).all()
+    assert (found.exact_change > 0.02).all()
