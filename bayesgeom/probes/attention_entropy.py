@@ -13,7 +13,6 @@ References:
     Agarwal, Dalal & Misra, Paper III (85–90 % entropy reduction in wind tunnels, definition not given there).
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +25,16 @@ from torch import Tensor
 
 from bayesgeom.core.run import PATTERN, Run, Trials
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
+from bayesgeom.probes.base import (
+    Control,
+    Needs,
+    PlantedMask,
+    Probe,
+    planted_masks,
+    planted_run,
+    planted_trials,
+    with_untrained,
+)
 from bayesgeom.report.estimate import (
     AtMostOne,
     Baseline,
@@ -346,54 +354,21 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         run = planted_run(alike, {PATTERN: rows[None, :, None]})
         yield Control(label="a posterior that is a function of position", run=run, holds=_is_not_identified)
         for planted in planted_masks():
-            yield Control(label=f"uniform attention: {planted.label}", run=planted.run, holds=planted.holds)
+            label = f"uniform attention: {planted.label}"
+            yield Control(label=label, run=planted.run, holds=partial(_is_uniform, planted))
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class PlantedMask:
-    """Uniform attention over what a mask shows, with its known entropy in bits and weight of a sink."""
-
-    label: str
-    run: Run
-    entropy_bits: float
-    sink_mass: float
-
-    def holds(self, report: AttentionEntropyReport) -> bool:
-        """Return whether a report has the known numbers, with a share of 1 that beats no baseline."""
-        share = report.entropy_share.value
-        return bool(
-            np.allclose(report.entropy_bits.value, self.entropy_bits, atol=1e-4)
-            and np.allclose(report.entropy_bits.baseline(UNIFORM).value, self.entropy_bits, atol=1e-4)
-            and np.allclose(share, 1, atol=1e-5)
-            and (share <= 1).all()
-            and np.allclose(report.sink_mass.value, self.sink_mass, atol=1e-4)
-            and not np.isin(report.entropy_bits.clears("lower"), ("yes",)).any()
-        )
-
-
-def planted_masks() -> Iterator[PlantedMask]:
-    """Yield uniform attention where a causal mask or rows that sum to 1 cannot be assumed.
-
-    A query at position p (from 1) sees min(p, w) positions in a window of w. A sink of score 0 takes 1/(p + 1).
-    """
-    for label, length, window, has_sink, dtype in (
-        ("causal, 32 positions", 32, 32, False, torch.float32),
-        ("window of 4, 32 positions", 32, 4, False, torch.float32),
-        ("sink of score 0, 16 positions", 16, 16, True, torch.float32),
-        ("bfloat16, 32 positions", 32, 32, False, torch.bfloat16),
-    ):
-        position = torch.arange(length)
-        mask = (position <= position[:, None]) & (position > position[:, None] - window)
-        counts = mask.sum(dim=-1, keepdim=True)
-        rows = (mask / (counts + has_sink)).to(dtype).float()
-        trials = planted_trials(np.full((9, length, 2), 0.5), np.zeros((9, length), dtype=np.int64))
-        yield PlantedMask(
-            label=label,
-            run=planted_run(trials, {PATTERN: rows.expand(1, 9, 1, -1, -1)}, masks=[mask]),
-            entropy_bits=sum(math.log2(min(p, window)) for p in range(1, length + 1)) / length,
-            sink_mass=sum(1 / (p + 1) for p in range(1, length + 1)) / length if has_sink else 0.0,
-        )
+def _is_uniform(planted: PlantedMask, report: AttentionEntropyReport) -> bool:
+    """Check that a report has the known numbers, with a share of 1 that beats no baseline."""
+    share, bits = report.entropy_share.value, planted.entropy_bits
+    return bool(
+        np.allclose(report.entropy_bits.value, bits, atol=1e-4)
+        and np.allclose(report.entropy_bits.baseline(UNIFORM).value, bits, atol=1e-4)
+        and np.allclose(share, 1, atol=1e-5)
+        and (share <= 1).all()
+        and np.allclose(report.sink_mass.value, planted.sink_mass, atol=1e-4)
+        and "yes" not in report.entropy_bits.clears("lower")
+    )
 
 
 def _fall(by_layer: Float[np.ndarray, "draw layer"]) -> Float[np.ndarray, " draw"]:

@@ -1,5 +1,6 @@
 """Base class of probes: a pure function from a finished `Run` to a typed report, with controls that it must pass."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.run import NO_LABEL, ModelSpec, Run, Site, Trials
+from bayesgeom.core.run import NO_LABEL, PATTERN, ModelSpec, Run, Site, Trials
 from bayesgeom.report.estimate import Baseline, of_untrained
 from bayesgeom.report.report import Report
 from bayesgeom.stats.behavior import predicted_behavior
@@ -132,6 +133,41 @@ def planted_chain(*, stay: float, seed: int, n: int = 83, length: int = 43) -> T
 
     trials = planted_trials(torch.stack(exact, dim=1).numpy(), tokens)
     return replace(trials, observers=WindowObservers(draw=filter_of, of=trials.tokens))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PlantedMask:
+    """Uniform attention over what a mask shows, with its known entropy in bits and weight of a sink."""
+
+    label: str
+    run: Run
+    entropy_bits: float
+    sink_mass: float
+
+
+def planted_masks() -> Iterator[PlantedMask]:
+    """Yield uniform attention where a causal mask or rows that sum to 1 cannot be assumed.
+
+    A query at position p (from 1) sees min(p, w) positions in a window of w. A sink of score 0 takes 1/(p + 1).
+    """
+    for label, length, window, has_sink, dtype in (
+        ("causal, 32 positions", 32, 32, False, torch.float32),
+        ("window of 4, 32 positions", 32, 4, False, torch.float32),
+        ("sink of score 0, 16 positions", 16, 16, True, torch.float32),
+        ("bfloat16, 32 positions", 32, 32, False, torch.bfloat16),
+    ):
+        position = torch.arange(length)
+        mask = (position <= position[:, None]) & (position > position[:, None] - window)
+        counts = mask.sum(dim=-1, keepdim=True)
+        rows = (mask / (counts + has_sink)).to(dtype).float()
+        trials = planted_trials(np.full((9, length, 2), 0.5), np.zeros((9, length), dtype=np.int64))
+        yield PlantedMask(
+            label=label,
+            run=planted_run(trials, {PATTERN: rows.expand(1, 9, 1, -1, -1)}, masks=[mask]),
+            entropy_bits=sum(math.log2(min(p, window)) for p in range(1, length + 1)) / length,
+            sink_mass=sum(1 / (p + 1) for p in range(1, length + 1)) / length if has_sink else 0.0,
+        )
 
 
 R = TypeVar("R", bound=Report)

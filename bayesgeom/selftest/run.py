@@ -21,7 +21,7 @@ from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.report import AFTER, BEFORE, REMOVAL, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Survival
-from bayesgeom.probes.attention_entropy import AttentionEntropy, planted_masks
+from bayesgeom.probes.base import planted_masks
 from bayesgeom.selftest.planted import (
     LAYER,
     SITE,
@@ -39,6 +39,7 @@ from bayesgeom.subspaces.fits import covariance, decoder, leace, trained_swap
 INTERVENTION = "intervention"
 N = 48  # pairs
 _STEPS = 12  # training steps of a trained swap: enough to steer the answer, in seconds
+_ROUNDING = 1e-4  # of uniform attention
 NOISES = (0.2, 0.02, 0.002)
 KINDS: Sequence[tuple[str, Callable[..., PlantedModel], tuple[str, str]]] = (
     ("computes from it", uses_entropy, (Verdict.CAUSAL, Survival.SURVIVES)),
@@ -168,14 +169,13 @@ def _attention_table() -> PlantedTable:
     """Return entropy, share and weight of a sink of uniform attention under masks, measured and as they must be."""
     head = ("uniform attention", "entropy (bits)", "right", "share", "right", "weight of a sink", "right")
     rows, passed = list[tuple[str, ...]](), True
+    probe = all_probes()["attention_entropy"]
     for planted in planted_masks():
-        report = AttentionEntropy().measure(planted.run)
-        measured = (report.entropy_bits, report.entropy_share, report.sink_mass)
-        pairs = zip(measured, (planted.entropy_bits, 1.0, planted.sink_mass), strict=True)
-        rows.append((planted.label, *(number_text(x) for own, right in pairs for x in (float(own[0, 0]), right))))
-        passed &= planted.holds(report)
-    name = AttentionEntropy.name
-    return PlantedTable(probe=name, title="Uniform attention under masks", head=head, rows=rows, passed=passed)
+        report, right = probe.measure(planted.run), (planted.entropy_bits, 1.0, planted.sink_mass)
+        found = [float(report.estimate(name)[0, 0]) for name in ("entropy_bits", "entropy_share", "sink_mass")]
+        rows.append((planted.label, *(number_text(x) for pair in zip(found, right, strict=True) for x in pair)))
+        passed &= all(abs(own - known) < _ROUNDING for own, known in zip(found, right, strict=True))
+    return PlantedTable(probe=probe.name, title="Uniform attention under masks", head=head, rows=rows, passed=passed)
 
 
 def _is_causal(report: InterventionReport) -> bool:
