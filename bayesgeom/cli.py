@@ -28,26 +28,32 @@ import tyro
 from tyro.conf import DisallowNone, OmitArgPrefixes, Positional, UseAppendAction, arg
 
 import bayesgeom
-from bayesgeom.core.errors import (
+from bayesgeom.core import (
+    JOBS,
+    RUNS,
+    WIDTH,
     BayesGeomError,
     InvalidArgument,
     OutputFault,
+    bars_cleared,
+    counted,
+    elapsed_shown,
+    fitted,
     is_encodable,
+    is_temporary,
     is_whole,
+    number_text,
     on_lines,
     shown,
     unknown_name,
+    values,
 )
-from bayesgeom.core.files import JOBS, RUNS, is_temporary
-from bayesgeom.core.plugins import values
-from bayesgeom.core.progress import bars_cleared, elapsed_shown
-from bayesgeom.core.text import WIDTH, counted, fitted, number_text
 from bayesgeom.models.allocator import is_requested, keep_freed_memory
 
 if TYPE_CHECKING:
     from bayesgeom.executors import Batch
     from bayesgeom.models.base import Model
-    from bayesgeom.report.report import Report
+    from bayesgeom.report import Report
 
 T = TypeVar("T")
 Maybe = Annotated[T | None, arg(help_behavior_hint="(optional)")]
@@ -720,7 +726,7 @@ def export(checkpoint: Checkpoint, out: Path, to: Literal["hf", "bayesgeom"] = "
         to: Target format: hf for the transformers library, or bayesgeom.
     """
     from bayesgeom.models.export import export_checkpoint, import_checkpoint
-    from bayesgeom.report.storage import check_target
+    from bayesgeom.report import check_target
 
     check_target(out)
     write = export_checkpoint if to == "hf" else import_checkpoint
@@ -947,7 +953,7 @@ def run(command: Callable[..., Any], **options: Any) -> int:
     _check_names(options)
     if command.__annotations__["return"] is int:
         return int(command(**options))
-    from bayesgeom.report.storage import check_target
+    from bayesgeom.report import check_target
 
     out = options["out"] if "out" in command.__annotations__ else options.pop("out")
     if out is not None:
@@ -960,8 +966,8 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
 
     A report that the command has saved there is not saved again, so that its progress stays for the same command.
     """
-    from bayesgeom.core.files import encoded
-    from bayesgeom.report.storage import HTML
+    from bayesgeom.core import encoded
+    from bayesgeom.report import HTML
 
     diagnosis = measured if isinstance(measured, bayesgeom.Diagnosis) else bayesgeom.Diagnosis.of(measured)
     summary = measured.summary("in the saved report" if out is None else f"see {HTML}")

@@ -22,21 +22,23 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, Protocol, final, runtime_checkable
 
-from bayesgeom.core.errors import (
+from bayesgeom.core import (
+    JOBS,
     BayesGeomError,
     CheckpointFault,
     ExecutorFault,
     InvalidArgument,
+    ModelSpec,
+    bar,
     check_argument,
     checked,
     integer_of,
+    limited,
+    progress_in,
+    read_parcel,
     shown,
+    write_parcel,
 )
-from bayesgeom.core.files import JOBS
-from bayesgeom.core.parcels import read_parcel, write_parcel
-from bayesgeom.core.progress import bar, progress_in
-from bayesgeom.core.run import ModelSpec
-from bayesgeom.core.torch_state import limited
 from bayesgeom.models.base import Model, numerics
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.models.resolve import ModelLike

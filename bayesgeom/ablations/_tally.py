@@ -15,9 +15,8 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 
 from bayesgeom.ablations.engine import METRICS, BatchScores
-from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.files import apart, atomic_file, read_safetensors, write_arrays
-from bayesgeom.report.storage import PROGRESS
+from bayesgeom.core import OutputFault, apart, atomic_file, read_safetensors, write_arrays
+from bayesgeom.report import PROGRESS
 
 MAX_UNITS, MIN_UNITS = 4_096, 256
 MAX_BYTES = 64 * 2**20

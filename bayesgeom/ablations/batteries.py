@@ -9,10 +9,22 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal, final
 
-from bayesgeom.core.edits import AblationMode, Edit, Mode, Replace
-from bayesgeom.core.errors import InvalidArgument, check_types, checked, unknown_name
-from bayesgeom.core.plugins import discover
-from bayesgeom.core.run import ATTN_OUT, MLP_OUT, ModelSpec, Site, Z
+from bayesgeom.core import (
+    ATTN_OUT,
+    MLP_OUT,
+    AblationMode,
+    Edit,
+    InvalidArgument,
+    Mode,
+    ModelSpec,
+    Replace,
+    Site,
+    Z,
+    check_types,
+    checked,
+    discover,
+    unknown_name,
+)
 from bayesgeom.models.base import Model
 
 Kind = Literal["head", "attention", "mlp", "block"]

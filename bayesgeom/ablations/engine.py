@@ -16,12 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.edits import Reference, Replace
-from bayesgeom.core.errors import NonFinite
-from bayesgeom.core.run import RESID_POST, ModelSpec, Site, Trials
-from bayesgeom.core.torch_state import SiteLayer
+from bayesgeom.core import RESID_POST, ModelSpec, NonFinite, Reference, Replace, Site, SiteLayer, Trials
 from bayesgeom.models.base import STAGES, BaselinePass, Replayer, Variant
-from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits
+from bayesgeom.stats import NATS_PER_BIT, entropy_bits
 
 METRICS = ("kl_bits", "entropy_error_bits", "correct")
 

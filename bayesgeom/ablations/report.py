@@ -15,15 +15,22 @@ from jaxtyping import Bool, Float, Int
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.batteries import Ablation
 from bayesgeom.ablations.engine import METRICS
-from bayesgeom.core.edits import Mode
-from bayesgeom.core.text import fitted, interval_text, number_text
-from bayesgeom.core.verdict import Verdict
-from bayesgeom.report.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit, with_interval
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.bootstrap import mean_difference, ratio_interval
-from bayesgeom.stats.intervals import UNBOUNDED, Bounds
+from bayesgeom.core import Mode, Verdict, fitted, interval_text, number_text
+from bayesgeom.report import (
+    Baseline,
+    Coordinate,
+    Estimate,
+    Headline,
+    NonNegative,
+    Panel,
+    Quantity,
+    Report,
+    Signed,
+    Unit,
+    headline_of,
+    with_interval,
+)
+from bayesgeom.stats import UNBOUNDED, Bounds, mean_difference, ratio_interval
 
 N_SHOWN = 20
 N_LISTED = 12  # of the ranked list, among the headlines
@@ -175,7 +182,7 @@ class AblationReport(Report):
         from bayesgeom.charts.forest import add_forest
         from bayesgeom.charts.heads import add_heads
         from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line
-        from bayesgeom.report.theme import SERIES, at_least, label_axes
+        from bayesgeom.report import SERIES, at_least, label_axes
 
         unit, by_head, panels = "KL increase (bits)", self.kl_increase_bits_by_head, list[Panel]()
         if not np.isnan(by_head).all():
@@ -278,7 +285,7 @@ def ablation_report(
 
 def with_attribution(report: AblationReport, bits: Float[np.ndarray, " ablation"]) -> AblationReport:
     """Return the report with first-order estimates and their rank correlation with the KL increases."""
-    from bayesgeom.stats.regression import spearman
+    from bayesgeom.stats import spearman
 
     known = np.isfinite(bits)
     increases = report.kl_increase_bits.value[known]

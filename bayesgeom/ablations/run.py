@@ -26,19 +26,28 @@ from bayesgeom.ablations.engine import (
     score_batch,
 )
 from bayesgeom.ablations.report import AblationReport, ablation_report, with_attribution
-from bayesgeom.core.edits import Mode, Reference, Replace
-from bayesgeom.core.errors import HookFault, InvalidArgument, checked
-from bayesgeom.core.progress import bar, progress_in
-from bayesgeom.core.run import Trials, concatenate
-from bayesgeom.core.torch_state import SiteLayer, check_differentiable, keeping_leaf, with_gradients
+from bayesgeom.core import (
+    HookFault,
+    InvalidArgument,
+    Mode,
+    Reference,
+    Replace,
+    SiteLayer,
+    Trials,
+    bar,
+    check_differentiable,
+    checked,
+    concatenate,
+    keeping_leaf,
+    progress_in,
+    with_gradients,
+)
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, numerics, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, load, model_for, scored_task_of
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
-from bayesgeom.report.report import with_provenance
-from bayesgeom.report.storage import PROGRESS
-from bayesgeom.stats.behavior import answer_log_probabilities
-from bayesgeom.stats.information import entropy_bits, kl_bits
+from bayesgeom.report import PROGRESS, with_provenance
+from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_config
 
 N_REFERENCE = 256  # sequences that give the means of mean ablation

@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import LEAST_BITS, add_band, add_line, add_reference, log_baseline, log_floor
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.theme import DASHES, MEASURED, at_least, label_axes, log_axes
+from bayesgeom.report import DASHES, MEASURED, Panel, at_least, label_axes, log_axes
 
 N_DRAWN = 3  # of the baselines: more gray lines cannot be told apart, and tables list them
 _POSITION = "scored position (1 is the first)"

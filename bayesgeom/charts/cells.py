@@ -6,8 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.core.text import number_text
-from bayesgeom.report.theme import EXACT, SHADES, rgb
+from bayesgeom.core import number_text
+from bayesgeom.report import EXACT, SHADES, rgb
 
 
 def add_cells(

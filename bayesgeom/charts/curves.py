@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_reference
-from bayesgeom.report.theme import DASHES, EXACT, MEASURED, SERIES, label_axes
+from bayesgeom.report import DASHES, EXACT, MEASURED, SERIES, label_axes
 
 _CROWDED = 30  # with more points, markers would hide the line
 

@@ -6,8 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.theme import SEQUENTIAL, label_axes
+from bayesgeom.report import SEQUENTIAL, Panel, label_axes
 
 _FRAME_MS = 350
 _DIGITS = 4  # decimals of a coordinate: more would only make the page larger

@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.report.theme import BASELINE, MEASURED, label_axes
+from bayesgeom.report import BASELINE, MEASURED, label_axes
 
 _LABEL = 32  # letters of a line of a label
 

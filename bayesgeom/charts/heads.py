@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_note
-from bayesgeom.core.text import number_text
-from bayesgeom.report.theme import DASHES, DIVERGING, MEASURED, SHADES, label_axes
+from bayesgeom.core import number_text
+from bayesgeom.report import DASHES, DIVERGING, MEASURED, SHADES, label_axes
 
 _N_TICKS = 5
 

@@ -7,8 +7,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Bool, Float, Int, Real
 
-from bayesgeom.core.text import number_text
-from bayesgeom.report.theme import BASELINE, EXACT, MEASURED, rgb
+from bayesgeom.core import number_text
+from bayesgeom.report import BASELINE, EXACT, MEASURED, rgb
 
 SMALLEST_BITS = 1e-6  # lower end of logarithmic axes; a baseline below it is no nearer to the model's error
 LEAST_BITS = 0.01  # least range of an axis of entropies or differences

@@ -9,9 +9,8 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_baseline, add_line
-from bayesgeom.core.text import percent_text
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.theme import EXACT, SEQUENTIAL, SERIES, label_axes
+from bayesgeom.core import percent_text
+from bayesgeom.report import EXACT, SEQUENTIAL, SERIES, Panel, label_axes
 
 LEAST_SHARE = 0.5  # a smooth curve that explains less of the variance would mislead
 _SHAPE_COLORS, _ORDER_COLORS = SERIES[:4], SERIES[4:8]

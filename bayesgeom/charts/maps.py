@@ -6,8 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.theme import SHADES, label_axes
+from bayesgeom.report import SHADES, Panel, label_axes
 
 _DIGITS = 3
 

@@ -14,9 +14,7 @@ from jaxtyping import Float
 from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_note
 from bayesgeom.charts.polygon import MAX_CORNERS as MOST_HYPOTHESES
 from bayesgeom.charts.polygon import corners, placed
-from bayesgeom.report.estimate import Estimate
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.theme import BASELINE, EXACT, SERIES, SHADES, label_axes
+from bayesgeom.report import BASELINE, EXACT, SERIES, SHADES, Estimate, Panel, label_axes
 
 MAX_CORNERS = 6  # with more corners, different beliefs overlap: a heat map of sorted beliefs is drawn instead
 MAX_COLUMNS = 200

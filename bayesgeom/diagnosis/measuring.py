@@ -9,16 +9,9 @@ import numpy as np
 from jaxtyping import Shaped
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.plugins import Contained, is_foreign
-from bayesgeom.core.progress import bar
-from bayesgeom.core.run import Run, Site
-from bayesgeom.core.torch_state import side_by_side
+from bayesgeom.core import Contained, InvalidArgument, Run, Site, bar, is_foreign, side_by_side
 from bayesgeom.diagnosis.plan import ProbePlan
-from bayesgeom.report.estimate import Estimate
-from bayesgeom.report.report import Report
-from bayesgeom.report.storage import axes_of, parts_of, value_of
-from bayesgeom.report.tables import records_of
+from bayesgeom.report import Estimate, Report, axes_of, parts_of, records_of, value_of
 
 LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 _MOST_STORED = 2**30  # bytes of activations up to which probes run side by side

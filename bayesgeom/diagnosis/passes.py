@@ -12,15 +12,13 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.progress import bar
-from bayesgeom.core.run import N_RECORDED, Behavior, Run, Site, Trials, concatenate
-from bayesgeom.core.torch_state import lock_of
+from bayesgeom.core import N_RECORDED, Behavior, Run, Site, Trials, bar, concatenate, lock_of
 from bayesgeom.diagnosis.measuring import LARGE
 from bayesgeom.diagnosis.plan import ProbePlan, sites_read
 from bayesgeom.models.base import Model, Stream
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.served.model import ServedModel
-from bayesgeom.stats.windows import joined
+from bayesgeom.stats import joined
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 _PART = 16  # sequences that a large model runs at once

@@ -4,10 +4,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
-from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
-from bayesgeom.core.plugins import Contained, discovered, is_foreign
-from bayesgeom.core.run import Site, Trials
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core import (
+    Contained,
+    InvalidArgument,
+    MissingSite,
+    Site,
+    TaskMismatch,
+    Trials,
+    Verdict,
+    discovered,
+    is_foreign,
+    unknown_name,
+)
 from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
 from bayesgeom.generalization.response import EvidenceResponseReport, Replacement
 from bayesgeom.models.base import Model, bytes_per_sequence

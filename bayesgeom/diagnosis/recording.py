@@ -8,9 +8,18 @@ from typing import final
 
 import torch
 
-from bayesgeom.core.errors import InvalidArgument, NoCopy, check_types, checked, unknown_name
-from bayesgeom.core.progress import bar
-from bayesgeom.core.run import ALL_SITES, N_RECORDED, Site, Trials
+from bayesgeom.core import (
+    ALL_SITES,
+    N_RECORDED,
+    InvalidArgument,
+    NoCopy,
+    Site,
+    Trials,
+    bar,
+    check_types,
+    checked,
+    unknown_name,
+)
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model, kernels_of, numerics
 from bayesgeom.models.captured.model import UNTRAINED, CapturedModel, Manifest, rows_per_shard, write

@@ -8,10 +8,17 @@ from typing import Any
 
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
-from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, checked
-from bayesgeom.core.files import apart
-from bayesgeom.core.plugins import is_foreign
-from bayesgeom.core.run import N_RECORDED, Run
+from bayesgeom.core import (
+    N_RECORDED,
+    InvalidArgument,
+    MissingSite,
+    NoCopy,
+    Run,
+    TaskMismatch,
+    apart,
+    checked,
+    is_foreign,
+)
 from bayesgeom.diagnosis.measuring import Found, probed
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -33,8 +40,7 @@ from bayesgeom.models.base import KERNELS, Model, is_out_of_memory, kernels_of, 
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, require_posterior, task_of
 from bayesgeom.models.served.model import ServedModel
-from bayesgeom.report.diagnosis import LAYERS, SERVED, STREAMED, Diagnosis
-from bayesgeom.report.report import Report
+from bayesgeom.report import LAYERS, SERVED, STREAMED, Diagnosis, Report
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_count, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built

@@ -14,10 +14,22 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.edits import Edit, InSubspace, Replace
-from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch
-from bayesgeom.core.run import PATTERN, RESID_POST, RESID_PRE, K, Run, Site, V
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core import (
+    PATTERN,
+    RESID_POST,
+    RESID_PRE,
+    Edit,
+    InSubspace,
+    InvalidArgument,
+    K,
+    MissingSite,
+    Reason,
+    Replace,
+    Run,
+    Site,
+    TaskMismatch,
+    V,
+)
 from bayesgeom.dynamics.report import (
     DIRECTIONS,
     RANDOM_PLANE,
@@ -31,16 +43,28 @@ from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import KL, KL_DONOR, EditPlan, score_pairs
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes
-from bayesgeom.report.estimate import Baseline, Estimate, Kind, smooth_estimate, with_ceiling, with_interval
-from bayesgeom.report.storage import quantities_of
-from bayesgeom.stats.bootstrap import jackknife_weights
-from bayesgeom.stats.information import jensen_shannon_bits
-from bayesgeom.stats.manifold import EntropyScale, cloud_statistics, shuffled_scale
-from bayesgeom.stats.overlap import chance_overlap, mean_overlap_interval, overlap_rows
-from bayesgeom.stats.readout import belief_rows, belief_targets, held_out_scores, read_out
-from bayesgeom.stats.reduction import TokenSums, in_parts, occurrences
-from bayesgeom.stats.resampling import refitted_axis_shares, resampled_axis_shares
-from bayesgeom.stats.subspace import gaussian_first_share, random_subspaces
+from bayesgeom.report import Baseline, Estimate, Kind, quantities_of, smooth_estimate, with_ceiling, with_interval
+from bayesgeom.stats import (
+    EntropyScale,
+    TokenSums,
+    belief_rows,
+    belief_targets,
+    chance_overlap,
+    cloud_statistics,
+    gaussian_first_share,
+    held_out_scores,
+    in_parts,
+    jackknife_weights,
+    jensen_shannon_bits,
+    mean_overlap_interval,
+    occurrences,
+    overlap_rows,
+    random_subspaces,
+    read_out,
+    refitted_axis_shares,
+    resampled_axis_shares,
+    shuffled_scale,
+)
 from bayesgeom.subspaces.base import InterventionSite, Sample, Subspace
 from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.jacobian import N_SEQUENCES, jacobian_grams

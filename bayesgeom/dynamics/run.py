@@ -9,19 +9,23 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.core.errors import InvalidArgument, checked
-from bayesgeom.core.files import remove_strays
-from bayesgeom.core.parcels import read_parcel, write_parcel
-from bayesgeom.core.progress import bar, progress_in
-from bayesgeom.core.torch_state import with_torch_defaults
+from bayesgeom.core import (
+    InvalidArgument,
+    bar,
+    checked,
+    progress_in,
+    read_parcel,
+    remove_strays,
+    with_torch_defaults,
+    write_parcel,
+)
 from bayesgeom.dynamics.measure import Bench, LastSnapshot, SnapshotPass, measured, reference_of
 from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_report, film
 from bayesgeom.dynamics.trainings import Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.models.base import Model, numerics, provenance, recording_bytes
 from bayesgeom.models.resolve import check_device, of_module
-from bayesgeom.report.diagnosis import Diagnosis
-from bayesgeom.report.storage import PARTS
+from bayesgeom.report import PARTS, Diagnosis
 from bayesgeom.tasks.base import checked_seed, task_from_config
 
 CACHE = "dynamics"  # the folder of a run for saved results of snapshots

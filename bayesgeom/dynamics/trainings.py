@@ -8,8 +8,7 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.core.errors import InvalidArgument, UnknownName, suggested
-from bayesgeom.core.text import counted
+from bayesgeom.core import InvalidArgument, UnknownName, counted, suggested
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, checkpoints, read_description

@@ -13,23 +13,34 @@ from typing import Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
-from bayesgeom.core.errors import InvalidArgument, checked, shown
-from bayesgeom.core.files import is_file
-from bayesgeom.core.text import fitted, interval_text, number_text
-from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.core import InvalidArgument, Reason, Verdict, checked, fitted, interval_text, is_file, number_text, shown
 from bayesgeom.diagnosis.plan import AnyProbe, check_probes
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance
 from bayesgeom.models.config import architectures
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, scored_task_of
 from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
-from bayesgeom.report.diagnosis import Diagnosis, load_report
-from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit, mean_estimate, stacked, with_interval
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report, with_provenance
-from bayesgeom.report.storage import JSON, quantities_of
-from bayesgeom.report.tables import INDICES, Headline, headline_of, records_of
-from bayesgeom.stats.bootstrap import mean_difference, mean_interval
+from bayesgeom.report import (
+    INDICES,
+    JSON,
+    Baseline,
+    Diagnosis,
+    Estimate,
+    Headline,
+    Panel,
+    Quantity,
+    Report,
+    Unit,
+    headline_of,
+    load_report,
+    mean_estimate,
+    quantities_of,
+    records_of,
+    stacked,
+    with_interval,
+    with_provenance,
+)
+from bayesgeom.stats import mean_difference, mean_interval
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 N_SEQUENCES = 512

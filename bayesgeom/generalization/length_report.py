@@ -8,13 +8,9 @@ from typing import Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.text import fitted, number_text
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core import Verdict, fitted, number_text
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
-from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.report import Baseline, Estimate, Headline, NonNegative, Panel, Quantity, Report, Unit, headline_of
 
 EARLIER = "the same, one window earlier"  # the baseline of layers
 ERRORS = ("KL", "entropy error")
@@ -140,7 +136,7 @@ class LengthReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import add_baseline, add_note
-        from bayesgeom.report.theme import BASELINE, label_axes
+        from bayesgeom.report import BASELINE, label_axes
 
         position, lengths = (self.at, self.unit), (np.array([int(own) for own in self.lengths]), "requested length")
         drawn = (
@@ -241,7 +237,7 @@ def short_names(models: Sequence[str]) -> list[str]:
 def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Sequence[str], *, is_log: bool) -> None:
     """Add the models' curves, and the mean over models of the strongest baseline: tables list the others."""
     from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line, log_baseline, log_floor
-    from bayesgeom.report.theme import MEASURED, SERIES, at_least, log_axes
+    from bayesgeom.report import MEASURED, SERIES, at_least, log_axes
 
     figure = panel.figure
     for index, model in enumerate(models):

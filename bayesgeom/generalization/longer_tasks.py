@@ -6,8 +6,7 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, integer_of
-from bayesgeom.core.run import ModelSpec
+from bayesgeom.core import InvalidArgument, ModelSpec, TaskMismatch, integer_of
 from bayesgeom.generalization.curves import N_TREND
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model

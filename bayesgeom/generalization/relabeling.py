@@ -9,19 +9,26 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, checked
-from bayesgeom.core.run import Behavior, Run, Trials
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core import Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked
 from bayesgeom.generalization.curves import entropy_errors
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
-from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit, mean_estimate
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report, with_provenance
-from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.behavior import predicted_behavior
-from bayesgeom.stats.intervals import UNBOUNDED, Bounds
+from bayesgeom.report import (
+    Baseline,
+    Estimate,
+    Headline,
+    NonNegative,
+    Panel,
+    Quantity,
+    Report,
+    Share,
+    Unit,
+    headline_of,
+    mean_estimate,
+    with_provenance,
+)
+from bayesgeom.stats import UNBOUNDED, Bounds, predicted_behavior
 from bayesgeom.tasks.base import Branch, SymmetricTask, WindTunnel, derived_seed
 
 STUCK = "answers do not change"
@@ -92,7 +99,7 @@ class RelabelingReport(Report):
         import plotly.graph_objects as go
 
         from bayesgeom.charts.lines import add_band, add_baseline, add_line
-        from bayesgeom.report.theme import BASELINE, MEASURED, label_axes, log_axes
+        from bayesgeom.report import BASELINE, MEASURED, label_axes, log_axes
 
         before, after = self.kl_before_bits_by_sequence, self.kl_after_bits_by_sequence
         points, along = Panel.blank("One point per sequence (log scales)"), Panel.blank("Difference along the sequence")

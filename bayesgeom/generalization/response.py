@@ -23,21 +23,30 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, checked
-from bayesgeom.core.progress import bar
-from bayesgeom.core.run import NO_LABEL, Run, Trials, concatenate
-from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.core import (
+    NO_LABEL,
+    InvalidArgument,
+    Reason,
+    Run,
+    TaskMismatch,
+    Trials,
+    Verdict,
+    bar,
+    checked,
+    concatenate,
+)
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
-from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report, with_provenance
-from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.bootstrap import bootstrap_weights, percentile_interval
-from bayesgeom.stats.intervals import MIN_DIFFERENT
-from bayesgeom.stats.observers import exact_beliefs
-from bayesgeom.stats.windows import TRANSPORT_WINDOW, window_predictives
+from bayesgeom.report import Baseline, Estimate, Headline, Panel, Quantity, Report, Unit, headline_of, with_provenance
+from bayesgeom.stats import (
+    MIN_DIFFERENT,
+    TRANSPORT_WINDOW,
+    bootstrap_weights,
+    exact_beliefs,
+    percentile_interval,
+    window_predictives,
+)
 from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed
 
 LEAST_CHANGE = 0.003  # root mean square of the exact change below which a slope is not identified
@@ -108,7 +117,7 @@ class EvidenceResponseReport(Report):
     def panels(self) -> Sequence[Panel]:
         """Draw both slopes by age, evenly spaced; predictors with known behavior are pale dashed lines."""
         from bayesgeom.charts.lines import add_band, add_baseline, add_line
-        from bayesgeom.report.theme import label_axes, series
+        from bayesgeom.report import label_axes, series
 
         raw = Panel.blank("Slope of the model's change in the exact change", is_wide=True)
         scaled = Panel.blank("Relative slope: divided by that of all evidence", is_wide=True)

@@ -10,21 +10,38 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, check_fields, checked
-from bayesgeom.core.run import NO_LABEL, Behavior, Run, Trials
-from bayesgeom.core.text import fitted, number_text
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core import (
+    NO_LABEL,
+    Behavior,
+    InvalidArgument,
+    Run,
+    TaskMismatch,
+    Trials,
+    Verdict,
+    check_fields,
+    checked,
+    fitted,
+    number_text,
+)
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.curves import entropy_errors, floor_bits, strongest, tokens_to_converge
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, check_names, load, task_of
-from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate, stacked
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report, with_provenance
-from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.behavior import BehaviorLog
-from bayesgeom.stats.observers import STARTS
-from bayesgeom.stats.windows import equivalent_window, wider_window, window_name
+from bayesgeom.report import (
+    Baseline,
+    Estimate,
+    Headline,
+    NonNegative,
+    Panel,
+    Quantity,
+    Report,
+    Unit,
+    headline_of,
+    mean_estimate,
+    stacked,
+    with_provenance,
+)
+from bayesgeom.stats import STARTS, BehaviorLog, equivalent_window, wider_window, window_name
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, check_draws, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask
@@ -97,7 +114,7 @@ class SweepReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import LEAST_BITS, add_line, add_reference, log_baseline, log_floor
-        from bayesgeom.report.theme import EXACT, MEASURED, at_least, label_axes, log_axes, series
+        from bayesgeom.report import EXACT, MEASURED, at_least, label_axes, log_axes, series
 
         curves = Panel.blank("Entropy by position (exact: wide and pale)")
         steps = np.arange(1, self.exact_entropy_bits.shape[1] + 1)

@@ -10,8 +10,7 @@ from einops import reduce
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.text import fitted, number_text
-from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.core import Reason, Verdict, fitted, number_text
 from bayesgeom.dynamics.report import NEARBY, stable, step_table, steps_panel, times_later
 from bayesgeom.gradients.capture import (
     BIN_EDGES,
@@ -21,12 +20,22 @@ from bayesgeom.gradients.capture import (
     LayerTally,
     Targets,
 )
-from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report
-from bayesgeom.report.storage import quantities_of, units_of
-from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.information import jensen_shannon_bits
+from bayesgeom.report import (
+    Baseline,
+    Estimate,
+    Headline,
+    NonNegative,
+    Panel,
+    Quantity,
+    Report,
+    Signed,
+    Unit,
+    headline_of,
+    mean_estimate,
+    quantities_of,
+    units_of,
+)
+from bayesgeom.stats import jensen_shannon_bits
 
 _LAYERS_SHOWN = 2  # pages fold the panels of other layers
 _FEWEST_PAIRS = 20  # minimum number of pairs in a bin for a meaningful mean
@@ -223,7 +232,7 @@ def _binned_panel(
         pairs: Number of pairs of positions in each bin; bins with few are omitted.
     """
     from bayesgeom.charts.lines import add_baseline, add_line, add_note
-    from bayesgeom.report.theme import label_axes, log_axes, series
+    from bayesgeom.report import label_axes, log_axes, series
 
     title = f"Layer {layer}: advantage against attention"
     panel = Panel.blank(title, height=_HEIGHT, is_folded=layer >= _LAYERS_SHOWN)
@@ -311,7 +320,7 @@ class GradientMovementReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve
-        from bayesgeom.report.theme import SERIES
+        from bayesgeom.report import SERIES
 
         def curve(own: Estimate, name: str, first: float = 1.0, color: str = "") -> Curve:
             low, high = own.ends

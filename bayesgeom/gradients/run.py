@@ -7,10 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from bayesgeom.core.errors import HookFault, InvalidArgument, checked
-from bayesgeom.core.progress import bar
-from bayesgeom.core.run import PATTERN, ModelSpec, Trials, at_scored, concatenate
-from bayesgeom.core.torch_state import with_gradients, with_torch_defaults
+from bayesgeom.core import (
+    PATTERN,
+    HookFault,
+    InvalidArgument,
+    ModelSpec,
+    Trials,
+    at_scored,
+    bar,
+    checked,
+    concatenate,
+    with_gradients,
+    with_torch_defaults,
+)
 from bayesgeom.dynamics.trainings import Source, run_of
 from bayesgeom.gradients.capture import (
     PER_SEQUENCE,
@@ -35,7 +44,7 @@ from bayesgeom.gradients.report import (
 )
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, check_device, model_for, scored_task_of
-from bayesgeom.report.report import with_provenance
+from bayesgeom.report import with_provenance
 from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
 
 BUDGET_BYTES = 256 * 2**20

@@ -9,11 +9,19 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, InSubspace, Replace, SubspaceKind
-from bayesgeom.core.errors import InvalidArgument, check_types
-from bayesgeom.core.run import Site, Trials
-from bayesgeom.report.tables import MOST
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.core import (
+    SUBSPACE_KINDS,
+    Edit,
+    InSubspace,
+    InvalidArgument,
+    Replace,
+    Site,
+    SubspaceKind,
+    Trials,
+    check_types,
+)
+from bayesgeom.report import MOST
+from bayesgeom.stats import random_subspaces
 from bayesgeom.subspaces.base import Subspace
 
 Donors = Literal["auto", "paired", "independent"]

@@ -7,9 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_band, add_line
-from bayesgeom.report.estimate import Estimate
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.theme import BASELINE, DASHES, EXACT, MEASURED, SERIES, label_axes
+from bayesgeom.report import BASELINE, DASHES, EXACT, MEASURED, SERIES, Estimate, Panel, label_axes
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Scatter

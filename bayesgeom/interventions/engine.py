@@ -17,15 +17,10 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches, edited_logits, position_means
-from bayesgeom.core.edits import Edit, Subtract
-from bayesgeom.core.errors import NonFinite
-from bayesgeom.core.progress import bar
-from bayesgeom.core.run import RESID_POST, ModelSpec, Site, Trials
-from bayesgeom.core.torch_state import SiteLayer
+from bayesgeom.core import RESID_POST, Edit, ModelSpec, NonFinite, Site, SiteLayer, Subtract, Trials, bar
 from bayesgeom.interventions.design import Positions
 from bayesgeom.models.base import BaselinePass, Replayer, Variant
-from bayesgeom.stats.behavior import answer_log_probabilities
-from bayesgeom.stats.information import entropy_bits, kl_bits
+from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
 from bayesgeom.subspaces.quantity import PosteriorQuantity
 from bayesgeom.tasks.base import WindTunnel
 

@@ -12,9 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches
-from bayesgeom.core.edits import AtPositions, Edit
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import RESID_POST, Run, Trials, concatenate
+from bayesgeom.core import RESID_POST, AtPositions, Edit, InvalidArgument, Run, Trials, concatenate
 from bayesgeom.interventions._evidence import coordinate_r2, erasures, overlaps
 from bayesgeom.interventions.design import Design, LayerEdits, Positions
 from bayesgeom.interventions.engine import (
@@ -34,8 +32,8 @@ from bayesgeom.interventions.summary import Context, LayerEvidence, intervention
 from bayesgeom.interventions.verdicts import Reach
 from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
-from bayesgeom.report.report import with_provenance
-from bayesgeom.stats.subspace import covariance, random_subspaces
+from bayesgeom.report import with_provenance
+from bayesgeom.stats import covariance, random_subspaces
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace, span
 from bayesgeom.subspaces.erasers import Eraser, JointMoments, NothingLeft, covariance_subspace
 from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position, strongest_code

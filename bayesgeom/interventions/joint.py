@@ -14,9 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.edits import SUBSPACE_KINDS, Edit, Reference, SubspaceKind
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import Site, V
+from bayesgeom.core import SUBSPACE_KINDS, Edit, InvalidArgument, Reference, Site, SubspaceKind, V
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, EditPlan, PairPass, Totals, role_means, score_pairs
 from bayesgeom.interventions.intervention import Intervention, fitted_where_possible
@@ -24,13 +22,19 @@ from bayesgeom.interventions.report import ENTROPIES, METRICS, ORTHOGONAL, UNEDI
 from bayesgeom.interventions.verdicts import joint_verdict
 from bayesgeom.models.base import STAGES, Model, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop
-from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling, with_interval
-from bayesgeom.report.report import with_provenance
-from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval, statistic_interval
-from bayesgeom.stats.information import entropy_bits
-from bayesgeom.stats.regression import absolute_interval, ranks, without_level_means
-from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.report import Baseline, Estimate, with_ceiling, with_interval, with_provenance
+from bayesgeom.stats import (
+    absolute_interval,
+    entropy_bits,
+    jackknife_weights,
+    random_subspaces,
+    ranks,
+    ratio_interval,
+    resampled_correlation_at_position,
+    resampled_spearman,
+    statistic_interval,
+    without_level_means,
+)
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 

@@ -16,10 +16,19 @@ import torch
 from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.errors import InvalidArgument, checked
-from bayesgeom.core.run import RESID_POST, RESID_PRE, Site, Trials, concatenate
-from bayesgeom.core.torch_state import alone, with_gradients
+from bayesgeom.core import (
+    RESID_POST,
+    RESID_PRE,
+    Edit,
+    InvalidArgument,
+    Reference,
+    Site,
+    Trials,
+    alone,
+    checked,
+    concatenate,
+    with_gradients,
+)
 from bayesgeom.interventions._evidence import Erasure, erasure
 from bayesgeom.interventions.design import ERASED, MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.engine import KL, EditPlan, PairReference, score_pairs
@@ -29,10 +38,8 @@ from bayesgeom.interventions.verdicts import onwards_verdict
 from bayesgeom.models.base import Model, Variant, provenance
 from bayesgeom.models.replay.hooked import edited_pass
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
-from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling
-from bayesgeom.report.report import with_provenance
-from bayesgeom.stats.bootstrap import mean_interval
-from bayesgeom.stats.subspace import covariance, random_subspaces
+from bayesgeom.report import Baseline, Estimate, with_ceiling, with_provenance
+from bayesgeom.stats import covariance, mean_interval, random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace
 from bayesgeom.subspaces.quantity import PosteriorQuantity, is_function_of_position

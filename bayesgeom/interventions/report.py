@@ -19,14 +19,22 @@ from typing import Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.text import fitted, number_text
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core import InvalidArgument, Verdict, fitted, number_text
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
-from bayesgeom.report.estimate import UNTRAINED, AtMostOne, Estimate, NonNegative, Quantity, Share, Unit
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, ceiling_of, headline_of
+from bayesgeom.report import (
+    UNTRAINED,
+    AtMostOne,
+    Estimate,
+    Headline,
+    NonNegative,
+    Panel,
+    Quantity,
+    Report,
+    Share,
+    Unit,
+    ceiling_of,
+    headline_of,
+)
 
 ORTHOGONAL, UNEDITED = "orthogonal random subspaces", "unedited model"
 _CONTROLS = (RANDOM, MATCHED, RANDOM_MOST, MATCHED_MOST)
@@ -396,7 +404,7 @@ class JointInterventionReport(EditReport):
         from bayesgeom.charts.heads import add_profile
         from bayesgeom.charts.lines import add_line
         from bayesgeom.interventions.drawing import add_rows
-        from bayesgeom.report.theme import EXACT, label_axes, series
+        from bayesgeom.report import EXACT, label_axes, series
 
         drawn = [Panel.blank(f"Increase of {metric}") for metric in self.metrics]
         for column, panel in enumerate(drawn):
@@ -517,7 +525,7 @@ class OnwardsReport(EditReport):
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import add_line
         from bayesgeom.interventions.drawing import profile_panel
-        from bayesgeom.report.theme import EXACT, MEASURED, label_axes
+        from bayesgeom.report import EXACT, MEASURED, label_axes
 
         at, read = self.layers, Panel.blank("R² of the quantity")
         cost = profile_panel("KL increase", "KL increase (bits)", self.kl_increase_bits[:, np.newaxis], ("erased",))

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import overload
 
-from bayesgeom.core.edits import SubspaceKind
-from bayesgeom.core.errors import InvalidArgument, checked
-from bayesgeom.core.torch_state import with_gradients
+from bayesgeom.core import InvalidArgument, SubspaceKind, checked, with_gradients
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention

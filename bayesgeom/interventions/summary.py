@@ -8,15 +8,15 @@ from typing import final
 import numpy as np
 from jaxtyping import Bool, Float, Float64
 
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core import Verdict
 from bayesgeom.interventions._evidence import Erasure, Overlap
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
 from bayesgeom.interventions.matching import Matched
 from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
 from bayesgeom.interventions.verdicts import Evidence, Judgment, Obstacle, Reach, survival_of, verdict_of
-from bayesgeom.report.estimate import UNTRAINED, WHOLE, Baseline, Estimate, stacked
-from bayesgeom.stats.bootstrap import ratio_interval
+from bayesgeom.report import UNTRAINED, WHOLE, Baseline, Estimate, stacked
+from bayesgeom.stats import ratio_interval
 from bayesgeom.subspaces.base import Subspace
 
 # Conditions of the main totals. Only a swap has more than two; where the site has a direct path, the edit without it

@@ -8,10 +8,10 @@ from typing import final
 
 import numpy as np
 
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core import Verdict
 from bayesgeom.interventions._evidence import SLACK, Erasure
 from bayesgeom.interventions.design import ERASED, LEAST_CONTROLS, MATCHED, RANDOM
-from bayesgeom.report.estimate import WHOLE, Estimate
+from bayesgeom.report import WHOLE, Estimate
 
 LEAST_SHARE = 0.1  # of the movement under a swap of the whole activation
 CODE_SHARE = 0.5  # of the movement, from which on the code brings it about without the subspace

@@ -26,10 +26,9 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.errors import HookFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
-from bayesgeom.core.run import (
+from bayesgeom.core import (
     ATTN_OUT,
+    EVERY_MODULE,
     MLP_OUT,
     PATTERN,
     Q_ROT,
@@ -38,22 +37,26 @@ from bayesgeom.core.run import (
     RESID_PRE,
     W_K,
     W_K_GRAM,
+    Change,
+    Edit,
+    HookFault,
+    InvalidArgument,
+    MissingSite,
     ModelSpec,
+    NonFinite,
+    Reference,
     Run,
     Site,
+    SiteLayer,
+    TaskMismatch,
+    Tokenizer,
     Trials,
     V,
     Z,
-    at_scored,
-    concatenate,
-)
-from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.torch_state import (
-    EVERY_MODULE,
-    Change,
-    SiteLayer,
     alone,
+    at_scored,
     check_default_device,
+    concatenate,
     evaluating,
     has_global_hooks,
     hooked,
@@ -61,8 +64,7 @@ from bayesgeom.core.torch_state import (
     site_hook,
 )
 from bayesgeom.models.checkpoint_files import versions
-from bayesgeom.stats.behavior import BehaviorLog, answer_log_probabilities, are_finite, whole_entropy_bits
-from bayesgeom.stats.reduction import Reduction
+from bayesgeom.stats import BehaviorLog, Reduction, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.tasks.base import WindTunnel
 
 STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 4, RESID_POST: 5}

@@ -14,7 +14,7 @@ from typing import Any, final
 
 from torch import nn
 
-from bayesgeom.core.errors import InvalidArgument, checked, with_plain_integers
+from bayesgeom.core import InvalidArgument, checked, with_plain_integers
 from bayesgeom.models.base import Model
 from bayesgeom.models.config import ModelConfig, architecture_named, config_from_dict, shapes_only
 from bayesgeom.models.resolve import load

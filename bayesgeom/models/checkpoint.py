@@ -20,9 +20,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault
-from bayesgeom.core.files import atomic_directory, check_regular, put_back, write_arrays
-from bayesgeom.core.text import counted
+from bayesgeom.core import (
+    BayesGeomError,
+    CheckpointFault,
+    atomic_directory,
+    check_regular,
+    counted,
+    put_back,
+    write_arrays,
+)
 from bayesgeom.models.checkpoint_files import (
     CARD,
     CONFIG,

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bayesgeom.core.errors import CheckpointFault
-from bayesgeom.core.files import is_temporary, put_all_back, read_json
+from bayesgeom.core import CheckpointFault, is_temporary, put_all_back, read_json
 
 SCHEMA = 2  # 2: a hash ties model, task, recipe and scores to the weights
 OURS = "bayesgeom"  # key of bayesgeom's description in a `config.json` that Hugging Face reads, too

@@ -13,9 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesgeom.core.errors import InvalidArgument, check_fields, check_known, check_types, checked
-from bayesgeom.core.plugins import discover, field_names, find
-from bayesgeom.core.torch_state import PROCESS_STATE, default_dtype
+from bayesgeom.core import (
+    PROCESS_STATE,
+    InvalidArgument,
+    check_fields,
+    check_known,
+    check_types,
+    checked,
+    default_dtype,
+    discover,
+    field_names,
+    find,
+)
 from bayesgeom.tasks.base import WindTunnel, torch_seed
 
 if TYPE_CHECKING:

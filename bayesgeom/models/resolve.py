@@ -12,22 +12,25 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import (
+from bayesgeom.core import (
     CheckpointFault,
     InvalidArgument,
     TaskMismatch,
+    Tokenizer,
     UnknownName,
     check_argument,
+    check_default_device,
     checked,
+    field_names,
+    is_untrained,
+    put_back,
+    read_json,
+    seed_of,
     shown,
+    structure_of,
     unknown_name,
     with_plain_integers,
 )
-from bayesgeom.core.files import put_back, read_json
-from bayesgeom.core.plugins import field_names
-from bayesgeom.core.run import is_untrained, seed_of
-from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.torch_state import check_default_device, structure_of
 from bayesgeom.models.adapters.hooked import HookedModel, ResidualModel, of_native
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.adapters.wrapping import WrappedModel, from_callable

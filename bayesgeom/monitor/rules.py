@@ -10,7 +10,7 @@ from typing import Literal, final
 import numpy as np
 from jaxtyping import Float64
 
-from bayesgeom.core.errors import InvalidArgument, check_argument, check_types
+from bayesgeom.core import InvalidArgument, check_argument, check_types
 
 Kind = Literal["reached", "lost", "degenerated", "not finite", "rolled back", "stopped"]
 CONFIRMED = 2  # consecutive measurements on the other side before a threshold counts as crossed

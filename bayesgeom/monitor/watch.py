@@ -23,9 +23,20 @@ from jaxtyping import Shaped
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, check_argument, check_types, checked
-from bayesgeom.core.files import atomic_file, check_directory, read_safetensors, remove_strays, write_arrays
-from bayesgeom.core.torch_state import check_default_device, with_gradients
+from bayesgeom.core import (
+    CheckpointFault,
+    InvalidArgument,
+    atomic_file,
+    check_argument,
+    check_default_device,
+    check_directory,
+    check_types,
+    checked,
+    read_safetensors,
+    remove_strays,
+    with_gradients,
+    write_arrays,
+)
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
@@ -39,10 +50,8 @@ from bayesgeom.monitor.report import (
     undisturbed,
 )
 from bayesgeom.monitor.rules import Event, Rules, Thresholds
-from bayesgeom.report.diagnosis import Diagnosis
-from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate
-from bayesgeom.report.report import with_provenance
-from bayesgeom.report.storage import METRICS as TABLE
+from bayesgeom.report import METRICS as TABLE
+from bayesgeom.report import Baseline, Diagnosis, Estimate, mean_estimate, with_provenance
 from bayesgeom.tasks.base import Branch, check_count, checked_seed, derived_seed, torch_seed
 from bayesgeom.training.optimizers import restore_state_of, state_of
 

@@ -23,8 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bayesgeom.core.run import PATTERN, Run, Trials
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core import PATTERN, Run, Trials, Verdict
 from bayesgeom.probes.base import (
     Control,
     Needs,
@@ -35,26 +34,25 @@ from bayesgeom.probes.base import (
     planted_trials,
     with_untrained,
 )
-from bayesgeom.report.estimate import (
+from bayesgeom.report import (
     AtMostOne,
     Baseline,
     Estimate,
+    Headline,
     Kind,
     NonNegative,
+    Panel,
+    Report,
     Share,
     Signed,
     Unit,
     Values,
+    extreme_of,
+    headline_of,
     smooth_estimate,
     within,
 )
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, extreme_of, headline_of
-from bayesgeom.stats.bootstrap import jackknife_weights
-from bayesgeom.stats.information import row_entropy_bits, row_sums
-from bayesgeom.stats.intervals import UNBOUNDED, Bounds
-from bayesgeom.stats.reduction import Mask, Reduction
+from bayesgeom.stats import UNBOUNDED, Bounds, Mask, Reduction, jackknife_weights, row_entropy_bits, row_sums
 
 HYPOTHESES = "hypotheses"
 
@@ -240,7 +238,7 @@ class AttentionEntropyReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
-        from bayesgeom.report.theme import label_axes
+        from bayesgeom.report import label_axes
 
         bits = Panel.blank("Entropy, mean over heads")
         shares = Panel.blank(with_baseline("Entropy as a share of the possible", 1.0, "uniform"))

@@ -11,13 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.run import NO_LABEL, PATTERN, ModelSpec, Run, Site, Trials
-from bayesgeom.report.estimate import Baseline, of_untrained
-from bayesgeom.report.report import Report
-from bayesgeom.stats.behavior import predicted_behavior
-from bayesgeom.stats.observers import Beliefs, Filter, WindowObservers
-from bayesgeom.stats.reduction import Reduction
-from bayesgeom.stats.windows import window_scores
+from bayesgeom.core import NO_LABEL, PATTERN, ModelSpec, Run, Site, Trials
+from bayesgeom.report import Baseline, Report, of_untrained
+from bayesgeom.stats import Beliefs, Filter, Reduction, WindowObservers, predicted_behavior, window_scores
 
 
 def planted_run(

@@ -19,8 +19,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.charts.polygon import MAX_CORNERS
-from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run, Trials
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core import RESID_POST, RESID_PRE, STATE, Run, Trials, Verdict
 from bayesgeom.probes.base import (
     Control,
     Needs,
@@ -31,50 +30,50 @@ from bayesgeom.probes.base import (
     planted_trials,
     with_untrained,
 )
-from bayesgeom.report.estimate import (
+from bayesgeom.report import (
     R2,
     AtMostOne,
     Baseline,
     Estimate,
+    Headline,
     Kind,
+    Panel,
+    Report,
     Share,
     Signed,
     Unit,
+    extreme_of,
+    headline_of,
     smooth_estimate,
     with_interval,
 )
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, extreme_of, headline_of
-from bayesgeom.stats.bootstrap import (
-    jackknife_weights,
-    percentile_interval,
-    r2_interval,
-    ratio_interval,
-    shuffled_within_position,
-)
-from bayesgeom.stats.clusters import (
-    adjusted_rand,
-    cluster_clouds,
-    left_out_silhouettes,
-    meetings,
-    resampled_agreement,
-)
-from bayesgeom.stats.observers import STARTS, window_beliefs
-from bayesgeom.stats.readout import (
+from bayesgeom.stats import (
     BELIEF,
     LABEL,
+    STARTS,
+    WIDEST_BASELINE,
     BeliefTargets,
     Readout,
+    adjusted_rand,
     belief_rows,
     belief_targets,
+    cluster_clouds,
     commonest,
     held_out_scores,
     in_bands,
+    jackknife_weights,
+    leading_coordinates,
+    left_out_silhouettes,
+    meetings,
+    percentile_interval,
+    r2_interval,
+    random_subspaces,
+    ratio_interval,
     read_out,
+    resampled_agreement,
+    shuffled_within_position,
+    window_beliefs,
 )
-from bayesgeom.stats.subspace import leading_coordinates, random_subspaces
-from bayesgeom.stats.windows import WIDEST_BASELINE
 
 SHUFFLE, SUBSPACES = "shuffle within position", "random subspaces of that rank"
 MEAN_BELIEF, GAUSSIAN, CONSTANT = "mean belief", "Gaussian cloud", "one constant answer"
@@ -195,7 +194,7 @@ class BeliefReadoutReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.readout import readout_panel
-        from bayesgeom.report.theme import DASHES
+        from bayesgeom.report import DASHES
 
         layers, counts = [str(layer) for layer in range(self.r2.value.shape[1])], "number of clusters k, last layer"
         rand, confidence = "adjusted Rand index (0 is chance)", "confidence of the exact belief"

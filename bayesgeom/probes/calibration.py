@@ -21,29 +21,30 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
-from bayesgeom.core.run import Behavior, Run, WindowScores
+from bayesgeom.core import Behavior, Run, WindowScores
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials, with_untrained
-from bayesgeom.report.estimate import (
+from bayesgeom.report import (
     Baseline,
     Estimate,
+    Headline,
     NonNegative,
+    Panel,
     Quantity,
+    Report,
     Share,
     Unit,
+    headline_of,
     mean_estimate,
     stacked,
     with_interval,
 )
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.bootstrap import mean_interval
-from bayesgeom.stats.observers import STARTS
-from bayesgeom.stats.windows import (
+from bayesgeom.stats import (
+    STARTS,
     TRANSPORT_BITS,
     TRANSPORT_WINDOW,
     EquivalentWindow,
     equivalent_window,
+    mean_interval,
     wider_window,
     window_name,
     window_predictives,

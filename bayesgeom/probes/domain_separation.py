@@ -20,26 +20,36 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.run import RESID_POST, Run, Trials, V
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core import RESID_POST, Reason, Run, Trials, V
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
-from bayesgeom.report.estimate import (
+from bayesgeom.report import (
     UNTRAINED,
     Baseline,
     Estimate,
+    Headline,
+    Panel,
     Quantity,
+    Report,
     Share,
     Signed,
+    headline_of,
     smooth_estimate,
 )
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, statistic_interval
-from bayesgeom.stats.clusters import left_out_silhouettes, point_silhouettes
-from bayesgeom.stats.reduction import LAST_RESIDUAL, LAST_VALUES
-from bayesgeom.stats.resampling import refitted_axis_shares
-from bayesgeom.stats.subspace import cloud_axes, gaussian_first_share, span_coordinates, standardized, variance_shares
+from bayesgeom.stats import (
+    LAST_RESIDUAL,
+    LAST_VALUES,
+    cloud_axes,
+    gaussian_first_share,
+    jackknife_weights,
+    left_out_silhouettes,
+    percentile_interval,
+    point_silhouettes,
+    refitted_axis_shares,
+    span_coordinates,
+    standardized,
+    statistic_interval,
+    variance_shares,
+)
 
 Prepared = Callable[[Float64[Tensor, "*sample point d"]], Float64[Tensor, "*sample point d"]]
 
@@ -179,7 +189,7 @@ class DomainSeparationReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heads import add_profile
-        from bayesgeom.report.theme import SERIES, label_axes
+        from bayesgeom.report import SERIES, label_axes
 
         clusters, angles, shares, gains = (Panel.blank(title) for title in _PANELS)
         own, levels = self.silhouette, _levels(self.angle_degrees)

@@ -18,30 +18,50 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bayesgeom.core.run import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K, Run
-from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.core import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K, Reason, Run, Verdict
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Kind, Quantity, Share, Signed, Unit, with_interval
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, Level, headline_of
-from bayesgeom.stats.bootstrap import jackknife_bias, jackknife_weights, percentile_interval, random_halves
-from bayesgeom.stats.intervals import MIN_DIFFERENT, Interval
-from bayesgeom.stats.overlap import (
+from bayesgeom.report import (
+    UNTRAINED,
+    Baseline,
+    Estimate,
+    Headline,
+    Kind,
+    Level,
+    Panel,
+    Quantity,
+    Report,
+    Share,
+    Signed,
+    Unit,
+    headline_of,
+    with_interval,
+)
+from bayesgeom.stats import (
+    KEY_SUMS,
+    MIN_DIFFERENT,
+    ROTATED_KEY_SUMS,
     Frames,
+    Interval,
+    Reduction,
+    TokenSums,
     coordinates_of,
     cross_fitted_overlap,
     frame_chances,
     frame_statistics,
+    in_parts,
+    jackknife_bias,
+    jackknife_weights,
     mean_overlap_interval,
     overlap_rows,
+    percentile_interval,
     projected_overlaps,
+    random_halves,
     random_overlaps,
     squared_lengths,
+    token_occurrences,
     verdicts,
     welch_bound,
 )
-from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction, TokenSums, in_parts, token_occurrences
 
 WEIGHTS, COLUMNS = "weights", "columns"  # keys from the weights alone: by token set, and columns of W_K
 N_SPLITS = 8  # random halvings of the sequences, for cross-fitting
@@ -314,7 +334,7 @@ class KeyOverlapReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
-        from bayesgeom.report.theme import SECOND, label_axes
+        from bayesgeom.report import SECOND, label_axes
 
         projected, chance = (self.level(name)[:, 0, 0] for name in (RANDOM_W_K, RANDOM_DIRECTIONS))
         titles = [with_baseline(t, level, "chance") for t, level in zip(self.views, chance, strict=True)]

@@ -19,16 +19,22 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bayesgeom.core.run import K_ROT, PATTERN, Q_ROT, Run, Trials
-from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Reason, Run, Trials, Verdict
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
-from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit, smooth_estimate
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
-from bayesgeom.stats.information import row_sums
-from bayesgeom.stats.regression import spearman
+from bayesgeom.report import (
+    Baseline,
+    Estimate,
+    Headline,
+    Panel,
+    Quantity,
+    Report,
+    Share,
+    Signed,
+    Unit,
+    headline_of,
+    smooth_estimate,
+)
+from bayesgeom.stats import jackknife_weights, linearized_draws, percentile_interval, row_sums, spearman
 
 SHIFTS = (1, 2, 3)  # the other sequences: shifts along the batch, cyclic
 
@@ -289,7 +295,7 @@ class QKAlignmentReport(Report):
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
         from bayesgeom.charts.lines import add_note
-        from bayesgeom.report.theme import SERIES, label_axes
+        from bayesgeom.report import SERIES, label_axes
 
         over, auc = self.mass_over_other.value, self.auc.value
         # One scale for all relations, coarse enough that rounding does not look like structure.

@@ -18,37 +18,43 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.run import ATTN_OUT, RESID_POST, Run, Site, Trials, V, Z
-from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.core import ATTN_OUT, RESID_POST, Reason, Run, Site, Trials, V, Verdict, Z
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials, with_untrained
-from bayesgeom.report.estimate import (
+from bayesgeom.report import (
     R2,
     UNTRAINED,
     Baseline,
     Estimate,
+    Headline,
+    Panel,
     Quantity,
+    Report,
     Share,
     Signed,
     Unit,
+    headline_of,
     with_interval,
 )
-from bayesgeom.report.panels import Panel
-from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
-from bayesgeom.stats.intervals import no_interval
-from bayesgeom.stats.manifold import (
+from bayesgeom.stats import (
     N_AXES,
     CloudStatistics,
     EntropyScale,
+    absolute_interval,
     cloud_statistics,
+    gaussian_first_share,
     head_statistics,
+    jackknife_weights,
+    no_interval,
+    order_under_permutation,
+    permutation_p,
+    refitted_axis_shares,
+    resampled_order,
     shuffled_scale,
+    span_coordinates,
+    standardized,
+    statistic_interval,
     view,
 )
-from bayesgeom.stats.regression import absolute_interval
-from bayesgeom.stats.resampling import order_under_permutation, refitted_axis_shares, resampled_order
-from bayesgeom.stats.subspace import gaussian_first_share, span_coordinates, standardized
 
 PointsOf = Callable[[Site, int], Float[Tensor, "point d"]]
 Clouds = Mapping[Site, Sequence[CloudStatistics]]

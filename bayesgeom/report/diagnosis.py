@@ -6,10 +6,16 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
-from bayesgeom.core.errors import InvalidArgument, OutputFault, checked, unknown_name
-from bayesgeom.core.plugins import discover
-from bayesgeom.core.run import N_RECORDED
-from bayesgeom.core.text import percent_text, shortened
+from bayesgeom.core import (
+    N_RECORDED,
+    InvalidArgument,
+    OutputFault,
+    checked,
+    discover,
+    percent_text,
+    shortened,
+    unknown_name,
+)
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run
 from bayesgeom.report.tables import Headline, frame, model_name, records_of

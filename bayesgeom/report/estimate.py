@@ -19,12 +19,18 @@ from typing import Any, Literal, Self, final
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.text import interval_text, number_text
-from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.stats.bootstrap import mean_interval, statistic_interval
-from bayesgeom.stats.bounds import Extreme, extreme_interval, within_bounds
-from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale
+from bayesgeom.core import InvalidArgument, Reason, Verdict, interval_text, number_text
+from bayesgeom.stats import (
+    UNBOUNDED,
+    Bounds,
+    Extreme,
+    Interval,
+    Scale,
+    extreme_interval,
+    mean_interval,
+    statistic_interval,
+    within_bounds,
+)
 
 Kind = Literal["baseline", "chance", "permutation", "ceiling"]
 Better = Literal["higher", "lower", ""]

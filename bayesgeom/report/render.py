@@ -20,9 +20,18 @@ from typing import TYPE_CHECKING, Any, final
 
 import plotly.graph_objects as go
 
-from bayesgeom.core.plugins import Contained, discover, is_foreign
-from bayesgeom.core.text import WIDTH, counted, number_text, shortened, with_minus
-from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.core import (
+    WIDTH,
+    Contained,
+    Reason,
+    Verdict,
+    counted,
+    discover,
+    is_foreign,
+    number_text,
+    shortened,
+    with_minus,
+)
 from bayesgeom.report.panels import Chart, Panel, listed
 from bayesgeom.report.tables import Headline, Reported, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb

@@ -22,19 +22,23 @@ from jaxtyping import AbstractArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, described, shown
-from bayesgeom.core.files import (
+from bayesgeom.core import (
+    CheckpointFault,
+    InvalidArgument,
+    OutputFault,
+    Reason,
     atomic_directory,
     atomic_file,
     check_directory,
     decoded,
+    described,
     encoded,
     is_temporary,
     put_back,
     read_json,
+    shown,
     write_arrays,
 )
-from bayesgeom.core.verdict import Reason
 from bayesgeom.report.estimate import KINDS, Baseline, Coordinate, Estimate, Quantity, Unit
 
 if TYPE_CHECKING:

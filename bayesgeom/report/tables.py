@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, final, runtime_
 
 import numpy as np
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.text import interval_text, measured_text, number_text
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core import InvalidArgument, Reason, interval_text, measured_text, number_text
 from bayesgeom.report.estimate import Baseline, Better, Estimate, Quantity, within
 from bayesgeom.report.storage import axes_of, coordinates_of, quantities_of, units_of, values_of
 

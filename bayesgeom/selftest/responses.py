@@ -6,7 +6,7 @@ from typing import final
 
 import torch
 
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core import Verdict
 from bayesgeom.generalization.response import (
     FORGETTING,
     MIXED,

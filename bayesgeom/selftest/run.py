@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import final
 
-from bayesgeom.core.plugins import Contained, is_foreign
-from bayesgeom.core.text import number_text
-from bayesgeom.core.verdict import Verdict
+from bayesgeom.core import Contained, Verdict, is_foreign, number_text
 from bayesgeom.diagnosis.plan import AnyProbe, all_probes, broken_probes
 from bayesgeom.generalization.response import EvidenceResponseReport
 from bayesgeom.interventions.design import Design

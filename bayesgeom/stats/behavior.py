@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.run import Behavior, Trials, WindowScores
+from bayesgeom.core import Behavior, Trials, WindowScores
 from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits, total_variation
 from bayesgeom.stats.windows import joined, window_scores
 

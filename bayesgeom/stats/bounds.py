@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core import Reason
 
 Extreme = Literal["largest", "smallest"]
 LEAST_PER_ENTRY = 4  # sequences: with fewer, ends so far out cover too seldom for skewed effects

@@ -43,8 +43,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 from scipy.special import betaincinv, expit, logit, ndtri
 
-from bayesgeom.core.batching import even_slices
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core import Reason, even_slices
 
 LEVEL = 0.025  # in each tail
 MIN_DIFFERENT = 8  # sequences that must differ from the median: fewer do not determine the spread

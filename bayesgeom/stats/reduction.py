@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from bayesgeom.core.batching import even_slices
-from bayesgeom.core.run import K_ROT, PATTERN, RESID_POST, K, ModelSpec, Run, Site, Trials, V
+from bayesgeom.core import K_ROT, PATTERN, RESID_POST, K, ModelSpec, Run, Site, Trials, V, even_slices
 from bayesgeom.stats.information import row_entropy_bits
 
 _AT_ONCE = 2**22

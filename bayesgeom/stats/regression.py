@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.verdict import Reason
+from bayesgeom.core import Reason
 from bayesgeom.stats.intervals import Interval
 
 RIDGE = 1e-3

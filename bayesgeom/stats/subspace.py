@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64
 from scipy.linalg import eigh
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core import InvalidArgument
 
 _ROUNDING = 1e-6  # of a coordinate's size: a smaller spread is rounding error
 

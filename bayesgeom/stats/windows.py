@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from bayesgeom.core.run import Trials, WindowScores
+from bayesgeom.core import Trials, WindowScores
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.stats.intervals import MIN_DIFFERENT

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.stats.regression import ridge
+from bayesgeom.core import InvalidArgument, unknown_name
+from bayesgeom.stats import ridge
 from bayesgeom.subspaces.base import RANK_TOLERANCE, About, Fit, Sample, Setting, Subspace, span
 from bayesgeom.subspaces.quantity import CONFOUNDS, FORMS, PosteriorQuantity
 

@@ -22,9 +22,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument, checked, shown, unknown_name
-from bayesgeom.stats.regression import ridge
-from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.core import InvalidArgument, checked, shown, unknown_name
+from bayesgeom.stats import random_subspaces, ridge
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank, named_fits
 from bayesgeom.subspaces.erasers import Decoder, Eraser, checked_points, checked_values
 from bayesgeom.subspaces.frames import FrameKind, TokenFrame

@@ -12,8 +12,7 @@ from einops import einsum
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V, Site, Trials
+from bayesgeom.core import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V, InvalidArgument, Site, Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, span

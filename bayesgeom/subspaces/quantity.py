@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.run import Trials
-from bayesgeom.stats.information import KNOWN_BITS, NATS_PER_BIT, entropy_bits
+from bayesgeom.core import InvalidArgument, Trials, unknown_name
+from bayesgeom.stats import KNOWN_BITS, NATS_PER_BIT, entropy_bits
 
 QuantityName = Literal["entropy", "belief", "log_odds"]
 FORMS = ("entropy", "belief", "log_odds:HYPOTHESIS")

@@ -15,12 +15,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import Trials
-from bayesgeom.core.torch_state import SiteLayer, keeping
+from bayesgeom.core import InvalidArgument, SiteLayer, Trials, keeping
 from bayesgeom.models.base import hooked_sites
 from bayesgeom.models.replay.carried import CARRIED
-from bayesgeom.stats.behavior import answer_log_probabilities
+from bayesgeom.stats import answer_log_probabilities
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank
 from bayesgeom.subspaces.erasers import JointMoments
 from bayesgeom.subspaces.quantity import PosteriorQuantity, answers_are_hypotheses

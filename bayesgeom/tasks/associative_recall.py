@@ -22,8 +22,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import Trials, renamed
+from bayesgeom.core import InvalidArgument, Trials, renamed
 from bayesgeom.tasks.base import (
     EvidenceTask,
     SymmetricTask,

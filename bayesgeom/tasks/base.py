@@ -21,20 +21,25 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core.errors import (
+from bayesgeom.core import (
+    NO_LABEL,
     InvalidArgument,
+    Tokenizer,
+    Trials,
     UnknownName,
     check_argument,
     check_fields,
     check_known,
+    checked_trials,
+    discover,
+    field_names,
+    find,
     integer_of,
+    is_foreign,
     make_plain,
     shown,
     unknown_name,
 )
-from bayesgeom.core.plugins import discover, field_names, find, is_foreign
-from bayesgeom.core.run import NO_LABEL, Trials, checked_trials
-from bayesgeom.core.tokenizer import Tokenizer
 
 BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length

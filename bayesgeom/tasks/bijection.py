@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import Relations, Trials, renamed
+from bayesgeom.core import InvalidArgument, Relations, Trials, renamed
 from bayesgeom.tasks.base import (
     EvidenceTask,
     SymmetricTask,

@@ -25,9 +25,17 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import Trials
-from bayesgeom.core.tokenizer import Tokenizer, chat_prompts, check_ids, first_symbols, labeled, opening, punctuation_id
+from bayesgeom.core import (
+    InvalidArgument,
+    Tokenizer,
+    Trials,
+    chat_prompts,
+    check_ids,
+    first_symbols,
+    labeled,
+    opening,
+    punctuation_id,
+)
 from bayesgeom.tasks.base import (
     EvidenceTask,
     TextTask,

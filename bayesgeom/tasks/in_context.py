@@ -15,12 +15,14 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument, check_types
-from bayesgeom.core.run import NO_LABEL, Trials
-from bayesgeom.core.tokenizer import (
+from bayesgeom.core import (
+    NO_LABEL,
+    InvalidArgument,
     Tokenizer,
+    Trials,
     chat_prompts,
     check_ids,
+    check_types,
     first_symbols,
     labeled,
     opening,

@@ -27,10 +27,18 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument, unknown_name
-from bayesgeom.core.run import Relations, Trials
-from bayesgeom.stats.observers import STARTS, Beliefs, Filter, WindowObservers, exact_beliefs, full_support
-from bayesgeom.stats.windows import WIDEST_BASELINE, window_name, window_predictives
+from bayesgeom.core import InvalidArgument, Relations, Trials, unknown_name
+from bayesgeom.stats import (
+    STARTS,
+    WIDEST_BASELINE,
+    Beliefs,
+    Filter,
+    WindowObservers,
+    exact_beliefs,
+    full_support,
+    window_name,
+    window_predictives,
+)
 from bayesgeom.tasks.base import EvidenceTask, check_affordable
 
 _TOLERANCE = 1e-9

@@ -32,8 +32,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import Relations, Trials
+from bayesgeom.core import InvalidArgument, Relations, Trials
 from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, random_order, trials_at
 
 _CELL_BYTES = 36.0  # a position and a hypothesis: successors, whether it fits, beliefs

@@ -21,9 +21,20 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument, check_types, unknown_name
-from bayesgeom.core.run import NO_LABEL, Trials
-from bayesgeom.core.tokenizer import Tokenizer, chat_prompts, check_distinct, check_ids, encoded_text, labeled, opened
+from bayesgeom.core import (
+    NO_LABEL,
+    InvalidArgument,
+    Tokenizer,
+    Trials,
+    chat_prompts,
+    check_distinct,
+    check_ids,
+    check_types,
+    encoded_text,
+    labeled,
+    opened,
+    unknown_name,
+)
 from bayesgeom.tasks.base import FiniteTask, TextTask
 
 QUINTILES = 5

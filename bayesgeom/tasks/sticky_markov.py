@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core import InvalidArgument
 from bayesgeom.tasks.base import check_parameters
 from bayesgeom.tasks.markov import MarkovProcess, check_process
 

@@ -20,9 +20,7 @@ from typing import Any, Literal
 
 import torch
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import atomic_file, read_json
-from bayesgeom.core.torch_state import reduced_precision
+from bayesgeom.core import CheckpointFault, InvalidArgument, atomic_file, read_json, reduced_precision
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.native.scan import has_numba
 

@@ -15,10 +15,16 @@ from typing import Any, Literal, final
 import torch
 from torch import nn
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
-from bayesgeom.core.files import atomic_directory, atomic_file, write_arrays
-from bayesgeom.core.text import counted
-from bayesgeom.core.torch_state import with_torch_defaults
+from bayesgeom.core import (
+    CheckpointFault,
+    InvalidArgument,
+    OutputFault,
+    atomic_directory,
+    atomic_file,
+    counted,
+    with_torch_defaults,
+    write_arrays,
+)
 from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash
 from bayesgeom.models.checkpoint_files import (
     CARD,

@@ -16,14 +16,21 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NonFinite, unknown_name
-from bayesgeom.core.files import holds_others, read_json
-from bayesgeom.core.progress import bar
-from bayesgeom.core.run import NO_LABEL, Trials
-from bayesgeom.core.torch_state import with_torch_defaults
+from bayesgeom.core import (
+    NO_LABEL,
+    CheckpointFault,
+    InvalidArgument,
+    NonFinite,
+    Trials,
+    bar,
+    holds_others,
+    read_json,
+    unknown_name,
+    with_torch_defaults,
+)
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
-from bayesgeom.stats.information import kl_bits
+from bayesgeom.stats import kl_bits
 from bayesgeom.tasks.base import DerivedSeed, derived_seed
 from bayesgeom.training.environment import (
     BEFORE_RECORDS,

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bayesgeom.core.errors import CheckpointFault
-from bayesgeom.core.files import is_temporary, put_all_back, put_back, read_json
+from bayesgeom.core import CheckpointFault, is_temporary, put_all_back, put_back, read_json
 from bayesgeom.models.checkpoint_files import check_hashed, check_numbered, checkpoint_folder
 
 FORMATION, SCHEMA = "formation.json", 2

@@ -15,11 +15,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault
-from bayesgeom.core.files import atomic_directory, check_directory, read_json
-from bayesgeom.core.progress import progress_in
-from bayesgeom.core.text import number_text
-from bayesgeom.core.torch_state import with_torch_defaults
+from bayesgeom.core import (
+    BayesGeomError,
+    CheckpointFault,
+    atomic_directory,
+    check_directory,
+    number_text,
+    progress_in,
+    read_json,
+    with_torch_defaults,
+)
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
 from bayesgeom.models.config import ModelConfig

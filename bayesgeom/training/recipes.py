@@ -15,15 +15,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
-from bayesgeom.core.errors import (
+from bayesgeom.core import (
     InvalidArgument,
     check_argument,
     check_known,
     check_types,
+    field_names,
     unknown_name,
+    values,
     with_plain_integers,
 )
-from bayesgeom.core.plugins import field_names, values
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel, task_from_config

@@ -16,9 +16,19 @@ from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, OutputFault
-from bayesgeom.core.files import apart, atomic_file, check_regular, remove_strays, write_arrays
-from bayesgeom.core.text import counted
+from bayesgeom.core import (
+    BayesGeomError,
+    CheckpointFault,
+    InvalidArgument,
+    NonFinite,
+    OutputFault,
+    apart,
+    atomic_file,
+    check_regular,
+    counted,
+    remove_strays,
+    write_arrays,
+)
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import Recipe, deciding

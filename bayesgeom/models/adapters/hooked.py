@@ -26,8 +26,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import (
+from bayesgeom.core import (
     ALL_SITES,
     ATTN_OUT,
     K_ROT,
@@ -46,6 +45,8 @@ from bayesgeom.core.run import (
     W_K_GRAM,
     W_O,
     W_V,
+    Hook,
+    InvalidArgument,
     K,
     ModelSpec,
     Q,
@@ -53,9 +54,11 @@ from bayesgeom.core.run import (
     Trials,
     V,
     Z,
+    alone,
+    hooked,
+    structure_of,
     untrained,
 )
-from bayesgeom.core.torch_state import Hook, alone, hooked, structure_of
 from bayesgeom.models.adapters.proof import Functions, examined, perturbed_pass, sentinel_trials
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.checkpoint import weights_hash

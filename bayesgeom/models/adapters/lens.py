@@ -17,17 +17,22 @@ from einops import einsum
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import MissingSite, NoCopy
-from bayesgeom.core.run import (
+from bayesgeom.core import (
     ATTN_OUT,
     PATTERN,
+    PROCESS_STATE,
     RESID_MID,
     RESID_PRE,
+    Hook,
+    MissingSite,
     ModelSpec,
+    NoCopy,
     Site,
     Trials,
+    alone,
+    hooked,
+    structure_of,
 )
-from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, hooked, structure_of
 from bayesgeom.models.adapters.hooked import POINTS
 from bayesgeom.models.adapters.proof import (
     Functions,

@@ -22,7 +22,7 @@ from einops import einsum, repeat
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core.run import (
+from bayesgeom.core import (
     ATTN_OUT,
     K_ROT,
     MLP_OUT,
@@ -37,6 +37,7 @@ from bayesgeom.core.run import (
     W_K_GRAM,
     W_O,
     W_V,
+    Change,
     K,
     ModelSpec,
     Q,
@@ -44,8 +45,9 @@ from bayesgeom.core.run import (
     Trials,
     V,
     Z,
+    hooked,
+    site_hook,
 )
-from bayesgeom.core.torch_state import Change, hooked, site_hook
 
 
 @final

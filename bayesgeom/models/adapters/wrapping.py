@@ -19,27 +19,37 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, NoCopy, NonFinite, unknown_name
-from bayesgeom.core.run import (
+from bayesgeom.core import (
     ALL_SITES,
     ATTN_OUT,
     K_ROT,
     MLP_OUT,
     PATTERN,
+    PROCESS_STATE,
     Q_ROT,
     RESID_POST,
     RESID_PRE,
+    BayesGeomError,
+    Hook,
+    InvalidArgument,
     K,
+    MissingSite,
     ModelSpec,
+    NoCopy,
+    NonFinite,
     Q,
     Site,
+    Tokenizer,
     Trials,
     V,
     Z,
+    alone,
+    evaluating,
+    hooked,
+    structure_of,
+    unknown_name,
     untrained,
 )
-from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.torch_state import PROCESS_STATE, Hook, alone, evaluating, hooked, structure_of
 from bayesgeom.models.adapters.proof import (
     Passage,
     Taps,

@@ -17,18 +17,32 @@ import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import (
+from bayesgeom.core import (
+    ALL_SITES,
+    PATTERN,
     BayesGeomError,
     CheckpointFault,
     InvalidArgument,
+    ModelSpec,
     NoCopy,
     NonFinite,
     OutputFault,
+    Run,
+    Site,
+    Trials,
+    apart,
+    atomic_file,
     check_types,
+    concatenate,
+    holds_others,
+    is_file,
+    is_untrained,
+    read_json,
+    remove_strays,
     shown,
+    untrained,
+    write_arrays,
 )
-from bayesgeom.core.files import apart, atomic_file, holds_others, is_file, read_json, remove_strays, write_arrays
-from bayesgeom.core.run import ALL_SITES, PATTERN, ModelSpec, Run, Site, Trials, concatenate, is_untrained, untrained
 from bayesgeom.models.base import (
     PASS_BYTES,
     BaselinePredictives,
@@ -40,8 +54,7 @@ from bayesgeom.models.base import (
     visible,
 )
 from bayesgeom.models.checkpoint_files import config_hash
-from bayesgeom.stats.behavior import BehaviorLog
-from bayesgeom.stats.reduction import Reduction
+from bayesgeom.stats import BehaviorLog, Reduction
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 MANIFEST, STATIC = "capture.json", "static.safetensors"

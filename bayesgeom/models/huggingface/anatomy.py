@@ -17,9 +17,7 @@ from einops import rearrange
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import K, Q, Site, V
-from bayesgeom.core.torch_state import Hook, hooked
+from bayesgeom.core import Hook, InvalidArgument, K, Q, Site, V, hooked
 from bayesgeom.models.huggingface.attention import Handed
 
 Layout = Literal["own", "stacked", "grouped", "sharded"]

@@ -23,7 +23,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesgeom.core.run import K_ROT, PATTERN, Q_ROT, Site, V, Z
+from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Site, V, Z
 from bayesgeom.models.adapters.proof import Taps, per_query_head
 from bayesgeom.models.huggingface.weights import quiet
 

@@ -36,11 +36,16 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
-from bayesgeom.core.files import check_regular, read_json
-from bayesgeom.core.plugins import Contained
-from bayesgeom.core.text import counted
-from bayesgeom.core.torch_state import PROCESS_STATE
+from bayesgeom.core import (
+    PROCESS_STATE,
+    BayesGeomError,
+    CheckpointFault,
+    Contained,
+    InvalidArgument,
+    check_regular,
+    counted,
+    read_json,
+)
 from bayesgeom.models.checkpoint import read_header
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
 from bayesgeom.models.config import shapes_only

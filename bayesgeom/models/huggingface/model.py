@@ -22,26 +22,25 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import InvalidArgument, NoCopy, NonFinite
-from bayesgeom.core.run import (
+from bayesgeom.core import (
     NORM_WEIGHT,
+    PROCESS_STATE,
     RESID_POST,
     RESID_PRE,
     TOKEN_EMBEDDINGS,
     TOKEN_INPUTS,
     TOKEN_KEYS,
     W_O,
+    Hook,
+    InvalidArgument,
     K,
     ModelSpec,
+    NoCopy,
+    NonFinite,
     Site,
+    Tokenizer,
     Trials,
     Z,
-    untrained,
-)
-from bayesgeom.core.tokenizer import Tokenizer
-from bayesgeom.core.torch_state import (
-    PROCESS_STATE,
-    Hook,
     alone,
     default_dtype,
     evaluating,
@@ -49,6 +48,7 @@ from bayesgeom.core.torch_state import (
     lock_of,
     site_hook,
     structure_of,
+    untrained,
 )
 from bayesgeom.models.adapters.proof import (
     Functions,

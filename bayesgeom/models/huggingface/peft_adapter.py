@@ -16,9 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, is_encodable, shown
-from bayesgeom.core.files import is_file, read_json
-from bayesgeom.core.text import counted
+from bayesgeom.core import CheckpointFault, InvalidArgument, counted, is_encodable, is_file, read_json, shown
 from bayesgeom.models.checkpoint import Shapes, tensor_shapes
 
 _PATTERNS, _KEYED_BY_PATTERN = (

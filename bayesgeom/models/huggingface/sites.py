@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core.run import (
+from bayesgeom.core import (
     ALL_SITES,
     ATTN_OUT,
     K_ROT,
@@ -37,13 +37,14 @@ from bayesgeom.core.run import (
     W_K_GRAM,
     W_O,
     W_V,
+    Hook,
     K,
     Q,
     Site,
     V,
     Z,
+    hooked,
 )
-from bayesgeom.core.torch_state import Hook, hooked
 from bayesgeom.models.adapters.proof import SUM, Taps
 from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_input, is_close
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions

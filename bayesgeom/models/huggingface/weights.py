@@ -25,7 +25,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from bayesgeom.core.errors import BayesGeomError, CheckpointFault, InvalidArgument
+from bayesgeom.core import BayesGeomError, CheckpointFault, InvalidArgument
 from bayesgeom.models.checkpoint_files import CONFIG
 from bayesgeom.models.config import shapes_only
 

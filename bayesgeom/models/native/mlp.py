@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core import InvalidArgument, TaskMismatch
 from bayesgeom.models.config import INIT_STD, ModelConfig, draw_weights
 
 EPS = 1e-5

@@ -15,7 +15,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core import InvalidArgument
 from bayesgeom.models.config import INIT_STD
 
 _FARTHEST = 60.0  # logarithm of a decay that is practically infinite, but finite in float32

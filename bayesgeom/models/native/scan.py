@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from bayesgeom.core.batching import even_slices
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core import InvalidArgument, even_slices
 
 # Size of one buffer of a chunk: a share of a CPU's second-level cache. A GPU processes the whole batch at once.
 _CPU_BYTES, _GPU_BYTES = 2**18, 2**30

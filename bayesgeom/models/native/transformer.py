@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, checked
+from bayesgeom.core import InvalidArgument, TaskMismatch, checked
 from bayesgeom.models.config import INIT_STD, ModelConfig, draw_weights
 from bayesgeom.models.native.positions import (
     PositionalPrior,

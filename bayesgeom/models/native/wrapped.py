@@ -36,7 +36,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core import InvalidArgument
 from bayesgeom.models.config import INIT_STD, ModelConfig, draw_weights
 
 if TYPE_CHECKING:

@@ -11,9 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bayesgeom.core.edits import AtPositions, Reference
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import RESID_PRE, Site, Trials
+from bayesgeom.core import RESID_PRE, AtPositions, InvalidArgument, Reference, Site, Trials
 from bayesgeom.models.base import BaselinePass, Model, Variant
 from bayesgeom.models.native.lstm import LSTM, LSTMBlock
 from bayesgeom.models.native.mamba import Mamba

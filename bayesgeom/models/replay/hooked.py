@@ -18,9 +18,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bayesgeom.core.edits import Edit, Reference
-from bayesgeom.core.run import RESID_PRE, Site, Trials
-from bayesgeom.core.torch_state import Change, Hook, SiteLayer, alone, hooked, keeping, site_hook
+from bayesgeom.core import (
+    RESID_PRE,
+    Change,
+    Edit,
+    Hook,
+    Reference,
+    Site,
+    SiteLayer,
+    Trials,
+    alone,
+    hooked,
+    keeping,
+    site_hook,
+)
 from bayesgeom.models.adapters.proof import sentinel_trials
 from bayesgeom.models.base import STAGES, BaselinePass, Model, Variant, entry, hooked_sites
 from bayesgeom.models.huggingface.anatomy import first_input

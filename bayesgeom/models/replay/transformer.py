@@ -19,9 +19,20 @@ from einops import rearrange
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.edits import Edit, Reference, Replace
-from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Trials, Z
+from bayesgeom.core import (
+    ATTN_OUT,
+    MLP_OUT,
+    RESID_MID,
+    RESID_POST,
+    RESID_PRE,
+    Edit,
+    InvalidArgument,
+    Reference,
+    Replace,
+    Site,
+    Trials,
+    Z,
+)
 from bayesgeom.models.base import STAGES, BaselinePass, Model, Variant, entry
 from bayesgeom.models.native.positions import causal_mask, rotated
 from bayesgeom.models.native.transformer import EPS, MLP, MultiHeadAttention, Norm, Transformer, TransformerConfig

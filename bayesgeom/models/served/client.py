@@ -22,8 +22,7 @@ from typing import Any, final
 
 import httpx
 
-from bayesgeom.core.errors import InvalidArgument, ServerFault, is_whole
-from bayesgeom.core.files import once
+from bayesgeom.core import InvalidArgument, ServerFault, is_whole, once
 
 TOP = 20  # the most that vLLM lists unless it is started with --max-logprobs
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)

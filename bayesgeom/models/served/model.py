@@ -9,10 +9,19 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core.errors import InvalidArgument, NoCopy, ServerFault
-from bayesgeom.core.run import ALL_SITES, ModelSpec, Site, Trials
-from bayesgeom.core.tokenizer import Tokenizer, decoded_text, encoded_text
-from bayesgeom.core.torch_state import alone
+from bayesgeom.core import (
+    ALL_SITES,
+    InvalidArgument,
+    ModelSpec,
+    NoCopy,
+    ServerFault,
+    Site,
+    Tokenizer,
+    Trials,
+    alone,
+    decoded_text,
+    encoded_text,
+)
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.served.client import TOP, Client, Listed, client_of, parts_of
 
