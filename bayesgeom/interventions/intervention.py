@@ -197,15 +197,7 @@ class Intervention:
         Raises:
             InvalidArgument: No layer has a subspace.
         """
-        subspaces, empty = dict[int, Subspace](), dict[int, str]()
-        try:
-            return self.fit.fitted(sample, self.layers), empty
-        except NothingLeft:
-            for layer in self.layers:
-                try:
-                    subspaces |= self.fit.fitted(sample, (layer,))
-                except NothingLeft as error:
-                    empty[layer] = error.reason
+        subspaces, empty = fitted_where_possible(self.fit, sample, self.layers, but=NothingLeft)
         if not subspaces:
             groups = {reason: [at for at, own in empty.items() if own == reason] for reason in empty.values()}
             reasons = "; ".join(f"in layers {', '.join(map(str, at))}, {reason}" for reason, at in groups.items())
@@ -356,13 +348,23 @@ class Intervention:
         return {at: (own if mask is None else own[:, mask.to(own.device)]).flatten(0, 1) for at, own in found.items()}
 
 
-def fitted_where_possible(fit: Fit, sample: Sample, layers: Iterable[int]) -> dict[int, Subspace]:
-    """Return the subspaces of the layers where the fit succeeds; not where every vector is the same, for example."""
-    subspaces: dict[int, Subspace] = {}
-    for layer in layers:
-        with contextlib.suppress(InvalidArgument):
-            subspaces |= fit.fitted(sample, (layer,))
-    return subspaces
+def fitted_where_possible(
+    fit: Fit, sample: Sample, layers: Sequence[int], *, but: type[InvalidArgument] = InvalidArgument
+) -> tuple[dict[int, Subspace], dict[int, str]]:
+    """Return the subspaces of the layers where the fit succeeds, and the reason where it fails with such an error.
+
+    It fails where every vector is the same, for example. All layers are tried at once first: gradients cost a pass.
+    """
+    subspaces, failed = dict[int, Subspace](), dict[int, str]()
+    try:
+        return fit.fitted(sample, layers), failed
+    except but:
+        for layer in layers:
+            try:
+                subspaces |= fit.fitted(sample, (layer,))
+            except but as error:
+                failed[layer] = error.reason if isinstance(error, NothingLeft) else str(error)
+    return subspaces, failed
 
 
 def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
@@ -415,7 +417,7 @@ def _untrained(job: Intervention) -> dict[int, float]:
         model = job.model.untrained_copy(derived_seed(job.seed, _UNTRAINED, number) % 2**31)
         other = replace(job, model=model, design=replace(job.design, n_fit=min(job.design.n_fit, N_READ)))
         sample = other.sample()
-        subspaces = fitted_where_possible(job.fit, sample, job.layers)
+        subspaces, _ = fitted_where_possible(job.fit, sample, job.layers)
         known = _shares(other, sample, subspaces, min(job.n, job.design.n_control))
         shares.append([known.get(at, math.nan) for at in job.layers])
     return dict(zip(job.layers, np.min(shares, axis=0).tolist(), strict=True)) if shares else {}
@@ -431,7 +433,7 @@ def _whole(job: Intervention, sample: Sample) -> dict[int, list[Reach]]:
     wholes += [job.fit.without_given] if isinstance(job.fit, Eraser) else []
     for fit in dict.fromkeys(own for own in wholes if own != job.fit):
         other = replace(job, fit=fit)
-        subspaces = fitted_where_possible(fit, sample, job.layers)
+        subspaces, _ = fitted_where_possible(fit, sample, job.layers)
         outside, untrained = _outside(other, subspaces), _untrained(other)
         for at, share in _shares(other, sample, subspaces, job.n).items():
             known = untrained.get(at, math.nan)
@@ -469,7 +471,7 @@ def _given(job: Intervention, sample: Sample) -> dict[int, Subspace]:
     """Return the subspaces with position and answer held fixed, in layers where something is left."""
     if not _holds(job) or not isinstance(job.fit, Eraser):
         return {}
-    return fitted_where_possible(replace(job.fit, given=_holds(job)), sample, job.layers)
+    return fitted_where_possible(replace(job.fit, given=_holds(job)), sample, job.layers)[0]
 
 
 def _holds(job: Intervention) -> tuple[str, ...]:

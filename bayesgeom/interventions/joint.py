@@ -103,8 +103,8 @@ class JointIntervention:
         single, model, site, n = self.single, self.single.model, self.single.place.site, self.single.n
         spec, seed, sample = model.spec, single.seed, single.sample()
         edited = sorted({layer for layers in self.sets for layer in layers})
-        elsewhere = set(range(spec.n_layers)).difference(edited)  # only the coordinates are read there
-        subspaces = single.fit.fitted(sample, edited) | fitted_where_possible(single.fit, sample, elsewhere)
+        elsewhere = [layer for layer in range(spec.n_layers) if layer not in edited]  # only read there
+        subspaces = single.fit.fitted(sample, edited) | fitted_where_possible(single.fit, sample, elsewhere)[0]
         axes = {at: own.basis for at, own in subspaces.items() if own.rank == 1}
         conditions = list[Variant]()  # own, ceiling, random and orthogonal ones of each set; layers share draw numbers
         for layers in self.sets:

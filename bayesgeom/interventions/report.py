@@ -166,8 +166,8 @@ class InterventionReport(EditReport):
     verdict_by_layer: Annotated[tuple[str, ...], "layer"]
     against_causal: Annotated[tuple[str, ...], "layer"]
     against_inert: Annotated[tuple[str, ...], "layer"]
-    held: tuple[str, ...]
-    held_movement: Annotated[Estimate, Quantity("held layer", label="movement with a quantity held fixed")]
+    others: tuple[str, ...]
+    held_movement: Annotated[Estimate, Quantity("other layer", label="movement with a quantity held fixed")]
     survival_by_layer: Annotated[tuple[str, ...], "layer"]
     controls_found: Annotated[Int[np.ndarray, " layer"], Unit("1")]
     n: int
@@ -311,7 +311,7 @@ class InterventionReport(EditReport):
             "ΔKL on removal": removal[:, 0],
             "of the whole": removal.ceiling[:, 0],
             "random, median": _mean(removal, ERASED)[:, 0],
-            **{name: self.held_movement[i] for i, name in enumerate(self.held)},
+            **{name: self.held_movement[i] for i, name in enumerate(self.others)},
             **({} if is_inside else inside),
         }
         codes = {

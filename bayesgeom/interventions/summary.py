@@ -23,6 +23,7 @@ from bayesgeom.subspaces.base import Subspace
 # follows. The control totals begin with the ceiling; then random and matched subspaces, the removal of the random ones
 # for a swap, and the first two without that path.
 OWN, CEILING, REMOVAL, REMOVAL_CEILING, GIVEN, BY_CODE = range(6)
+_KL_INCREASE = 1  # entry of `EFFECTS`
 _CONTROLS = ((RANDOM, RANDOM_MOST), (MATCHED, MATCHED_MOST))
 Sums = Float[np.ndarray, "unit chosen condition band"]
 Ratio = Callable[[Totals], tuple[Sums, Sums]]
@@ -87,7 +88,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
     """Return the report with intervals, ceilings, controls and verdicts; layers that were not edited are NaN."""
     scores, found = _Scores(main=main, control=control, context=context), context.layers
     movement, indirect_movement = scores.movement
-    changes = [scores.effect(_change(of)) for of in (_answer_shift, _kl, _entropy_error)]
+    changes = [scores.effect(_change(of)) for of in range(3)]
     (_, indirect_shift), (_, indirect_kl), _ = changes
     change = stacked([*(own for own, _ in changes), scores.removal, indirect_shift, indirect_kl])
     held, (given, by_code) = scores.held, scores.held
@@ -118,7 +119,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         verdict_by_layer=tuple("" if own is None else str(own.verdict) for own in judged),
         against_causal=tuple("" if own is None else str(own.against_causal) for own in judged),
         against_inert=tuple("" if own is None else str(own.against_inert) for own in judged),
-        held=(
+        others=(
             f"{' and '.join(context.holds) or 'nothing'} held fixed",
             f"{context.code or 'no'} code, outside",
         ),
@@ -174,12 +175,12 @@ class _Scores:
         if design.kind not in ("swap", "remove"):
             return Estimate.of(np.full((self.context.n_layers, len(self.context.bands)), np.nan), n=self.context.n)
         first = 1 if design.kind == "remove" else 1 + design.n_random + design.n_matched
-        increase, n = (own.sum(axis=0) for own in _change(_kl)(self.control))
+        increase, n = (own.sum(axis=0) for own in _change(_KL_INCREASE)(self.control))
         drawn = (increase / n)[:, first : first + design.n_random]
         median, least, most = (place(of(drawn, axis=1)) for of in (np.median, np.min, np.max))
         level = Baseline.of("chance", ERASED, median, low=least, high=most)
         pair = (OWN, CEILING) if design.kind == "remove" else (REMOVAL, REMOVAL_CEILING)
-        return self._estimate(_change(_kl), *pair, [level])
+        return self._estimate(_change(_KL_INCREASE), *pair, [level])
 
     @cached_property
     def held(self) -> tuple[Estimate, Estimate]:
@@ -194,9 +195,7 @@ class _Scores:
     @property
     def unedited(self) -> Float[np.ndarray, "effect band"]:
         """The reference levels of `EFFECTS`: answer shift, KL and entropy error without an edit."""
-        shift, kl, error = (
-            of(self.main.baseline).sum(axis=0) / self.main.counts.sum() for of in (_answer_shift, _kl, _entropy_error)
-        )
+        shift, kl, error = (_metric(of, self.main.baseline).sum(axis=0) / self.main.counts.sum() for of in range(3))
         return np.stack([shift, kl, error, kl, shift, kl])
 
     def evidence(self, layer: int) -> Evidence:
@@ -264,27 +263,20 @@ def _moved(totals: Totals) -> tuple[Sums, Sums]:
     return totals.conditions[..., MOVED, :], totals.conditions[..., DISTANCE, :]
 
 
-def _change(of: Callable[[Float[np.ndarray, "*axes metric band"]], Float[np.ndarray, "*axes band"]]) -> Ratio:
-    """Return the change of a metric from the unedited model on the same pairs, and the number of pairs."""
+def _change(effect: int) -> Ratio:
+    """Return the change of the metric behind an entry of `EFFECTS` on the same pairs, and the number of pairs."""
 
     def ratio(totals: Totals) -> tuple[Sums, Sums]:
-        change = of(totals.conditions) - of(totals.baseline)[:, None, None]
+        change = _metric(effect, totals.conditions) - _metric(effect, totals.baseline)[:, None, None]
         return change, np.broadcast_to(totals.counts[:, None, None, None].astype(np.float64), change.shape)
 
     return ratio
 
 
-def _answer_shift(sums: Float[np.ndarray, "*axes metric band"]) -> Float[np.ndarray, "*axes band"]:
-    difference: np.ndarray = sums[..., KL, :] - sums[..., KL_DONOR, :]
-    return difference
-
-
-def _kl(sums: Float[np.ndarray, "*axes metric band"]) -> Float[np.ndarray, "*axes band"]:
-    return sums[..., KL, :]
-
-
-def _entropy_error(sums: Float[np.ndarray, "*axes metric band"]) -> Float[np.ndarray, "*axes band"]:
-    return sums[..., ENTROPY_ERROR, :]
+def _metric(effect: int, sums: Float[np.ndarray, "*axes metric band"]) -> Float[np.ndarray, "*axes band"]:
+    """Return the sums of answer shift, KL or entropy error, for the first three entries of `EFFECTS`."""
+    kl: np.ndarray = sums[..., KL, :]
+    return (kl - sums[..., KL_DONOR, :], kl, sums[..., ENTROPY_ERROR, :])[effect]
 
 
 def _r2(context: Context) -> Estimate:

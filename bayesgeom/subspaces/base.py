@@ -200,7 +200,8 @@ def span(name: str, columns: Float[Tensor, "d n"]) -> Subspace:
             f"{name}: the vectors are all zero, or not finite, so they span no subspace here. Choose another layer."
         )
     left, singular, _ = torch.linalg.svd(columns.double(), full_matrices=False)
-    return Subspace(name, left[:, singular > RANK_TOLERANCE * singular[0]])
+    signs = torch.where((left.T @ columns.double()).sum(dim=1) < 0, -1.0, 1.0)  # a single vector keeps its direction
+    return Subspace(name, (left * signs)[:, singular > RANK_TOLERANCE * singular[0]])
 
 
 @final

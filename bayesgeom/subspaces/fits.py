@@ -23,7 +23,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, checked, shown, unknown_name
-from bayesgeom.stats import random_subspaces, ridge
+from bayesgeom.stats import random_subspaces
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank, named_fits
 from bayesgeom.subspaces.erasers import Decoder, Eraser, checked_points, checked_values
 from bayesgeom.subspaces.frames import FrameKind, TokenFrame
@@ -164,7 +164,7 @@ def entropy_axis(by: AxisKind = "readout") -> Fit:
         >>> subspaces.entropy_axis().label
         'decoder (entropy)'
     """
-    return _EntropyAxis(by)
+    return Decoder(ENTROPY) if by == "readout" else _EntropyAxis(by)
 
 
 @checked()
@@ -353,7 +353,7 @@ def _built_in(name: str, parts: Sequence[str]) -> Fit | None:
         case "decoder", [quantity]:
             return decoder(quantity)
         case "entropy_axis", [] | ["readout" | "pc1" | "pc1_standardized"]:
-            return _EntropyAxis(*parts)
+            return entropy_axis(*parts)
         case "frame", [] | ["embedding"]:
             return frame()
         case "frame", [("keys" | "ov") as kind, head] if head.isdecimal():
@@ -378,7 +378,7 @@ def _given(rest: Sequence[str]) -> tuple[str, ...] | None:
 @final
 @dataclass(frozen=True)
 class _EntropyAxis(Fit):
-    by: AxisKind = "readout"
+    by: AxisKind
 
     def __post_init__(self) -> None:
         if self.by not in AXES:
@@ -386,13 +386,11 @@ class _EntropyAxis(Fit):
 
     @property
     def label(self) -> str:
-        return {"readout": "decoder (entropy)", "pc1": "entropy axis (PC1)"}.get(
-            self.by, "entropy axis (standardized PC1)"
-        )
+        return "entropy axis (PC1)" if self.by == "pc1" else "entropy axis (standardized PC1)"
 
     @property
     def about(self) -> About:
-        return About(quantity=ENTROPY, is_readout=self.by == "readout", at_scored=True)
+        return About(quantity=ENTROPY, at_scored=True)
 
     def check(self, setting: Setting) -> None:
         """Accept every setting."""
@@ -407,9 +405,6 @@ class _EntropyAxis(Fit):
 
     def _axis(self, points: Float64[Tensor, "point d"], target: Float64[Tensor, "point 1"]) -> Float64[Tensor, "d 1"]:
         centered = points - points.mean(dim=0)
-        if self.by == "readout":
-            axis: Tensor = ridge(centered.T @ centered, centered.T @ target)
-            return axis.div(axis.norm())
         # The score of (x − x̄) / σ on a is the projection of x − x̄ on a / σ, so a / σ is the direction to edit.
         spread = centered.square().mean(dim=0).sqrt() if self.by == "pc1_standardized" else torch.ones_like(points[0])
         unit = torch.where(spread > 0, 1 / spread, 0.0)

@@ -224,6 +224,7 @@ def test_progress_of_another_battery_is_refused(changes: dict[str, Any], progres
     assert {PROGRESS, JSON} <= {path.name for path in progress.iterdir()}
 
 
+@pytest.mark.filterwarnings("ignore:tiny cannot be replayed")
 def test_progress_in_another_environment_is_refused(progress: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hooked = lively()
     hooked.module.register_forward_hook(lambda *_: None)

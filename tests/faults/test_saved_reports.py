@@ -116,7 +116,7 @@ def test_a_provenance_of_another_form_is_refused(change: dict[str, Any], alone: 
 
 DESCRIBED = [  # a committed report with tuples that describe the entries of an axis, and the number of such fields
     ("erasure_onwards", "interventions/hmm-s5/onwards-leace-entropy", 2),
-    ("intervention", "interventions/bijection-v20/top_jacobian-16", 3),
+    ("intervention", "interventions/bijection-v20/top_jacobian-16", 4),
     ("sweep", "sweep/recall-lstm", 2),
 ]
 

@@ -327,7 +327,7 @@ def test_each_row_has_its_verdict_interval_and_baseline() -> None:
     assert table[:2] == ["title", "undecided: KL 0.5"]
     assert [" ".join(row.split()) for row in table[4:]] == [
         "KL 0.5 – (heavy tail) – undecided",
-        "share 0.25 0 … 0.5 ≤ 1 random subspaces used",
+        "share 0.25 0 … 0.5 ≤ 1 random subspaces causal",
         "tokens 3 – – –",
     ]
     assert interval_cell(replace(ruled, reason=Reason.CONSERVATIVE)) == "≥ 0 … 0.5"

@@ -124,7 +124,7 @@ def test_probes_measure_the_layers_that_have_their_sites() -> None:
     assert np.isfinite(keys.mean_overlap.value[0]).tolist() == [False, True, False]
     assert keys.headlines()[0].label.endswith("layer 1") and np.isfinite(keys.headlines()[0].value)
     assert "key_overlap: only layers 1\n" in found.summary()
-    assert np.isfinite(found["belief_readout"].r2.value[0]).all()  # the residual stream exists in every layer
+    assert np.isfinite(found["belief_readout"].total_variation.value[0]).all()  # the stream exists in every layer
     assert found.provenance["layers"]["qk_alignment"] == [1]
     untrained = entropy.entropy_bits.baselines[0].value
     assert np.isfinite(untrained).all(axis=1).tolist() == [False, True, False]
