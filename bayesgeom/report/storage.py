@@ -46,18 +46,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")  # a report
 
-SCHEMA, OLDEST = 4, 3  # 2: a hash over JSON and arrays; 3: numbers are estimates; 4: a reason by entry, as a code
+SCHEMA = 4  # a number is an estimate, with the code of a reason by entry
 JSON, ARRAYS = "report.json", "arrays.safetensors"
 HASH, ORIGIN = "hash", "provenance"
 OTHER_VERSION = "other_version"  # key of the provenance: by report, the fields that a file lacks or that are ignored
-_REASONS = {  # of files of schema 3, whose reason is a text for all entries
-    "heavy tail": Reason.HEAVY_TAIL,
-    "sequences differ": Reason.FEW_DIFFER,
-    "are needed": Reason.FEW,
-    "at 0 or at 1": Reason.CONSTANT,
-    "estimated bias": Reason.BIASED,
-    "one training": Reason.ONE_TRAINING,
-}
 _IN_ARRAYS = "array"  # in place of a number: the value is among the arrays
 _LEVELS = ("value", "low", "high")
 PROGRESS = "progress.safetensors"  # of an interrupted battery
@@ -112,10 +104,9 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
         raise OutputFault(f"{unreadable}: {JSON} has no schema number.")
     if schema > SCHEMA:
         raise OutputFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
-    if schema < OLDEST:
+    if schema < SCHEMA:
         raise OutputFault(
-            f"{path} has schema {schema}; this bayesgeom reads schemas {OLDEST} to {SCHEMA}. "
-            "Run the command that made it again."
+            f"{path} has schema {schema}; this bayesgeom reads {SCHEMA}. Run the command that made it again."
         )
     stated = stored.pop(HASH, None)
     if stated != hashed(stored, arrays):
@@ -217,11 +208,9 @@ def estimate_of(name: str, stored: Any, arrays: Mapping[str, np.ndarray], where:
 def _reason_of(
     stored: Mapping[str, Any], array: np.ndarray | None, shape: tuple[int, ...], form: str
 ) -> np.ndarray | None:
-    """Return the codes of an estimate; those of schema 3 from its text, where it is about all entries."""
+    """Return the codes of an estimate."""
     if "reason" not in stored:
-        text = str(stored.get("why_not", ""))
-        known = [code for part, code in _REASONS.items() if part in text and "; " not in text]
-        return np.full(shape, int(known[0] if known else Reason.NOT_STORED)) if stored["low"] is not None else None
+        return np.full(shape, int(Reason.NOT_STORED)) if stored["low"] is not None else None
     codes = array if stored["reason"] == _IN_ARRAYS else stored["reason"]
     if codes is None and stored["reason"] is None:
         return None

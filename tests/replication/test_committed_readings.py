@@ -131,7 +131,7 @@ def test_a_committed_report_follows_from_its_curves(name: str) -> None:
     scalars, arrays = parts_of(again)
     assert encoded(parts_of(stored)[0]) == scalars
     for part, array in parts_of(stored)[1].items():
-        if not part.endswith(".reason"):  # files of schema 3 state it as a text
+        if not part.endswith(".reason"):  # made before there were codes
             np.testing.assert_array_equal(arrays[part], array)
 
 
