@@ -312,14 +312,14 @@ def _seconds(told: str) -> float | None:
         return None
 
 
-def _fetched(request: httpx.Request, limit_s: float) -> tuple[int, httpx.Headers, bytes]:
+def _fetched(request: httpx.Request, limit_s: float) -> tuple[int, Mapping[str, str], bytes]:
     """The status, the headers and the body of a reply; of a long body one byte more than the limit.
 
     A redirect is not followed, because the key would go to the other host. The limit is that of the whole reply. A
     thread of its own runs it, because notebooks run a loop of events in theirs.
     """
 
-    async def exchanged() -> tuple[int, httpx.Headers, bytes]:
+    async def exchanged() -> tuple[int, Mapping[str, str], bytes]:
         async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113  (the limit is below)
             response = await client.send(request, stream=True)
             content = b""
