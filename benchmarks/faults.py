@@ -108,7 +108,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 def groups() -> dict[str, Callable[[Path], Sequence[Case]]]:
     """The cases of every group, made in a folder that it may write."""
-    from benchmarks import fault_calls, fault_files, fault_models, fault_outputs
+    from benchmarks import fault_calls, fault_files, fault_models, fault_outputs, fault_states
 
     return {
         "checkpoint bytes": fault_files.checkpoint_bytes,
@@ -123,6 +123,9 @@ def groups() -> dict[str, Callable[[Path], Sequence[Case]]]:
         "streams": fault_outputs.streams,
         "kills": fault_outputs.kills,
         "writers at once": fault_outputs.at_once,
+        "modes": fault_states.modes,
+        "changed weights": fault_states.changed_weights,
+        "tokenizers": fault_states.tokenizers,
     }
 
 
