@@ -334,7 +334,9 @@ def response_report(
     n_changed = _ratio(np.square(size.sum(axis=0)), np.square(size).sum(axis=0))
     code = np.where(n_changed >= MIN_DIFFERENT, int(Reason.NONE), int(Reason.FEW_DIFFER))
 
-    def estimate(value: Answers, draws: Float64[np.ndarray, "draw age"], levels: Sequence[Baseline] = ()) -> Estimate:
+    def estimate(
+        value: Float64[np.ndarray, " age"], draws: Float64[np.ndarray, "draw age"], levels: Sequence[Baseline] = ()
+    ) -> Estimate:
         low, high = (np.where(code == Reason.NONE, end, np.nan) for end in percentile_interval(draws))
         return Estimate.of(value, (low, high), n=len(along), baselines=levels, reason=code)
 

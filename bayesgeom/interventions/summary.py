@@ -73,7 +73,9 @@ class Context:
     n: int
     seed: int
 
-    def placed(self, values: Float[np.ndarray, "chosen *rest"]) -> Float[np.ndarray, "layer *rest"]:
+    def placed(
+        self, values: Float[np.ndarray, "chosen *rest"] | Bool[np.ndarray, "chosen *rest"]
+    ) -> Float[np.ndarray, "layer *rest"]:
         """Return an array over all layers with the rows of the edited layers; NaN elsewhere."""
         spread = np.full((self.n_layers, *values.shape[1:]), np.nan)
         spread[list(self.layers)] = values
