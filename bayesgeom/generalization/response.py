@@ -17,7 +17,7 @@ fewer than 8 sequences carry the exact change.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Annotated, ClassVar, Self, final
+from typing import Annotated, Any, ClassVar, Self, final
 
 import numpy as np
 import torch
@@ -325,9 +325,8 @@ def response_report(
     size = np.stack([np.square(own).sum(axis=1) for own in exact], axis=1)
     change = np.sqrt(np.array([np.square(own).mean() for own in exact]))
     slopes = _ratio(along.sum(axis=0), size.sum(axis=0))
-    level = Baseline.of(
-        "permutation", LEVEL_NAME, [chance_level(*own, seed=seed) for own in zip(changes, exact, strict=True)]
-    )
+    levels = np.array([chance_level(*own, seed=seed) for own in zip(changes, exact, strict=True)])
+    level = Baseline.of("permutation", LEVEL_NAME, levels)
     weights = bootstrap_weights(len(along), seed=seed)
     draws = _ratio(weights @ along, weights @ size)
     # Kish's effective number of sequences that carry the exact change.
@@ -407,7 +406,7 @@ def _slope(change: Answers, exact: Answers) -> float:
     return float(_ratio((change * exact).sum(), np.square(exact).sum()))
 
 
-def _ratio(above: Float64[np.ndarray, "..."], below: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
-    """Return above / below; NaN where the exact answers do not change."""
+def _ratio(above: Any, below: Any) -> Any:
+    """Return above / below, of numbers or arrays; NaN where the exact answers do not change."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(below == 0, np.nan, above / np.where(below == 0, 1.0, below))

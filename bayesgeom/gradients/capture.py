@@ -45,6 +45,8 @@ SITES = (s.Q_ROT, s.K_ROT, s.V, s.Z)
 PerHead = Float[Tensor, "batch head query_pos key_pos"]
 Vectors = Float[Tensor, "batch head pos d_head"]
 KeyVectors = Float[Tensor, "batch kv_head pos d_head"]
+ValueVectors = Float[Tensor, "batch kv_head pos d_value"]
+MixedVectors = Float[Tensor, "batch head pos d_value"]
 OTHER = "another sequence's advantage"  # the baseline of every correlation
 FEWEST = 3  # visible keys below which a row's correlation is meaningless
 BIN_EDGES = tuple(float(k) for k in range(-7, 5))  # log2 of attention over uniform attention
@@ -69,15 +71,15 @@ class LayerGradients:
 
     queries: Vectors
     keys: KeyVectors
-    values: KeyVectors
-    mixed: Vectors
+    values: ValueVectors
+    mixed: MixedVectors
     pattern: PerHead
     agreement: PerHead
-    upstream: Vectors
+    upstream: MixedVectors
     slope: PerHead | None
     by_query: Vectors
     by_key: KeyVectors
-    by_value: KeyVectors
+    by_value: ValueVectors
     by_score: PerHead | None
     value_inputs: Float[Tensor, "batch pos d_model"] | None
     by_value_matrix: Float[Tensor, "kd d_model"] | None

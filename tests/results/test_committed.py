@@ -18,7 +18,8 @@ FOLDERS = sorted(path.parent for path in READINGS.glob(f"**/{JSON}"))
 def reports() -> Iterator[tuple[str, Report]]:
     for folder in FOLDERS:
         found = load_report(folder)
-        yield from ((f"{folder.name}: {type(own).__name__}", own) for own in found.reports.values())
+        own = [found] if isinstance(found, Report) else list(found.values())
+        yield from ((f"{folder.name}: {type(report).__name__}", report) for report in own)
 
 
 def assert_short(found: Iterable[tuple[str, Report | Diagnosis]]) -> None:

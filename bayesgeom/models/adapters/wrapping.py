@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
 from types import FunctionType
-from typing import Any, TypedDict, Unpack, final
+from typing import Any, TypedDict, Unpack, cast, final
 
 import torch
 from einops import einsum, rearrange
@@ -44,11 +44,15 @@ from bayesgeom.core import (
     V,
     Z,
     alone,
+    check_argument,
+    checked,
     evaluating,
     hooked,
+    shown,
     structure_of,
     unknown_name,
     untrained,
+    with_plain_integers,
 )
 from bayesgeom.models.adapters.proof import (
     Passage,
@@ -147,6 +151,7 @@ class Options(TypedDict, total=False):
     name: str
 
 
+@checked("net", "blocks", "attn", "mlp")
 def wrap(
     net: nn.Module,
     *,
@@ -190,7 +195,33 @@ def wrap(
         raise InvalidArgument(f"wrap needs a torch module, got a {type(net).__name__}.")
     for unknown in options.keys() - Options.__annotations__.keys():
         raise unknown_name("option of wrap", unknown, [*Options.__annotations__, "blocks", "attn", "mlp", "n_heads"])
-    return WrappedModel(net, _layout(_blocks(net, blocks), attn, mlp, n_heads, options), n_heads, options)
+    for name, where in {"attn": attn, "mlp": mlp, **options}.items():
+        _check_option(name, where)
+    chosen = cast(Options, with_plain_integers({key: own for key, own in options.items() if own is not None}))
+    return WrappedModel(net, _layout(_blocks(net, blocks), attn, mlp, n_heads, chosen), n_heads, chosen)
+
+
+def _check_option(name: str, value: object) -> None:
+    """Raise `InvalidArgument` for a value of another type than `Options` states; None leaves an option out."""
+    if value is None:
+        return
+    if name in ("n_kv_heads", "n_ctx", "name"):
+        check_argument(name, value, str if name == "name" else int)
+        if name != "name" and int(cast(int, value)) < 1:
+            raise InvalidArgument(f"{name} must be a positive integer, got {shown(value)}.")
+    elif name == "tokenizer":
+        if not isinstance(value, Tokenizer):
+            raise InvalidArgument(f"tokenizer must have encode and decode, got {shown(value)}.")
+    elif name in ("forward", "rebuild"):
+        if not callable(value):
+            raise InvalidArgument(f"{name} must be a function, got {shown(value)}.")
+    else:
+        wheres = value if name == "norms" and isinstance(value, tuple) and len(value) == 2 else (value,)
+        if not all(isinstance(own, str) or callable(own) for own in wheres) or (name == "norms") != (wheres is value):
+            what = (
+                "two names or functions of a block" if name == "norms" else "a name within a block, or a function of it"
+            )
+            raise InvalidArgument(f"{name} must be {what}, got {shown(value)}.")
 
 
 def from_callable(function: Callable[[Int64[Tensor, "batch pos"]], Any], tokenizer: Tokenizer | None = None) -> Model:
@@ -232,7 +263,9 @@ def _layout(
     projections = three if "qkv" not in options else {**three, "qkv": options["qkv"]}
     if projections and set(projections) not in ({"qkv"}, {"q", "k", "v"}):
         raise InvalidArgument(f"got {', '.join(projections)}: declare either qkv=…, or all of q=…, k=… and v=….")
-    if any(own < bool(projections or "out" in options) for own in (n_heads, options.get("n_kv_heads", 1))):
+    if n_heads < 0 or any(
+        own < bool(projections or "out" in options) for own in (n_heads, options.get("n_kv_heads", 1))
+    ):
         raise InvalidArgument("heads need their number: declare n_heads=…, and n_kv_heads=… if it differs.")
 
     def each(what: str, where: Any) -> tuple[nn.Module, ...]:
@@ -250,7 +283,7 @@ def _layout(
 
 def _blocks(net: nn.Module, where: Where | Sequence[nn.Module]) -> tuple[tuple[nn.Module, nn.Module], ...]:
     """Return every block as a pair of modules."""
-    found = _named(net, where, "blocks") if isinstance(where, str) else where(net) if callable(where) else where
+    found = _found(net, where, "blocks") if isinstance(where, str) or callable(where) else where
     listed = list(found) if isinstance(found, nn.ModuleList | nn.Sequential | list | tuple) else [found]
     pairs = [tuple(own) if isinstance(own, tuple | list) else (own, own) for own in listed]
     if not pairs or any(len(pair) != 2 or not all(isinstance(part, nn.Module) for part in pair) for pair in pairs):
@@ -263,22 +296,25 @@ def _blocks(net: nn.Module, where: Where | Sequence[nn.Module]) -> tuple[tuple[n
 
 def _part(block: tuple[nn.Module, nn.Module], where: Where, what: str) -> nn.Module:
     """Return a part of a block; a function of a pair gets the pair."""
-    if isinstance(where, str):
-        return _named(block[0], where, what)
-    found = where(block[0] if block[0] is block[1] else block)
+    is_pair = block[0] is not block[1]
+    found = _found(block if is_pair and not isinstance(where, str) else block[0], where, what)
     if not isinstance(found, nn.Module):
         raise InvalidArgument(f"{what}=… must return a module of the block, got a {type(found).__name__}.")
     return found
 
 
-def _named(owner: nn.Module, name: str, what: str) -> nn.Module:
+def _found(owner: Any, where: Where, what: str) -> Any:
+    """Return the part of this name, or what a function of the owner returns."""
     try:
-        return owner.get_submodule(name)
-    except AttributeError as error:
-        known = ", ".join(own for own, _ in owner.named_modules() if own) or "none"
-        raise InvalidArgument(
-            f"{what}={name!r}: {type(owner).__name__} has no part of this name. Its parts: {known}."
-        ) from error
+        return owner.get_submodule(where) if isinstance(where, str) else where(owner)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(where, str):
+            known = ", ".join(own for own, _ in owner.named_modules() if own) or "none"
+            raise InvalidArgument(
+                f"{what}={shown(where)}: {type(owner).__name__} has no part of this name. Its parts: {known}."
+            ) from error
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise InvalidArgument(f"the function {what}=… failed on a {type(owner).__name__}: {reason[0]}") from error
 
 
 @final
