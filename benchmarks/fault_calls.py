@@ -287,6 +287,7 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
             (*ON_MODEL, "--subspace", "--kind", "--donors", "--positions", "--controls", "--layers", "--site"),
         ),
         "relabel": (["relabel", held, *FEW], ON_MODEL),
+        "response": (["response", held, *FEW], ON_MODEL),
         "gradients": (["gradients", held, *FEW], (*ON_MODEL, "--targets")),
         "length": (
             ["length", rotary, *FEW, "--to", "4"],

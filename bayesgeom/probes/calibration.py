@@ -263,7 +263,7 @@ class Calibration(Probe[CalibrationReport]):
         )
         fast = planted_chain(stay=0.6, seed=0)
         yield Control(
-            label="on a chain that forgets in one step, ten symbols are enough for the exact filter",
+            label="on a chain that forgets in one step, ten symbols are enough",
             run=planted_run(fast, {}),
             holds=lambda r: float(r.equivalent_window_symbols) == 43 and r.transport_gap_bits < TRANSPORT_BITS,
         )
