@@ -110,6 +110,7 @@ def test_a_full_disk_under_the_log_is_one_sentence(tmp_path: Path) -> None:
         append_log(Path("/dev/full"), {"step": 1})
 
 
+@pytest.mark.exhaustive
 def test_a_second_process_is_refused_and_a_killed_one_forgotten(run: Path) -> None:
     holding = (
         "import sys, time; from pathlib import Path; from bayesgeom.training.state import locked\n"

@@ -180,6 +180,7 @@ def test_lower_and_higher_are_better_where_they_are() -> None:
         assert report.verdict(row, 0) == ("seed1" if b_is_better else "seed0" if a_is_better else "undecided")
 
 
+@pytest.mark.exhaustive
 def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     report = bayesgeom.compare([whole(0), whole(1), whole(2)])
     report.save(tmp_path / "run")

@@ -43,6 +43,7 @@ def model_in(dtype: torch.dtype) -> HookedModel:
     return HookedModel(module.to(dtype), name="half", task=TASK)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("fit", FITS)
 def test_every_fit_runs_in_half_precision(fit: str, dtype: str) -> None:
@@ -69,6 +70,7 @@ def test_every_kind_of_edit_runs_in_half_precision(kind: str, dtype: str) -> Non
 _FEW = {"n_random": 2, "n_matched": 2, "n_control": 5, "n_untrained": 0, "n_fit": 101}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", HALF)
 def test_joint_edits_and_erasure_onwards_run_in_half_precision(dtype: str) -> None:
     model = model_in(HALF[dtype])

@@ -29,6 +29,7 @@ def test_each_control_holds(label: str) -> None:
     assert CONTROLS[label].holds(report), report.table()
 
 
+@pytest.mark.exhaustive
 def test_each_planted_kind_has_one_verdict_at_every_noise_level() -> None:
     """An accurate network was never called not used: the margin was half of its own KL."""
     table, *_, responses = planted_tables()

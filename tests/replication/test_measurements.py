@@ -23,6 +23,7 @@ CALLS: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CALLS)
 def test_a_report_is_printed_and_saved(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report"

@@ -258,6 +258,7 @@ def test_an_estimate_in_its_range_is_the_same_object() -> None:
     assert within(own, 0.0, 1.0) is own and within(own, -np.inf, np.inf) is own
 
 
+@pytest.mark.exhaustive
 def test_every_report_holds_only_values_in_their_ranges() -> None:
     """Few sequences, on which fits carry nothing over: an R² of −153, a share of −2,488 and an AUC of 1.0000002."""
     outside = 0

@@ -50,6 +50,7 @@ def test_withheld_entries_are_counted_by_code(rng: np.random.Generator) -> None:
     assert found == {"": 11, str(Reason.NOT_COMPUTED): 1} and share(found) == pytest.approx(1 / 12)
 
 
+@pytest.mark.exhaustive
 def test_a_battery_and_a_small_diagnosis_show_nearly_all_intervals() -> None:
     diagnosis = bayesgeom.diagnose("mess3-small", n=N, n_untrained=1)
     assert_few([*diagnosis.values(), bayesgeom.ablate("mess3-small", n=N)])

@@ -78,6 +78,7 @@ def distance(one: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> float:
     return sum(abs(first[own] - second[own]) for own in {*first, *second}) / (2 * len(one))
 
 
+@pytest.mark.exhaustive
 @every_task
 def test_replaced_sequences_are_those_of_the_task(task: EvidenceTask) -> None:
     original, fresh = task.sample(N, seed=1), task.sample(N, seed=2)

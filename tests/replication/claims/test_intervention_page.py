@@ -53,5 +53,5 @@ def test_the_parts_have_a_row_for_every_checkpoint_fit_and_use() -> None:
 def test_a_report_of_an_earlier_version_loads_without_the_new_fields() -> None:
     report = Diagnosis.load(READINGS / "interventions/hmm-s5/leace-belief")[InterventionReport]
     assert report.verdict_by_layer[1] == CAUSAL and report.against_causal[6] == Obstacle.DIRECT_PATH
-    assert report.held == () and set(report.survival_by_layer) == {""} and report.held_movement.value.size == 0
+    assert report.others == () and set(report.survival_by_layer) == {""} and report.held_movement.value.size == 0
     assert "against causal" in report.table() and report.plot().data and report.answer() is not None

@@ -335,6 +335,7 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
         restated(tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("quick")
 def test_rows_of_a_saved_comparison_join_those_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports on parts, joined, equal the report on all: values, baselines, verdicts and terms."""
