@@ -324,7 +324,7 @@ class BoundEvidence(EvidenceTask):
         prefix = torch.tensor(self.prefix, dtype=torch.int64, device=words.device).expand(len(words), -1)
         return torch.cat([prefix, body], dim=1)
 
-    def _belief(self, counts: Float64[Tensor, "batch query_pos label"]) -> Float64[Tensor, "batch query_pos label"]:
+    def _belief(self, counts: Float64[Tensor, "*shape label"]) -> Float64[Tensor, "*shape label"]:
         """Return P(y | counts of both labels)."""
         return (counts * math.log(self.reliability / (1 - self.reliability))).softmax(-1)
 

@@ -15,6 +15,7 @@ from bayesgeom.models.checkpoint_files import checkpoint_folder, checkpoints
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import as_model, check_device, load, task_of
 from bayesgeom.tasks.bijection import Bijection
+from tests.shape_checks import ARE_ON
 
 TASK = Bijection(n_values=11, n_pairs=5)
 CONFIG = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
@@ -128,6 +129,7 @@ def test_whatever_stands_for_a_model_becomes_one(folder: Path) -> None:
     assert isinstance(bare, HookedModel) and bare.module is module and bare.task is None
 
 
+@pytest.mark.skipif(ARE_ON, reason="checks of annotations would refuse first")
 def test_other_things_are_no_model() -> None:
     for thing in (nn.Linear(2, 3), 7, None):
         with pytest.raises(
