@@ -52,7 +52,7 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
                 "attn": "attn",
                 "mlp": "mlp",
                 "n_heads": 0,
-                "n_ctx": None,
+                "n_ctx": model.spec.n_ctx,
                 "norms": None,
                 "qkv": None,
                 "out": None,

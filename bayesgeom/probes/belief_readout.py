@@ -525,7 +525,7 @@ def _read(points: Float[Tensor, "layer point d"], targets: BeliefTargets, rank: 
 
 
 def _clusters(
-    clouds: Sequence[Float[Tensor, "layer point d"]],
+    clouds: Sequence[Float[Tensor, "layer point _d"]],
     targets: BeliefTargets,
     tokens: Float[Tensor, "point shuffle token"],
     *,
