@@ -675,6 +675,23 @@ class Model(ABC):
         return concatenate([trials for trials, _ in kept]), torch.cat([answers for _, answers in kept])
 
 
+class Reattachable(Model):
+    """A model whose module can change in place. `as_model` then attaches it again, with the hash of its weights.
+
+    `structure` is that of the module when it was attached: see `structure_of`.
+    """
+
+    structure: int
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Return the hash of the weights as they are now."""
+
+    @abstractmethod
+    def attached_again(self, digest: str) -> Model:
+        """Return a new adapter of the module as it is now; `digest` is the hash of its weights."""
+
+
 def _short(count: int) -> str:
     """Return a large count with three digits: 2,677,248 is "2.68M"."""
     size, unit = next((own for own in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= 0.9995 * own[0]), (1.0, ""))

@@ -31,10 +31,10 @@ from bayesgeom.core import (
     unknown_name,
     with_plain_integers,
 )
-from bayesgeom.models.adapters.hooked import HookedModel, ResidualModel, of_native
+from bayesgeom.models.adapters.hooked import of_native
 from bayesgeom.models.adapters.lens import LensModel
-from bayesgeom.models.adapters.wrapping import WrappedModel, from_callable
-from bayesgeom.models.base import Model, check_memory_gib
+from bayesgeom.models.adapters.wrapping import from_callable
+from bayesgeom.models.base import Model, Reattachable, check_memory_gib
 from bayesgeom.models.captured.model import CapturedModel, is_capture
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint, weights_hash
 from bayesgeom.models.checkpoint_files import CONFIG, OURS, WEIGHTS, checkpoints
@@ -347,7 +347,7 @@ def _current(model: Model) -> Model:
     """
     if isinstance(model, CapturedModel | ServedModel):
         return model
-    if not isinstance(model, HookedModel | ResidualModel | LensModel | HFModel | WrappedModel):
+    if not isinstance(model, Reattachable):
         digest = weights_hash(model.module.state_dict())
         if _FIRST_SEEN.setdefault(model, digest) != digest:
             raise InvalidArgument(
@@ -357,7 +357,8 @@ def _current(model: Model) -> Model:
         return model
     digest, known = model.digest(), model.spec.weights_hash
     if is_untrained(model.spec):
-        known = digest if model.untrained_copy(seed_of(model.spec)).digest() == digest else ""
+        built = model.untrained_copy(seed_of(model.spec))
+        known = digest if isinstance(built, Reattachable) and built.digest() == digest else ""
     if digest == known and structure_of(model.module) == model.structure:
         return model
     own = model.attached_again(digest)

@@ -14,6 +14,7 @@ has already run.
 
 import inspect
 import math
+from abc import ABC
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -60,7 +61,7 @@ from bayesgeom.core import (
     untrained,
 )
 from bayesgeom.models.adapters.proof import Functions, examined, perturbed_pass, sentinel_trials
-from bayesgeom.models.base import Model, Replayer
+from bayesgeom.models.base import Model, Reattachable, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba, MambaBlock
@@ -93,8 +94,18 @@ _BUILT_FROM: Mapping[type[nn.Module], Any] = {
 _STATIC = tuple(site for site in ALL_SITES if site.is_static)
 
 
+class _NativeModel(Reattachable, ABC):
+    """A model of this package's own architectures."""
+
+    module: "Transformer | ResidualModule"
+
+    def digest(self) -> str:
+        check_weights(self.module, self.spec.name)
+        return weights_hash(self.module.state_dict())
+
+
 @final
-class HookedModel(Model):
+class HookedModel(_NativeModel):
     """The `Model` of a bayesgeom `Transformer`."""
 
     def __init__(
@@ -118,13 +129,7 @@ class HookedModel(Model):
         self._is_readable = all(map(self._has_known_parts, every))
         self.withheld = self._broken()
 
-    def digest(self) -> str:
-        """Return the hash of the weights as they are now."""
-        check_weights(self._transformer, self.spec.name)
-        return weights_hash(self.module.state_dict())
-
     def attached_again(self, digest: str) -> "HookedModel":
-        """Return a new adapter of the module as it is now; `digest` is the hash of its weights."""
         return HookedModel(self._transformer, name=self.spec.name, task=self.task, digest=digest)
 
     @property
@@ -261,7 +266,7 @@ _HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN, TOKEN_INPUTS, TOKEN_KEYS, W_K, W_V,
 
 
 @final
-class ResidualModel(Model):
+class ResidualModel(_NativeModel):
     """The `Model` of a bayesgeom MLP, LSTM or Mamba."""
 
     def __init__(
@@ -279,13 +284,7 @@ class ResidualModel(Model):
         self._points = (*_STREAM, MLP_OUT if isinstance(module, PositionwiseMLP) else STATE)
         self.withheld: Mapping[Site, str] = self._absent() | self._broken()
 
-    def digest(self) -> str:
-        """Return the hash of the weights as they are now."""
-        check_weights(self._module, self.spec.name)
-        return weights_hash(self.module.state_dict())
-
     def attached_again(self, digest: str) -> "ResidualModel":
-        """Return a new adapter of the module as it is now; `digest` is the hash of its weights."""
         return ResidualModel(self._module, name=self.spec.name, task=self.task, digest=digest)
 
     @property
@@ -350,7 +349,7 @@ def of_native(module: nn.Module, *, name: str | None = None, **known: Any) -> Mo
     return None
 
 
-def check_weights(module: Transformer | ResidualModule, name: str) -> None:
+def check_weights(module: "Transformer | ResidualModule", name: str) -> None:
     """Check that a module has blocks, and weights of one dtype that hold numbers.
 
     Raises:

@@ -43,14 +43,14 @@ from bayesgeom.models.adapters.proof import (
     perturbed_pass,
     sentinel_trials,
 )
-from bayesgeom.models.base import Model, Replayer
+from bayesgeom.models.base import Reattachable, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.tasks.base import torch_seed
 
 
 @final
-class LensModel(Model):
+class LensModel(Reattachable):
     """The `Model` of a transformer-lens model."""
 
     def __init__(self, module: nn.Module, *, name: str | None = None) -> None:
@@ -64,11 +64,9 @@ class LensModel(Model):
         self.withheld = self._disproved()
 
     def digest(self) -> str:
-        """Return the hash of the weights as they are now."""
         return weights_hash(self._lens.state_dict())
 
     def attached_again(self, digest: str) -> "LensModel":
-        """Return a new adapter of the module as it is now."""
         return LensModel(self.module, name=self.spec.name)
 
     @property

@@ -185,7 +185,7 @@ class Functions:
 
 @final
 @dataclass(frozen=True)
-class _Claim:
+class Claim:
     """An equation in one layer, the sites that it verifies, and its two sides."""
 
     equation: str
@@ -254,7 +254,7 @@ def _widths(site: Site, spec: ModelSpec, n_pos: int) -> tuple[int, ...]:
 Side = Mapping[Site, Tensor]
 
 
-def _claims(stored: Passages, functions: Functions, layer: int) -> Iterator[_Claim]:
+def _claims(stored: Passages, functions: Functions, layer: int) -> Iterator[Claim]:
     """The equations of one layer whose sites there are."""
     arrived = {site: passage.arrived[0] for (site, at), passage in stored.items() if at == layer}
     left = {site: stored[site, layer].left[0] for site in arrived}
@@ -263,51 +263,51 @@ def _claims(stored: Passages, functions: Functions, layer: int) -> Iterator[_Cla
         before, after = left[RESID_POST], stored[RESID_PRE, layer + 1].arrived[0]
         # RWKV halves the stream every few layers: compare up to one factor.
         factor = (after.double().to(before.device) * before.double()).sum() / before.double().square().sum()
-        yield _Claim("resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor * before)
+        yield Claim("resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor * before)
     yield from _attention_claims(arrived, left, functions, layer)
 
 
-def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[_Claim]:
+def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[Claim]:
     has = arrived.keys().__ge__
     if has({*_RESIDUAL}):
         # The input of a block may still be on the device of the previous block.
         middle = left[RESID_PRE].to(left[ATTN_OUT].device) + left[ATTN_OUT]
         if has({RESID_MID}):
-            yield _Claim("resid_pre + attn_out = resid_mid", (*_RESIDUAL, RESID_MID), arrived[RESID_MID], middle)
+            yield Claim("resid_pre + attn_out = resid_mid", (*_RESIDUAL, RESID_MID), arrived[RESID_MID], middle)
             middle = left[RESID_MID]
-        yield _Claim(SUM, _RESIDUAL, arrived[RESID_POST], middle.to(left[MLP_OUT].device) + left[MLP_OUT])
+        yield Claim(SUM, _RESIDUAL, arrived[RESID_POST], middle.to(left[MLP_OUT].device) + left[MLP_OUT])
     if functions.once is not None and has({RESID_PRE, functions.once[0], RESID_POST}):
         site, update = functions.once
         total = left[RESID_PRE] + update(left[RESID_PRE], left[site], layer)
         equation = f"resid_pre + update by {site.name} = resid_post"
-        yield _Claim(equation, (RESID_PRE, site, RESID_POST), arrived[RESID_POST], total)
+        yield Claim(equation, (RESID_PRE, site, RESID_POST), arrived[RESID_POST], total)
     if has({RESID_MID}):
         given, mid = functions.mid_given(layer), left[RESID_MID]
         right = torch.full_like(mid, torch.nan) if given is None else given.reshape(mid.shape)
-        yield _Claim("the MLP reads resid_mid", (RESID_MID,), mid, right)
+        yield Claim("the MLP reads resid_mid", (RESID_MID,), mid, right)
 
 
-def _attention_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[_Claim]:
+def _attention_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[Claim]:
     has = arrived.keys().__ge__
     for site, verified in ((K, (TOKEN_INPUTS, TOKEN_KEYS)), (V, (W_V,))):
         if has({RESID_PRE, site}) and functions.projected is not None:
             equation = f"W_{site.name.upper()} norm(resid_pre) + b = {site.name}"
-            yield _Claim(equation, verified, arrived[site], functions.projected(site, left[RESID_PRE], layer))
+            yield Claim(equation, verified, arrived[site], functions.projected(site, left[RESID_PRE], layer))
     for plain, turned in ((Q, Q_ROT), (K, K_ROT)):
         if has({plain, turned}):
             yield from _turned_claims(left[plain], arrived[turned], functions, plain, layer)
     if has({Q_ROT, K_ROT, PATTERN}) and functions.pattern is not None:
         expected = functions.pattern(left[Q_ROT], left[K_ROT], layer)
-        yield _Claim("softmax(scale · q_rot·k_rot) = pattern", (Q_ROT, K_ROT), arrived[PATTERN], expected)
+        yield Claim("softmax(scale · q_rot·k_rot) = pattern", (Q_ROT, K_ROT), arrived[PATTERN], expected)
     if has({PATTERN, V, Z}):
         v = per_query_head(left[V].transpose(1, 2), left[PATTERN].shape[1])
         z, unchanged = (einsum(side[PATTERN], v, "b h q k, b h k d -> b q h d") for side in (left, arrived))
-        claim = _Claim("pattern · v = z", (PATTERN,), arrived[Z], z)
+        claim = Claim("pattern · v = z", (PATTERN,), arrived[Z], z)
         yield claim
         twin = replace(claim, right=unchanged)  # v and z may be right even if an edited pattern has no effect
-        yield replace(min(claim, twin, key=_Claim.error), sites=(V, Z))
+        yield replace(min(claim, twin, key=Claim.error), sites=(V, Z))
     if has({Z, ATTN_OUT}) and functions.written is not None and (out := functions.written(left[Z], layer)) is not None:
-        yield _Claim("W_O z + b = attn_out", (Z, ATTN_OUT), arrived[ATTN_OUT], out)
+        yield Claim("W_O z + b = attn_out", (Z, ATTN_OUT), arrived[ATTN_OUT], out)
 
 
 def _turned_claims(
@@ -316,7 +316,7 @@ def _turned_claims(
     functions: Functions,
     plain: Site,
     layer: int,
-) -> Iterator[_Claim]:
+) -> Iterator[Claim]:
     """A norm and a rotation, in either order."""
     turned = functions.turned(plain, x, layer)
     if turned is None:
@@ -324,19 +324,19 @@ def _turned_claims(
         return
     yield from _rotation_claims(x, turned, plain)
     right = functions.normed(plain, turned, layer)
-    yield _Claim(f"norm of the rotated {plain.name} = {plain.name}_rot", (plain,), arrived, right)
+    yield Claim(f"norm of the rotated {plain.name} = {plain.name}_rot", (plain,), arrived, right)
 
 
 def _rotation_claims(
     normed: Float[Tensor, "batch pos head d"], turned: Float[Tensor, "batch pos head d"], plain: Site
-) -> Iterator[_Claim]:
+) -> Iterator[Claim]:
     """A rotation may include one factor, equal at every position (OPT scales its queries, YaRN both)."""
     before, after = normed.double().norm(dim=-1), turned.double().norm(dim=-1)
     factor = after.norm() / before.norm().clamp_min(1e-12)
     name = f"{plain.name}_rot"
-    yield _Claim(f"|{plain.name}| = |{name}|", (plain,), after, factor * before)
+    yield Claim(f"|{plain.name}| = |{name}|", (plain,), after, factor * before)
     at_zero = factor * normed[:, 0].double()
-    yield _Claim(f"{plain.name} = {name} at position 0", (plain,), turned[:, 0].double(), at_zero)
+    yield Claim(f"{plain.name} = {name} at position 0", (plain,), turned[:, 0].double(), at_zero)
 
 
 N_SEQUENCES, N_POSITIONS = 2, 7

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
 from types import FunctionType
-from typing import Any, TypedDict, Unpack, cast, final
+from typing import Any, TypedDict, Unpack, cast, final, get_type_hints
 
 import torch
 from einops import einsum, rearrange
@@ -55,6 +55,7 @@ from bayesgeom.core import (
     with_plain_integers,
 )
 from bayesgeom.models.adapters.proof import (
+    Claim,
     Passage,
     Taps,
     per_query_head,
@@ -62,12 +63,12 @@ from bayesgeom.models.adapters.proof import (
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import Model, Replayer
+from bayesgeom.models.base import Model, Reattachable, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
+from bayesgeom.tasks.base import torch_seed
 
 Where = str | Callable[[Any], Any]  # a name within the owner, or a function of it
-_AMOUNT = 0.3  # standard deviations of the noise in the proof
 _HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN)
 _NEXT, _SUM = "resid_post = next resid_pre", "resid_pre + attn_out + mlp_out = resid_post"
 _OUT, _PLAIN = "out(z) = attn_out", "softmax(q·k / √d_head) · v = z"
@@ -151,7 +152,7 @@ class Options(TypedDict, total=False):
     name: str
 
 
-@checked("net", "blocks", "attn", "mlp")
+@checked("net", "blocks")
 def wrap(
     net: nn.Module,
     *,
@@ -195,33 +196,15 @@ def wrap(
         raise InvalidArgument(f"wrap needs a torch module, got a {type(net).__name__}.")
     for unknown in options.keys() - Options.__annotations__.keys():
         raise unknown_name("option of wrap", unknown, [*Options.__annotations__, "blocks", "attn", "mlp", "n_heads"])
-    for name, where in {"attn": attn, "mlp": mlp, **options}.items():
-        _check_option(name, where)
-    chosen = cast(Options, with_plain_integers({key: own for key, own in options.items() if own is not None}))
+    given = {name: value for name, value in options.items() if value is not None}
+    hints = get_type_hints(Options)
+    for name, value in given.items():
+        check_argument(name, value, hints[name])
+    chosen = cast(Options, with_plain_integers(given))
+    for name, count in (("n_kv_heads", chosen.get("n_kv_heads", 1)), ("n_ctx", chosen.get("n_ctx", 1))):
+        if count < 1:
+            raise InvalidArgument(f"{name} must be a positive integer, got {count}.")
     return WrappedModel(net, _layout(_blocks(net, blocks), attn, mlp, n_heads, chosen), n_heads, chosen)
-
-
-def _check_option(name: str, value: object) -> None:
-    """Raise `InvalidArgument` for a value of another type than `Options` states; None leaves an option out."""
-    if value is None:
-        return
-    if name in ("n_kv_heads", "n_ctx", "name"):
-        check_argument(name, value, str if name == "name" else int)
-        if name != "name" and int(cast(int, value)) < 1:
-            raise InvalidArgument(f"{name} must be a positive integer, got {shown(value)}.")
-    elif name == "tokenizer":
-        if not isinstance(value, Tokenizer):
-            raise InvalidArgument(f"tokenizer must have encode and decode, got {shown(value)}.")
-    elif name in ("forward", "rebuild"):
-        if not callable(value):
-            raise InvalidArgument(f"{name} must be a function, got {shown(value)}.")
-    else:
-        wheres = value if name == "norms" and isinstance(value, tuple) and len(value) == 2 else (value,)
-        if not all(isinstance(own, str) or callable(own) for own in wheres) or (name == "norms") != (wheres is value):
-            what = (
-                "two names or functions of a block" if name == "norms" else "a name within a block, or a function of it"
-            )
-            raise InvalidArgument(f"{name} must be {what}, got {shown(value)}.")
 
 
 def from_callable(function: Callable[[Int64[Tensor, "batch pos"]], Any], tokenizer: Tokenizer | None = None) -> Model:
@@ -318,7 +301,7 @@ def _found(owner: Any, where: Where, what: str) -> Any:
 
 
 @final
-class WrappedModel(Model):
+class WrappedModel(Reattachable):
     """The `Model` that `wrap` returns."""
 
     def __init__(self, net: nn.Module, layout: Layout, n_heads: int, options: Options, *, digest: str = "") -> None:
@@ -339,7 +322,6 @@ class WrappedModel(Model):
         return weights_hash(weights) if weights else ""
 
     def attached_again(self, digest: str) -> "WrappedModel":
-        """Return a new adapter of the module as it is now; `digest` is the hash of its weights."""
         return WrappedModel(self._net, self._layout, self._heads[0], self._options, digest=digest)
 
     @property
@@ -359,7 +341,7 @@ class WrappedModel(Model):
 
     def untrained_copy(self, seed: int) -> "WrappedModel":
         with PROCESS_STATE, torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.manual_seed(torch_seed(seed))
             if (rebuild := self._options.get("rebuild")) is not None:
                 net = rebuild().to(self.spec.device).eval()
             else:
@@ -546,23 +528,19 @@ class WrappedModel(Model):
             with self._open():
                 self._forward(trials.tokens)
 
-        passages = perturbed_pass(self._net, forward, self.point, places, amount=_AMOUNT)
+        passages = perturbed_pass(self._net, forward, self.point, places)
         found = {site: _TO_DECLARE.get(site, _NOT_OFFERED) for site in ALL_SITES}
         missed = {site for (site, _), own in passages.items() if len(own.arrived) != 1}
         found |= dict.fromkeys(missed, "its part does not run once a pass")
-        errors = dict[Site, dict[str, float]]()
+        # Of a single block nothing else is known of its stream than that it ran.
+        errors: dict[Site, dict[str, float]] = {RESID_PRE: {}, RESID_POST: {}}
         for layer in range(self.spec.n_layers):
-            for equation, verified, left, right in self._equations(passages, set(sites) - missed, layer):
-                error = float((left - right).abs().max() / right.abs().max().clamp_min(1e-12))
-                for site in verified:
+            for claim in self._claims(passages, set(sites) - missed, layer):
+                for site in claim.sites:
                     own = errors.setdefault(site, {})
-                    own[equation] = max(error, own.get(equation, 0.0))
-        single: dict[Site, dict[str, float]] = {
-            RESID_PRE: {},
-            RESID_POST: {},
-        }  # of one block nothing else is known than that they ran
+                    own[claim.equation] = max(claim.error(), own.get(claim.equation, 0.0))
         for site in set(sites) - missed:
-            found[site] = self._reason({**single, **errors}.get(site))
+            found[site] = self._reason(errors.get(site))
         for site, of in ((Q_ROT, Q), (K_ROT, K), (PATTERN, Q)):
             if of in sites and Z in sites:
                 found[site] = found[of]
@@ -575,35 +553,34 @@ class WrappedModel(Model):
         failed = [own for own, error in errors.items() if not error <= tolerance_of(self.spec.dtype)]
         return f"identity {failed[0]} fails by {errors[failed[0]]:.1e}{_HINTS[failed[0]]}" if failed else ""
 
-    def _equations(
-        self, passages: Mapping[tuple[Site, int], Passage], known: set[Site], layer: int
-    ) -> Iterator[tuple[str, tuple[Site, ...], Tensor, Tensor]]:
-        """Yield each equation of a layer with the sites that it verifies and its two sides."""
+    def _claims(self, passages: Mapping[tuple[Site, int], Passage], known: set[Site], layer: int) -> Iterator[Claim]:
+        """Yield the equations of a layer."""
         layout = self._layout
         left = {site: passages[site, layer].left[0] for site in known}
         arrived = {site: passages[site, layer].arrived[0] for site in known}
         if {RESID_PRE, RESID_POST, ATTN_OUT, MLP_OUT} <= known:
             first, second = layout.norms[layer] if layout.norms else (nn.Identity(), nn.Identity())
             right = second(first(left[RESID_PRE] + left[ATTN_OUT]) + left[MLP_OUT])
-            yield _SUM, (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST), arrived[RESID_POST], right
+            yield Claim(_SUM, (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST), arrived[RESID_POST], right)
         if {RESID_PRE, RESID_POST} <= known and layer + 1 < self.spec.n_layers:
             following = passages[RESID_PRE, layer + 1].arrived[0]
-            yield _NEXT, (RESID_PRE, RESID_POST), following, left[RESID_POST]
+            yield Claim(_NEXT, (RESID_PRE, RESID_POST), following, left[RESID_POST])
         if {Z, ATTN_OUT} <= known:
-            yield _OUT, (Z,), arrived[ATTN_OUT], layout.out[layer](rearrange(left[Z], "b p h d -> b p (h d)"))
+            written = layout.out[layer](rearrange(left[Z], "b p h d -> b p (h d)"))
+            yield Claim(_OUT, (Z,), arrived[ATTN_OUT], written)
         if {Q, K, V, Z} <= known:
             q, k, v = (left[site] for site in (Q, K, V))
             right = self._weighted(self._pattern(q, k), v)
-            yield _PLAIN, (Q, K, V) if ATTN_OUT in known else (Q, K, V, Z), arrived[Z], right
+            yield Claim(_PLAIN, (Q, K, V) if ATTN_OUT in known else (Q, K, V, Z), arrived[Z], right)
 
     def _check_causal(self, tokens: Int64[Tensor, "batch pos"]) -> None:
         """Raise `InvalidArgument` if logits depend on later tokens."""
         changed = tokens.clone()
         changed[:, -1] = (changed[:, -1] + 1) % self.spec.d_vocab
-        one, other = (self._forward(own)[:, :-1].double() for own in (tokens, changed))
+        one, other = (self._forward(own)[:, :-1] for own in (tokens, changed))
         if not torch.isfinite(one).all():
             raise NonFinite(f"{self.spec.name} returned NaN or infinite logits. Check its weights.")
-        error = float((one - other).abs().max() / one.abs().max().clamp_min(1e-12))
+        error = Claim("earlier logits do not see the last token", (), other, one).error()
         if not error <= tolerance_of(self.spec.dtype):
             raise InvalidArgument(
                 f"{self.spec.name} sees later tokens: another last token changes earlier logits by {error:.1e} of "

@@ -59,7 +59,7 @@ from bayesgeom.models.adapters.proof import (
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import Model, Replayer
+from bayesgeom.models.base import Reattachable, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.huggingface.anatomy import (
     Anatomy,
@@ -239,7 +239,6 @@ class Forward:
 
 _FUSED = "grouped_mm"
 _COARSE = 1e-4  # eps above which rounding could be mistaken for a factor near 1
-_AMOUNT = 0.3  # standard deviations of the noise in the verification
 
 
 @final
@@ -440,7 +439,7 @@ class _Attaching:
 
         hooked_sites = ((site, own) for site, own in site_hooks.layers.items() if not site.is_static)
         places = [(site, layer) for site, layers in hooked_sites for layer in layers]
-        passages = perturbed_pass(self.hf, forward, site_hooks.taps.at, places, amount=_AMOUNT)
+        passages = perturbed_pass(self.hf, forward, site_hooks.taps.at, places)
         return passages, Functions(
             written=partial(_written, anatomy),
             projected=None,
@@ -596,7 +595,7 @@ def _normed(anatomy: Anatomy, site: Site, x: Float[Tensor, "batch pos head d"], 
 
 
 @final
-class HFModel(Model):
+class HFModel(Reattachable):
     """The `Model` of a Hugging Face causal language model. Text tasks need `tokenizer`.
 
     Raises:
