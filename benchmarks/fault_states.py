@@ -1,6 +1,5 @@
 """Modes of torch around a call, weights that were changed after loading, and tokenizers whose JSON is odd."""
 
-import contextlib
 import copy
 import json
 import random
@@ -16,6 +15,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import bayesgeom
+from bayesgeom.core import default_dtype
 from benchmarks.fault_models import ODD, SMALL
 from benchmarks.faults import Accepted, Case
 
@@ -34,17 +34,6 @@ def calls() -> dict[str, Callable[[Any], Any]]:
         "evidence": lambda model: b.evidence_response(model, ages=(0, 2), n=N),
         "laws": lambda model: b.gradient_laws(model, n=N),
     }
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set torch's default dtype inside the block."""
-    former = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(former)
 
 
 def modes(_folder: Path) -> list[Case]:

@@ -236,15 +236,14 @@ class Replacement:
         `before` is a pass over sequences of the task, whose recorded ones serve if there are enough; otherwise new
         sequences are run, too.
         """
-        has_answers = before is not None and before.n_recorded >= self.n
-        if has_answers:
-            assert before is not None, "checked"
-            original = before.trials.rows(slice(0, self.n))
-        else:
+        known = before if before is not None and before.n_recorded >= self.n else None
+        if known is None:
             seed = derived_seed(self.seed, Branch.TRIALS)
             original = concatenate([*self.task.stream(self.n, seed=seed, device=self.model.spec.device)])
+        else:
+            original = known.trials.rows(slice(0, self.n))
         replaced = [self._replaced(original, age) for age in self.ages]
-        trials = replaced if has_answers else [original, *replaced]
+        trials = [*([original] if known is None else []), *replaced]
         with bar(total=len(trials) * self.n, desc="evidence response", unit="seq", leave=False) as shown:
 
             def blocks() -> Iterator[Trials]:
@@ -253,12 +252,8 @@ class Replacement:
                     shown.update(self.n)
 
             run = self.model.run(blocks(), n_recorded=len(trials) * self.n)
-        answers = run.log_answers[:, -1].double().exp().cpu().numpy()
-        if has_answers:
-            assert before is not None, "checked"
-            first = before.log_answers[: self.n, -1].double().exp().cpu().numpy()
-            answers = np.concatenate([first, answers])
-        first, *others = np.split(answers, len(self.ages) + 1)
+        logs = [*([] if known is None else [known.log_answers[: self.n, -1]]), run.log_answers[:, -1]]
+        first, *others = np.split(torch.cat(logs).double().exp().cpu().numpy(), len(self.ages) + 1)
         report = response_report(
             [str(age) for age in self.ages],
             [other - first for other in others],

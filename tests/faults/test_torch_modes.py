@@ -1,7 +1,7 @@
 """Modes of torch around a call: the same numbers as without, or one sentence before work begins."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.torch_state import default_dtype
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import load
 from bayesgeom.monitor import Monitor, Settings
@@ -22,14 +23,6 @@ from tests.dynamics.trainings import a_recipe, a_run
 
 RECIPE = a_recipe(steps=7, batch_size=5, warmup=2, snapshots=2)
 SNAPSHOT = Path("snapshots") / "step-0000100"
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    former = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    yield
-    torch.set_default_dtype(former)
 
 
 MODES: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
