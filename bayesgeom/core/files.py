@@ -233,7 +233,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _beside(target: Path, path: Path) -> Iterator[Path]:
-    """Yield a new directory beside the target, and remove it; `path` is the name of the target in errors."""
+    """Yield a new directory next to the target, and remove it; `path` is the name of the target in errors."""
     from safetensors import SafetensorError
 
     temporary = _new_directory(target)

@@ -37,7 +37,7 @@ from bayesgeom.core import (
 )
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, task_of
+from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.report import Baseline, Estimate, Headline, Panel, Quantity, Report, Unit, headline_of, with_provenance
 from bayesgeom.stats import (
     MIN_DIFFERENT,
@@ -182,7 +182,7 @@ def evidence_response(
         >>> report.ages, report.n
         (('0', '2'), 16)
     """
-    subject = as_model(model)
+    subject = model_for(model, task)
     return Replacement.of(subject, task_of(subject, task), ages=ages, single=single, n=n, seed=seed).report()
 
 

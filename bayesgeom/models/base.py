@@ -795,7 +795,7 @@ def provenance(
 
 
 def numerics(model: Model | None = None) -> dict[str, str]:
-    """Return what the numbers of saved progress depend on beside the inputs of the measurement.
+    """Return what the numbers of saved progress depend on besides the inputs of the measurement.
 
     These are the versions of the libraries, the precision that is set for the whole process, and hooks of others.
 

@@ -27,6 +27,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "compare": lambda model, task, **given: bayesgeom.compare([MODEL, model], task, **given),
     "diagnose": bayesgeom.diagnose,
     "erase_onwards": bayesgeom.erase_onwards,
+    "evidence_response": bayesgeom.evidence_response,
     "fit_subspace": lambda model, task, subspace="frame": bayesgeom.fit_subspace(model, task, subspace),
     "gradient_laws": bayesgeom.gradient_laws,
     "intervene": bayesgeom.intervene,
@@ -59,7 +60,7 @@ COMMANDS = [
     (["intervene", MODEL, "--site", "resid_per"], "resid_pre"),
     *(
         ([command, MODEL, "--task", "bijektion"], "bijection")
-        for command in ("ablate", "diagnose", "gradients", "relabel")
+        for command in ("ablate", "diagnose", "gradients", "relabel", "response")
     ),
     (["length", MODEL, "--task", "bijektion"], "bijection"),
     (["sweep", "bijection", "--vary", "n_pears=3", "--checkpoint", MODEL], "n_pairs"),
