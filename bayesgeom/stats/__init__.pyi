@@ -112,6 +112,8 @@ from .subspace import restricted as restricted
 from .subspace import span_coordinates as span_coordinates
 from .subspace import standardized as standardized
 from .subspace import variance_shares as variance_shares
+from .temperature import Tempering as Tempering
+from .temperature import tempering as tempering
 from .windows import TRANSPORT_BITS as TRANSPORT_BITS
 from .windows import TRANSPORT_WINDOW as TRANSPORT_WINDOW
 from .windows import WIDEST_BASELINE as WIDEST_BASELINE
