@@ -2,6 +2,7 @@ from .behavior import BehaviorLog as BehaviorLog
 from .behavior import answer_log_probabilities as answer_log_probabilities
 from .behavior import are_finite as are_finite
 from .behavior import predicted_behavior as predicted_behavior
+from .behavior import tempering as tempering
 from .behavior import whole_entropy_bits as whole_entropy_bits
 from .bootstrap import bootstrap_weights as bootstrap_weights
 from .bootstrap import jackknife_bias as jackknife_bias
@@ -112,8 +113,6 @@ from .subspace import restricted as restricted
 from .subspace import span_coordinates as span_coordinates
 from .subspace import standardized as standardized
 from .subspace import variance_shares as variance_shares
-from .temperature import Tempering as Tempering
-from .temperature import tempering as tempering
 from .windows import TRANSPORT_BITS as TRANSPORT_BITS
 from .windows import TRANSPORT_WINDOW as TRANSPORT_WINDOW
 from .windows import WIDEST_BASELINE as WIDEST_BASELINE

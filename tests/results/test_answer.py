@@ -16,7 +16,7 @@ from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.render import answer_details, answer_text, gate_text
 from bayesgeom.report.tables import headline_of
-from bayesgeom.stats.temperature import tempering
+from bayesgeom.stats.behavior import tempering
 from tests.results.planted import planted
 
 N, POSITIONS, ANSWERS = 67, 3, 5
