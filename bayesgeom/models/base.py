@@ -466,15 +466,12 @@ class Model(ABC):
     def layers_of(self, *sites: Site) -> tuple[int, ...]:
         """Return the layers that have all of these sites."""
         every = range(self.spec.n_layers)
-        own = [
-            frozenset(every if self._has(site) else self.partial_sites.get(site, ()))
-            for site in sites
-        ]
+        own = [frozenset(every if self._has(site) else self.partial_sites.get(site, ())) for site in sites]
         return tuple(sorted(frozenset(every).intersection(*own)))
 
     @final
     def _has(self, site: Site) -> bool:
-        """Whether every layer has a site. The logit lens is one where the path from the residual to the logits is known."""
+        """Whether every layer has a site."""
         return site in self.sites or (site == LOGIT_LENS and not self._without_lens())
 
     @final
@@ -484,11 +481,11 @@ class Model(ABC):
             return self.withheld[LOGIT_LENS]
         if missing := [site for site in (RESID_PRE, RESID_POST) if site not in self.sites]:
             return f"it is read from {missing[0].name}, which is missing: {self.withheld[missing[0]]}"
-        return "" if self.unembedding() else "no path from resid_post of the last layer to its logits was found"
+        return "" if self._unembedding() else "no path from resid_post of the last layer to its logits was found"
 
     @final
     @alone()
-    def unembedding(self) -> Unembedding | None:
+    def _unembedding(self) -> Unembedding | None:
         """Return what the model does after its last block. None: no path was found that gives its logits.
 
         It is sought once, in a pass on a few tokens.
@@ -565,11 +562,7 @@ class Model(ABC):
         budget = recording_bytes(self.spec.device, self.memory_gib) if budget_bytes is None else budget_bytes
         layers = {site: self.partial_sites[site] for site in wanted if site in self.partial_sites}
         self.require([site for site in wanted if site not in layers], by="this run")
-        places = {site: self.layers_of(site) for site in wanted if not site.is_static}
-        read = [*wanted, *(own.site for own in (stream.layers if stream else ()))]
-        unembedding = self.unembedding() if LOGIT_LENS in read else None
-        recorder = Recorder(self.module, self.spec, self.point, places, stream, unembedding)
-        log = BehaviorLog()
+        recorder, log = self._recorder(wanted, stream), BehaviorLog()
         with evaluating(self.module), torch.no_grad():
             passes = self._cut(blocks, recorder, n_recorded, budget)
             trials, log_answers = self._pass_over(passes, recorder, log, baseline_predictives)
@@ -592,6 +585,13 @@ class Model(ABC):
             return run
         reduced, n = recorder.reduced(), recorder.n_streamed
         return run.with_statistics(reduced, stream.layers_by_name(), trials.rows(slice(0, n)), log_answers[:n])
+
+    @final
+    def _recorder(self, wanted: Sequence[Site], stream: Stream | None) -> Recorder:
+        places = {site: self.layers_of(site) for site in wanted if not site.is_static}
+        read = {*wanted, *(own.site for own in (stream.layers if stream is not None else ()))}
+        unembedding = self._unembedding() if LOGIT_LENS in read else None
+        return Recorder(self.module, self.spec, self.point, places, stream, unembedding)
 
     @final
     def check_fits(self, trials: Trials) -> None:

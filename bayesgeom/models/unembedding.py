@@ -19,8 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import RESID_POST, Hook, ModelSpec, Site, Trials, evaluating, hooked, site_hook
-from bayesgeom.models.adapters.proof import NOISE, sentinel_trials, tolerance_of
-from bayesgeom.models.huggingface.anatomy import first_input
+from bayesgeom.models.adapters.proof import NOISE, first_input, sentinel_trials, tolerance_of
 
 _LONGEST = 4  # parts between the last block and the output matrix
 _ROUNDING = 1e-3  # of a factor of many bfloat16 numbers
@@ -107,6 +106,7 @@ def unembedding_of(
         The first path from the last residual that gives the logits; None if there is none.
     """
     place, calls, resids = (RESID_POST, spec.n_layers - 1), list[_Call](), list[Tensor]()
+    began_after = dict[nn.Module, bool]()  # the last block; what began before holds blocks itself
     generator = torch.Generator().manual_seed(0)
 
     def perturb(output: Tensor) -> Tensor:
@@ -116,9 +116,12 @@ def unembedding_of(
         resids.append(lengths * (output + NOISE * output.float().std().to(output) * noise))
         return resids[-1].clone()  # a model may modify it in place
 
+    def begin(part: nn.Module, _args: object) -> None:
+        began_after[part] = bool(resids)
+
     def keep(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         given, gave = first_input(args, kwargs), output[0] if isinstance(output, tuple | list) and output else output
-        if not resids or given is None or not given.is_floating_point() or not isinstance(gave, Tensor):
+        if not began_after.get(part) or given is None or not given.is_floating_point() or not isinstance(gave, Tensor):
             return
         n, n_pos = resids[0].shape[:2]
         if given.shape[0] == n * n_pos == gave.shape[0]:
@@ -127,7 +130,8 @@ def unembedding_of(
             given, gave = given.transpose(0, 1), gave.transpose(0, 1)
         calls.append(_Call(part=part, given=given.clone(), gave=gave.clone()))
 
-    hooks = [Hook(part=part, call=keep, with_kwargs=True) for part in module.modules()]
+    hooks = [Hook(part=part, call=begin, kind="pre") for part in module.modules()]
+    hooks += [Hook(part=part, call=keep, with_kwargs=True) for part in module.modules()]
     with (
         evaluating(module),
         hooked(module, hooks, by=spec.name, times=None),
