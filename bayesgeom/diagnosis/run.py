@@ -19,6 +19,7 @@ from bayesgeom.core import (
     checked,
     is_foreign,
 )
+from bayesgeom.diagnosis.inside import InsideReport, inside_of
 from bayesgeom.diagnosis.measuring import Found, probed
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -153,6 +154,8 @@ def _diagnosed(
         further = {EvidenceResponseReport.name: plan.replacement.report(run)} | further
     if plan.renaming is not None:
         further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
+    if plan.is_inside_shown:
+        further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed)
     reports, skipped = reports | further, skipped | reasons
     names = tuple(plan.supported)
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}

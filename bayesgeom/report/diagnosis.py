@@ -40,6 +40,7 @@ _WITH_REPORTS = (
     "gradients",
     "subspaces",
     "monitor",
+    "diagnosis",
 )
 
 
