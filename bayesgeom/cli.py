@@ -215,6 +215,21 @@ def diagnose(
         )
 
 
+def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("view.html")) -> int:
+    """Write a page that shows the exact posterior beside the insides of a model, for eight sequences.
+
+    Tokens, exact and predicted probabilities, the posterior by layer, attention, and the effect of each head. It is
+    part of the page of `diagnose`; alone it takes seconds.
+
+    Args:
+        out: File to write.
+    """
+    found = bayesgeom.diagnose(source.load(), task, probes=["inside"], n=8, seed=seed, n_untrained=0)
+    found.to_html(out)
+    tell(f"page: {out}")
+    return 0
+
+
 def _text_task(task: str | None, domain: str | None, *, chat: bool) -> str | None:
     """Combine `--task`, `--domain` and `--chat`."""
     name, _, given = (task or ("" if domain is None else "prompts")).partition(":")
@@ -753,7 +768,7 @@ def selftest() -> int:
 
 
 GROUPS = {
-    "Measure one model": "diagnose ablate intervene length relabel response sweep gradients capture",
+    "Measure one model": "diagnose view ablate intervene length relabel response sweep gradients capture",
     "Compare models and snapshots": "compare dynamics",
     "Train and exchange models": "train checkpoints pack export",
     "Check the installation": "selftest",

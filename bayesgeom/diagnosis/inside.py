@@ -6,9 +6,10 @@ the lens and of the model without a head, bytes for attention. `payload` packs t
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -16,18 +17,21 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from safetensors.numpy import save
 from torch import Tensor
 
-from bayesgeom.ablations.batteries import every_head
+from bayesgeom.ablations import Ablation, Component, every_head
 from bayesgeom.ablations.engine import edited_logits, position_means, references
-from bayesgeom.core import PATTERN, Run, Trials, Z, alone, decoded_text
+from bayesgeom.core import NO_LABEL, PATTERN, InvalidArgument, Run, Trials, Z, decoded_text
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.base import Model, Variant
+from bayesgeom.models.base import Model
 from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.resolve import ModelLike, as_model
 from bayesgeom.models.served.model import ServedModel
-from bayesgeom.report import Report, Unit
+from bayesgeom.report import Coordinate, Report, Unit
 from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
-from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.tasks.base import WindTunnel, derived_seed, task_from_config
 
 if TYPE_CHECKING:
+    from anywidget import AnyWidget
+
     from bayesgeom.report import Headline, Panel
 
 N_SHOWN = 8  # sequences
@@ -35,6 +39,7 @@ N_MEANS = 64  # sequences whose mean replaces a head's output
 MOST_BYTES = 3_000_000  # of attention: fewer sequences, then fewer positions, where there are many heads and tokens
 _MEANS = 5  # branch of the seed
 _MODE = "mean"
+Without = Callable[[int, Sequence[tuple[int, int]]], tuple[np.ndarray, np.ndarray]]
 
 
 @final
@@ -58,7 +63,7 @@ class InsideReport(Report):
     ids: Annotated[Int[np.ndarray, "sequence token"], Unit("id of a token")]
     scored: Annotated[Int[np.ndarray, "sequence place"], Unit("index of a token")]
     answers: tuple[str, ...]
-    answer_ids: Annotated[Int[np.ndarray, " answer"], Unit("id of a token")]
+    answer_ids: Annotated[Int[np.ndarray, " answer"], Unit("id of a token"), Coordinate()]
     exact_probs: Annotated[Float[np.ndarray, "sequence place answer"], Unit("1")]
     model_probs: Annotated[Float[np.ndarray, "sequence place answer"], Unit("1")]
     exact_entropy_bits: Annotated[Float[np.ndarray, "sequence place"], Unit("bits")]
@@ -88,6 +93,81 @@ class InsideReport(Report):
         }
         return gzip.compress(save(arrays, {"about": json.dumps(about)}), compresslevel=9, mtime=0)
 
+    def view(self, model: ModelLike | None = None) -> "AnyWidget":
+        """Return the viewer as a widget for notebooks.
+
+        Args:
+            model: The diagnosed model, which then runs without any heads that are switched off. Default: single heads
+                as they are stored.
+
+        Raises:
+            InvalidArgument: The package anywidget is not installed, or the model is another one or has no heads.
+        """
+        try:
+            from anywidget import AnyWidget
+            from traitlets import Bool, Bytes
+        except ImportError as error:
+            raise InvalidArgument(f"view() needs {error.name}: pip install 'bayesgeom[notebook]'.") from error
+
+        class Widget(AnyWidget):
+            """The viewer; made here, because anywidget is an extra."""
+
+            _esm = files("bayesgeom.report").joinpath("assets", "viewer.js").read_text(encoding="utf-8")
+            data = Bytes().tag(sync=True)
+            runs = Bool().tag(sync=True)
+
+        without = None if model is None else self._without(as_model(model))
+        widget = Widget(data=self.payload(), runs=without is not None)
+        if without is not None:
+
+            def reply(_: object, message: Mapping[str, Any], __: object) -> None:
+                found = without(int(message["sequence"]), [(int(layer), int(head)) for layer, head in message["heads"]])
+                shapes = [list(own.shape) for own in found]
+                widget.send({"id": message["id"], "shapes": shapes}, [own.tobytes() for own in found])
+
+            widget.on_msg(reply)
+        return widget
+
+    def _without(self, model: Model) -> "Without":
+        """Return a function of a sequence and heads: probabilities and KL, in float32, without these heads."""
+        stored = self.provenance.get("model", {})
+        if model.spec.weights_hash != stored.get("weights_hash"):
+            raise InvalidArgument(
+                f"view() runs the diagnosed model, {stored.get('name')}; got {model.spec.name} with other weights."
+            )
+        model.require((Z,), by="switching heads off in view()", layers=model.layers_of(Z))
+        task = task_from_config(self.provenance["task"])
+        ablation = HeadAblation(model, task, seed=self.provenance["arguments"]["seed"])
+        trials = self._trials(model.spec.device)
+
+        def without(
+            sequence: int, heads: Sequence[tuple[int, int]]
+        ) -> tuple[Float[np.ndarray, "place answer"], Float[np.ndarray, " place"]]:
+            own = trials.rows(slice(sequence, sequence + 1))
+            off = Ablation(tuple(Component(layer, "head", head) for layer, head in heads))
+            log_answers = ablation.log_answers(own, [off])[0]
+            kl = kl_bits(own.at_scored(own.predictive), log_answers)
+            return _array(log_answers[0].exp(), np.float32), _array(kl[0], np.float32)
+
+        return without
+
+    def _trials(self, device: str) -> Trials:
+        """Return the sequences, as they were scored."""
+        ids, at = (torch.from_numpy(own.astype(np.int64)).to(device) for own in (self.ids, self.scored))
+        exact = torch.from_numpy(self.exact_probs.astype(np.float64)).to(device)
+        where = at[..., None].expand_as(exact)
+        predictive = exact.new_zeros(*ids.shape, exact.shape[-1]).scatter(1, where, exact)
+        return Trials(
+            tokens=ids,
+            scored=torch.zeros_like(ids, dtype=torch.bool).scatter(1, at, value=True),
+            answers=torch.from_numpy(self.answer_ids.astype(np.int64)).to(device),
+            predictive=predictive,
+            belief=predictive,
+            labels=torch.full_like(ids, NO_LABEL),
+            token_sets={},
+            relations={},
+        )
+
 
 def _without_padding(texts: Sequence[str]) -> Sequence[str]:
     return texts[: max(at for at, text in enumerate(texts, start=1) if text)]
@@ -110,8 +190,7 @@ def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int) -> InsideR
     edited = torch.zeros(len(trials), 0, 0, trials.n_scored, n_answers)
     edited_kl = edited[..., 0]
     if isinstance(model, HookedModel) and model.layers_of(Z):
-        variants = [own.edits(_MODE) for own in every_head(model)]
-        log_edited = _edited(model, task, trials, variants, seed=seed)
+        log_edited = HeadAblation(model, task, seed=seed).log_answers(trials, every_head(model))
         by_head = (len(trials), -1, model.spec.n_heads, trials.n_scored)
         edited = log_edited.exp().transpose(0, 1).reshape(*by_head, n_answers)
         edited_kl = kl_bits(exact, log_edited).transpose(0, 1).reshape(by_head)
@@ -165,22 +244,28 @@ def _attention(shown: Run) -> UInt8[np.ndarray, "sequence attended_layer attende
     return found
 
 
-@alone()
-@torch.no_grad()
-def _edited(
-    model: Model, task: WindTunnel, trials: Trials, variants: Sequence[Variant], *, seed: int
-) -> Float[Tensor, "variant batch query_pos answer"]:
-    """Return the natural log of the answers' probabilities under each variant, mean ablations of heads."""
-    replayer, places = model.replayer(), {(edit.site, edit.layer) for variant in variants for edit in variant}
-    blocks = task.stream(N_MEANS, seed=derived_seed(seed, _MEANS), device=model.spec.device)
-    reference = references(
-        replayer, trials, trials, variants, position_means(replayer, blocks, model.spec, places, N_MEANS)
-    )
-    found = dict[int, Tensor]()
-    for chosen, logits in edited_logits(replayer, reference.baseline, variants, reference):
-        for index, own in zip(chosen, logits, strict=True):
-            found[index] = answer_log_probabilities(own, trials)[0]
-    return torch.stack([found[index] for index in range(len(variants))])
+@final
+class HeadAblation:
+    """Runs a few sequences without some heads: their output is replaced by its mean over other sequences of the task."""
+
+    @torch.no_grad()
+    def __init__(self, model: Model, task: WindTunnel, *, seed: int) -> None:
+        self._replayer = model.replayer()
+        blocks = task.stream(N_MEANS, seed=derived_seed(seed, _MEANS), device=model.spec.device)
+        places = {(Z, layer) for layer in model.layers_of(Z)}
+        self._means = position_means(self._replayer, blocks, model.spec, places, N_MEANS)
+
+    @torch.no_grad()
+    def log_answers(
+        self, trials: Trials, variants: Sequence[Ablation]
+    ) -> Float[Tensor, "variant batch query_pos answer"]:
+        """Return the natural log of the answers' probabilities without the heads of each variant."""
+        edits = [own.edits(_MODE) for own in variants]
+        reference, found = references(self._replayer, trials, trials, edits, self._means), dict[int, Tensor]()
+        for chosen, logits in edited_logits(self._replayer, reference.baseline, edits, reference):
+            for index, own in zip(chosen, logits, strict=True):
+                found[index] = answer_log_probabilities(own, trials)[0]
+        return torch.stack([found[index] for index in range(len(variants))])
 
 
 def _texts(model: Model, trials: Trials, labels: Sequence[str]) -> tuple[str, ...]:

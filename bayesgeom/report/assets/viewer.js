@@ -34,10 +34,11 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv .grid { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 3.2fr) minmax(0, 3fr); gap: 1.1rem 1.4rem; }
 .bgv .grid.plain { grid-template-columns: minmax(0, 5fr) minmax(0, 3fr); }
 .bgv .table { display: grid; gap: 2px; align-items: center; font-size: .74rem; font-variant-numeric: tabular-nums; }
-.bgv .table > * { min-width: 0; } .bgv .label { color: var(--v-soft); white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-.bgv .name { text-align: center; overflow: hidden; text-overflow: ellipsis; white-space: pre; } .bgv .bits { text-align: right; color: var(--v-soft); }
+.bgv .table > * { min-width: 0; } .bgv .label.top { align-self: start; } .bgv .label { color: var(--v-soft); white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+.bgv .name { text-align: center; overflow: hidden; text-overflow: ellipsis; letter-spacing: -.03em; white-space: pre; } .bgv .bits { text-align: right; color: var(--v-soft); }
+.bgv .name.short { overflow: visible; }
 .bgv .column { height: 7.5rem; display: flex; align-items: flex-end; justify-content: center; gap: 1px; border-bottom: 1px solid var(--v-line); }
-.bgv .column i { flex: 0 1 .7rem; min-height: 0; } .bgv .exact { background: var(--v-exact); } .bgv .model { background: var(--v-model); }
+.bgv .column i { flex: 0 1 1.1rem; min-height: 0; } .bgv .exact { background: var(--v-exact); } .bgv .model { background: var(--v-model); }
 .bgv .edited { background: var(--v-effect); }
 .bgv .cell { height: 1.05rem; border-radius: 3px; background: color-mix(in srgb, var(--v-model) calc(var(--p, 0) * 1%), var(--v-cell)); }
 .bgv .cell.of-exact { background: color-mix(in srgb, var(--v-exact) calc(var(--p, 0) * 1%), var(--v-cell)); }
@@ -50,7 +51,7 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
   background: color-mix(in srgb, var(--v-hue, var(--v-effect)) calc(var(--p, 0) * 1%), var(--v-cell)); }
 .bgv .map .head.dark, .bgv .cell.dark { color: var(--v-over); } .bgv .map .head.here { outline: 2px solid var(--v-text); }
 .bgv .map .head.off { text-decoration: line-through; box-shadow: inset 0 0 0 2px var(--v-effect); }
-.bgv .attended { display: grid; grid-template-columns: minmax(3.5rem, auto) minmax(0, 1fr) 3.2rem; gap: .1rem .5rem; align-items: center;
+.bgv .attended { min-height: 6.6rem; align-content: start; display: grid; grid-template-columns: minmax(3.5rem, auto) minmax(0, 1fr) 3.2rem; gap: .1rem .5rem; align-items: center;
   font-size: .8rem; margin: .3rem 0 0; font-variant-numeric: tabular-nums; }
 .bgv .attended .word { white-space: pre; overflow: hidden; text-overflow: ellipsis; max-width: 8rem; }
 .bgv .attended i { height: .6rem; border-radius: 2px; background: var(--v-model); } .bgv .attended .share { text-align: right; }
@@ -64,7 +65,8 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv .part { margin-top: .9rem; } .bgv .said { margin-top: .7rem; padding-top: .5rem; border-top: 1px solid var(--v-line); font-size: .85rem; }
 @media (max-width: 999px) { .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); }
   .bgv .answers { grid-column: 1 / -1; } }
-@media (max-width: 599px) { .bgv { padding: .7rem; } .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr); } }
+@media (max-width: 599px) { .bgv { padding: .7rem; } .bgv .table { gap: 1px; font-size: .7rem; } .bgv .name.short { font-size: .6rem; } .bgv .bar { gap: .35rem .6rem; }
+  .bgv .step b { min-width: 1.7em; } .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr); } }
 @media print { .bgv .bar, .bgv .keys { display: none; } }
 `;
 
@@ -340,6 +342,12 @@ class Viewer {
     return all.sort((one, other) => weight(other) - weight(one)).slice(0, TOP_ANSWERS).sort((one, other) => one - other);
   }
 
+  /** Return the letter before the number in the names of many answers, such as "v"; "" where there is none. */
+  letter() {
+    const names = this.about.answers, first = names[0][0];
+    return names.length > 9 && names.every((name) => name[0] === first && /^[A-Za-z]\d+$/.test(name)) ? first : "";
+  }
+
   drawAnswers() {
     const exact = rows(this.exact_probs, this.sequence, this.place), model = rows(this.model_probs, this.sequence, this.place);
     const without = this.without(), series = [["exact", "exact", exact], ["model", "model", model]];
@@ -348,10 +356,11 @@ class Viewer {
     const isTop = columns.length < this.nAnswers ? `, ${columns.length} most probable of ${this.nAnswers}` : "";
     this.part(".legend").innerHTML = `<h3>probability of each answer${isTop}</h3>` +
       series.map(([kind, name]) => `<span><i class="${kind}"></i>${name}</span>`).join("");
-    const html = ['<span class="label">1</span>', ...columns.map((at) => `<div class="column" title="${series.map(([, name, probs]) =>
+    const letter = this.letter(), short = (at) => (letter ? names[at].slice(1) : marked(names[at]));
+    const html = ['<span class="label top">1</span>', ...columns.map((at) => `<div class="column" title="${series.map(([, name, probs]) =>
       `${escaped(names[at])}: ${name} ${number(probs[at])}`).join("&#10;")}">${series.map(([kind, , probs]) =>
       `<i class="${kind}" style="height:${100 * probs[at]}%" data-answer="${at}" data-value="${probs[at]}"></i>`).join("")}</div>`), "<span></span>",
-    "<span></span>", ...columns.map((at) => `<span class="name" title="${escaped(names[at])}">${marked(names[at])}</span>`), '<span class="bits">KL, bits</span>'];
+    `<span class="label">${letter}</span>`, ...columns.map((at) => `<span class="name${letter ? " short" : ""}" title="${escaped(names[at])}">${short(at)}</span>`), `<span class="bits">${this.hasLens ? "KL, bits" : ""}</span>`];
     const row = (label, probs, kind, kl, layer) => {
       const cells = columns.map((at) => `<span class="cell ${kind}" style="--p:${Math.round(100 * probs[at])}" title="${label}, ${escaped(names[at])}: ${number(probs[at])}" data-value="${probs[at]}"></span>`);
       const isHere = layer === this.layer && this.hasLens;
@@ -360,7 +369,7 @@ class Viewer {
     row("exact", exact, "of-exact", "", null);
     if (this.hasLens) this.lensRows(row, exact, model);
     const table = this.part(".table");
-    table.style.gridTemplateColumns = `4.4rem repeat(${columns.length}, minmax(0, 1fr)) 3.1rem`;
+    table.style.gridTemplateColumns = `4.2rem repeat(${columns.length}, minmax(0, 1fr)) 3rem`;
     table.innerHTML = html.join("");
   }
 
@@ -387,9 +396,9 @@ class Viewer {
     for (let layer = this.nLayers - 1; layer >= 0; layer--) {
       html.push(`<span class="label">${layer}</span>`);
       for (let head = 0; head < this.nHeads; head++) {
-        const own = value(layer, head), p = Math.min(1, Math.abs(own) / most);
+        const own = value(layer, head), p = Math.sqrt(Math.min(1, Math.abs(own) / most));
         const classes = ["head", p > DARK_FROM && "dark", layer === this.layer && head === this.head && "here", off.has(`${layer},${head}`) && "off"];
-        const text = isRoomy && p >= 0.3 ? number(own).replace(/^(−?)0\./, "$1.").slice(0, 4) : "";
+        const text = isRoomy && p >= 0.5 ? number(own).replace(/^(−?)0\./, "$1.").slice(0, 4) : "";
         html.push(`<span class="${classes.filter(Boolean).join(" ")}" style="--p:${Math.round(100 * p)}${own < 0 ? ";--v-hue:var(--v-model)" : ""}"` +
           ` data-layer="${layer}" data-head="${head}" data-value="${own}" title="layer ${layer} head ${head}: ${number(own)}${this.hasEffects ? " bits" : ""}">${text}</span>`);
       }
@@ -402,7 +411,7 @@ class Viewer {
   }
 
   drawAttended(attention) {
-    const order = [...attention.keys()].filter((at) => at <= this.token).sort((one, other) => attention[other] - attention[one]).slice(0, TOP_KEYS);
+    const order = [...attention.keys()].filter((at) => attention[at] > 1).sort((one, other) => attention[other] - attention[one]).slice(0, TOP_KEYS);
     this.part(".of-head").textContent = `layer ${this.layer} head ${this.head} attends here to`;
     this.part(".attended").innerHTML = order.map((at) => `<span class="word">${marked(this.about.tokens[this.sequence][at])} at ${at + 1}</span>` +
       `<span><i style="display:block;width:${attention[at] / 2.55}%"></i></span><span class="share" data-value="${attention[at]}">${share(attention[at] / 255)}</span>`).join("");
