@@ -109,6 +109,7 @@ class InsideReport(Report):
         except ImportError as error:
             raise InvalidArgument(f"view() needs {error.name}: pip install 'bayesgeom[notebook]'.") from error
 
+        @final
         class Widget(AnyWidget):
             """The viewer; made here, because anywidget is an extra."""
 
