@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bayesgeom.ablations import Ablation, Component, every_head
 from bayesgeom.ablations.engine import edited_logits, position_means, references
-from bayesgeom.core import NO_LABEL, PATTERN, InvalidArgument, Run, Trials, Z, decoded_text
+from bayesgeom.core import LOGIT_LENS, NO_LABEL, PATTERN, InvalidArgument, Run, Trials, Z, decoded_text
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.captured.model import CapturedModel
@@ -208,7 +208,7 @@ def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int) -> InsideR
         model_entropy_bits=_array(entropy_bits(model_probs), np.float32),
         kl_bits=_array(kl_bits(exact, shown.log_answers), np.float32),
         attention=_attention(shown),
-        lens_probs=np.zeros((len(trials), 0, trials.n_scored, n_answers), np.float16),
+        lens_probs=_lens(shown),
         edited_probs=_array(edited, np.float16),
         edited_kl_bits=_array(edited_kl, np.float32),
     )
@@ -219,12 +219,11 @@ def _array(values: Shaped[Tensor, "..."], dtype: type[np.generic]) -> Shaped[np.
 
 
 def _shown(model: Model, run: Run) -> Run:
-    """Return the run of the sequences to show, with patterns where the model gives them."""
-    n_pos, layers = run.trials.tokens.shape[1], model.layers_of(PATTERN)
-    of_place = max(1, len(layers) * model.spec.n_heads * n_pos)
+    """Return the run of the sequences to show, with patterns and the logit lens where the model gives them."""
+    n_pos, sites = run.trials.tokens.shape[1], [own for own in (PATTERN, LOGIT_LENS) if model.layers_of(own)]
+    of_place = max(1, len(model.layers_of(PATTERN)) * model.spec.n_heads * n_pos)
     n = max(1, min(N_SHOWN, len(run.trials), MOST_BYTES // (of_place * run.trials.n_scored)))
     n_places = max(1, min(run.trials.n_scored, MOST_BYTES // of_place))
-    sites = [PATTERN] if layers else []
     is_all = n_places == run.trials.n_scored
     if isinstance(model, CapturedModel | ServedModel) or (is_all and all(site in run.recorded for site in sites)):
         recorded = {site: run.recorded[site][:, :n] for site in sites if site in run.recorded and is_all}
@@ -245,9 +244,16 @@ def _attention(shown: Run) -> UInt8[np.ndarray, "sequence attended_layer attende
     return found
 
 
+def _lens(shown: Run) -> Float[np.ndarray, "sequence lens_stage place answer"]:
+    """Return what the logit lens reads of the stream before each layer; nothing where some layers are not recorded."""
+    if LOGIT_LENS not in shown.recorded or LOGIT_LENS in shown.layers:
+        return np.zeros((len(shown.trials), 0, *shown.log_answers.shape[1:]), np.float16)
+    return _array(shown.at(LOGIT_LENS).exp().transpose(0, 1), np.float16)
+
+
 @final
 class HeadAblation:
-    """Runs a few sequences without some heads: their output is replaced by its mean over other sequences of the task."""
+    """Runs a few sequences without some heads, whose output is replaced by its mean over the task's sequences."""
 
     @torch.no_grad()
     def __init__(self, model: Model, task: WindTunnel, *, seed: int) -> None:

@@ -42,6 +42,9 @@ def test_numbers_shown_are_those_stored(browser_page: Browsing) -> None:
         sequence, at, layer, head = place(page)
         np.testing.assert_array_equal(values(page, "#viewer .column .exact"), own.exact_probs[sequence, at])
         np.testing.assert_array_equal(values(page, "#viewer .column .model"), own.model_probs[sequence, at])
+        lens = values(page, "#viewer .row:not(:has(.of-exact)) .cell").reshape(LAYERS + 1, 7)
+        np.testing.assert_array_equal(lens[0], own.model_probs[sequence, at])
+        np.testing.assert_array_equal(lens[1:][::-1], own.lens_probs[sequence, :, at])
         effects = own.edited_kl_bits[sequence, ..., at] - own.kl_bits[sequence, at]
         np.testing.assert_allclose(values(page, "#viewer .map .head").reshape(LAYERS, HEADS)[::-1], effects, atol=1e-6)
         attended = own.attention[sequence, layer, head, at]
@@ -150,6 +153,12 @@ def test_in_a_notebook_every_switched_off_head_counts(browser_page: Browsing) ->
 
 def test_a_click_takes_less_than_a_tenth_of_a_second(browser_page: Browsing) -> None:
     page = opened(browser_page)
-    times = page.evaluate("""() => [...document.querySelectorAll("#viewer .scored")].map((chip) => {
-      const start = performance.now(); chip.click(); document.body.offsetHeight; return performance.now() - start; })""")
-    assert np.median(times) < 100
+    assert np.median(page.evaluate(CLICKS)) < 100
+
+
+CLICKS = """() => [...document.querySelectorAll("#viewer .scored")].map((chip) => {
+  const start = performance.now();
+  chip.click();
+  document.body.offsetHeight;
+  return performance.now() - start;
+})"""

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.numpy import load
 
 import bayesgeom
-from bayesgeom.core import PATTERN, Z
-from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch
+from bayesgeom.core import LOGIT_LENS, PATTERN, Z
+from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.diagnosis import inside
 from bayesgeom.diagnosis.inside import N_MEANS, InsideReport
 from bayesgeom.models.base import Model, hooked_sites
@@ -58,13 +58,14 @@ def sequences() -> Any:
 
 def test_probabilities_and_attention_are_those_of_the_model() -> None:
     own, trials = report(), sequences()
-    run = model().run([trials], record=[PATTERN], n_recorded=8)
+    run = model().run([trials], record=[PATTERN, LOGIT_LENS], n_recorded=8)
     np.testing.assert_array_equal(own.ids, trials.tokens)
     np.testing.assert_array_equal(own.scored, trials.scored_positions())
     np.testing.assert_allclose(own.exact_probs, trials.at_scored(trials.predictive), atol=1e-7)
     np.testing.assert_allclose(own.model_probs, run.log_answers.exp(), atol=1e-6)
     np.testing.assert_allclose(own.kl_bits, run.behavior.kl_bits, atol=1e-5)
     assert np.abs(own.attention / 255 - run.at(PATTERN).transpose(0, 1).numpy()).max() <= 0.5 / 255 + 1e-6
+    np.testing.assert_allclose(own.lens_probs, run.at(LOGIT_LENS).exp().transpose(0, 1), atol=1e-3)
     assert own.texts[:2] == tuple(TASK.token_labels()[token] for token in trials.tokens[0, :2])
     assert own.answers == tuple(f"v{value}" for value in range(7))
 
@@ -98,7 +99,9 @@ def test_the_payload_holds_the_numbers_of_the_report(tmp_path: Path) -> None:
         np.testing.assert_array_equal(values, vars(own)[name])
     with safe_open(file, framework="numpy") as opened:
         about = json.loads(opened.metadata()["about"])
-    assert sum(about["tokens"], []) == list(own.texts) and tuple(about["answers"]) == own.answers
+    assert [text for row in about["tokens"] for text in row] == list(own.texts) and tuple(
+        about["answers"]
+    ) == own.answers
 
 
 def test_it_is_stored_as_any_report_and_has_no_rows(tmp_path: Path) -> None:

@@ -190,7 +190,8 @@ class Viewer {
     root.setAttribute("aria-label", `Look inside. Keys: ${keys.join(", ")}`);
     const grid = root.querySelector(".grid");
     grid.classList.toggle("plain", !this.hasHeads);
-    grid.append(made('<div class="legend"></div><div class="table"></div>', "answers"));
+    const lens = this.hasLens ? '<p class="soft">each row: what the logit lens reads after this layer (model: layer ' + (this.lens_probs.shape[1] - 1) + ")</p>" : "";
+    grid.append(made(`<div class="legend"></div><div class="table"></div>${lens}`, "answers"));
     if (this.hasHeads) {
       const what = this.hasEffects ? "bits lost without this head, here" : "largest attention weight of each head, here";
       grid.append(made(`<h3>${what}</h3><div class="map"></div><div class="part"><h3 class="of-head"></h3><div class="attended"></div></div>`, "heads"));
