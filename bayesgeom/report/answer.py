@@ -102,10 +102,11 @@ def verdict_of(closed: Estimate) -> Verdict:
     """Return the verdict on a share of the gap closed: the lower end of its interval decides.
 
     Args:
-        closed: The share, a scalar. If it is the same in all sequences, it has no interval and decides itself.
+        closed: The share, a scalar. It decides itself, without an interval, if it is the same in all sequences, or if an
+            answer with probability 0 makes it infinite.
     """
     low, high = map(float, closed.ends)
-    if closed.reason_at() == Reason.CONSTANT:
+    if closed.reason_at() == Reason.CONSTANT or np.isneginf(closed.value):
         low = high = float(closed)
     if math.isnan(low):
         return Verdict.UNDECIDED

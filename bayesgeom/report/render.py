@@ -73,7 +73,8 @@ def answer_text(answer: Answer) -> str:
         case Verdict.PARTLY:
             return f"Partly: {how}."
         case Verdict.NO_BETTER:
-            return f"No: no better than {name} {levels}."
+            is_open = float(answer.gap_closed) > 0.1  # with more sequences it may be better
+            return f"No: {'not shown to be' if is_open else 'no'} better than {name} {levels}."
         case Verdict.WORSE:
             return f"No: worse than {name} {levels}."
         case _:
