@@ -102,8 +102,8 @@ def verdict_of(closed: Estimate) -> Verdict:
     """Return the verdict on a share of the gap closed: the lower end of its interval decides.
 
     Args:
-        closed: The share, a scalar. It decides itself, without an interval, if it is the same in all sequences, or if an
-            answer with probability 0 makes it infinite.
+        closed: The share, a scalar. It decides itself, without an interval, if it is the same in all sequences, or if
+            an answer with probability 0 makes it infinite.
     """
     low, high = map(float, closed.ends)
     if closed.reason_at() == Reason.CONSTANT or np.isneginf(closed.value):

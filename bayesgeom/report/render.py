@@ -12,13 +12,14 @@ import numpy as np
 import plotly.graph_objects as go
 
 from bayesgeom.core import WIDTH, Reason, Verdict, counted, number_text, percent_text, shortened
-from bayesgeom.report.answer import Answer
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.tables import Headline
 from bayesgeom.report.theme import CONFIG
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from bayesgeom.report.answer import Answer
 
 ROWS, NOTES, LABEL = 16, 16, 70  # of what `print(result)` shows, and letters of a label
 OFF_ANSWER = 0.05  # off-answer probability that the answer names
@@ -59,7 +60,7 @@ def headline_text(line: Headline) -> str:
     return "; ".join((f"{line.label} {line.value_text}{interval}", *line.baselines[:1]))
 
 
-def answer_text(answer: Answer) -> str:
+def answer_text(answer: "Answer") -> str:
     """Return the answer of a diagnosis in one sentence."""
     name, word = answer.baseline, _confidence_word(answer)
     share = f"closes {_share_text(float(answer.gap_closed))} of the gap between {name} and exact"
@@ -81,7 +82,7 @@ def answer_text(answer: Answer) -> str:
             return f"Undecided: {share}, without an interval ({answer.gap_closed.reason_at().label})."
 
 
-def answer_details(answer: Answer) -> str:
+def answer_details(answer: "Answer") -> str:
     """Return what stands behind the answer: distance, confidence, off-answer probability, age of the used evidence."""
     levels = {answer.baseline: answer.baseline_kl_bits, "uniform": answer.uniform_kl_bits}
     compared = ", ".join(f"{name} {_rounded(level)}" for name, level in levels.items())
@@ -93,7 +94,7 @@ def answer_details(answer: Answer) -> str:
     return f"{'; '.join(filter(None, (*parts, _age_text(answer))))}."
 
 
-def _confidence_word(answer: Answer) -> str:
+def _confidence_word(answer: "Answer") -> str:
     """Return the confidence in words where the answer names it; "" elsewhere."""
     value, low = float(answer.confidence), float(answer.confidence.ends[0])
     if not answer.is_confidence_named:
@@ -131,7 +132,7 @@ def _share_text(share: float) -> str:
     return percent_text(share, digits)
 
 
-def _age_text(answer: Answer) -> str:
+def _age_text(answer: "Answer") -> str:
     """Return how old the evidence is that the predictions use; "" if it was not measured."""
     if answer.response is None:
         return ""
@@ -145,7 +146,7 @@ def _age_text(answer: Answer) -> str:
     return f"uses evidence up to {counted(answer.ages[last + 1], 'step')} old"
 
 
-def gate_text(answer: Answer) -> str:
+def gate_text(answer: "Answer") -> str:
     """Return the line above numbers on activations where the answer says that they explain no inference; "" elsewhere.
 
     Args:
