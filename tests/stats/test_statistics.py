@@ -119,7 +119,8 @@ def test_arrival_is_the_stage_from_which_the_ratio_stays_low(rng: np.random.Gene
 
     def found(shares: tuple[float, ...], spread: float = 0.02) -> tuple[float, tuple[float, float]]:
         noise = rng.uniform(1 - spread, 1 + spread, size=(83, 4))
-        return statistics.arrival(noise * reference[:, None] * np.array(shares), reference, seed=0)
+        kl = noise / noise.mean(axis=0) * reference[:, None] * np.array(shares)
+        return statistics.arrival(kl, reference, seed=0)
 
     assert found(falls) == (2, (2, 2)) and found(returns) == (3, (3, 3))
     assert np.isnan(found(never)[0]) and np.isnan(found(never)[1]).all()
