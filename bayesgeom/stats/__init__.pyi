@@ -3,6 +3,7 @@ from .behavior import answer_log_probabilities as answer_log_probabilities
 from .behavior import are_finite as are_finite
 from .behavior import position_kl_bits as position_kl_bits
 from .behavior import predicted_behavior as predicted_behavior
+from .behavior import tempering as tempering
 from .behavior import whole_entropy_bits as whole_entropy_bits
 from .bootstrap import arrival as arrival
 from .bootstrap import bootstrap_weights as bootstrap_weights
