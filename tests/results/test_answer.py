@@ -11,10 +11,9 @@ import torch
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.calibration import POSITION, UNIFORM, Calibration, CalibrationReport
-from bayesgeom.report.answer import Answer, answer_of, is_gated, verdict_of
+from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated, verdict_of
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate
-from bayesgeom.report.render import answer_details, answer_text, gate_text
 from bayesgeom.report.tables import headline_of
 from bayesgeom.stats.behavior import tempering
 from tests.results.planted import planted
