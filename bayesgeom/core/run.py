@@ -444,6 +444,17 @@ class ModelSpec:
         """Width of a head's values and output, which is `d_head` in most architectures."""
         return self.d_value or self.d_head
 
+    def sizes_at(self, site: Site) -> dict[str, int]:
+        """Return the size of every axis of a site that the model determines, by the name of the axis."""
+        sizes = {
+            "head": self.n_heads,
+            "kv_head": self.n_kv_heads,
+            "d_head": self.d_of_value if site in (V, Z) else self.d_head,
+            "d_model": self.d_model,
+            "d_mlp": self.d_mlp,
+        }
+        return sizes | ({"d_state": self.d_state} if self.d_state else {})
+
     @property
     def is_identified(self) -> bool:
         """Whether the weights were hashed. Saved progress is resumed only by a model with the same hash."""

@@ -15,7 +15,7 @@ has already run.
 import inspect
 import math
 from abc import ABC
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -60,7 +60,7 @@ from bayesgeom.core import (
     structure_of,
     untrained,
 )
-from bayesgeom.models.adapters.proof import Functions, examined, perturbed_pass, sentinel_trials
+from bayesgeom.models.adapters.proof import Claim, Functions, Side, examined, perturbed_pass, sentinel_trials
 from bayesgeom.models.base import Model, Reattachable, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.lstm import LSTM
@@ -327,16 +327,17 @@ class ResidualModel(_NativeModel):
         trials, module = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device), self._module
         places = product(self._points, range(self.spec.n_layers))
         passages = perturbed_pass(module, lambda: module(trials.tokens), self.point, places)
-        functions = Functions(once=(self._points[-1], self._written))
-        return examined(passages, functions, self.spec, trials.tokens.shape[1])[0]
+        n_pos = trials.tokens.shape[1]
+        return examined(passages, Functions(), self.spec, n_pos, equations=self._equations)[0]
 
-    def _written(
-        self, resid: Float[Tensor, "batch pos d_model"], site: Float[Tensor, "batch pos width"], layer: int
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """The block's update of the stream, given its input and the value of its site."""
-        block = self._module.blocks[layer]
-        written: Tensor = block.mixer.written(block.norm(resid), site) if isinstance(block, MambaBlock) else site
-        return written
+    def _equations(self, arrived: Side, left: Side, layer: int) -> Iterator[Claim]:
+        """The block's update of the stream, which follows from its input and its site."""
+        site, block = self._points[-1], self._module.blocks[layer]
+        if {RESID_PRE, site, RESID_POST} <= arrived.keys():
+            resid, value = left[RESID_PRE], left[site]
+            update = block.mixer.written(block.norm(resid), value) if isinstance(block, MambaBlock) else value
+            equation = f"resid_pre + update by {site.name} = resid_post"
+            yield Claim(equation, (RESID_PRE, site, RESID_POST), arrived[RESID_POST], resid + update)
 
 
 def of_native(module: nn.Module, *, name: str | None = None, **known: Any) -> Model | None:
