@@ -49,6 +49,7 @@ RESID_MID = Site("resid_mid", _RESIDUAL)
 RESID_POST = Site("resid_post", _RESIDUAL)
 ATTN_OUT = Site("attn_out", _RESIDUAL)
 MLP_OUT = Site("mlp_out", _RESIDUAL)
+MLP_POST = Site("mlp_post", ("batch", "pos", "d_mlp"))  # hidden units of the MLP, after the activation function
 STATE = Site("state", ("batch", "pos", "d_state"))
 
 Q = Site("q", _QUERY)  # before rotation and norm

@@ -32,6 +32,7 @@ from bayesgeom.core import (
     ATTN_OUT,
     K_ROT,
     MLP_OUT,
+    MLP_POST,
     NORM_WEIGHT,
     PATTERN,
     Q_ROT,
@@ -78,6 +79,7 @@ POINTS: Mapping[Site, tuple[str, ...]] = {
     RESID_POST: ("hook_resid_post",),
     ATTN_OUT: ("hook_attn_out",),
     MLP_OUT: ("hook_mlp_out",),
+    MLP_POST: ("mlp.hook_post",),
     Q: ("attn.hook_q",),
     K: ("attn.hook_k",),
     Q_ROT: ("attn.hook_rot_q", "attn.hook_q"),  # without rotation the scores use q and k themselves
@@ -215,7 +217,7 @@ class HookedModel(_NativeModel):
         functions = Functions(mid_given=given.get)
         if self._is_readable:
             functions = replace(functions, written=self._attn_out, projected=self._projected, pattern=self._pattern)
-        broken, _ = examined(passages, functions, self.spec, trials.tokens.shape[1])
+        broken, _ = examined(passages, functions, self.spec, trials.tokens.shape[1], equations=self._equations)
         if TOKEN_KEYS in broken:  # k is not this norm times W_K
             broken |= dict.fromkeys((W_K, W_K_GRAM), broken[TOKEN_KEYS])
         absent = {site: "not every block has its hook point" for site in POINTS if site not in self._points}
@@ -232,6 +234,11 @@ class HookedModel(_NativeModel):
 
     def _attn_out(self, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "batch pos d_model"]:
         return rearrange(z, "b p h d -> b p (h d)") @ self._attention(layer).W_O.weight.T
+
+    def _equations(self, arrived: Side, left: Side, layer: int) -> Iterator[Claim]:
+        if {MLP_POST, MLP_OUT} <= arrived.keys():
+            out = self._transformer.get_submodule(f"blocks.{layer}.mlp.W_out")(left[MLP_POST])
+            yield Claim("W_out mlp_post + b = mlp_out", (MLP_POST,), arrived[MLP_OUT], out)
 
     def _pattern(
         self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos head d_head"], layer: int
