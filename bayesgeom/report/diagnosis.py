@@ -222,7 +222,7 @@ class Diagnosis(Mapping[str, Report]):
         Raises:
             OutputFault: The file cannot be written.
         """
-        from bayesgeom.report.render import page_of
+        from bayesgeom.report.page import page_of
 
         text = page_of(self.title, self.reports, left_out(self), self.provenance)
         return write_page(text, path)

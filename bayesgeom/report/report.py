@@ -221,7 +221,7 @@ class Report(ABC):
         Raises:
             OutputFault: The file cannot be written.
         """
-        from bayesgeom.report.render import page_of
+        from bayesgeom.report.page import page_of
 
         text = page_of(self._subject().removesuffix(": ") or self.title, {self.name: self}, {}, self.provenance)
         return write_page(text, path)

@@ -17,8 +17,8 @@ import pytest
 from bayesgeom import load_report
 from bayesgeom.charts.lines import add_band, add_line, add_reference
 from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.report.page import _asset, compact, page_of
 from bayesgeom.report.panels import Panel
-from bayesgeom.report.render import _asset, compact, page_of
 from bayesgeom.report.storage import values_of
 from bayesgeom.report.tables import Headline, Level
 from bayesgeom.report.theme import MEASURED, label_axes

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bayesgeom.charts.lines import add_band, add_line, add_reference
+from bayesgeom.report.page import _asset
 from bayesgeom.report.panels import Panel, figure_of, listed
-from bayesgeom.report.render import _asset
 from bayesgeom.report.theme import (
     AXIS,
     BACKGROUNDS,
