@@ -20,8 +20,8 @@ import plotly.graph_objects as go
 
 from bayesgeom.core import Contained, counted, discover, is_foreign, with_minus
 from bayesgeom.report.panels import Chart, Panel, listed
-from bayesgeom.report.render import answer_text, interval_cell, tone, verdict_text
-from bayesgeom.report.tables import Reported, model_name, settings_of
+from bayesgeom.report.render import headline_text, interval_cell, tone, verdict_text
+from bayesgeom.report.tables import Reported, Viewed, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def page_of(
         left_out: Reason by name of each diagnostic without a report.
         provenance: Model, weights, versions and arguments, as JSON values.
     """
-    sections = [_section(name, report) for name, report in reports.items()]
+    sections = [_section(name, report) for name, report in reports.items() if not isinstance(report, Viewed)]
+    viewed = [report.payload() for report in reports.values() if isinstance(report, Viewed)]
     drawn = [own for section in sections for own in section["panels"]]
     bands = [(f"{_triple(light)},", f"{_triple(dark)},") for light, dark in DARK.items()]
     kinds = {trace["type"] for own in drawn for trace in own.plot["data"]}
@@ -87,7 +88,7 @@ def page_of(
         minus=with_minus,
         tone=tone,
         verdict=verdict_text,
-        answer=answer_text,
+        answer=headline_text,
         interval=interval_cell,
         skipped=left_out,
         provenance=json.dumps(dict(provenance), indent=1, default=str),
@@ -97,6 +98,8 @@ def page_of(
         colors=_color_rules(),
         library=_library(is_whole=not kinds <= _CONTAINED),
         figures=_packed(json.dumps({own.id: compact(own.plot) for own in drawn}, separators=(",", ":"))),
+        viewer=base64.b64encode(viewed[0]).decode("ascii") if viewed else "",
+        viewer_js=_asset("viewer.js").decode(),
         settings=json.dumps({"colors": [*DARK.items(), *bands], "config": CONFIG}),
         font=FONT,
     )
