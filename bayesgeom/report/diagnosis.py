@@ -33,6 +33,7 @@ STREAMED = "streamed"  # key of the provenance: sequences of each report whose s
 
 _WITH_REPORTS = (
     "probes",
+    "diagnosis",
     "ablations",
     "interventions",
     "dynamics",
