@@ -52,7 +52,16 @@ from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
 from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, ServedModel, supported
-from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, check_draws, check_text, task_from_text, task_kinds
+from bayesgeom.tasks.base import (
+    FUNCTIONS,
+    FiniteTask,
+    TextTask,
+    WindTunnel,
+    check_draws,
+    check_text,
+    task_from_text,
+    task_kinds,
+)
 
 ModelLike = Model | Checkpoint | nn.Module | Callable[[Tensor], Any] | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
@@ -208,6 +217,8 @@ def check_names(task: object = None, models: Sequence[object] = ()) -> set[str] 
     if task is None:
         return None
     chosen = as_task(task, trained=None)
+    if FUNCTIONS in vars(chosen):
+        return set()  # its functions have no parameters that could be varied
     inner = [value for value in vars(chosen).values() if isinstance(value, WindTunnel)]
     return {*field_names(type(chosen)), *(name for own in inner for name in field_names(type(own)))}
 
