@@ -62,12 +62,9 @@ def from_functions(
         >>> from_functions(draw, predict, d_vocab=2, name="coins")
         coins(draw, predict, 12 tokens)
     """
-    ids = range(d_vocab) if answers is None else [int(own) for own in answers]
-    if d_vocab < 1 or len(set(ids)) != len(ids) or not set(ids) <= set(range(d_vocab)) or len(ids) < 2:
-        raise InvalidArgument(
-            f"answers must be two or more distinct ids below d_vocab = {d_vocab}, got {shown(answers)}: d_vocab counts "
-            f"all token ids, those of answers included."
-        )
+    ids = tuple(range(d_vocab) if answers is None else answers)
+    if len({*ids} & {*range(d_vocab)}) != len(ids) or len(ids) < 2:
+        raise InvalidArgument(f"answers must be two or more distinct ids below d_vocab = {d_vocab}, got {shown(ids)}.")
     if name != FUNCTIONS and name in task_kinds():
         raise InvalidArgument(f"a task is named {name!r} already: choose another name.")
     tokens, scored = _tried(draw, d_vocab)
@@ -79,15 +76,14 @@ def from_functions(
         name=name,
         n_ids=d_vocab,
         tokens_each=tokens.shape[1],
-        answers=tuple(ids),
+        answers=ids,
         inputs=tuple(np.unique(tokens)[:_MOST_INPUTS].tolist()),
         functions=(_name_of(draw), _name_of(predict)),
         fingerprint=digest[:16],
         drawing=draw,
         predicting=predict,
     )
-    n_bytes = 8.0 * 4 * tokens.shape[1] * len(ids)
-    check_affordable(task, n_bytes, on=("d_vocab", "n_pos"))
+    check_affordable(task, 32.0 * task.n_pos * len(ids), on=("d_vocab", "n_pos"))
     return task
 
 
@@ -213,21 +209,23 @@ def _drawn(
         raise InvalidArgument(
             f"draw returned ids {tokens.min()} … {tokens.max()}; d_vocab = {d_vocab} allows 0 … {d_vocab - 1}."
         )
-    scored, listed = np.ones(tokens.shape, dtype=bool), np.ones(1) if where is None else _array(where)
-    if where is not None:
-        fits = listed is not None and listed.size > 0
-        if fits and listed.dtype.kind == "b" and listed.shape in (tokens.shape, tokens.shape[1:]):
-            scored = np.array(np.broadcast_to(listed, tokens.shape))
-        elif fits and listed.dtype.kind in "iu" and listed.ndim == 1 and (abs(listed + 0.5) < tokens.shape[1]).all():
-            scored = np.zeros(tokens.shape, dtype=bool)
-            scored[:, listed] = True
-        else:
-            raise InvalidArgument(
-                f"draw returned {_described(where, listed)} as scored positions of sequences of {tokens.shape[1]} "
-                f"tokens: return indices below {tokens.shape[1]}, or truth values by position, or by sequence and "
-                f"position."
-            )
-    return tokens.astype(np.int64), scored
+    return tokens.astype(np.int64), np.ones(tokens.shape, dtype=bool) if where is None else _scored(where, tokens.shape)
+
+
+def _scored(where: Any, shape: tuple[int, ...]) -> Bool[np.ndarray, "batch pos"]:
+    """Return which positions are scored, as indices or truth values state it."""
+    listed = _array(where)
+    if listed is not None and listed.dtype.kind == "b" and listed.shape in (shape, shape[1:]):
+        return np.array(np.broadcast_to(listed, shape))
+    is_index = listed is not None and listed.dtype.kind in "iu" and listed.ndim == 1 and listed.size > 0
+    if listed is None or not is_index or (abs(listed + 0.5) > shape[1]).any():
+        raise InvalidArgument(
+            f"draw returned {_described(where, listed)} as scored positions of sequences of {shape[1]} tokens: return "
+            f"indices below {shape[1]}, or truth values by position, or by sequence and position."
+        )
+    scored = np.zeros(shape, dtype=bool)
+    scored[:, listed] = True
+    return scored
 
 
 def _predicted(
@@ -275,8 +273,7 @@ def _check_causal(
     exact: Float64[np.ndarray, "batch pos answer"],
 ) -> None:
     """Check that probabilities stay the same where later tokens are those of another sequence, or are cut off."""
-    places = np.unique(np.linspace(0, tokens.shape[1] - 2, _CUTS).astype(int)) if tokens.shape[1] > 1 else []
-    for last in places:
+    for last in np.unique(np.linspace(0, tokens.shape[1] - 2, _CUTS).astype(int)).clip(min=0):
         kept = slice(0, last + 1)
         mixed = np.concatenate([tokens[:, kept], np.roll(tokens, 1, axis=0)[:, last + 1 :]], axis=1)
         found = None
