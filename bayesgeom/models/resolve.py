@@ -390,6 +390,8 @@ def _with_tokenizer(own: Model, tokenizer: Tokenizer | None) -> Model:
 
 def _of_object(model: Any) -> Model:
     """The adapter of a module that bayesgeom, Hugging Face, transformer-lens or a plug-in built."""
+    if isinstance(model, type):
+        raise InvalidArgument(f"got the class {model.__name__}: pass an instance of it.")
     model = unwrapped(model)
     if "transformers" in sys.modules:
         import transformers
@@ -398,7 +400,7 @@ def _of_object(model: Any) -> Model:
             return HFModel(model)
     if type(model).__name__ in ("TransformerBridge", "HookedTransformer"):
         return LensModel(model)
-    if callable(model) and not isinstance(model, nn.Module | type):
+    if callable(model) and not isinstance(model, nn.Module):
         return from_callable(model)
     return of_module(model)
 
