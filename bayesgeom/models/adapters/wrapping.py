@@ -210,9 +210,9 @@ def wrap(
     for name, value in given.items():
         check_argument(name, value, hints[name])
     chosen = cast(Options, with_plain_integers(given))
-    for name, least in (("n_kv_heads", 1), ("n_ctx", 2)):
-        if chosen.get(name, least) < least:
-            raise InvalidArgument(f"{name} must be an integer of at least {least}, got {chosen.get(name)}.")
+    for name, least, count in (("n_kv_heads", 1, chosen.get("n_kv_heads")), ("n_ctx", 2, chosen.get("n_ctx"))):
+        if count is not None and count < least:
+            raise InvalidArgument(f"{name} must be an integer of at least {least}, got {count}.")
     return WrappedModel(net, _layout(_blocks(net, blocks), attn, mlp, n_heads, chosen), n_heads, chosen)
 
 
