@@ -155,7 +155,7 @@ class _FunctionTask(WindTunnel):
         """
         raise TaskMismatch(
             f"task {self.name!r} is made of two functions, which draw no pairs: a swap needs a task class with "
-            f"draw_pair (docs/extending.md). Use kind='remove' or 'erase'."
+            f"draw_pair (docs/extending.md). Use kind='remove'."
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
