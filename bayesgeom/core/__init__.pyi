@@ -84,6 +84,7 @@ from .run import Q_ROT as Q_ROT
 from .run import RESID_MID as RESID_MID
 from .run import RESID_POST as RESID_POST
 from .run import RESID_PRE as RESID_PRE
+from .run import SLACK as SLACK
 from .run import STATE as STATE
 from .run import TOKEN_EMBEDDINGS as TOKEN_EMBEDDINGS
 from .run import TOKEN_INPUTS as TOKEN_INPUTS

@@ -70,6 +70,7 @@ from bayesgeom.tasks.base import WindTunnel
 
 STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 4, RESID_POST: 5}
 Variant = Sequence[Edit]
+LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 KERNELS = "attention_kernels"  # key of the provenance
 
 
