@@ -42,17 +42,16 @@ def add_forest(
     name = f"estimate, {INTERVAL}" if np.isfinite(lo).any() else "estimate"
     low, value, high = (own.clip(*limits) for own in (lo, values, hi))
     whiskers = {"type": "data", "symmetric": False, "array": high - value, "arrayminus": value - low, "thickness": 1.6}
-    rows = np.arange(len(labels))
     ends = zip(lo, hi, strict=True)
     told = [f"{INTERVAL} {interval_text(*own)}" if np.isfinite(own).all() else "" for own in ends]
-    _add(figure, rows, (value, values), labels, name, {"color": MEASURED, "size": 8}, error_x=whiskers, text=told)
+    _add(figure, labels, (value, values), name, {"color": MEASURED, "size": 8}, error_x=whiskers, text=told)
     marks = {} if isinstance(levels, float) else {k: own for k, own in levels.items() if np.isfinite(own).any()}
     for at, (mark, level) in enumerate(marks.items()):
         is_baseline = mark.startswith("baseline")
         symbol = _SYMBOLS[at % len(_SYMBOLS)] if is_baseline else "line-ns-open"
         style = {"symbol": symbol, "size": 10 if is_baseline else 16, "line": {"width": 2}}
         color = BASELINE if is_baseline else EXACT
-        _add(figure, rows, (level.clip(*limits), level), labels, mark, {"color": color, **style})
+        _add(figure, labels, (level.clip(*limits), level), mark, {"color": color, **style})
     if isinstance(levels, float) and np.isfinite(levels):
         figure.add_vline(x=levels, line={"color": BASELINE, "dash": "dash", "width": 1.5})
     figure.data[0].showlegend = bool(marks)
@@ -63,25 +62,23 @@ def add_forest(
 
 def _add(
     figure: go.Figure,
-    rows: Float[np.ndarray, " row"],
-    values: tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]],
     labels: Sequence[str],
+    values: tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]],
     name: str,
     marker: Mapping[str, object],
     **more: object,
 ) -> None:
     """Add a mark per row at the first of two values; hover tells the second, which was not cut."""
-    template = "<b>%{customdata[0]}</b><br>%{customdata[1]:.4~g}<br>%{text}<extra>" + name + "</extra>"
-    told = [[label, float(own)] for label, own in zip(labels, values[1], strict=True)]
+    interval = "<br>%{text}" if "text" in more else ""
     figure.add_trace(
         go.Scatter(
             x=values[0],
-            y=rows,
+            y=list(labels),
             mode="markers",
             name=name,
             marker=dict(marker),
-            customdata=told,
-            hovertemplate=template if "text" in more else template.replace("<br>%{text}", ""),
+            customdata=values[1],
+            hovertemplate=f"<b>%{{y}}</b><br>{name.partition(',')[0]}: %{{customdata:.4~g}}{interval}<extra></extra>",
             **more,
         )
     )
@@ -95,9 +92,9 @@ def _name_rows(figure: go.Figure, labels: Sequence[str]) -> None:
     height = _ROW + _LINE * lines
     figure.layout.height = _AXES + max(3, len(labels)) * height if is_beside else _AXES + len(labels) * height
     top = -0.5 - 0.3 * (not is_beside)
-    figure.update_yaxes(range=[len(labels) - 0.5, top], zeroline=False, showgrid=is_beside, ticks="")
+    figure.update_yaxes(type="category", range=[len(labels) - 0.5, top], showgrid=is_beside, ticks="")
     if is_beside:
-        figure.update_yaxes(tickvals=list(range(len(labels))), ticktext=texts)
+        figure.update_yaxes(tickmode="linear", dtick=1)
         return
     figure.update_yaxes(tickvals=[], showline=False)
     figure.layout.margin.l = 12

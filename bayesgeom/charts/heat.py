@@ -76,7 +76,7 @@ def add_heat(
             update(tickmode="linear", tick0=0, dtick=-(-len(own) // 8))
     row, most = (_ROW, _MOST_HEIGHT) if isinstance(rows, range) else (_NAMED_ROW, math.inf)
     figure.layout.height = min(_AXES + row * max(2, len(rows)), most)
-    label_axes(figure, axes[0] if has_numbers else f"{axes[0]} (color: {unit})", axes[1])
+    label_axes(figure, f"{axes[0]} ({'cells' if has_numbers else 'color'}: {unit})", axes[1])
 
 
 def _scale(low: float, high: float, baseline: float) -> tuple[list[tuple[float, str]], float, float, float]:

@@ -46,7 +46,7 @@ def add_simplex(
     n = points.shape[1]
     drawn = np.isfinite(points).all(axis=1)
     if n < 2 or not drawn.any():
-        add_note(figure, "not measured")
+        add_note(figure, "not measured" if len(points) else f"not drawn: {n} hypotheses")
         return
     if n > MAX_CORNERS:
         _add_sorted(figure, points[drawn], belief[drawn])

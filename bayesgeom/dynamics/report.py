@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -185,7 +184,7 @@ class DynamicsReport(Report):
         """Return a curve per training with its band, divided by `first`."""
         from bayesgeom.charts.curves import Curve
 
-        shared = commonprefix(self.runs) if len(self.runs) > 1 else ""
+        shared = min(self.runs, key=len) if len(self.runs) > 1 else ""
         names = [name.removeprefix(shared).lstrip("-") or "first" for name in self.runs]
         rows = zip(names, own.value / first, *(end / first for end in own.ends), strict=True)
         return [Curve(name=name, values=values, band=(low, high)) for name, values, low, high in rows]

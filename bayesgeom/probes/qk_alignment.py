@@ -303,7 +303,9 @@ class QKAlignmentReport(Report):
         above = "attention above another sequence's relation"
         maps = ((above, over, 0.0, (-reach, reach)), ("AUC of q·k", auc, 0.5, None))
         heads, layers = list[Panel](), range(self.n_layers)
-        mass, contrast = Panel.blank(self._finding()), Panel.blank("cos(q, k) above another sequence's", is_folded=True)
+        note = "Dashed, in the color of the line: untrained networks." * self._has_untrained
+        mass = Panel.blank(self._finding(), note=note)
+        contrast = Panel.blank("cos(q, k) above another sequence's", is_folded=True)
         for panel in (mass, contrast):
             add_baseline(panel.figure, layers, 0.0, name=f"baseline: {OTHER}")
         for i, color in zip(range(len(self.relations)), SERIES * len(self.relations), strict=False):
@@ -313,6 +315,8 @@ class QKAlignmentReport(Report):
                     heads.append(Panel.blank(f"{name}: {label} (baseline: {at:g})", is_folded=True))
                     add_heat(heads[-1].figure, values[i], unit=label, baseline=at, limits=limits)
                 own, cosines = self.mass_over_other_by_layer[i], self.contrast_over_other.value[i].mean(axis=1)
+                for level in (each for each in own.baselines if each.name not in (STRONGEST, OTHER)):
+                    add_baseline(mass.figure, layers, level.value, name=f"baseline: {level.name}, {name}", color=color)
                 add_line(mass.figure, layers, own.value, name=name, color=color, band=own.ends)
                 add_line(contrast.figure, layers, cosines, name=name, color=color)
         if not any(self.identified):
@@ -322,6 +326,10 @@ class QKAlignmentReport(Report):
         label_axes(mass.figure, "layer", "share of attention above baseline")
         label_axes(contrast.figure, "layer", "difference of cosines")
         return mass, contrast, *heads
+
+    @property
+    def _has_untrained(self) -> bool:
+        return any(level.name not in (STRONGEST, OTHER) for level in self.mass_over_other_by_layer.baselines)
 
     def _finding(self) -> str:
         """Return the title of the first panel: the relation and layer farthest from the baseline."""

@@ -134,11 +134,11 @@ def test_forests_reach_to_their_intervals() -> None:
     values = np.array([0.5, 0.25, -0.125])
     add_forest(figure, ["one", "two", "three"], values, (values - 0.1, values + 0.3), unit="bits")
     (rows,), (line,) = figure.data, figure.layout.shapes
-    assert figure.layout.yaxis.ticktext == ("one", "two", "three") and list(figure.layout.yaxis.range) == [2.5, -0.5]
+    assert list(rows.y) == ["one", "two", "three"] and list(figure.layout.yaxis.range) == [2.5, -0.5]
     np.testing.assert_array_equal(rows.x, values)
     np.testing.assert_allclose((rows.error_x.arrayminus, rows.error_x.array), [[0.1] * 3, [0.3] * 3])
     assert (line.x0, line.x1, line.y0, line.y1, line.yref) == (0, 0, 0, 1, "y domain"), "from edge to edge"
-    assert rows.customdata[2][0] == "three" and "0.4 … 0.8" in rows.text[0] and figure.layout.xaxis.title.text == "bits"
+    assert "%{y}" in rows.hovertemplate and "0.4 … 0.8" in rows.text[0] and figure.layout.xaxis.title.text == "bits"
 
 
 def test_forests_mark_levels_and_cut_at_their_limits() -> None:
@@ -148,6 +148,6 @@ def test_forests_mark_levels_and_cut_at_their_limits() -> None:
     add_forest(figure, names, values, (unknown, unknown), unit="share", levels=levels, limits=(0.0, 1.0))
     own, chance, threshold = figure.data
     assert (own.name, chance.name, threshold.name) == ("estimate", "baseline: chance", "threshold")
-    assert list(own.x) == [0.5, 1.0] and own.customdata[1][1] == 5.0, "cut, and told on hover"
+    assert list(own.x) == [0.5, 1.0] and own.customdata[1] == 5.0, "cut, and told on hover"
     assert chance.marker.color == BASELINE and threshold.marker.color == EXACT and not figure.layout.shapes
     assert [note.text for note in figure.layout.annotations] == names and figure.layout.yaxis.ticktext is None

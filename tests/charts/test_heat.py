@@ -68,7 +68,7 @@ def test_heads_hold_their_numbers_layers_upward(rng: np.random.Generator) -> Non
     np.testing.assert_array_equal(heads.z, values)
     assert (list(heads.x), list(heads.y)) == ([0, 1, 2], [0, 1]) and heads.zmin == 0 and heads.showscale is False
     assert heads.zmax == pytest.approx(np.nanmax(values)) and list(text.text)[-1] == "–"
-    assert figure.layout.xaxis.title.text == "head" and figure.layout.yaxis.title.text == "layer"
+    assert figure.layout.xaxis.title.text == "head (cells: |cosine|)" and figure.layout.yaxis.title.text == "layer"
     assert figure.layout.yaxis.range == (-0.5, 1.5) and "|cosine|: %{z" in heads.hovertemplate
 
 

@@ -176,9 +176,9 @@ class ComparisonReport(Report):
         levels = ((0.0, CONTEXT_FREE), (LIMITED, "limited"), (REALIZED, "realized"))
         named = ", ".join(f"{name} {level:g}" for level, name in levels)  # on the lines, the names would cover rows
         title = "Share of the gap closed (context-free predictor: 0)"
-        shares = Panel.blank(title, height=80 * len(self.tasks) + 60, is_wide=True)
+        shares = Panel.blank(title, is_wide=True, note="–: not trained" * bool(np.isnan(self.share_by_task()).any()))
         title = f"Every trained model (dotted lines: {named})"
-        models = Panel.blank(title, height=28 * len(self.checkpoints) + 60, is_wide=True)
+        models = Panel.blank(title, is_wide=True)
         axes, names = ("architecture", ""), (rows, self.architectures)  # a title of y would lie on the tasks' names
         own, limits = self.share_by_task(), (0.0, 1.0)
         add_heat(shares.figure, own, unit="share closed", baseline=0.0, names=names, axes=axes, limits=limits)
