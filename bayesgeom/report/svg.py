@@ -122,8 +122,8 @@ def _lines(traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any]) -> li
 
 
 def _known(drawn: Sequence[tuple[Any, ...]], at: int) -> Float[np.ndarray, " value"]:
-    values: Float[np.ndarray, " value"] = np.concatenate([own[at] for own in drawn])
-    return values[np.isfinite(values)]
+    values = np.concatenate([np.asarray(own[at], dtype=float) for own in drawn])
+    return np.array(values[np.isfinite(values)])
 
 
 def _moves(places: Sequence[tuple[float, float]]) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _moves(places: Sequence[tuple[float, float]]) -> Iterator[str]:
 
 def _axis(values: Any, layout: Mapping[str, Any], axis: str) -> Float[np.ndarray, " x"]:
     """Return the values along an axis as places: logarithms on a logarithmic one, and counts of names."""
-    own = _numbers(values)
+    own: Float[np.ndarray, " x"] = _numbers(values)
     if layout.get(f"{axis}axis", {}).get("type") == "log":
         own = np.log10(np.where(own > 0, own, np.nan))
     return own
