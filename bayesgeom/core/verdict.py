@@ -16,6 +16,8 @@ Tone = Literal["good", "bad", "open"]
 class Verdict(StrEnum):
     """What a report decides on a number, or on its question; `tone` is the color of the verdict on pages.
 
+    Only the answer of a diagnosis and verdicts on cause have a color. A descriptive number is neither good nor bad.
+
     Example:
         >>> Verdict.YES, str(Verdict.UNDECIDED), Verdict.CAUSAL.tone
         (<Verdict.YES: 'yes'>, 'undecided', 'good')
@@ -29,9 +31,21 @@ class Verdict(StrEnum):
         own._value_, own.tone = label, tone
         return own
 
-    YES = "yes", "good"
+    MATCHES = "matches", "good"
+    """The answer: the interval of the closed share of the gap from context-free predictions lies above 0.99."""
+    CLOSE = "close", "good"
+    """The answer: the interval of the closed share of that gap lies above 0.9."""
+    PARTLY = "partly"
+    """The answer: the interval of the closed share of that gap lies above 0."""
+    NO_BETTER = "no better", "bad"
+    """The answer: the interval of the closed share of that gap includes 0."""
+    WORSE = "worse", "bad"
+    """The answer: the interval of the closed share of that gap lies below 0."""
+    YES = "yes"
     """The whole 95 % interval lies beyond every baseline, in the better direction."""
-    NO = "no", "bad"
+    BARELY = "barely"
+    """As `yes`, by less than a tenth of the distance from the strongest baseline to the best possible value."""
+    NO = "no"
     """The whole 95 % interval lies on the wrong side of at least one baseline."""
     UNDECIDED = "undecided"
     """An interval is missing or includes the level that it is compared with, or a condition of the rule is not met."""
@@ -55,17 +69,17 @@ class Verdict(StrEnum):
     """The edit costs more than that of every random direction."""
     COSTS_NO_MORE = "costs no more than chance", "bad"
     """The cost of the edit lies within the range of random directions."""
-    INVARIANT = "invariant", "good"
+    INVARIANT = "invariant"
     """Renaming the hypotheses leaves the KL of every sequence unchanged within the bound."""
     INVARIANT_ON_AVERAGE = "invariant on average only"
     """Renaming leaves the mean KL unchanged within the bound, but not that of single sequences."""
-    NOT_INVARIANT = "not invariant", "bad"
+    NOT_INVARIANT = "not invariant"
     """Renaming changes the mean KL by more than the bound."""
-    DISCONTINUITY = "discontinuity", "bad"
+    DISCONTINUITY = "discontinuity"
     """The KL steps up at the training length, by more than it does within."""
-    NO_DISCONTINUITY = "no discontinuity", "good"
+    NO_DISCONTINUITY = "no discontinuity"
     """The step at the training length is smaller than the largest one within."""
-    TRANSPORTS = "transports", "good"
+    TRANSPORTS = "transports"
     """The answers follow evidence older than the stated age: their slope lies above the level and above one half."""
     IN_PART = "in part"
     """The answers follow evidence older than the stated age more than the level, and by less than one half."""
@@ -73,15 +87,15 @@ class Verdict(StrEnum):
     """The task has no method that draws its evidence again (`bayesgeom.tasks.base.EvidenceTask`)."""
     NOT_SHOWN = "not shown"
     """The slope of the answers in evidence older than the stated age lies below one half, and may be the level."""
-    ABOVE = "above", "good"
+    ABOVE = "above"
     """The layer farthest from the baseline lies above it, and above the strongest layer of untrained networks."""
     BELOW = "below"
     """The layer farthest from the baseline lies below it, and below the strongest layer of untrained networks."""
-    AT_BASELINE = "at baseline", "bad"
+    AT_BASELINE = "at baseline"
     """The interval of the layer farthest from the baseline includes it."""
-    VALUES_LATER = "values later", "good"
+    VALUES_LATER = "values later"
     """Values come to rest later than attention patterns."""
-    ROUTING_LATER = "routing later", "bad"
+    ROUTING_LATER = "routing later"
     """Attention patterns come to rest later than values."""
     PREVIEW = "preview"
     """First-order estimates from one backward pass, and no ablation."""

@@ -21,9 +21,17 @@ from typing import TYPE_CHECKING, Any, final
 import plotly.graph_objects as go
 
 from bayesgeom.core import Contained, Verdict, counted, discover, is_foreign, number_text, shortened, with_minus
-from bayesgeom.report.answer import Answer, answer_of
+from bayesgeom.report.answer import Answer, answer_of, is_gated
 from bayesgeom.report.panels import Chart, Panel, listed
-from bayesgeom.report.render import answer_text, interval_cell, tone, verdict_text
+from bayesgeom.report.render import (
+    answer_details,
+    answer_text,
+    gate_text,
+    headline_text,
+    interval_cell,
+    tone,
+    verdict_text,
+)
 from bayesgeom.report.svg import swatch, thumbnail
 from bayesgeom.report.tables import Headline, Reported, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
@@ -34,7 +42,6 @@ if TYPE_CHECKING:
 TEMPLATE, BUNDLE = "page.html.jinja", "plotly-cartesian.min.js.gz"
 DIGITS = 5  # significant digits of a plotted number
 TILES = 6  # at most
-BEHAVIOR = ("calibration", "evidence_response", "relabeling")  # reports of predictions alone, which need no inference
 _ORDER = ("calibration", "evidence_response", "ablation")  # sections that come first
 _NARROWEST, _LETTER = 330, 7.0  # pixels: a gauge on a telephone, and a letter of its labels
 _CONTAINED = frozenset(  # kinds of traces that the bundle draws; others need the whole library
@@ -48,8 +55,7 @@ _INTRODUCTION = (
     "number, gray a baseline, black (white on dark pages) an exact value or a ceiling. Verdicts and reasons for "
     "missing intervals are codes: docs/codes.md says what each means."
 )
-_COMPARED = (Verdict.YES, Verdict.NO, Verdict.UNDECIDED)  # of a number with its baselines: the number is the answer
-_GATE = "The model does not follow the exact posterior here, so what follows explains no inference."
+_COMPARED = (Verdict.YES, Verdict.BARELY, Verdict.NO, Verdict.UNDECIDED)  # then the number is the answer
 
 
 @final
@@ -110,7 +116,7 @@ def page_of(
         number=number_text,
         tone=tone,
         verdict=verdict_text,
-        answer_line=answer_text,
+        answer_line=headline_text,
         interval=interval_cell,
         skipped=left_out,
         provenance=json.dumps(dict(provenance), indent=1, default=str),
@@ -147,9 +153,9 @@ def _opening(
         "tested": short if task else ", ".join(filter(None, (label, short.partition(", ")[2]))),
         "label": label if task else "",
         "answer": answer,
-        "answer_sentence": f"closes {float(answer.gap_closed):.1%} of the gap" if answer else "",
-        "answer_details": "stand-in",
-        "gate": _GATE,
+        "answer_sentence": answer_text(answer) if answer else "",
+        "answer_details": answer_details(answer) if answer else "",
+        "gate": gate_text(answer) if answer else "",
         "line": first["answer"] if is_one_number else None,
         "line_says": _says(first["answer"]) if is_one_number else (),
         "marks": marks,
@@ -172,7 +178,7 @@ def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, An
         "panels": panels,
         "panel": first,
         "more": [own for own in panels if own is not first],
-        "is_gray": answer is not None and not answer.explains and name not in BEHAVIOR,
+        "is_gray": is_gated(answer, report),
         "n": counted(report.n, report.counts),
         "fewer": _fewer(report),
     }

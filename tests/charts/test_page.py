@@ -226,4 +226,4 @@ def test_the_bundled_library_is_whole() -> None:
 
 
 def test_a_verdict_has_the_tone_of_its_code() -> None:
-    assert {Verdict.CAUSAL.tone, Verdict("yes").tone} == {"good"} and Verdict.UNDECIDED.tone == "open"
+    assert {Verdict.CAUSAL.tone, Verdict.MATCHES.tone} == {"good"} and {Verdict.YES.tone, Verdict.NO.tone} == {"open"}
