@@ -43,7 +43,7 @@ TEMPLATE, BUNDLE = "page.html.jinja", "plotly-cartesian.min.js.gz"
 DIGITS = 5  # significant digits of a plotted number
 TILES = 6  # at most
 _ORDER = ("calibration", "evidence_response", "ablation")  # sections that come first
-_NARROWEST, _LETTER = 330, 7.0  # pixels: a gauge on a telephone, and a letter of its labels
+NARROWEST, LETTER = 330, 7.0  # pixels: a gauge on a telephone, and a letter of its labels
 _CONTAINED = frozenset(  # kinds of traces that the bundle draws; others need the whole library
     {"bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image", "pie", "scatter"}
     | {"scatterternary", "violin"}
@@ -250,11 +250,11 @@ def _touch(one: Mark, other: Mark) -> bool:
     """Return whether two labels overlap; each lies at its place as it does at that share of its own width."""
     spans = []
     for own in (one, other):
-        width = _LETTER * len(own.label)
-        left = own.place / 100 * (_NARROWEST - width)
+        width = LETTER * len(own.label)
+        left = own.place / 100 * (NARROWEST - width)
         spans.append((left, left + width))
     (left, right), (start, end) = spans
-    return left < end + _LETTER and start < right + _LETTER
+    return left < end + LETTER and start < right + LETTER
 
 
 def _panels(report: Reported) -> Iterator[Panel]:

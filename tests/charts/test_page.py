@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import torch
 
 from bayesgeom import load_report
 from bayesgeom.charts.lines import add_band, add_line, add_reference
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.report.page import _asset, compact, page_of
+from bayesgeom.probes.base import planted_run, planted_trials
+from bayesgeom.probes.calibration import Calibration, CalibrationReport
+from bayesgeom.report.page import LETTER, NARROWEST, _asset, _placed, compact, page_of
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.storage import values_of
 from bayesgeom.report.tables import Headline, Level
@@ -74,10 +77,10 @@ class Reader(HTMLParser):
 
 
 class LoudReport(PlantedReport):
-    """A plug-in's report with names that are out for trouble, and a figure that may fail."""
+    """A plug-in's report with names that are out for trouble, and a figure that may fail; without steps it is empty."""
 
     def headlines(self) -> Sequence[Headline]:
-        return LINES
+        return LINES if self.steps else [Headline(metric="x", label="x", value=np.nan, verdict="not identified")]
 
     def panels(self) -> Sequence[Panel]:
         if self.is_deep:
@@ -88,7 +91,7 @@ class LoudReport(PlantedReport):
         add_line(wide.figure, [2, 3], np.array([0.123456789, np.nan]), name="m </script><script>alert(1)")
         label_axes(wide.figure, "layer", "|correlation| or share of variance (0 to 1; below −1 cut off)")
         text.figure.add_trace(go.Scatter(x=[0], y=[0], mode="text", text=["none"]))
-        return wide, text
+        return (wide, text) if self.steps else (text,)
 
 
 def loud(rng: np.random.Generator, *, is_deep: bool = False) -> LoudReport:
@@ -227,3 +230,64 @@ def test_the_bundled_library_is_whole() -> None:
 
 def test_a_verdict_has_the_tone_of_its_code() -> None:
     assert {Verdict.CAUSAL.tone, Verdict.MATCHES.tone} == {"good"} and {Verdict.YES.tone, Verdict.NO.tone} == {"open"}
+
+
+def calibration(rng: np.random.Generator, *, is_informed: bool) -> CalibrationReport:
+    """That of a predictor which is nearly exact, or is as sharp and knows nothing."""
+    exact = rng.dirichlet(np.full(5, 0.5), size=(67, 3))
+    model = 0.99 * exact + 0.002 if is_informed else np.roll(exact, 1, axis=0)
+    trials = planted_trials(exact, rng.integers(7, size=(67, 3)))
+    return Calibration().measure(planted_run(trials, {}, model=torch.from_numpy(model)))
+
+
+@pytest.mark.parametrize("is_informed", [True, False])
+def test_what_explains_no_inference_is_gray_under_one_line(is_informed: bool, rng: np.random.Generator) -> None:
+    reports = {"planted": planted(rng), "calibration": calibration(rng, is_informed=is_informed)}
+    text = page_of("both", reports, {}, SOURCE)
+    kinds = {
+        own["id"]: own.get("class") for tag, own in Reader(text).tags if tag in ("details", "section") and "id" in own
+    }
+    assert kinds["answer"] == ("good" if is_informed else "bad")
+    assert kinds["planted"] == ("section" if is_informed else "section gray") and kinds["calibration"] == "section"
+    assert text.count('id="gate"') == (not is_informed) and text.count('<a class="tile"') == 1 + is_informed
+    assert text.index('id="calibration"') < text.index('id="planted"')
+    if not is_informed:
+        assert text.index('id="calibration"') < text.index('id="gate"') < text.index('id="planted"')
+
+
+def test_a_gauge_holds_the_exact_level_the_model_and_every_baseline(rng: np.random.Generator) -> None:
+    report = calibration(rng, is_informed=False)
+    text = report.to_html()
+    gauge = text.split('class="gauge"')[1].split("</section>")[0]
+    assert f"this model {report.kl_bits.text()} bits" in gauge and "exact 0" in gauge and "uniform" in gauge
+    assert gauge.count('class="whisker"') == gauge.count('class="model"') == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_labels_of_a_gauge_never_touch(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    levels = {
+        f"level {'x' * int(rng.integers(1, 20))} {at}": float(rng.choice([0.0, 0.99, 1.0, rng.random()]))
+        for at in range(4)
+    }
+    marks = _placed("this model 0.0009", (float(rng.random()), 0.0, 1.0), levels)
+    for width in (NARROWEST, 900.0):
+        for at, one in enumerate(marks):
+            for other in marks[:at]:
+                ends = sorted((own.place / 100 * (width - LETTER * len(own.label)), own.label) for own in (one, other))
+                (left, label), (right, _) = ends
+                assert one.lane != other.lane or left + LETTER * len(label) <= right
+
+
+def test_a_page_opens_with_the_tasks_own_words(rng: np.random.Generator) -> None:
+    words = {"question": "Does {model} <b>count</b>?", "sentence": "Counts.", "is_cut": True}
+    words |= {"example": ["one", "two"], "answers": {"three": 0.9, "four": 0.1, "five": 0.0}}
+    text = page_of("t", {"a": planted(rng), "b": planted(rng)}, {}, {**SOURCE, "task_in_words": words})
+    read = Reader(text)
+    assert "Does <u>tiny</u> <b>count</b>?" in read.text and "Counts." in read.text
+    assert '<span class="token query">two</span>' in text and "three" in read.text and "five" not in read.text
+
+
+def test_sections_without_a_number_are_not_measured(rng: np.random.Generator) -> None:
+    text = page_of("t", {"a": planted(rng), "nothing": replace(loud(rng), steps=0)}, {}, SOURCE)
+    assert 'id="nothing"' not in text and "not identified" in text.split('id="not-measured"')[1].split("</details>")[0]
