@@ -258,7 +258,7 @@ class WindTunnel(ABC):
         top = sorted(exact, key=lambda answer: -exact[answer])[:_ANSWERS]
         return {
             **words,
-            "example": [labels[token] for token in tokens],
+            "example": tuple(labels[token] for token in tokens),
             "is_cut": last >= _EXAMPLE,
             "answers": {labels[answer]: exact[answer] for answer in top},
         }
