@@ -71,6 +71,9 @@ W_V = Site("W_V", ("kv_head", "d_head", "d_model"))
 W_O = Site("W_O", ("head", "d_head", "d_model"))  # maps z to the update of the residual stream
 
 ALL_SITES = tuple(site for site in tuple(globals().values()) if isinstance(site, Site))
+# Computed from resid_pre during a pass, and no place of an edit: natural-log probabilities of the answers that the
+# model's own final norm and output matrix read there. After the last layer they are the model's predictions.
+LOGIT_LENS = Site("logit_lens", ("batch", "pos", "answer"))
 N_RECORDED = 192  # sequences whose activations a diagnosis stores: enough for every interval, and independent of n
 
 

@@ -85,6 +85,8 @@ class Verdict(StrEnum):
     """The answers follow evidence older than the stated age more than the level, and by less than one half."""
     NOT_REPLACEABLE = "evidence not replaceable"
     """The task has no method that draws its evidence again (`bayesgeom.tasks.base.EvidenceTask`)."""
+    NOT_REACHED = "not reached"
+    """No layer stays below a tenth of the KL of the stronger context-free predictor."""
     NOT_SHOWN = "not shown"
     """The slope of the answers in evidence older than the stated age lies below one half, and may be the level."""
     ABOVE = "above"

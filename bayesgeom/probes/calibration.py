@@ -20,7 +20,6 @@ from typing import Annotated, Any, ClassVar, final
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
-from scipy.special import rel_entr
 
 from bayesgeom.core import Behavior, Run, WindowScores
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials, with_untrained
@@ -41,13 +40,13 @@ from bayesgeom.report import (
     with_interval,
 )
 from bayesgeom.stats import (
-    NATS_PER_BIT,
     STARTS,
     TRANSPORT_BITS,
     TRANSPORT_WINDOW,
     EquivalentWindow,
     equivalent_window,
     mean_interval,
+    position_kl_bits,
     ratio_interval,
     tempering,
     wider_window,
@@ -322,7 +321,7 @@ def _answer_fields(run: Run) -> dict[str, Any]:
     kl = run.behavior.kl_bits.mean(axis=1, dtype=np.float64)
     flat = math.log2(len(run.trials.answers)) - run.behavior.exact_entropy_bits.mean(axis=1, dtype=np.float64)
     exact = run.trials.at_scored(run.trials.predictive).double().cpu().numpy()
-    by_position = _position_kl_bits(exact)
+    by_position = position_kl_bits(exact)
     references = {UNIFORM: np.maximum(flat, 0.0)}
     if float(mean_interval(flat[: len(exact)] - by_position, seed=run.seed).lo) > 0:
         references = {POSITION: by_position, **references}
@@ -335,20 +334,6 @@ def _answer_fields(run: Run) -> dict[str, Any]:
         "confidence": with_interval(found.confidence, found.interval, n=len(exact)),
         "tempering_gain_bits": Estimate.of(found.gain_bits, n=len(exact)),
     }
-
-
-def _position_kl_bits(
-    exact: Float64[np.ndarray, "sequence position answer"],
-) -> Float64[np.ndarray, " sequence"]:
-    """Return the KL of each sequence from the mean exact predictive at each position.
-
-    A sequence has half its weight in the mean that predicts it: with all of it the KL would be too small by as much as
-    it is too large without it, and infinite where no other sequence has an answer.
-    """
-    others = exact.sum(axis=0) - exact / 2
-    others /= len(exact) - 0.5
-    bits: Float64[np.ndarray, "sequence position answer"] = rel_entr(exact, others) / NATS_PER_BIT
-    return np.asarray(bits.sum(axis=2).mean(axis=1))
 
 
 def _gap_closed(

@@ -19,11 +19,12 @@ from bayesgeom.core import (
 from bayesgeom.report.answer import Answer, answer_of, is_gated
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run
-from bayesgeom.report.tables import Headline, frame, model_name, records_of
+from bayesgeom.report.tables import Headline, Viewed, frame, model_name, records_of
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from anywidget import AnyWidget
     from plotly.graph_objects import Figure
 
 R = TypeVar("R", bound=Report)
@@ -41,6 +42,7 @@ _WITH_REPORTS = (
     "gradients",
     "subspaces",
     "monitor",
+    "diagnosis",
 )
 
 
@@ -199,6 +201,23 @@ class Diagnosis(Mapping[str, Report]):
         if not self.reports:
             raise InvalidArgument("this diagnosis has no report to draw; `skipped` gives the reasons.")
         return next(iter(self.reports.values())).plot()
+
+    def view(self, model: object = None) -> "AnyWidget":
+        """Return the viewer as a widget for notebooks: posterior, predictions, attention and heads of a few sequences.
+
+        Args:
+            model: The diagnosed model, as for `diagnose`: it runs without all heads that are switched off. Default: one
+                head at a time, as the diagnosis stores it.
+
+        Raises:
+            InvalidArgument: The diagnosis has no report "inside", the model is another one, or the package anywidget is
+                not installed.
+        """
+        inside = self.reports.get("inside")
+        if not isinstance(inside, Viewed):
+            remedy = "Diagnose without probes=…, or with 'inside' among them, on a task with an exact posterior."
+            raise InvalidArgument(f"this diagnosis has no report 'inside' to view. {remedy}")
+        return inside.view(model)
 
     def to_pandas(self, metric: str | None = None, *, baselines: bool = False) -> "pd.DataFrame":
         """Return one tidy row per entry: model, checkpoint, task, a column per axis, and the columns of `Record`.

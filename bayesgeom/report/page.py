@@ -33,7 +33,7 @@ from bayesgeom.report.render import (
     verdict_text,
 )
 from bayesgeom.report.svg import swatch, thumbnail
-from bayesgeom.report.tables import Headline, Reported, model_name, settings_of
+from bayesgeom.report.tables import Headline, Reported, Viewed, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
 
 if TYPE_CHECKING:
@@ -96,8 +96,10 @@ def page_of(
         left_out: Reason by name of each diagnostic without a report.
         provenance: Model, weights, versions and arguments, as JSON values.
     """
-    order = sorted(reports, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
-    answer, is_alone = answer_of(reports), len(reports) == 1
+    viewed = [report.payload() for report in reports.values() if isinstance(report, Viewed)]
+    shown = [name for name, report in reports.items() if not isinstance(report, Viewed)]
+    order = sorted(shown, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    answer, is_alone = answer_of(reports), len(shown) == 1
     sections = [_section(name, reports[name], answer) for name in order]
     if not is_alone:
         empty = [section for section in sections if section["is_empty"]]
@@ -112,6 +114,7 @@ def page_of(
         tiles=[] if is_alone else _tiles(sections),
         sections=sections,
         is_alone=is_alone,
+        has_contents=len(sections) > 1,
         minus=with_minus,
         number=number_text,
         tone=tone,
@@ -126,6 +129,8 @@ def page_of(
         colors=_color_rules(),
         library=_library(is_whole=not kinds <= _CONTAINED) if drawn else "",
         figures=_packed(json.dumps({own.id: compact(own.plot) for own in drawn}, separators=(",", ":"))),
+        viewer=base64.b64encode(viewed[0]).decode("ascii") if viewed else "",
+        viewer_js=_asset("viewer.js").decode(),
         settings=json.dumps({"colors": [*DARK.items(), *bands], "config": CONFIG}),
         font=FONT,
     )

@@ -22,6 +22,7 @@ from bayesgeom.report.storage import axes_of, coordinates_of, quantities_of, uni
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from anywidget import AnyWidget
 
     from bayesgeom.report.panels import Panel
 
@@ -60,6 +61,17 @@ class Reported(Protocol):
 
     def panels(self) -> "Sequence[Panel]":
         """Return the plots of the stored numbers."""
+
+
+@runtime_checkable
+class Viewed(Protocol):
+    """A report that the viewer shows: `InsideReport`, of a layer above."""
+
+    def payload(self) -> bytes:
+        """Return the data of the viewer."""
+
+    def view(self, model: Any = None) -> "AnyWidget":
+        """Return the viewer as a widget for notebooks."""
 
 
 @final

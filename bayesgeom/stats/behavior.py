@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
 from scipy.optimize import brentq
+from scipy.special import rel_entr
 from torch import Tensor
 
 from bayesgeom.core import Behavior, Reason, Trials, WindowScores
@@ -46,6 +47,20 @@ def behavior(
         off_answer_prob=_array(off_answer_prob),
         **_at_labels(trials, log_answers),
     )
+
+
+def position_kl_bits(
+    exact: Float64[np.ndarray, "sequence position answer"],
+) -> Float64[np.ndarray, " sequence"]:
+    """Return the KL of each sequence from the mean exact predictive at each position.
+
+    A sequence has half its weight in the mean that predicts it: with all of it the KL would be too small by as much as
+    it is too large without it, and infinite where no other sequence has an answer.
+    """
+    others = exact.sum(axis=0) - exact / 2
+    others /= len(exact) - 0.5
+    bits: Float64[np.ndarray, "sequence position answer"] = rel_entr(exact, others) / NATS_PER_BIT
+    return np.asarray(bits.sum(axis=2).mean(axis=1))
 
 
 def whole_entropy_bits(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float64[Tensor, "batch query_pos"]:

@@ -15,7 +15,7 @@ checked is withheld, too. q and k are withheld together with q_rot and k_rot.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
 import torch
 from einops import einsum, repeat
@@ -143,6 +143,12 @@ def perturbed_pass(
     with hooked(owner, hooks, by="this model", times=None):  # the caller withholds sites that do not fire once
         forward()
     return passages
+
+
+def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shaped[Tensor, "..."] | None:
+    """Return the input of a part: its first argument, or `hidden_states`."""
+    given = args[0] if args else kwargs.get("hidden_states")
+    return given if isinstance(given, Tensor) else None
 
 
 def per_query_head(x: Float[Tensor, "b kv p d"], n_heads: int) -> Float[Tensor, "b h p d"]:

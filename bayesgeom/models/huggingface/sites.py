@@ -45,8 +45,8 @@ from bayesgeom.core import (
     Z,
     hooked,
 )
-from bayesgeom.models.adapters.proof import SUM, Taps
-from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_input, is_close
+from bayesgeom.models.adapters.proof import SUM, Taps, first_input
+from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, is_close
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
 
 if TYPE_CHECKING:
