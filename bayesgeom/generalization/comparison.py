@@ -73,7 +73,7 @@ class CompareReport(Report):
     """
 
     name: ClassVar[str] = "compare"
-    title: ClassVar[str] = "Models compared"
+    title: ClassVar[str] = "Comparison: which model is closest to exact?"
 
     models: tuple[str, ...]
     weights_hashes: Annotated[tuple[str, ...], "model"]

@@ -81,7 +81,7 @@ class SweepReport(Report):
     """
 
     name: ClassVar[str] = "sweep"
-    title: ClassVar[str] = "Sweep: how fast it converges"
+    title: ClassVar[str] = "Sweep: how fast does it converge?"
 
     task: str
     vary: str

@@ -107,7 +107,7 @@ class CalibrationReport(Report):
     name: ClassVar[str] = "calibration"
     is_behavioral: ClassVar[bool] = True
     scores: ClassVar[tuple[str, ...]] = SCORES
-    title: ClassVar[str] = "Calibration against the exact posterior"
+    title: ClassVar[str] = "Calibration: are the probabilities exact?"
 
     entropy_mae_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="entropy error")]
     kl_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="KL(exact ‖ model)")]
