@@ -213,7 +213,8 @@ def _age_text(answer: Answer) -> str:
         return "no use of the evidence is shown"
     last = int(used[-1])
     if last == len(answer.ages) - 1:
-        return f"uses evidence of every age ({_rounded(float(answer.response.value[last]), 2)} of the exact weight)"
+        what = "uses evidence of every age" if last else "uses the evidence"
+        return f"{what} ({_rounded(float(answer.response.value[last]), 2)} of the exact weight)"
     return f"uses evidence up to {counted(answer.ages[last + 1], 'step')} old"
 
 

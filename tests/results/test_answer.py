@@ -211,6 +211,8 @@ def test_the_details_say_what_stands_behind_it() -> None:
         slope = Estimate.of(np.full(3, 0.98), (ends, np.ones(3)), baselines=level)
         ages = (0, 1, 8) if "1 step" in text else (0, 4, 8)
         assert answer_details(replace(own, response=slope, ages=ages)).endswith(f"; {text}")
+    alone = replace(own, response=Estimate.of([0.94], ([0.9], [1.0]), baselines=level), ages=(0,))
+    assert answer_details(alone).endswith("; uses the evidence (0.94 of the exact weight).")
 
 
 def test_the_answer_comes_first_and_survives_a_file(exact: np.ndarray, tmp_path: Path) -> None:
