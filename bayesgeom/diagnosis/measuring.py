@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Shaped
 from torch import Tensor
 
-from bayesgeom.core import Contained, InvalidArgument, Run, Site, bar, is_foreign, side_by_side
+from bayesgeom.core import Contained, InvalidArgument, Run, Site, is_foreign, phase, side_by_side
 from bayesgeom.diagnosis.plan import ProbePlan
 from bayesgeom.report import Estimate, Report, axes_of, parts_of, records_of, value_of
 
@@ -46,7 +46,7 @@ def probed(
         return on_layers(report, plan.layers[name], run.spec.n_layers) if is_partial else report
 
     found, faults = dict[str, Report](), dict[str, str]()
-    with bar(total=len(untrained), desc=f"{run.spec.name}: probes", unit="probe", leave=False) as shown:
+    with phase(f"{run.spec.name}: probes", len(untrained), "probe") as shown:
         foreign = [name for name in untrained if is_foreign(type(plan.supported[name]))]
         own = [name for name in untrained if name not in foreign]
         own.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end

@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches
-from bayesgeom.core import RESID_POST, AtPositions, Edit, InvalidArgument, Run, Trials, concatenate
+from bayesgeom.core import RESID_POST, AtPositions, Edit, InvalidArgument, Run, Trials, concatenate, phase
 from bayesgeom.interventions._evidence import coordinate_r2, erasures, overlaps
 from bayesgeom.interventions.design import Design, LayerEdits, Positions
 from bayesgeom.interventions.engine import (
@@ -114,8 +114,10 @@ class Intervention:
 
     def report(self) -> InterventionReport:
         """Fit the subspaces, edit, score and return the report."""
-        sample, about, design = self.sample(), self.fit.about, self.design
-        subspaces, empty = self.fitted(sample)
+        about, design = self.fit.about, self.design
+        with phase(f"fitting {self.fit.label}"):
+            sample = self.sample()
+            subspaces, empty = self.fitted(sample)
         moments = {at: covariance(sample.points(at)) for at in subspaces}
         matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
         random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
