@@ -30,6 +30,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Any, final
 
 import numpy as np
@@ -148,7 +149,9 @@ def _reader(file: Path) -> Any:
         def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
             order = override_order or self.byte_order
             kind = np.dtype(dtype) if order == "I" else np.dtype(dtype).newbyteorder(order)
-            # Raises ValueError beyond the end of the file. Slices of a memory map, as in gguf, take many times as long.
+            if offset + kind.itemsize * int(count) > len(self.data):
+                raise ValueError("it ends early")
+            # gguf slices the memory map, which takes many times as long.
             return np.frombuffer(self.data, kind, int(count), int(offset))
 
     return Bounded(file)
@@ -170,12 +173,16 @@ def _read_once(reader: Any) -> Iterator[None]:
                 yield tensor
                 shown.update(1)
 
-    former = gguf.GGUFReader, gguf.get_tensor_name_map, theirs.tqdm
-    gguf.GGUFReader, gguf.get_tensor_name_map, theirs.tqdm = lambda _path: reader, cache(former[1]), counted_phase
+    names = {"GGUFReader": lambda _path: reader, "get_tensor_name_map": cache(gguf.get_tensor_name_map)}
+    ours: list[tuple[ModuleType, dict[str, Any]]] = [(gguf, names), (theirs, {"tqdm": counted_phase})]
+    former = [(module, {name: vars(module)[name] for name in own}) for module, own in ours]
     try:
+        for module, own in ours:
+            vars(module).update(own)
         yield
     finally:
-        gguf.GGUFReader, gguf.get_tensor_name_map, theirs.tqdm = former
+        for module, own in former:
+            vars(module).update(own)
 
 
 def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, Any] | None) -> tuple[Any, Any]:
