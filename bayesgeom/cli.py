@@ -209,19 +209,13 @@ def diagnose(
             evidence_response, which run the model again. Default: all that apply.
         ablations: Also run the default ablation battery.
     """
+    n = (24 if quick else 512) if n is None else n
+    n_untrained = (1 if quick else 3) if n_untrained is None else n_untrained
     model = source.load() if machines.on is None else source.name_alone()
     asked = _text_task(task, domain, chat=chat)
     with machines.executor() as executor:
         return bayesgeom.diagnose(
-            model,
-            asked,
-            probes=probes,
-            n=n,
-            seed=seed,
-            n_untrained=n_untrained,
-            quick=quick,
-            ablations=ablations,
-            executor=executor,
+            model, asked, probes=probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=executor
         )
 
 
@@ -781,6 +775,7 @@ Example:
 
 bayesgeom COMMAND --help lists the options of a command. bayesgeom --version prints the version."""
 _REWORDED = {  # messages of Python and tyro, and how to say them
+    r"no type matching \S+ could be instantiated from .*Got errors: - <class '\w+'>: ": "",
     r"invalid literal for int\(\) with base 10: (.*)": r"expected a whole number, got \1",
     r"could not convert string to float: (.*)": r"expected a number, got \1",
     r"invalid choice ('.*') for argument '(.*)'\. Expected one of \((.*)\)": r"\2 must be one of \3; got \1",

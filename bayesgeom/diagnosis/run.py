@@ -44,7 +44,6 @@ from bayesgeom.models.served.model import ServedModel
 from bayesgeom.report import LAYERS, SERVED, STREAMED, Diagnosis, Report
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_count, derived_seed, task_from_config
 
-QUICK_N = 24  # sequences of a quick diagnosis
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 
 
@@ -54,10 +53,9 @@ def diagnose(
     task: TaskLike | None = None,
     *,
     probes: str | AnyProbe | Sequence[str | AnyProbe] | None = None,
-    n: int | None = None,
+    n: int = 512,
     seed: int = 0,
-    n_untrained: int | None = None,
-    quick: bool = False,
+    n_untrained: int = 3,
     ablations: bool = False,
     executor: Executor | Batch | None = None,
 ) -> Diagnosis:
@@ -73,13 +71,12 @@ def diagnose(
             a directory that `capture` wrote.
         task: A task, its text as on the command line, or a list of prompts. Default: the model's own task.
         probes: Probes, or names of probes and tests; "NAME:option" switches an option on. Default: all that apply.
-        n: Number of sequences; at most all sequences of a task with a fixed number of them. Default: 512.
+        n: Number of sequences; at most all sequences of a task with a fixed number of them.
+            `n=24, n_untrained=1` is what --quick does on the command line: a language model of 135 million parameters
+            takes about 20 seconds on two CPU cores.
         seed: Seed of the sequences and of the intervals. For a capture, 0 stands for its own seed, which
             `provenance` states; any third seed is an error.
         n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
-            Default: 3.
-        quick: Whether the defaults are 24 sequences and one untrained network: a language model of 135 million
-            parameters takes 20 seconds on two CPU cores. Intervals are wider.
         ablations: Whether to run the default ablation battery as well.
         executor: Where untrained networks are measured, a job each (see `bayesgeom.executors`); the model is then given
             by its name or directory, and probes by their names. Default: this process.
@@ -99,8 +96,6 @@ def diagnose(
         >>> list(bayesgeom.diagnose("mess3-small", n=8, n_untrained=0, probes=["calibration"]))
         ['calibration']
     """
-    n = (QUICK_N if quick else 512) if n is None else n
-    n_untrained = (1 if quick else 3) if n_untrained is None else n_untrained
     if n_untrained < 0:
         raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
     sent = None if executor is None else (Batch.of(executor), name_of(model))

@@ -110,14 +110,13 @@ class Intervention:
 
     def sample(self) -> Sample:
         """Return the sequences on which subspaces are fitted, with the model's activations."""
-        return self._sample(self.design.n_fit, _FIT)
+        with phase(f"{self.model.spec.name}: sequences to fit", self.design.n_fit, "sequence"):
+            return self._sample(self.design.n_fit, _FIT)
 
     def report(self) -> InterventionReport:
         """Fit the subspaces, edit, score and return the report."""
-        about, design = self.fit.about, self.design
-        with phase(f"fitting {self.fit.label}"):
-            sample = self.sample()
-            subspaces, empty = self.fitted(sample)
+        sample, about, design = self.sample(), self.fit.about, self.design
+        subspaces, empty = self.fitted(sample)
         moments = {at: covariance(sample.points(at)) for at in subspaces}
         matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
         random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
@@ -199,7 +198,8 @@ class Intervention:
         Raises:
             InvalidArgument: No layer has a subspace.
         """
-        subspaces, empty = fitted_where_possible(self.fit, sample, self.layers, but=NothingLeft)
+        with phase(f"fitting {self.fit.label}"):
+            subspaces, empty = fitted_where_possible(self.fit, sample, self.layers, but=NothingLeft)
         if not subspaces:
             groups = {reason: [at for at, own in empty.items() if own == reason] for reason in empty.values()}
             reasons = "; ".join(f"in layers {', '.join(map(str, at))}, {reason}" for reason, at in groups.items())
