@@ -208,7 +208,7 @@ def _share_text(share: float) -> str:
     """
     missing = 1 - share
     digits = 0 if missing > 1 - NEAR or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
-    return percent_text(share, digits)
+    return percent_text(share if abs(share) >= 0.005 else 0.0, digits)  # no minus before a zero
 
 
 def _age_text(answer: Answer) -> str:
