@@ -105,6 +105,7 @@ def test_a_predictor_of_the_base_rate_is_no_better_than_position_alone(rng: np.r
     assert found.baseline_kl_bits == pytest.approx(kl_of(exact, rate).mean(), rel=0.03)
     assert found.baseline_kl_bits < found.uniform_kl_bits / 2
     assert measured(exact, rate).gap_closed[1].ends[0] > 0, "uniform alone would have called it partly"
+    assert answered(exact[:10], rate[:10]).baseline == UNIFORM, "ten sequences are too few for a mean of five answers"
     better = answered(exact, normalized(np.sqrt(exact * rate)))
     assert (better.verdict, better.baseline) == (Verdict.PARTLY, POSITION)
 
