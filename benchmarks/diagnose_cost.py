@@ -92,7 +92,7 @@ def verdict(value: float, limit: float) -> str:
 
 def counted_probes(model: Model) -> list[str]:
     """What a diagnosis of this model measures by default, without the evidence response."""
-    return [name for name in bayesgeom.diagnose(model, n=16, n_untrained=0) if name != "evidence_response"]
+    return [name for name in bayesgeom.diagnose(model, n=16, n_untrained=0) if name not in ("evidence_response", "inside")]
 
 
 def time_ratio(model: Model, n: int, rounds: int, now: Clock) -> None:

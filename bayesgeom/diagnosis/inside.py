@@ -51,7 +51,8 @@ class InsideReport(Report):
 
     Fields: `texts` are the tokens of every sequence, "" after its end; `scored` the indices of the scored positions.
     `exact_probs` and `model_probs` are over the answers, renormalized. `attention` are the weights of every head at the
-    scored positions, 255 is 1. `lens_probs` are what the logit lens reads of the stream before each layer.
+    scored positions, 255 is 1. `lens_probs` and `lens_kl_bits` are what the logit lens reads of the stream
+    before each layer.
     `edited_probs` and `edited_kl_bits` are those of the model without one head, whose output is replaced by its mean
     over 64 other sequences at the same position. Where the model does not give the numbers, an axis has length 0.
     """
@@ -71,6 +72,7 @@ class InsideReport(Report):
     kl_bits: Annotated[Float[np.ndarray, "sequence place"], Unit("bits")]
     attention: Annotated[UInt8[np.ndarray, "sequence attended_layer attended_head place token"], Unit("1/255")]
     lens_probs: Annotated[Float[np.ndarray, "sequence lens_stage place answer"], Unit("1")]
+    lens_kl_bits: Annotated[Float[np.ndarray, "sequence lens_stage place"], Unit("bits")]
     edited_probs: Annotated[Float[np.ndarray, "sequence edited_layer edited_head place answer"], Unit("1")]
     edited_kl_bits: Annotated[Float[np.ndarray, "sequence edited_layer edited_head place"], Unit("bits")]
 
@@ -188,6 +190,8 @@ def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int) -> InsideR
     trials, labels = shown.trials, task.token_labels()
     exact, model_probs = trials.at_scored(trials.predictive), shown.log_answers.exp()
     n_answers = len(trials.answers)
+    is_read = LOGIT_LENS in shown.recorded and LOGIT_LENS not in shown.layers  # from every layer
+    log_lens = shown.at(LOGIT_LENS).double() if is_read else exact.new_zeros(0, *exact.shape)
     edited = torch.zeros(len(trials), 0, 0, trials.n_scored, n_answers)
     edited_kl = edited[..., 0]
     if isinstance(model, HookedModel) and model.layers_of(Z):
@@ -208,7 +212,8 @@ def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int) -> InsideR
         model_entropy_bits=_array(entropy_bits(model_probs), np.float32),
         kl_bits=_array(kl_bits(exact, shown.log_answers), np.float32),
         attention=_attention(shown),
-        lens_probs=_lens(shown),
+        lens_probs=_array(log_lens.exp().transpose(0, 1), np.float16),
+        lens_kl_bits=_array(kl_bits(exact, log_lens).transpose(0, 1), np.float32),
         edited_probs=_array(edited, np.float16),
         edited_kl_bits=_array(edited_kl, np.float32),
     )
@@ -242,13 +247,6 @@ def _attention(shown: Run) -> UInt8[np.ndarray, "sequence attended_layer attende
         layers = list(shown.layers.get(PATTERN, range(n_layers)))
         found[:, layers] = _array((255 * shown.at(PATTERN)).round().transpose(0, 1), np.uint8)
     return found
-
-
-def _lens(shown: Run) -> Float[np.ndarray, "sequence lens_stage place answer"]:
-    """Return what the logit lens reads of the stream before each layer; nothing where some layers are not recorded."""
-    if LOGIT_LENS not in shown.recorded or LOGIT_LENS in shown.layers:
-        return np.zeros((len(shown.trials), 0, *shown.log_answers.shape[1:]), np.float16)
-    return _array(shown.at(LOGIT_LENS).exp().transpose(0, 1), np.float16)
 
 
 @final

@@ -42,6 +42,7 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv .edited { background: var(--v-effect); }
 .bgv .cell { height: 1.05rem; border-radius: 3px; background: color-mix(in srgb, var(--v-model) calc(var(--p, 0) * 1%), var(--v-cell)); }
 .bgv .cell.of-exact { background: color-mix(in srgb, var(--v-exact) calc(var(--p, 0) * 1%), var(--v-cell)); }
+.bgv .deep { font-size: .66rem; } .bgv .deep .cell { height: .72rem; } .bgv .deep .label, .bgv .deep .bits { line-height: .8rem; }
 .bgv .row { display: contents; cursor: pointer; } .bgv .row.here .label { color: var(--v-text); font-weight: 600; }
 .bgv .legend { display: flex; flex-wrap: wrap; gap: .1rem .9rem; font-size: .8rem; margin-bottom: .3rem; }
 .bgv .legend i { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .3rem; }
@@ -102,7 +103,6 @@ const rows = ({ values, shape }, ...index) => {
   return values.subarray(from, from + size);
 };
 const entry = (array, ...index) => rows(array, ...index)[0];
-const bits = (exact, other) => exact.reduce((sum, p, at) => sum + (p > 0 ? p * Math.log2(p / Math.max(other[at], 2 ** -25)) : 0), 0);
 
 // ---- words and numbers
 
@@ -153,13 +153,13 @@ class Viewer {
     this.turn();
   }
 
-  /** Start at the head that matters most, or attends most sharply, in the first sequence. */
+  /** Start where a head matters most in the first sequence, or with the head that attends most to one earlier token. */
   chooseHead() {
     let best = -Infinity;
-    for (let place = 0; place < this.nPlaces; place++) {
+    for (let place = this.hasEffects ? 0 : this.nPlaces - 1; place < this.nPlaces; place++) {
       for (let layer = 0; layer < this.nLayers; layer++) {
         for (let head = 0; head < this.nHeads; head++) {
-          const own = this.hasEffects ? this.effect(layer, head, place) : this.sharpest(layer, head, place);
+          const own = this.hasEffects ? this.effect(layer, head, place) : this.sharpest(layer, head, place, 1);
           if (own > best) [best, this.layer, this.head, this.place] = [own, layer, head, place];
         }
       }
@@ -170,8 +170,10 @@ class Viewer {
     return entry(this.edited_kl_bits, this.sequence, layer, head, place) - entry(this.kl_bits, this.sequence, place);
   }
 
-  sharpest(layer, head, place = this.place) {
-    return rows(this.attention, this.sequence, layer, head, place).reduce((most, own) => Math.max(most, own), 0) / 255;
+  /** Return the largest attention weight of a head, of tokens from `first` on; with `first`, without the token itself. */
+  sharpest(layer, head, place = this.place, first = 0) {
+    const last = entry(this.scored, this.sequence, place) + (first ? 0 : 1);
+    return rows(this.attention, this.sequence, layer, head, place).slice(first, last).reduce((most, own) => Math.max(most, own), 0) / 255;
   }
 
   build() {
@@ -295,7 +297,11 @@ class Viewer {
       const isScored = places.has(at);
       return `<span${isScored ? ` class="scored" data-place="${places.get(at)}"` : ""} title="${escaped(text)} at ${at + 1}">${marked(text)}</span>`;
     }).join("");
-    this.chips = [...this.part(".tokens").children];
+    this.chips = [...this.part(".tokens").children], this.shades = null;
+    if (this.hasEffects) {
+      const kl = rows(this.kl_bits, this.sequence);  // the largest effect in this sequence has the full color
+      this.most = rows(this.edited_kl_bits, this.sequence).reduce((most, own, at) => Math.max(most, own - kl[at % this.nPlaces]), 0.001);
+    }
     this.drawCurve(".entropy", [["exact", this.exact_entropy_bits], ["model", this.model_entropy_bits]].map(([name, own]) => [name, rows(own, this.sequence)]));
     if (this.off.size && this.ask) this.run(); else this.draw();
   }
@@ -320,15 +326,18 @@ class Viewer {
   }
 
   drawTokens(attention) {
-    let here = null;
-    this.chips.forEach((chip, at) => {
-      const weight = attention && at <= this.token ? attention[at] / 255 : 0;
-      chip.style.setProperty("--p", Math.round(100 * weight));
-      chip.classList.toggle("dark", weight > DARK_FROM);
-      chip.classList.toggle("later", at > this.token);
-      chip.classList.toggle("here", at === this.token);
-      if (at === this.token) here = chip;
+    const former = this.shades;
+    this.shades = this.chips.map((_, at) => (at > this.token ? -1 : attention ? Math.round(attention[at] / 2.55) : 0));
+    this.shades.forEach((shade, at) => {
+      if (former && former[at] === shade) return;  // a change of style costs more than all the rest
+      const chip = this.chips[at];
+      chip.style.setProperty("--p", Math.max(0, shade));
+      chip.classList.toggle("dark", shade > 100 * DARK_FROM);
+      chip.classList.toggle("later", shade < 0);
     });
+    const here = this.chips[this.token];
+    this.part(".tokens .here")?.classList.remove("here");
+    here.classList.add("here");
     const box = this.part(".tokens");
     if (here.offsetTop < box.scrollTop || here.offsetTop + here.offsetHeight > box.scrollTop + box.clientHeight) {
       box.scrollTop = here.offsetTop - box.clientHeight / 2;  // not scrollIntoView, which scrolls the page
@@ -368,39 +377,34 @@ class Viewer {
       html.push(`<div class="row${isHere ? " here" : ""}"${layer === null ? "" : ` data-layer="${layer}"`}><span class="label">${label}</span>${cells.join("")}<span class="bits">${kl}</span></div>`);
     };
     row("exact", exact, "of-exact", "", null);
-    if (this.hasLens) this.lensRows(row, exact, model);
+    if (this.hasLens) this.lensRows(row, model);
     const table = this.part(".table");
     table.style.gridTemplateColumns = `4.2rem repeat(${columns.length}, minmax(0, 1fr)) 3rem`;
+    table.classList.toggle("deep", this.lens_probs.shape[1] > 12);
     table.innerHTML = html.join("");
   }
 
   /** Add a row for what the lens reads after each layer, the last one on top; it is the model's own output. */
-  lensRows(row, exact, model) {
+  lensRows(row, model) {
     const last = this.lens_probs.shape[1];
     row(`layer ${last - 1}`, model, "", number(entry(this.kl_bits, this.sequence, this.place)), last - 1);
     for (let stage = last - 1; stage >= 0; stage--) {
       const probs = rows(this.lens_probs, this.sequence, stage, this.place);
-      row(stage ? `layer ${stage - 1}` : "embedding", probs, "", number(bits(exact, probs)), stage ? stage - 1 : null);
+      row(stage ? `layer ${stage - 1}` : "embedding", probs, "", number(entry(this.lens_kl_bits, this.sequence, stage, this.place)), stage ? stage - 1 : null);
     }
   }
 
   drawMap() {
     const value = (layer, head) => (this.hasEffects ? this.effect(layer, head) : this.sharpest(layer, head));
-    let most = 1;
-    if (this.hasEffects) {
-      most = 0.001;
-      for (let layer = 0; layer < this.nLayers; layer++) for (let head = 0; head < this.nHeads; head++) {
-        for (let place = 0; place < this.nPlaces; place++) most = Math.max(most, this.effect(layer, head, place));
-      }
-    }
+    const most = this.hasEffects ? this.most : 1;
     const off = new Set(this.heads().map(String)), html = [], isRoomy = this.nHeads <= 8;
     for (let layer = this.nLayers - 1; layer >= 0; layer--) {
       html.push(`<span class="label">${layer}</span>`);
       for (let head = 0; head < this.nHeads; head++) {
-        const own = value(layer, head), p = Math.sqrt(Math.min(1, Math.abs(own) / most));
+        const own = value(layer, head), part = Math.min(1, Math.abs(own) / most), p = this.hasEffects ? Math.sqrt(part) : part;
         const classes = ["head", p > DARK_FROM && "dark", layer === this.layer && head === this.head && "here", off.has(`${layer},${head}`) && "off"];
         const text = isRoomy && p >= 0.5 ? number(own).replace(/^(−?)0\./, "$1.").slice(0, 4) : "";
-        html.push(`<span class="${classes.filter(Boolean).join(" ")}" style="--p:${Math.round(100 * p)}${own < 0 ? ";--v-hue:var(--v-model)" : ""}"` +
+        html.push(`<span class="${classes.filter(Boolean).join(" ")}" style="--p:${Math.round(100 * p)}${own < 0 || !this.hasEffects ? ";--v-hue:var(--v-model)" : ""}"` +
           ` data-layer="${layer}" data-head="${head}" data-value="${own}" title="layer ${layer} head ${head}: ${number(own)}${this.hasEffects ? " bits" : ""}">${text}</span>`);
       }
     }
@@ -419,19 +423,22 @@ class Viewer {
   }
 
   drawPattern() {
-    const canvas = this.part("canvas"), n = this.about.tokens[this.sequence].length, width = this.attention.shape[4];
-    const whole = rows(this.attention, this.sequence, this.layer, this.head), context = canvas.getContext("2d");
-    canvas.width = n, canvas.height = this.nPlaces;
-    const probe = getComputedStyle(this.root).getPropertyValue("--v-model").trim();
-    const color = [1, 3, 5].map((at) => parseInt(probe.slice(at, at + 2), 16)), image = context.createImageData(n, this.nPlaces);
-    for (let place = 0; place < this.nPlaces; place++) for (let at = 0; at < n; at++) {
-      image.data.set([...color, whole[place * width + at]], 4 * (place * n + at));
-    }
-    context.putImageData(image, 0, 0);
-    this.part(".of-pattern").textContent = `pattern of layer ${this.layer} head ${this.head}`;
     const at = this.part(".pattern .at");
     at.style.top = `${100 * this.place / this.nPlaces}%`;
     at.style.height = `${100 / this.nPlaces}%`;
+    const name = `${this.sequence} ${this.layer} ${this.head}`;
+    if (name === this.patterned) return;
+    this.patterned = name;
+    this.part(".of-pattern").textContent = `pattern of layer ${this.layer} head ${this.head}`;
+    const canvas = this.part("canvas"), n = this.about.tokens[this.sequence].length, width = this.attention.shape[4];
+    const whole = rows(this.attention, this.sequence, this.layer, this.head), context = canvas.getContext("2d");
+    canvas.width = n, canvas.height = this.nPlaces;
+    const color = getComputedStyle(this.root).getPropertyValue("--v-model").trim(), image = context.createImageData(n, this.nPlaces);
+    const pixels = new DataView(image.data.buffer), rgb = parseInt(color.slice(1), 16) * 256;
+    for (let place = 0; place < this.nPlaces; place++) for (let to = 0; to < n; to++) {
+      pixels.setUint32(4 * (place * n + to), rgb + whole[place * width + to]);
+    }
+    context.putImageData(image, 0, 0);
   }
 
   drawEffects() {
