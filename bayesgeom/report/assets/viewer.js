@@ -5,13 +5,13 @@
 const MOST_ANSWERS = 24, TOP_ANSWERS = 16, TOP_KEYS = 5;
 const STYLE = `
 .bgv { --v-text: #1d1f23; --v-soft: #5c6570; --v-line: #d9dde2; --v-back: #fff; --v-cell: #f1f3f6; --v-exact: #8a929d;
-  --v-model: #2563c9; --v-effect: #c2570c; --v-over: #fff; color: var(--v-text); font-size: .9rem; line-height: 1.35;
+  --v-model: #2563c9; --v-effect: #c2570c; --v-over: #fff; --v-mid: #1d1f23; color: var(--v-text); font-size: .9rem; line-height: 1.35;
   border: 1px solid var(--v-line); border-radius: 10px; padding: .8rem 1rem; text-align: left; }
 @media screen and (prefers-color-scheme: dark) { body:not([data-jp-theme-light=true]) .bgv { --v-text: #e8eaed;
   --v-soft: #a4abb5; --v-line: #3a404a; --v-back: #16181c; --v-cell: #262b33; --v-exact: #8f98a5; --v-model: #6ea8ff;
-  --v-effect: #f59a4a; --v-over: #10131a; } }
+  --v-effect: #f59a4a; --v-over: #10131a; --v-mid: #10131a; } }
 body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v-line: #3a404a; --v-back: #16181c;
-  --v-cell: #262b33; --v-exact: #8f98a5; --v-model: #6ea8ff; --v-effect: #f59a4a; --v-over: #10131a; }
+  --v-cell: #262b33; --v-exact: #8f98a5; --v-model: #6ea8ff; --v-effect: #f59a4a; --v-over: #10131a; --v-mid: #10131a; }
 .bgv *, .bgv *::before { box-sizing: border-box; }
 .bgv:focus { outline: 2px solid var(--v-model); outline-offset: 2px; }
 .bgv:focus:not(:focus-visible) { outline: none; }
@@ -28,7 +28,7 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
   padding: 3px; position: relative; }
 .bgv .tokens span { white-space: pre; padding: .12rem .38rem; border-radius: 6px; border: 1px solid transparent; min-height: 1.55rem;
   background: color-mix(in srgb, var(--v-model) calc(var(--p, 0) * 1%), var(--v-cell)); }
-.bgv .tokens span.dark { color: var(--v-over); } .bgv .tokens sub { font-size: .75em; }
+.bgv .dark { color: var(--v-over); } .bgv .mid { color: var(--v-mid); } .bgv .tokens sub { font-size: .75em; }
 .bgv .tokens .scored { border-bottom-color: var(--v-soft); cursor: pointer; }
 .bgv .tokens .later { opacity: .42; } .bgv .tokens .here { border-color: var(--v-text); outline: 1px solid var(--v-text); }
 .bgv .grid { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 3.2fr) minmax(0, 3fr); gap: 1.1rem 1.4rem; }
@@ -50,7 +50,7 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv .map { display: grid; gap: 2px; font-size: .7rem; font-variant-numeric: tabular-nums; text-align: center; }
 .bgv .map .head { border-radius: 3px; cursor: pointer; min-width: 0; height: var(--h); line-height: var(--h); overflow: hidden;
   background: color-mix(in srgb, var(--v-hue, var(--v-effect)) calc(var(--p, 0) * 1%), var(--v-cell)); }
-.bgv .map .head.dark, .bgv .cell.dark { color: var(--v-over); } .bgv .map .head.here { outline: 2px solid var(--v-text); }
+.bgv .map .head.here { outline: 2px solid var(--v-text); }
 .bgv .map .head.off { text-decoration: line-through; box-shadow: inset 0 0 0 2px var(--v-effect); }
 .bgv .attended { min-height: 6.6rem; align-content: start; display: grid; grid-template-columns: minmax(3.5rem, auto) minmax(0, 1fr) 3.2rem; gap: .1rem .5rem; align-items: center;
   font-size: .8rem; margin: .3rem 0 0; font-variant-numeric: tabular-nums; }
@@ -66,7 +66,7 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv .part { margin-top: .9rem; } .bgv .said { margin-top: .7rem; padding-top: .5rem; border-top: 1px solid var(--v-line); font-size: .85rem; }
 @media (max-width: 999px) { .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); }
   .bgv .answers { grid-column: 1 / -1; } }
-@media (max-width: 599px) { .bgv { padding: .7rem; } .bgv .table { gap: 1px; font-size: .7rem; } .bgv .name.short { font-size: .6rem; } .bgv .bar { gap: .35rem .6rem; }
+@media (max-width: 599px) { .bgv { padding: .7rem; } .bgv .table { gap: 1px; font-size: .7rem; } .bgv .name.short { font-size: .6rem; } .bgv .attended { min-height: 0; } .bgv .bar { gap: .35rem .6rem; }
   .bgv .step b { min-width: 1.7em; } .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr); } }
 @media print { .bgv .bar, .bgv .keys { display: none; } }
 `;
@@ -109,7 +109,8 @@ const entry = (array, ...index) => rows(array, ...index)[0];
 export const number = (value) => {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  const text = size < 5e-5 ? "0" : size < 0.1 ? String(Number(value.toPrecision(2))) : size < 10 ? value.toFixed(3).slice(0, 5 + (value < 0)) : value.toFixed(1);
+  if (value !== 0 && size < 1e-4) return "<0.0001";
+  const text = value === 0 ? "0" : size < 0.1 ? String(Number(value.toPrecision(2))) : size < 10 ? value.toFixed(3).slice(0, 5 + (value < 0)) : value.toFixed(1);
   return text.replace("-", "−");
 };
 const share = (value) => `${Math.round(100 * value)} %`;
@@ -125,7 +126,7 @@ const made = (html, className, tag = "div") => {
   own.innerHTML = html;
   return own;
 };
-const DARK_FROM = 0.55;
+const tone = (part) => (part > 0.8 ? "dark" : part > 0.5 ? "mid" : "");
 
 // ---- the viewer
 
@@ -332,8 +333,9 @@ class Viewer {
       if (former && former[at] === shade) return;  // a change of style costs more than all the rest
       const chip = this.chips[at];
       chip.style.setProperty("--p", Math.max(0, shade));
-      chip.classList.toggle("dark", shade > 100 * DARK_FROM);
-      chip.classList.toggle("later", shade < 0);
+      chip.classList.remove("dark", "mid", "later");
+      const own = shade < 0 ? "later" : tone(shade / 100);
+      if (own) chip.classList.add(own);
     });
     const here = this.chips[this.token];
     this.part(".tokens .here")?.classList.remove("here");
@@ -373,7 +375,7 @@ class Viewer {
     `<span class="label">${letter}</span>`, ...columns.map((at) => `<span class="name${letter ? " short" : ""}" title="${escaped(names[at])}">${short(at)}</span>`), `<span class="bits">${this.hasLens ? "KL, bits" : ""}</span>`];
     const row = (label, probs, kind, kl, layer) => {
       const cells = columns.map((at) => `<span class="cell ${kind}" style="--p:${Math.round(100 * probs[at])}" title="${label}, ${escaped(names[at])}: ${number(probs[at])}" data-value="${probs[at]}"></span>`);
-      const isHere = layer === this.layer && this.hasLens;
+      const isHere = layer === this.layer && this.hasHeads;
       html.push(`<div class="row${isHere ? " here" : ""}"${layer === null ? "" : ` data-layer="${layer}"`}><span class="label">${label}</span>${cells.join("")}<span class="bits">${kl}</span></div>`);
     };
     row("exact", exact, "of-exact", "", null);
@@ -402,7 +404,7 @@ class Viewer {
       html.push(`<span class="label">${layer}</span>`);
       for (let head = 0; head < this.nHeads; head++) {
         const own = value(layer, head), part = Math.min(1, Math.abs(own) / most), p = this.hasEffects ? Math.sqrt(part) : part;
-        const classes = ["head", p > DARK_FROM && "dark", layer === this.layer && head === this.head && "here", off.has(`${layer},${head}`) && "off"];
+        const classes = ["head", tone(p), layer === this.layer && head === this.head && "here", off.has(`${layer},${head}`) && "off"];
         const text = isRoomy && p >= 0.5 ? number(own).replace(/^(−?)0\./, "$1.").slice(0, 4) : "";
         html.push(`<span class="${classes.filter(Boolean).join(" ")}" style="--p:${Math.round(100 * p)}${own < 0 || !this.hasEffects ? ";--v-hue:var(--v-model)" : ""}"` +
           ` data-layer="${layer}" data-head="${head}" data-value="${own}" title="layer ${layer} head ${head}: ${number(own)}${this.hasEffects ? " bits" : ""}">${text}</span>`);
