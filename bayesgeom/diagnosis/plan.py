@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
+from bayesgeom.ablations.inside import InsideReport
 from bayesgeom.core import (
     Contained,
     InvalidArgument,
@@ -16,7 +17,6 @@ from bayesgeom.core import (
     is_foreign,
     unknown_name,
 )
-from bayesgeom.diagnosis.inside import InsideReport
 from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
 from bayesgeom.generalization.response import EvidenceResponseReport, Replacement
 from bayesgeom.models.base import Model, bytes_per_sequence

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bayesgeom.ablations.inside import InsideReport, inside_of
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core import (
@@ -19,7 +20,6 @@ from bayesgeom.core import (
     checked,
     is_foreign,
 )
-from bayesgeom.diagnosis.inside import InsideReport, inside_of
 from bayesgeom.diagnosis.measuring import Found, probed
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (

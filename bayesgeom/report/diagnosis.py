@@ -41,7 +41,6 @@ _WITH_REPORTS = (
     "gradients",
     "subspaces",
     "monitor",
-    "diagnosis",
 )
 
 

@@ -23,6 +23,7 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv button { font: inherit; color: inherit; background: var(--v-cell); border: 1px solid var(--v-line); border-radius: 6px;
   min-width: 2rem; min-height: 1.9rem; padding: 0 .45rem; cursor: pointer; }
 .bgv button[aria-pressed=true] { background: var(--v-effect); border-color: var(--v-effect); color: var(--v-over); }
+.bgv input { width: 12rem; max-width: 60vw; accent-color: var(--v-model); } .bgv [data-step=step] b { min-width: 4em; text-align: left; }
 .bgv button:focus-visible { outline: 2px solid var(--v-model); outline-offset: 1px; }
 .bgv .tokens { display: flex; flex-wrap: wrap; gap: .25rem; max-height: 11.5rem; overflow: auto; margin: .5rem 0 .8rem;
   padding: 3px; position: relative; }
@@ -142,7 +143,9 @@ export async function mount(element, data, ask = null) {
 class Viewer {
   constructor(element, data, ask) {
     Object.assign(this, data, { element, ask });
-    [this.nSequences, this.nPlaces, this.nAnswers] = this.exact_probs.shape;
+    [this.nRows, this.nPlaces, this.nAnswers] = this.exact_probs.shape;
+    this.steps = [...new Set(this.training_steps.values)], this.step = this.steps.length - 1;  // of a training
+    this.nSequences = this.nRows / this.steps.length;
     [, this.nLayers, this.nHeads] = this.attention.shape;
     this.hasHeads = this.nLayers > 0 && this.nHeads > 0;
     this.hasEffects = this.edited_kl_bits.shape[1] > 0;
@@ -167,14 +170,18 @@ class Viewer {
     }
   }
 
+  get row() {
+    return this.step * this.nSequences + this.sequence;
+  }
+
   effect(layer, head, place = this.place) {
-    return entry(this.edited_kl_bits, this.sequence, layer, head, place) - entry(this.kl_bits, this.sequence, place);
+    return entry(this.edited_kl_bits, this.row, layer, head, place) - entry(this.kl_bits, this.row, place);
   }
 
   /** Return the largest attention weight of a head, of tokens from `first` on; with `first`, without the token itself. */
   sharpest(layer, head, place = this.place, first = 0) {
-    const last = entry(this.scored, this.sequence, place) + (first ? 0 : 1);
-    return rows(this.attention, this.sequence, layer, head, place).slice(first, last).reduce((most, own) => Math.max(most, own), 0) / 255;
+    const last = entry(this.scored, this.row, place) + (first ? 0 : 1);
+    return rows(this.attention, this.row, layer, head, place).slice(first, last).reduce((most, own) => Math.max(most, own), 0) / 255;
   }
 
   build() {
@@ -182,6 +189,7 @@ class Viewer {
       ` data-by="-1">${before}</button><b></b><button type="button" aria-label="next ${name}" data-by="1">${after}</button></span>`;
     const steps = [step("sequence", "◀", "▶"), step("position", "◀", "▶")];
     if (this.hasHeads) steps.push(step("layer", "▼", "▲"), step("head", "◀", "▶"));
+    if (this.steps.length > 1) steps.unshift(`<label class="step" data-step="step">training step <input type="range" max="${this.steps.length - 1}" value="${this.step}"><b></b></label>`);
     if (this.hasEffects || this.ask) steps.push('<button type="button" class="switch" aria-pressed="false">switch head off</button>');
     const keys = ["← → position", "Page Up/Down sequence"];
     if (this.hasHeads) keys.splice(1, 0, "↑ ↓ layer", "[ ] head");
@@ -206,6 +214,7 @@ class Viewer {
       (this.hasEffects ? effect : "") + (this.hasHeads ? pattern : ""), "curves"));
     this.root = root;
     this.part = (name) => root.querySelector(name);
+    root.addEventListener("input", (event) => this.go({ step: Number(event.target.value) }));
     root.addEventListener("keydown", (event) => this.key(event));
     root.addEventListener("click", (event) => this.click(event));
     this.element.replaceChildren(root);
@@ -214,6 +223,7 @@ class Viewer {
   // ---- input
 
   key(event) {
+    if (event.target.matches("input")) return;  // arrows move the slider
     if (event.altKey && event.key !== "[" && event.key !== "]") return;
     if (event.metaKey || (event.ctrlKey && !event.altKey)) return;
     const moves = { ArrowLeft: ["position", -1], ArrowRight: ["position", 1], ArrowUp: ["layer", 1], ArrowDown: ["layer", -1],
@@ -248,9 +258,9 @@ class Viewer {
   }
 
   go(change) {
-    const isOther = "sequence" in change && change.sequence !== this.sequence;
+    const former = this.row;
     Object.assign(this, change);
-    if (isOther) this.turn(); else this.draw();
+    if (this.row !== former) this.turn(); else this.draw();
   }
 
   /** Switch the chosen head off or on. On a saved page the switch follows the chosen head; with a model, heads add up. */
@@ -284,7 +294,7 @@ class Viewer {
     const name = heads.map(([layer, head]) => `L${layer}H${head}`).join(" + ");
     if (this.reply) return { name, probs: rows(this.reply.probs, this.place), bits: entry(this.reply.kl_bits, this.place) };
     if (this.ask) return { name, probs: null, bits: NaN };
-    const at = [this.sequence, ...heads[0]];
+    const at = [this.row, ...heads[0]];
     return { name, probs: rows(this.edited_probs, ...at, this.place), bits: entry(this.edited_kl_bits, ...at, this.place) };
   }
 
@@ -292,28 +302,28 @@ class Viewer {
 
   /** Draw another sequence. */
   turn() {
-    const texts = this.about.tokens[this.sequence], places = new Map();
-    rows(this.scored, this.sequence).forEach((token, place) => places.set(token, place));
+    const texts = this.about.tokens[this.row], places = new Map();
+    rows(this.scored, this.row).forEach((token, place) => places.set(token, place));
     this.part(".tokens").innerHTML = texts.map((text, at) => {
       const isScored = places.has(at);
       return `<span${isScored ? ` class="scored" data-place="${places.get(at)}"` : ""} title="${escaped(text)} at ${at + 1}">${marked(text)}</span>`;
     }).join("");
     this.chips = [...this.part(".tokens").children], this.shades = null;
     if (this.hasEffects) {
-      const kl = rows(this.kl_bits, this.sequence);  // the largest effect in this sequence has the full color
-      this.most = rows(this.edited_kl_bits, this.sequence).reduce((most, own, at) => Math.max(most, own - kl[at % this.nPlaces]), 0.001);
+      const kl = rows(this.kl_bits, this.row);  // the largest effect in this sequence has the full color
+      this.most = rows(this.edited_kl_bits, this.row).reduce((most, own, at) => Math.max(most, own - kl[at % this.nPlaces]), 0.001);
     }
-    this.drawCurve(".entropy", [["exact", this.exact_entropy_bits], ["model", this.model_entropy_bits]].map(([name, own]) => [name, rows(own, this.sequence)]));
+    this.drawCurve(".entropy", [["exact", this.exact_entropy_bits], ["model", this.model_entropy_bits]].map(([name, own]) => [name, rows(own, this.row)]));
     if (this.off.size && this.ask) this.run(); else this.draw();
   }
 
   draw() {
-    this.token = entry(this.scored, this.sequence, this.place);
-    const values = { sequence: `${this.sequence + 1} of ${this.nSequences}`, position: this.token + 1, layer: this.layer, head: this.head };
+    this.token = entry(this.scored, this.row, this.place);
+    const values = { step: this.steps[this.step].toLocaleString("en"), sequence: `${this.sequence + 1} of ${this.nSequences}`, position: this.token + 1, layer: this.layer, head: this.head };
     this.root.querySelectorAll(".step").forEach((own) => { own.querySelector("b").textContent = values[own.dataset.step]; });
     const isOff = this.ask ? this.off.has(`${this.layer},${this.head}`) : this.off.size > 0;
     if (this.part(".switch")) this.part(".switch").setAttribute("aria-pressed", isOff);
-    const attention = this.hasHeads ? rows(this.attention, this.sequence, this.layer, this.head, this.place) : null;
+    const attention = this.hasHeads ? rows(this.attention, this.row, this.layer, this.head, this.place) : null;
     this.drawTokens(attention);
     this.drawAnswers();
     if (this.hasHeads) {
@@ -361,7 +371,7 @@ class Viewer {
   }
 
   drawAnswers() {
-    const exact = rows(this.exact_probs, this.sequence, this.place), model = rows(this.model_probs, this.sequence, this.place);
+    const exact = rows(this.exact_probs, this.row, this.place), model = rows(this.model_probs, this.row, this.place);
     const without = this.without(), series = [["exact", "exact", exact], ["model", "model", model]];
     if (without && without.probs) series.push(["edited", `without ${without.name}`, without.probs]);
     const columns = this.columns(series.map(([, , probs]) => probs)), names = this.about.answers;
@@ -389,10 +399,10 @@ class Viewer {
   /** Add a row for what the lens reads after each layer, the last one on top; it is the model's own output. */
   lensRows(row, model) {
     const last = this.lens_probs.shape[1];
-    row(`layer ${last - 1}`, model, "", number(entry(this.kl_bits, this.sequence, this.place)), last - 1);
+    row(`layer ${last - 1}`, model, "", number(entry(this.kl_bits, this.row, this.place)), last - 1);
     for (let stage = last - 1; stage >= 0; stage--) {
-      const probs = rows(this.lens_probs, this.sequence, stage, this.place);
-      row(stage ? `layer ${stage - 1}` : "embedding", probs, "", number(entry(this.lens_kl_bits, this.sequence, stage, this.place)), stage ? stage - 1 : null);
+      const probs = rows(this.lens_probs, this.row, stage, this.place);
+      row(stage ? `layer ${stage - 1}` : "embedding", probs, "", number(entry(this.lens_kl_bits, this.row, stage, this.place)), stage ? stage - 1 : null);
     }
   }
 
@@ -420,7 +430,7 @@ class Viewer {
   drawAttended(attention) {
     const order = [...attention.keys()].filter((at) => attention[at] > 1).sort((one, other) => attention[other] - attention[one]).slice(0, TOP_KEYS);
     this.part(".of-head").textContent = `layer ${this.layer} head ${this.head} attends here to`;
-    this.part(".attended").innerHTML = order.map((at) => `<span class="word">${marked(this.about.tokens[this.sequence][at])} at ${at + 1}</span>` +
+    this.part(".attended").innerHTML = order.map((at) => `<span class="word">${marked(this.about.tokens[this.row][at])} at ${at + 1}</span>` +
       `<span><i style="display:block;width:${attention[at] / 2.55}%"></i></span><span class="share" data-value="${attention[at]}">${share(attention[at] / 255)}</span>`).join("");
   }
 
@@ -432,8 +442,8 @@ class Viewer {
     if (name === this.patterned) return;
     this.patterned = name;
     this.part(".of-pattern").textContent = `pattern of layer ${this.layer} head ${this.head}`;
-    const canvas = this.part("canvas"), n = this.about.tokens[this.sequence].length, width = this.attention.shape[4];
-    const whole = rows(this.attention, this.sequence, this.layer, this.head), context = canvas.getContext("2d");
+    const canvas = this.part("canvas"), n = this.about.tokens[this.row].length, width = this.attention.shape[4];
+    const whole = rows(this.attention, this.row, this.layer, this.head), context = canvas.getContext("2d");
     canvas.width = n, canvas.height = this.nPlaces;
     const color = getComputedStyle(this.root).getPropertyValue("--v-model").trim(), image = context.createImageData(n, this.nPlaces);
     const pixels = new DataView(image.data.buffer), rgb = parseInt(color.slice(1), 16) * 256;
@@ -453,19 +463,20 @@ class Viewer {
     const n = Math.max(1, this.nPlaces - 1), y = (value) => 100 * (most - value) / (most - least);
     const paths = lines.map(([kind, own], at) => `<path style="stroke:var(--v-${kind});stroke-width:${at || lines.length < 2 ? 2 : 5}" d="${[...own].map((value, place) =>
       `${place ? "L" : "M"}${(100 * place / n).toFixed(2)} ${y(value).toFixed(2)}`).join("")}"/>`).join("");
-    const plot = this.part(name), scored = rows(this.scored, this.sequence);
+    const plot = this.part(name), scored = rows(this.scored, this.row);
     plot.innerHTML = `<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">${paths}</svg><div class="at"></div>`;
     plot.nextElementSibling.innerHTML = `<span>${scored[0] + 1}</span><span>0 … ${number(most)} bits</span><span>${scored[this.nPlaces - 1] + 1}</span>`;
   }
 
   say(attention) {
-    const names = this.about.answers, texts = this.about.tokens[this.sequence];
+    const names = this.about.answers, texts = this.about.tokens[this.row];
     const best = (probs) => {
       const at = probs.indexOf(Math.max(...probs));
       return `${shown(names[at])} ${number(probs[at])}`;
     };
-    const get = (own) => rows(own, this.sequence, this.place), bitsHere = (own) => number(entry(own, this.sequence, this.place));
-    const parts = [`Sequence ${this.sequence + 1}, position ${this.token + 1} (${shown(texts[this.token])}): exact ${best(get(this.exact_probs))}, ` +
+    const get = (own) => rows(own, this.row, this.place), bitsHere = (own) => number(entry(own, this.row, this.place));
+    const step = this.steps.length > 1 ? `Step ${this.steps[this.step].toLocaleString("en")}, sequence` : "Sequence";
+    const parts = [`${step} ${this.sequence + 1}, position ${this.token + 1} (${shown(texts[this.token])}): exact ${best(get(this.exact_probs))}, ` +
       `entropy ${bitsHere(this.exact_entropy_bits)} bits; model ${best(get(this.model_probs))}, entropy ${bitsHere(this.model_entropy_bits)} bits; KL ${bitsHere(this.kl_bits)} bits.`];
     if (attention) {
       const at = attention.indexOf(Math.max(...attention));
