@@ -480,7 +480,8 @@ class Model(ABC):
         if LOGIT_LENS in self.withheld:
             return self.withheld[LOGIT_LENS]
         if missing := [site for site in (RESID_PRE, RESID_POST) if site not in self.sites]:
-            return f"it is read from {missing[0].name}, which is missing: {self.withheld[missing[0]]}"
+            why = self.withheld.get(missing[0], "")
+            return f"it is read from {missing[0].name}, which is missing{': ' if why else ''}{why}"
         return "" if self._unembedding() else "no path from resid_post of the last layer to its logits was found"
 
     @final

@@ -16,6 +16,7 @@ from bayesgeom.core import (
     shortened,
     unknown_name,
 )
+from bayesgeom.report.answer import Answer, answer_of, is_gated
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run
 from bayesgeom.report.tables import Headline, Viewed, frame, model_name, records_of
@@ -138,19 +139,35 @@ class Diagnosis(Mapping[str, Report]):
             return ", ".join(report.title for report in self.reports.values())
         return f"{model_name(self.provenance)} on {self.provenance['task_label']}"
 
+    @property
+    def answer(self) -> Answer | None:
+        """The answer to the question of a diagnosis: do the predictions agree with the exact posterior?
+
+        None if that was not measured: the task has no exact posterior, or calibration was not among the probes.
+        """
+        return answer_of(self.reports)
+
     def headlines(self) -> list[tuple[str, Headline]]:
         """Return the first headlines of every report, with its name, for the summary."""
         return [(name, line) for name, report in self.reports.items() for line in report.headlines()[:HEADLINES_SHOWN]]
 
     def summary(self, where: str = "") -> str:
-        """Return a short table of 100 columns for the terminal.
+        """Return a short table of 100 columns for the terminal, after the answer in one sentence.
+
+        Where the predictions are no better than those of a context-free predictor, numbers on activations come last,
+        below a line that says so.
 
         Args:
             where: Where to find what is left out, such as "see report.html". Default: the methods that return it.
         """
-        from bayesgeom.report.render import summary
+        from bayesgeom.report.render import answer_details, answer_text, gate_text, summary
 
-        return summary(self.title, None, self.headlines(), list(self._notes()), where)
+        answer, blocks = self.answer, dict[str, list[tuple[str, Headline]]]()
+        opening = [] if answer is None else [answer_text(answer), answer_details(answer)]
+        for name, line in self.headlines():
+            gate = gate_text(answer) if answer is not None and is_gated(answer, self.reports[name]) else ""
+            blocks.setdefault(gate, []).append((name, line))
+        return summary(self.title, opening, dict(sorted(blocks.items())), list(self._notes()), where)
 
     def _notes(self) -> Iterator[str]:
         """Yield what limits the measurement, and what was not measured."""

@@ -20,7 +20,7 @@ import plotly.graph_objects as go
 
 from bayesgeom.core import Contained, counted, discover, is_foreign, with_minus
 from bayesgeom.report.panels import Chart, Panel, listed
-from bayesgeom.report.render import answer_text, interval_cell, tone, verdict_text
+from bayesgeom.report.render import headline_text, interval_cell, tone, verdict_text
 from bayesgeom.report.tables import Reported, Viewed, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
 
@@ -88,7 +88,7 @@ def page_of(
         minus=with_minus,
         tone=tone,
         verdict=verdict_text,
-        answer=answer_text,
+        answer=headline_text,
         interval=interval_cell,
         skipped=left_out,
         provenance=json.dumps(dict(provenance), indent=1, default=str),

@@ -16,6 +16,7 @@ ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
     "charts.calibration": "probes",
     "charts.cells": "generalization",
     "charts.film": "dynamics",
+    "charts.lens": "probes",
     "charts.manifold": "probes",
     "charts.maps": "dynamics",
     "charts.readout": "probes",
