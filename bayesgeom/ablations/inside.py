@@ -39,6 +39,7 @@ N_MEANS = 64  # sequences whose mean replaces a head's output
 MOST_BYTES = 3_000_000  # of attention: fewer sequences, then fewer positions, where there are many heads and tokens
 _MEANS = 5  # branch of the seed
 _MODE = "mean"
+_FIXED = (CapturedModel, ServedModel)  # these run no other sequences, or not without a head
 Without = Callable[[int, Sequence[tuple[int, int]]], tuple[np.ndarray, np.ndarray]]
 
 
@@ -174,7 +175,7 @@ def _without_padding(texts: Sequence[str]) -> Sequence[str]:
     return texts[: max(at for at, text in enumerate(texts, start=1) if text)]
 
 
-def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int) -> InsideReport:
+def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int, with_heads: bool = False) -> InsideReport:
     """Return what the viewer shows of the first sequences of a run.
 
     Args:
@@ -183,18 +184,15 @@ def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int) -> InsideR
         run: A run of this model on the task, which has an exact posterior. Sites that it did not record are recorded in
             a pass over the few sequences.
         seed: Seed of the diagnosis.
+        with_heads: Whether to ablate every head of any model; otherwise only of the package's transformers, where this
+            takes a second.
     """
     shown = _shown(model, run)
-    numbers, trials = numbers_of(shown), shown.trials
+    numbers = numbers_of(shown)
     if PATTERN in shown.recorded:
         numbers["attention"] = _attention(shown)
-    if isinstance(model, HookedModel) and model.layers_of(Z):
-        log_edited = HeadAblation(model, task, seed=seed).log_answers(trials, every_head(model))
-        kl = kl_bits(trials.at_scored(trials.predictive), log_edited)
-        by_head = (len(trials), -1, model.spec.n_heads, trials.n_scored)
-        numbers["edited_kl_bits"] = _array(kl.transpose(0, 1).reshape(by_head), np.float32)
-        probs = log_edited.exp().transpose(0, 1).reshape(*by_head, len(trials.answers))
-        numbers["edited_probs"] = _array(probs, np.float16)
+    if (with_heads or isinstance(model, HookedModel)) and model.layers_of(Z) and not isinstance(model, _FIXED):
+        numbers |= _edited(model, shown.trials, HeadAblation(model, task, seed=seed), numbers)
     return inside_report(numbers, task, model.tokenizer)
 
 
@@ -262,7 +260,7 @@ def _shown(model: Model, run: Run) -> Run:
     n = max(1, min(N_SHOWN, len(run.trials), MOST_BYTES // (of_place * run.trials.n_scored)))
     n_places = max(1, min(run.trials.n_scored, MOST_BYTES // of_place))
     is_all = n_places == run.trials.n_scored
-    if isinstance(model, CapturedModel | ServedModel) or (is_all and all(site in run.recorded for site in sites)):
+    if isinstance(model, _FIXED) or (is_all and all(site in run.recorded for site in sites)):
         recorded = {site: run.recorded[site][:, :n] for site in sites if site in run.recorded and is_all}
         return replace(run, trials=run.trials.rows(slice(0, n)), log_answers=run.log_answers[:n], recorded=recorded)
     trials = run.trials.rows(slice(0, n))
@@ -277,6 +275,22 @@ def _attention(shown: Run) -> UInt8[np.ndarray, "sequence attended_layer attende
     found = np.zeros(shape, np.uint8)
     layers = list(shown.layers.get(PATTERN, range(spec.n_layers)))
     found[:, layers] = _array((255 * shown.at(PATTERN)).round().transpose(0, 1), np.uint8)
+    return found
+
+
+def _edited(
+    model: Model, trials: Trials, ablation: "HeadAblation", numbers: Mapping[str, Shaped[np.ndarray, "..."]]
+) -> dict[str, Shaped[np.ndarray, "..."]]:
+    """Return probabilities and KL without each head; those of the model itself in layers without heads."""
+    log_answers = ablation.log_answers(trials, every_head(model)).unflatten(0, (-1, model.spec.n_heads))
+    kl = kl_bits(trials.at_scored(trials.predictive), log_answers)
+    layers, shape = list(model.layers_of(Z)), (model.spec.n_layers, model.spec.n_heads)
+    found = dict[str, np.ndarray]()
+    for name, edited in (("probs", log_answers.exp()), ("kl_bits", kl)):
+        own = numbers["model_probs" if name == "probs" else "kl_bits"]
+        whole = np.broadcast_to(own[:, None, None], (len(own), *shape, *own.shape[1:])).copy()
+        whole[:, layers] = edited.movedim(2, 0).cpu().numpy()
+        found[f"edited_{name}"] = whole.astype(np.float16 if name == "probs" else np.float32)
     return found
 
 

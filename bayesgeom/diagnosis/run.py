@@ -156,7 +156,7 @@ def _diagnosed(
     if plan.renaming is not None:
         further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
     if plan.is_inside_shown:
-        further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed)
+        further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed, with_heads=ablations)
     reports, skipped = reports | further, skipped | reasons
     names = tuple(plan.supported)
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
