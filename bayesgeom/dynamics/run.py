@@ -61,8 +61,7 @@ def training_dynamics(
         executor: Where snapshots are measured, a job each (see `bayesgeom.executors`). Default: this process.
 
     Returns:
-        The reports "dynamics" and "inside", which the viewer shows, and, where the architecture has them,
-        "manifold_film" and "attention_maps".
+        Reports "dynamics", "inside" (the viewer) and, of some architectures, "manifold_film" and "attention_maps".
 
     Raises:
         InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, they differ in
