@@ -830,7 +830,7 @@ def provenance(
         **({"foreign_hooks": list(foreign)} if foreign else {}),
         **({KERNELS: kernels} if kernels else {}),
         **({"float32_matmul_precision": precision} if (precision := reduced_precision()) else {}),
-        **({} if isinstance(task, str) else {"task": task.config()}),
+        **({} if isinstance(task, str) else {"task": task.config(), "task_in_words": task.in_words()}),
         "task_label": str(task),
         "arguments": dict(arguments),
         "versions": {"bayesgeom": own_version(), **versions()},
