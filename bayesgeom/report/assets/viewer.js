@@ -6,7 +6,7 @@ const MOST_ANSWERS = 24, TOP_ANSWERS = 16, TOP_KEYS = 5;
 const STYLE = `
 .bgv { --v-text: #1d1f23; --v-soft: #5c6570; --v-line: #d9dde2; --v-back: #fff; --v-cell: #f1f3f6; --v-exact: #8a929d;
   --v-model: #2563c9; --v-effect: #c2570c; --v-over: #fff; --v-mid: #1d1f23; color: var(--v-text); font-size: .9rem; line-height: 1.35;
-  border: 1px solid var(--v-line); border-radius: 10px; padding: .8rem 1rem; text-align: left; }
+  border: 1px solid var(--v-line); border-radius: 10px; padding: .8rem 1rem; text-align: left; container-type: inline-size; }
 @media screen and (prefers-color-scheme: dark) { body:not([data-jp-theme-light=true]) .bgv { --v-text: #e8eaed;
   --v-soft: #a4abb5; --v-line: #3a404a; --v-back: #16181c; --v-cell: #262b33; --v-exact: #8f98a5; --v-model: #6ea8ff;
   --v-effect: #f59a4a; --v-over: #10131a; --v-mid: #10131a; } }
@@ -36,7 +36,7 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv .grid.plain { grid-template-columns: minmax(0, 5fr) minmax(0, 3fr); }
 .bgv .table { display: grid; gap: 2px; align-items: center; font-size: .74rem; font-variant-numeric: tabular-nums; }
 .bgv .table > * { min-width: 0; } .bgv .label.top { align-self: start; } .bgv .label { color: var(--v-soft); white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-.bgv .name { text-align: center; overflow: hidden; text-overflow: ellipsis; letter-spacing: -.03em; white-space: pre; } .bgv .bits { text-align: right; color: var(--v-soft); }
+.bgv .name { text-align: center; overflow: hidden; text-overflow: ellipsis; letter-spacing: -.03em; white-space: pre; } .bgv .bits { text-align: right; white-space: nowrap; color: var(--v-soft); }
 .bgv .name.short { overflow: visible; }
 .bgv .column { height: 7.5rem; display: flex; align-items: flex-end; justify-content: center; gap: 1px; border-bottom: 1px solid var(--v-line); }
 .bgv .column i { flex: 0 1 1.1rem; min-height: 0; } .bgv .exact { background: var(--v-exact); } .bgv .model { background: var(--v-model); }
@@ -65,10 +65,13 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv .pattern { position: relative; cursor: pointer; background: var(--v-cell); } .bgv canvas { display: block; width: 100%; height: 6.5rem; image-rendering: pixelated; }
 .bgv .pattern .at { position: absolute; left: 0; right: 0; outline: 1.5px solid var(--v-text); pointer-events: none; }
 .bgv .part { margin-top: .9rem; } .bgv .said { margin-top: .7rem; padding-top: .5rem; border-top: 1px solid var(--v-line); font-size: .85rem; }
-@media (max-width: 999px) { .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); }
+@container (max-width: 1040px) { .bgv .name.short { font-size: .62rem; } }
+@container (max-width: 860px) { .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); }
   .bgv .answers { grid-column: 1 / -1; } }
-@media (max-width: 599px) { .bgv { padding: .7rem; } .bgv .table { gap: 1px; font-size: .7rem; } .bgv .name.short { font-size: .6rem; } .bgv .attended { min-height: 0; } .bgv .bar { gap: .35rem .6rem; }
-  .bgv .step b { min-width: 1.7em; } .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr); } }
+@container (max-width: 560px) { .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr); }
+  .bgv .table { gap: 1px; font-size: .7rem; } .bgv .name.short { font-size: .6rem; } .bgv .name.short.odd { visibility: hidden; } .bgv .attended { min-height: 0; }
+  .bgv .bar { gap: .35rem .6rem; } .bgv .step b { min-width: 1.7em; } }
+@media (max-width: 599px) { .bgv { padding: .7rem; } }
 @media print { .bgv .bar, .bgv .keys { display: none; } }
 `;
 
@@ -382,7 +385,7 @@ class Viewer {
     const html = ['<span class="label top">1</span>', ...columns.map((at) => `<div class="column" title="${series.map(([, name, probs]) =>
       `${escaped(names[at])}: ${name} ${number(probs[at])}`).join("&#10;")}">${series.map(([kind, , probs]) =>
       `<i class="${kind}" style="height:${100 * probs[at]}%" data-answer="${at}" data-value="${probs[at]}"></i>`).join("")}</div>`), "<span></span>",
-    `<span class="label">${letter}</span>`, ...columns.map((at) => `<span class="name${letter ? " short" : ""}" title="${escaped(names[at])}">${short(at)}</span>`), `<span class="bits">${this.hasLens ? "KL, bits" : ""}</span>`];
+    `<span class="label">${letter}</span>`, ...columns.map((at) => `<span class="name${letter ? " short" : ""}${at > 9 && at % 2 ? " odd" : ""}" title="${escaped(names[at])}">${short(at)}</span>`), `<span class="bits">${this.hasLens ? "KL, bits" : ""}</span>`];
     const row = (label, probs, kind, kl, layer) => {
       const cells = columns.map((at) => `<span class="cell ${kind}" style="--p:${Math.round(100 * probs[at])}" title="${label}, ${escaped(names[at])}: ${number(probs[at])}" data-value="${probs[at]}"></span>`);
       const isHere = layer === this.layer && this.hasHeads;
