@@ -212,7 +212,7 @@ def numbers_of(shown: Run) -> dict[str, Shaped[np.ndarray, "..."]]:
         "model_entropy_bits": _array(entropy_bits(model_probs), np.float32),
         "kl_bits": _array(kl_bits(exact, shown.log_answers), np.float32),
         "lens_probs": _array(log_lens.exp().transpose(0, 1), np.float16),
-        "lens_kl_bits": _array(kl_bits(exact, log_lens).transpose(0, 1), np.float32),
+        "lens_kl_bits": _array(kl_bits(exact.expand_as(log_lens), log_lens).transpose(0, 1), np.float32),
     }
 
 
@@ -283,7 +283,7 @@ def _edited(
 ) -> dict[str, Shaped[np.ndarray, "..."]]:
     """Return probabilities and KL without each head; those of the model itself in layers without heads."""
     log_answers = ablation.log_answers(trials, every_head(model)).unflatten(0, (-1, model.spec.n_heads))
-    kl = kl_bits(trials.at_scored(trials.predictive), log_answers)
+    kl = kl_bits(trials.at_scored(trials.predictive).expand_as(log_answers), log_answers)
     layers, shape = list(model.layers_of(Z)), (model.spec.n_layers, model.spec.n_heads)
     found = dict[str, np.ndarray]()
     for name, edited in (("probs", log_answers.exp()), ("kl_bits", kl)):

@@ -70,7 +70,8 @@ def test_probabilities_and_attention_are_those_of_the_model() -> None:
     np.testing.assert_allclose(own.kl_bits, run.behavior.kl_bits, atol=1e-5)
     assert np.abs(own.attention / 255 - run.at(PATTERN).transpose(0, 1).numpy()).max() <= 0.5 / 255 + 1e-6
     np.testing.assert_allclose(own.lens_probs, run.at(LOGIT_LENS).exp().transpose(0, 1), atol=1e-3)
-    lens_kl = kl_bits(trials.at_scored(trials.predictive), run.at(LOGIT_LENS)).transpose(0, 1)
+    lens = run.at(LOGIT_LENS).double()
+    lens_kl = kl_bits(trials.at_scored(trials.predictive).expand_as(lens), lens).transpose(0, 1)
     np.testing.assert_allclose(own.lens_kl_bits, lens_kl, atol=1e-5)
     assert own.texts[:2] == tuple(TASK.token_labels()[token] for token in trials.tokens[0, :2])
     assert own.answers == tuple(f"v{value}" for value in range(7))
