@@ -16,7 +16,7 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv:focus { outline: 2px solid var(--v-model); outline-offset: 2px; }
 .bgv:focus:not(:focus-visible) { outline: none; }
 .bgv p, .bgv h3 { margin: 0; } .bgv h3 { font-size: .85rem; font-weight: 600; margin-bottom: .35rem; }
-.bgv .soft, .bgv .keys { color: var(--v-soft); font-size: .8rem; }
+.bgv .soft { font-weight: 400; } .bgv .soft, .bgv .keys { color: var(--v-soft); font-size: .8rem; }
 .bgv .bar { display: flex; flex-wrap: wrap; gap: .35rem 1rem; align-items: center; margin-bottom: .35rem; }
 .bgv .step { display: inline-flex; align-items: center; gap: .25rem; white-space: nowrap; }
 .bgv .step b { min-width: 2.1em; text-align: center; font-variant-numeric: tabular-nums; }
@@ -212,8 +212,8 @@ class Viewer {
     }
     const pattern = '<div class="part"><h3 class="of-pattern"></h3><div class="pattern"><canvas></canvas><div class="at"></div></div>' +
       '<div class="ends"><span>attended token →</span><span>scored position ↓</span></div></div>';
-    const effect = '<div class="part"><h3>bits lost without this head, by position</h3><div class="plot low effects"></div><div class="ends"></div></div>';
-    grid.append(made('<h3>entropy by position</h3><div class="plot entropy"></div><div class="ends"></div>' +
+    const effect = '<div class="part"><h3>lost without it <span class="soft"></span></h3><div class="plot low effects"></div><div class="ends"></div></div>';
+    grid.append(made('<h3>entropy <span class="soft"></span></h3><div class="plot entropy"></div><div class="ends"></div>' +
       (this.hasEffects ? effect : "") + (this.hasHeads ? pattern : ""), "curves"));
     this.root = root;
     this.part = (name) => root.querySelector(name);
@@ -468,7 +468,8 @@ class Viewer {
       `${place ? "L" : "M"}${(100 * place / n).toFixed(2)} ${y(value).toFixed(2)}`).join("")}"/>`).join("");
     const plot = this.part(name), scored = rows(this.scored, this.row);
     plot.innerHTML = `<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">${paths}</svg><div class="at"></div>`;
-    plot.nextElementSibling.innerHTML = `<span>${scored[0] + 1}</span><span>0 … ${number(most)} bits</span><span>${scored[this.nPlaces - 1] + 1}</span>`;
+    plot.previousElementSibling.querySelector(".soft").textContent = `${number(least)} … ${number(most)} bits`;
+    plot.nextElementSibling.innerHTML = `<span>position ${scored[0] + 1}</span><span>${scored[this.nPlaces - 1] + 1}</span>`;
   }
 
   say(attention) {
