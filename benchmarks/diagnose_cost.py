@@ -91,7 +91,7 @@ def verdict(value: float, limit: float) -> str:
 
 
 def counted_probes(model: Model) -> list[str]:
-    """What a diagnosis of this model measures by default, without passes of its own over sequences of its own number."""
+    """What a diagnosis of this model measures by default, without what runs a fixed number of sequences again."""
     measured = bayesgeom.diagnose(model, n=16, n_untrained=0)
     return [name for name in measured if name not in ("evidence_response", "inside")]
 

@@ -1,5 +1,6 @@
 """The viewer in a browser: what clicks and keys do, and that the numbers shown are those stored."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -171,6 +172,15 @@ def test_a_slider_goes_over_the_steps_of_a_training(browser_page: Browsing) -> N
         shown = values(page, "#viewer .column .model")
         np.testing.assert_array_equal(shown, parts[step]["model_probs"][0, -1])
         assert page.inner_text("#viewer [data-step=step] b") == ("0", "10", "1,000")[step]
+
+
+def test_texts_are_shown_as_they_are(browser_page: Browsing) -> None:
+    own = replace(report(), texts=("<b>&\n",) * len(report().texts), answers=("<i>\"'",) * 7)
+    page = browser_page(Diagnosis.of(own).to_html())
+    page.wait_for_selector(DRAWN)
+    assert page.inner_text("#viewer .tokens > :first-child") == "<b>&⏎"
+    assert page.inner_text("#viewer .table .name >> nth=0") == "<i>\"'"
+    assert page.locator("#viewer b:not(.step b)").count() == page.locator("#viewer .name i").count() == 0
 
 
 def test_a_click_takes_less_than_a_tenth_of_a_second(browser_page: Browsing) -> None:
