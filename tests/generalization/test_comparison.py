@@ -12,7 +12,7 @@ import torch
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.verdict import Reason
-from bayesgeom.generalization.comparison import CompareReport, _paired
+from bayesgeom.generalization.comparison import _paired
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import of_module
@@ -178,14 +178,6 @@ def test_lower_and_higher_are_better_where_they_are() -> None:
         b_is_better = least > 0 if way == "higher" else most < 0
         a_is_better = most < 0 if way == "higher" else least > 0
         assert report.verdict(row, 0) == ("seed1" if b_is_better else "seed0" if a_is_better else "undecided")
-
-
-@pytest.mark.exhaustive
-def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
-    report = bayesgeom.compare([whole(0), whole(1), whole(2)])
-    report.save(tmp_path / "run")
-    again = bayesgeom.load_report(tmp_path / "run")
-    assert isinstance(again, CompareReport) and again.table() == report.table()
 
 
 @pytest.mark.parametrize("given", ["transformer", ["transformer", "lstm"], []])

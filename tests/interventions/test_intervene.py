@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -215,12 +214,9 @@ def test_frames_are_spans_of_what_they_say() -> None:
         torch.testing.assert_close(found.basis @ found.basis.T, own.basis @ own.basis.T, atol=1e-4, rtol=0)
 
 
-def test_the_report_keeps_its_numbers(swapped: InterventionReport, tmp_path: Path) -> None:
+def test_bands_and_effects_are_rows_of_the_table(swapped: InterventionReport) -> None:
     assert swapped.bands == ("all", "first third", "middle third", "last third")
     assert swapped.headlines()[0].metric == "movement"
-    swapped.save(tmp_path / "kept")
-    again = InterventionReport.load(tmp_path / "kept")
-    np.testing.assert_array_equal(again.effect("answer shift").value, swapped.effect("answer shift").value)
     changes = [row for row in records_of(swapped) if row.metric == "change_bits"]
     rows = [row for row in changes if row.places["effect"] == "KL increase"]
     assert len(rows) == 8 and rows[1].places["band"] == "first third" and np.isfinite(rows[1].baseline)
