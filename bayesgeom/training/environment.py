@@ -1,7 +1,7 @@
 """What affects the weights of a run in addition to its recipe: the environment, and the precision of matrix products.
 
-The order in which a processor adds numbers depends on the number of threads, the instruction set, the version of torch
-and whether numba compiles the loops. Sums in another order differ in the last digits, and training amplifies the
+The order in which a processor adds numbers depends on the number of threads, the instruction set and the version of
+torch. Sums in another order differ in the last digits, and training amplifies the
 difference. Each kind of device draws other data from the same seed.
 
 Matrix products run in bfloat16 if the processor computes it fast, else in float32. A processor without bfloat16
@@ -22,7 +22,6 @@ import torch
 
 from bayesgeom.core import CheckpointFault, InvalidArgument, atomic_file, read_json, reduced_precision
 from bayesgeom.models.config import ModelConfig
-from bayesgeom.models.native.scan import has_numba
 
 ENVIRONMENT = "environment.json"
 Precision = Literal["bfloat16", "float32"]
@@ -40,8 +39,8 @@ def environment(device: str | torch.device) -> dict[str, str | int | bool]:
 
     Returns:
         `device`: the kind, such as cpu or cuda; `processor`: the instruction set that torch uses on a CPU, such as
-        AVX2, or the name of the GPU; `n_threads` of an operation; `has_numba`: whether numba compiles the loops of some
-        architectures; `torch_version`; `float32_precision`: to what torch may reduce products in float32.
+        AVX2, or the name of the GPU; `n_threads` of an operation; `torch_version`; `float32_precision`: to what torch
+        may reduce products in float32.
 
     Example:
         >>> environment("cpu")["device"]
@@ -53,7 +52,6 @@ def environment(device: str | torch.device) -> dict[str, str | int | bool]:
         "device": kind,
         "processor": torch.cuda.get_device_name(device) if is_cuda else torch.backends.cpu.get_cpu_capability(),
         "n_threads": torch.get_num_threads(),
-        "has_numba": has_numba(),
         "torch_version": str(torch.__version__),
         "float32_precision": reduced_precision(),
     }

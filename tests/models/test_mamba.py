@@ -69,6 +69,27 @@ def test_the_fast_scan_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, at_once
         torch.testing.assert_close(own, twin, atol=1e-11, rtol=1e-11)
 
 
+@pytest.mark.parametrize("scale", [30.0, 300.0])
+def test_steps_of_any_size_are_taken(scale: float) -> None:
+    given = [tensor.detach() for tensor in scan_inputs(torch.float32)]
+    given[1] *= scale
+    torch.testing.assert_close(selective_scan(*given), plain(*given), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spoilt", range(7))
+def test_what_is_no_number_stays_none(spoilt: int) -> None:
+    given = [tensor.detach() for tensor in scan_inputs()]
+    given[spoilt].view(-1)[-1] = torch.nan
+    found, expected = selective_scan(*given), plain(*given)
+    assert expected.isnan().any() and torch.equal(found.isnan(), expected.isnan())
+
+
+def test_a_second_derivative_is_refused() -> None:
+    given = scan_inputs()
+    with pytest.raises(InvalidArgument, match=r"first derivatives only.*hook_state"):
+        torch.autograd.grad(selective_scan(*given).sum(), given[0], create_graph=True)
+
+
 def test_states_are_those_of_a_loop_over_channels() -> None:
     x, raw, A, B = (tensor.detach().numpy() for tensor in scan_inputs()[:4])
     delta, states = np.log1p(np.exp(raw)), np.zeros((5, 13, 7, 3))
