@@ -48,7 +48,6 @@ from bayesgeom.core import (
     unknown_name,
     values,
 )
-from bayesgeom.models.allocator import is_requested, keep_freed_memory
 
 if TYPE_CHECKING:
     from bayesgeom.executors import Batch
@@ -799,8 +798,6 @@ _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. An invalid input prints one line to standard error."""
-    if is_requested():
-        keep_freed_memory()
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with _any_encoding():

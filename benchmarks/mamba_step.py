@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.models.allocator import keep_freed_memory
 from bayesgeom.models.native.mamba import EPS, Mamba, MambaConfig
 
 LIMIT = 10.0  # times faster than the slow path
@@ -108,7 +107,6 @@ def main() -> None:
     parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()
     config = MambaConfig(d_vocab=40, n_ctx=args.positions, n_layers=args.layers, d_model=args.width)
     ours = config.build(seed=0)
     theirs = Slow(ours)
