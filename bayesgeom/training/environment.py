@@ -28,7 +28,6 @@ Precision = Literal["bfloat16", "float32"]
 RequestedPrecision = Literal["auto", "bfloat16", "float32"]
 REQUESTS = ("auto", "bfloat16", "float32")
 PRECISION = "precision.json"
-BEFORE_RECORDS: Precision = "bfloat16"  # the precision of all runs without a record
 # At this size a native bfloat16 product takes half the time of float32, and an emulated one 20 to 200 times the time.
 _PROBE_SIZE, _PROBE_ROUNDS, _HOPELESS = 256, 16, 8.0
 _NO_KERNEL = ("could not create a primitive", "not implemented for 'BFloat16'", "Unsupported dtype")
@@ -80,7 +79,7 @@ def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
         return None
     kinds = {name: type(value) for name, value in environment("cpu").items()}
     found = started.items() if isinstance(started, dict) else [("", started)]
-    if not {(name, type(value)) for name, value in found} <= kinds.items():  # earlier versions recorded less
+    if {name: type(value) for name, value in found} != kinds:
         raise CheckpointFault(
             f"{out / ENVIRONMENT} names no environment. Restore it, or delete it to resume without this check."
         )
@@ -185,17 +184,15 @@ def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
     return ""
 
 
-def recorded_precision(out: Path) -> Precision | None:
-    """Return the precision of the run in `out`, or None if there is no record.
+def recorded_precision(out: Path) -> Precision:
+    """Return the precision of the run in `out`.
 
     Raises:
-        CheckpointFault: The record cannot be read.
+        CheckpointFault: The record is missing or cannot be read.
     """
     try:
         found = read_json(out / PRECISION)["precision"]
-    except FileNotFoundError:
-        return None
-    except (KeyError, TypeError) as error:
+    except (FileNotFoundError, KeyError, TypeError) as error:
         raise CheckpointFault(f"{out / PRECISION} cannot be read ({error}). Restore it, or train anew.") from error
     if found not in REQUESTS[1:]:
         raise CheckpointFault(f"{out / PRECISION} must name bfloat16 or float32, got {found!r}. Restore it.")

@@ -125,11 +125,6 @@ def test_a_damaged_record_is_named(text: str, run: Path) -> None:
         train(TINY, run, resume=True, pace=QUIET)
 
 
-def test_a_record_of_an_earlier_version_says_less(run: Path) -> None:
-    (run / ENVIRONMENT).write_text(json.dumps({name: HERE[name] for name in HERE if name != "float32_precision"}))
-    train(TINY, run, resume=True, pace=QUIET)
-
-
 def test_products_in_another_precision_are_noticed(run: Path) -> None:
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     former = matmul.fp32_precision
