@@ -229,7 +229,6 @@ def test_fits_have_names_on_the_command_line() -> None:
         "frame": fits.frame(),
         "frame:keys,3": fits.frame("keys", head=3),
         "frame:ov, 0": fits.frame("ov", head=0),
-        "belief_readout": fits.decoder("belief"),
         "decoder:entropy": fits.decoder("entropy"),
         "covariance:entropy": fits.covariance("entropy"),
         "leace:log_odds:3, given=position+answer": fits.leace("log_odds:3", given=("position", "answer")),
@@ -239,9 +238,9 @@ def test_fits_have_names_on_the_command_line() -> None:
     }
     for text, fit in forms.items():
         assert fits.fit_from_text(text) == fit
-    for text in ("frames", "frame:keys", "random", "random:x", "belief_readout:3", "leace:entropy,held=position"):
+    for text in ("frames", "frame:keys", "random", "random:x", "leace:entropy,held=position"):
         with pytest.raises(
-            UnknownName, match=f"no subspace named '{text}'. There are: belief_readout, covariance:QUANT"
+            UnknownName, match=f"no subspace named '{text}'. There are: covariance:QUANT"
         ):
             fits.fit_from_text(text)
     with pytest.raises(
