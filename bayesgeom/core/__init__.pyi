@@ -66,9 +66,9 @@ from .plugins import field_names as field_names
 from .plugins import find as find
 from .plugins import is_foreign as is_foreign
 from .plugins import values as values
-from .progress import bar as bar
 from .progress import bars_cleared as bars_cleared
-from .progress import elapsed_shown as elapsed_shown
+from .progress import phase as phase
+from .progress import phases_shown as phases_shown
 from .progress import progress_in as progress_in
 from .run import ALL_SITES as ALL_SITES
 from .run import ATTN_OUT as ATTN_OUT
@@ -84,6 +84,7 @@ from .run import Q_ROT as Q_ROT
 from .run import RESID_MID as RESID_MID
 from .run import RESID_POST as RESID_POST
 from .run import RESID_PRE as RESID_PRE
+from .run import SLACK as SLACK
 from .run import STATE as STATE
 from .run import TOKEN_EMBEDDINGS as TOKEN_EMBEDDINGS
 from .run import TOKEN_INPUTS as TOKEN_INPUTS

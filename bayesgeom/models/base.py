@@ -70,6 +70,7 @@ from bayesgeom.tasks.base import WindTunnel
 
 STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 4, RESID_POST: 5}
 Variant = Sequence[Edit]
+LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 KERNELS = "attention_kernels"  # key of the provenance
 
 
@@ -829,7 +830,7 @@ def provenance(
         **({"foreign_hooks": list(foreign)} if foreign else {}),
         **({KERNELS: kernels} if kernels else {}),
         **({"float32_matmul_precision": precision} if (precision := reduced_precision()) else {}),
-        **({} if isinstance(task, str) else {"task": task.config()}),
+        **({} if isinstance(task, str) else {"task": task.config(), "task_in_words": task.in_words()}),
         "task_label": str(task),
         "arguments": dict(arguments),
         "versions": {"bayesgeom": own_version(), **versions()},
