@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
@@ -21,17 +20,14 @@ from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from tests.shape_checks import ARE_ON
+from tests.weights import perturbed
 
 TASK = Bijection(n_values=7, n_pairs=5)
 SIZES = TransformerConfig(d_vocab=14, n_ctx=9, n_layers=2, n_heads=3, d_model=15, d_mlp=11)
 
 
 def model(seed: int, noise: float = 0.0) -> Model:
-    module = SIZES.build(seed=seed)
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=noise)
+    module = perturbed(SIZES.build(seed=seed), noise, seed=7)
     return of_module(module, name=f"seed{seed}", task=TASK)
 
 

@@ -239,9 +239,7 @@ def test_fits_have_names_on_the_command_line() -> None:
     for text, fit in forms.items():
         assert fits.fit_from_text(text) == fit
     for text in ("frames", "frame:keys", "random", "random:x", "leace:entropy,held=position"):
-        with pytest.raises(
-            UnknownName, match=f"no subspace named '{text}'. There are: covariance:QUANT"
-        ):
+        with pytest.raises(UnknownName, match=f"no subspace named '{text}'. There are: covariance:QUANT"):
             fits.fit_from_text(text)
     with pytest.raises(
         UnknownName, match=r"no quantity named 'surprise'\. There are: belief, entropy, log_odds:HYPOTH"

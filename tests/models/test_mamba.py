@@ -11,17 +11,14 @@ from bayesgeom.models.native import scan as causal_conv
 from bayesgeom.models.native.mamba import Mamba, MambaConfig
 from bayesgeom.models.native.scan import causal_conv_silu, plain_states, read_states, selective_scan
 from benchmarks.mamba_step import huggingface_twin, their_name
+from tests.weights import perturbed
 
 SMALL = MambaConfig(d_vocab=11, n_ctx=7, n_layers=2, d_model=10, d_state=3, d_conv=4, expand=2, dt_rank=5)
 
 
 def lively(config: MambaConfig = SMALL) -> Mamba:
     """A Mamba whose weights are large enough for every term to show."""
-    module, generator = Mamba(config, seed=0), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-    return module.eval()
+    return perturbed(Mamba(config, seed=0), 0.2).eval()
 
 
 def some_tokens(n_pos: int = 7) -> Tensor:
