@@ -282,7 +282,8 @@ def test_labels_of_a_gauge_never_touch(seed: int) -> None:
 def test_a_page_opens_with_the_tasks_own_words(rng: np.random.Generator) -> None:
     words = {"question": "Does {model} <b>count</b>?", "sentence": "Counts.", "is_cut": True}
     words |= {"example": ["one", "two"], "answers": {"three": 0.9, "four": 0.1, "five": 0.0}}
-    text = page_of("t", {"a": planted(rng), "b": planted(rng)}, {}, {**SOURCE, "task_in_words": words})
+    reports = {"calibration": calibration(rng, is_informed=True), "b": planted(rng)}
+    text = page_of("t", reports, {}, {**SOURCE, "task_in_words": words})
     read = Reader(text)
     assert "Does <u>tiny</u> <b>count</b>?" in read.text and "Counts." in read.text
     assert '<span class="token query">two</span>' in text and "three" in read.text and "five" not in read.text
