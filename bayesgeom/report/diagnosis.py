@@ -35,6 +35,7 @@ STREAMED = "streamed"  # key of the provenance: sequences of each report whose s
 
 _WITH_REPORTS = (
     "probes",
+    "diagnosis",
     "ablations",
     "interventions",
     "dynamics",

@@ -13,7 +13,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, final
@@ -309,15 +309,20 @@ def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
 
 def _drawn(own: Panel, identifier: str) -> Drawn:
     """Return a panel as plotly.js draws it on a page: without title and legend, which the page has itself."""
+    own = replace(own, figure=own.finished())
     layout = own.figure.layout.to_plotly_json()
     layout = {key: value for key, value in layout.items() if key not in ("title", "height", "template")}
     for axis in ("xaxis", "yaxis"):
         given = layout.get(axis, {})
         text = (given.get("title") or {}).get("text")
-        wrapped = {"title": {**given["title"], "text": "<br>".join(textwrap.wrap(text, 40))}} if text else {}
+        wrapped = (
+            {"title": {**given["title"], "text": "<br>".join(textwrap.wrap(text, 40 if axis == "xaxis" else 30))}}
+            if text
+            else {}
+        )
         layout[axis] = {**given, "automargin": True, "ticklabeloverflow": "allow", **wrapped}
     clear = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}
-    margin = {"l": 54, "r": 18, "t": 10, "b": 44} if not own.figure.frames else {**layout["margin"], "t": 10}
+    margin = {"l": 54, "r": 18, "t": 10, "b": 44, **layout.get("margin", {})}
     font = {"color": EXACT, **layout.get("font", {}), "size": 12}
     layout |= {**clear, "font": font, "margin": margin, "showlegend": False, "autosize": True}
     plot = {"data": [_trace(trace.to_plotly_json()) for trace in own.figure.data], "layout": layout}

@@ -102,6 +102,7 @@ def check_affordable(
 
 
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
+FUNCTIONS = "functions"  # the parameter of a task that was made of two functions
 _WRAPPED = "task"  # the field in which a text task holds the task that it renders
 T = TypeVar("T")
 
@@ -237,7 +238,8 @@ class WindTunnel(ABC):
         assert is_dataclass(self) and not isinstance(self, type), "a task is a dataclass"
         stored = {field.name: getattr(self, field.name) for field in fields(self)}
         inner = {name: value.config() for name, value in stored.items() if isinstance(value, WindTunnel)}
-        return {"name": self.name, **asdict(self), **inner}
+        plain = {name: value for name, value in asdict(self).items() if not callable(stored[name])}
+        return {"name": self.name, **plain, **inner}
 
     @final
     def in_words(self) -> dict[str, Any]:
@@ -400,8 +402,13 @@ def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
 
     Raises:
         UnknownName: The task does not exist.
-        InvalidArgument: The task does not take these parameters.
+        InvalidArgument: The task does not take these parameters, or was made of two functions.
     """
+    if FUNCTIONS in config:
+        raise InvalidArgument(
+            f"task {config.get('name')!r} was made of two functions (bayesgeom.tasks.from_functions), which no file "
+            f"and no other process has: pass the task itself, to a function that runs the model here."
+        )
     parameters = {key: _revived(value) for key, value in config.items()}
     name = str(parameters.pop("name", None))
     # mypy forbids an abstract class as a value, but discovery needs one.

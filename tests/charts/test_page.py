@@ -85,9 +85,10 @@ class LoudReport(PlantedReport):
     def panels(self) -> Sequence[Panel]:
         if self.is_deep:
             raise RuntimeError("no ink")
-        wide, text = Panel.blank("left <i>", note="Of -3 <numbers>."), Panel.blank("folded", is_folded=True)
+        wide, text = Panel.blank("left <i>", note="Of -3 <numbers>.", height=100), Panel.blank("folded", is_folded=True)
         add_reference(wide.figure, [1, 2], np.ones(2), name="exact")
         add_band(wide.figure, [1, 2], np.zeros(2), np.ones(2), name="95 % interval")
+        wide.figure.data[-1].showlegend = True
         add_line(wide.figure, [2, 3], np.array([0.123456789, np.nan]), name="m </script><script>alert(1)")
         label_axes(wide.figure, "layer", "|correlation| or share of variance (0 to 1; below −1 cut off)")
         text.figure.add_trace(go.Scatter(x=[0], y=[0], mode="text", text=["none"]))
@@ -166,7 +167,7 @@ def test_panels_are_plots_with_title_note_and_legend(document: str) -> None:
     assert set(drawn) == {"first-1", "first-2", "planted-1"}
     own = drawn["first-1"]
     assert own["data"][-1]["y"] == [0.12346, None] and "title" not in own["layout"]
-    assert len(own["layout"]["yaxis"]["title"]["text"].split("<br>")) == 2, "long titles have two lines"
+    assert len(own["layout"]["yaxis"]["title"]["text"].split("<br>")) == 3, "long titles have several lines"
     assert document.index("Further panels: folded") > document.index('id="first-1"')
     legend = document.split('id="first-1"')[1].split("</ul>", maxsplit=1)[0]
     assert legend.count("<button") == 3 and "stroke-width:7;stroke-opacity:0.3" in legend
