@@ -204,9 +204,8 @@ def _says(line: Headline) -> tuple[str, str]:
     """Return the answer of a single report and what stands behind it; the gauge shows interval and baselines."""
     verdict = f"{verdict_text(line.verdict)}{f' ({line.why})' if line.why else ''}"
     number = f"{line.label} {line.value_text}"
-    if line.verdict in _COMPARED or not line.verdict:
-        return number, verdict
-    return verdict[:1].upper() + verdict[1:], number
+    says, details = (number, verdict) if line.verdict in _COMPARED or not line.verdict else (verdict, number)
+    return says if "=" in says.split()[0] else says[:1].upper() + says[1:], details
 
 
 def _answer_marks(answer: Answer) -> list[Mark]:
