@@ -24,6 +24,7 @@ from bayesgeom.core import Contained, Verdict, counted, discover, is_foreign, nu
 from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated
 from bayesgeom.report.panels import Chart, Panel, listed
 from bayesgeom.report.render import headline_text, interval_cell, tone, verdict_text
+from bayesgeom.report.storage import fits
 from bayesgeom.report.svg import swatch, thumbnail
 from bayesgeom.report.tables import Headline, Reported, Viewed, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
@@ -48,6 +49,12 @@ _INTRODUCTION = (
     "number, gray a baseline, black (white on dark pages) an exact value or a ceiling. Verdicts and reasons for "
     "missing intervals are codes: docs/codes.md says what each means."
 )
+_WORDS: Mapping[str, Any] = {  # what the provenance says of the task; what has another type is not shown
+    **dict.fromkeys(("question", "sentence"), str),
+    "example": tuple[str, ...],
+    "is_cut": bool,
+    "answers": Mapping[str, tuple[float, ...]],
+}
 _COMPARED = (Verdict.YES, Verdict.BARELY, Verdict.NO, Verdict.UNDECIDED)  # then the number is the answer
 
 
@@ -139,7 +146,8 @@ def _opening(
     is_alone: bool,
 ) -> dict[str, Any]:
     """Return the question of the page, what was tested, the answer, and its gauge."""
-    first, task = sections[0] if sections else {}, provenance.get("task_in_words") or {}
+    first, stored = sections[0] if sections else {}, provenance.get("task_in_words", {})
+    task = {name: stored[name] for name, kind in _WORDS.items() if name in stored and fits(stored[name], kind)}
     (subject, details), label = _tested(sections, provenance), str(provenance.get("task_label", ""))
     is_one_number = answer is None and is_alone and first["answer"] is not None
     question = task.get("question", "Does {model} infer?") if answer and model_name(provenance) else ""
