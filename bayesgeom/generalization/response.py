@@ -38,7 +38,18 @@ from bayesgeom.core import (
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
-from bayesgeom.report import Baseline, Estimate, Headline, Panel, Quantity, Report, Unit, headline_of, with_provenance
+from bayesgeom.report import (
+    FOLLOWS,
+    Baseline,
+    Estimate,
+    Headline,
+    Panel,
+    Quantity,
+    Report,
+    Unit,
+    headline_of,
+    with_provenance,
+)
 from bayesgeom.stats import (
     MIN_DIFFERENT,
     TRANSPORT_WINDOW,
@@ -50,7 +61,6 @@ from bayesgeom.stats import (
 from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed
 
 LEAST_CHANGE = 0.003  # root mean square of the exact change below which a slope is not identified
-FOLLOWS = 0.5  # slope above which the answers follow the evidence, and below which they do so in part or not at all
 LEVEL_NAME = "other sequences"
 MIXED, SHARP, WINDOW, FORGETTING = "exact, 20 % uniform", "exact, temperature 0.5", "last 10 symbols", "forgetting 0.9"
 _UNIFORM_SHARE, _TEMPERATURE, _DISCOUNT = 0.2, 0.5, 0.9

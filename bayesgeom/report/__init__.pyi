@@ -1,3 +1,4 @@
+from .answer import FOLLOWS as FOLLOWS
 from .diagnosis import LAYERS as LAYERS
 from .diagnosis import SERVED as SERVED
 from .diagnosis import STREAMED as STREAMED

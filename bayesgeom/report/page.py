@@ -180,7 +180,7 @@ def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, An
         "short_title": short_title,
         "question": question[:1].upper() + question[1:] or report.title,
         "about": report.about.split("\n\n"),
-        "answer": report.answer(),
+        "answer": report.headline(),
         "lines": lines,
         "is_empty": bool(lines) and all(math.isnan(line.value) for line in lines) and not any(map(_is_drawn, panels)),
         "panels": panels,

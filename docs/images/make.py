@@ -1,4 +1,6 @@
-"""Make the screenshots of this folder: `python docs/images/make.py`. Needs Chromium on the path.
+"""Make the screenshots of this folder: `python docs/images/make.py`.
+
+Needs Chromium on the path, and Pillow, which reduces the pictures to 256 colors.
 
 The page of a diagnosis is measured again; the others are those of committed readings.
 """
@@ -13,11 +15,11 @@ import bayesgeom
 FOLDER = Path(__file__).resolve().parent
 READINGS = FOLDER.parents[1] / "examples" / "replication" / "results"
 PICTURES = {  # file: reading, or "" for a new diagnosis; height in pixels of what is shown from the top
-    "page.png": ("", 1000),
-    "ablation.png": ("bijection-v20-llama/ablation", 620),
+    "page.png": ("", 1180),
+    "ablation.png": ("bijection-v20-llama/ablation", 640),
     "length.png": ("length-recall-mixed", 700),
 }
-WIDTH, MOST_BYTES = 1000, 300_000  # of a picture, and of all of them
+WIDTH, COLORS, MOST_BYTES = 1200, 256, 300_000  # of a picture, and of all of them
 
 
 def main() -> None:
@@ -29,7 +31,8 @@ def main() -> None:
                 bayesgeom.load_report(READINGS / reading).to_html(page)
             else:
                 bayesgeom.diagnose("bijection-v20", n=512, ablations=True).to_html(page)
-            photograph(page, FOLDER / name, height)
+            photograph(page, raw := Path(folder) / "page.png", height)
+            reduce(raw, FOLDER / name)
     if (size := sum((FOLDER / name).stat().st_size for name in PICTURES)) > MOST_BYTES:
         raise SystemExit(f"The pictures have {size:,} bytes, at most {MOST_BYTES:,} are allowed.")
 
@@ -45,6 +48,13 @@ def photograph(page: Path, to: Path, height: int) -> None:
         check=True,
         capture_output=True,
     )
+
+
+def reduce(picture: Path, to: Path) -> None:
+    """Write a picture with a palette."""
+    from PIL import Image
+
+    Image.open(picture).convert("RGB").quantize(COLORS).save(to, optimize=True)
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def test_a_diagnosis_leaves_the_response_out_on_request() -> None:
 
 def test_a_capture_cannot_be_run_again(tmp_path: Path) -> None:
     model = lively()
-    folder = bayesgeom.capture(model, out=tmp_path / "capture", n=16, sites=[])
+    folder = bayesgeom.capture(model, out=tmp_path / "capture", n=16, sites=["resid_pre"])
     assert "cannot be run" in bayesgeom.diagnose(folder, n_untrained=0).skipped["evidence_response"]
     with pytest.raises(InvalidArgument, match=r"capture.*cannot be run on replaced evidence"):
         evidence_response(folder)
