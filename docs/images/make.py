@@ -15,7 +15,7 @@ import bayesgeom
 FOLDER = Path(__file__).resolve().parent
 READINGS = FOLDER.parents[1] / "examples" / "replication" / "results"
 PICTURES = {  # file: reading, or "" for a new diagnosis; height in pixels of what is shown from the top
-    "page.png": ("", 1180),
+    "page.png": ("", 1025),
     "ablation.png": ("bijection-v20-llama/ablation", 640),
     "length.png": ("length-recall-mixed", 700),
 }

@@ -283,7 +283,7 @@ def test_labels_of_a_gauge_never_touch(seed: int) -> None:
 
 def test_a_page_opens_with_the_tasks_own_words(rng: np.random.Generator) -> None:
     words = {"question": "Does {model} <b>count</b>?", "sentence": "Counts.", "is_cut": True}
-    words |= {"example": ["one", "two"], "answers": {"three": (0.9, 0.7), "four": (0.1, 0.3), "five": (0.0, 0.0)}}
+    words |= {"example": ("one", "two"), "answers": {"three": (0.9, 0.7), "four": (0.1, 0.3), "five": (0.0, 0.0)}}
     reports = {"calibration": calibration(rng, is_informed=True), "b": planted(rng)}
     text = page_of("t", reports, {}, {**SOURCE, "task_in_words": words})
     read = Reader(text)
