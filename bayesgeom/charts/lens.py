@@ -67,8 +67,9 @@ def _entropies(entropies: Float[np.ndarray, "source position"], stages: Sequence
     panel, x = Panel.blank("Entropy of what is read, by position", height=360), np.arange(1, entropies.shape[1] + 1)
     add_reference(panel.figure, x, entropies[0], name="exact")
     colors = layer_colors(len(stages) - 1)
-    for stage, own, color in zip(stages, entropies[1:], (BASELINE, *colors), strict=True):
-        add_line(panel.figure, x, own, name=stage, color=color)
+    layers = np.linspace(1, len(stages) - 1, len(colors)).round().astype(int)  # no more of them than there are colors
+    for place, color in zip((0, *layers), (BASELINE, *colors), strict=True):
+        add_line(panel.figure, x, entropies[1 + place], name=stages[place], color=color)
     label_axes(panel.figure, "scored position (1 is the first)", "entropy (bits)")
     return panel
 

@@ -136,10 +136,10 @@ class DomainSeparationReport(Report):
     """Each prompt gives one vector, at its last token.
 
     If domains form clusters, the silhouette is above zero. If domains vary along different directions, the angle
-    between their leading planes is large. The share of variance in the leading plane says how flat a domain's cloud is;
-    the claim is that one domain is flatter than a mixture. Compare with the gray lines: the same prompts with domains
-    exchanged at random, and untrained networks. In many dimensions, two planes fitted to different small samples are
-    always nearly orthogonal, so a large angle alone proves nothing.
+    between their leading planes is large. The share of variance in the leading plane says how flat a domain's cloud is,
+    beside that of a mixture. Compare with the gray lines: the same prompts with domains exchanged at random, and
+    untrained networks. In many dimensions, two planes fitted to different small samples are always nearly orthogonal,
+    so a large angle alone proves nothing.
 
     Fields: geometry of the vectors at the last scored position of each sequence, by group of sequences and layer.
 

@@ -199,10 +199,10 @@ class KeyOverlapReport(Report):
     """Attention selects a token by its key: with unrelated directions, a query can select one without the others.
 
     The number is the mean |cosine| between keys of different tokens: 0 is orthogonal, 1 is parallel. Every token set of
-    the task is shown, inputs first, because the papers do not say which they used. Random directions do not score 0:
-    their level depends on the width of the head. The same embeddings through random W_K show the effect of the
-    embedding, and untrained networks that of the architecture. "Mean key removed" subtracts the part shared by all
-    keys, which adds a constant to every score and does not change the softmax.
+    the task is shown, inputs first. Random directions do not score 0: their level depends on the width of the head. The
+    same embeddings through random W_K show the effect of the embedding, and untrained networks that of the
+    architecture. "Mean key removed" subtracts the part shared by all keys, which adds a constant to every score and
+    does not change the softmax.
 
     A row beats its levels if every head lies below every known level, and does not if every head lies above the same
     one.

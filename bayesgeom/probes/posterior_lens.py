@@ -57,7 +57,7 @@ class PosteriorLensReport(Report):
     """
 
     name: ClassVar[str] = "posterior_lens"
-    title: ClassVar[str] = "Posterior by layer"
+    title: ClassVar[str] = "Posterior by layer: where does it appear?"
 
     kl_bits: Annotated[Estimate, NonNegative("stage", unit="bits", better="lower", label="KL(exact ‖ logit lens)")]
     entropy_mae_bits: Annotated[

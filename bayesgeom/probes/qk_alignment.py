@@ -193,9 +193,8 @@ class QKAlignmentReport(Report):
     another sequence at the same position. It is 0 for a head that attends by position alone, for instance to itself. If
     the related positions are the same in every sequence, attention to evidence cannot be distinguished from attention
     to positions, and the relation is reported as not identified. The contrast of cosines and the AUC measure the same
-    for the angle between query and key and for the order of scores. The papers claim that alignment sharpens with
-    depth: the profile over layers and its rank correlation with depth test that. Untrained networks are shown for
-    comparison.
+    for the angle between query and key and for the order of scores. The rank correlation of a layer's depth with its
+    alignment is positive where alignment sharpens with depth. Untrained networks are shown for comparison.
 
     Fields: alignment of attention with each evidence relation, by layer and head.
 

@@ -78,11 +78,11 @@ _ORDERED = ("|Spearman| of PC1 with entropy", "|Spearman| of PC1 within position
 class ValueManifoldReport(Report):
     """Each dot is the model's vector at one scored position, plotted along the directions of largest variance.
 
-    These are the principal components (PC); the color is the entropy of the exact posterior. The claim is that training
-    moves these vectors onto one curve, ordered by entropy. The baselines are untrained networks, and the same vectors
-    with entropies exchanged between sequences at the same position, which preserves the effect of a code for position.
-    If entropy is a function of position, as when keys never return, the two cannot be distinguished and the verdict is
-    "not identified": then only the shape counts, not the order.
+    These are the principal components (PC); the color is the entropy of the exact posterior. Do these vectors lie on
+    one curve, ordered by entropy? The baselines are untrained networks, and the same vectors with entropies exchanged
+    between sequences at the same position, which preserves the effect of a code for position. If entropy is a function
+    of position, as when keys never return, the two cannot be distinguished and the verdict is "not identified": then
+    only the shape counts, not the order.
 
     Fields: clouds of vectors at scored positions, one per site and layer, against the exact entropy of the predictive.
 

@@ -163,8 +163,8 @@ def answer_text(answer: Answer) -> str:
 def answer_details(answer: Answer) -> str:
     """Return what stands behind the answer: distance, confidence, off-answer probability, age of the used evidence."""
     levels = {answer.baseline: answer.baseline_kl_bits, "uniform": answer.uniform_kl_bits}
-    compared = ", ".join(f"{name} {_rounded(level)}" for name, level in levels.items())
-    parts = [f"KL {_estimate_text(answer.kl_bits)} bits ({compared})"]
+    compared = ", ".join(f"{name} {number_text(level)}" for name, level in levels.items())
+    parts = [f"KL {answer.kl_bits.text()} bits ({compared})"]
     # 0: certain predictions are closest; NaN: no temperature changes them.
     if float(answer.confidence) > 0 and (answer.explains or answer.is_confidence_named):
         parts.append(f"confidence {_estimate_text(answer.confidence)}, where 1 is exact")
