@@ -45,6 +45,7 @@ from bayesgeom.core import (
     phase,
     phases_shown,
     shown,
+    text_width,
     unknown_name,
     values,
 )
@@ -1031,17 +1032,17 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
 
 
 def tell(*lines: str) -> None:
-    """Print lines to standard output and flush it. Lines of more than 100 columns wrap; paths are never broken."""
+    """Print lines to standard output and flush it. Longer lines than `text_width` wrap; paths are never broken."""
     with writing_output(), bars_cleared():
         print("\n".join(map(_folded, on_lines("\n".join(lines)).split("\n"))), flush=True)
 
 
 def _folded(line: str) -> str:
     """Wrap a line at whole words, indented by two columns more than it is."""
-    if len(line) <= WIDTH:
+    if len(line) <= (width := text_width()):
         return line
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def flush() -> None:
