@@ -302,8 +302,6 @@ def _provenance(
 ) -> dict[str, Any]:
     """Return the provenance, with what differs from a diagnosis that records every layer of a model in memory."""
     where = provenance(model, task, arguments) | {"n_recorded": run.n_recorded}
-    if task.has_posterior and not isinstance(model, CapturedModel | ServedModel):
-        where["task_in_words"] = where["task_in_words"] | {"model_answers": _example_answers(model, task)}
     streamed = [own.site for name in plan.streamed for own in plan.supported[name].needs.streamed]
     if kernels := kernels_of(model, [*plan.sites, *streamed], also_without=run.n_recorded < len(run.behavior.kl_bits)):
         where[KERNELS] = kernels
@@ -320,15 +318,6 @@ def _provenance(
         where |= {KERNELS: list(stored.attention_kernels)} if stored.attention_kernels else {}
         where |= {"model": stored.model_spec.to_dict(), "capture": capture}
     return where
-
-
-def _example_answers(model: Model, task: WindTunnel) -> dict[str, float]:
-    """Return the model's probabilities of the answers of the task's example, by their label; see `in_words`."""
-    example, labels = task.sample(1, seed=0, device=model.spec.device), task.token_labels()
-    stated = model.run([example], n_recorded=1).log_answers[0, -1].exp().tolist()
-    known = task.in_words()["answers"]
-    named = zip(example.answers.tolist(), stated, strict=True)
-    return {labels[answer]: prob for answer, prob in named if labels[answer] in known}
 
 
 def _captured_arguments(model: CapturedModel, task: WindTunnel, *, n: int, seed: int) -> tuple[int, int]:

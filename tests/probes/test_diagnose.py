@@ -469,12 +469,3 @@ def test_a_large_model_is_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     sizes = [len(part) for part in passes._in_passes(model, TASK.stream(37, seed=0))]
     assert sizes == [13, 12, 12]
-
-
-def test_the_example_has_the_models_answers_beside_the_exact_ones() -> None:
-    model = HookedModel(Transformer(SIZES), name="tiny", task=TASK, digest="x")
-    found = diagnose(model, probes=["calibration"], n=7, n_untrained=0).provenance["task_in_words"]
-    run = model.run([TASK.sample(1, seed=0)], n_recorded=1)
-    stated = dict(zip(run.trials.answers.tolist(), run.log_answers[0, -1].exp().tolist(), strict=True))
-    named = {TASK.token_labels()[answer]: prob for answer, prob in stated.items()}
-    assert found["model_answers"] == {label: pytest.approx(named[label]) for label in found["answers"]}
