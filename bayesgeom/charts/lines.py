@@ -5,7 +5,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import plotly.graph_objects as go
@@ -82,6 +82,17 @@ def with_baseline(title: str, baseline: float, label: str) -> str:
     return title if np.isnan(baseline) else f"{title} ({label}: {number_text(baseline)})"
 
 
+def brief(value: SupportsFloat) -> str:
+    """Return a number for a title: two significant digits, and three where only the distance from 1 is left.
+
+    Example:
+        >>> brief(0.12345), brief(0.9982), brief(-2e-8), brief(1234.0)
+        ('0.12', '0.998', '−2e−8', '1,200')
+    """
+    number = float(value)
+    return number_text(float(f"{number:.{3 if 0.99 < abs(number) < 1 else 2}g}"))
+
+
 def times_text(value: float, level: float, name: str) -> str:
     """Return how a positive number compares with a level, in words for a title.
 
@@ -91,9 +102,8 @@ def times_text(value: float, level: float, name: str) -> str:
     """
     if not (np.isfinite([value, level]).all() and min(value, level) > 0):
         return f"{name}: {number_text(level)}"
-    ratio = float(f"{max(level / value, value / level):.2g}")
-    word = "below" if level > value else "above"
-    return f"{number_text(ratio)} times {word} {name}" if ratio > _LIKE else f"like {name}"
+    ratio, word = max(level / value, value / level), "below" if level > value else "above"
+    return f"{brief(ratio)} times {word} {name}" if ratio > _LIKE else f"like {name}"
 
 
 def add_reference(figure: go.Figure, x: Places, y: Float[np.ndarray, " x"], *, name: str, color: str = EXACT) -> None:

@@ -116,10 +116,10 @@ class EvidenceResponseReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         """Draw both slopes by age, evenly spaced; predictors with known behavior are pale dashed lines."""
-        from bayesgeom.charts.lines import add_baseline, add_line, add_reference
+        from bayesgeom.charts.lines import add_baseline, add_line, add_reference, brief
         from bayesgeom.report import label_axes
 
-        found = f"{self.slope.value[0]:.2g} of the exact change for all evidence"
+        found = f"{brief(self.slope.value[0])} of the exact change for all evidence"
         raw = Panel.blank(f"The answers follow {found}")
         scaled = Panel.blank("The same, relative to that of all evidence", is_folded=True)
         x = np.arange(len(self.ages), dtype=float)

@@ -129,7 +129,10 @@ class SweepReport(Report):
         label_axes(curves.figure, "scored position (1 is the first)", "entropy (bits)")
         at_least(curves.figure, LEAST_BITS)
         x, is_ordinal = _places(self.values)
-        titles = ("Observations until the entropy has converged", "KL to the exact posterior (log scale)")
+        known, kl_title = self.kl_bits.value, "KL to the exact posterior"
+        if np.isfinite(known).any():
+            kl_title += f" is largest for {self.vary}={self.values[int(np.nanargmax(known))]}"
+        titles = ("Observations until the entropy has converged", f"{kl_title} (log scale)")
         converged, kl, error = (Panel.blank(title) for title in (*titles, "Entropy error (log scale)"))
         add_reference(converged.figure, x, self.exact_tokens.value, name="exact")
         converged.figure.update_yaxes(rangemode="tozero")

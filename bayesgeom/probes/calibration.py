@@ -157,7 +157,7 @@ class CalibrationReport(Report):
         return window, Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import LEAST_BITS, N_BASELINES, add_baseline, add_line, log_floor, times_text
+        from bayesgeom.charts.lines import LEAST_BITS, N_BASELINES, add_baseline, add_line, brief, log_floor, times_text
         from bayesgeom.report import label_axes, log_axes
 
         own, weaker = self.entropy_mae_bits_by_position, self._weaker()
@@ -168,7 +168,7 @@ class CalibrationReport(Report):
         apart = np.abs(self.example_entropy_bits - means[:, None]).max(initial=0.0)
         is_alike = bool(apart <= _ALIKE * max(float(np.ptp(means)), LEAST_BITS))
         note = "Single sequences have the same curves." * is_alike
-        title = f"Uncertainty of the answers: {measured:.2g} bits from exact"
+        title = f"Uncertainty of the answers: {brief(measured)} bits from exact"
         drawn = [_entropies(title, means, note)]
         best = [times_text(measured, float(levels[name].mean()), f"the baseline “{name}”") for name in names[:1]]
         error = Panel.blank(": ".join(["Entropy error, log scale", *best]))
