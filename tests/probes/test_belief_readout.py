@@ -310,7 +310,8 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
     names = [[t.text[0] for t in own.figure.data if t.mode == "text" and len(t.text) == 1] for own in (first, others)]
     assert names == [["exact belief", "read"], ["untrained, last layer", f"layer 0, R² {brief(report.r2.value[0, 0])}"]]
     assert figure.layout.title.text == report.title
-    assert "not measured" in [trace.text[0] for trace in alone.plot().data if trace.mode == "text"]
+    captions = [t.text[0] for t in alone.panels()[1].figure.data if t.mode == "text" and len(t.text) == 1]
+    assert captions == [f"layer 0, R² {brief(alone.r2.value[0, 0])}"], "what was not measured is left out"
 
 
 @pytest.mark.parametrize("n_points", [1, 200, 201, 1000, 1001])
