@@ -42,7 +42,7 @@ from bayesgeom.core import (
 from bayesgeom.models.base import Model, numerics
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.models.resolve import ModelLike
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 RESULT = "result.safetensors"
 
@@ -287,6 +287,7 @@ def name_of(model: ModelLike) -> str:
 
 def job_arguments(name: str, spec: ModelSpec, task: WindTunnel, **others: Any) -> dict[str, Any]:
     """Return the arguments of a job on one model, of which `name_of` gave the name, and one task."""
+    task_from_config(task.config())  # as the worker does, to fail before any work is done
     return {"model": name, "weights": spec.weights_hash, "device": spec.device, "task": task.config(), **others}
 
 

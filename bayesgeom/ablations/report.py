@@ -62,7 +62,7 @@ class AblationReport(Report):
     """
 
     name: ClassVar[str] = "ablation"
-    title: ClassVar[str] = "Ablation: what breaks without it?"
+    title: ClassVar[str] = "Ablation: what breaks without each component?"
 
     mode: Mode
     ablations: tuple[str, ...]

@@ -13,9 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core import N_RECORDED, Behavior, Run, Site, Trials, bar, concatenate, lock_of
-from bayesgeom.diagnosis.measuring import LARGE
 from bayesgeom.diagnosis.plan import ProbePlan, sites_read
-from bayesgeom.models.base import Model, Stream
+from bayesgeom.models.base import LARGE, Model, Stream
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.stats import joined

@@ -10,8 +10,10 @@ import torch
 
 from bayesgeom.core import (
     ALL_SITES,
+    LOGIT_LENS,
     N_RECORDED,
     InvalidArgument,
+    MissingSite,
     NoCopy,
     Site,
     Trials,
@@ -24,7 +26,7 @@ from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model, kernels_of, numerics
 from bayesgeom.models.captured.model import UNTRAINED, CapturedModel, Manifest, rows_per_shard, write
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, block_size, derived_seed
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, block_size, derived_seed, task_from_config
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -129,8 +131,11 @@ def _untrained(model: Model, seed: int) -> Model:
 
 
 def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, seed: int) -> Manifest:
+    task_from_config(task.config())  # as who reads the capture does, to fail before any work is done
     one, sites = task.sample(1, seed=seed), _sites(model, selection.sites)
     model.check_fits(one)
+    if not sites:
+        raise MissingSite(f"{model.spec.name} provides no site to capture; `diagnose` measures its predictions.")
     recorded = {site: _layers(model, site, selection.layers) for site in sites if not site.is_static}
     whole = {site: model.layers_of(site) for site in recorded}
     return Manifest(
@@ -164,7 +169,7 @@ def _sites(model: Model, named: str | Sequence[str] | None) -> list[Site]:
 
 def _check_sites(named: str | Sequence[str] | None) -> dict[str, Site]:
     """Return all sites by name; raise `UnknownName` if one of these is none."""
-    known = {site.name: site for site in ALL_SITES}
+    known = {site.name: site for site in (*ALL_SITES, LOGIT_LENS)}
     for name in [named] if isinstance(named, str) else named or ():
         if name not in known:
             raise unknown_name("site", name, known)

@@ -17,12 +17,13 @@ from bayesgeom.core import (
     TaskMismatch,
     apart,
     checked,
-    is_foreign,
 )
+from bayesgeom.diagnosis.inside import InsideReport, inside_of
 from bayesgeom.diagnosis.measuring import Found, probed
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
     AnyProbe,
+    Named,
     ProbePlan,
     affordable,
     all_probes,
@@ -51,7 +52,7 @@ def diagnose(
     model: ModelLike,
     task: TaskLike | None = None,
     *,
-    probes: str | AnyProbe | Sequence[str | AnyProbe] | None = None,
+    probes: Named | Sequence[Named] | None = None,
     n: int = 512,
     seed: int = 0,
     n_untrained: int = 3,
@@ -62,14 +63,16 @@ def diagnose(
 
     Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
     probe that would get fewer than 16 is skipped. Two tests take passes of their own: "relabeling" on 128 sequences and
-    "evidence_response" on 64 for each age. They run if no probes are named, or if they are.
+    "evidence_response" on 64 for each age. They run if no probes are named, or if they are; so does "inside", which
+    keeps eight sequences for the viewer.
     `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
         model: A model, or any argument of `as_model`: a checkpoint's name or directory, a module, a Hugging Face model,
             a directory that `capture` wrote.
         task: A task, its text as on the command line, or a list of prompts. Default: the model's own task.
-        probes: Probes, or names of probes and tests; "NAME:option" switches an option on. Default: all that apply.
+        probes: Probes, names of probes and tests ("NAME:option" switches an option on), or functions of a `Run` that
+            return numbers: see docs/extending.md. Default: all probes that apply.
         n: Number of sequences; at most all sequences of a task with a fixed number of them.
         seed: Seed of the sequences and of the intervals. For a capture, 0 stands for its own seed, which
             `provenance` states; any third seed is an error.
@@ -106,7 +109,7 @@ def diagnose(
 def _diagnosed(
     subject: Model,
     task: TaskLike | None,
-    probes: str | AnyProbe | Sequence[str | AnyProbe] | None,
+    probes: Named | Sequence[Named] | None,
     *,
     n: int,
     seed: int,
@@ -153,6 +156,8 @@ def _diagnosed(
         further = {EvidenceResponseReport.name: plan.replacement.report(run)} | further
     if plan.renaming is not None:
         further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
+    if plan.is_inside_shown:
+        further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed)
     reports, skipped = reports | further, skipped | reasons
     names = tuple(plan.supported)
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
@@ -229,9 +234,7 @@ def _measured(
         yield from own.others()
 
     # These read the scores of sequences whose activations are not recorded; a probe of a plug-in may do so.
-    last = {
-        name for name in untrained if not plan.supported[name].needs.sites or is_foreign(type(plan.supported[name]))
-    }
+    last = {name for name in untrained if not plan.supported[name].needs.sites or name in plan.contained}
     steps = others()
     early = {name: copies for name, copies in untrained.items() if name not in last}
     found, faults = probed(plan, first, early, on_all_layers=True, meanwhile=steps)

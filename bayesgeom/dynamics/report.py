@@ -83,7 +83,7 @@ class DynamicsReport(Report):
     """
 
     name: ClassVar[str] = "dynamics"
-    title: ClassVar[str] = "Geometry over training"
+    title: ClassVar[str] = "Geometry over training: when does it appear?"
 
     runs: tuple[str, ...]
     steps: tuple[str, ...]
@@ -244,7 +244,7 @@ class ManifoldFilmReport(Report):
     """
 
     name: ClassVar[str] = "manifold_film"
-    title: ClassVar[str] = "Value manifold over training"
+    title: ClassVar[str] = "Value manifold over training: when does it form?"
 
     limit: ClassVar[str] = "at most 3,072 scored positions"
 
@@ -283,7 +283,7 @@ class AttentionMapsReport(Report):
     """
 
     name: ClassVar[str] = "attention_maps"
-    title: ClassVar[str] = "Attention over training"
+    title: ClassVar[str] = "Attention over training: when does it settle?"
     limit: ClassVar[str] = "the maps show one example"
 
     run: str

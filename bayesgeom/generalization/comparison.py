@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from bayesgeom.core import InvalidArgument, Reason, Verdict, checked, fitted, interval_text, is_file, number_text, shown
-from bayesgeom.diagnosis.plan import AnyProbe, check_probes
+from bayesgeom.diagnosis.plan import Named, check_probes
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance
 from bayesgeom.models.config import architectures
@@ -73,7 +73,7 @@ class CompareReport(Report):
     """
 
     name: ClassVar[str] = "compare"
-    title: ClassVar[str] = "Models compared"
+    title: ClassVar[str] = "Comparison: which model is closest to exact?"
 
     models: tuple[str, ...]
     weights_hashes: Annotated[tuple[str, ...], "model"]
@@ -171,7 +171,7 @@ def compare(
     *,
     n: int | None = None,
     seed: int | None = None,
-    probes: str | AnyProbe | Sequence[str | AnyProbe] | None = None,
+    probes: Named | Sequence[Named] | None = None,
 ) -> CompareReport:
     """Compare two or more models on the same sequences, or diagnoses, with an interval for every difference.
 

@@ -99,7 +99,7 @@ def length_generalization(
         >>> bayesgeom.length_generalization("hmm-lstm", lengths=[21], n=8).n
         8
     """
-    is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path)
+    is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path) or callable(model)
     models: list[ModelLike] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
     names = None if executor is None else [name_of(own) for own in models]
     _check(models, task, n=n, seed=seed, threshold_bits=threshold_bits)

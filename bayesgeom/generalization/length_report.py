@@ -45,7 +45,7 @@ class LengthReport(Report):
     """
 
     name: ClassVar[str] = "length"
-    title: ClassVar[str] = "Length: beyond the training length"
+    title: ClassVar[str] = "Length: does it hold beyond the training length?"
 
     unit: str
     trained: int

@@ -61,6 +61,7 @@ class RelabelingReport(Report):
     """
 
     name: ClassVar[str] = "relabeling"
+    is_behavioral: ClassVar[bool] = True
     title: ClassVar[str] = "Relabeling: do names matter?"
     verdict: str
     bound_bits: float

@@ -83,6 +83,7 @@ class EvidenceResponseReport(Report):
     """
 
     name: ClassVar[str] = "evidence_response"
+    is_behavioral: ClassVar[bool] = True
     title: ClassVar[str] = "Evidence response: does old evidence move the answer?"
     is_single: bool
     ages: tuple[str, ...]

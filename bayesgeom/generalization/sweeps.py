@@ -81,7 +81,7 @@ class SweepReport(Report):
     """
 
     name: ClassVar[str] = "sweep"
-    title: ClassVar[str] = "Sweep: how fast it converges"
+    title: ClassVar[str] = "Sweep: how fast does it converge?"
 
     task: str
     vary: str
@@ -362,9 +362,8 @@ def varied_task(task: Task, vary: str, value: Any) -> Task:
 
 
 def _no_parameter(task: object, vary: str, known: Iterable[str]) -> InvalidArgument:
-    return InvalidArgument(
-        f"{task} has no parameter {vary!r} to vary. It has: {', '.join(sorted({*known} - {_INNER}))}."
-    )
+    listed = ", ".join(sorted({*known} - {_INNER})) or "none"
+    return InvalidArgument(f"{task} has no parameter {vary!r} to vary. It has: {listed}.")
 
 
 def _listed(values: Any) -> list[Any]:

@@ -70,7 +70,7 @@ class GradientReport(Report):
     """
 
     name: ClassVar[str] = "gradients"
-    title: ClassVar[str] = "Gradient laws of attention"
+    title: ClassVar[str] = "Gradient laws: does attention move as its gradients say?"
 
     targets: Targets
     laws: tuple[str, ...]
@@ -281,7 +281,7 @@ class GradientMovementReport(Report):
     """
 
     name: ClassVar[str] = "gradient_movement"
-    title: ClassVar[str] = "Routing and values over training"
+    title: ClassVar[str] = "Routing and values: which of them comes to rest first?"
 
     targets: Targets
     steps: tuple[str, ...]

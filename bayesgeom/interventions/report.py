@@ -144,7 +144,7 @@ class InterventionReport(EditReport):
     """
 
     name: ClassVar[str] = "intervention"
-    title: ClassVar[str] = "Intervention: causal, or inert?"
+    title: ClassVar[str] = "Intervention: is this subspace causal, or inert?"
 
     kind: str
     subspace: str
@@ -374,7 +374,7 @@ class JointInterventionReport(EditReport):
     """
 
     name: ClassVar[str] = "joint_intervention"
-    title: ClassVar[str] = "Joint intervention"
+    title: ClassVar[str] = "Joint intervention: do several sites act together?"
 
     kind: str
     site: str
@@ -494,7 +494,7 @@ class OnwardsReport(EditReport):
     """
 
     name: ClassVar[str] = "erasure_onwards"
-    title: ClassVar[str] = "Erasure from a layer on"
+    title: ClassVar[str] = "Erasure from a layer on: from where is it used?"
 
     site: str
     subspace: str

@@ -52,7 +52,16 @@ from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
 from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, ServedModel, supported
-from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, check_draws, check_text, task_from_text, task_kinds
+from bayesgeom.tasks.base import (
+    FUNCTIONS,
+    FiniteTask,
+    TextTask,
+    WindTunnel,
+    check_draws,
+    check_text,
+    task_from_text,
+    task_kinds,
+)
 
 ModelLike = Model | Checkpoint | nn.Module | Callable[[Tensor], Any] | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
@@ -208,6 +217,8 @@ def check_names(task: object = None, models: Sequence[object] = ()) -> set[str] 
     if task is None:
         return None
     chosen = as_task(task, trained=None)
+    if FUNCTIONS in vars(chosen):
+        return set()  # its functions have no parameters that could be varied
     inner = [value for value in vars(chosen).values() if isinstance(value, WindTunnel)]
     return {*field_names(type(chosen)), *(name for own in inner for name in field_names(type(own)))}
 
@@ -379,6 +390,8 @@ def _with_tokenizer(own: Model, tokenizer: Tokenizer | None) -> Model:
 
 def _of_object(model: Any) -> Model:
     """The adapter of a module that bayesgeom, Hugging Face, transformer-lens or a plug-in built."""
+    if isinstance(model, type):
+        raise InvalidArgument(f"got the class {model.__name__}: pass an instance of it.")
     model = unwrapped(model)
     if "transformers" in sys.modules:
         import transformers
@@ -387,7 +400,7 @@ def _of_object(model: Any) -> Model:
             return HFModel(model)
     if type(model).__name__ in ("TransformerBridge", "HookedTransformer"):
         return LensModel(model)
-    if callable(model) and not isinstance(model, nn.Module | type):
+    if callable(model) and not isinstance(model, nn.Module):
         return from_callable(model)
     return of_module(model)
 

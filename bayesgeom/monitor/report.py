@@ -241,7 +241,7 @@ class MonitorReport(Report):
     """
 
     name: ClassVar[str] = "monitor"
-    title: ClassVar[str] = "Monitor: how training went"
+    title: ClassVar[str] = "Monitor: how did training go?"
 
     steps: tuple[str, ...]
     # Without `better`: the uniform predictor is a scale. `calibration` compares with the task's strongest baseline.

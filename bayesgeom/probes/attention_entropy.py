@@ -187,7 +187,7 @@ class AttentionEntropyReport(Report):
     """
 
     name: ClassVar[str] = "attention_entropy"
-    title: ClassVar[str] = "Attention entropy and consistency"
+    title: ClassVar[str] = "Attention: does it narrow, and toward the posterior?"
     limit: ClassVar[str] = "at most 4,000,000 attention weights"
 
     entropy_bits: Annotated[Estimate, NonNegative("layer head", unit="bits", better="lower", label="attention entropy")]

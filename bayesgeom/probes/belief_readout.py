@@ -126,7 +126,7 @@ class BeliefReadoutReport(Report):
     """
 
     name: ClassVar[str] = "belief_readout"
-    title: ClassVar[str] = "Belief read-out"
+    title: ClassVar[str] = "Belief read-out: is the posterior linear in the activations?"
     limit: ClassVar[str] = "at most 3,072 scored positions"
 
     r2: Annotated[Estimate, R2("site layer", better="higher", label="R² of the belief")]

@@ -154,7 +154,7 @@ class DomainSeparationReport(Report):
     """
 
     name: ClassVar[str] = "domain_separation"
-    title: ClassVar[str] = "Domain separation"
+    title: ClassVar[str] = "Domain separation: do domains lie apart?"
 
     silhouette: Annotated[Estimate, Signed("layer", better="higher", label="silhouette of the domains")]
     angle_degrees: Annotated[

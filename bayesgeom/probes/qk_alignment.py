@@ -214,7 +214,7 @@ class QKAlignmentReport(Report):
     """
 
     name: ClassVar[str] = "qk_alignment"
-    title: ClassVar[str] = "Query–key alignment"
+    title: ClassVar[str] = "Query–key alignment: does attention find the evidence?"
     limit: ClassVar[str] = "at most 4,000,000 scores"
 
     relations: tuple[str, ...]

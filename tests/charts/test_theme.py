@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_reference
+from bayesgeom.report.page import _asset
 from bayesgeom.report.panels import MOST_LABELS, Panel, _apart, figure_of, listed
-from bayesgeom.report.render import _asset
 from bayesgeom.report.theme import (
     ABOVE,
     AXIS,
