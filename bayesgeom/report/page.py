@@ -21,17 +21,9 @@ from typing import TYPE_CHECKING, Any, final
 import plotly.graph_objects as go
 
 from bayesgeom.core import Contained, Verdict, counted, discover, is_foreign, number_text, shortened, with_minus
-from bayesgeom.report.answer import Answer, answer_of, is_gated
+from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated
 from bayesgeom.report.panels import Chart, Panel, listed
-from bayesgeom.report.render import (
-    answer_details,
-    answer_text,
-    gate_text,
-    headline_text,
-    interval_cell,
-    tone,
-    verdict_text,
-)
+from bayesgeom.report.render import headline_text, interval_cell, tone, verdict_text
 from bayesgeom.report.svg import swatch, thumbnail
 from bayesgeom.report.tables import Headline, Reported, Viewed, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
