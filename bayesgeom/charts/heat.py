@@ -1,6 +1,7 @@
 """Heat maps: numbers by layer and head, shares by task and model, attention; a cell of the baseline is as the page."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +13,9 @@ from bayesgeom.core import number_text
 from bayesgeom.report import ABOVE, BELOW, INKS, SHADES, label_axes
 
 _MOST_COLUMNS, _MOST_ROWS = 8, 13  # of cells that have room for their numbers, also on a small screen
-_ROW, _NAMED_ROW, _AXES, _MOST_HEIGHT = 27, 60, 92, 340  # pixels: a row of cells, the axis texts, a whole panel
+_ROW, _LINE, _AXES, _MOST_HEIGHT = 27, 16, 92, 340  # pixels: a row of cells, a line more, the axis texts, a panel
 _PART = 0.05  # of the range: values that lie less beyond the baseline get no colors of their own
+_NAME = 22  # letters of a line of a row's name
 _DEEP = 0.75  # of a scale: from here on the text of a cell is in the other ink
 
 
@@ -47,6 +49,7 @@ def add_heat(
     low, high = limits or (float(np.nanmin([known.min(), baseline])), float(np.nanmax([known.max(), baseline])))
     scale, low, high, page = _scale(low, high, baseline)
     rows, columns = names or (range(len(values)), range(values.shape[1]))
+    rows = rows if isinstance(rows, range) else [_wrapped(own) for own in rows]
     has_numbers = len(columns) <= _MOST_COLUMNS and len(rows) <= _MOST_ROWS
     figure.add_trace(
         go.Heatmap(
@@ -74,9 +77,19 @@ def add_heat(
         update(showgrid=False, ticks="", range=[last + 0.5, first - 0.5] if is_turned else [first - 0.5, last + 0.5])
         if isinstance(own, range):
             update(tickmode="linear", tick0=0, dtick=-(-len(own) // 8))
-    row, most = (_ROW, _MOST_HEIGHT) if isinstance(rows, range) else (_NAMED_ROW, math.inf)
-    figure.layout.height = min(_AXES + row * max(2, len(rows)), most)
+    figure.layout.height = _height(rows)
     label_axes(figure, f"{axes[0]} ({'cells' if has_numbers else 'color'}: {unit})", axes[1])
+
+
+def _wrapped(name: str) -> str:
+    return name if "<br>" in name else "<br>".join(textwrap.wrap(name, _NAME))
+
+
+def _height(rows: Sequence[str] | range) -> float:
+    """Return the height of a panel: rows are as high as the longest of their names; many numbered rows are lower."""
+    if isinstance(rows, range):
+        return min(_AXES + _ROW * max(2, len(rows)), _MOST_HEIGHT)
+    return _AXES + max(2, len(rows)) * (_ROW + _LINE * max(name.count("<br>") for name in rows))
 
 
 def _scale(low: float, high: float, baseline: float) -> tuple[list[tuple[float, str]], float, float, float]:

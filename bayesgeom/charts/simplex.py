@@ -108,9 +108,10 @@ def _add_sorted(
     parts = [np.take_along_axis(points[columns], order, axis=1).T.round(3) for points in shown.values()]
     gap = np.full((belief.shape[1], max(1, len(columns) // 40)), np.nan)
     cells = np.concatenate([part for own in parts for part in (gap, own)][1:], axis=1)
+    most = float(np.max(belief[columns], initial=0.0)) or 1.0
     names = (range(1, 1 + len(cells)), range(1, 1 + cells.shape[1]))
     axes = ("positions, most certain first", "hypothesis, by exact rank")
-    add_heat(figure, cells, unit="probability", baseline=0.0, names=names, axes=axes, limits=(0.0, 1.0))
+    add_heat(figure, cells, unit="probability", baseline=0.0, names=names, axes=axes, limits=(0.0, most))
     middles = [1 + (len(columns) - 1) / 2 + at * (len(columns) + gap.shape[1]) for at in range(len(parts))]
     figure.update_xaxes(tickmode="array", tickvals=middles, ticktext=list(shown))
 

@@ -154,7 +154,7 @@ def _label_ends(figure: go.Figure) -> None:
         if known and all("lines" in (trace.mode or "") and not trace.fill for trace in traces):
             lines[name] = known[0]
     texts = [_label(figure, name) for name in lines]
-    sizes = np.array([_LABEL_ROW * (1 + text.count("<br>")) + 2 for text in texts], dtype=float)
+    sizes = np.array([_LABEL_ROW * (1 + text.count("<br>")) + 4 for text in texts], dtype=float)
     room = (figure.layout.height or 0) - _BETWEEN
     if not 0 < len(lines) <= MOST_LABELS or sizes.sum() > room + _LABEL_ROW or _has_bar(figure):
         gray = [trace for trace, _ in lines.values() if trace.line.color == BASELINE]

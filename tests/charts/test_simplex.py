@@ -66,7 +66,7 @@ def test_many_hypotheses_are_sorted_in_a_heat_map(rng: np.random.Generator) -> N
         ranks = sorted(range(MAX_CORNERS + 1), key=lambda own: -belief[point, own])
         np.testing.assert_allclose(exact.z[:, at], [belief[point, own] for own in ranks], atol=1e-3)
         np.testing.assert_allclose(other.z[:, at], [read[point, own] for own in ranks], atol=1e-3)
-    assert exact.type == "heatmap" and (exact.zmin, exact.zmax) == (other.zmin, other.zmax) == (0, 1)
+    assert exact.type == "heatmap" and (exact.zmin, exact.zmax) == (other.zmin, other.zmax) == (0, belief.max())
     assert exact.name == "probability" and figures[0].layout.xaxis.ticktext == ("read",)
 
 
