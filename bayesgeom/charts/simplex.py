@@ -18,7 +18,7 @@ from bayesgeom.report import BASELINE, EXACT, SERIES, rgb
 MAX_CORNERS = 6  # with more corners, different beliefs overlap: a heat map of sorted beliefs is drawn instead
 MAX_COLUMNS = 200
 POINTS = "beliefs"  # the name of these traces, which need no legend
-_SIDE, _HEIGHTS = 8, (380, 320, 260)  # pixels around the plot, and of a panel of one, two or three sets
+_SIDE, _HEIGHTS = 8, (360, 290, 260)  # pixels around the plot, and of a panel of one, two or three sets
 _ROOM, _LETTERS, _CAPTION = 0.16, 0.09, 0.2  # around a polygon of radius 1: points outside, corners' names, its own
 
 

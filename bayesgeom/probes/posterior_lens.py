@@ -92,14 +92,14 @@ class PosteriorLensReport(Report):
         from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, add_reference
         from bayesgeom.report import BASELINE, label_axes, layer_colors
 
-        n_layers, x = len(self.stages) - 1, np.arange(len(self.stages))
+        n_layers = len(self.stages) - 1
+        x = np.arange(-1, n_layers)  # the embedding, then the layers
         there = f"the posterior is there after {float(self.arrival):.0f} of {n_layers} layers"
         kl = Panel.blank(f"KL by layer: {there if np.isfinite(self.arrival.value) else 'the posterior is never there'}")
         add_baseline(kl.figure, x, self.threshold_bits, name="there: a tenth of context-free")
         add_estimate(kl.figure, x, self.kl_bits, name="logit lens", is_log=True)
-        places = [0, *range(n_layers, 0, -max(1, -(-n_layers // 9)))]
-        texts = [self.stages[place].removeprefix("layer ") for place in places]
-        kl.figure.update_xaxes(tickvals=places, ticktext=texts)
+        places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
+        kl.figure.update_xaxes(tickvals=places, ticktext=[self.stages[0], *map(str, places[1:])])
         label_axes(kl.figure, "read after", "KL(exact ‖ lens) (bits)")
         entropy = Panel.blank("Entropy of what is read, by position", is_folded=True)
         exact, *read = self.entropy_bits_by_position
