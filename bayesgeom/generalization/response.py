@@ -128,22 +128,28 @@ class EvidenceResponseReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         """Draw both slopes by age, evenly spaced; predictors with known behavior are pale dashed lines."""
-        from bayesgeom.charts.lines import add_baseline, add_line, add_reference
+        from bayesgeom.charts.lines import add_baseline, add_line, add_reference, brief
         from bayesgeom.report import label_axes
 
-        found = f"{self.slope.value[0]:.2g} of the exact change for all evidence"
-        raw = Panel.blank(f"The answers follow {found}")
+        raw = Panel.blank(f"The answers follow all evidence with slope {brief(self.slope.value[0])}, where 1 is exact")
         scaled = Panel.blank("The same, relative to that of all evidence", is_folded=True)
         x = np.arange(len(self.ages), dtype=float)
+        is_known = np.array([verdict != Verdict.NOT_IDENTIFIED for verdict in self.verdicts])
+
+        def known(values: Float[np.ndarray, " age"]) -> Float[np.ndarray, " age"]:
+            """Leave out ages at which almost nothing changes: their slopes would set the scale."""
+            return np.where(is_known | (not is_known.any()), values, np.nan)
+
         for panel in (raw, scaled):
             add_reference(panel.figure, x, np.ones(len(x)), name="exact")
         for level in self.slope.baselines:
-            add_baseline(raw.figure, x, level.value, name=f"baseline: {level.name}")
+            add_baseline(raw.figure, x, known(level.value), name=f"baseline: {level.name}")
         for name, values in zip(self.predictors, self.predictor_slopes, strict=True):
-            add_baseline(raw.figure, x, values, name=name)
-            add_baseline(scaled.figure, x, _ratio(values, values[:1]), name=name)
+            add_baseline(raw.figure, x, known(values), name=name)
+            add_baseline(scaled.figure, x, known(_ratio(values, values[:1])), name=name)
         for panel, own in ((raw, self.slope), (scaled, self.relative_slope)):
-            add_line(panel.figure, x, own.value, name="model", band=own.ends)
+            low, high = map(known, own.ends)
+            add_line(panel.figure, x, known(own.value), name="model", band=(low, high))
         place = "age of the replaced piece" if self.is_single else "newest pieces that stay; older ones are replaced"
         for panel, label in ((raw, "slope"), (scaled, "relative slope")):
             label_axes(panel.figure, place, label)

@@ -237,13 +237,15 @@ class AttentionEntropyReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
-        from bayesgeom.charts.lines import add_band, add_baseline, add_estimate, add_line, with_baseline
+        from bayesgeom.charts.lines import add_band, add_baseline, add_estimate, add_line, brief, with_baseline
         from bayesgeom.report import label_axes
 
         own = self.entropy_bits_by_layer
         first, last = float(own.value[0]), float(own.value[-1])
         word, layers = "narrows" if last < first else "widens", range(len(own.value))
-        bits = Panel.blank(f"Attention {word} from {first:.2g} to {last:.2g} bits over {counted(len(layers), 'layer')}")
+        bits = Panel.blank(
+            f"Attention {word} from {brief(first)} to {brief(last)} bits over {counted(len(layers), 'layer')}"
+        )
         baselines = {each.name: each.value.mean(axis=1) for each in self.entropy_bits.baselines}
         add_estimate(bits.figure, layers, own, name="mean over heads", baselines=baselines)
         bits.figure.update_yaxes(rangemode="tozero")

@@ -182,26 +182,24 @@ class CalibrationReport(Report):
         return window, Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import LEAST_BITS, N_BASELINES, add_baseline, add_line, log_floor, times_text
-        from bayesgeom.report import label_axes, log_axes
+        from bayesgeom.charts.lines import LEAST_BITS, add_estimate, brief, times_text
+        from bayesgeom.report import label_axes
 
         own, weaker = self.entropy_mae_bits_by_position, self._weaker()
         x, measured = np.arange(1, len(own.value) + 1), float(self.entropy_mae_bits.value)
         levels = {each.name: each.value for each in own.baselines if each.name not in weaker}
-        names = sorted(levels, key=lambda name: float(np.nan_to_num(levels[name], nan=np.inf).mean()))[:N_BASELINES]
         means = np.asarray(self.entropy_bits_by_position)
         apart = np.abs(self.example_entropy_bits - means[:, None]).max(initial=0.0)
         is_alike = bool(apart <= _ALIKE * max(float(np.ptp(means)), LEAST_BITS))
         note = "Single sequences have the same curves." * is_alike
-        title = f"Uncertainty of the answers: {measured:.2g} bits from exact"
+        title = f"Uncertainty of the answers: {brief(measured)} bits from exact"
         drawn = [_entropies(title, means, note)]
-        best = [times_text(measured, float(levels[name].mean()), f"the baseline “{name}”") for name in names[:1]]
-        error = Panel.blank(": ".join(["Entropy error, log scale", *best]))
-        floor = log_floor(own.value, levels[names[0]] if names else own.value)
-        for name in names:
-            add_baseline(error.figure, x, levels[name], name=f"baseline: {name}", floor=floor)
-        add_line(error.figure, x, own.value, name="model", band=own.ends)
-        log_axes(error.figure)
+        title = "Entropy error, log scale"
+        if levels:
+            best = min(levels, key=lambda name: float(np.nan_to_num(levels[name], nan=np.inf).mean()))
+            title += f": {times_text(measured, float(levels[best].mean()), f'the baseline “{best}”')}"
+        error = Panel.blank(title)
+        add_estimate(error.figure, x, own, baselines=levels, is_log=True)
         label_axes(error.figure, _POSITION, "|H model − H exact| (bits)")
         pairs = [] if is_alike else zip(("One", "Another"), self.example_entropy_bits.swapaxes(0, 1), strict=False)
         singles = [_entropies(f"{which} sequence", curves, is_folded=True) for which, curves in pairs]
