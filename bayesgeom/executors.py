@@ -29,11 +29,11 @@ from bayesgeom.core import (
     ExecutorFault,
     InvalidArgument,
     ModelSpec,
-    bar,
     check_argument,
     checked,
     integer_of,
     limited,
+    phase,
     progress_in,
     read_parcel,
     shown,
@@ -42,7 +42,7 @@ from bayesgeom.core import (
 from bayesgeom.models.base import Model, numerics
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.models.resolve import ModelLike
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 RESULT = "result.safetensors"
 
@@ -103,8 +103,7 @@ class Batch:
         sent = [self._sent(job, folder) for job in jobs]
         waiting = [(job.name, *own) for job, own in zip(jobs, sent, strict=True) if not own[0].is_file()]
         n_done, faults = len(jobs) - len(waiting), list[str]()
-        progress = bar(total=len(jobs), initial=n_done, desc=desc, leave=False)
-        with progress_in(folder, saved=f"*/{RESULT}"), progress:
+        with progress_in(folder, saved=f"*/{RESULT}"), phase(desc, len(jobs), "job", done=n_done) as progress:
             futures = self._submitted([text for *_, text in waiting])
             for (name, file, _), future in zip(waiting, futures, strict=True):
                 error = future.exception()
@@ -287,6 +286,7 @@ def name_of(model: ModelLike) -> str:
 
 def job_arguments(name: str, spec: ModelSpec, task: WindTunnel, **others: Any) -> dict[str, Any]:
     """Return the arguments of a job on one model, of which `name_of` gave the name, and one task."""
+    task_from_config(task.config())  # as the worker does, to fail before any work is done
     return {"model": name, "weights": spec.weights_hash, "device": spec.device, "task": task.config(), **others}
 
 

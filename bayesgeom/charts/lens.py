@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.charts.lines import add_band, add_line, add_reference, log_baseline, log_floor
-from bayesgeom.report import BASELINE, DASHES, SEQUENTIAL, Estimate, Panel, label_axes, layer_colors, log_axes
+from bayesgeom.charts.lines import add_baseline, add_line, add_reference, log_floor
+from bayesgeom.report import BASELINE, SEQUENTIAL, Estimate, Panel, label_axes, layer_colors, log_axes
 
 N_DRAWN = 3  # of the baselines
 
@@ -44,16 +44,12 @@ def _distance(kl: Estimate, arrival: float, threshold: float, stages: Sequence[s
     there = f"the posterior is there after {arrival:.0f} of {n_layers} layers"
     panel = Panel.blank(f"KL by layer: {there if np.isfinite(arrival) else 'the posterior is never there'}", height=360)
     figure, x = panel.figure, np.arange(len(stages))
-    if np.isfinite(kl.ends).all(axis=0).any():
-        add_band(figure, x, *kl.ends, name="95 % interval")
-    add_line(figure, x, kl.value, name="logit lens")
     strongest = sorted((own for own in kl.baselines if np.isfinite(own.value).all()), key=lambda own: own.value.min())
     floor = log_floor(kl.value, strongest[0].value if strongest else kl.value)
-    for dash, own in zip(DASHES, strongest[:N_DRAWN], strict=False):
-        log_baseline(figure, x, own.value, name=f"baseline: {own.name}", floor=floor)
-        figure.data[-1].line.dash = dash
-    log_baseline(figure, x, np.full(len(x), threshold), name="there: a tenth of context-free", floor=floor)
-    figure.data[-1].line.update(width=1, dash="dot")
+    for own in strongest[:N_DRAWN]:
+        add_baseline(figure, x, own.value, name=f"baseline: {own.name}", floor=floor)
+    add_baseline(figure, x, threshold, name="there: a tenth of context-free", floor=floor)
+    add_line(figure, x, kl.value, name="logit lens", band=kl.ends)
     _name_stages(figure, stages)
     log_axes(figure)
     label_axes(figure, "read after", "KL(exact ‖ lens) (bits)")

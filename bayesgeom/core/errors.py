@@ -111,7 +111,14 @@ class TaskMismatch(BayesGeomError, ValueError):
 
 
 class MissingSite(BayesGeomError, LookupError):
-    """A site that the model does not provide, or whose identity check failed when the model was attached."""
+    """A site that the model does not provide, or whose identity check failed when the model was attached.
+
+    `site` is the site that a run was asked for and did not record; None elsewhere.
+    """
+
+    def __init__(self, message: str, site: object = None) -> None:
+        super().__init__(message)
+        self.site: Any = site
 
 
 class NoCopy(InvalidArgument):
@@ -190,6 +197,7 @@ _KINDS: dict[Any, tuple[str, str]] = {  # one, and several
     Path: ("a path", "paths"),
     os.PathLike: ("a path", "paths"),
     type(None): ("None", "None"),
+    Callable: ("a function", "functions"),
 }
 
 

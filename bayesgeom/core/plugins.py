@@ -1,8 +1,8 @@
 """Discovery of plug-ins: the concrete subclasses in a folder of the package and in other packages' entry points.
 
-To add a task, a probe or a model, save a file with a class in it. Another installed package adds its own classes
-through an entry point in the group `bayesgeom.<folder>`. Two classes with the same name are an error. An unusable entry
-point is skipped with a warning: a broken third-party package must not end a diagnosis.
+To add a task, a probe or a model, save a file with a class in it, whose name does not begin with _. Another installed
+package adds its own classes through an entry point in the group `bayesgeom.<folder>`. Two classes with the same name
+are an error. An unusable entry point is skipped with a warning: a broken third-party package must not end a diagnosis.
 """
 
 import importlib
@@ -248,5 +248,9 @@ def _fault(plugin: type, found: Mapping[str, type], base: type) -> str:
 
 def _is_plugin(member: object, base: type) -> bool:
     return (
-        inspect.isclass(member) and issubclass(member, base) and not inspect.isabstract(member) and member is not base
+        inspect.isclass(member)
+        and issubclass(member, base)
+        and not inspect.isabstract(member)
+        and member is not base
+        and not member.__name__.startswith("_")
     )

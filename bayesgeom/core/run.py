@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.batching import even_slices
-from bayesgeom.core.errors import InvalidArgument, MissingSite
+from bayesgeom.core.errors import InvalidArgument, MissingSite, unknown_name
 from bayesgeom.stats.information import entropy_bits
 from bayesgeom.stats.observers import WindowObservers
 
@@ -49,6 +49,7 @@ RESID_MID = Site("resid_mid", _RESIDUAL)
 RESID_POST = Site("resid_post", _RESIDUAL)
 ATTN_OUT = Site("attn_out", _RESIDUAL)
 MLP_OUT = Site("mlp_out", _RESIDUAL)
+MLP_POST = Site("mlp_post", ("batch", "pos", "d_mlp"))  # hidden units of the MLP, after the activation function
 STATE = Site("state", ("batch", "pos", "d_state"))
 
 Q = Site("q", _QUERY)  # before rotation and norm
@@ -74,7 +75,19 @@ ALL_SITES = tuple(site for site in tuple(globals().values()) if isinstance(site,
 # Computed from resid_pre during a pass, and no place of an edit: natural-log probabilities of the answers that the
 # model's own final norm and output matrix read there. After the last layer they are the model's predictions.
 LOGIT_LENS = Site("logit_lens", ("batch", "pos", "answer"))
+_BY_NAME = {site.name: site for site in ALL_SITES}
 N_RECORDED = 192  # sequences whose activations a diagnosis stores: enough for every interval, and independent of n
+
+
+def site_of(site: Site | str) -> Site:
+    """Return the site of a name; a site is returned unchanged.
+
+    Raises:
+        UnknownName: There is no site of this name.
+    """
+    if isinstance(site, str) and site not in _BY_NAME:
+        raise unknown_name("site", site, _BY_NAME)
+    return _BY_NAME[site] if isinstance(site, str) else site
 
 
 NO_LABEL = -100  # the label at positions that are not scored; torch's `ignore_index`
@@ -447,6 +460,17 @@ class ModelSpec:
         """Width of a head's values and output, which is `d_head` in most architectures."""
         return self.d_value or self.d_head
 
+    def sizes_at(self, site: Site) -> dict[str, int]:
+        """Return the size of every axis of a site that the model determines, by the name of the axis."""
+        sizes = {
+            "head": self.n_heads,
+            "kv_head": self.n_kv_heads,
+            "d_head": self.d_of_value if site in (V, Z) else self.d_head,
+            "d_model": self.d_model,
+            "d_mlp": self.d_mlp,
+        }
+        return sizes | ({"d_state": self.d_state} if self.d_state else {})
+
     @property
     def is_identified(self) -> bool:
         """Whether the weights were hashed. Saved progress is resumed only by a model with the same hash."""
@@ -595,6 +619,24 @@ class Run:
         own = replace(self, trials=trials, log_answers=log_answers, recorded=static)
         return replace(self, streamed=replace(own, reduced=reduced, reduced_layers=layers))
 
+    def within(self, layers: Sequence[int], sites: Sequence[Site]) -> "Run":
+        """Return the run of a model that has only these layers, with sites and statistics that all of them have."""
+        every = tuple(range(self.spec.n_layers))
+
+        def cut(stored: Tensor, own: tuple[int, ...]) -> Tensor:
+            return stored if tuple(layers) == own else stored[[own.index(layer) for layer in layers]]
+
+        recorded, reduced = dict[Site, Tensor](), dict[str, Tensor]()
+        for site in sites:
+            if site in self.recorded and set(layers) <= set(own := self.layers.get(site, every)):
+                recorded[site] = cut(self.recorded[site], own)
+        for name, stored in self.reduced.items():
+            if set(layers) <= set(own := self.reduced_layers.get(name, every)):
+                reduced[name] = cut(stored, own)
+        spec, masks = replace(self.spec, n_layers=len(layers)), tuple(self.masks[at] for at in layers if self.masks)
+        found = replace(self, spec=spec, recorded=recorded, masks=masks, layers={}, reduced=reduced)
+        return replace(found, reduced_layers={}, streamed=None)
+
     def reference_entropy_bits(self) -> Float[np.ndarray, "batch query_pos"]:
         """Return the entropy that geometry is compared with, for the recorded sequences.
 
@@ -606,27 +648,33 @@ class Run:
             return exact.cpu().numpy()
         return self.behavior.model_entropy_bits[: self.n_recorded].astype(np.float64)
 
-    def vectors(self, site: Site, layer: int) -> Float[Tensor, "batch query_pos d"]:
+    def vectors(self, site: Site | str, layer: int) -> Float[Tensor, "batch query_pos d"]:
         """Return the recorded activations of one layer at the scored positions, with heads concatenated.
 
         Raises:
             MissingSite: The site was not recorded.
         """
-        return at_scored(site, self.at(site)[layer], self.trials, axes=("key_pos",)).flatten(2)
+        own = site_of(site)
+        return at_scored(own, self.at(own)[layer], self.trials, axes=("key_pos",)).flatten(2)
 
     def visible(self, layer: int) -> Bool[Tensor, "batch query_pos key_pos"]:
         """Return which positions the mask of a layer lets every scored position see, in the recorded sequences."""
         return self.masks[layer][self.trials.scored_positions()] if self.masks else self.trials.visible()
 
-    def at(self, site: Site) -> Shaped[Tensor, "layer *axes"]:
+    def at(self, site: Site | str) -> Shaped[Tensor, "layer *axes"]:
         """Return the recorded activations of every layer.
+
+        Args:
+            site: The site, or its name, such as "pattern".
 
         Raises:
             MissingSite: The site was not recorded.
+            UnknownName: There is no site of this name.
         """
-        if site not in self.recorded:
+        own = site_of(site)
+        if own not in self.recorded:
             stored = ", ".join(sorted(s.name for s in self.recorded)) or "(none)"
             raise MissingSite(
-                f"site {site.name!r} was not recorded in this run of {self.spec.name}. Recorded sites: {stored}."
+                f"site {own.name!r} was not recorded in this run of {self.spec.name}. Recorded sites: {stored}.", own
             )
-        return self.recorded[site]
+        return self.recorded[own]

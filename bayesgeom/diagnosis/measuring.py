@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Shaped
-from torch import Tensor
 
-from bayesgeom.core import Contained, InvalidArgument, Run, Site, bar, is_foreign, side_by_side
+from bayesgeom.core import BayesGeomError, Contained, InvalidArgument, Run, phase, side_by_side
+from bayesgeom.diagnosis.functions import FunctionProbe
 from bayesgeom.diagnosis.plan import ProbePlan
+from bayesgeom.models.base import LARGE
 from bayesgeom.report import Estimate, Report, axes_of, parts_of, records_of, value_of
 
-LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 _MOST_STORED = 2**30  # bytes of activations up to which probes run side by side
 R = TypeVar("R", bound=Report)
 _AXIS = "layer"
@@ -40,14 +40,14 @@ def probed(
         seen = run.streamed if name in plan.streamed else run
         assert seen is not None, "it was streamed if a probe of the plan is"
         needed = (*probe.needs.sites, *probe.needs.optional)
-        report = probe.measure(within(seen, plan.layers[name], needed), untrained[name])
-        report = _usable(report, is_tried=name in plan.contained) if is_foreign(type(probe)) else report
+        report = probe.measure(seen.within(plan.layers[name], needed), untrained[name])
+        report = _usable(report) if name in plan.contained else report
         is_partial = on_all_layers and len(plan.layers[name]) < run.spec.n_layers
         return on_layers(report, plan.layers[name], run.spec.n_layers) if is_partial else report
 
     found, faults = dict[str, Report](), dict[str, str]()
-    with bar(total=len(untrained), desc=f"{run.spec.name}: probes", unit="probe", leave=False) as shown:
-        foreign = [name for name in untrained if is_foreign(type(plan.supported[name]))]
+    with phase(f"{run.spec.name}: probes", len(untrained), "probe") as shown:
+        foreign = [name for name in untrained if name in plan.contained]
         own = [name for name in untrained if name not in foreign]
         own.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end
         works = [partial(measured, name) for name in own]
@@ -59,30 +59,23 @@ def probed(
             found[own[place]] = report
             shown.update()
         for name in foreign:
-            try:
-                with Contained(is_foreign=name in plan.contained) as measuring:
-                    found[name] = measured(name)
-                fault = measuring.fault
-            except _Unusable as error:  # also of a probe that was passed as an object: the other reports are kept
-                fault = str(error)
-            if fault:
-                faults[name] = f"plug-in {name!r} failed: {fault.rstrip('.')}."
+            with Contained() as measuring:
+                found[name] = measured(name)
+            if (error := measuring.error) is not None:
+                fault = str(error) if isinstance(error, BayesGeomError) else measuring.fault
+                is_whole = isinstance(plan.supported[name], FunctionProbe)
+                faults[name] = fault if is_whole else f"probe {name!r} failed: {fault.rstrip('.')}."
                 if plan.is_named and len(plan.supported) == 1:
-                    raise InvalidArgument(faults[name])
+                    raise InvalidArgument(faults[name]) from error
             shown.update()
     return {name: found[name] for name in untrained if name in found}, faults
 
 
-class _Unusable(InvalidArgument):
-    """What a probe returned is no report."""
-
-
-def _usable(report: object, *, is_tried: bool) -> Report:
-    """Return the report of a probe of another package; `is_tried`: if tables and files can be made from it."""
+def _usable(report: object) -> Report:
+    """Return the report of a probe of another package, if tables and files can be made from it."""
     if not isinstance(report, Report):
-        raise _Unusable(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
-    if is_tried:
-        report.headlines(), records_of(report), parts_of(report)[0], parts_of(report)[1]
+        raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
+    report.headlines(), records_of(report), parts_of(report)
     return report
 
 
@@ -112,22 +105,3 @@ def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:
 
         wider[name] = own.mapped(spread) if isinstance(own, Estimate) else spread(own)
     return replace(report, **wider)
-
-
-def within(run: Run, layers: Sequence[int], sites: Sequence[Site]) -> Run:
-    """Return the run of a model that has only these layers, with the sites and statistics that exist in all of them."""
-    every = tuple(range(run.spec.n_layers))
-
-    def cut(stored: Tensor, own: tuple[int, ...]) -> Tensor:
-        return stored if tuple(layers) == own else stored[[own.index(layer) for layer in layers]]
-
-    recorded, reduced = dict[Site, Tensor](), dict[str, Tensor]()
-    for site in sites:
-        if site in run.recorded and set(layers) <= set(own := run.layers.get(site, every)):
-            recorded[site] = cut(run.recorded[site], own)
-    for name, stored in run.reduced.items():
-        if set(layers) <= set(own := run.reduced_layers.get(name, every)):
-            reduced[name] = cut(stored, own)
-    spec, masks = replace(run.spec, n_layers=len(layers)), tuple(run.masks[layer] for layer in layers if run.masks)
-    found = replace(run, spec=spec, recorded=recorded, masks=masks, layers={}, reduced=reduced)
-    return replace(found, reduced_layers={}, streamed=None)

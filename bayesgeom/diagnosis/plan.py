@@ -16,12 +16,14 @@ from bayesgeom.core import (
     is_foreign,
     unknown_name,
 )
+from bayesgeom.diagnosis.functions import Function, FunctionProbe, function_name, tried
 from bayesgeom.diagnosis.inside import InsideReport
 from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
 from bayesgeom.generalization.response import EvidenceResponseReport, Replacement
 from bayesgeom.models.base import Model, bytes_per_sequence
 from bayesgeom.models.resolve import require_posterior
 from bayesgeom.probes.base import Needs, Probe
+from bayesgeom.report.diagnosis import report_kinds
 from bayesgeom.tasks.base import WindTunnel
 
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
@@ -30,6 +32,7 @@ N_REPLACED = 64  # sequences of the evidence response, for each age
 SECOND_PASSES = (RelabelingReport.name, EvidenceResponseReport.name, InsideReport.name)  # these run the model again
 
 AnyProbe = Probe[Any]
+Named = str | AnyProbe | Function  # a probe or a test by its name, a probe, or a function of the run
 
 
 def all_probes() -> dict[str, AnyProbe]:
@@ -65,7 +68,7 @@ class ProbePlan:
 
     `layers`: the layers that have all the sites that a probe requires. `streamed`: probes whose statistics are computed
     during the pass, of `n_streamed` sequences, because the memory does not hold their activations. `contained`: probes
-    of plug-ins; their errors lose only their own report, unless they were named.
+    of users and of plug-ins, whose errors lose only their own report.
     """
 
     supported: dict[str, AnyProbe]
@@ -82,41 +85,55 @@ class ProbePlan:
     is_inside_shown: bool
 
 
-def check_probes(probes: str | AnyProbe | Sequence[str | AnyProbe] | None) -> None:
+def check_probes(probes: Named | Sequence[Named] | None) -> None:
     """Check the names of probes, which needs no model.
 
     Raises:
         UnknownName: There is no such probe or option.
-        InvalidArgument: The list is empty, or a probe of a plug-in cannot be used.
+        InvalidArgument: The list is empty, or holds what is no probe, or two probes of one name.
     """
-    known = all_probes()
-    probes = [probes] if isinstance(probes, str | Probe) else probes
+    known, probes = all_probes(), listed(probes)
     if probes is not None and not probes:
         names = ", ".join(sorted({*known, *SECOND_PASSES}))
         raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {names}.")
     if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
         raise InvalidArgument(named[0][1])
+    own: Named
+    taken: dict[str, Named] = {}
     for item in probes or ():
-        if isinstance(item, str) and item not in SECOND_PASSES:
-            named_probe(item, known)
+        if isinstance(item, str):
+            own = item if item in SECOND_PASSES else named_probe(item, known)
+            name = item.partition(":")[0]
+        else:
+            own, name = item, item.name if isinstance(item, Probe) else function_name(item)
+            if not isinstance(item, Probe) and name in {*known, *SECOND_PASSES, *report_kinds()}:
+                raise InvalidArgument(f"function {name!r} has the name of one of bayesgeom's reports: rename it.")
+        if taken.setdefault(name, own) != own:
+            raise InvalidArgument(f"two probes are named {name!r}: rename one.")
+
+
+def listed(probes: Named | Sequence[Named] | None) -> Sequence[Named] | None:
+    """Return the requested probes as a list; None for all."""
+    return [probes] if isinstance(probes, str | Probe) or callable(probes) else probes
 
 
 def plan_of(
     model: Model,
     task: WindTunnel,
     trials: Trials,
-    probes: str | AnyProbe | Sequence[str | AnyProbe] | None,
+    probes: Named | Sequence[Named] | None,
     *,
     n: int,
     seed: int,
 ) -> ProbePlan:
     """Choose the probes and tests that this model and task support; a named one that they lack is an error."""
     check_probes(probes)
-    known = all_probes()
-    probes = [probes] if isinstance(probes, str | Probe) else probes
+    known, probes = all_probes(), listed(probes)
     requested: dict[str, AnyProbe] = {}
     for item in known.values() if probes is None else [own for own in probes if own not in SECOND_PASSES]:
         probe = named_probe(item, known) if isinstance(item, str) else item
+        if not isinstance(probe, Probe):
+            probe = tried(probe, model, task, seed=seed)
         requested[probe.name] = probe
     supported, skipped, inapplicable = {}, dict[str, str](), dict[str, str]()
     if probes is None:
@@ -138,8 +155,7 @@ def plan_of(
     # Calibration is first: the other probes explain it.
     first = sorted(supported, key=lambda name: (name != "calibration", list(supported).index(name)))
     chosen = {name: supported[name] for name in first}
-    by_name = set(known) if probes is None else {item.partition(":")[0] for item in probes if isinstance(item, str)}
-    foreign = frozenset(n for n, probe in chosen.items() if n in by_name and is_foreign(type(probe)))
+    foreign = frozenset(n for n, own in chosen.items() if is_foreign(type(own)) or isinstance(own, FunctionProbe))
     return ProbePlan(
         supported=chosen,
         contained=foreign,

@@ -13,19 +13,20 @@ from bayesgeom.core import (
     LOGIT_LENS,
     N_RECORDED,
     InvalidArgument,
+    MissingSite,
     NoCopy,
     Site,
     Trials,
-    bar,
     check_types,
     checked,
+    phase,
     unknown_name,
 )
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model, kernels_of, numerics
 from bayesgeom.models.captured.model import UNTRAINED, CapturedModel, Manifest, rows_per_shard, write
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, block_size, derived_seed
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, block_size, derived_seed, task_from_config
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -130,8 +131,11 @@ def _untrained(model: Model, seed: int) -> Model:
 
 
 def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, seed: int) -> Manifest:
+    task_from_config(task.config())  # as who reads the capture does, to fail before any work is done
     one, sites = task.sample(1, seed=seed), _sites(model, selection.sites)
     model.check_fits(one)
+    if not sites:
+        raise MissingSite(f"{model.spec.name} provides no site to capture; `diagnose` measures its predictions.")
     recorded = {site: _layers(model, site, selection.layers) for site in sites if not site.is_static}
     whole = {site: model.layers_of(site) for site in recorded}
     return Manifest(
@@ -184,6 +188,6 @@ def _write(model: Model, task: WindTunnel, manifest: Manifest, folder: Path) -> 
     blocks: Iterator[Trials] = task.stream(
         manifest.n, seed=derived_seed(manifest.seed, Branch.TRIALS), device=model.spec.device
     )
-    with bar(total=manifest.n, desc=f"{model.spec.name}: capture", unit="seq", leave=False) as shown:
+    with phase(f"{model.spec.name}: capture", manifest.n, "sequence") as shown:
         for n in write(model, task, blocks, manifest, folder):
             shown.update(n)

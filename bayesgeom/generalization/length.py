@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bayesgeom.core import RESID_POST, InvalidArgument, Run, checked
+from bayesgeom.core import RESID_POST, InvalidArgument, Run, checked, phase
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.curves import (
     Errors,
@@ -99,7 +99,7 @@ def length_generalization(
         >>> bayesgeom.length_generalization("hmm-lstm", lengths=[21], n=8).n
         8
     """
-    is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path)
+    is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path) or callable(model)
     models: list[ModelLike] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
     names = None if executor is None else [name_of(own) for own in models]
     _check(models, task, n=n, seed=seed, threshold_bits=threshold_bits)
@@ -268,7 +268,8 @@ def _errors(model: Model, setting: LengthSetting) -> ModelErrors:
     field, trained, seed = setting.length_field, setting.trained, setting.seed
 
     def run_at(length: int) -> Run:
-        return run_on(model, field.to(setting.task, length), n=setting.n, seed=seed)
+        with phase(f"{model.spec.name} at length {length}"):
+            return run_on(model, field.to(setting.task, length), n=setting.n, seed=seed)
 
     if field.is_prefix:
         run = run_at(setting.lengths[-1])

@@ -52,7 +52,6 @@ from bayesgeom.core import (
     TaskMismatch,
     Tokenizer,
     Trials,
-    V,
     Z,
     alone,
     at_scored,
@@ -71,6 +70,7 @@ from bayesgeom.tasks.base import WindTunnel
 
 STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 4, RESID_POST: 5}
 Variant = Sequence[Edit]
+LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 KERNELS = "attention_kernels"  # key of the provenance
 
 
@@ -303,7 +303,7 @@ class Recorder:
 
     def _check_shape(self, site: Site, layer: int, output: Tensor, trials: Trials) -> None:
         n, n_pos = trials.tokens.shape
-        known = {"batch": n, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos} | _widths(self.spec, site)
+        known = {"batch": n, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos} | self.spec.sizes_at(site)
         expected = tuple(known.get(axis, -1) for axis in site.axes)
         fits = len(output.shape) == len(expected) and all(
             e in (-1, size) for e, size in zip(expected, output.shape, strict=True)
@@ -341,7 +341,7 @@ def bytes_per_sequence(
     def width(of: Site | Reduction) -> int:
         if isinstance(of, Site):
             # Use the width of the residual stream for an axis that the spec does not know.
-            sizes = positions | _widths(spec, of)
+            sizes = positions | spec.sizes_at(of)
             return math.prod(sizes.get(axis, spec.d_model) for axis in of.axes)
         return of.size(spec, trials)
 
@@ -375,12 +375,6 @@ def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
     n_pos, n_queries = trials.tokens.shape[1], int(trials.scored.any(dim=0).sum())
     stream = n_pos * (4 * spec.d_model + 3 * spec.d_mlp + 4 * spec.d_state)
     return 4 * (stream + 2 * spec.n_heads * n_pos**2 + 2 * n_queries * spec.d_vocab)
-
-
-def _widths(spec: ModelSpec, site: Site) -> dict[str, int]:
-    d_head = spec.d_of_value if site in (V, Z) else spec.d_head
-    widths = {"head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": d_head, "d_model": spec.d_model}
-    return widths | ({"d_state": spec.d_state} if spec.d_state else {})
 
 
 BaselinePredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]
@@ -836,7 +830,7 @@ def provenance(
         **({"foreign_hooks": list(foreign)} if foreign else {}),
         **({KERNELS: kernels} if kernels else {}),
         **({"float32_matmul_precision": precision} if (precision := reduced_precision()) else {}),
-        **({} if isinstance(task, str) else {"task": task.config()}),
+        **({} if isinstance(task, str) else {"task": task.config(), "task_in_words": task.in_words()}),
         "task_label": str(task),
         "arguments": dict(arguments),
         "versions": {"bayesgeom": own_version(), **versions()},

@@ -23,6 +23,7 @@ from bayesgeom.core import (
     checked,
     field_names,
     is_untrained,
+    phase,
     put_back,
     read_json,
     seed_of,
@@ -52,7 +53,16 @@ from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
 from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, ServedModel, supported
-from bayesgeom.tasks.base import FiniteTask, TextTask, WindTunnel, check_draws, check_text, task_from_text, task_kinds
+from bayesgeom.tasks.base import (
+    FUNCTIONS,
+    FiniteTask,
+    TextTask,
+    WindTunnel,
+    check_draws,
+    check_text,
+    task_from_text,
+    task_kinds,
+)
 
 ModelLike = Model | Checkpoint | nn.Module | Callable[[Tensor], Any] | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
@@ -134,7 +144,8 @@ def load(
     options = with_plain_integers(options)
     check_options(options)
     batch_size = options.pop("batch_size", None)
-    model = _loaded(name, options | {"dtype": dtype}, tokenizer, device=device, trust_remote_code=trust_remote_code)
+    with phase(f"loading {name}"):
+        model = _loaded(name, options | {"dtype": dtype}, tokenizer, device=device, trust_remote_code=trust_remote_code)
     model.memory_gib, model.batch_size = memory_gib, batch_size
     return model
 
@@ -208,6 +219,8 @@ def check_names(task: object = None, models: Sequence[object] = ()) -> set[str] 
     if task is None:
         return None
     chosen = as_task(task, trained=None)
+    if FUNCTIONS in vars(chosen):
+        return set()  # its functions have no parameters that could be varied
     inner = [value for value in vars(chosen).values() if isinstance(value, WindTunnel)]
     return {*field_names(type(chosen)), *(name for own in inner for name in field_names(type(own)))}
 
@@ -379,6 +392,8 @@ def _with_tokenizer(own: Model, tokenizer: Tokenizer | None) -> Model:
 
 def _of_object(model: Any) -> Model:
     """The adapter of a module that bayesgeom, Hugging Face, transformer-lens or a plug-in built."""
+    if isinstance(model, type):
+        raise InvalidArgument(f"got the class {model.__name__}: pass an instance of it.")
     model = unwrapped(model)
     if "transformers" in sys.modules:
         import transformers
@@ -387,7 +402,7 @@ def _of_object(model: Any) -> Model:
             return HFModel(model)
     if type(model).__name__ in ("TransformerBridge", "HookedTransformer"):
         return LensModel(model)
-    if callable(model) and not isinstance(model, nn.Module | type):
+    if callable(model) and not isinstance(model, nn.Module):
         return from_callable(model)
     return of_module(model)
 

@@ -62,6 +62,10 @@ _SHARES = ("accuracy", "total_variation", "off_answer_prob")  # between 0 and 1
 SCORES = ("kl_bits", "entropy_mae_bits", "total_variation", "off_answer_prob", "cross_entropy_bits", "accuracy")
 
 
+_POSITION = "scored position (1 is the first)"
+_ALIKE = 0.01  # of the range of entropies: the width of a line
+
+
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CalibrationReport(Report):
@@ -103,7 +107,7 @@ class CalibrationReport(Report):
     name: ClassVar[str] = "calibration"
     is_behavioral: ClassVar[bool] = True
     scores: ClassVar[tuple[str, ...]] = SCORES
-    title: ClassVar[str] = "Calibration against the exact posterior"
+    title: ClassVar[str] = "Calibration: are the probabilities exact?"
 
     entropy_mae_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="entropy error")]
     kl_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="KL(exact ‖ model)")]
@@ -156,11 +160,10 @@ class CalibrationReport(Report):
         return float(own[TRANSPORT_WINDOW:][:1].sum())
 
     def headlines(self) -> Sequence[Headline]:
-        shown, first = self._with_drawn_windows(), "entropy error, means first"
+        shown = self._with_drawn_windows()
         return (
             headline_of(shown, "kl_bits"),
             headline_of(shown, "entropy_mae_bits"),
-            Headline.computed("entropy_mae_of_means_bits", first, self.entropy_mae_of_means_bits, "bits"),
             headline_of(self, "off_answer_prob"),
             *(self._windows() if self.windows else ()),
         )
@@ -171,18 +174,30 @@ class CalibrationReport(Report):
         return window, Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.calibration import calibration_panels
+        from bayesgeom.charts.lines import LEAST_BITS, N_BASELINES, add_baseline, add_line, log_floor, times_text
+        from bayesgeom.report import label_axes, log_axes
 
-        error, weaker = self.entropy_mae_bits_by_position, self._weaker()
-        exact, model = self.entropy_bits_by_position
-        return calibration_panels(
-            exact=exact,
-            model=model,
-            error=error.value,
-            error_band=error.ends,
-            baselines={own.name: own.value for own in error.baselines if own.name not in weaker},
-            examples=(self.example_entropy_bits[0], self.example_entropy_bits[1]),
-        )
+        own, weaker = self.entropy_mae_bits_by_position, self._weaker()
+        x, measured = np.arange(1, len(own.value) + 1), float(self.entropy_mae_bits.value)
+        levels = {each.name: each.value for each in own.baselines if each.name not in weaker}
+        names = sorted(levels, key=lambda name: float(np.nan_to_num(levels[name], nan=np.inf).mean()))[:N_BASELINES]
+        means = np.asarray(self.entropy_bits_by_position)
+        apart = np.abs(self.example_entropy_bits - means[:, None]).max(initial=0.0)
+        is_alike = bool(apart <= _ALIKE * max(float(np.ptp(means)), LEAST_BITS))
+        note = "Single sequences have the same curves." * is_alike
+        title = f"Uncertainty of the answers: {measured:.2g} bits from exact"
+        drawn = [_entropies(title, means, note)]
+        best = [times_text(measured, float(levels[name].mean()), f"the baseline “{name}”") for name in names[:1]]
+        error = Panel.blank(": ".join(["Entropy error, log scale", *best]))
+        floor = log_floor(own.value, levels[names[0]] if names else own.value)
+        for name in names:
+            add_baseline(error.figure, x, levels[name], name=f"baseline: {name}", floor=floor)
+        add_line(error.figure, x, own.value, name="model", band=own.ends)
+        log_axes(error.figure)
+        label_axes(error.figure, _POSITION, "|H model − H exact| (bits)")
+        pairs = [] if is_alike else zip(("One", "Another"), self.example_entropy_bits.swapaxes(0, 1), strict=False)
+        singles = [_entropies(f"{which} sequence", curves, is_folded=True) for which, curves in pairs]
+        return [*drawn, error, *singles]
 
     def _weaker(self) -> set[str]:
         """Return the window observers whose other start is a baseline and no worse; these are not plotted or listed."""
@@ -199,6 +214,19 @@ class CalibrationReport(Report):
             return replace(own, baselines=tuple(each for each in own.baselines if each.name not in weaker))
 
         return replace(self, entropy_mae_bits=listed(self.entropy_mae_bits), kl_bits=listed(self.kl_bits))
+
+
+def _entropies(title: str, curves: Float[np.ndarray, "source position"], note: str = "", **known: Any) -> Panel:
+    """Draw the exact entropy, wide and pale, and the model's on it."""
+    from bayesgeom.charts.lines import LEAST_BITS, add_line, add_reference
+    from bayesgeom.report import at_least, label_axes
+
+    panel, x = Panel.blank(title, note=note, **known), np.arange(1, curves.shape[1] + 1)
+    add_reference(panel.figure, x, curves[0], name="exact")
+    add_line(panel.figure, x, curves[1], name="model")
+    at_least(panel.figure, LEAST_BITS)
+    label_axes(panel.figure, _POSITION, "entropy (bits)")
+    return panel
 
 
 @final

@@ -1,6 +1,8 @@
 """The page of results: one self-contained HTML file that opens offline and fetches nothing.
 
-`assets/plotly-cartesian.min.js.gz` is the published bundle `plotly.js-cartesian-dist-min` 4.1.1, unchanged.
+A question as title, the answer with its gauge, at most six tiles, a folded section per report, and how it was measured.
+Nothing is drawn before its section opens. `assets/plotly-cartesian.min.js.gz` is the published bundle
+`plotly.js-cartesian-dist-min` 4.1.1, unchanged.
 """
 
 import base64
@@ -11,17 +13,19 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, final
 
 import plotly.graph_objects as go
 
-from bayesgeom.core import Contained, counted, discover, is_foreign, with_minus
+from bayesgeom.core import Contained, Verdict, counted, discover, is_foreign, number_text, shortened, with_minus
+from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated
 from bayesgeom.report.panels import Chart, Panel, listed
 from bayesgeom.report.render import headline_text, interval_cell, tone, verdict_text
-from bayesgeom.report.tables import Reported, Viewed, model_name, settings_of
+from bayesgeom.report.svg import swatch, thumbnail
+from bayesgeom.report.tables import Headline, Reported, Viewed, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
 
 if TYPE_CHECKING:
@@ -29,6 +33,9 @@ if TYPE_CHECKING:
 
 TEMPLATE, BUNDLE = "page.html.jinja", "plotly-cartesian.min.js.gz"
 DIGITS = 5  # significant digits of a plotted number
+TILES = 6  # at most
+_ORDER = ("calibration", "evidence_response", "ablation")  # sections that come first
+NARROWEST, LETTER = 330, 7.0  # pixels: a gauge on a telephone, and a letter of its labels
 _CONTAINED = frozenset(  # kinds of traces that the bundle draws; others need the whole library
     {"bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image", "pie", "scatter"}
     | {"scatterternary", "violin"}
@@ -40,13 +47,7 @@ _INTRODUCTION = (
     "number, gray a baseline, black (white on dark pages) an exact value or a ceiling. Verdicts and reasons for "
     "missing intervals are codes: docs/codes.md says what each means."
 )
-_DASHES = {"dash": "7,4", "dot": "2,3", "dashdot": "7,3,2,3", "longdash": "11,4", "longdashdot": "11,3,2,3"}
-_SYMBOLS = {
-    "diamond": "M13 1L17.5 5.5L13 10L8.5 5.5Z",
-    "x": "M9 1.5L17 9.5M17 1.5L9 9.5",
-    "square": "M9 1.5H17V9.5H9Z",
-    "line-ns": "M13 0V11",
-}
+_COMPARED = (Verdict.YES, Verdict.BARELY, Verdict.NO, Verdict.UNDECIDED)  # then the number is the answer
 
 
 @final
@@ -58,37 +59,59 @@ class Drawn:
     title: str
     note: str
     height: int
-    is_wide: bool
     is_folded: bool
     keys: Sequence[tuple[str, Sequence[int], str]]
     plot: Mapping[str, Any]
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """One number on a gauge: its place and that of its interval in percent of the width, and the lane of its label."""
+
+    label: str
+    place: float
+    low: float = math.nan
+    high: float = math.nan
+    kind: str = "level"  # or "model"
+    lane: int = 1  # above the line from 1 up, below it from −1 down
+
+
 def page_of(
     title: str, reports: Mapping[str, Reported], left_out: Mapping[str, str], provenance: Mapping[str, Any]
 ) -> str:
-    """Return the whole document: answers, contents, a section per report, skipped probes, provenance.
+    """Return the whole document: question, answer, tiles, a section per report, skipped probes, provenance.
 
     Args:
-        title: Heading of the page.
-        reports: The reports, in the order in which they appear.
+        title: Title of the document.
+        reports: The reports. That of predictions comes first, and the others follow in this order.
         left_out: Reason by name of each diagnostic without a report.
         provenance: Model, weights, versions and arguments, as JSON values.
     """
-    sections = [_section(name, report) for name, report in reports.items() if not isinstance(report, Viewed)]
     viewed = [report.payload() for report in reports.values() if isinstance(report, Viewed)]
+    shown = [name for name, report in reports.items() if not isinstance(report, Viewed)]
+    order = sorted(shown, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    answer, is_alone = answer_of(reports), len(shown) == 1
+    sections = [_section(name, reports[name], answer) for name in order]
+    if not is_alone:
+        empty = [section for section in sections if section["is_empty"]]
+        left_out = {own["short_title"]: verdict_text(own["answer"].verdict) for own in empty} | dict(left_out)
+        sections = [section for section in sections if not section["is_empty"]]
     drawn = [own for section in sections for own in section["panels"]]
     bands = [(f"{_triple(light)},", f"{_triple(dark)},") for light, dark in DARK.items()]
     kinds = {trace["type"] for own in drawn for trace in own.plot["data"]}
     return _template().render(
         title=title,
-        heading=sections[0]["title"] if len(sections) == 1 else title,
-        tested=_tested(sections, provenance) if len(sections) == 1 else "",  # the heading of several names it
+        **_opening(title, sections, answer, provenance, is_alone=is_alone),
+        tiles=[] if is_alone else _tiles(sections),
         sections=sections,
+        is_alone=is_alone,
+        has_contents=len(sections) > 1,
         minus=with_minus,
+        number=number_text,
         tone=tone,
         verdict=verdict_text,
-        answer=headline_text,
+        answer_line=headline_text,
         interval=interval_cell,
         skipped=left_out,
         provenance=json.dumps(dict(provenance), indent=1, default=str),
@@ -96,7 +119,7 @@ def page_of(
         css=_asset("page.css").decode(),
         js=_asset("page.js").decode(),
         colors=_color_rules(),
-        library=_library(is_whole=not kinds <= _CONTAINED),
+        library=_library(is_whole=not kinds <= _CONTAINED) if drawn else "",
         figures=_packed(json.dumps({own.id: compact(own.plot) for own in drawn}, separators=(",", ":"))),
         viewer=base64.b64encode(viewed[0]).decode("ascii") if viewed else "",
         viewer_js=_asset("viewer.js").decode(),
@@ -105,19 +128,130 @@ def page_of(
     )
 
 
-def _section(name: str, report: Reported) -> dict[str, Any]:
-    """Return what the template shows of a report."""
+def _opening(
+    title: str,
+    sections: Sequence[Mapping[str, Any]],
+    answer: Answer | None,
+    provenance: Mapping[str, Any],
+    *,
+    is_alone: bool,
+) -> dict[str, Any]:
+    """Return the question of the page, what was tested, the answer, and its gauge."""
+    first, task = sections[0] if sections else {}, provenance.get("task_in_words") or {}
+    label, short = _tested(sections, provenance)
+    is_one_number = answer is None and is_alone and first["answer"] is not None
+    question = task.get("question") or ("Does {model} infer?" if answer and model_name(provenance) else title)
+    heading = first["question"] if is_alone else question.replace("{model}", model_name(provenance))
+    marks = _answer_marks(answer) if answer else _line_marks(first["answer"]) if is_one_number else []
+    return {
+        "task": task,
+        "heading": heading,
+        "eyebrow": first["short_title"] if is_alone else "",
+        "tested": short if task else ", ".join(filter(None, (label, short.partition(", ")[2]))),
+        "label": label if task else "",
+        "answer": answer,
+        "answer_sentence": answer_text(answer) if answer else "",
+        "answer_details": answer_details(answer) if answer else "",
+        "gate": gate_text(answer) if answer else "",
+        "line": first["answer"] if is_one_number else None,
+        "line_says": _says(first["answer"]) if is_one_number else (),
+        "marks": marks,
+    }
+
+
+def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, Any]:
+    """Return what the template shows of a report: one panel, the others on request."""
+    (short_title, _, question), lines = report.title.partition(": "), report.headlines()
+    panels = [_drawn(own, f"{name}-{at}") for at, own in enumerate(_panels(report), start=1)]
+    first = next((own for own in panels if not own.is_folded), panels[0] if panels else None)
     return {
         "name": name,
-        "title": report.title,
-        "short_title": report.title.partition(":")[0],
+        "short_title": short_title,
+        "question": question[:1].upper() + question[1:] or report.title,
         "about": report.about.split("\n\n"),
         "answer": report.answer(),
-        "lines": report.headlines(),
-        "panels": [_drawn(own, f"{name}-{at}") for at, own in enumerate(_panels(report), start=1)],
+        "lines": lines,
+        "is_empty": bool(lines) and all(math.isnan(line.value) for line in lines) and not any(map(_is_drawn, panels)),
+        "panels": panels,
+        "panel": first,
+        "more": [own for own in panels if own is not first],
+        "is_gray": is_gated(answer, report),
         "n": counted(report.n, report.counts),
         "fewer": _fewer(report),
     }
+
+
+def _is_drawn(panel: Drawn) -> bool:
+    """Return whether a panel draws numbers, and not only a text that says why there are none."""
+    return any(trace.get("mode") != "text" for trace in panel.plot["data"])
+
+
+def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sections whose answer is a known number that means something here; at most `TILES`."""
+    shown = [
+        {**section, "thumbnail": thumbnail(section["panel"].plot) if section["panel"] else ""}
+        for section in sections
+        if section["answer"] is not None and not math.isnan(section["answer"].value)
+        if not section["is_gray"]
+    ]
+    return shown[:TILES]
+
+
+def _says(line: Headline) -> tuple[str, str]:
+    """Return the answer of a single report and what stands behind it; the gauge shows interval and baselines."""
+    verdict = f"{verdict_text(line.verdict)}{f' ({line.why})' if line.why else ''}"
+    number = f"{line.label} {line.value_text}"
+    return (number, verdict) if line.verdict in _COMPARED or not line.verdict else (verdict, number)
+
+
+def _answer_marks(answer: Answer) -> list[Mark]:
+    """Return the gauge of an answer: exact, model and baselines, in bits."""
+    (low, high), model = map(float, answer.kl_bits.ends), float(answer.kl_bits)
+    levels = {f"uniform {number_text(answer.uniform_kl_bits)}": answer.uniform_kl_bits}
+    if answer.baseline != "uniform":
+        levels |= {f"{answer.baseline} {number_text(answer.baseline_kl_bits)}": answer.baseline_kl_bits}
+    return _placed(f"this model {answer.kl_bits.text()} bits", (model, low, high), {"exact 0": 0.0, **levels})
+
+
+def _line_marks(line: Headline) -> list[Mark]:
+    """Return the gauge of one number: its interval and its baselines; none without a baseline."""
+    if not line.levels or math.isnan(line.value):
+        return []
+    levels = {f"{level.name} {level.bound}{number_text(level.value)}": level.value for level in line.levels[:3]}
+    zero = {} if 0.0 in levels.values() else {"0": 0.0}
+    return _placed(
+        f"{line.value_text}{f' [{line.interval}]' * bool(line.interval)}",
+        (line.value, line.low, line.high),
+        zero | levels,
+    )
+
+
+def _placed(model: str, ends: tuple[float, float, float], levels: Mapping[str, float]) -> list[Mark]:
+    """Return marks with their labels in lanes, so that no two labels of a lane touch on the narrowest screen."""
+    known = [value for value in (*ends, *levels.values()) if math.isfinite(value)]
+    least, span = min(known), (max(known) - min(known)) or 1.0
+    value, low, high = (100 * (end - least) / span for end in ends)
+    marks = [Mark(label=model, place=value, low=low, high=high, kind="model")]
+    for label, level in levels.items():
+        own = Mark(label=shortened(label, 40), place=100 * (level - least) / span, lane=0)
+        lane = next(
+            lane
+            for lane in (-1, 1, -2, 2, -3)
+            if not any(_touch(own, other) for other in marks if other.lane == lane) or lane == -3
+        )
+        marks.append(Mark(label=own.label, place=own.place, lane=lane))
+    return marks
+
+
+def _touch(one: Mark, other: Mark) -> bool:
+    """Return whether two labels overlap; each lies at its place as it does at that share of its own width."""
+    spans = []
+    for own in (one, other):
+        width = LETTER * len(own.label)
+        left = own.place / 100 * (NARROWEST - width)
+        spans.append((left, left + width))
+    (left, right), (start, end) = spans
+    return left < end + LETTER and start < right + LETTER
 
 
 def _panels(report: Reported) -> Iterator[Panel]:
@@ -146,40 +280,45 @@ def _fewer(report: Reported) -> str:
     return f"of {requested:,} requested{f': {why}' if why else ''}"
 
 
-def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> str:
-    """Return what was tested: the model, its architecture and the task; "" if it is unknown."""
+def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> list[str]:
+    """Return the model, its architecture and the task, and how many sequences with which settings; none if unknown."""
     model, name, task = provenance.get("model"), model_name(provenance), provenance.get("task_label")
     if not (name and task):
-        return ""
+        return ["", ""]
     kind = model.get("architecture") if isinstance(model, Mapping) else None
     about = f" ({kind})" if kind and kind not in ("several", name) else ""
-    return ", ".join(filter(None, (f"{name}{about} on {task}", sections[0]["n"], settings_of(provenance))))
+    n = [section["n"] for section in sections[:1]]
+    return [f"{name}{about} on {task}", ", ".join(filter(None, (f"{name}{about}", *n, settings_of(provenance))))]
 
 
 def _drawn(own: Panel, identifier: str) -> Drawn:
     """Return a panel as plotly.js draws it on a page: without title and legend, which the page has itself."""
+    own = replace(own, figure=own.finished())
     layout = own.figure.layout.to_plotly_json()
     layout = {key: value for key, value in layout.items() if key not in ("title", "height", "template")}
     for axis in ("xaxis", "yaxis"):
         given = layout.get(axis, {})
         text = (given.get("title") or {}).get("text")
-        wrapped = {"title": {**given["title"], "text": "<br>".join(textwrap.wrap(text, 40))}} if text else {}
+        wrapped = (
+            {"title": {**given["title"], "text": "<br>".join(textwrap.wrap(text, 40 if axis == "xaxis" else 30))}}
+            if text
+            else {}
+        )
         layout[axis] = {**given, "automargin": True, "ticklabeloverflow": "allow", **wrapped}
     clear = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}
-    margin = {"l": 54, "r": 18, "t": 10, "b": 44} if not own.figure.frames else {**layout["margin"], "t": 10}
+    margin = {"l": 54, "r": 18, "t": 10, "b": 44, **layout.get("margin", {})}
     font = {"color": EXACT, **layout.get("font", {}), "size": 12}
     layout |= {**clear, "font": font, "margin": margin, "showlegend": False, "autosize": True}
     plot = {"data": [_trace(trace.to_plotly_json()) for trace in own.figure.data], "layout": layout}
     if own.figure.frames:
         plot["frames"] = [frame.to_plotly_json() for frame in own.figure.frames]
-    entries = [(_plain(name), at, _swatch(own.figure.data[at[0]])) for name, at in listed(own.figure).items()]
+    entries = [(_plain(name), at, swatch(own.figure.data[at[0]])) for name, at in listed(own.figure).items()]
     height = int(own.figure.layout.height or 340) - (0 if own.figure.frames else 38)
     return Drawn(
         id=identifier,
         title=_plain(own.title),
         note=own.note,
         height=height if own.figure.data else 0,
-        is_wide=own.is_wide,
         is_folded=own.is_folded,
         keys=entries,
         plot=plot,
@@ -216,34 +355,6 @@ def compact(value: Any) -> Any:
             return value
         case _:  # an array, or a number of numpy
             return compact(value.tolist())
-
-
-def _swatch(trace: Any) -> str:
-    """Return a sample of a trace as a small SVG; theme colors follow the page's light or dark mode."""
-    line, marker = trace.line, trace.marker
-    color = line.color or (marker.color if isinstance(marker.color, str) else None) or EXACT
-    is_band = bool(trace.fill and not line.width)
-    if is_band and (ends := re.match(r"rgba\((\d+),(\d+),(\d+),", trace.fillcolor or "")):
-        color = f"#{''.join(f'{int(part):02x}' for part in ends.groups())}"
-    paint = f"var(--c{color[1:]}, {color})" if color in DARK else re.sub(r"[^\w(),.%# -]", "", color)
-    if is_band:
-        inside = f'<rect x="2" y="1" width="22" height="9" style="fill:{paint};fill-opacity:.3;stroke:{paint}"/>'
-    else:
-        dash = _DASHES.get(line.dash, (line.dash or "solid").replace("px", "").replace("solid", ""))
-        mode = trace.mode or "lines"
-        width = f"{min(line.width or 2, 7):g};stroke-opacity:{trace.opacity or 1:g}"
-        stroke = f'<path d="M1 5.5H25" style="stroke:{paint};stroke-width:{width};stroke-dasharray:{dash or "none"}"/>'
-        inside = stroke * ("lines" in mode) + _symbol(str(marker.symbol or "circle"), paint) * ("markers" in mode)
-    return f'<svg width="26" height="11" aria-hidden="true">{inside}</svg>'
-
-
-def _symbol(symbol: str, paint: str) -> str:
-    """Return a marker in the middle of a sample, as SVG."""
-    shape = next((path for start, path in _SYMBOLS.items() if symbol.startswith(start)), "")
-    if not shape:
-        return f'<circle cx="13" cy="5.5" r="3.5" style="fill:{paint}"/>'
-    fill = paint if "-open" not in symbol and "-thin" not in symbol else "none"
-    return f'<path d="{shape}" style="stroke:{paint};stroke-width:1.8;fill:{fill}"/>'
 
 
 def _plain(text: Any) -> str:

@@ -526,16 +526,18 @@ def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], 
         raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
     if not fits((extra["skipped"], extra.get("inapplicable", {})), tuple[Mapping[str, str], ...]):
         raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
-    unknown = tuple(sorted(parts.keys() - kinds.keys()))
+    # A function that was passed as a probe has a name of its own: its report states the kind.
+    found = {key: kinds.get(key) or kinds.get(str(own.get("made_by"))) for key, (own, _) in parts.items()}
+    unknown = tuple(sorted(key for key, kind in found.items() if kind is None))
     reports, notes = dict[str, R](), dict[str, dict[str, list[str]]]()
     for key, (scalars, arrays) in parts.items():
-        if key in unknown:
+        if (kind := found[key]) is None:
             continue
         where = f"{path}: report {key!r}"
-        values, noted = completed(kinds[key], fields_of(kinds[key], scalars, arrays, where))
+        values, noted = completed(kind, fields_of(kind, scalars, arrays, where))
         notes |= {key: noted} if noted else {}
-        check_fields(kinds[key], values, where)
-        reports[key] = kinds[key](**values)
+        check_fields(kind, values, where)
+        reports[key] = kind(**values)
     if notes:
         extra = {**extra, ORIGIN: {**extra[ORIGIN], OTHER_VERSION: notes}}
     return reports, extra, unknown

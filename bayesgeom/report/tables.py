@@ -38,12 +38,18 @@ Place = int | str | None
 class Reported(Protocol):
     """The part of a `Report` that pages and tables read; they cannot import `Report`, which imports them."""
 
-    name: ClassVar[str]
-    title: ClassVar[str]
     about: ClassVar[str]
     counts: ClassVar[str]
     limit: ClassVar[str]
     is_behavioral: ClassVar[bool]
+
+    @property
+    def name(self) -> str:
+        """Name of the probe or function that measured."""
+
+    @property
+    def title(self) -> str:
+        """Heading of its section."""
 
     @property
     def n(self) -> int:

@@ -15,6 +15,10 @@ In words, for language models:
     InContext          one of the tasks above, in words
     Prompts            your own texts, or the shipped prompts
 
+Your own:
+
+    from_functions     a function that draws sequences, and one that returns their exact probabilities
+
 `WindTunnel` and `TextTask` are the base classes of new tasks. `help(bayesgeom.tasks.HMM)` describes one task.
 """
 

@@ -3,6 +3,7 @@ from .base import TextTask as TextTask
 from .base import WindTunnel as WindTunnel
 from .bijection import Bijection as Bijection
 from .evidence import LabeledEvidence as LabeledEvidence
+from .functions import from_functions as from_functions
 from .hmm import HMM as HMM
 from .in_context import InContext as InContext
 from .modular_recurrence import ModularRecurrence as ModularRecurrence

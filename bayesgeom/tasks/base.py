@@ -45,6 +45,7 @@ BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
 MOST_BYTES, MOST_SECONDS = 4e9, 600.0
 MOST_BITS = 63  # of an integer: torch's largest
+_EXAMPLE, _ANSWERS = 12, 2  # tokens and answers of the example on pages
 _COMPARED = 16  # sequences of two draws that are compared
 _TOKEN_BYTES = 25  # per position, without its posterior: id, scored flag, label, id for the model
 _LABEL_BYTES = 100  # per id: its label in tables and plots
@@ -101,6 +102,7 @@ def check_affordable(
 
 
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
+FUNCTIONS = "functions"  # the parameter of a task that was made of two functions
 _WRAPPED = "task"  # the field in which a text task holds the task that it renders
 T = TypeVar("T")
 
@@ -111,6 +113,8 @@ class WindTunnel(ABC):
     Concrete tasks are frozen dataclasses: their fields are their parameters, and equal fields mean equal tasks.
     Ids 0 … `d_vocab` − 1 are the input tokens and the answers, so any causal language model can be used on any task.
     A task without a known posterior, such as plain text, sets `has_posterior` to False.
+    Pages open with `question`, in which {model} is the model's name, and with `sentence`, which says what a sequence is
+    and what is predicted; {task.n_values} in it is the field n_values.
     The class is abstract and has no arguments of its own: those of a concrete task are its fields.
 
     Example:
@@ -121,6 +125,8 @@ class WindTunnel(ABC):
     """
 
     name: ClassVar[str]
+    question: ClassVar[str] = "Does {model} infer?"
+    sentence: ClassVar[str] = ""
     has_posterior: ClassVar[bool] = True
 
     @property
@@ -232,7 +238,32 @@ class WindTunnel(ABC):
         assert is_dataclass(self) and not isinstance(self, type), "a task is a dataclass"
         stored = {field.name: getattr(self, field.name) for field in fields(self)}
         inner = {name: value.config() for name, value in stored.items() if isinstance(value, WindTunnel)}
-        return {"name": self.name, **asdict(self), **inner}
+        plain = {name: value for name, value in asdict(self).items() if not callable(stored[name])}
+        return {"name": self.name, **plain, **inner}
+
+    @final
+    def in_words(self) -> dict[str, Any]:
+        """Return what pages say of the task, for JSON.
+
+        Returns:
+            `question` and `sentence`; with a posterior also `example`, labels of the last tokens up to the last scored
+            position of one sequence, `is_cut`, whether tokens come before these, and `answers`, the exact probability
+            of the most probable answers by their label.
+        """
+        words: dict[str, Any] = {"question": self.question, "sentence": self.sentence.format(task=self)}
+        if not self.has_posterior:
+            return words
+        trials, labels = self.sample(1, seed=0), self.token_labels()
+        last = int(trials.scored[0].nonzero()[-1])
+        tokens = trials.tokens[0, max(0, last + 1 - _EXAMPLE) : last + 1].tolist()
+        exact = dict(zip(trials.answers.tolist(), trials.predictive[0, last].tolist(), strict=True))
+        top = sorted(exact, key=lambda answer: -exact[answer])[:_ANSWERS]
+        return {
+            **words,
+            "example": tuple(labels[token] for token in tokens),
+            "is_cut": last >= _EXAMPLE,
+            "answers": {labels[answer]: exact[answer] for answer in top},
+        }
 
     @final
     def _check_count(self, n: object) -> int:
@@ -371,8 +402,13 @@ def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
 
     Raises:
         UnknownName: The task does not exist.
-        InvalidArgument: The task does not take these parameters.
+        InvalidArgument: The task does not take these parameters, or was made of two functions.
     """
+    if FUNCTIONS in config:
+        raise InvalidArgument(
+            f"task {config.get('name')!r} was made of two functions (bayesgeom.tasks.from_functions), which no file "
+            f"and no other process has: pass the task itself, to a function that runs the model here."
+        )
     parameters = {key: _revived(value) for key, value in config.items()}
     name = str(parameters.pop("name", None))
     # mypy forbids an abstract class as a value, but discovery needs one.

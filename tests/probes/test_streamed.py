@@ -11,7 +11,6 @@ import bayesgeom
 from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Trials, concatenate
-from bayesgeom.diagnosis.measuring import within
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.models.base import Model, Recorder, Stream
 from bayesgeom.probes.attention_entropy import SUMS
@@ -103,7 +102,7 @@ def test_a_view_of_layers_cuts_statistics_too(computed: tuple[int, ...], layers:
     stream = Stream(layers={LAST_VALUES: computed, KEY_SUMS: (0,)}, trials=concatenate(passes()))
     model = lively("rotary")
     whole = model.run(passes(), record=[s.V], n_recorded=15)
-    found = within(model.run(passes(), record=[stream]).streamed, layers, (s.V, s.K))
+    found = model.run(passes(), record=[stream]).streamed.within(layers, (s.V, s.K))
     for row, layer in enumerate(layers):
         expected = LAST_VALUES.at(whole, layer, 15)
         torch.testing.assert_close(LAST_VALUES.at(found, row, 15), expected, rtol=1e-4, atol=1e-4)

@@ -1,6 +1,5 @@
 """Budgets on size: of functions. A file is as long as its one idea."""
 
-import ast
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, TypedDict, Unpack, cast, final, get_type_hints
 
 import torch
@@ -30,6 +30,7 @@ from bayesgeom.core import (
     RESID_POST,
     RESID_PRE,
     BayesGeomError,
+    Contained,
     Hook,
     InvalidArgument,
     K,
@@ -63,20 +64,21 @@ from bayesgeom.models.adapters.proof import (
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import Model, Reattachable, Replayer
+from bayesgeom.models.base import Model, Reattachable, Replayer, is_out_of_memory
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
 from bayesgeom.tasks.base import torch_seed
 
 Where = str | Callable[[Any], Any]  # a name within the owner, or a function of it
 _HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN)
+_SLACK = 1e-3  # of a sum of probabilities, in half precision
 _NEXT, _SUM = "resid_post = next resid_pre", "resid_pre + attn_out + mlp_out = resid_post"
 _OUT, _PLAIN = "out(z) = attn_out", "softmax(q·k / √d_head) · v = z"
 _HINTS = {
     _NEXT: ": something changes the stream between blocks",
     _SUM: ": declare as attn and mlp what the block adds to its stream, and norms=… if it normalizes the sums",
     _OUT: ": out=… must be the last projection of the heads before attn",
-    _PLAIN: ": queries or keys are rotated, normed or biased, or the mask is not causal",
+    _PLAIN: ": n_heads=… is wrong, queries or keys are rotated, normed or swapped, or the mask is not causal",
 }
 _TO_DECLARE: Mapping[Site, str] = {
     ATTN_OUT: "declare attn=…, the part of a block whose output is added to the stream",
@@ -84,6 +86,9 @@ _TO_DECLARE: Mapping[Site, str] = {
     **dict.fromkeys(_HEADS, "declare n_heads, out=… and qkv=…, or q=…, k=… and v=…"),
 }
 _NOT_OFFERED = "`wrap` does not offer it: see docs/extending.md"
+_OF_WEIGHTS = "`wrap` reads no weights: name a subspace that is fitted to activations, such as covariance:belief"
+_AS_FORWARD = "Declare forward=lambda net, ids: …, which returns them"
+_AS_FUNCTION = "Return them as a torch tensor"
 
 
 @final
@@ -193,7 +198,11 @@ def wrap(
         ['resid_post', 'resid_pre']
     """
     if not isinstance(net, nn.Module):
-        raise InvalidArgument(f"wrap needs a torch module, got a {type(net).__name__}.")
+        is_class = isinstance(net, type)
+        advice = "pass an instance of the class" if is_class else "diagnose takes a function or a Model as it is"
+        raise InvalidArgument(f"wrap needs a torch module, got a {type(net).__name__}: {advice}.")
+    if any(parameter.is_meta for parameter in net.parameters()):
+        raise InvalidArgument(f"{type(net).__name__} is on device meta, without numbers: load its weights first.")
     for unknown in options.keys() - Options.__annotations__.keys():
         raise unknown_name("option of wrap", unknown, [*Options.__annotations__, "blocks", "attn", "mlp", "n_heads"])
     given = {name: value for name, value in options.items() if value is not None}
@@ -201,9 +210,9 @@ def wrap(
     for name, value in given.items():
         check_argument(name, value, hints[name])
     chosen = cast(Options, with_plain_integers(given))
-    for name, count in (("n_kv_heads", chosen.get("n_kv_heads", 1)), ("n_ctx", chosen.get("n_ctx", 1))):
-        if count < 1:
-            raise InvalidArgument(f"{name} must be a positive integer, got {count}.")
+    for name, least, count in (("n_kv_heads", 1, chosen.get("n_kv_heads")), ("n_ctx", 2, chosen.get("n_ctx"))):
+        if count is not None and count < least:
+            raise InvalidArgument(f"{name} must be an integer of at least {least}, got {count}.")
     return WrappedModel(net, _layout(_blocks(net, blocks), attn, mlp, n_heads, chosen), n_heads, chosen)
 
 
@@ -213,7 +222,8 @@ def from_callable(function: Callable[[Int64[Tensor, "batch pos"]], Any], tokeniz
     Raises:
         InvalidArgument: It cannot be called on token ids, its output is no logits, or it sees later tokens.
     """
-    name = function.__qualname__ if isinstance(function, FunctionType) else type(function).__name__
+    is_named = isinstance(function, FunctionType | MethodType)
+    name = function.__qualname__.rpartition("<locals>.")[2] if is_named else type(function).__name__
     options: Options = {"name": name} if tokenizer is None else {"name": name, "tokenizer": tokenizer}
     return WrappedModel(_Called(function), Layout(blocks=()), 0, options)
 
@@ -270,8 +280,9 @@ def _blocks(net: nn.Module, where: Where | Sequence[nn.Module]) -> tuple[tuple[n
     listed = list(found) if isinstance(found, nn.ModuleList | nn.Sequential | list | tuple) else [found]
     pairs = [tuple(own) if isinstance(own, tuple | list) else (own, own) for own in listed]
     if not pairs or any(len(pair) != 2 or not all(isinstance(part, nn.Module) for part in pair) for pair in pairs):
+        name = f"blocks={shown(where)}" if isinstance(where, str) else "blocks=…"
         raise InvalidArgument(
-            f"blocks={where!r} of {type(net).__name__} must be a list of modules, or of pairs of modules; got "
+            f"{name} of {type(net).__name__} must be a list of modules, or of pairs of modules; got "
             f"{', '.join(type(own).__name__ for own in listed) or 'none'}."
         )
     return tuple((first, last) for first, last in pairs)
@@ -312,7 +323,7 @@ class WrappedModel(Reattachable):
         self._taps = Taps(layout.sites, len(layout.blocks))
         self._is_position_first = False
         self._projected: dict[tuple[Site, int], Tensor] = {}  # of the pass that is running
-        with evaluating(net), torch.no_grad(), self._named_faults():
+        with evaluating(net), torch.no_grad():
             self.spec = self._spec(digest)
             self.withheld: Mapping[Site, str] = self._examined()
 
@@ -343,12 +354,28 @@ class WrappedModel(Reattachable):
         with PROCESS_STATE, torch.random.fork_rng():
             torch.manual_seed(torch_seed(seed))
             if (rebuild := self._options.get("rebuild")) is not None:
-                net = rebuild().to(self.spec.device).eval()
+                net = self._rebuilt(rebuild)
             else:
                 net = _reset(deepcopy(self._net), self.spec.name)
         options: Options = {**self._options, "name": f"{self.spec.name} at initialization {seed}"}
         layout = self._layout.within(self._net, net)
         return WrappedModel(net, layout, self._heads[0], options, digest=untrained(seed))
+
+    def _rebuilt(self, rebuild: Callable[[], nn.Module]) -> nn.Module:
+        """Return a module that a function builds; raise `NoCopy` if it has other parts or other weights."""
+        built: Any = None
+        with Contained() as building:
+            built = rebuild()
+        name = f"{self.spec.name} has no untrained baselines: rebuild=…"
+        if building.fault:
+            raise NoCopy(f"{name} failed: {building.fault.rstrip('.')}.") from building.error
+        if not isinstance(built, nn.Module):
+            raise NoCopy(f"{name} returned a {type(built).__name__}; it must return a new module.")
+        shapes = ({key: value.shape for key, value in own.state_dict().items()} for own in (self._net, built))
+        own, other = shapes
+        if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
+            raise NoCopy(f"{name} returned a module with other weights: {', '.join(differing[:3])} differ.")
+        return built.to(self.spec.device).eval()
 
     @alone()
     def replayer(self) -> Replayer:
@@ -361,32 +388,45 @@ class WrappedModel(Reattachable):
 
     def _forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
         forward = self._options.get("forward")
-        output = self._net(tokens) if forward is None else forward(self._net, tokens)
+        with self._named_faults(tokens):
+            output = self._net(tokens) if forward is None else forward(self._net, tokens)
         match output:
-            case [first, *_] | object(logits=first):
-                logits: Any = first
+            case {"logits": logits} | object(logits=logits):
+                pass
+            case [first, *_]:
+                logits = next((own for own in output if isinstance(own, Tensor) and own.ndim == 3), first)
             case _:
                 logits = output
-        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != tokens.shape:
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        is_float = isinstance(logits, Tensor) and logits.is_floating_point()
+        if not is_float or logits.ndim != 3 or logits.shape[:2] != tokens.shape:
+            is_tensor = isinstance(logits, Tensor)
+            got = f"{logits.dtype} of shape {tuple(logits.shape)}" if is_tensor else f"a {type(logits).__name__}"
             raise InvalidArgument(
-                f"{self._name} returned {got} for {tuple(tokens.shape)} token ids; logits of shape (batch, "
-                f"position, vocabulary) are needed. Declare forward=lambda net, ids: …, which returns them."
+                f"{self._name} returned {got} for token ids of shape {tuple(tokens.shape)}; logits of shape (batch, "
+                f"position, vocabulary) are needed. {self._advice}."
             )
-        return logits
+        return cast(Tensor, logits)
+
+    @property
+    def _advice(self) -> str:
+        """What to do about wrong logits."""
+        return _AS_FORWARD if self._layout.blocks else _AS_FUNCTION
 
     @contextlib.contextmanager
-    def _named_faults(self) -> Iterator[None]:
-        try:
+    def _named_faults(self, tokens: Int64[Tensor, "batch pos"]) -> Iterator[None]:
+        """Name the model, whose code is the user's, in each of its exceptions."""
+        with Contained() as running:
             yield
-        except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            if isinstance(error, BayesGeomError):
-                raise
-            raise InvalidArgument(
-                f"{self._name} cannot be run on token ids of shape (batch, position): "
-                f"{str(error).strip().splitlines()[0]}. Declare forward=lambda net, ids: …, or n_ctx=… if they are too "
-                f"many."
-            ) from error
+        error = running.error
+        if error is None:
+            return
+        if isinstance(error, BayesGeomError) or is_out_of_memory(error):
+            raise error
+        is_long = isinstance(error, IndexError | RuntimeError) and self._layout.blocks and "n_ctx" not in self._options
+        many = " Declare n_ctx=… if they are too many." if is_long else ""
+        raise InvalidArgument(
+            f"{self._name} failed on token ids of shape {tuple(tokens.shape)}: {running.fault.rstrip('.')}.{many}"
+        ) from error
 
     def _spec(self, digest: str) -> ModelSpec:
         """Run the module on a few tokens, and return its sizes."""
@@ -518,7 +558,7 @@ class WrappedModel(Reattachable):
     def _examined(self) -> dict[Site, str]:
         """Return why each site is withheld."""
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
-        self._check_causal(trials.tokens)
+        self._check_logits(trials.tokens)
         if not self._layout.blocks:
             return dict.fromkeys(ALL_SITES, "a function has no parts: pass its module to bayesgeom.wrap")
         sites = [site for site in self._layout.sites if site != PATTERN]  # that of this module is never formed
@@ -529,16 +569,17 @@ class WrappedModel(Reattachable):
                 self._forward(trials.tokens)
 
         passages = perturbed_pass(self._net, forward, self.point, places)
-        found = {site: _TO_DECLARE.get(site, _NOT_OFFERED) for site in ALL_SITES}
+        found = {site: _TO_DECLARE.get(site, _OF_WEIGHTS if site.is_static else _NOT_OFFERED) for site in ALL_SITES}
         missed = {site for (site, _), own in passages.items() if len(own.arrived) != 1}
         found |= dict.fromkeys(missed, "its part does not run once a pass")
         # Of a single block nothing else is known of its stream than that it ran.
         errors: dict[Site, dict[str, float]] = {RESID_PRE: {}, RESID_POST: {}}
         for layer in range(self.spec.n_layers):
-            for claim in self._claims(passages, set(sites) - missed, layer):
-                for site in claim.sites:
-                    own = errors.setdefault(site, {})
-                    own[claim.equation] = max(claim.error(), own.get(claim.equation, 0.0))
+            with self._named_faults(trials.tokens):  # norms or out=… may be parts that take other inputs
+                claims = list(self._claims(passages, set(sites) - missed, layer))
+            for claim, site in ((own, site) for own in claims for site in own.sites):
+                own = errors.setdefault(site, {})
+                own[claim.equation] = max(claim.error(), own.get(claim.equation, 0.0))
         for site in set(sites) - missed:
             found[site] = self._reason(errors.get(site))
         for site, of in ((Q_ROT, Q), (K_ROT, K), (PATTERN, Q)):
@@ -573,18 +614,28 @@ class WrappedModel(Reattachable):
             right = self._weighted(self._pattern(q, k), v)
             yield Claim(_PLAIN, (Q, K, V) if ATTN_OUT in known else (Q, K, V, Z), arrived[Z], right)
 
-    def _check_causal(self, tokens: Int64[Tensor, "batch pos"]) -> None:
-        """Raise `InvalidArgument` if logits depend on later tokens."""
-        changed = tokens.clone()
+    def _check_logits(self, tokens: Int64[Tensor, "batch pos"]) -> None:
+        """Raise `InvalidArgument` if the outputs are not logits that follow from the tokens up to each position."""
+        changed, given = tokens.clone(), tokens.clone()
         changed[:, -1] = (changed[:, -1] + 1) % self.spec.d_vocab
-        one, other = (self._forward(own)[:, :-1] for own in (tokens, changed))
+        one, same, other = (self._forward(own)[:, :-1] for own in (given, tokens.clone(), changed))
         if not torch.isfinite(one).all():
             raise NonFinite(f"{self.spec.name} returned NaN or infinite logits. Check its weights.")
-        error = Claim("earlier logits do not see the last token", (), other, one).error()
-        if not error <= tolerance_of(self.spec.dtype):
+        if not torch.equal(given, tokens):
+            raise InvalidArgument(f"{self.spec.name} changes its token ids in place: let it work on ids.clone().")
+        if bool((one >= 0).all()) and bool(((one.sum(-1) - 1).abs() < _SLACK).all()):
+            raise InvalidArgument(f"{self.spec.name} returns probabilities, not logits: return their logarithms.")
+        bound = tolerance_of(self.spec.dtype)
+        if not (error := Claim("the same tokens give the same logits", (), same, one).error()) <= bound:
+            raise InvalidArgument(
+                f"{self.spec.name} returns other logits for the same tokens, by {error:.1e} of their largest: switch "
+                f"dropout and other noise off (net.eval())."
+            )
+        if not (error := Claim("earlier logits do not see the last token", (), other, one).error()) <= bound:
+            advice = "declare forward=lambda net, ids: …, which passes the mask" if self._layout.blocks else "mask them"
             raise InvalidArgument(
                 f"{self.spec.name} sees later tokens: another last token changes earlier logits by {error:.1e} of "
-                f"their largest. A causal model is needed: declare forward=lambda net, ids: …, which passes the mask."
+                f"their largest. A causal model is needed: {advice}."
             )
 
 

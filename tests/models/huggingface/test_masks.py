@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import bayesgeom
 from bayesgeom.core.run import K_ROT, PATTERN, Q_ROT, Q, Run
-from bayesgeom.diagnosis.measuring import within
 from bayesgeom.models.base import Stream, visible
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.probes.attention_entropy import SUMS, UNIFORM, AttentionEntropy, AttentionEntropyReport
@@ -208,7 +207,7 @@ def test_statistics_of_a_pass_use_the_same_masks() -> None:
     assert streamed is not None and streamed.masks
     for layer in range(3):
         torch.testing.assert_close(SUMS.at(streamed, layer, 7), SUMS.at(stored, layer, 7))
-    one, other = (AttentionEntropy().measure(within(run, (1, 2), [PATTERN])) for run in (stored, streamed))
+    one, other = (AttentionEntropy().measure(run.within((1, 2), [PATTERN])) for run in (stored, streamed))
     np.testing.assert_allclose(one.entropy_share.value, other.entropy_share.value, atol=1e-6)
     assert one.entropy_bits.baseline(UNIFORM).value.max() < 1.9
 

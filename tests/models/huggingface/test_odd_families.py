@@ -14,8 +14,8 @@ from bayesgeom.ablations.batteries import every_head, everything
 from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
-from bayesgeom.diagnosis.measuring import within
 from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.huggingface.sites import SITES
 from bayesgeom.models.resolve import load
 from bayesgeom.subspaces.base import InterventionSite, Sample
 from bayesgeom.tasks.bijection import Bijection
@@ -25,7 +25,7 @@ from tests.probes.test_streamed import assert_alike
 
 HEADS = {s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN}
 SUMS = {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID, s.MLP_OUT, s.RESID_POST}
-EVERY = frozenset(s.ALL_SITES) - {s.STATE}
+EVERY = frozenset(SITES)
 _OLMO: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 6,
@@ -106,7 +106,7 @@ def test_sites_of_some_layers_hold_what_plain_hooks_see() -> None:
     torch.testing.assert_close(run.at(s.V)[0].flatten(2), values, atol=1e-6, rtol=1e-6)
     keys = run.at(s.W_K)[0].flatten(0, 1)
     torch.testing.assert_close(keys, attention.k_proj.weight, atol=1e-5, rtol=1e-5)
-    other = within(run, (1,), (s.Z, s.RESID_POST))
+    other = run.within((1,), (s.Z, s.RESID_POST))
     assert other.spec.n_layers == 1 and not other.layers
     torch.testing.assert_close(other.at(s.RESID_POST)[0], run.at(s.RESID_POST)[1])
 

@@ -1,0 +1,337 @@
+"""A function of a finished run as a probe: `diagnose(model, probes=[f])`.
+
+Before anything is measured, the function is tried on a few sequences. Each site that it asks for is recorded, and it is
+tried again. It is then tried on one more sequence: an array whose first axis grows with the sequences has a value for
+each of them, so its mean has an interval.
+"""
+
+import functools
+import inspect
+import itertools
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Annotated, Any, final
+
+import numpy as np
+from jaxtyping import Float64
+from torch import Tensor
+
+from bayesgeom.core import Contained, InvalidArgument, MissingSite, Run, Site, UnknownName, shown
+from bayesgeom.models.base import LARGE, Model, recording_bytes
+from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.served.model import ServedModel
+from bayesgeom.probes.base import Control, Needs, Probe, known
+from bayesgeom.report import Estimate, Headline, Panel, Quantity, Report, headline_of, mean_estimate, of_untrained
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
+
+Function = Callable[[Run], Any]
+Numbers = Mapping[str, Float64[np.ndarray, "..."]]
+MOST = 5000  # numbers that a function may return for each sequence: each has an interval
+_TRIED, _TRIED_LARGE = 16, 2  # sequences of a trial, and those of a large model or of a server
+_SHOWN = 3  # headlines of a report
+_RETURNS = "Return a number, an array of numbers, or a dict of these by name."
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FunctionReport(Report):
+    """What a function of the run returned, with what it returned for untrained networks.
+
+    A number with an interval is the mean over sequences, for which the function returned a value each. Other numbers
+    have no interval. Which direction is better is unknown, so there is no verdict.
+
+    Fields: `outputs` names every number, `result` holds them in this order, and `shapes` are those of the returned
+    arrays by name, "" for a function that returns one. `of` gives an array back.
+    """
+
+    name: str = "function"  # type: ignore[misc]  # that of the function, where other reports share one
+    title: str = "Own function"  # type: ignore[misc]  # its name and the first line of its docstring
+    made_by: str = "function"  # the kind of report that a file of this name holds
+    outputs: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    result: Annotated[Estimate, Quantity("output", label="returned value")]
+
+    def of(self, name: str = "") -> Estimate:
+        """Return one of the returned arrays in its own shape, averaged over sequences if it had a value for each.
+
+        Args:
+            name: Its name in the returned dict; "" if the function returned no dict.
+
+        Returns:
+            The numbers, with intervals and untrained baselines.
+
+        Raises:
+            InvalidArgument: The function returned nothing of this name.
+        """
+        if (shape := self.shapes.get(name)) is None:
+            listed = ", ".join(map(repr, self.shapes))
+            raise InvalidArgument(f"function {self.name!r} returned nothing named {name!r}. It returned: {listed}.")
+        start = sum(prod(self.shapes[key]) for key in itertools.takewhile(lambda key: key != name, self.shapes))
+        return self.result[start : start + prod(shape)].mapped(lambda each: each.reshape(shape))
+
+    def headlines(self) -> Sequence[Headline]:
+        return [headline_of(self, "result", (at,), self.outputs[at]) for at in range(min(_SHOWN, len(self.outputs)))]
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.forest import add_forest
+
+        found = [self._panel(name) for name, shape in self.shapes.items() if shape]
+        single = [self.outputs.index(_named(self.name, name)) for name, shape in self.shapes.items() if not shape]
+        if single:
+            panel, own = Panel.blank("Returned values"), self.result[single]
+            labels = [self.outputs[at] for at in single]
+            levels = {f"baseline: {level.name}": level.value for level in own.baselines}
+            add_forest(panel.figure, labels, own.value, own.ends, unit="returned value", levels=levels)
+            found.insert(0, panel)
+        return found
+
+    def _panel(self, name: str) -> Panel:
+        """Return the plot of an array: a line, or a map of its last two axes with the others below each other."""
+        from bayesgeom.charts.heat import add_heat
+        from bayesgeom.charts.lines import add_estimate
+        from bayesgeom.report import label_axes
+
+        panel, own = Panel.blank(_named(self.name, name)), self.of(name)
+        if own.value.ndim > 1:
+            rows = own.value.reshape(-1, own.value.shape[-1])
+            add_heat(panel.figure, rows, unit="returned value", axes=("last axis", "other axes"))
+            return panel
+        add_estimate(panel.figure, range(len(own.value)), own, name="returned")
+        label_axes(panel.figure, "index", "returned value")
+        return panel
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FunctionProbe(Probe[FunctionReport]):
+    """A function, with the sites that it asked for and the form of what it returned in its trials.
+
+    `shapes` are those of the returned arrays by name, without the axis of sequences of those in `per_sequence`.
+    """
+
+    function: Function
+    name: str  # type: ignore[misc]  # that of the function
+    needs: Needs  # type: ignore[misc]  # what it asked for
+    shapes: Mapping[str, tuple[int, ...]] = field(hash=False)
+    per_sequence: frozenset[str]
+
+    def measure(self, run: Run, untrained: Sequence[FunctionReport] = ()) -> FunctionReport:
+        numbers = _called(self.function, self.name, run)
+        parts, counts = list[Estimate](), [run.n_recorded if self.needs.sites else run.n]
+        for name, own in numbers.items():
+            if self._shape(name, own) != self.shapes.get(name):
+                raise InvalidArgument(
+                    f"function {self.name!r} returned {_described(numbers)}, and in its trial {_layout(self.shapes)}: "
+                    f"names and shapes must not depend on the sequences."
+                )
+            if name in self.per_sequence:
+                flat = own.reshape(len(own), -1)
+                parts.append(mean_estimate(flat, seed=run.seed))
+                counts.append(len(own))
+            else:
+                parts.append(Estimate.of(own.reshape(-1)))
+        baselines = known(*of_untrained([copy.result.value for copy in untrained]))
+        lows, highs = (np.concatenate([part.ends[end] for part in parts]) for end in (0, 1))
+        unknown = [np.zeros(part.value.shape, int) if part.reason is None else part.reason for part in parts]
+        named = [(_named(self.name, key), shape) for key, shape in self.shapes.items()]
+        summary = (inspect.getdoc(self.function) or "").partition("\n")[0]
+        return FunctionReport(
+            name=self.name,
+            title=f"{self.name}: {summary}" if summary else self.name,
+            outputs=tuple(label for own in named for label in _labels(*own)),
+            shapes=self.shapes,
+            result=Estimate.of(
+                np.concatenate([part.value for part in parts]),
+                (lows, highs) if self.per_sequence else None,
+                n=counts[-1] if self.per_sequence else 0,
+                baselines=baselines,
+                reason=np.concatenate(unknown) if self.per_sequence else None,
+            ),
+            n=counts[-1],
+        )
+
+    def controls(self) -> Iterator[Control[FunctionReport]]:
+        return iter(())
+
+    def _shape(self, name: str, own: Float64[np.ndarray, "..."]) -> tuple[int, ...] | None:
+        """Return a shape without the axis of sequences; None if this axis is missing."""
+        if name in self.per_sequence:
+            return own.shape[1:] if own.ndim and len(own) else None
+        return own.shape
+
+
+def function_name(function: Any) -> str:
+    """Return the name under which a function is reported.
+
+    Raises:
+        InvalidArgument: It has none, or it is a class.
+    """
+    match function:
+        case type():
+            name = function.__name__
+            raise InvalidArgument(f"probes holds the class {name}: pass an instance, {name}().")
+        case FunctionType() | MethodType() | BuiltinFunctionType():
+            name = function.__name__
+        case functools.partial():
+            name = "<partial>"
+        case _:
+            name = type(function).__name__
+    if not name.isidentifier():
+        raise InvalidArgument(
+            f"probes holds a {name.strip('<>')}, which has no name for its report: write it as def NAME(run): …."
+        )
+    return name
+
+
+def tried(function: Function, model: Model, task: WindTunnel, *, seed: int) -> FunctionProbe:
+    """Try a function on a few sequences, and return it as a probe.
+
+    Args:
+        function: The function of a run.
+        model: The model.
+        task: The task.
+        seed: Seed of the sequences, as that of `diagnose`.
+
+    Raises:
+        InvalidArgument: It failed, or returned something else than numbers.
+        MissingSite: It asks for a site that the model does not provide.
+        UnknownName: It asks for a site that does not exist.
+    """
+    name, sites, found = function_name(function), dict[Site, None](), list[Numbers]()
+    sizes = _sizes(model, task)
+    while len(found) < len(sizes):
+        run = _trial(model, task, tuple(sites), sizes[len(found)], seed)
+        try:
+            found.append(_called(function, name, run, is_trial=True))
+        except _Asked as asked:
+            if asked.site in sites:  # it is there, so another run was asked for it
+                raise InvalidArgument(str(asked)) from asked
+            sites[asked.site] = None
+            if not model.layers_of(*sites):
+                model.require(sites, by=f"function {name!r}")
+                listed = ", ".join(own.name for own in sites)
+                raise MissingSite(f"function {name!r} reads {listed}, and no layer has all of them.") from None
+    shapes, per_sequence = dict[str, tuple[int, ...]](), set[str]()
+    first, second = found
+    for key, own in second.items():
+        earlier = first.get(key)
+        if earlier is None or first.keys() != second.keys():
+            raise InvalidArgument(f"function {name!r} returns other names for other sequences: return the same ones.")
+        grows = (earlier.shape[:1], own.shape[:1]) == ((sizes[0],), (sizes[1],)) and sizes[0] != sizes[1]
+        if earlier.shape[grows:] != own.shape[grows:]:
+            raise InvalidArgument(
+                f"function {name!r} returns {_described(first)} for {sizes[0]} sequences and {_described(second)} for "
+                f"{sizes[1]}: only a first axis may grow, with one entry per sequence."
+            )
+        shapes[key] = own.shape[grows:]
+        per_sequence |= {key} if grows else set()
+    if (count := sum(map(prod, shapes.values()))) > MOST:
+        raise InvalidArgument(f"function {name!r} returns {count:,} numbers, more than {MOST:,}: return a summary.")
+    needs = Needs(sites=tuple(sites))
+    return FunctionProbe(function=function, name=name, needs=needs, shapes=shapes, per_sequence=frozenset(per_sequence))
+
+
+class _Asked(InvalidArgument):
+    """A function asked for a site that its trial did not record."""
+
+    def __init__(self, site: Site, message: str) -> None:
+        super().__init__(message)
+        self.site = site
+
+
+def _sizes(model: Model, task: WindTunnel) -> tuple[int, int]:
+    """Return the numbers of sequences of the two trials; equal if there is only one sequence."""
+    is_slow = model.spec.n_parameters >= LARGE or isinstance(model, ServedModel)
+    most = _TRIED_LARGE if is_slow else _TRIED
+    if isinstance(task, FiniteTask):
+        most = min(most, task.n_sequences)
+    if isinstance(model, CapturedModel):
+        most = min(most, model.manifest.n)
+    return max(1, most - 1), most
+
+
+def _trial(model: Model, task: WindTunnel, sites: tuple[Site, ...], n: int, seed: int) -> Run:
+    run = model.run_from_disk if isinstance(model, CapturedModel) else model.run
+    found = run(
+        task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device),
+        record=sites,
+        n_recorded=n,
+        baseline_predictives=task.baseline_predictives,
+        budget_bytes=recording_bytes(model.spec.device, model.memory_gib),
+        seed=derived_seed(seed, Branch.RESAMPLING),
+    )
+    return found.within(model.layers_of(*sites), sites)
+
+
+def _called(function: Function, name: str, run: Run, *, is_trial: bool = False) -> Numbers:
+    """Return the numbers that a function returns for a run; anything else raises `InvalidArgument`."""
+    value: Any = None
+    with Contained() as calling:
+        value = function(run)
+    error = calling.error
+    if isinstance(error, UnknownName):
+        raise InvalidArgument(f"function {name!r} failed: {error}") from error
+    if is_trial and isinstance(error, MissingSite) and error.site is not None:
+        raise _Asked(error.site, f"function {name!r} failed: {error}")
+    if is_trial and isinstance(error, KeyError) and error.args and isinstance(error.args[0], Site):
+        raise _Asked(error.args[0], f"function {name!r} failed: {calling.fault}")  # of `run.recorded[site]`
+    if error is not None:
+        when = f" in a trial on {len(run.trials)} sequences" if is_trial else ""
+        fault = calling.fault.rstrip(".")
+        raise InvalidArgument(f"function {name!r} failed{when}: {fault}{_line(function, error)}.") from error
+    given = value if isinstance(value, Mapping) else {"": value}
+    found = {key: _numbers(own, f"function {name!r} returned", key) for key, own in given.items()}
+    if not found:
+        raise InvalidArgument(f"function {name!r} returned an empty dict. {_RETURNS}")
+    return found
+
+
+def _numbers(value: Any, what: str, key: Any) -> Float64[np.ndarray, "..."]:
+    """Return one returned value as an array."""
+    if not isinstance(key, str) or not (key.isprintable() and len(key) <= 60):
+        raise InvalidArgument(f"{what} the key {shown(key)}: names must be printable text of at most 60 letters.")
+    where = f" for {key!r}" if key else ""
+    own: Any = value.detach().cpu() if isinstance(value, Tensor) else value
+    own = own.double() if isinstance(own, Tensor) and not own.is_complex() else own
+    try:
+        array = np.asarray(own)
+    except (ValueError, TypeError, RuntimeError):  # rows of several lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        kind = "rows of several lengths" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
+        is_text = isinstance(value, str | None)
+        raise InvalidArgument(f"{what} {shown(value) if is_text else kind}{where}. {_RETURNS}")
+    if not array.size:
+        raise InvalidArgument(f"{what} an array of shape {array.shape}{where}, which holds no number. {_RETURNS}")
+    if np.isinf(array.astype(np.float64)).any():
+        raise InvalidArgument(f"{what} an infinite number{where}: return NaN where a value is not defined.")
+    return array.astype(np.float64)
+
+
+def _line(function: Function, error: BaseException) -> str:
+    """Return the last line of the function's own file in a traceback, in words."""
+    code = inspect.unwrap(function).__code__ if isinstance(function, FunctionType) else None
+    lines = [own for own in traceback.extract_tb(error.__traceback__) if code and own.filename == code.co_filename]
+    return f" (line {lines[-1].lineno} of {Path(lines[-1].filename).name})" if lines else ""
+
+
+def _named(function: str, key: str) -> str:
+    """Return the name of a returned array, which no other function of a diagnosis has."""
+    return f"{function}.{key}" if key else function
+
+
+def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
+    """Yield the names of the entries of an array, such as "share[0, 3]"."""
+    yield from (f"{name}[{', '.join(map(str, index))}]" if shape else name for index in np.ndindex(shape))
+
+
+def _described(numbers: Numbers) -> str:
+    return _layout({name: own.shape for name, own in numbers.items()})
+
+
+def _layout(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{f'{name!r} of ' if name else ''}shape {shape}" for name, shape in shapes.items())

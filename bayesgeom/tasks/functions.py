@@ -1,0 +1,302 @@
+"""A task from two functions: one draws sequences, the other returns their exact answer probabilities.
+
+Both are tried when the task is made. Each later draw is checked, too, as that of any task.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.core import NO_LABEL, SLACK, Contained, InvalidArgument, TaskMismatch, Trials, checked, shown
+from bayesgeom.tasks.base import FUNCTIONS, WindTunnel, check_affordable, task_kinds
+
+Draw = Callable[[int, np.random.Generator], Any]
+Predict = Callable[[Any], Any]
+_TRIED = 16  # sequences that are drawn when the task is made
+_CUTS = 5  # places from which later tokens are changed
+_MOST_INPUTS = 256  # ids whose keys are compared
+_CLOSE = 1e-5  # difference between probabilities of the same sequence
+
+
+@checked()
+def from_functions(
+    draw: Draw, predict: Predict, *, d_vocab: int, answers: Sequence[int] | None = None, name: str = FUNCTIONS
+) -> WindTunnel:
+    """Return the task of a function that draws sequences and a function that returns the exact probabilities.
+
+    Labels are drawn from `predict`. A task made of functions has no pairs to swap and no evidence to replace, and no
+    file holds it: to measure on it again, make it of the same two functions.
+
+    Args:
+        draw: Called with a number of sequences and a generator, `draw(n, rng)`; returns their token ids, of shape
+            (n, length). With a second value it also returns the scored positions: indices, the same in every sequence,
+            or truth values by position or by sequence and position. Default: every position.
+        predict: Called with the ids as a NumPy array; returns the probabilities of the answers at every position, of
+            shape (n, length, answers). Those at a position depend on the tokens up to and including it. Positions that
+            are not scored may hold anything.
+        d_vocab: Number of token ids, those of answers included.
+        answers: Token ids of the answers, in the order of the last axis. Default: all ids.
+        name: Name of the task in reports.
+
+    Returns:
+        The task, for `diagnose`, `ablate` and every other function that takes one.
+
+    Raises:
+        InvalidArgument: One of the functions failed, returned something else, or gave other values for the same input;
+            `draw` ignores its generator; or `predict` sees later tokens.
+
+    Example:
+        >>> import numpy as np
+        >>> def draw(n, rng):  # coins with an unknown bias
+        ...     return (rng.random((n, 12)) < rng.random((n, 1))).astype(int)
+        >>> def predict(tokens):  # Laplace's rule of succession
+        ...     heads = (tokens.cumsum(1) + 1) / (np.arange(tokens.shape[1]) + 3)
+        ...     return np.stack([1 - heads, heads], axis=-1)
+        >>> from_functions(draw, predict, d_vocab=2, name="coins")
+        coins(draw, predict, 12 tokens)
+    """
+    ids = tuple(range(d_vocab) if answers is None else answers)
+    if len({*ids} & {*range(d_vocab)}) != len(ids) or len(ids) < 2:
+        raise InvalidArgument(f"answers must be two or more distinct ids below d_vocab = {d_vocab}, got {shown(ids)}.")
+    if name != FUNCTIONS and name in task_kinds():
+        raise InvalidArgument(f"a task is named {name!r} already: choose another name.")
+    tokens, scored = _tried(draw, d_vocab)
+    exact = _predicted(predict, tokens, scored, len(ids))
+    _check_steady(predict, tokens, scored, exact)
+    _check_causal(predict, tokens, scored, exact)
+    digest = hashlib.sha256(tokens.tobytes() + scored.tobytes() + np.round(exact[scored], 6).tobytes()).hexdigest()
+    task = _FunctionTask(
+        name=name,
+        n_ids=d_vocab,
+        tokens_each=tokens.shape[1],
+        answers=ids,
+        inputs=tuple(np.unique(tokens)[:_MOST_INPUTS].tolist()),
+        functions=(_name_of(draw), _name_of(predict)),
+        fingerprint=digest[:16],
+        drawing=draw,
+        predicting=predict,
+    )
+    check_affordable(task, 32.0 * task.n_pos * len(ids), on=("d_vocab", "n_pos"))
+    return task
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _FunctionTask(WindTunnel):
+    """The task that `from_functions` returns. Two such tasks of one fingerprint draw and predict the same.
+
+    Attributes:
+        n_ids: Number of token ids.
+        tokens_each: Tokens in a sequence.
+        answers: Token ids of the answers.
+        inputs: Ids that occur in sequences.
+        functions: Names of both functions.
+        fingerprint: Hash of the sequences of one seed, with their exact probabilities.
+    """
+
+    name: str  # type: ignore[misc]  # that of the user
+    n_ids: int
+    tokens_each: int
+    answers: tuple[int, ...]
+    inputs: tuple[int, ...]
+    functions: tuple[str, str]
+    fingerprint: str
+    drawing: Draw = field(compare=False)
+    predicting: Predict = field(compare=False)
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(self.functions)}, {self.tokens_each} tokens)"
+
+    @property
+    def d_vocab(self) -> int:
+        return self.n_ids
+
+    @property
+    def n_pos(self) -> int:
+        return self.tokens_each
+
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        device = generator.device
+        seed = int(torch.randint(2**63 - 1, (1,), generator=generator, device=device))
+        tokens, scored = _drawn(self.drawing, n, np.random.default_rng(seed), self.n_ids)
+        if tokens.shape[1] != self.tokens_each:
+            raise InvalidArgument(
+                f"draw returned {tokens.shape[1]} tokens a sequence, and {self.tokens_each} when the task was made: "
+                f"sequences must have one length."
+            )
+        exact = _predicted(self.predicting, tokens, scored, len(self.answers))
+        exact[~scored] = np.nan
+        chance = np.random.default_rng([seed, 1]).random((*tokens.shape, 1))
+        place = (chance > exact.cumsum(axis=-1)).sum(axis=-1).clip(max=len(self.answers) - 1)
+        posterior = torch.from_numpy(exact).to(device)
+        return Trials(
+            tokens=torch.from_numpy(tokens).to(device),
+            scored=torch.from_numpy(scored).to(device),
+            answers=torch.tensor(self.answers, device=device),
+            predictive=posterior,
+            belief=posterior,
+            labels=torch.from_numpy(np.where(scored, np.array(self.answers)[place], NO_LABEL)).to(device),
+            token_sets={"inputs": torch.tensor(self.inputs, device=device)},
+            relations={},
+        )
+
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        """Refuse: what two sequences have to share is not known.
+
+        Raises:
+            TaskMismatch: Always.
+        """
+        raise TaskMismatch(
+            f"task {self.name!r} is made of two functions, which draw no pairs: a swap needs a task class with "
+            f"draw_pair (docs/extending.md). Use kind='remove'."
+        )
+
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+        return {"uniform": torch.full_like(trials.at_scored(trials.predictive), 1 / len(self.answers))}
+
+    def token_labels(self) -> Sequence[str]:
+        return [str(own) for own in range(self.n_ids)]
+
+
+def _called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
+    """Return what a function returns; its exceptions raise `InvalidArgument`."""
+    found: Any = None
+    with Contained() as calling:
+        found = function(*arguments)
+    if calling.error is not None:
+        raise InvalidArgument(f"{what} failed: {calling.fault.rstrip('.')}.") from calling.error
+    return found
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """Return numbers as an array; None for anything else."""
+    with Contained() as reading:
+        found = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    return None if reading.fault or found.dtype.kind not in "biuf" else found
+
+
+def _tried(draw: Draw, d_vocab: int) -> tuple[Int64[np.ndarray, "batch pos"], Bool[np.ndarray, "batch pos"]]:
+    """Return a few sequences of a function, after checking that they follow from its generator alone."""
+    first, same, other = (_drawn(draw, _TRIED, np.random.default_rng(seed), d_vocab) for seed in (0, 0, 1))
+    tokens, scored = first
+    if not np.array_equal(tokens, same[0]) or not np.array_equal(scored, same[1]):
+        raise InvalidArgument("draw returns other sequences for the same seed: use the generator that it gets, alone.")
+    if np.array_equal(tokens, other[0]) and not (tokens == tokens[0]).all():  # a task may have a single sequence
+        raise InvalidArgument("draw returns the same sequences for every seed: use the generator that it gets.")
+    return tokens, scored
+
+
+def _drawn(
+    draw: Draw, n: int, rng: np.random.Generator, d_vocab: int
+) -> tuple[Int64[np.ndarray, "batch pos"], Bool[np.ndarray, "batch pos"]]:
+    """Return the tokens that a function draws, and which positions are scored."""
+    value = _called(draw, "draw", n, rng)
+    given, where = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    tokens = _array(given)
+    if tokens is None or tokens.dtype.kind not in "iu" or tokens.ndim != 2 or len(tokens) != n or not tokens.size:
+        got = _described(given, tokens)
+        raise InvalidArgument(
+            f"draw returned {got} for {n} sequences: return token ids, integers of shape ({n}, length)."
+        )
+    if tokens.min() < 0 or tokens.max() >= d_vocab:
+        raise InvalidArgument(
+            f"draw returned ids {tokens.min()} … {tokens.max()}; d_vocab = {d_vocab} allows 0 … {d_vocab - 1}."
+        )
+    return tokens.astype(np.int64), np.ones(tokens.shape, dtype=bool) if where is None else _scored(where, tokens.shape)
+
+
+def _scored(where: Any, shape: tuple[int, ...]) -> Bool[np.ndarray, "batch pos"]:
+    """Return which positions are scored, as indices or truth values state it."""
+    listed = _array(where)
+    if listed is not None and listed.dtype.kind == "b" and listed.shape in (shape, shape[1:]):
+        return np.array(np.broadcast_to(listed, shape))
+    is_index = listed is not None and listed.dtype.kind in "iu" and listed.ndim == 1 and listed.size > 0
+    if listed is None or not is_index or (abs(listed + 0.5) > shape[1]).any():
+        raise InvalidArgument(
+            f"draw returned {_described(where, listed)} as scored positions of sequences of {shape[1]} tokens: return "
+            f"indices below {shape[1]}, or truth values by position, or by sequence and position."
+        )
+    scored = np.zeros(shape, dtype=bool)
+    scored[:, listed] = True
+    return scored
+
+
+def _predicted(
+    predict: Predict, tokens: Int64[np.ndarray, "batch pos"], scored: Bool[np.ndarray, "batch pos"], n_answers: int
+) -> Float64[np.ndarray, "batch pos answer"]:
+    """Return the probabilities that a function predicts; at scored positions they are distributions."""
+    value = _called(predict, "predict", tokens.copy())
+    found, shape = _array(value), (*tokens.shape, n_answers)
+    if found is None or found.shape != shape:
+        raise InvalidArgument(
+            f"predict returned {_described(value, found)} for tokens of shape {tokens.shape}: return probabilities of "
+            f"shape {shape}, for {n_answers} answers (answers=… lists their ids)."
+        )
+    exact = found.astype(np.float64)
+    wrong = scored & ~((exact.min(axis=-1) >= 0) & (np.abs(exact.sum(axis=-1) - 1) <= SLACK))
+    if wrong.any():
+        sequence, position = np.argwhere(wrong)[0].tolist()
+        row = exact[sequence, position]
+        raise InvalidArgument(
+            f"predict returned no distribution for position {position} of sequence {sequence}: its least entry is "
+            f"{row.min():.6g}, its sum {row.sum():.8g}. Entries must be at least 0 and sum to 1 within {SLACK}."
+        )
+    return exact
+
+
+def _check_steady(
+    predict: Predict,
+    tokens: Int64[np.ndarray, "batch pos"],
+    scored: Bool[np.ndarray, "batch pos"],
+    exact: Float64[np.ndarray, "batch pos answer"],
+) -> None:
+    """Check that a prediction depends on its own sequence, and on nothing else."""
+    for rows, what in ((slice(None), "when it is called again"), (slice(0, 1), "in another batch")):
+        found = _predicted(predict, tokens[rows], scored[rows], exact.shape[-1])
+        if not (np.abs(found - exact[rows])[scored[rows]] <= _CLOSE).all():
+            raise InvalidArgument(
+                f"predict returns other probabilities for the same sequence {what}: they must follow from its tokens."
+            )
+
+
+def _check_causal(
+    predict: Predict,
+    tokens: Int64[np.ndarray, "batch pos"],
+    scored: Bool[np.ndarray, "batch pos"],
+    exact: Float64[np.ndarray, "batch pos answer"],
+) -> None:
+    """Check that probabilities stay the same where later tokens are those of another sequence, or are cut off."""
+    for last in np.unique(np.linspace(0, tokens.shape[1] - 2, _CUTS).astype(int)).clip(min=0):
+        kept = slice(0, last + 1)
+        mixed = np.concatenate([tokens[:, kept], np.roll(tokens, 1, axis=0)[:, last + 1 :]], axis=1)
+        found = None
+        for other in (mixed, tokens[:, kept]):  # a mixed sequence may be impossible, and lengths may be fixed
+            with Contained() as calling:
+                found = _array(predict(other.copy()))
+            if not calling.fault and found is not None and found.shape[:2] == other.shape:
+                break
+            found = None
+        if found is None or found.shape[2:] != exact.shape[2:]:
+            continue
+        off = ~(np.abs(found[:, kept] - exact[:, kept]) <= _CLOSE).all(axis=-1) & scored[:, kept]
+        if off.any():
+            sequence, position = np.argwhere(off)[0].tolist()
+            raise InvalidArgument(
+                f"predict sees later tokens: with other tokens after position {last}, its probabilities at position "
+                f"{position} of sequence {sequence} change. They must follow from tokens 0 … {position} alone."
+            )
+
+
+def _described(value: Any, found: np.ndarray | None) -> str:
+    return f"a {type(value).__name__}" if found is None else f"{found.dtype} of shape {found.shape}"
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return function.__name__ if isinstance(function, FunctionType) else type(function).__name__

@@ -1,0 +1,181 @@
+"""Tasks from two functions: the same numbers as a task class gives, and one sentence for each wrong function."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bayesgeom
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.run import NO_LABEL
+from bayesgeom.tasks import StickyMarkov, WindTunnel, from_functions
+from bayesgeom.tasks.base import task_from_config, task_kinds
+
+CHAIN = StickyMarkov(n_states=5, length=7)
+Array = np.ndarray
+
+
+def draw(n: int, rng: np.random.Generator) -> Array:
+    """Symbols of the chain, drawn step by step."""
+    chain, symbols = CHAIN.chain().numpy(), np.empty((n, 7), dtype=int)
+    state = rng.integers(5, size=n)
+    for position in range(7):
+        shown = rng.random(n) < 1 - CHAIN.noise
+        symbols[:, position] = np.where(shown, state, rng.integers(5, size=n))
+        state = (chain[state].cumsum(axis=1) < rng.random((n, 1))).sum(axis=1).clip(max=4)
+    return symbols
+
+
+def predict(tokens: Array) -> Array:
+    """The filter of the chain, sequence by sequence."""
+    chain, found = CHAIN.chain().numpy(), np.empty((*tokens.shape, 5))
+    shows = (1 - CHAIN.noise) * np.eye(5) + CHAIN.noise / 5
+    for row, sequence in enumerate(tokens):
+        belief = np.full(5, 0.2)
+        for position, token in enumerate(sequence):
+            belief = belief * shows[:, token]
+            belief = belief / belief.sum() @ chain
+            found[row, position] = belief @ shows
+    return found
+
+
+def made(**known: Any) -> WindTunnel:
+    return from_functions(draw, predict, d_vocab=5, **known)
+
+
+def test_its_posterior_is_that_of_the_class_on_the_same_sequences() -> None:
+    trials = made().sample(11, seed=3)
+    symbols = torch.cat([trials.tokens, trials.tokens[:, :1]], dim=1)  # the class takes the last label, too
+    torch.testing.assert_close(trials.predictive, CHAIN.trials(symbols).predictive)
+
+
+def test_labels_have_the_distribution_of_the_exact_probabilities() -> None:
+    trials = made().sample(4001, seed=1)
+    drawn = torch.nn.functional.one_hot(trials.labels, 5).double()
+    error = (drawn - trials.predictive).mean(dim=0) / (trials.predictive * (1 - trials.predictive)).mean(dim=0).sqrt()
+    assert float(error.abs().max()) * 4001**0.5 < 4.5
+
+
+def test_a_seed_decides_every_draw_and_a_longer_stream_begins_with_a_shorter_one() -> None:
+    task = made()
+    one, longer, other = (
+        torch.cat([block.tokens for block in task.stream(n, seed=seed)]) for n, seed in ((150, 5), (301, 5), (150, 6))
+    )
+    assert torch.equal(one, longer[:150]) and not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("where", [[2, 5], np.isin(np.arange(7), (2, 5)), np.tile(np.isin(np.arange(7), (2, 5)), 1)])
+def test_scored_positions_are_indices_or_truth_values(where: Any) -> None:
+    trials = from_functions(lambda n, rng: (draw(n, rng), where), predict, d_vocab=5).sample(3, seed=0)
+    assert trials.scored[0].nonzero()[:, 0].tolist() == [2, 5]
+    assert trials.predictive[~trials.scored].isnan().all() and (trials.labels[~trials.scored] == NO_LABEL).all()
+
+
+def test_answers_are_ids_of_their_own_and_tensors_are_taken() -> None:
+    task = from_functions(
+        lambda n, rng: torch.tensor(draw(n, rng)), lambda t: torch.tensor(predict(t)), d_vocab=10, answers=range(5, 10)
+    )
+    trials = task.sample(3, seed=0)
+    assert trials.answers.tolist() == [5, 6, 7, 8, 9] and int(trials.labels.min()) >= 5
+
+
+def test_it_is_diagnosed_ablated_and_saved_and_no_file_gives_it_back(tmp_path: Path) -> None:
+    task = made(name="ring")
+    sizes: dict[str, Any] = {"n_layers": 1, "n_heads": 2, "d_model": 8, "d_mlp": 8}
+    net = bayesgeom.TransformerConfig(d_vocab=5, n_ctx=7, **sizes).build(seed=0)
+    diagnosis = bayesgeom.diagnose(net, task, n=17, n_untrained=0)
+    assert {"calibration", "key_overlap", "belief_readout"} <= set(diagnosis)
+    diagnosis.save(tmp_path / "saved")
+    stored = bayesgeom.load_report(tmp_path / "saved").provenance["task"]
+    assert stored == json.loads(json.dumps(task.config()), object_hook=dict) | {
+        key: tuple(stored[key]) for key in ("answers", "inputs", "functions")
+    }
+    assert bayesgeom.ablate(net, task, battery="layers", n=17).n == 17
+    assert "ring" not in task_kinds() and "functions" not in task_kinds()
+    for reload in (
+        lambda: task_from_config(stored),
+        lambda: bayesgeom.capture(net, task, out=tmp_path / "capture", n=8),
+    ):
+        with pytest.raises(InvalidArgument, match="task 'ring' was made of two functions"):
+            reload()
+    assert not (tmp_path / "capture").exists()
+    with pytest.raises(TaskMismatch, match="draw no pairs"):
+        bayesgeom.intervene(net, task, n=16)
+    with pytest.raises(InvalidArgument, match=r"no parameter 'n_ids' to vary\. It has: none"):
+        bayesgeom.sweep(task, "n_ids", [5, 6])
+
+
+def test_other_functions_have_another_fingerprint_and_equal_ones_the_same() -> None:
+    def flatter(tokens: Array) -> Array:
+        return 0.9 * predict(tokens) + 0.02
+
+    one, other = made(), from_functions(draw, flatter, d_vocab=5)
+    assert one.config() == made().config() and one.config()["fingerprint"] != other.config()["fingerprint"]
+    assert one == copy.deepcopy(one) and one != other
+
+
+def seeded(seed: int | None) -> Callable[[int, Any], Array]:
+    return lambda n, rng: draw(n, np.random.default_rng(seed))
+
+
+def noisy(tokens: Array) -> Any:
+    share = np.random.default_rng().random((*tokens.shape, 1))
+    return (1 - share) * predict(tokens) + share / 5
+
+
+@pytest.mark.parametrize(
+    ("drawing", "predicting", "says"),
+    [
+        (lambda n: 1, predict, r"draw failed: TypeError: .* takes 1 positional argument but 2 were given"),
+        (lambda n, rng: draw(n, rng) / 1.0, predict, r"draw returned float64 of shape \(16, 7\)"),
+        (lambda n, rng: draw(n, rng).T, predict, r"draw returned int64 of shape \(7, 16\) for 16 sequences"),
+        (lambda n, rng: "abc", predict, r"draw returned a str for 16 sequences: return token ids"),
+        (lambda n, rng: draw(n, rng) + 1, predict, r"draw returned ids 1 … 5; d_vocab = 5 allows 0 … 4"),
+        (lambda n, rng: (draw(n, rng), [7]), predict, "as scored positions .* return indices below 7"),
+        (seeded(None), predict, "draw returns other sequences for the same seed"),
+        (seeded(0), predict, "draw returns the same sequences for every seed"),
+        (draw, lambda t: predict(t)[..., 0], r"predict returned float64 of shape \(16, 7\) .* of shape \(16, 7, 5\)"),
+        (draw, lambda t: np.log(predict(t)), "no distribution for position 0 of sequence 0: its least entry is -"),
+        (draw, lambda t: predict(t) * 0.9, r"its sum 0\.9"),
+        (draw, lambda t: predict(t) + np.nan, "its least entry is nan"),
+        (draw, lambda t: predict(t[:, ::-1])[:, ::-1], r"predict sees later tokens: with other tokens after position"),
+        (draw, lambda t: t["x"], "predict failed: IndexError"),
+        (draw, noisy, "other probabilities for the same sequence when it is called again"),
+        (draw, lambda t: np.tile(predict(t).mean(0), (len(t), 1, 1)), "for the same sequence in another batch"),
+    ],
+)
+def test_a_wrong_function_is_named_when_the_task_is_made(drawing: Any, predicting: Any, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        from_functions(drawing, predicting, d_vocab=5)
+
+
+@pytest.mark.parametrize(
+    ("known", "says"),
+    [
+        ({"answers": [0]}, "answers must be two or more distinct ids"),
+        ({"answers": [0, 9]}, "answers must be two or more distinct ids below d_vocab = 5"),
+        ({"answers": [0, 1]}, r"predict returned .* return probabilities of shape \(16, 7, 2\), for 2 answers"),
+        ({"name": "hmm"}, "a task is named 'hmm' already"),
+    ],
+)
+def test_wrong_options_are_named(known: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        made(**known)
+
+
+def test_a_function_that_fails_on_impossible_sequences_is_checked_on_shorter_ones() -> None:
+    def strict(tokens: Array) -> Array:  # every sequence repeats its first token
+        if not (tokens == tokens[:, :1]).all():
+            raise ValueError("impossible")
+        found = np.full((*tokens.shape, 2), 0.5)
+        found[..., 0] += 0.1 * tokens.shape[1] / 7
+        found[..., 1] -= 0.1 * tokens.shape[1] / 7
+        return found
+
+    with pytest.raises(InvalidArgument, match="predict sees later tokens"):
+        from_functions(lambda n, rng: np.repeat(rng.integers(2, size=(n, 1)), 7, axis=1), strict, d_vocab=2)
