@@ -1,12 +1,12 @@
 """What is read from every layer: its distance from the exact posterior, its entropy, and one example."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_baseline, add_line, add_reference, log_floor
-from bayesgeom.report import BASELINE, SEQUENTIAL, Estimate, Panel, label_axes, layer_colors, log_axes
+from bayesgeom.report import BASELINE, SEQUENTIAL, SERIES, Estimate, Panel, label_axes, layer_colors, log_axes
 
 N_DRAWN = 3  # of the baselines
 
@@ -33,23 +33,37 @@ def lens_panels(
         stages: Names of the stages.
     """
     return [
-        _distance(kl, arrival, threshold, stages),
+        distance_panel(
+            f"KL by layer: the posterior {_there(arrival, len(stages) - 1)}", {"logit lens": kl}, threshold, stages
+        ),
         _entropies(entropies, stages),
         _example(example, example_position, stages),
     ]
 
 
-def _distance(kl: Estimate, arrival: float, threshold: float, stages: Sequence[str]) -> Panel:
-    n_layers = len(stages) - 1
-    there = f"the posterior is there after {arrival:.0f} of {n_layers} layers"
-    panel = Panel.blank(f"KL by layer: {there if np.isfinite(arrival) else 'the posterior is never there'}", height=360)
-    figure, x = panel.figure, np.arange(len(stages))
-    strongest = sorted((own for own in kl.baselines if np.isfinite(own.value).all()), key=lambda own: own.value.min())
-    floor = log_floor(kl.value, strongest[0].value if strongest else kl.value)
+def _there(arrival: float, n_layers: int) -> str:
+    return f"is there after {arrival:.0f} of {n_layers} layers" if np.isfinite(arrival) else "is never there"
+
+
+def distance_panel(title: str, lenses: Mapping[str, Estimate], threshold: float, stages: Sequence[str]) -> Panel:
+    """Draw the KL of some lenses by stage, with the strongest baselines of the last one.
+
+    Args:
+        title: Title of the panel.
+        lenses: KL(exact ‖ lens) by stage, with its baselines, by the name of the lens.
+        threshold: The KL below which the posterior is there.
+        stages: Names of the stages.
+    """
+    panel = Panel.blank(title, height=360)
+    figure, x, last = panel.figure, np.arange(len(stages)), [*lenses.values()][-1]
+    strongest = sorted((own for own in last.baselines if np.isfinite(own.value).all()), key=lambda own: own.value.min())
+    values = np.stack([own.value for own in lenses.values()])
+    floor = log_floor(values, strongest[0].value if strongest else values)
     for own in strongest[:N_DRAWN]:
         add_baseline(figure, x, own.value, name=f"baseline: {own.name}", floor=floor)
     add_baseline(figure, x, threshold, name="there: a tenth of context-free", floor=floor)
-    add_line(figure, x, kl.value, name="logit lens", band=kl.ends)
+    for (name, kl), color in zip(lenses.items(), SERIES, strict=False):
+        add_line(figure, x, kl.value, name=name, band=kl.ends, color=color)
     _name_stages(figure, stages)
     log_axes(figure)
     label_axes(figure, "read after", "KL(exact ‖ lens) (bits)")
