@@ -66,14 +66,14 @@ def distance_panel(title: str, lenses: Mapping[str, Estimate], threshold: float,
         add_line(figure, x, kl.value, name=name, band=kl.ends, color=color)
     _name_stages(figure, stages)
     log_axes(figure)
-    label_axes(figure, "read after", "KL(exact ‖ lens) (bits)")
+    label_axes(figure, "read after layer (emb: the embedding)", "KL(exact ‖ lens) (bits)")
     return panel
 
 
 def _name_stages(figure: object, stages: Sequence[str], axis: str = "x") -> None:
     every = -(-(len(stages) - 1) // 9) or 1
     places = [0, *range(len(stages) - 1, 0, -every)]
-    texts = [stages[place].removeprefix("layer ") for place in places]
+    texts = ["emb", *(stages[place].removeprefix("layer ") for place in places[1:])]
     figure.update_layout({f"{axis}axis": {"tickvals": places, "ticktext": texts}})  # type: ignore[attr-defined]
 
 
