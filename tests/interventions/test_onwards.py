@@ -9,7 +9,6 @@ from bayesgeom.core.run import ATTN_OUT, RESID_POST, RESID_PRE, concatenate
 from bayesgeom.interventions.design import ERASED
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards
-from bayesgeom.interventions.report import OnwardsReport
 from bayesgeom.interventions.verdicts import onwards_verdict
 from bayesgeom.report.estimate import WHOLE, Baseline, Estimate
 from bayesgeom.stats.behavior import answer_log_probabilities
@@ -98,12 +97,6 @@ def test_matched_erasers_hold_as_much_variance_as_the_erased_subspace() -> None:
             share = float((basis * (scored.covariance @ basis)).sum() / scored.covariance.trace())
             assert share == pytest.approx(wanted, rel=0.06)
             assert float((basis.T @ scored.eraser.basis).abs().max()) < 1e-9, "drawn outside the erased subspace"
-
-
-def test_the_report_is_saved_and_loaded(tmp_path: object) -> None:
-    report = erase_onwards(planted_model(), quantity="belief", n=5)
-    report.save(tmp_path / "kept")  # type: ignore[operator]
-    assert OnwardsReport.load(tmp_path / "kept").table() == report.table()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
