@@ -98,7 +98,9 @@ REFERENCE = {
 def test_the_reference_table_is_reproduced(name: str) -> None:
     found = bayesgeom.diagnose(name, probes=["fitted_lens"], n_untrained=0)["fitted_lens"]
     logit, probe = map(np.array, REFERENCE[name])
-    measured = found.kl_bits.value[:, 1:]
-    np.testing.assert_allclose(measured[LOGIT], logit, rtol=0.05, atol=3e-4)
+    measured, (low, high) = found.kl_bits.value[:, 1:], (end[:, 1:] for end in found.kl_bits.ends)
+    # Both are means of 256 sequences. The chains of hmm-s5 differ by sequence, and two such means by up to a tenth.
+    allowed = np.maximum(0.05 * logit + 3e-4, (high - low)[LOGIT])
+    assert (np.abs(measured[LOGIT] - logit) <= allowed).all(), measured[LOGIT]
     # A better fit reads more: the reference's probes were not fitted to convergence.
     assert (measured[PROBE] <= probe * 1.05 + 3e-4).all(), measured[PROBE]
