@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bayesgeom.ablations.inside import InsideReport, inside_of
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core import (
@@ -20,7 +21,6 @@ from bayesgeom.core import (
     phase,
 )
 from bayesgeom.diagnosis.fitted_lens import FittedLensReport
-from bayesgeom.diagnosis.inside import InsideReport, inside_of
 from bayesgeom.diagnosis.measuring import Found, probed
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -146,7 +146,7 @@ def _diagnosed(
     if plan.renaming is not None:
         further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
     if plan.is_inside_shown:
-        further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed)
+        further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed, with_heads=ablations)
     if plan.lens_fit is not None:
         further[FittedLensReport.name] = plan.lens_fit.report(n_untrained)
     reports, skipped = reports | further, skipped | reasons
