@@ -31,7 +31,7 @@ from bayesgeom.report import (
     headline_of,
     mean_estimate,
 )
-from bayesgeom.stats import arrival, entropy_bits, kl_bits, position_kl_bits
+from bayesgeom.stats import STARTS, arrival, entropy_bits, kl_bits, position_kl_bits, window_name
 
 EMBEDDING, EXACT = "embedding", "exact"
 UNIFORM, POSITION = "uniform", "position alone"
@@ -43,7 +43,7 @@ class PosteriorLensReport(Report):
     """The model's own final norm and output matrix read a distribution of the answers from every layer.
 
     It is scored like a model: 0 bits is the exact posterior, and the last point is the model itself. The posterior
-    *arrives* at the first layer from which the KL stays below a tenth of that of the stronger context-free predictor:
+    arrives at the first layer from which the KL stays below a tenth of that of the stronger context-free predictor:
     the uniform one, or the average posterior at each position. The lens reads only what already lies as the output
     matrix expects it. A layer may hold more, which a fitted lens shows, and a value near a baseline does not mean that
     the layer knows nothing.
@@ -99,8 +99,8 @@ class PosteriorLensReport(Report):
         add_baseline(kl.figure, x, self.threshold_bits, name="there: a tenth of context-free")
         add_estimate(kl.figure, x, self.kl_bits, name="logit lens", is_log=True)
         places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
-        kl.figure.update_xaxes(tickvals=places, ticktext=[self.stages[0], *map(str, places[1:])])
-        label_axes(kl.figure, "read after", "KL(exact ‖ lens) (bits)")
+        kl.figure.update_xaxes(tickvals=places, ticktext=["emb", *map(str, places[1:])])
+        label_axes(kl.figure, "read after layer (emb: the embedding)", "KL(exact ‖ lens) (bits)")
         entropy = Panel.blank("Entropy of what is read, by position", is_folded=True)
         exact, *read = self.entropy_bits_by_position
         scored, colors = np.arange(1, len(exact) + 1), layer_colors(n_layers)
@@ -134,7 +134,10 @@ class PosteriorLens(Probe[PosteriorLensReport]):
         by_position = position_kl_bits(exactly)
         flat = np.log2(exact.shape[-1]) - entropies[:, 0].mean(axis=1)
         levels = {UNIFORM: flat.mean(), POSITION: by_position.mean()}
+        observers = {window_name(width, start) for start in STARTS for width in range(exact.shape[1] + 1)}
         for name, own in run.baseline_behaviors.items():
+            if name in observers:  # calibration compares with each of them
+                continue
             levels.setdefault(name.replace("_", " "), own.kl_bits[: len(exactly)].mean(dtype=np.float64))
         baselines = [Baseline.of("baseline", name, max(0.0, float(level))) for name, level in levels.items()]
         estimate = partial(mean_estimate, seed=run.seed, bounds=(0.0, np.inf))
