@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Self, final
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
+from torch import Tensor
 
 from bayesgeom.core import (
     NO_LABEL,
@@ -254,17 +255,9 @@ class Replacement:
         else:
             original = known.trials.rows(slice(0, self.n))
         replaced = [self._replaced(original, age) for age in self.ages]
-        trials = [*([original] if known is None else []), *replaced]
-        with phase("evidence response", len(trials) * self.n, "sequence") as shown:
-
-            def blocks() -> Iterator[Trials]:
-                for own in trials:
-                    yield at_last(own)
-                    shown.update(self.n)
-
-            run = self.model.run(blocks(), n_recorded=len(trials) * self.n)
-        logs = [*([] if known is None else [known.log_answers[: self.n, -1]]), run.log_answers[:, -1]]
-        first, *others = np.split(torch.cat(logs).double().exp().cpu().numpy(), len(self.ages) + 1)
+        every = concatenate([at_last(own) for own in (original, *replaced)])
+        answers = self._answers(every, known)
+        first, *others = np.split(answers.double().exp().cpu().numpy(), len(self.ages) + 1)
         report = response_report(
             [str(age) for age in self.ages],
             [other - first for other in others],
@@ -274,6 +267,30 @@ class Replacement:
         )
         arguments = {"n": self.n, "seed": self.seed, "ages": list(self.ages), "single": self.is_single}
         return with_provenance(report, provenance(self.model, self.task, arguments))
+
+    def _answers(self, trials: Trials, before: Run | None) -> Float[Tensor, "batch answer"]:
+        """Return the answer log-probabilities at the last position; `before` has those of the first ones.
+
+        Each different sequence runs once: few pieces of evidence are often drawn as they were, so a third of the
+        sequences of `evidence` are repeats.
+        """
+        different, place = trials.tokens.unique(dim=0, return_inverse=True)
+        order = torch.arange(len(place), device=place.device)
+        first = place.new_full((len(different),), len(place)).scatter_reduce_(0, place, order, "amin")
+        found = torch.empty(len(different), trials.answers.numel(), dtype=torch.float64, device=place.device)
+        known = found[:0] if before is None else before.log_answers[: self.n, -1]
+        missing = (first >= len(known)).nonzero()[:, 0]
+        found[place[: len(known)]] = known
+        if len(missing):
+            with phase("evidence response", len(missing), "sequence") as shown:
+
+                def blocks() -> Iterator[Trials]:
+                    for own in trials.rows(first[missing]).batches(at_most=self.n):
+                        yield own
+                        shown.update(len(own))
+
+                found[missing] = self.model.run(blocks(), n_recorded=len(missing)).log_answers[:, -1].to(found)
+        return found[place]
 
     def _replaced(self, trials: Trials, age: int) -> Trials:
         """Return the sequences with the evidence older than an age, or of this age, drawn again."""

@@ -262,3 +262,18 @@ def test_slow_chains_agree_with_another_implementation(name: str) -> None:
     levels = found.slope.baseline(LEVEL_NAME).value[1:]
     assert (levels > 0.02).all() and (levels < 0.15).all()
     assert (found.exact_change > 0.02).all()
+
+
+def test_every_different_sequence_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = lively(SLOW_TASK), list[torch.Tensor]()
+    logits = type(model).logits
+
+    def counted(self: HookedModel, trials: Trials) -> torch.Tensor:
+        seen.append(trials.tokens)
+        return logits(self, trials)
+
+    whole = evidence_response(model, n=23, ages=[1, 2, 8])
+    monkeypatch.setattr(type(model), "logits", counted)
+    again = evidence_response(model, n=23, ages=[1, 2, 8])
+    rows = torch.cat(seen)
+    assert again == whole and len(rows) == len(rows.unique(dim=0)) < 23 * 5
