@@ -135,8 +135,7 @@ def load(
     """
     if not isinstance(name, str | Path):
         raise InvalidArgument(f"name must be a checkpoint's name or a path, got {shown(name)}.")
-    if isinstance(tokenizer, str | Path):
-        check_argument("tokenizer", tokenizer, str | Path)
+    check_argument("tokenizer", tokenizer, str | Path if isinstance(tokenizer, str | Path) else Tokenizer | None)
     check_default_device()
     check_device(device)
     check_memory_gib(memory_gib)
