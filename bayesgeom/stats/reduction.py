@@ -28,15 +28,11 @@ def occurrences(tokens: Int[Tensor, "batch pos"], ids: Int[Tensor, " token"]) ->
 
 
 def token_occurrences(trials: Trials, rows: slice = slice(None)) -> Bool[Tensor, "batch token pos"]:
-    """Return where the ids of all token sets occur in some of the sequences, without padding.
+    """Return where the ids of all token sets occur in some of the sequences, up to their last scored positions.
 
-    Tokens after the last scored position are padding if sequences end at different positions, or if they are all the
-    same. Otherwise they count.
+    What follows these may be padding, whose id can be that of a token.
     """
-    shown, is_read = occurrences(trials.tokens[rows], trials.token_ids()), trials.is_read()
-    ends, after = trials.ends(), trials.tokens[~is_read]
-    is_padded = bool((ends != ends[0]).any()) or (len(after) > 1 and bool((after == after[0]).all()))
-    return shown & is_read[rows, None] if is_padded else shown
+    return occurrences(trials.tokens[rows], trials.token_ids()) & trials.is_read()[rows, None]
 
 
 def in_parts(weights: Float[np.ndarray, "draw batch"], each: int) -> list[Float[np.ndarray, "part batch"]]:
