@@ -203,8 +203,8 @@ def diagnose(
         chat: Write the task in the tokenizer's chat template: prompts as a user's messages, others as the answer.
         n_untrained: Number of untrained networks of the same architecture to compare with.
         probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
-            qk_alignment, value_manifold (value_manifold:standardized), and of the tests relabeling and
-            evidence_response, which run the model again. Default: all that apply.
+            qk_alignment, value_manifold (value_manifold:standardized), and of relabeling,
+            evidence_response and inside (the viewer), which run the model again. Default: all that apply.
         ablations: Also run the default ablation battery.
     """
     model = source.load() if machines.on is None else source.name_alone()
@@ -213,6 +213,21 @@ def diagnose(
         return bayesgeom.diagnose(
             model, asked, probes=probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=executor
         )
+
+
+def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("view.html")) -> int:
+    """Write a page that shows the exact posterior beside the insides of a model, for eight sequences.
+
+    Tokens, exact and predicted probabilities, the posterior by layer, attention, and the effect of each head. It is
+    part of the page of `diagnose`; alone it takes seconds.
+
+    Args:
+        out: File to write.
+    """
+    found = bayesgeom.diagnose(source.load(), task, probes=["inside"], n=8, seed=seed, n_untrained=0)
+    found.to_html(out)
+    tell(f"page: {out}")
+    return 0
 
 
 def _text_task(task: str | None, domain: str | None, *, chat: bool) -> str | None:
@@ -753,7 +768,7 @@ def selftest() -> int:
 
 
 GROUPS = {
-    "Measure one model": "diagnose ablate intervene length relabel response sweep gradients capture",
+    "Measure one model": "diagnose view ablate intervene length relabel response sweep gradients capture",
     "Compare models and snapshots": "compare dynamics",
     "Train and exchange models": "train checkpoints pack export",
     "Check the installation": "selftest",

@@ -127,14 +127,14 @@ def probe_costs(model: Model, n: int, forward: float, now: Clock) -> None:
     sites = {site for probe in probes.values() for site in (*probe.needs.sites, *probe.needs.optional)}
     run = model.run(
         model.task.stream(n, seed=0),
-        record=sorted(sites & model.sites, key=lambda site: site.name),
+        record=sorted((own for own in sites if model.layers_of(own)), key=lambda site: site.name),
         n_recorded=N_RECORDED,
         baseline_predictives=model.task.baseline_predictives,
     )
     served = {
         name: probe
         for name, probe in probes.items()
-        if set(probe.needs.sites) <= model.sites and not probe.needs.groups  # a wind tunnel's sequences are of one kind
+        if model.layers_of(*probe.needs.sites) and not probe.needs.groups  # a wind tunnel's sequences are of one kind
     }
     taken = {name: seconds(lambda probe=probe: probe.measure(run), now) for name, probe in served.items()}
     print(f"    probes alone / forward          {sum(taken.values()) / forward:.3f}")

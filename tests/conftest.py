@@ -14,12 +14,18 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import gc
 import importlib
 import sys
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from tests import shape_checks
+from tests import browser, shape_checks
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 def hands_out_tests() -> bool:
@@ -55,3 +61,22 @@ def pytest_collection_finish() -> None:
 def rng() -> np.random.Generator:
     """A fresh generator with the same seed in every test."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")  # while it runs, nothing else in this thread can use asyncio
+def _chromium() -> Iterator["Browser"]:
+    if reason := browser.missing():
+        pytest.skip(reason)
+    with browser.chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def browser_page(_chromium: "Browser", tmp_path: Path) -> Iterator[browser.Browsing]:
+    """Opens pages in chromium: `browser_page(path, width=400, dark=True)`; skipped where there is no browser."""
+    browsing = browser.Browsing(_chromium, tmp_path)
+    yield browsing
+    for page in browsing.opened:
+        page.close()
+    assert not browsing.requests, "a page fetches something"
+    assert not browsing.errors, "a script of the page fails"

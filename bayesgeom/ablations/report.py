@@ -34,7 +34,7 @@ from bayesgeom.stats import UNBOUNDED, Bounds, mean_difference, ratio_interval
 
 N_SHOWN = 20
 N_LISTED = 12  # of the ranked list, among the headlines
-_N_LINES, _HEIGHT = 5, 460  # of panels
+_N_LINES, _N_ROWS = 5, 12  # of panels
 NO_EFFECT, UNIFORM = "no effect", "uniform prediction"
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "Heads": ("head",),
@@ -62,7 +62,7 @@ class AblationReport(Report):
     """
 
     name: ClassVar[str] = "ablation"
-    title: ClassVar[str] = "Ablation: what breaks without it?"
+    title: ClassVar[str] = "Ablation: what breaks without each component?"
 
     mode: Mode
     ablations: tuple[str, ...]
@@ -180,22 +180,24 @@ class AblationReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
-        from bayesgeom.charts.heads import add_heads
+        from bayesgeom.charts.heat import add_heat
         from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line
         from bayesgeom.report import SERIES, at_least, label_axes
 
         unit, by_head, panels = "KL increase (bits)", self.kl_increase_bits_by_head, list[Panel]()
         if not np.isnan(by_head).all():
-            panels.append(Panel.blank(f"Heads, {self.mode} ablation (baseline: 0)", height=_HEIGHT))
-            add_heads(panels[-1].figure, by_head, unit=unit, baseline=0.0)
+            layer, head = np.unravel_index(np.nanargmax(by_head), by_head.shape)
+            most = f"{by_head[layer, head]:.2g} bits"
+            panels.append(Panel.blank(f"Head L{layer}H{head} matters most: {self.mode} ablation costs {most}"))
+            add_heat(panels[-1].figure, by_head, unit=unit, baseline=0.0)
         alike = {title: [i for i in self.ranked() if self.kinds[i] in kinds] for title, kinds in _ALIKE.items()}
         groups = {title: found for title, found in alike.items() if found}
         for title, found in groups.items():  # each kind has its own axis, as blocks cost more than heads
-            own, labels = self.kl_increase_bits[found[:N_SHOWN]], [self.ablations[i] for i in found[:N_SHOWN]]
-            panels.append(Panel.blank(f"{_few(title, N_SHOWN, len(found))}, largest first", height=_HEIGHT))
-            add_forest(panels[-1].figure, labels, own.value, own.ends, unit=unit, baseline=0.0)
+            own, labels = self.kl_increase_bits[found[:_N_ROWS]], [self.ablations[i] for i in found[:_N_ROWS]]
+            panels.append(Panel.blank(f"{_few(title, _N_ROWS, len(found))}, largest first", is_folded=len(panels) > 0))
+            add_forest(panels[-1].figure, labels, own.value, own.ends, unit=unit)
         title, found = next(iter(groups.items()))
-        along = Panel.blank(f"{_few(title, _N_LINES, len(found))}, along the sequence", height=_HEIGHT)
+        along = Panel.blank(f"{_few(title, _N_LINES, len(found))}, along the sequence", is_folded=True)
         scored = range(1, self.kl_increase_bits_by_position.shape[1] + 1)
         add_baseline(along.figure, scored, 0.0, name="baseline: no effect")
         for i, color in zip(found[:_N_LINES], SERIES, strict=False):

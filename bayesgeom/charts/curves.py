@@ -8,10 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
-from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_reference
-from bayesgeom.report import DASHES, EXACT, MEASURED, SERIES, label_axes
-
-_CROWDED = 30  # with more points, markers would hide the line
+from bayesgeom.charts.lines import add_baseline, add_line, add_reference
+from bayesgeom.report import EXACT, MEASURED, SERIES, label_axes
 
 
 @final
@@ -37,40 +35,27 @@ def add_curves(
     levels: Sequence[tuple[str, float | Float[np.ndarray, " step"]]] = (),
     log_steps: bool = False,
 ) -> None:
-    """Add curves in the colors of the series, and constant or varying levels in gray.
+    """Add constant or varying levels in gray, and curves in the colors of the series.
 
     On a log axis step 0 is drawn at half of the next step, with the tick label 0.
     """
-    x = _placed(steps) if log_steps else np.asarray(steps, dtype=float)
-    colors = SERIES if len(curves) > 1 else (MEASURED,)
-    for next_color, curve in zip(colors, curves, strict=False):
-        color = curve.color or next_color
-        if curve.band is not None and np.isfinite(curve.band).all(axis=0).any():
-            add_band(figure, x, *curve.band, name=f"{curve.name}, 95 % interval", color=color)
-            figure.data[-1].showlegend = False
-        if color == EXACT:  # under the lines that it limits: they may coincide
-            add_reference(figure, x, curve.values, name=curve.name)
-        else:
-            add_line(figure, x, curve.values, name=curve.name, color=color)
-            figure.data[-1].mode = "lines" if len(x) > _CROWDED else "lines+markers"
-    for dash, (label, level) in zip(DASHES, levels, strict=False):
+    x = np.asarray(steps, dtype=float)
+    if log_steps:
+        x = np.where(x > 0, x, np.min(x[x > 0]) / 2) if (x > 0).any() else np.ones_like(x)
+    for label, level in levels:
         if np.isfinite(level).any():
             add_baseline(figure, x, level, name=label)
-            figure.data[-1].line.dash = dash
+    for next_color, curve in zip(SERIES if len(curves) > 1 else (MEASURED,), curves, strict=False):
+        color = curve.color or next_color
+        if color == EXACT:  # a limit: lines that coincide with it are seen on it
+            add_reference(figure, x, curve.values, name=curve.name)
+        else:
+            add_line(figure, x, curve.values, name=curve.name, color=color, band=curve.band)
     label_axes(figure, "training step", unit)
     if log_steps:
-        figure.update_xaxes(type="log", **_ticks(steps, x))
-
-
-def _placed(steps: Real[np.ndarray, " step"]) -> Float[np.ndarray, " step"]:
-    """Return steps with 0 replaced by a positive value, for a log axis."""
-    x = np.asarray(steps, dtype=float)
-    return np.where(x > 0, x, np.min(x[x > 0]) / 2) if (x > 0).any() else np.ones_like(x)
-
-
-def _ticks(steps: Real[np.ndarray, " step"], x: Float[np.ndarray, " step"]) -> dict[str, list[float] | list[str]]:
-    """Return ticks at powers of ten in the range, and 0 at its drawn place."""
-    powers = [10.0**k for k in range(13) if x.min() <= 10.0**k <= x.max()]
-    start = [float(x[0])] if steps[0] == 0 else []
-    labels = ["0"] * len(start) + [f"{int(p):,}" for p in powers]
-    return {"tickvals": [*start, *powers], "ticktext": labels}
+        powers = [10.0**k for k in range(13) if x.min() <= 10.0**k <= x.max()]
+        start = [float(x[0])] if steps[0] == 0 else []
+        labels = ["0"] * len(start) + [f"{int(power):,}" for power in powers]
+        figure.update_xaxes(type="log", tickvals=[*start, *powers], ticktext=labels)
+        for trace in (trace for trace in figure.data if not trace.fill):
+            trace.text = [f"{step:,}" for step in np.asarray(steps).tolist()]  # told on hover

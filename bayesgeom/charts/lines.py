@@ -1,45 +1,102 @@
-"""Lines over layers or positions, with interval bands, and their baseline as a gray dashed line or band."""
+"""Lines over layers, positions or steps: measured ones with 95 % bands, exact ones, and baselines in gray.
+
+`Panel.finished` writes the name of each line at its end, and its interval on hover.
+"""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Bool, Float, Int, Real
 
-from bayesgeom.core import number_text
-from bayesgeom.report import BASELINE, EXACT, MEASURED, rgb
+from bayesgeom.core import interval_text, number_text
+from bayesgeom.report import BASELINE, EXACT, INTERVAL, MEASURED, Estimate, Panel, label_axes, rgb
 
 SMALLEST_BITS = 1e-6  # lower end of logarithmic axes; a baseline below it is no nearer to the model's error
 LEAST_BITS = 0.01  # least range of an axis of entropies or differences
+N_BASELINES = 3  # of an estimate: more gray lines cannot be told apart, and tables list them
+_LIKE = 1.05  # a smaller ratio is none that a title should name
 _LOW = 140  # height of an empty panel, in pixels
+_CROWDED = 40  # with more points, markers would hide the line
+
+Places = Sequence[float] | Real[np.ndarray, " x"]
+Band = tuple[Float[np.ndarray, " x"], Float[np.ndarray, " x"]]
 
 
 def add_line(
     figure: go.Figure,
-    x: Sequence[float] | Real[np.ndarray, " x"],
+    x: Places,
     y: Float[np.ndarray, " x"],
     *,
     name: str,
     color: str = MEASURED,
-    dash: str = "solid",
+    band: Band | None = None,
 ) -> None:
-    """Add a measured line with markers; missing values leave a gap."""
-    figure.add_trace(
-        go.Scatter(
-            x=list(x), y=y, name=name, mode="lines+markers", line={"color": color, "dash": dash}, marker={"size": 5}
-        )
-    )
+    """Add a measured line, and its 95 % interval as a band that is also told on hover; missing values leave a gap."""
+    told = None
+    if band is not None and np.isfinite(band).all(axis=0).any():
+        add_band(figure, x, *band, name=f"{name}, {INTERVAL}", color=color)
+        told = ["" if np.isnan(ends).any() else f" ({interval_text(*ends)})" for ends in zip(*band, strict=True)]
+    mode = "lines" if len(x) > _CROWDED else "lines+markers"
+    style = {"line": {"color": color, "width": 2.5}, "marker": {"size": 5, "color": color}}
+    figure.add_trace(go.Scatter(x=list(x), y=y, name=name, mode=mode, customdata=told, **style))
 
 
-def add_reference(
+def add_estimate(
     figure: go.Figure,
-    x: Sequence[float] | Real[np.ndarray, " x"],
-    y: Float[np.ndarray, " x"],
+    x: Places,
+    own: Estimate,
     *,
-    name: str,
-    color: str = EXACT,
+    name: str = "model",
+    color: str = MEASURED,
+    baselines: Mapping[str, Float[np.ndarray, " x"]] | None = None,
 ) -> None:
+    """Add an estimate along its only axis with its band, above its baselines or those that are given.
+
+    Of more than three baselines those nearest to the estimate at its end are drawn; tables list all of them.
+    """
+    levels = {level.name: level.value for level in own.compared} if baselines is None else baselines
+    known = {label: level for label, level in levels.items() if np.isfinite(level).any()}
+    for label in sorted(known, key=lambda label: float(np.nanmean(np.abs(known[label] - own.value))))[:N_BASELINES]:
+        add_baseline(figure, x, known[label], name=f"baseline: {label}")
+    add_line(figure, x, own.value, name=name, color=color, band=own.ends)
+
+
+def estimate_panel(
+    title: str, axes: tuple[str, str], x: Places, own: Estimate, *, name: str = "model", **known: Any
+) -> Panel:
+    """Return a panel of an estimate along its only axis, with its band and baselines, or a note that it is unknown."""
+    panel = Panel.blank(title, **known)
+    if np.isfinite(own.value).any():
+        add_estimate(panel.figure, x, own, name=name)
+        label_axes(panel.figure, *axes)
+    else:
+        add_note(panel.figure, "not defined here")
+    return panel
+
+
+def with_baseline(title: str, baseline: float, label: str) -> str:
+    """Return a panel's title with the baseline level appended, if it is known."""
+    return title if np.isnan(baseline) else f"{title} ({label}: {number_text(baseline)})"
+
+
+def times_text(value: float, level: float, name: str) -> str:
+    """Return how a positive number compares with a level, in words for a title.
+
+    Example:
+        >>> times_text(0.25, 1.0, "uniform"), times_text(3.0, 2.0, "chance"), times_text(2.0, 2.01, "chance")
+        ('4 times below uniform', '1.5 times above chance', 'like chance')
+    """
+    if not (np.isfinite([value, level]).all() and min(value, level) > 0):
+        return f"{name}: {number_text(level)}"
+    ratio = float(f"{max(level / value, value / level):.2g}")
+    word = "below" if level > value else "above"
+    return f"{number_text(ratio)} times {word} {name}" if ratio > _LIKE else f"like {name}"
+
+
+def add_reference(figure: go.Figure, x: Places, y: Float[np.ndarray, " x"], *, name: str, color: str = EXACT) -> None:
     """Add a wide pale line, which stays visible under a line that coincides with it."""
     line = {"color": color, "width": 7}
     figure.add_trace(go.Scatter(x=list(x), y=y, name=name, mode="lines", line=line, opacity=0.3))
@@ -47,7 +104,7 @@ def add_reference(
 
 def add_band(
     figure: go.Figure,
-    x: Sequence[float] | Real[np.ndarray, " x"],
+    x: Places,
     lo: Float[np.ndarray, " x"],
     hi: Float[np.ndarray, " x"],
     *,
@@ -71,6 +128,7 @@ def add_band(
             fillcolor=f"rgba({red},{green},{blue},0.18)",
             name=name,
             hoverinfo="skip",
+            showlegend=False,
         )
     )
     if any(len(run) == 1 for run in runs):
@@ -93,21 +151,36 @@ def _whisker(width: Float[np.ndarray, " run"]) -> Float[np.ndarray, " run"]:
 
 def add_baseline(
     figure: go.Figure,
-    x: Sequence[float] | Real[np.ndarray, " x"],
+    x: Places,
     y: float | Float[np.ndarray, " x"],
     *,
     name: str,
-    color: str = "",
+    color: str = BASELINE,
+    floor: float = -np.inf,
 ) -> None:
-    """Add a baseline as a gray dashed line, constant or varying; a level known at one place alone is a marker.
+    """Add a baseline as a dashed line, constant or varying; a level known at one place alone is a marker.
 
-    With the `color` of a series the line is pale and dashed, where several series have a baseline each.
+    Levels below the `floor` of a log axis are drawn at it, as triangles that point down. With the `color` of a series
+    the line is pale and has no name of its own: there several series have a baseline each.
     """
     levels = np.broadcast_to(np.asarray(y, dtype=float), (len(x),))
-    mode = "lines+markers" if any(len(run) == 1 for run in _runs(np.isfinite(levels))) else "lines"
-    line, marker = {"color": color or BASELINE, "dash": "dash"}, {"size": 6} if "markers" in mode else None
-    drawn = {"line": line, "marker": marker, "opacity": 0.6 if color else None}
-    figure.add_trace(go.Scatter(x=list(x), y=levels, name=name, mode=mode, **drawn))
+    is_below, is_gray = levels < floor, color == BASELINE
+    is_alone = any(len(run) == 1 for run in _runs(np.isfinite(levels)))
+    told = [f" (drawn at the end of the axis: {number_text(own)})" if own < floor else "" for own in levels]
+    symbols = {"symbol": "triangle-down", "size": np.where(is_below, 9, 0)} if is_below.any() else {"size": 6}
+    figure.add_trace(
+        go.Scatter(
+            x=list(x),
+            y=np.where(is_below, floor, levels),
+            name=name,
+            mode="lines+markers" if is_alone or is_below.any() else "lines",
+            line={"color": color, "dash": "dash", "width": 1.5},
+            marker={"color": color, **symbols} if is_alone or is_below.any() else None,
+            opacity=None if is_gray else 0.6,
+            showlegend=None if is_gray else False,
+            customdata=told if is_below.any() else None,
+        )
+    )
 
 
 def add_note(figure: go.Figure, text: str) -> None:
@@ -136,27 +209,3 @@ def log_floor(values: Float[np.ndarray, "..."], deciding: Float[np.ndarray, "...
     lower = min(own, max(level, SMALLEST_BITS))
     decade = 10.0 ** np.floor(np.log10(lower))
     return float(max(digit * decade for digit in (0.5, 1, 2, 5) if digit * decade < lower))
-
-
-def log_baseline(
-    figure: go.Figure,
-    x: Sequence[float] | Real[np.ndarray, " x"],
-    y: Float[np.ndarray, " x"],
-    *,
-    name: str,
-    floor: float,
-) -> None:
-    """Add a baseline to a logarithmic axis; levels below `floor` are drawn at `floor` as triangles that point down."""
-    is_below = y < floor
-    drawn = np.where(is_below, floor, y)
-    add_baseline(
-        figure,
-        x,
-        drawn,
-        name=f"{name} (▾ below {number_text(floor)})" if is_below.any() else name,
-    )
-    if is_below.any():
-        marker = {"symbol": "triangle-down", "size": np.where(is_below, 9, 0), "opacity": 1, "color": BASELINE}
-        figure.data[-1].update(
-            mode="lines+markers", marker=marker, customdata=y, hovertemplate="%{x}: %{customdata:.4g}"
-        )

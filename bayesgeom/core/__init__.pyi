@@ -73,7 +73,9 @@ from .progress import progress_in as progress_in
 from .run import ALL_SITES as ALL_SITES
 from .run import ATTN_OUT as ATTN_OUT
 from .run import K_ROT as K_ROT
+from .run import LOGIT_LENS as LOGIT_LENS
 from .run import MLP_OUT as MLP_OUT
+from .run import MLP_POST as MLP_POST
 from .run import N_RECORDED as N_RECORDED
 from .run import NO_LABEL as NO_LABEL
 from .run import NORM_WEIGHT as NORM_WEIGHT

@@ -49,6 +49,7 @@ RESID_MID = Site("resid_mid", _RESIDUAL)
 RESID_POST = Site("resid_post", _RESIDUAL)
 ATTN_OUT = Site("attn_out", _RESIDUAL)
 MLP_OUT = Site("mlp_out", _RESIDUAL)
+MLP_POST = Site("mlp_post", ("batch", "pos", "d_mlp"))  # hidden units of the MLP, after the activation function
 STATE = Site("state", ("batch", "pos", "d_state"))
 
 Q = Site("q", _QUERY)  # before rotation and norm
@@ -71,6 +72,9 @@ W_V = Site("W_V", ("kv_head", "d_head", "d_model"))
 W_O = Site("W_O", ("head", "d_head", "d_model"))  # maps z to the update of the residual stream
 
 ALL_SITES = tuple(site for site in tuple(globals().values()) if isinstance(site, Site))
+# Computed from resid_pre during a pass, and no place of an edit: natural-log probabilities of the answers that the
+# model's own final norm and output matrix read there. After the last layer they are the model's predictions.
+LOGIT_LENS = Site("logit_lens", ("batch", "pos", "answer"))
 _BY_NAME = {site.name: site for site in ALL_SITES}
 N_RECORDED = 192  # sequences whose activations a diagnosis stores: enough for every interval, and independent of n
 
@@ -455,6 +459,17 @@ class ModelSpec:
     def d_of_value(self) -> int:
         """Width of a head's values and output, which is `d_head` in most architectures."""
         return self.d_value or self.d_head
+
+    def sizes_at(self, site: Site) -> dict[str, int]:
+        """Return the size of every axis of a site that the model determines, by the name of the axis."""
+        sizes = {
+            "head": self.n_heads,
+            "kv_head": self.n_kv_heads,
+            "d_head": self.d_of_value if site in (V, Z) else self.d_head,
+            "d_model": self.d_model,
+            "d_mlp": self.d_mlp,
+        }
+        return sizes | ({"d_state": self.d_state} if self.d_state else {})
 
     @property
     def is_identified(self) -> bool:

@@ -84,29 +84,23 @@ class FunctionReport(Report):
         if single:
             panel, own = Panel.blank("Returned values"), self.result[single]
             labels = [self.outputs[at] for at in single]
-            level = own.baselines[0].value[0] if own.baselines and len(single) == 1 else None
-            add_forest(panel.figure, labels, own.value, own.ends, unit="returned value", baseline=level)
+            levels = {f"baseline: {level.name}": level.value for level in own.baselines}
+            add_forest(panel.figure, labels, own.value, own.ends, unit="returned value", levels=levels)
             found.insert(0, panel)
         return found
 
     def _panel(self, name: str) -> Panel:
         """Return the plot of an array: a line, or a map of its last two axes with the others below each other."""
-        from plotly.graph_objects import Heatmap
-
-        from bayesgeom.charts.lines import add_band, add_baseline, add_line
-        from bayesgeom.report import SEQUENTIAL, label_axes
+        from bayesgeom.charts.heat import add_heat
+        from bayesgeom.charts.lines import add_estimate
+        from bayesgeom.report import label_axes
 
         panel, own = Panel.blank(_named(self.name, name)), self.of(name)
         if own.value.ndim > 1:
             rows = own.value.reshape(-1, own.value.shape[-1])
-            panel.figure.add_trace(Heatmap(z=rows, colorscale=SEQUENTIAL, name="returned value"))
-            label_axes(panel.figure, "index along the last axis", "index along the other axes")
+            add_heat(panel.figure, rows, unit="returned value", axes=("last axis", "other axes"))
             return panel
-        x = range(len(own.value))
-        add_band(panel.figure, x, *own.ends, name="95 % interval")
-        add_line(panel.figure, x, own.value, name="measured")
-        for level in own.baselines:
-            add_baseline(panel.figure, x, level.value, name=level.name)
+        add_estimate(panel.figure, range(len(own.value)), own, name="returned")
         label_axes(panel.figure, "index", "returned value")
         return panel
 

@@ -17,9 +17,11 @@ from bayesgeom.core import (
     unknown_name,
 )
 from bayesgeom.diagnosis.functions import Function, FunctionProbe, function_name, tried
+from bayesgeom.diagnosis.inside import InsideReport
 from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
 from bayesgeom.generalization.response import EvidenceResponseReport, Replacement
 from bayesgeom.models.base import Model, bytes_per_sequence
+from bayesgeom.models.resolve import require_posterior
 from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.report.diagnosis import report_kinds
 from bayesgeom.tasks.base import WindTunnel
@@ -27,7 +29,7 @@ from bayesgeom.tasks.base import WindTunnel
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
 N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
 N_REPLACED = 64  # sequences of the evidence response, for each age
-SECOND_PASSES = (RelabelingReport.name, EvidenceResponseReport.name)  # tests that run the model again
+SECOND_PASSES = (RelabelingReport.name, EvidenceResponseReport.name, InsideReport.name)  # these run the model again
 
 AnyProbe = Probe[Any]
 Named = str | AnyProbe | Function  # a probe or a test by its name, a probe, or a function of the run
@@ -80,6 +82,7 @@ class ProbePlan:
     inapplicable: dict[str, str]
     renaming: Renaming | None
     replacement: Replacement | None
+    is_inside_shown: bool
 
 
 def check_probes(probes: Named | Sequence[Named] | None) -> None:
@@ -165,6 +168,7 @@ def plan_of(
         inapplicable=inapplicable,
         renaming=second.get(RelabelingReport.name),
         replacement=second.get(EvidenceResponseReport.name),
+        is_inside_shown=InsideReport.name in second,
     )
 
 
@@ -175,7 +179,10 @@ def _second_passes(
     found, skipped, inapplicable = dict[str, Any](), dict[str, str](), dict[str, str]()
     for name in names:
         try:
-            if name == RelabelingReport.name:
+            if name == InsideReport.name:
+                require_posterior(task)
+                found[name] = True
+            elif name == RelabelingReport.name:
                 found[name] = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
             else:
                 found[name] = Replacement.of(model, task, n=min(n, N_REPLACED), seed=seed)

@@ -10,6 +10,7 @@ import torch
 
 from bayesgeom.core import (
     ALL_SITES,
+    LOGIT_LENS,
     N_RECORDED,
     InvalidArgument,
     MissingSite,
@@ -168,7 +169,7 @@ def _sites(model: Model, named: str | Sequence[str] | None) -> list[Site]:
 
 def _check_sites(named: str | Sequence[str] | None) -> dict[str, Site]:
     """Return all sites by name; raise `UnknownName` if one of these is none."""
-    known = {site.name: site for site in ALL_SITES}
+    known = {site.name: site for site in (*ALL_SITES, LOGIT_LENS)}
     for name in [named] if isinstance(named, str) else named or ():
         if name not in known:
             raise unknown_name("site", name, known)

@@ -18,6 +18,7 @@ from bayesgeom.core import (
     apart,
     checked,
 )
+from bayesgeom.diagnosis.inside import InsideReport, inside_of
 from bayesgeom.diagnosis.measuring import Found, probed
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -62,7 +63,8 @@ def diagnose(
 
     Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
     probe that would get fewer than 16 is skipped. Two tests take passes of their own: "relabeling" on 128 sequences and
-    "evidence_response" on 64 for each age. They run if no probes are named, or if they are.
+    "evidence_response" on 64 for each age. They run if no probes are named, or if they are; so does "inside", which
+    keeps eight sequences for the viewer.
     `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
@@ -154,6 +156,8 @@ def _diagnosed(
         further = {EvidenceResponseReport.name: plan.replacement.report(run)} | further
     if plan.renaming is not None:
         further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
+    if plan.is_inside_shown:
+        further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed)
     reports, skipped = reports | further, skipped | reasons
     names = tuple(plan.supported)
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}

@@ -83,7 +83,7 @@ class DynamicsReport(Report):
     """
 
     name: ClassVar[str] = "dynamics"
-    title: ClassVar[str] = "Geometry over training"
+    title: ClassVar[str] = "Geometry over training: when does it appear?"
 
     runs: tuple[str, ...]
     steps: tuple[str, ...]
@@ -184,7 +184,9 @@ class DynamicsReport(Report):
         """Return a curve per training with its band, divided by `first`."""
         from bayesgeom.charts.curves import Curve
 
-        rows = zip(self.runs, own.value / first, *(end / first for end in own.ends), strict=True)
+        shared = min(self.runs, key=len) if len(self.runs) > 1 else ""
+        names = [name.removeprefix(shared).lstrip("-") or "first" for name in self.runs]
+        rows = zip(names, own.value / first, *(end / first for end in own.ends), strict=True)
         return [Curve(name=name, values=values, band=(low, high)) for name, values, low, high in rows]
 
     def table(self) -> str:
@@ -232,7 +234,7 @@ class ManifoldFilmReport(Report):
     """
 
     name: ClassVar[str] = "manifold_film"
-    title: ClassVar[str] = "Value manifold over training"
+    title: ClassVar[str] = "Value manifold over training: when does it form?"
 
     limit: ClassVar[str] = "at most 3,072 scored positions"
 
@@ -252,7 +254,7 @@ class ManifoldFilmReport(Report):
         ]
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.film import film_panel
+        from bayesgeom.charts.cloud import film_panel
 
         axes = ("last snapshot's PC1 (activation units)", "last snapshot's PC2 (activation units)")
         return [film_panel(self.steps, self.cloud, self.entropy_bits, colored_by="entropy (bits)", axes=axes)]
@@ -271,7 +273,7 @@ class AttentionMapsReport(Report):
     """
 
     name: ClassVar[str] = "attention_maps"
-    title: ClassVar[str] = "Attention over training"
+    title: ClassVar[str] = "Attention over training: when does it settle?"
     limit: ClassVar[str] = "the maps show one example"
 
     run: str
@@ -293,10 +295,26 @@ class AttentionMapsReport(Report):
         )
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.maps import map_panels
+        from bayesgeom.charts.heat import add_heat
 
-        steps = [f"{int(step):,}" for step in self.shown_steps]
-        return map_panels(self.maps, steps, self.shown_layers, self.focus.value)
+        # The first queries have few keys in a causal model, so their weights are large: they do not extend the scale.
+        most, drawn = float(self.maps[:, :, self.maps.shape[2] // 2 :].max()), list[Panel]()
+        queries, keys = (range(1, 1 + size) for size in self.maps.shape[2:])
+        for row, layer in enumerate(self.shown_layers):
+            for column, step in enumerate(self.shown_steps):
+                focus = number_text(self.focus.value[column, row])
+                title = f"Layer {layer}, step {int(step):,}: largest weight of a row {focus}"
+                drawn.append(Panel.blank(title, is_folded=column + 1 < len(self.shown_steps)))
+                add_heat(
+                    drawn[-1].figure,
+                    self.maps[column, row].round(3),
+                    unit="attention",
+                    baseline=0.0,
+                    names=(queries, keys),
+                    axes=("key position", "scored position"),
+                    limits=(0.0, most),
+                )
+        return drawn
 
 
 def _by_layer(values: Float[np.ndarray, "run step layer"]) -> list["Curve"]:

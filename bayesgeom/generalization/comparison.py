@@ -73,7 +73,7 @@ class CompareReport(Report):
     """
 
     name: ClassVar[str] = "compare"
-    title: ClassVar[str] = "Models compared"
+    title: ClassVar[str] = "Comparison: which model is closest to exact?"
 
     models: tuple[str, ...]
     weights_hashes: Annotated[tuple[str, ...], "model"]
@@ -138,14 +138,16 @@ class CompareReport(Report):
         return "\n".join([*fitted([("value", *self.models), *values]), "", *fitted(differences)])
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.cells import add_cells
         from bayesgeom.charts.forest import add_forest
+        from bayesgeom.charts.heat import add_heat
 
         mapped, panels = np.flatnonzero(np.isfinite(self.share_closed).any(axis=1)).tolist(), list[Panel]()
         if mapped:
             note = "Uniform predictor: 0; exact posterior: 1"
-            panel = Panel.blank("Share of the gap closed", height=152 + 60 * len(mapped), is_wide=True, note=note)
-            add_cells(panel.figure, self.share_closed[mapped], [self.rows[row] for row in mapped], self.models)
+            panel = Panel.blank("Share of the gap closed", is_wide=True, note=note)
+            names, shares = ([self.rows[row] for row in mapped], self.models), self.share_closed[mapped]
+            axes, limits = ("model", ""), (0.0, 1.0)
+            add_heat(panel.figure, shares, unit="share closed", baseline=0.0, names=names, axes=axes, limits=limits)
             panels.append(panel)
         drawn = [(row, pair) for row in range(len(self.rows)) for pair in range(len(self.pairs))]
         drawn = [at for at in drawn if np.isfinite(self.difference.value[at])][:_DRAWN]
@@ -157,9 +159,7 @@ class CompareReport(Report):
             labels = [self.rows[row] + (f", {self.pairs[pair]}" if len(self.pairs) > 1 else "") for row, pair in own]
             panel = Panel.blank(title, is_wide=True)
             ends = (low[at], high[at])
-            add_forest(panel.figure, labels, self.difference.value[at], ends, unit=title, baseline=0.0)
-            most = max(text.count("<br>") + 1 for text in panel.figure.layout.yaxis.ticktext or labels)
-            panel.figure.layout.height = 152 + len(own) * max(34, 8 + 17 * most)  # rows as high as their labels
+            add_forest(panel.figure, labels, self.difference.value[at], ends, unit=title)
             panels.append(panel)
         return panels
 

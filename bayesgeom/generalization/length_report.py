@@ -45,7 +45,7 @@ class LengthReport(Report):
     """
 
     name: ClassVar[str] = "length"
-    title: ClassVar[str] = "Length: beyond the training length"
+    title: ClassVar[str] = "Length: does it hold beyond the training length?"
 
     unit: str
     trained: int
@@ -140,26 +140,42 @@ class LengthReport(Report):
 
         position, lengths = (self.at, self.unit), (np.array([int(own) for own in self.lengths]), "requested length")
         drawn = (
-            ("KL by position", self.kl_bits, *position, "KL(exact ‖ model) (bits)"),
+            (self._finding(), self.kl_bits, *position, "KL(exact ‖ model) (bits)"),
             ("Entropy error by position", self.entropy_mae_bits, *position, "|H model − H exact| (bits)"),
             ("KL, mean over whole sequences", self.whole_error_bits[KL], *lengths, "mean KL (bits)"),
         )
         panels = list[Panel]()
         for title, own, x, x_title, y_title in drawn:
-            panel = Panel.blank(f"{title} (log scale)")
+            panel = Panel.blank(f"{title} (log scale)", is_folded=len(panels) > 0)
+            if not panels:
+                add_baseline(panel.figure, x, self.threshold_bits, name=f"threshold: {self.threshold_bits:g} bits")
             _add(panel, x, own, self._short_names, is_log=True)
-            panel.figure.add_vline(x=self.trained, line={"color": BASELINE, "dash": "dot", "width": 1.5})
+            named: dict[str, object] = {"annotation_text": "trained up to here", "annotation_position": "top right"}
+            line = {"color": BASELINE, "dash": "dot", "width": 1.5}
+            named |= {"annotation_font": {"size": 11, "color": BASELINE}}
+            panel.figure.add_vline(x=self.trained, line=line, **named)
             label_axes(panel.figure, x_title, y_title)
             panels.append(panel)
-        add_baseline(panels[0].figure, self.at, self.threshold_bits, name=f"threshold {self.threshold_bits:g} bits")
-        panels[0].figure.data[-1].line.dash = "2px,6px"
-        excess, layers = Panel.blank("Excess beyond the training length, by layer"), self.layer_excess_bits
+        excess, layers = (
+            Panel.blank("Excess beyond the training length, by layer", is_folded=True),
+            self.layer_excess_bits,
+        )
         if np.isfinite(layers.value).any():
             _add(excess, np.arange(layers.value.shape[1]), layers, self._short_names, is_log=False)
             label_axes(excess.figure, "layer", "KL beyond − KL within (bits)")
         else:
             add_note(excess.figure, "not measured")
         return [*panels, excess]
+
+    def _finding(self) -> str:
+        """Return the title of the first panel: how KL changes beyond the training length."""
+        is_beyond = self.at > self.trained
+        if len(self.models) > 1 or not is_beyond.any() or is_beyond.all():
+            return "KL by position"
+        from bayesgeom.charts.lines import times_text
+
+        within, beyond = (float(np.nanmean(self.kl_bits.value[0, mask])) for mask in (~is_beyond, is_beyond))
+        return f"Beyond the training length KL is {times_text(beyond, within, 'that within it')}"
 
     def table(self) -> str:
         """Return one row per model, then whole-sequence means by length."""
@@ -236,34 +252,21 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Sequence[str], *, is_log: bool) -> None:
     """Add the models' curves, and the mean over models of the strongest baseline: tables list the others."""
-    from bayesgeom.charts.lines import LEAST_BITS, add_band, add_baseline, add_line, log_baseline, log_floor
+    from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line, log_floor
     from bayesgeom.report import MEASURED, SERIES, at_least, log_axes
 
-    figure = panel.figure
+    for baseline in curves.baselines[:1]:
+        level = _mean_over_models(baseline)
+        floor = log_floor(curves.value, level) if is_log else -np.inf
+        add_baseline(panel.figure, x, level, name=f"baseline: {baseline.name.replace('_', ' ')}", floor=floor)
     for index, model in enumerate(models):
         color, own = MEASURED if len(models) == 1 else SERIES[index % len(SERIES)], curves[index]
-        if not np.isfinite(own.value).any():  # the layers of this model are not read
-            continue
-        low, high = own.ends
-        if np.isfinite(low).all() and np.isfinite(high).all():
-            smallest = own.value[own.value > 0].min(initial=1.0)
-            above = np.maximum(low, 0.1 * np.maximum(own.value, smallest)) if is_log else low
-            add_band(figure, x, above, high, name=f"{model}, 95 % interval", color=color)
-            figure.data[-1].showlegend = False
-        add_line(figure, x, own.value, name=model, color=color)
-        mode = "lines" if len(x) > _CROWDED else "lines+markers"
-        figure.data[-1].update(mode=mode)
-    for baseline in curves.baselines[:1]:
-        label, level = f"baseline: {baseline.name.replace('_', ' ')}", _mean_over_models(baseline)
-        if is_log:
-            log_baseline(figure, x, level, name=label, floor=log_floor(curves.value, level))
-        else:
-            add_baseline(figure, x, level, name=label)
-        figure.data[-1].line.dash = "dash"
+        if np.isfinite(own.value).any():  # else the layers of this model are not read
+            add_line(panel.figure, x, own.value, name=model, color=color, band=own.ends)
     if is_log:
-        log_axes(figure)
+        log_axes(panel.figure)
     else:
-        at_least(figure, LEAST_BITS)
+        at_least(panel.figure, LEAST_BITS)
 
 
 def _mean_over_models(baseline: Baseline) -> Float[np.ndarray, " x"]:

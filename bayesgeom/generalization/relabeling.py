@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core import Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked
+from bayesgeom.core import Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked, with_minus
 from bayesgeom.generalization.curves import entropy_errors
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.captured.model import CapturedModel
@@ -61,6 +61,7 @@ class RelabelingReport(Report):
     """
 
     name: ClassVar[str] = "relabeling"
+    is_behavioral: ClassVar[bool] = True
     title: ClassVar[str] = "Relabeling: do names matter?"
     verdict: str
     bound_bits: float
@@ -98,11 +99,12 @@ class RelabelingReport(Report):
     def panels(self) -> Sequence[Panel]:
         import plotly.graph_objects as go
 
-        from bayesgeom.charts.lines import add_band, add_baseline, add_line
+        from bayesgeom.charts.lines import add_baseline, add_line
         from bayesgeom.report import BASELINE, MEASURED, label_axes, log_axes
 
         before, after = self.kl_before_bits_by_sequence, self.kl_after_bits_by_sequence
-        points, along = Panel.blank("One point per sequence (log scales)"), Panel.blank("Difference along the sequence")
+        changed = f"Renaming the hypotheses changes KL by {with_minus(f'{self.kl_difference_bits.value:.2g}')} bits"
+        points, along = Panel.blank("KL before and after, a point per sequence", is_folded=True), Panel.blank(changed)
         difference = self.kl_difference_bits_by_position
         points.figure.add_trace(
             go.Scatter(
@@ -111,23 +113,21 @@ class RelabelingReport(Report):
                 mode="markers",
                 marker={"color": MEASURED, "size": 5, "opacity": 0.6},
                 name="sequences",
-                hovertemplate="before %{x:.3e}, after %{y:.3e}<extra></extra>",
+                hovertemplate="KL before %{x:.3~g} bits<br>after %{y:.3~g} bits<extra></extra>",
             )
         )
         seen = np.concatenate([before, after])
         positive = seen[seen > 0] if (seen > 0).any() else np.ones(1)
-        ends, line = [float(positive.min()), float(positive.max())], {"color": BASELINE, "dash": "dash"}
-        points.figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, name="y = x: names do not matter"))
+        ends, line = [float(positive.min()), float(positive.max())], {"color": BASELINE, "dash": "dash", "width": 1.5}
+        points.figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, name="equal", hoverinfo="skip"))
         log_axes(points.figure, "xy")
         label_axes(points.figure, "KL before (bits)", "KL after (bits)")
         x = np.arange(1, len(difference.value) + 1)
-        add_band(along.figure, x, *difference.ends, name="95 % interval")
-        add_line(along.figure, x, difference.value, name="KL after − before")
-        for level, name in ((self.bound_bits, "bound of the verdict"), (-self.bound_bits, "the bound below")):
+        for level, name in ((self.bound_bits, "bound of the verdict"), (-self.bound_bits, "bound below")):
             add_baseline(along.figure, x, level, name=name)
-        along.figure.data[-1].showlegend = False
+        add_line(along.figure, x, difference.value, name="difference", band=difference.ends)
         label_axes(along.figure, "scored position (1 is the first)", "KL after − before (bits)")
-        return [points, along]
+        return [along, points]
 
 
 @final

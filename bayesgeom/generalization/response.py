@@ -83,6 +83,7 @@ class EvidenceResponseReport(Report):
     """
 
     name: ClassVar[str] = "evidence_response"
+    is_behavioral: ClassVar[bool] = True
     title: ClassVar[str] = "Evidence response: does old evidence move the answer?"
     is_single: bool
     ages: tuple[str, ...]
@@ -116,26 +117,26 @@ class EvidenceResponseReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         """Draw both slopes by age, evenly spaced; predictors with known behavior are pale dashed lines."""
-        from bayesgeom.charts.lines import add_band, add_baseline, add_line
-        from bayesgeom.report import label_axes, series
+        from bayesgeom.charts.lines import add_baseline, add_line, add_reference
+        from bayesgeom.report import label_axes
 
-        raw = Panel.blank("Slope of the model's change in the exact change", is_wide=True)
-        scaled = Panel.blank("Relative slope: divided by that of all evidence", is_wide=True)
+        found = f"{self.slope.value[0]:.2g} of the exact change for all evidence"
+        raw = Panel.blank(f"The answers follow {found}")
+        scaled = Panel.blank("The same, relative to that of all evidence", is_folded=True)
         x = np.arange(len(self.ages), dtype=float)
-        for panel, own in ((raw, self.slope), (scaled, self.relative_slope)):
-            add_band(panel.figure, x, *own.ends, name="95 % interval")
-            add_line(panel.figure, x, own.value, name="model")
-            add_baseline(panel.figure, x, 1.0, name="exact observer")
+        for panel in (raw, scaled):
+            add_reference(panel.figure, x, np.ones(len(x)), name="exact")
         for level in self.slope.baselines:
-            add_baseline(raw.figure, x, level.value, name=f"level: {level.name}")
-        for index, (name, values) in enumerate(zip(self.predictors, self.predictor_slopes, strict=True)):
-            color = series(index + 1)["color"]
-            add_baseline(raw.figure, x, values, name=name, color=color)
-            add_baseline(scaled.figure, x, _ratio(values, values[:1]), name=name, color=color)
+            add_baseline(raw.figure, x, level.value, name=f"baseline: {level.name}")
+        for name, values in zip(self.predictors, self.predictor_slopes, strict=True):
+            add_baseline(raw.figure, x, values, name=name)
+            add_baseline(scaled.figure, x, _ratio(values, values[:1]), name=name)
+        for panel, own in ((raw, self.slope), (scaled, self.relative_slope)):
+            add_line(panel.figure, x, own.value, name="model", band=own.ends)
         place = "age of the replaced piece" if self.is_single else "newest pieces that stay; older ones are replaced"
         for panel, label in ((raw, "slope"), (scaled, "relative slope")):
             label_axes(panel.figure, place, label)
-            panel.figure.layout.xaxis.update(tickvals=x.tolist(), ticktext=["all replaced", *self.ages[1:]])
+            panel.figure.layout.xaxis.update(tickvals=x.tolist(), ticktext=["all", *self.ages[1:]])
         return [raw, scaled]
 
     def _label(self, index: int) -> str:

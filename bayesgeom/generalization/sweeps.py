@@ -81,7 +81,7 @@ class SweepReport(Report):
     """
 
     name: ClassVar[str] = "sweep"
-    title: ClassVar[str] = "Sweep: how fast it converges"
+    title: ClassVar[str] = "Sweep: how fast does it converge?"
 
     task: str
     vary: str
@@ -113,41 +113,44 @@ class SweepReport(Report):
         return lines
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import LEAST_BITS, add_line, add_reference, log_baseline, log_floor
-        from bayesgeom.report import EXACT, MEASURED, at_least, label_axes, log_axes, series
+        from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line, add_reference, log_floor
+        from bayesgeom.report import SERIES, at_least, label_axes, log_axes
 
         curves = Panel.blank("Entropy by position (exact: wide and pale)")
         steps = np.arange(1, self.exact_entropy_bits.shape[1] + 1)
         for index, label in enumerate(self.values):
-            style = series(index)
-            exact, model, name = self.exact_entropy_bits[index], self.model_entropy_bits[index], f"{self.vary}={label}"
-            add_reference(curves.figure, steps, exact, name=f"{name}, exact", color=style["color"])
-            curves.figure.data[-1].showlegend = False  # it has the color of the model's curve
-            if np.isfinite(model).any():
-                add_line(curves.figure, steps, model, name=name, **style)
+            color, name = SERIES[index % len(SERIES)], f"{self.vary}={label}"
+            exact, model = self.exact_entropy_bits[index], self.model_entropy_bits[index]
+            is_alone = not np.isfinite(model).any()
+            add_reference(curves.figure, steps, exact, name=f"{name}, exact" if not is_alone else name, color=color)
+            curves.figure.data[-1].showlegend = is_alone  # else it has the color of the model's curve
+            if not is_alone:
+                add_line(curves.figure, steps, model, name=name, color=color)
         label_axes(curves.figure, "scored position (1 is the first)", "entropy (bits)")
         at_least(curves.figure, LEAST_BITS)
         x, is_ordinal = _places(self.values)
-        converged = Panel.blank("Observations to converge")
-        for own, name, color in ((self.exact_tokens, "exact", EXACT), (self.model_tokens, "model", MEASURED)):
-            _add_estimates(converged, x, own, name, color)
-            if name == "exact" and np.isfinite(own.value).any():
-                converged.figure.data[-1].update(opacity=0.3, line_width=7)
+        titles = ("Observations until the entropy has converged", "KL to the exact posterior (log scale)")
+        converged, kl, error = (Panel.blank(title) for title in (*titles, "Entropy error (log scale)"))
+        add_reference(converged.figure, x, self.exact_tokens.value, name="exact")
         converged.figure.update_yaxes(rangemode="tozero")
-        titles = ("KL to the exact posterior (log scale)", "Entropy error (log scale)")
-        drawn = [Panel.blank(title) for title in titles]
-        for panel, own in zip(drawn, (self.kl_bits, self.entropy_mae_bits), strict=True):
-            _add_estimates(panel, x, own, "model", MEASURED)
+        floors = list[float]()
+        for panel, own in ((kl, self.kl_bits), (error, self.entropy_mae_bits)):
             floor = log_floor(own.value, np.array([baseline.value for baseline in own.baselines] or [own.value]))
             for baseline in own.baselines:
-                log_baseline(panel.figure, x, baseline.value, name=f"baseline: {baseline.name}", floor=floor)
-            log_axes(panel.figure, floor=floor)
+                name = f"baseline: {baseline.name}"
+                add_baseline(panel.figure, x, baseline.value, name=name, floor=floor)
+            floors.append(floor)
         units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")
-        for panel, unit in zip((converged, *drawn), units, strict=True):
+        measured = (self.model_tokens, self.kl_bits, self.entropy_mae_bits)
+        for panel, own, unit, floor in zip((converged, kl, error), measured, units, (0.0, *floors), strict=True):
+            if np.isfinite(own.value).any():
+                add_line(panel.figure, x, own.value, name="model", band=own.ends)
+            if panel is not converged:
+                log_axes(panel.figure, floor=floor)
             label_axes(panel.figure, self.vary, unit)
             if is_ordinal:
                 panel.figure.update_xaxes(tickvals=list(x), ticktext=list(self.values))
-        return [curves, converged, *drawn]
+        return [curves, converged, kl, error]
 
     def table(self) -> str:
         """Return one row per value, then the reasons why the model could not be run."""
@@ -482,22 +485,3 @@ def _places(labels: Sequence[str]) -> tuple[Float[np.ndarray, " value"], bool]:
         return np.array([float(label) for label in labels]), False
     except ValueError:
         return np.arange(len(labels), dtype=float), True
-
-
-def _add_estimates(panel: Panel, x: Float[np.ndarray, " value"], own: Estimate, name: str, color: str) -> None:
-    """Add connected points with whiskers."""
-    from bayesgeom.charts.lines import add_line
-
-    if not np.isfinite(own.value).any():
-        return
-    low, high = own.ends
-    add_line(panel.figure, x, own.value, name=name, color=color)
-    panel.figure.data[-1].update(
-        error_y={
-            "type": "data",
-            "symmetric": False,
-            "array": np.maximum(high - own.value, 0),
-            "arrayminus": np.maximum(own.value - low, 0),
-            "thickness": 1.4,
-        },
-    )

@@ -70,7 +70,7 @@ class GradientReport(Report):
     """
 
     name: ClassVar[str] = "gradients"
-    title: ClassVar[str] = "Gradient laws of attention"
+    title: ClassVar[str] = "Gradient laws: does attention move as its gradients say?"
 
     targets: Targets
     laws: tuple[str, ...]
@@ -202,16 +202,14 @@ def _heads_panel(
     head: Literal["head", "key head"] = "head",
 ) -> Panel:
     """Draw a rank correlation per layer and head, or a norm on a log scale, where zero norms are blank."""
-    from bayesgeom.charts.heads import add_heads
+    from bayesgeom.charts.heat import add_heat
 
-    panel = Panel.blank(title, height=_HEIGHT)
-    if not is_norm:
-        add_heads(panel.figure, values, unit="rank correlation", baseline=0.0, limits=(-1.0, 1.0))
-        return panel
-    logs = np.log10(np.where(values > 0, values, np.nan))
-    known = np.isfinite(logs).any()
-    limits = (float(np.nanmin(logs)) - 0.01, float(np.nanmax(logs)) + 0.01) if known else None
-    add_heads(panel.figure, logs, unit="log10 nats", baseline=float("nan"), limits=limits, head=head)
+    panel = Panel.blank(title, is_folded=is_norm)
+    if is_norm:
+        logs = np.log10(np.where(values > 0, values, np.nan))
+        add_heat(panel.figure, logs, unit="log10 nats", axes=(head, "layer"))
+    else:
+        add_heat(panel.figure, values, unit="rank correlation", baseline=0.0)
     return panel
 
 
@@ -232,22 +230,20 @@ def _binned_panel(
         pairs: Number of pairs of positions in each bin; bins with few are omitted.
     """
     from bayesgeom.charts.lines import add_baseline, add_line, add_note
-    from bayesgeom.report import label_axes, log_axes, series
+    from bayesgeom.report import SERIES, label_axes, log_axes
 
-    title = f"Layer {layer}: advantage against attention"
-    panel = Panel.blank(title, height=_HEIGHT, is_folded=layer >= _LAYERS_SHOWN)
+    note = f"Dashed, in the color of the head: {OTHER}."
+    panel = Panel.blank(f"Layer {layer}: advantage against attention", note=note, is_folded=layer >= _LAYERS_SHOWN)
     figure, x = panel.figure, 2.0 ** np.concatenate([edges - 0.5, edges[-1:] + 0.5])
     is_enough = pairs >= _FEWEST_PAIRS
     if not is_enough.any():
         add_note(figure, "too few pairs to draw")
         return panel
-    named = f"{OTHER} (in the line's color)"
-    add_baseline(figure, x[:1], np.full(1, np.nan), name=named)  # for the legend alone
     for head, (values, count) in enumerate(zip(other, is_enough, strict=True)):
-        add_baseline(figure, x, np.where(count, values, np.nan), name=named, color=series(head)["color"])
-        figure.data[-1].update(showlegend=False, line_width=1)
+        name = f"head {head}, {OTHER}"
+        add_baseline(figure, x, np.where(count, values, np.nan), name=name, color=SERIES[head % len(SERIES)])
     for head, (values, count) in enumerate(zip(found, is_enough, strict=True)):
-        add_line(figure, x, np.where(count, values, np.nan), name=f"head {head}", **series(head))
+        add_line(figure, x, np.where(count, values, np.nan), name=f"head {head}", color=SERIES[head % len(SERIES)])
     log_axes(figure, "x")
     label_axes(figure, "attention / uniform attention", "advantage (row's rms)")
     return panel
@@ -285,7 +281,7 @@ class GradientMovementReport(Report):
     """
 
     name: ClassVar[str] = "gradient_movement"
-    title: ClassVar[str] = "Routing and values over training"
+    title: ClassVar[str] = "Routing and values: which of them comes to rest first?"
 
     targets: Targets
     steps: tuple[str, ...]

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core import InvalidArgument, Verdict, fitted, number_text
+from bayesgeom.core import InvalidArgument, Verdict, fitted, number_text, percent_text
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.report import (
     R2,
@@ -144,7 +144,7 @@ class InterventionReport(EditReport):
     """
 
     name: ClassVar[str] = "intervention"
-    title: ClassVar[str] = "Intervention: causal, or inert?"
+    title: ClassVar[str] = "Intervention: is this subspace causal, or inert?"
 
     kind: str
     subspace: str
@@ -271,15 +271,20 @@ class InterventionReport(EditReport):
         return replace(line, why=why)
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.interventions.drawing import profile_panel
+        from bayesgeom.interventions.drawing import bands_panel, profile_panel
 
+        layer, everywhere = self.strongest(), f"{self.bands[0]} positions"
         kl = "increase in KL(exact ‖ model), bits"
-        increase = profile_panel("KL increase", kl, self.kl_increase_bits, self.bands)
+        title = f"Editing layer {layer} raises KL by {self.kl_increase_bits.value[layer, 0]:.2g} bits"
+        increase = profile_panel(title, kl, self.kl_increase_bits, everywhere)
         if self.is_swap and np.isfinite(self.movement.value[:, 0]).any():
-            title = f"Movement toward the donor's {self.quantity}"
-            return profile_panel(title, "share of the way", self.movement, self.bands), increase
+            moved = f"{percent_text(self.movement.value[layer, 0])} of the way to the donor's {self.quantity}"
+            title, share = f"Layer {layer} moves the answer {moved}", "share of the way"
+            movement = profile_panel(title, share, self.movement, everywhere)
+            return movement, increase, bands_panel("Movement by position", share, self.movement, self.bands)
         error = self.effect(EFFECTS[ERROR])
-        return increase, profile_panel("Increase in entropy error", "increase (bits)", error, self.bands)
+        by_error = profile_panel("Increase in entropy error", "increase (bits)", error, everywhere, is_folded=True)
+        return increase, by_error, bands_panel("KL increase by position", kl, self.kl_increase_bits, self.bands)
 
     def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         name, own, indirect = "ΔKL", self.kl_increase_bits, self.effect(EFFECTS[INDIRECT_KL])
@@ -368,7 +373,7 @@ class JointInterventionReport(EditReport):
     """
 
     name: ClassVar[str] = "joint_intervention"
-    title: ClassVar[str] = "Joint intervention"
+    title: ClassVar[str] = "Joint intervention: do several sites act together?"
 
     kind: str
     site: str
@@ -401,10 +406,9 @@ class JointInterventionReport(EditReport):
         return rows
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.heads import add_profile
-        from bayesgeom.charts.lines import add_line
-        from bayesgeom.interventions.drawing import add_rows
-        from bayesgeom.report import EXACT, label_axes, series
+        from bayesgeom.charts.forest import add_forest
+        from bayesgeom.charts.lines import add_baseline, add_line
+        from bayesgeom.report import EXACT, SERIES, label_axes
 
         drawn = [Panel.blank(f"Increase of {metric}") for metric in self.metrics]
         for column, panel in enumerate(drawn):
@@ -413,17 +417,20 @@ class JointInterventionReport(EditReport):
             reach = 1.1 * float(np.nanmax(np.abs(levels))) + 1e-6
             unit = f"increase of {self.metrics[column]} (bits)"
             # A ceiling far beyond would press all else into one point; the table names it.
-            ceiling = {"ceiling: whole activation": np.where(own.ceiling <= reach, own.ceiling, np.nan)}
-            add_rows(panel.figure, labels, own, ceiling, unit=unit, limits=(-reach, reach))
+            marks = {"ceiling: whole activation": np.where(own.ceiling <= reach, own.ceiling, np.nan)}
+            marks |= {f"baseline: {level.name}": level.value for level in own.compared}
+            add_forest(panel.figure, labels, own.value, own.ends, unit=unit, levels=marks)
         order, along = self.axis_correlation, Panel.blank("Order along the axis")
         layers, unedited = range(order.value.shape[1]), order.baseline(UNEDITED)[0, :, 0]
-        random = {RANDOM: order.baseline(RANDOM).value.mean(axis=0)[:, 0]}
+        random = order.baseline(RANDOM).value.mean(axis=0)[:, 0]
         low, high = (
             np.full_like(unedited.value, np.nan) if own is None else own for own in (unedited.low, unedited.high)
         )
-        add_profile(along.figure, unedited.value, name="unedited", band=(low, high), baselines=random, color=EXACT)
+        add_baseline(along.figure, layers, random, name=f"baseline: {RANDOM}")
+        add_line(along.figure, layers, unedited.value, name="unedited", band=(low, high), color=EXACT)
         for i, name in enumerate(self.sets):
-            add_line(along.figure, layers, order.value[i, :, 0], name=_layers(name), **series(i))
+            color = SERIES[i % len(SERIES)]
+            add_line(along.figure, layers, order.value[i, :, 0], name=f"edited: {_layers(name)}", color=color)
         along.figure.update_yaxes(range=[0, 1.03])
         label_axes(along.figure, "layer", "|ρ| with the exact entropy")
         return *drawn, along
@@ -486,7 +493,7 @@ class OnwardsReport(EditReport):
     """
 
     name: ClassVar[str] = "erasure_onwards"
-    title: ClassVar[str] = "Erasure from a layer on"
+    title: ClassVar[str] = "Erasure from a layer on: from where is it used?"
 
     site: str
     subspace: str
@@ -527,8 +534,11 @@ class OnwardsReport(EditReport):
         from bayesgeom.interventions.drawing import profile_panel
         from bayesgeom.report import EXACT, MEASURED, label_axes
 
-        at, read = self.layers, Panel.blank("R² of the quantity")
-        cost = profile_panel("KL increase", "KL increase (bits)", self.kl_increase_bits[:, np.newaxis], ("erased",))
+        at, kl = self.layers, self.kl_increase_bits
+        most = int(np.nan_to_num(kl.value, nan=-np.inf).argmax())
+        title = f"Erasing it from layer {most} on raises KL by {kl.value[most]:.2g} bits"
+        read = Panel.blank("R² of the quantity, before and after", is_folded=True)
+        cost = profile_panel(title, "KL increase (bits)", kl[:, np.newaxis], "erased")
         for name, values, color in zip(self.stages, self.r2.value, (EXACT, MEASURED), strict=True):
             add_line(read.figure, at, values[at], name=f"{name}, most over layers", color=color)
         label_axes(read.figure, "first erased layer", "held-out R²")

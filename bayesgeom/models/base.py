@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from bayesgeom.core import (
     ATTN_OUT,
     EVERY_MODULE,
+    LOGIT_LENS,
     MLP_OUT,
     PATTERN,
     Q_ROT,
@@ -51,7 +52,6 @@ from bayesgeom.core import (
     TaskMismatch,
     Tokenizer,
     Trials,
-    V,
     Z,
     alone,
     at_scored,
@@ -64,6 +64,7 @@ from bayesgeom.core import (
     site_hook,
 )
 from bayesgeom.models.checkpoint_files import versions
+from bayesgeom.models.unembedding import Unembedding, unembedding_of
 from bayesgeom.stats import BehaviorLog, Reduction, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.tasks.base import WindTunnel
 
@@ -200,8 +201,9 @@ class Recorder:
         point: Point,
         layers: Mapping[Site, Sequence[int]],
         stream: "Stream | None" = None,
+        unembedding: Unembedding | None = None,
     ) -> None:
-        self.spec, self.layers, self.stream = spec, layers, stream
+        self.spec, self.layers, self.stream, self._unembedding = spec, layers, stream, unembedding
         self.masks: tuple[Bool[Tensor, "from_pos key_pos"], ...] = ()
         self._module, self._point = module, point
         self._storage: dict[Site | str, Tensor] = {}
@@ -236,7 +238,7 @@ class Recorder:
             for reduction, layers in self.stream.layers.items():
                 for layer in layers:
                     changes.append(((reduction.site, layer), self._reducing(reduction, layer, trials, rows)))
-        hooks = [site_hook(place, self._point(*place), change) for place, change in changes]
+        hooks = [site_hook(place, self._point(_read_at(place[0]), place[1]), change) for place, change in changes]
         if not hooks:
             yield
         else:
@@ -255,7 +257,7 @@ class Recorder:
         first: dict[tuple[object, ...], Site] = {}
         same: dict[Site, Site] = {}
         for site, layers in self.layers.items():
-            place = (site.axes, *((layer, self._point(site, layer)) for layer in layers))
+            place = (site.axes, *((layer, self._point(_read_at(site), layer)) for layer in layers))
             if (other := first.setdefault(place, site)) != site:
                 same[site] = other
         return same
@@ -270,8 +272,7 @@ class Recorder:
         row, mask = layers.index(layer), self.masks[layer] if self.masks else None
 
         def reduce(output: Tensor) -> None:
-            self._check_shape(reduction.site, layer, output, trials)
-            found = reduction.of(at_scored(reduction.site, output, trials).float(), of_all, rows, mask)
+            found = reduction.of(self._seen(reduction.site, layer, output, trials).float(), of_all, rows, mask)
             if reduction.name not in self._storage:
                 shape = (len(layers), len(of_all), *found.shape[1:])
                 self._storage[reduction.name] = torch.empty(shape, dtype=found.dtype, device=found.device)
@@ -283,8 +284,7 @@ class Recorder:
         row = self.layers[site].index(layer)
 
         def store(output: Tensor) -> None:
-            self._check_shape(site, layer, output, trials)
-            kept = at_scored(site, output, trials)
+            kept = self._seen(site, layer, output, trials)
             if site not in self._storage:
                 shape = (len(self.layers[site]), self.room, *kept.shape[1:])
                 self._storage[site] = allocated(shape, kept.device)
@@ -292,9 +292,18 @@ class Recorder:
 
         return store
 
+    def _seen(self, site: Site, layer: int, output: Tensor, trials: Trials) -> Shaped[Tensor, "*axes"]:
+        """Return what is recorded of the activation at the point of a site."""
+        self._check_shape(_read_at(site), layer, output, trials)
+        kept: Tensor = at_scored(_read_at(site), output, trials)
+        if site != LOGIT_LENS:
+            return kept
+        assert self._unembedding is not None, "it is given with this site"
+        return self._unembedding.log_answers(kept, trials.answers)
+
     def _check_shape(self, site: Site, layer: int, output: Tensor, trials: Trials) -> None:
         n, n_pos = trials.tokens.shape
-        known = {"batch": n, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos} | _widths(self.spec, site)
+        known = {"batch": n, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos} | self.spec.sizes_at(site)
         expected = tuple(known.get(axis, -1) for axis in site.axes)
         fits = len(output.shape) == len(expected) and all(
             e in (-1, size) for e, size in zip(expected, output.shape, strict=True)
@@ -304,6 +313,11 @@ class Recorder:
                 f"site {site.name!r} of layer {layer} of {self.spec.name} has shape {tuple(output.shape)}; its axes "
                 f"{' '.join(site.axes)} require {expected}."
             )
+
+
+def _read_at(site: Site) -> Site:
+    """Return the site whose activation is hooked for this one."""
+    return RESID_PRE if site == LOGIT_LENS else site
 
 
 def allocated(shape: Sequence[int], device: torch.device) -> Float32[Tensor, "..."]:
@@ -322,11 +336,12 @@ def bytes_per_sequence(
     """Return the bytes of one sequence, over all sites or reductions and their layers, in float32."""
     n_pos = trials.tokens.shape[1]
     positions = {"batch": 1, "pos": trials.n_scored, "query_pos": trials.n_scored, "key_pos": n_pos}
+    positions["answer"] = len(trials.answers)
 
     def width(of: Site | Reduction) -> int:
         if isinstance(of, Site):
             # Use the width of the residual stream for an axis that the spec does not know.
-            sizes = positions | _widths(spec, of)
+            sizes = positions | spec.sizes_at(of)
             return math.prod(sizes.get(axis, spec.d_model) for axis in of.axes)
         return of.size(spec, trials)
 
@@ -362,12 +377,6 @@ def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
     return 4 * (stream + 2 * spec.n_heads * n_pos**2 + 2 * n_queries * spec.d_vocab)
 
 
-def _widths(spec: ModelSpec, site: Site) -> dict[str, int]:
-    d_head = spec.d_of_value if site in (V, Z) else spec.d_head
-    widths = {"head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": d_head, "d_model": spec.d_model}
-    return widths | ({"d_state": spec.d_state} if spec.d_state else {})
-
-
 BaselinePredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]
 
 
@@ -385,6 +394,7 @@ class Model(ABC):
     attention_kernel: Callable[[], str] | None = None  # gives the name of the implementation of attention, if known
     # Gives each sequence, by its number of tokens, what must be equal in one pass: how the model rotates keys.
     rotation: Callable[[Int64[Tensor, " batch"]], Int64[Tensor, "batch rotation"]] | None = None
+    _found_unembedding: tuple[Unembedding | None, ...] = ()  # empty until it is sought
 
     @property
     @abstractmethod
@@ -437,9 +447,10 @@ class Model(ABC):
         chosen = None if layers is None else frozenset(layers)
         for site in sites:
             is_partly = chosen is not None and bool(chosen) and chosen <= frozenset(self.layers_of(site))
-            if site not in self.sites and not is_partly:
+            if site not in self.sites and not is_partly and not (site == LOGIT_LENS and self.layers_of(site)):
                 available = ", ".join(sorted(s.name for s in self.sites)) or "(none)"
-                reason = f" ({self.withheld[site]})" if site in self.withheld else ""
+                why = self._without_lens() if site == LOGIT_LENS else self.withheld.get(site, "")
+                reason = f" ({why})" if why else ""
                 raise MissingSite(
                     f"{by} requires site {site.name!r}, which {self.spec.name} does not provide{reason}. "
                     f"Available sites: {available}."
@@ -449,8 +460,34 @@ class Model(ABC):
     def layers_of(self, *sites: Site) -> tuple[int, ...]:
         """Return the layers that have all of these sites."""
         every = range(self.spec.n_layers)
-        own = [frozenset(every if site in self.sites else self.partial_sites.get(site, ())) for site in sites]
+        own = [frozenset(every if self._has(site) else self.partial_sites.get(site, ())) for site in sites]
         return tuple(sorted(frozenset(every).intersection(*own)))
+
+    @final
+    def _has(self, site: Site) -> bool:
+        """Whether every layer has a site."""
+        return site in self.sites or (site == LOGIT_LENS and not self._without_lens())
+
+    @final
+    def _without_lens(self) -> str:
+        """Return why there is no logit lens; "" if there is one."""
+        if LOGIT_LENS in self.withheld:
+            return self.withheld[LOGIT_LENS]
+        if missing := [site for site in (RESID_PRE, RESID_POST) if site not in self.sites]:
+            why = self.withheld.get(missing[0], "")
+            return f"it is read from {missing[0].name}, which is missing{': ' if why else ''}{why}"
+        return "" if self._unembedding() else "no path from resid_post of the last layer to its logits was found"
+
+    @final
+    @alone()
+    def _unembedding(self) -> Unembedding | None:
+        """Return what the model does after its last block. None: no path was found that gives its logits.
+
+        It is sought once, in a pass on a few tokens.
+        """
+        if not self._found_unembedding:
+            self._found_unembedding = (unembedding_of(self.module, self.logits, self.point, self.spec),)
+        return self._found_unembedding[0]
 
     @final
     def check_surroundings(self) -> None:
@@ -520,8 +557,7 @@ class Model(ABC):
         budget = recording_bytes(self.spec.device, self.memory_gib) if budget_bytes is None else budget_bytes
         layers = {site: self.partial_sites[site] for site in wanted if site in self.partial_sites}
         self.require([site for site in wanted if site not in layers], by="this run")
-        places = {site: self.layers_of(site) for site in wanted if not site.is_static}
-        recorder, log = Recorder(self.module, self.spec, self.point, places, stream), BehaviorLog()
+        recorder, log = self._recorder(wanted, stream), BehaviorLog()
         with evaluating(self.module), torch.no_grad():
             passes = self._cut(blocks, recorder, n_recorded, budget)
             trials, log_answers = self._pass_over(passes, recorder, log, baseline_predictives)
@@ -544,6 +580,13 @@ class Model(ABC):
             return run
         reduced, n = recorder.reduced(), recorder.n_streamed
         return run.with_statistics(reduced, stream.layers_by_name(), trials.rows(slice(0, n)), log_answers[:n])
+
+    @final
+    def _recorder(self, wanted: Sequence[Site], stream: Stream | None) -> Recorder:
+        places = {site: self.layers_of(site) for site in wanted if not site.is_static}
+        read = {*wanted, *(own.site for own in (stream.layers if stream is not None else ()))}
+        unembedding = self._unembedding() if LOGIT_LENS in read else None
+        return Recorder(self.module, self.spec, self.point, places, stream, unembedding)
 
     @final
     def check_fits(self, trials: Trials) -> None:
@@ -787,7 +830,7 @@ def provenance(
         **({"foreign_hooks": list(foreign)} if foreign else {}),
         **({KERNELS: kernels} if kernels else {}),
         **({"float32_matmul_precision": precision} if (precision := reduced_precision()) else {}),
-        **({} if isinstance(task, str) else {"task": task.config()}),
+        **({} if isinstance(task, str) else {"task": task.config(), "task_in_words": task.in_words()}),
         "task_label": str(task),
         "arguments": dict(arguments),
         "versions": {"bayesgeom": own_version(), **versions()},

@@ -15,7 +15,18 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core import PATTERN, TOKEN_KEYS, Change, SiteLayer, Trials, V, at_scored, evaluating, keeping
+from bayesgeom.core import (
+    PATTERN,
+    TOKEN_KEYS,
+    Change,
+    SiteLayer,
+    Trials,
+    V,
+    at_scored,
+    evaluating,
+    keeping,
+    number_text,
+)
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.report import (
     Estimate,
@@ -231,7 +242,7 @@ class MonitorReport(Report):
     """
 
     name: ClassVar[str] = "monitor"
-    title: ClassVar[str] = "Monitor: how training went"
+    title: ClassVar[str] = "Monitor: how did training go?"
 
     steps: tuple[str, ...]
     # Without `better`: the uniform predictor is a scale. `calibration` compares with the task's strongest baseline.
@@ -273,8 +284,9 @@ class MonitorReport(Report):
         thresholds, drawn = dict(zip(self.rules, self.threshold, strict=True)), list[Panel]()
         for metric in LEVELS:
             own = self.estimate(metric)
-            panel = Panel.blank(quantities[metric].label, height=330)
-            levels = [(level.name, level.value) for level in own.baselines]
+            last = number_text(own.value[-1])
+            panel = Panel.blank(f"{quantities[metric].label}: {last} at step {int(self.steps[-1]):,}", height=260)
+            levels = [(f"baseline: {level.name}", level.value) for level in own.baselines]
             if metric in thresholds:
                 levels.append(("threshold", np.full(len(at), thresholds[metric])))
             curve = Curve(name="measured", values=own.value, band=own.ends)

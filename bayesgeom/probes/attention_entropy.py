@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bayesgeom.core import PATTERN, Run, Trials, Verdict
+from bayesgeom.core import PATTERN, Run, Trials, Verdict, counted
 from bayesgeom.probes.base import (
     Control,
     Needs,
@@ -160,7 +160,6 @@ def agreement_of(sums: Float[np.ndarray, "batch layer head column"], run: Run) -
 
 _BFLOAT16 = 2.0**-7  # a sum of weights in bfloat16 lacks no more than half of this by rounding
 MAX_WEIGHTS, MIN_SEQUENCES = 4_000_000, 32  # most attention weights read; least sequences read
-_SPREAD = "middle of sequences"  # of the quantile bands
 UNIFORM, OTHER = "uniform attention", "another sequence's attention"
 _QUANTILES = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95}
 
@@ -188,7 +187,7 @@ class AttentionEntropyReport(Report):
     """
 
     name: ClassVar[str] = "attention_entropy"
-    title: ClassVar[str] = "Attention entropy and consistency"
+    title: ClassVar[str] = "Attention: does it narrow, and toward the posterior?"
     limit: ClassVar[str] = "at most 4,000,000 attention weights"
 
     entropy_bits: Annotated[Estimate, NonNegative("layer head", unit="bits", better="lower", label="attention entropy")]
@@ -237,31 +236,34 @@ class AttentionEntropyReport(Report):
         return lines
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
+        from bayesgeom.charts.heat import add_heat
+        from bayesgeom.charts.lines import add_band, add_baseline, add_estimate, add_line, with_baseline
         from bayesgeom.report import label_axes
 
-        bits = Panel.blank("Entropy, mean over heads")
-        shares = Panel.blank(with_baseline("Entropy as a share of the possible", 1.0, "uniform"))
-        by_layer = self.entropy_bits_by_layer
-        baselines = {own.name: own.value.mean(axis=1) for own in self.entropy_bits.baselines}
-        add_profile(bits.figure, by_layer.value, name="entropy", band=by_layer.ends, baselines=baselines)
+        own = self.entropy_bits_by_layer
+        first, last = float(own.value[0]), float(own.value[-1])
+        word, layers = "narrows" if last < first else "widens", range(len(own.value))
+        bits = Panel.blank(f"Attention {word} from {first:.2g} to {last:.2g} bits over {counted(len(layers), 'layer')}")
+        baselines = {each.name: each.value.mean(axis=1) for each in self.entropy_bits.baselines}
+        add_estimate(bits.figure, layers, own, name="mean over heads", baselines=baselines)
         bits.figure.update_yaxes(rangemode="tozero")
         label_axes(bits.figure, "layer", "attention entropy (bits)")
-        add_heads(
-            shares.figure, self.entropy_share.value, unit="share of log2(visible)", baseline=1.0, limits=(0.0, 1.0)
-        )
+        share = "Entropy of each head, as a share of the possible"
+        shares = Panel.blank(with_baseline(share, 1.0, "uniform"), is_folded=True)
+        add_heat(shares.figure, self.entropy_share.value, unit="share of log2(visible)", baseline=1.0)
         if self.note:
             return bits, shares
         level = float(self.consistency.baseline(UNIFORM).value.max())
-        heads = Panel.blank(with_baseline("Consistency with the posterior", level, "uniform"))
-        spread = Panel.blank("Its median, middle 50 and 90 %")
-        add_heads(heads.figure, self.consistency.value, unit="1 − total variation", baseline=level, limits=(0.0, 1.0))
+        heads = Panel.blank(with_baseline("Consistency of each head with the posterior", level, "uniform"))
+        add_heat(heads.figure, self.consistency.value, unit="1 − total variation", baseline=level)
+        spread = Panel.blank("Consistency, median with middle 50 and 90 % of sequences", is_folded=True)
         least, low, middle, high, most = self.consistency_quantiles.mean(axis=2)
-        baselines = {own.name: own.value.mean(axis=1) for own in self.consistency.baselines}
-        add_profile(spread.figure, middle, name="consistency", band=(low, high), baselines=baselines)
-        add_profile(spread.figure, middle, name="consistency", band=(least, most))
-        spread.figure.update_traces(name=_SPREAD, selector={"fill": "toself", "name": "consistency, 95 % interval"})
-        spread.figure.update_yaxes(range=[0, 1])
+        for each in self.consistency.baselines:
+            add_baseline(spread.figure, layers, each.value.mean(axis=1), name=f"baseline: {each.name}")
+        for name, band in (("middle 90 %", (least, most)), ("middle 50 %", (low, high))):
+            add_band(spread.figure, layers, *band, name=name)
+        add_line(spread.figure, layers, middle, name="median")
+        spread.figure.update_yaxes(range=[0, 1.02])
         label_axes(spread.figure, "layer", "consistency (1 is equal shares)")
         return bits, shares, heads, spread
 

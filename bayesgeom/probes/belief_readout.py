@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.charts.polygon import MAX_CORNERS
 from bayesgeom.core import RESID_POST, RESID_PRE, STATE, Run, Trials, Verdict
 from bayesgeom.probes.base import (
     Control,
@@ -82,7 +81,8 @@ ANSWERS = "exact next-token distribution"
 IDENTIFIED = 0.99  # an R² of that distribution from here on leaves nothing to read out
 STAGES = ("layer 0", "last layer", "last layer of an untrained network")
 _FIRST, _LAST, _UNTRAINED = range(3)
-_SHOWN = 4  # panels of numbers that a page shows at once
+_SHOWN = 2  # panels of beliefs that a page shows at once
+MAX_CORNERS = 24  # with more hypotheses, beliefs are not stored for a plot
 
 
 @final
@@ -127,7 +127,7 @@ class BeliefReadoutReport(Report):
     """
 
     name: ClassVar[str] = "belief_readout"
-    title: ClassVar[str] = "Belief read-out"
+    title: ClassVar[str] = "Belief read-out: is the posterior linear in the activations?"
     limit: ClassVar[str] = "at most 3,072 scored positions"
 
     r2: Annotated[Estimate, R2("site layer", better="higher", label="R² of the belief")]
@@ -193,47 +193,66 @@ class BeliefReadoutReport(Report):
         return lines
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.readout import readout_panel
-        from bayesgeom.report import DASHES
-
         layers, counts = [str(layer) for layer in range(self.r2.value.shape[1])], "number of clusters k, last layer"
-        rand, confidence = "adjusted Rand index (0 is chance)", "confidence of the exact belief"
+        rand, confidence = "adjusted Rand index (0 is chance)", "confidence"
+        survive, best = "Surviving hypotheses are told apart", "Clusters and best guesses agree"
         shown = (
-            (self.r2, "Linear read-out", ("layer", "held-out R² (1 is exact)"), layers),
+            (self.r2, "A linear map reads the belief", ("layer", "held-out R² (1 is exact)"), layers),
             (self.total_variation, "Distance of the read-out", ("layer", "total variation (0 is exact)"), layers),
-            (self.balanced_accuracy, "Surviving hypotheses", ("layer", "balanced accuracy (½ is chance)"), layers),
-            (self.silhouette, "Are there clusters?", (counts, "silhouette (−1 to 1)"), self.cluster_counts),
-            (self.rand_index, "Are they the best guesses?", (counts, rand), self.cluster_counts),
-            (self.token_rand_index, "Are they the last token?", (counts, rand), self.cluster_counts),
+            (self.balanced_accuracy, survive, ("layer", "balanced accuracy (½ is chance)"), layers),
+            (self.silhouette, "Clusters, silhouette", (counts, "silhouette (−1 to 1)"), self.cluster_counts),
+            (self.rand_index, best, (counts, rand), self.cluster_counts),
+            (self.token_rand_index, "Clusters and last tokens agree", (counts, rand), self.cluster_counts),
             (self.nearest_centroid_accuracy, "Nearest best guess", (confidence, "accuracy"), self.confidences),
         )
-        levels = [level.name for metric, *_ in shown for level in metric.baselines]
-        names = dict.fromkeys(name for name in levels if name != EMBEDDING)  # a point, and no line
-        dashes = {name: DASHES[at % len(DASHES)] for at, name in enumerate(names)}
         drawn = list(self._simplexes())
         for row, site in enumerate(self.sites):
             for at, (metric, title, axes, ticks) in enumerate(shown):
                 own = metric[row]
                 own = own if own.value.ndim == 1 else own[-1]
-                named = title if row == 0 else f"{title} ({site})"
-                panel = readout_panel(named, axes, ticks, own, dashes, before=EMBEDDING)
-                drawn.append(replace(panel, is_folded=at >= _SHOWN or row > 0))
+                if np.isfinite(own.value).any():
+                    drawn.append(_readout_panel(title, site * (row > 0), axes, ticks, own, is_folded=at + row > 0))
         return drawn
 
     def _simplexes(self) -> Iterator[Panel]:
         """Yield simplexes of exact beliefs and of read-outs, also of an untrained network."""
-        from bayesgeom.charts.readout import add_simplex
+        from bayesgeom.charts.simplex import add_simplex
 
-        read = [("Exact belief", self.drawn_belief)]
+        read = [("The exact belief", self.drawn_belief)]
         for row, site in enumerate(self.sites):
-            drawn = self.drawn_readout[:, row]
-            read += [(f"Read from {site}, last layer", drawn[_LAST])]
-            read += [(f"Read from {site}, layer 0", drawn[_FIRST])] * (row == 0)
-            read += [("Untrained network, last layer", drawn[_UNTRAINED])]
-        for title, placed in read:
-            panel = Panel.blank(title, height=360)
+            drawn, r2 = self.drawn_readout[:, row], self.r2.value[row]
+            read += [(f"Read from {site}, last layer: R² {r2[-1]:.2g}", drawn[_LAST])]
+            read += [(f"Read from {site}, layer 0: R² {r2[0]:.2g}", drawn[_FIRST])] * (row == 0)
+            read += [(f"Read from {site} of an untrained network, last layer", drawn[_UNTRAINED])]
+        for at, (title, placed) in enumerate(read):
+            panel = Panel.blank(title, is_folded=at >= _SHOWN)
             add_simplex(panel.figure, placed, self.drawn_belief)
             yield panel
+
+
+def _readout_panel(
+    title: str, site: str, axes: tuple[str, str], ticks: Sequence[str], own: Estimate, *, is_folded: bool
+) -> Panel:
+    """Draw an estimate along its only axis, which `ticks` name; the embedding is one step before the first."""
+    from bayesgeom.charts.lines import estimate_panel
+    from bayesgeom.report import BASELINE
+
+    known = np.flatnonzero(np.isfinite(own.value))
+    at = int(np.nanargmax(own.value)) if axes[0].startswith("number") else int(known[-1])
+    where = f"{axes[0].partition(',')[0].removeprefix('number of ')} {ticks[at]}"
+    named = f"{title}{f' ({site})' if site else ''}: {own.value[at]:.2g} at {where}"
+    steps, levels = range(len(own.value)), [level for level in own.baselines if level.name != EMBEDDING]
+    panel = estimate_panel(named, axes, steps, replace(own, baselines=tuple(levels)), is_folded=is_folded)
+    start = [float(level.value[0]) for level in own.baselines if level.name == EMBEDDING]
+    places, texts = list(steps), list(ticks)
+    if start and np.isfinite(start[0]):
+        marker = {"color": BASELINE, "symbol": "diamond", "size": 8}
+        drawn = {"mode": "markers", "name": f"baseline: {EMBEDDING}", "marker": marker, "showlegend": False}
+        panel.figure.add_scatter(x=[-1], y=start, **drawn)
+        places, texts = [-1, *places], [EMBEDDING, *texts]
+    every = -(-len(texts) // 9)
+    panel.figure.update_xaxes(tickvals=places[::every], ticktext=texts[::every])
+    return panel
 
 
 def window_levels(window_r2: Estimate, window_map_r2: Estimate, windows: Sequence[str]) -> tuple[Baseline, ...]:

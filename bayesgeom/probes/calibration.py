@@ -24,6 +24,7 @@ from jaxtyping import Float, Float64
 from bayesgeom.core import Behavior, Run, WindowScores
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials, with_untrained
 from bayesgeom.report import (
+    AtMostOne,
     Baseline,
     Estimate,
     Headline,
@@ -45,6 +46,9 @@ from bayesgeom.stats import (
     EquivalentWindow,
     equivalent_window,
     mean_interval,
+    position_kl_bits,
+    ratio_interval,
+    tempering,
     wider_window,
     window_name,
     window_predictives,
@@ -52,9 +56,14 @@ from bayesgeom.stats import (
 
 N_EXAMPLES = 4
 CONSTANT = "constant"
+UNIFORM, POSITION = "uniform", "position alone"
 SOURCES = ("exact", "model")
 _SHARES = ("accuracy", "total_variation", "off_answer_prob")  # between 0 and 1
 SCORES = ("kl_bits", "entropy_mae_bits", "total_variation", "off_answer_prob", "cross_entropy_bits", "accuracy")
+
+
+_POSITION = "scored position (1 is the first)"
+_ALIKE = 0.01  # of the range of entropies: the width of a line
 
 
 @final
@@ -84,13 +93,21 @@ class CalibrationReport(Report):
     first w not beaten counts (see `bayesgeom.stats.windows.equivalent_window`). It is an accuracy in units of w: above
     w it shows use of more than w symbols, below w nothing. On other tasks these are NaN or empty.
 
+    `gap_closed` is 1 − KL / KL of a context-free reference, which sees no evidence of the sequence: its interval is
+    over sequences, with both KL of a sequence together. `references` names them, the strongest first: `uniform`, and
+    `position alone`, the mean exact predictive at each position, where it is stronger by interval. `confidence` is 1/τ,
+    where τ is the power of the predictions that is closest to the exact predictive (above 1: overconfident), and
+    `tempering_gain_bits` the KL that this power removes. Position alone and confidence are those of the sequences whose
+    predictive is stored, at most 192.
+
     `sequence_scores` are the model's means over the scored positions of each sequence, in the order of `SCORES`, by
     which `bayesgeom.compare` pairs diagnoses. Readings of earlier versions have no rows.
     """
 
     name: ClassVar[str] = "calibration"
+    is_behavioral: ClassVar[bool] = True
     scores: ClassVar[tuple[str, ...]] = SCORES
-    title: ClassVar[str] = "Calibration against the exact posterior"
+    title: ClassVar[str] = "Calibration: are the probabilities exact?"
 
     entropy_mae_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="entropy error")]
     kl_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="KL(exact ‖ model)")]
@@ -100,6 +117,11 @@ class CalibrationReport(Report):
     log_loss_gap_bits: Annotated[
         Estimate, Quantity(unit="bits", better="lower", label="cross-entropy minus that of the exact predictive")
     ]
+    gap_closed: Annotated[Estimate, AtMostOne("reference", better="higher", label="share of the gap closed")]
+    references: tuple[str, ...]
+    reference_kl_bits: Annotated[Float[np.ndarray, " reference"], Unit("bits")]
+    confidence: Annotated[Estimate, NonNegative(label="confidence (1/τ)")]
+    tempering_gain_bits: Annotated[Estimate, Quantity(unit="bits", label="KL that one temperature removes")]
     entropy_mae_bits_by_position: Annotated[
         Estimate, NonNegative("position", unit="bits", better="lower", label="entropy error")
     ]
@@ -153,18 +175,30 @@ class CalibrationReport(Report):
         return window, Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.calibration import calibration_panels
+        from bayesgeom.charts.lines import LEAST_BITS, N_BASELINES, add_baseline, add_line, log_floor, times_text
+        from bayesgeom.report import label_axes, log_axes
 
-        error, weaker = self.entropy_mae_bits_by_position, self._weaker()
-        exact, model = self.entropy_bits_by_position
-        return calibration_panels(
-            exact=exact,
-            model=model,
-            error=error.value,
-            error_band=error.ends,
-            baselines={own.name: own.value for own in error.baselines if own.name not in weaker},
-            examples=(self.example_entropy_bits[0], self.example_entropy_bits[1]),
-        )
+        own, weaker = self.entropy_mae_bits_by_position, self._weaker()
+        x, measured = np.arange(1, len(own.value) + 1), float(self.entropy_mae_bits.value)
+        levels = {each.name: each.value for each in own.baselines if each.name not in weaker}
+        names = sorted(levels, key=lambda name: float(np.nan_to_num(levels[name], nan=np.inf).mean()))[:N_BASELINES]
+        means = np.asarray(self.entropy_bits_by_position)
+        apart = np.abs(self.example_entropy_bits - means[:, None]).max(initial=0.0)
+        is_alike = bool(apart <= _ALIKE * max(float(np.ptp(means)), LEAST_BITS))
+        note = "Single sequences have the same curves." * is_alike
+        title = f"Uncertainty of the answers: {measured:.2g} bits from exact"
+        drawn = [_entropies(title, means, note)]
+        best = [times_text(measured, float(levels[name].mean()), f"the baseline “{name}”") for name in names[:1]]
+        error = Panel.blank(": ".join(["Entropy error, log scale", *best]))
+        floor = log_floor(own.value, levels[names[0]] if names else own.value)
+        for name in names:
+            add_baseline(error.figure, x, levels[name], name=f"baseline: {name}", floor=floor)
+        add_line(error.figure, x, own.value, name="model", band=own.ends)
+        log_axes(error.figure)
+        label_axes(error.figure, _POSITION, "|H model − H exact| (bits)")
+        pairs = [] if is_alike else zip(("One", "Another"), self.example_entropy_bits.swapaxes(0, 1), strict=False)
+        singles = [_entropies(f"{which} sequence", curves, is_folded=True) for which, curves in pairs]
+        return [*drawn, error, *singles]
 
     def _weaker(self) -> set[str]:
         """Return the window observers whose other start is a baseline and no worse; these are not plotted or listed."""
@@ -181,6 +215,19 @@ class CalibrationReport(Report):
             return replace(own, baselines=tuple(each for each in own.baselines if each.name not in weaker))
 
         return replace(self, entropy_mae_bits=listed(self.entropy_mae_bits), kl_bits=listed(self.kl_bits))
+
+
+def _entropies(title: str, curves: Float[np.ndarray, "source position"], note: str = "", **known: Any) -> Panel:
+    """Draw the exact entropy, wide and pale, and the model's on it."""
+    from bayesgeom.charts.lines import LEAST_BITS, add_line, add_reference
+    from bayesgeom.report import at_least, label_axes
+
+    panel, x = Panel.blank(title, note=note, **known), np.arange(1, curves.shape[1] + 1)
+    add_reference(panel.figure, x, curves[0], name="exact")
+    add_line(panel.figure, x, curves[1], name="model")
+    at_least(panel.figure, LEAST_BITS)
+    label_axes(panel.figure, _POSITION, "entropy (bits)")
+    return panel
 
 
 @final
@@ -227,6 +274,7 @@ class Calibration(Probe[CalibrationReport]):
             entropy_bits_by_position=np.stack([exact.mean(axis=0), model.mean(axis=0)]),
             example_entropy_bits=np.stack([exact[:N_EXAMPLES], model[:N_EXAMPLES]]),
             sources=SOURCES,
+            **_answer_fields(run),
             sequence_scores=scores.astype(np.float32),
             n=run.n,
             **_window_fields(run, window),
@@ -245,6 +293,15 @@ class Calibration(Probe[CalibrationReport]):
             label="uniform predictions",
             run=planted_run(trials, {}, model=flat),
             holds=lambda r: np.allclose(r.kl_bits.value, np.log2(5) - r.entropy_bits_by_position[0].mean()),
+        )
+        # A regression of log-odds says underconfident, 0.4: a third of the exact probabilities are 0.
+        some = exact * (rng.random(exact.shape) < 0.6) + 1e-3 * np.eye(5)[rng.integers(5, size=(11, 3))]
+        some /= some.sum(axis=2, keepdims=True)
+        sharp = 0.999 * some**2 / np.square(some).sum(axis=2, keepdims=True) + 0.001 / 5
+        yield Control(
+            label="temperature 0.5 is overconfident, also where exact probabilities are 0",
+            run=planted_run(planted_trials(some, trials.tokens.numpy()), {}, model=torch.from_numpy(sharp)),
+            holds=lambda r: 1.5 < float(r.confidence) < 2,
         )
         slow = planted_chain(stay=0.985, seed=0)
         yield Control(
@@ -286,6 +343,37 @@ def wider_baselines(
     """Yield name, KL and entropy error by position of the window observer that joins a task's own baselines, if any."""
     if windows is not None and window is not None and (at := wider_window(window.kl_bits, window.symbols)) is not None:
         yield window_name(at[1], STARTS[at[0]]), np.float64(window.kl_bits[at]), windows.entropy_error_bits[at]
+
+
+def _answer_fields(run: Run) -> dict[str, Any]:
+    """Return the fields on the closed share of the gap to context-free predictors, and on confidence."""
+    kl = run.behavior.kl_bits.mean(axis=1, dtype=np.float64)
+    flat = math.log2(len(run.trials.answers)) - run.behavior.exact_entropy_bits.mean(axis=1, dtype=np.float64)
+    exact = run.trials.at_scored(run.trials.predictive).double().cpu().numpy()
+    by_position = position_kl_bits(exact)
+    references = {UNIFORM: np.maximum(flat, 0.0)}
+    if float(mean_interval(flat[: len(exact)] - by_position, seed=run.seed).lo) > 0:
+        references = {POSITION: by_position, **references}
+    closed = [_gap_closed(kl[: len(own)], own, seed=run.seed) for own in references.values()]
+    found = tempering(exact, run.log_answers.double().cpu().numpy(), seed=run.seed)
+    return {
+        "gap_closed": stacked(closed),
+        "references": tuple(references),
+        "reference_kl_bits": np.array([own.mean() for own in references.values()]),
+        "confidence": with_interval(found.confidence, found.interval, n=len(exact)),
+        "tempering_gain_bits": Estimate.of(found.gain_bits, n=len(exact)),
+    }
+
+
+def _gap_closed(
+    kl: Float64[np.ndarray, " sequence"], reference: Float64[np.ndarray, " sequence"], *, seed: int
+) -> Estimate:
+    """Return 1 − Σ KL / Σ KL of a reference, with its interval over sequences, in which both stay together."""
+    if not reference.sum() > 0:  # the exact predictive itself is context-free
+        return Estimate.of(np.nan)
+    found = ratio_interval(kl, reference, seed=seed, is_positive=True)
+    ends = replace(found, lo=np.asarray(1 - found.hi), hi=np.asarray(1 - found.lo))
+    return with_interval(1 - kl.sum() / reference.sum(), ends, n=len(kl))
 
 
 def _window_fields(run: Run, found: EquivalentWindow | None) -> dict[str, Any]:

@@ -127,12 +127,6 @@ def _share_ends(members: Float64[Tensor, "point d"], prepared: Prepared, width: 
 
 
 SHUFFLES = 50
-_PANELS = (
-    "Do domains cluster?",
-    "Angle between their planes",
-    "How flat is each?",
-    "Flatter than mixed text? (chance: 0)",
-)
 EXCHANGED, MIXED = "domains exchanged", "mixed samples of the same size"
 
 
@@ -160,7 +154,7 @@ class DomainSeparationReport(Report):
     """
 
     name: ClassVar[str] = "domain_separation"
-    title: ClassVar[str] = "Domain separation"
+    title: ClassVar[str] = "Domain separation: do domains lie apart?"
 
     silhouette: Annotated[Estimate, Signed("layer", better="higher", label="silhouette of the domains")]
     angle_degrees: Annotated[
@@ -188,23 +182,28 @@ class DomainSeparationReport(Report):
         )
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.heads import add_profile
+        from bayesgeom.charts.lines import add_baseline, add_line, estimate_panel
         from bayesgeom.report import SERIES, label_axes
 
-        clusters, angles, shares, gains = (Panel.blank(title) for title in _PANELS)
-        own, levels = self.silhouette, _levels(self.angle_degrees)
-        add_profile(clusters.figure, own.value, name="silhouette", band=own.ends, baselines=_levels(own))
-        label_axes(clusters.figure, "layer", "silhouette (−1 to 1)")
-        add_profile(angles.figure, self.angle_degrees.value, name="angle", baselines=levels)
-        label_axes(angles.figure, "layer", "mean principal angle (degrees)")
-        mixed = {MIXED: self.pc12_share.baseline(MIXED).value.mean(axis=1)}
+        layers, best = range(len(self.silhouette.value)), int(np.nan_to_num(self.silhouette.value).argmax())
+        highest, angle = self.silhouette.value[best], self.angle_degrees.value[-1]
+        title = f"Domains cluster most in layer {best}: silhouette {highest:.2g}"
+        clusters = estimate_panel(title, ("layer", "silhouette (−1 to 1)"), layers, self.silhouette, name="domains")
+        title, y = f"The domains' planes are {angle:.0f}° apart in the last layer", "mean principal angle (degrees)"
+        angles = estimate_panel(title, ("layer", y), layers, self.angle_degrees, name="domains", is_folded=True)
+        shares = Panel.blank("Variance of each domain in its leading plane", is_folded=True)
+        gains = Panel.blank("The same, minus that of mixed samples", is_folded=True)
+        mixed = self.pc12_share.baseline(MIXED).value.mean(axis=1)
+        add_baseline(shares.figure, layers, mixed, name=f"baseline: {MIXED}")
+        add_baseline(gains.figure, layers, 0.0, name=f"baseline: {MIXED}")
         for i, name in enumerate(self.groups):
             color, share, gain = SERIES[i % len(SERIES)], self.pc12_share[:, i], self.pc12_gain[:, i]
-            add_profile(shares.figure, share.value, name=name, baselines=None if i else mixed, color=color)
-            fresh = {f"{level}, {name}": values for level, values in _levels(gain).items() if level == UNTRAINED}
-            add_profile(gains.figure, gain.value, name=name, band=gain.ends, baselines=fresh, color=color)
-        label_axes(shares.figure, "layer", "variance in two dimensions")
-        label_axes(gains.figure, "layer", "gain in that share")
+            add_line(shares.figure, layers, share.value, name=name, color=color)
+            for level in (each for each in gain.baselines if each.name == UNTRAINED):
+                add_baseline(gains.figure, layers, level.value, name=f"{UNTRAINED}, {name}", color=color)
+            add_line(gains.figure, layers, gain.value, name=name, color=color, band=gain.ends)
+        label_axes(shares.figure, "layer", "share of variance (0 to 1)")
+        label_axes(gains.figure, "layer", "gain in share (dashed: untrained)")
         return clusters, angles, shares, gains
 
 

@@ -333,22 +333,27 @@ class KeyOverlapReport(Report):
         return replace(found, verdict=self.verdict_of_heads(view, layer, is_centered=is_centered))
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
+        from bayesgeom.charts.heat import add_heat
+        from bayesgeom.charts.lines import add_estimate, add_line, times_text, with_baseline
         from bayesgeom.report import SECOND, label_axes
 
         projected, chance = (self.level(name)[:, 0, 0] for name in (RANDOM_W_K, RANDOM_DIRECTIONS))
-        titles = [with_baseline(t, level, "chance") for t, level in zip(self.views, chance, strict=True)]
-        titles = [with_baseline(t, p, RANDOM_W_K).replace(") (", "; ") for t, p in zip(titles, projected, strict=True)]
-        mean, heads = Panel.blank(f"{self.views[0]}, mean over heads"), [Panel.blank(title) for title in titles]
         raw, without_mean = self.mean_overlap[0], self.mean_centered_overlap[0]
-        levels = {level.name: level.value for level in raw.baselines}
-        add_profile(mean.figure, raw.value, name="mean |cosine|", band=raw.ends, baselines=levels)
-        add_profile(mean.figure, without_mean.value, name="mean key removed", color=SECOND)
+        layers, first = range(len(raw.value)), int(np.isfinite(raw.value).argmax())
+        found = times_text(float(raw.value[first]), float(chance[0]), RANDOM_DIRECTIONS)
+        mean = Panel.blank(f"Keys of layer {first}: mean |cos| {raw.value[first]:.2g}, {found}")
+        add_line(mean.figure, layers, without_mean.value, name="mean key removed", color=SECOND)
+        add_estimate(mean.figure, layers, raw, name="keys as they are")
         label_axes(mean.figure, "layer", "mean |cosine| (1 is parallel)")
-        mean.figure.update_yaxes(range=[0, 1])
-        for panel, values, level in zip(heads, self.overlap.value, chance, strict=True):
-            add_heads(panel.figure, values, unit="|cosine|", baseline=float(level), limits=(0.0, 1.0), head="key head")
-        return mean, *heads
+        mean.figure.update_yaxes(rangemode="tozero")
+        drawn = [mean]
+        for at, values in enumerate(self.overlap.value):
+            title = with_baseline(f"|cos| between keys, {self.views[at]}", chance[at], "chance")
+            title = with_baseline(title, projected[at], RANDOM_W_K).replace(") (", "; ")
+            drawn.append(Panel.blank(title, is_folded=at > 0))
+            axes = ("key head", "layer")
+            add_heat(drawn[-1].figure, values, unit="|cosine|", baseline=float(chance[at]), axes=axes)
+        return drawn
 
 
 MAX_SEQUENCES, N_PROJECTIONS = 256, 40

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Reason, Run, Trials, Verdict
+from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Reason, Run, Trials, Verdict, percent_text
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
 from bayesgeom.report import (
     Baseline,
@@ -214,7 +214,7 @@ class QKAlignmentReport(Report):
     """
 
     name: ClassVar[str] = "qk_alignment"
-    title: ClassVar[str] = "Query–key alignment"
+    title: ClassVar[str] = "Query–key alignment: does attention find the evidence?"
     limit: ClassVar[str] = "at most 4,000,000 scores"
 
     relations: tuple[str, ...]
@@ -293,36 +293,54 @@ class QKAlignmentReport(Report):
         return Verdict.ABOVE if low > level else Verdict.BELOW if high < -level else Verdict.AT_BASELINE
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.heads import add_heads, add_profile, with_baseline
-        from bayesgeom.charts.lines import add_note
+        from bayesgeom.charts.heat import add_heat
+        from bayesgeom.charts.lines import add_baseline, add_line, add_note
         from bayesgeom.report import SERIES, label_axes
 
         over, auc = self.mass_over_other.value, self.auc.value
         # One scale for all relations, coarse enough that rounding does not look like structure.
         reach = float(np.nan_to_num(np.abs(over)).max(initial=0.1))
-        maps = (
-            ("attention above another sequence's relation", over, 0.0, (-reach, reach)),
-            ("AUC of q·k", auc, 0.5, (0.0, 1.0)),
-        )
-        titles = ("Attention above baseline", "cos(q, k) above baseline")
-        (mass, contrast), heads = [Panel.blank(title) for title in titles], list[Panel]()
+        above = "attention above another sequence's relation"
+        maps = ((above, over, 0.0, (-reach, reach)), ("AUC of q·k", auc, 0.5, None))
+        heads, layers = list[Panel](), range(self.n_layers)
+        note = "Dashed, in the color of the line: untrained networks." * self._has_untrained
+        mass = Panel.blank(self._finding(), note=note)
+        contrast = Panel.blank("cos(q, k) above another sequence's", is_folded=True)
+        for panel in (mass, contrast):
+            add_baseline(panel.figure, layers, 0.0, name=f"baseline: {OTHER}")
         for i, color in zip(range(len(self.relations)), SERIES * len(self.relations), strict=False):
             name = _words(self.relations[i])
             if self.identified[i]:  # elsewhere the means over heads are 0 by construction
                 for label, values, at, limits in maps:
-                    heads.append(Panel.blank(with_baseline(f"{name}: {label}", at, "baseline")))
-                    add_heads(heads[-1].figure, values[i], unit=label, baseline=at, limits=limits)
+                    heads.append(Panel.blank(f"{name}: {label} (baseline: {at:g})", is_folded=True))
+                    add_heat(heads[-1].figure, values[i], unit=label, baseline=at, limits=limits)
                 own, cosines = self.mass_over_other_by_layer[i], self.contrast_over_other.value[i].mean(axis=1)
-                levels = {level.name: level.value for level in own.baselines if level.name != STRONGEST}
-                add_profile(mass.figure, own.value, name=name, band=own.ends, baselines=levels, color=color)
-                nothing = {OTHER: np.zeros(len(cosines))}
-                add_profile(contrast.figure, cosines, name=name, baselines=nothing, color=color)
+                for level in (each for each in own.baselines if each.name not in (STRONGEST, OTHER)):
+                    add_baseline(mass.figure, layers, level.value, name=f"baseline: {level.name}, {name}", color=color)
+                add_line(mass.figure, layers, own.value, name=name, color=color, band=own.ends)
+                add_line(contrast.figure, layers, cosines, name=name, color=color)
         if not any(self.identified):
             for panel in (mass, contrast):
+                panel.figure.data = ()
                 add_note(panel.figure, "not identified")
-        label_axes(mass.figure, "layer", "share of attention")
+        label_axes(mass.figure, "layer", "share of attention above baseline")
         label_axes(contrast.figure, "layer", "difference of cosines")
         return mass, contrast, *heads
+
+    @property
+    def _has_untrained(self) -> bool:
+        return any(level.name not in (STRONGEST, OTHER) for level in self.mass_over_other_by_layer.baselines)
+
+    def _finding(self) -> str:
+        """Return the title of the first panel: the relation and layer farthest from the baseline."""
+        own = np.where(self.identified[:, None] > 0, np.nan_to_num(self.mass_over_other_by_layer.value), 0.0)
+        if not own.any():
+            return "Attention above another sequence's relation"
+        relation, layer = np.unravel_index(np.abs(own).argmax(), own.shape)
+        more = percent_text(own[relation, layer])
+        return (
+            f"Layer {layer} puts {more} more of its attention on {_words(self.relations[relation])} than the baseline"
+        )
 
 
 @final

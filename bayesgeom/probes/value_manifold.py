@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import ATTN_OUT, RESID_POST, Reason, Run, Site, Trials, V, Verdict, Z
+from bayesgeom.core import ATTN_OUT, RESID_POST, Reason, Run, Site, Trials, V, Verdict, Z, percent_text
 from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials, with_untrained
 from bayesgeom.report import (
     R2,
@@ -68,6 +68,7 @@ SHUFFLE, GAUSSIAN = "shuffle within position", "Gaussian points"
 ORDERINGS = ("over all points", "within positions")
 _OVERALL, _WITHIN = range(2)
 _RELATIONS = ("spearman", "partial_spearman")  # of a cloud, in the same order
+LEAST_SHARE = 0.5  # a smooth curve that explains less of the variance would mislead
 _CURVE, _READ_OUT = "R² of a smooth curve", "R² of linear read-out"
 _ORDERED = ("|Spearman| of PC1 with entropy", "|Spearman| of PC1 within positions")
 
@@ -151,34 +152,63 @@ class ValueManifoldReport(Report):
         return first, *lines, *others
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.manifold import Cloud, Profile, manifold_panels
+        from bayesgeom.report import SERIES, label_axes
 
-        shown = [(site, self.sites.index(site)) for site in self.shown_sites]
         row = self.sites.index("resid_post")
-        order = {
-            _CURVE: self.curve_share[row],
-            _READ_OUT: self.entropy_r2[row],
-            **{label: self.spearman[ordering, row] for ordering, label in enumerate(_ORDERED)},
-        }
-        return manifold_panels(
-            clouds=[
-                Cloud(
-                    site=site,
-                    points=self.shown_points[at],
-                    curve=self.shown_curve[at],
-                    curve_share=float(self.curve_share.value[at, -1]),
-                )
-                for site, at in shown
-            ],
-            entropy=self.shown_entropy_bits,
-            position=self.shown_position + 1,  # counted from 1
-            shape=[
-                Profile(name=site, values=own.value, baseline=_level(own, UNTRAINED))
-                for site, own in ((site, self.pc1_share[at]) for at, site in enumerate(self.sites))
-            ],
-            order=[Profile(name=name, values=own.value, baseline=_level(own, SHUFFLE)) for name, own in order.items()],
-            baseline_labels=(UNTRAINED, SHUFFLE),
-        )
+        related = {_CURVE: self.curve_share[row], _READ_OUT: self.entropy_r2[row]}
+        related |= {label: self.spearman[ordering, row] for ordering, label in enumerate(_ORDERED)}
+        shares = {site: self.pc1_share[at] for at, site in enumerate(self.sites)}
+        at = self.sites.index(self.shown_sites[-1]) if self.shown_sites else row
+        largest, rho = float(self.pc1_share.value[at, -1]), float(self.spearman.value[_OVERALL, at, -1])
+        title = f"PC1 holds {percent_text(largest)} of the variance of {self.sites[at]} in the last layer"
+        shape = _profiles(title, shares, UNTRAINED, SERIES[:4])
+        order = _profiles(f"PC1 and entropy: |Spearman| {rho:.2g} in the last layer", related, SHUFFLE, SERIES[4:8])
+        label_axes(shape.figure, "layer", "share of variance (0 to 1)")
+        lowest = min(float(np.nanmin(own.value, initial=0.0)) for own in related.values())
+        cut = "; cut at −1" if lowest < -1 else ""  # a share far below 0 would hide all other lines
+        order.figure.update_yaxes(range=[-1.02, 1.02] if cut else None)
+        label_axes(order.figure, "layer", f"|correlation| or share (0 to 1{cut})")
+        return [*self._clouds(), shape, order]
+
+    def _clouds(self) -> Iterator[Panel]:
+        """Yield each site's points along PC1 and PC2, then along entropy and PC1."""
+        from bayesgeom.charts.cloud import add_cloud
+        from bayesgeom.report import EXACT, POSITIONS, label_axes
+
+        for nth, site in enumerate(self.shown_sites):
+            at = self.sites.index(site)
+            points, curve, is_folded = self.shown_points[at], self.shown_curve[at], nth + 1 < len(self.shown_sites)
+            explained = float(self.curve_share.value[at, -1])
+            found = f"a curve explains {percent_text(explained)}" if explained >= LEAST_SHARE else "no curve in entropy"
+            plane = Panel.blank(f"Last layer of {site}, colored by entropy: {found}", height=340, is_folded=is_folded)
+            add_cloud(
+                plane.figure, points[:, 0], points[:, 1], self.shown_entropy_bits, colored_by="exact entropy (bits)"
+            )
+            if explained >= LEAST_SHARE:
+                line = {"color": EXACT, "width": 2.5}
+                drawn = {"mode": "lines", "name": "smooth curve in entropy", "line": line, "hoverinfo": "skip"}
+                plane.figure.add_scatter(x=curve[:, 0], y=curve[:, 1], **drawn)
+            label_axes(plane.figure, "PC1 (activation units)", "PC2 (activation units)")
+            rho = self.spearman.value[_OVERALL, at, -1]
+            along = Panel.blank(f"{site}: entropy and PC1 have |Spearman| {rho:.2g}", height=340, is_folded=True)
+            place, by = self.shown_position + 1, "scored position"  # counted from 1
+            add_cloud(along.figure, self.shown_entropy_bits, points[:, 0], place, colored_by=by, scale=POSITIONS)
+            label_axes(along.figure, "exact entropy (bits)", "PC1 (activation units)")
+            yield from (plane, along)
+
+
+def _profiles(title: str, profiles: Mapping[str, Estimate], level: str, colors: Sequence[str]) -> Panel:
+    """Draw lines over layers, and the baseline of each, dashed in its color."""
+    from bayesgeom.charts.lines import add_baseline, add_line
+
+    known = {name: own for name, own in profiles.items() if np.isfinite(own.value).any()}
+    note = f"Dashed, in the color of the line: {level}."
+    panel, layers = Panel.blank(title, note=note, is_folded=True), range(len(next(iter(profiles.values())).value))
+    for color, (name, own) in zip(colors, known.items(), strict=False):
+        add_line(panel.figure, layers, own.value, name=name, color=color)
+    for color, (name, own) in zip(colors, known.items(), strict=False):  # on top, so that an equal baseline is seen
+        add_baseline(panel.figure, layers, _level(own, level), name=f"baseline: {level}, {name}", color=color)
+    return panel
 
 
 def _level(own: Estimate, name: str) -> Float[np.ndarray, " layer"]:

@@ -24,6 +24,7 @@ from .estimate import stacked as stacked
 from .estimate import with_ceiling as with_ceiling
 from .estimate import with_interval as with_interval
 from .estimate import within as within
+from .panels import INTERVAL as INTERVAL
 from .panels import Panel as Panel
 from .report import Report as Report
 from .report import with_provenance as with_provenance
@@ -46,11 +47,14 @@ from .tables import ceiling_of as ceiling_of
 from .tables import extreme_of as extreme_of
 from .tables import headline_of as headline_of
 from .tables import records_of as records_of
+from .theme import ABOVE as ABOVE
 from .theme import BASELINE as BASELINE
-from .theme import DASHES as DASHES
-from .theme import DIVERGING as DIVERGING
+from .theme import BELOW as BELOW
 from .theme import EXACT as EXACT
+from .theme import INKS as INKS
 from .theme import MEASURED as MEASURED
+from .theme import PAPER as PAPER
+from .theme import POSITIONS as POSITIONS
 from .theme import QUANTITIES as QUANTITIES
 from .theme import SECOND as SECOND
 from .theme import SEQUENTIAL as SEQUENTIAL

@@ -16,13 +16,15 @@ from bayesgeom.core import (
     shortened,
     unknown_name,
 )
+from bayesgeom.report.answer import Answer, answer_of, is_gated
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run
-from bayesgeom.report.tables import Headline, frame, model_name, records_of
+from bayesgeom.report.tables import Headline, Viewed, frame, model_name, records_of
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from anywidget import AnyWidget
     from plotly.graph_objects import Figure
 
 R = TypeVar("R", bound=Report)
@@ -41,6 +43,7 @@ _WITH_REPORTS = (
     "gradients",
     "subspaces",
     "monitor",
+    "diagnosis",
 )
 
 
@@ -138,19 +141,35 @@ class Diagnosis(Mapping[str, Report]):
             return ", ".join(report.title for report in self.reports.values())
         return f"{model_name(self.provenance)} on {self.provenance['task_label']}"
 
+    @property
+    def answer(self) -> Answer | None:
+        """The answer to the question of a diagnosis: do the predictions agree with the exact posterior?
+
+        None if that was not measured: the task has no exact posterior, or calibration was not among the probes.
+        """
+        return answer_of(self.reports)
+
     def headlines(self) -> list[tuple[str, Headline]]:
         """Return the first headlines of every report, with its name, for the summary."""
         return [(name, line) for name, report in self.reports.items() for line in report.headlines()[:HEADLINES_SHOWN]]
 
     def summary(self, where: str = "") -> str:
-        """Return a short table of 100 columns for the terminal.
+        """Return a short table of 100 columns for the terminal, after the answer in one sentence.
+
+        Where the predictions are no better than those of a context-free predictor, numbers on activations come last,
+        below a line that says so.
 
         Args:
             where: Where to find what is left out, such as "see report.html". Default: the methods that return it.
         """
-        from bayesgeom.report.render import summary
+        from bayesgeom.report.render import answer_details, answer_text, gate_text, summary
 
-        return summary(self.title, None, self.headlines(), list(self._notes()), where)
+        answer, blocks = self.answer, dict[str, list[tuple[str, Headline]]]()
+        opening = [] if answer is None else [answer_text(answer), answer_details(answer)]
+        for name, line in self.headlines():
+            gate = gate_text(answer) if answer is not None and is_gated(answer, self.reports[name]) else ""
+            blocks.setdefault(gate, []).append((name, line))
+        return summary(self.title, opening, dict(sorted(blocks.items())), list(self._notes()), where)
 
     def _notes(self) -> Iterator[str]:
         """Yield what limits the measurement, and what was not measured."""
@@ -183,6 +202,23 @@ class Diagnosis(Mapping[str, Report]):
         if not self.reports:
             raise InvalidArgument("this diagnosis has no report to draw; `skipped` gives the reasons.")
         return next(iter(self.reports.values())).plot()
+
+    def view(self, model: object = None) -> "AnyWidget":
+        """Return the viewer as a widget for notebooks: posterior, predictions, attention and heads of a few sequences.
+
+        Args:
+            model: The diagnosed model, as for `diagnose`: it runs without all heads that are switched off. Default: one
+                head at a time, as the diagnosis stores it.
+
+        Raises:
+            InvalidArgument: The diagnosis has no report "inside", the model is another one, or the package anywidget is
+                not installed.
+        """
+        inside = self.reports.get("inside")
+        if not isinstance(inside, Viewed):
+            remedy = "Diagnose without probes=…, or with 'inside' among them, on a task with an exact posterior."
+            raise InvalidArgument(f"this diagnosis has no report 'inside' to view. {remedy}")
+        return inside.view(model)
 
     def to_pandas(self, metric: str | None = None, *, baselines: bool = False) -> "pd.DataFrame":
         """Return one tidy row per entry: model, checkpoint, task, a column per axis, and the columns of `Record`.
@@ -223,7 +259,7 @@ class Diagnosis(Mapping[str, Report]):
         Raises:
             OutputFault: The file cannot be written.
         """
-        from bayesgeom.report.render import page_of
+        from bayesgeom.report.page import page_of
 
         text = page_of(self.title, self.reports, left_out(self), self.provenance)
         return write_page(text, path)

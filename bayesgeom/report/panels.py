@@ -1,18 +1,32 @@
-"""Panels: plots with a title and a note, which pages show one by one and `plot()` joins into a figure."""
+"""Panels: plots with a title and a note, which pages show one by one and `plot()` joins into a figure.
 
+Whoever draws a panel adds named lines. `Panel.finished` then does for all panels alike what makes them readable: names
+at the ends of lines in place of a legend, hover texts with units and intervals, and ticks at whole layers.
+"""
+
+import re
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Self, final
 
+import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
 
-from bayesgeom.report.theme import AXIS, EXACT, FONT, GRID, SERIES
+from bayesgeom.report.theme import AXIS, BASELINE, DASHES, EXACT, FONT, GRID, SERIES
 
 WIDTH = 1080  # of a joined figure, in pixels
 _TOP, _BETWEEN, _GAP, _BAR = 84, 92, 0.11, 0.055  # above, below each row; between columns; width of a color bar
 _LEGEND_ROW, _LETTER, _SAMPLE = 21, 7.4, 50  # pixels: a line of a legend, a letter, and the line before a name
+_TITLE_LETTER, _TITLE_ROW = 8.6, 20  # pixels: a letter and a line of a title
+MOST_LABELS = 9  # lines with their names at their ends; more have a legend
+INTERVAL = "95 % interval"  # how the names of bands end
+_LABEL, _LABEL_ROW, _LABEL_LETTER = 17, 14, 6.9  # letters of a line of a label; pixels of a line and of a letter
+_ABOVE, _BELOW = 8, 30  # pixels that labels may extend beyond the plot
+_MOST_WHOLE, _STEPS = 80, (1, 2, 5, 10)  # range of whole numbers, and distances between their ticks
 
 
 @final
@@ -35,11 +49,19 @@ class Panel:
     is_folded: bool = False
 
     @classmethod
-    def blank(cls, title: str = "", *, height: int = 340, **known: Any) -> Self:
+    def blank(cls, title: str = "", *, height: int = 300, **known: Any) -> Self:
         """Return an empty plot in the common style; `height` includes the axis texts, but not the legend."""
         figure = go.Figure(_blank())
         figure.layout.height = height
         return cls(title=title, figure=figure, **known)
+
+    def finished(self) -> go.Figure:
+        """Return the plot as it is shown: with names at the ends of few lines, hover texts and whole ticks."""
+        figure = go.Figure(self.figure)
+        _tick_whole_numbers(figure)
+        _describe_on_hover(figure)
+        _label_ends(figure)
+        return figure
 
 
 class Chart(ABC):
@@ -87,6 +109,142 @@ def listed(figure: go.Figure) -> dict[str, list[int]]:
     return found
 
 
+def _tick_whole_numbers(figure: go.Figure) -> None:
+    """Set at most about eight ticks, at whole numbers, on an x axis of layers, heads or positions."""
+    axis = figure.layout.xaxis
+    places = [np.asarray(trace.x) for trace in figure.data if trace.type == "scatter" and trace.x is not None]
+    if not places or axis.tickvals is not None or axis.tickmode is not None or axis.type not in (None, "linear"):
+        return
+    if all(np.issubdtype(own.dtype, np.number) for own in places):
+        whole = np.concatenate(places).astype(float)
+        whole = whole[np.isfinite(whole)]
+        if len(whole) and (whole == whole.round()).all() and 0 < np.ptp(whole) <= _MOST_WHOLE:
+            axis.update(tickmode="linear", tick0=0, dtick=next(n for n in _STEPS if np.ptp(whole) <= 8 * n))
+        else:
+            axis.nticks = 6  # more would be turned upright on a small screen
+
+
+def _describe_on_hover(figure: go.Figure) -> None:
+    """Name series, value with unit, interval and place on hover, of lines and points that have no text of their own.
+
+    `customdata` of a trace holds its intervals as text, and `text` its places where they are not the numbers of x.
+    """
+    x, y = (axis.title.text or name for axis, name in ((figure.layout.xaxis, "x"), (figure.layout.yaxis, "y")))
+    for trace in figure.data:
+        if trace.type != "scatter" or trace.fill or trace.mode == "text" or trace.hovertemplate or trace.hoverinfo:
+            continue
+        places = np.asarray(() if trace.x is None else trace.x)
+        is_whole = np.issubdtype(places.dtype, np.number) and bool((places == np.round(places)).all())
+        at = "%{text}" if trace.text is not None else "%{x:,}" if is_whole else "%{x:.4~g}"
+        interval = "" if trace.customdata is None else "%{customdata}"
+        named = f"<b>{trace.name}</b><br>" if trace.name else ""
+        trace.hovertemplate = f"{named}{y}: %{{y:.4~g}}{interval}<br>{x}: {at}<extra></extra>"
+
+
+def _label_ends(figure: go.Figure) -> None:
+    """Write the name of each line beside its end, as high as it ends or as near as its neighbors leave room.
+
+    A plot with more than `MOST_LABELS` lines, too little room or a color bar keeps its legend, where each gray line has
+    its own dash.
+    """
+    lines = dict[str, tuple[Any, float]]()
+    for name, places in listed(figure).items():
+        traces = [figure.data[at] for at in places]
+        known = [(trace, own[-1]) for trace in traces if len(own := _known(trace.y))]
+        if known and all("lines" in (trace.mode or "") and not trace.fill for trace in traces):
+            lines[name] = known[0]
+    texts = [_label(figure, name) for name in lines]
+    sizes = np.array([_LABEL_ROW * (1 + text.count("<br>")) + 2 for text in texts], dtype=float)
+    room = (figure.layout.height or 0) - _BETWEEN
+    if not 0 < len(lines) <= MOST_LABELS or sizes.sum() > room + _LABEL_ROW or _has_bar(figure):
+        gray = [trace for trace, _ in lines.values() if trace.line.color == BASELINE]
+        for trace, dash in zip(gray, DASHES, strict=False):
+            trace.line.dash = dash
+        return
+    low, high = _range_of_y(figure)
+    ends = np.array([end for _, end in lines.values()])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ends = np.log10(ends) if figure.layout.yaxis.type == "log" else ends
+    wanted = (np.nan_to_num(ends, neginf=low).clip(low, high) - low) / (high - low) * room
+    for at, (name, height) in enumerate(zip(lines, _apart(wanted, sizes, room), strict=True)):
+        trace = lines[name][0]
+        figure.add_annotation(
+            text=texts[at],
+            x=1,
+            xref="x domain",
+            xanchor="left",
+            xshift=7,
+            y=height / room,
+            yref="y domain",
+            yanchor="middle",
+            showarrow=False,
+            align="left",
+            font={"size": 12, "color": trace.line.color or trace.marker.color or EXACT},
+        )
+    shown = [len(part) for text in texts for part in re.sub(r"<(?!br)[^>]*>", "", text).split("<br>")]
+    figure.layout.margin.r = 16 + _LABEL_LETTER * max(shown)
+    for trace in figure.data:
+        if trace.name in lines or trace.fill:
+            trace.showlegend = False
+
+
+def _label(figure: go.Figure, name: str) -> str:
+    """Return the name of a line on several short lines; the first one with a band also says what the band is."""
+    text = "<br>".join(textwrap.wrap(name.removeprefix("baseline: "), _LABEL))
+    bands = [trace.name for trace in figure.data if trace.fill and trace.name and trace.name.endswith(INTERVAL)]
+    is_first = bands and bands[0] in (INTERVAL, f"{name}, {INTERVAL}")
+    return f"{text}<br><span style='font-size:10px'>{INTERVAL}</span>" if is_first else text
+
+
+def _has_bar(figure: go.Figure) -> bool:
+    scales = [each for trace in figure.data for each in (trace, trace.marker if trace.type == "scatter" else None)]
+    return any(own is not None and "colorbar" in own and own.colorbar.to_plotly_json() for own in scales)
+
+
+def _known(values: Any) -> Float[np.ndarray, " value"]:
+    own = np.asarray(() if values is None else values)
+    own = own.astype(float) if np.issubdtype(own.dtype, np.number) else np.zeros(0)
+    return own[np.isfinite(own)]
+
+
+def _range_of_y(figure: go.Figure) -> tuple[float, float]:
+    """Return the range of the y axis, on a log axis of logarithms, and fix it as plotly would choose it."""
+    axis = figure.layout.yaxis
+    if axis.range is None:
+        ends = [_known(trace.y) for trace in figure.data if trace.type == "scatter"]
+        for trace in (trace for trace in figure.data if trace.type == "scatter" and trace.error_y.array is not None):
+            y, up = np.asarray(trace.y, dtype=float), np.asarray(trace.error_y.array, dtype=float)
+            down = up if trace.error_y.arrayminus is None else np.asarray(trace.error_y.arrayminus, dtype=float)
+            ends += [_known(y + up), _known(y - down)]
+        values = np.concatenate(ends)
+        values = np.log10(values[values > 0]) if axis.type == "log" else values
+        low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+        low = min(low, 0.0) if axis.rangemode == "tozero" else low
+        edge = 0.06 * (high - low) or 0.1 * abs(high) or 0.5
+        axis.range = [low - edge * (low != 0 or axis.rangemode != "tozero"), high + edge]
+    return axis.range[0], axis.range[1]
+
+
+def _apart(
+    wanted: Float[np.ndarray, " label"], sizes: Float[np.ndarray, " label"], room: float
+) -> Float[np.ndarray, " label"]:
+    """Return heights of labels that do not overlap, as near as possible to those that are wanted (least squares)."""
+    order = np.argsort(wanted, kind="stable")
+    size = sizes[order]
+    below = np.concatenate([[0.0], np.cumsum((size[1:] + size[:-1]) / 2)])
+    blocks = list[list[float]]()  # of labels that touch: the mean place of their lowest, and their number
+    for own in wanted[order] - below:
+        blocks.append([float(own), 1.0])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (place, n), (lower, m) = blocks.pop(), blocks.pop()
+            blocks.append([(place * n + lower * m) / (n + m), n + m])
+    lowest = np.repeat([place for place, _ in blocks], [int(n) for _, n in blocks])
+    top, bottom = room - size[-1] / 2 - below[-1] + _ABOVE, size[0] / 2 - _BELOW
+    heights = np.empty_like(wanted)
+    heights[order] = np.clip(lowest, min(bottom, top), top) + below
+    return heights
+
+
 def figure_of(title: str, drawn: Sequence[Panel]) -> go.Figure:
     """Return one figure of all panels, two in a row, with a legend below each."""
     if not drawn:
@@ -95,7 +253,7 @@ def figure_of(title: str, drawn: Sequence[Panel]) -> go.Figure:
     heading |= {"pad": {"t": 20}, "font": {"size": 17}}
     if len(drawn) == 1 and drawn[0].figure.frames:
         return go.Figure(drawn[0].figure).update_layout(title=heading, margin_t=_TOP)
-    rows = list(_rows(drawn))
+    rows = list(_rows([replace(own, figure=own.finished(), title=_wrapped(own)) for own in drawn]))
     heights = [max(map(_height, row)) for row in rows]
     total, top = sum(heights), float(sum(heights))
     layout: dict[str, Any] = {**_blank().layout.to_plotly_json(), "height": _TOP + total, "title": heading}
@@ -106,7 +264,8 @@ def figure_of(title: str, drawn: Sequence[Panel]) -> go.Figure:
         for column, own in enumerate(row):
             number += 1
             left, plot = column * (width + _GAP), own.figure.layout.height - _BETWEEN
-            box = {"x": (left, left + width), "y": ((top - plot) / total, top / total)}
+            upper = top - _TITLE_ROW * max(each.title.count("<br>") for each in row)
+            box = {"x": (left, left + width), "y": ((upper - plot) / total, upper / total)}
             data += _place(own, layout, box, str(number) if number > 1 else "")
         top -= height
     return go.Figure(data=data, layout=layout)
@@ -127,10 +286,18 @@ def _rows(drawn: Sequence[Panel]) -> Iterator[list[Panel]]:
         yield row
 
 
+def _width(own: Panel) -> float:
+    return WIDTH * (1 if own.is_wide else (1 - _GAP) / 2)
+
+
+def _wrapped(own: Panel) -> str:
+    return "<br>".join(textwrap.wrap(own.title, int(_width(own) / _TITLE_LETTER)))
+
+
 def _height(own: Panel) -> int:
-    """Return the height of a panel with its legend, in pixels."""
-    lines = _legend_lines(list(listed(own.figure)), WIDTH * (1 if own.is_wide else (1 - _GAP) / 2))
-    return int(own.figure.layout.height + _LEGEND_ROW * lines + 8 * bool(lines))
+    """Return the height of a panel with its title and legend, in pixels."""
+    lines = _legend_lines(list(listed(own.figure)), _width(own))
+    return int(own.figure.layout.height + _TITLE_ROW * own.title.count("<br>") + _LEGEND_ROW * lines + 8 * bool(lines))
 
 
 def _legend_lines(names: Sequence[str], width: float) -> int:
@@ -146,8 +313,7 @@ def _place(
     """Add axes, shapes, texts, color bars and legend of a panel to a layout, and return its traces with their axes."""
     data, drawn = [trace.to_plotly_json() for trace in own.figure.data], own.figure.layout.to_plotly_json()
     (left, right), (bottom, top) = box["x"], box["y"]
-    has_bar = any("colorbar" in own for trace in data for own in (trace, trace.get("marker", {})))
-    right -= _BAR * has_bar
+    right -= _BAR * _has_bar(own.figure) + (own.figure.layout.margin.r or 0) / WIDTH
     bar = {"x": right + 0.004, "xanchor": "left", "y": (bottom + top) / 2, "len": top - bottom, "thickness": 11}
     for axis, domain, other in (("x", (left, right), "y"), ("y", (bottom, top), "x")):
         axes = {**drawn[f"{axis}axis"], "domain": domain, "anchor": f"{other}{suffix}"}

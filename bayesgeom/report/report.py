@@ -44,6 +44,7 @@ class Report(ABC):
     the docstring up to the description of its fields: what was measured, how to read it, what the baselines are, and
     how verdicts are reached. `n` is the number of sequences measured, or of the units that `counts` names, and `limit`
     why it can be less than requested.
+    `is_behavioral` says that it measures predictions, and not what is inside the model.
     `provenance` holds model, weights, task, arguments and versions; it is empty for a report made by hand.
     """
 
@@ -52,6 +53,7 @@ class Report(ABC):
     title: ClassVar[str]
     about: ClassVar[str]
     limit: ClassVar[str] = ""
+    is_behavioral: ClassVar[bool] = False
     n: int
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -138,11 +140,11 @@ class Report(ABC):
     @final
     def summary(self, where: str = "") -> str:
         """Return a table of at most 100 columns for the terminal; `where` is as in `Diagnosis.summary`."""
-        from bayesgeom.report.render import summary
+        from bayesgeom.report.render import opening_of, summary
 
         lines = [("", line) for line in self.headlines()]
         settings = [own for own in (settings_of(self.provenance),) if own]
-        return summary(f"{self._subject()}{self.title}", self.answer(), lines, settings, where)
+        return summary(f"{self._subject()}{self.title}", opening_of(self.answer()), {"": lines}, settings, where)
 
     @final
     def __str__(self) -> str:
@@ -221,7 +223,7 @@ class Report(ABC):
         Raises:
             OutputFault: The file cannot be written.
         """
-        from bayesgeom.report.render import page_of
+        from bayesgeom.report.page import page_of
 
         text = page_of(self._subject().removesuffix(": ") or self.title, {self.name: self}, {}, self.provenance)
         return write_page(text, path)

@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, final, runtime_
 
 import numpy as np
 
-from bayesgeom.core import InvalidArgument, Reason, interval_text, measured_text, number_text
+from bayesgeom.core import InvalidArgument, Reason, Verdict, interval_text, measured_text, number_text
 from bayesgeom.report.estimate import Baseline, Better, Estimate, Quantity, within
 from bayesgeom.report.storage import axes_of, coordinates_of, quantities_of, units_of, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from anywidget import AnyWidget
 
     from bayesgeom.report.panels import Panel
 
 ESTIMATE = "estimate"
+BARE_SHARE = 0.1  # of the way from the strongest baseline to the best value: a smaller margin is "barely"
 MOST = ", most"  # at the end of a baseline's name if only the largest of its draws is stored
 _ENDS = ("value", "low", "high")
 INDICES = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}  # axes and their columns
@@ -39,6 +41,7 @@ class Reported(Protocol):
     about: ClassVar[str]
     counts: ClassVar[str]
     limit: ClassVar[str]
+    is_behavioral: ClassVar[bool]
 
     @property
     def name(self) -> str:
@@ -64,6 +67,17 @@ class Reported(Protocol):
 
     def panels(self) -> "Sequence[Panel]":
         """Return the plots of the stored numbers."""
+
+
+@runtime_checkable
+class Viewed(Protocol):
+    """A report that the viewer shows: `InsideReport`, of a layer above."""
+
+    def payload(self) -> bytes:
+        """Return the data of the viewer."""
+
+    def view(self, model: Any = None) -> "AnyWidget":
+        """Return the viewer as a widget for notebooks."""
 
 
 @final
@@ -202,9 +216,18 @@ def headline_of(
         high=float(high),
         reason=Reason.NONE if np.isnan(own.value) else reason,
         levels=levels,
-        verdict=(str(own.clears(quantity.better)) if has_verdict else "") if verdict is None else verdict,
+        verdict=(_verdict(own, quantity, levels) if has_verdict else "") if verdict is None else verdict,
         chosen_of=1 if np.isnan(low) else chosen_of,
     )
+
+
+def _verdict(own: Estimate, quantity: Quantity, levels: Sequence[Level]) -> str:
+    """Return whether the interval of a scalar lies beyond every baseline, and "barely" where that is by little."""
+    found = str(own.clears(quantity.better))
+    best = quantity.range[quantity.better == "higher"]
+    margin, room = abs(float(own.value) - levels[0].value), abs(best - levels[0].value)
+    is_little = math.isfinite(best) and margin < BARE_SHARE * room
+    return str(Verdict.BARELY) if found == Verdict.YES and is_little else found
 
 
 def extreme_of(report: Reported, metric: str, which: Any, label: str, at: tuple[Any, ...] = ()) -> Headline:

@@ -7,15 +7,28 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
+from bayesgeom.core import number_text
+
 MEASURED, SECOND, THIRD, BASELINE, EXACT = "#2563a8", "#c2571a", "#7d4fa1", "#6b7280", "#1d1f23"
 # Of named series. MEASURED is not among them: it is the only measured number of a panel. Green and red are verdicts.
 SERIES = (SECOND, THIRD, "#0f8b8d", "#b08900", "#6d4c2f", "#c2408f", "#3d3a8c", "#4b8fba", "#94785a")
 LAYERS = ("#eb568f", "#c64381", "#a33171", "#811f60", "#610d4d", "#420039", "#b98267", "#a06a4c", "#855036")  # by layer
 QUANTITIES = ("#4b5d16", "#680090", "#d860e0")  # of quantities, where colors stand for trainings elsewhere
 DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # gray
-SEQUENTIAL = "Viridis"  # of points: every color is visible on white
-SHADES = ((0.0, "#f4f8fd"), (0.25, "#c6dbef"), (0.5, "#7fb2dd"), (0.75, "#2f74b5"), (1.0, "#0b2f5e"))  # of cells
-DIVERGING = "PuOr_r"  # purple below the middle, orange above; red and green are verdicts
+# Scales of cells: their first color is almost that of the page, in light as in dark mode, so that nothing looks like
+# nothing. At three quarters the luminance is 0.179 in both modes: there the text of a cell changes between INKS.
+_PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
+_BLUES = ("#f4f8fd", "#c7dcf0", "#83b2de", "#3278bb", "#193e60")
+_DARK_BLUES = ("#1d232b", "#1d374f", "#2d567b", "#3279bc", "#b6d2ec")
+_ORANGES = ("#f6f6f7", "#f6d4b2", "#eb9c4e", "#af6113", "#5b320a")
+_PURPLES = ("#f6f6f7", "#e0d6ed", "#baa5d8", "#8964bc", "#482e6c")
+_DARK_ORANGES = ("#202327", "#4b2e11", "#75481a", "#af6114", "#f4c699")
+_DARK_PURPLES = ("#202327", "#3e2c56", "#614587", "#8964bd", "#d6cae8")
+SHADES, ABOVE, BELOW = (tuple(zip(_PLACES, own, strict=True)) for own in (_BLUES, _ORANGES, _PURPLES))
+PAPER = "#fefefe"  # under a text that a line may cross: the page
+INKS = ("#000001", "#fffffd")  # of texts on the pale and on the deep half of these scales
+SEQUENTIAL = ("#d07a10", "#c9405f", "#7b2f9e", "#2b1b6b")  # of points: every color is visible on the page
+POSITIONS = ("#7f9219", "#2e9d6b", "#136f86", "#0f3554")  # of points, by their place in a sequence
 GRID, AXIS = "#e7eaee", "#b9bfc7"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 BACKGROUNDS = ("#ffffff", "#16181c")  # of the page: light, dark
@@ -26,6 +39,11 @@ DARK: Mapping[str, str] = {
     **dict(zip(SERIES, _DARK_SERIES, strict=True)),
     **dict(zip(LAYERS, _DARK_LAYERS, strict=True)),
     **dict(zip(QUANTITIES, ("#b7cf6f", "#9040c0", "#ff66ff"), strict=True)),
+    **dict(zip(_BLUES + _ORANGES + _PURPLES, _DARK_BLUES + _DARK_ORANGES + _DARK_PURPLES, strict=True)),
+    PAPER: "#17191d",
+    **dict(zip(INKS, ("#fffffe", "#000002"), strict=True)),
+    **dict(zip(SEQUENTIAL, ("#6a64f0", "#b265e6", "#f0707f", "#ffd98a"), strict=True)),
+    **dict(zip(POSITIONS, ("#2f86a8", "#35b58a", "#9fd356", "#f4f3a1"), strict=True)),
     BASELINE: "#9aa3af",
     EXACT: "#e8eaed",
     GRID: "#2d3238",
@@ -82,6 +100,8 @@ def log_axes(figure: go.Figure, axes: str = "y", *, floor: float = 0.0) -> None:
         ticks, labels = _log_ticks(low, high)
         update = figure.update_xaxes if axis == "x" else figure.update_yaxes
         update(type="log", range=[low, high], tickvals=ticks, ticktext=labels)
+        for band in (trace for trace in drawn if trace.fill and axis == "y"):  # 0 has no place on the axis
+            band.y = np.maximum(np.asarray(band.y, dtype=float), 10.0 ** (low - 1))
 
 
 def at_least(figure: go.Figure, span: float) -> None:
@@ -122,7 +142,7 @@ def _log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
     every = [(k, digit) for k in decades for digit in range(1, 10) if low <= math.log10(digit * 10.0**k) <= high]
     few = [at for at in every if at[1] in (1, 2, 5)]
     finer = [digit * 10.0**k for k, digit in (few if len(few) >= 2 else every)]
-    return finer, [f"{value:.3g}" for value in finer]
+    return finer, [number_text(value) for value in finer]
 
 
 def _power(value: float) -> str:

@@ -1,8 +1,11 @@
 from .behavior import BehaviorLog as BehaviorLog
 from .behavior import answer_log_probabilities as answer_log_probabilities
 from .behavior import are_finite as are_finite
+from .behavior import position_kl_bits as position_kl_bits
 from .behavior import predicted_behavior as predicted_behavior
+from .behavior import tempering as tempering
 from .behavior import whole_entropy_bits as whole_entropy_bits
+from .bootstrap import arrival as arrival
 from .bootstrap import bootstrap_weights as bootstrap_weights
 from .bootstrap import jackknife_bias as jackknife_bias
 from .bootstrap import jackknife_weights as jackknife_weights

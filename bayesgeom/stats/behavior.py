@@ -1,19 +1,27 @@
-"""Scoring of predictions against the exact posterior: from answer log-probabilities to `Behavior`."""
+"""Scoring of predictions against the exact posterior: from answer log-probabilities to `Behavior`, and confidence."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from typing import final
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
+from scipy.optimize import brentq
+from scipy.special import rel_entr
 from torch import Tensor
 
-from bayesgeom.core import Behavior, Trials, WindowScores
+from bayesgeom.core import Behavior, Reason, Trials, WindowScores
+from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits, total_variation
+from bayesgeom.stats.intervals import Interval, no_interval
 from bayesgeom.stats.windows import joined, window_scores
 
 _AT_ONCE = 2**15  # logits reduced together, so that they stay in the processor's cache
+MOST = 1_000.0  # the largest power of predictions; beyond it they are certain
+_LEAST_SPREAD = 1e-9  # of log q: predictions that no temperature changes have no confidence
+_TERMS = 1e4  # slopes are differences of logarithms: what they differ by within its rounding is none
+_TEMPERED_AT_ONCE = 2**20  # probabilities
 _SHARED = ("exact_entropy_bits", "off_answer_prob")  # not stored per baseline: the entropy is the same, the other 0
 
 
@@ -39,6 +47,20 @@ def behavior(
         off_answer_prob=_array(off_answer_prob),
         **_at_labels(trials, log_answers),
     )
+
+
+def position_kl_bits(
+    exact: Float64[np.ndarray, "sequence position answer"],
+) -> Float64[np.ndarray, " sequence"]:
+    """Return the KL of each sequence from the mean exact predictive at each position.
+
+    A sequence has half its weight in the mean that predicts it: with all of it the KL would be too small by as much as
+    it is too large without it, and infinite where no other sequence has an answer.
+    """
+    others = exact.sum(axis=0) - exact / 2
+    others /= len(exact) - 0.5
+    bits: Float64[np.ndarray, "sequence position answer"] = rel_entr(exact, others) / NATS_PER_BIT
+    return np.asarray(bits.sum(axis=2).mean(axis=1))
 
 
 def whole_entropy_bits(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float64[Tensor, "batch query_pos"]:
@@ -181,3 +203,102 @@ def _at_labels(
 
 def _array(values: Float[Tensor, "batch query_pos"]) -> Float[np.ndarray, "sequence position"]:
     return values.detach().cpu().numpy()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Tempering:
+    """The temperature that brings predictions closest to the exact ones.
+
+    Args:
+        confidence: 1/τ: above 1 overconfident, below 1 underconfident. Infinite if the uniform distribution is closer
+            than the predictions at any temperature; 0 if certainty is; NaN if no temperature changes the predictions.
+        interval: Its 95 % interval over sequences.
+        gain_bits: Mean KL that this temperature removes, in bits.
+    """
+
+    confidence: float
+    interval: Interval
+    gain_bits: float
+
+
+def tempering(
+    exact: Float[np.ndarray, "sequence position answer"],
+    log_model: Float[np.ndarray, "sequence position answer"],
+    *,
+    seed: int = 0,
+) -> Tempering:
+    """Return the confidence of predictions: 1/τ, where τ minimizes the mean of KL(p ‖ q^τ / Z).
+
+    With the mean over answers under q^τ / Z written as E, its slope in τ is E[log q] − Σ p log q, and its curvature
+    Var[log q]: the KL is convex, and the minimum unique. Answers with p = q = 0 have no part in it, so it is defined
+    where exact probabilities are 0 or 1; a regression of log-odds is not. The interval is that of τ, inverted: to first
+    order, the minimum of a mean is a mean over sequences, of τ − slope / curvature.
+
+    Args:
+        exact: Exact probabilities p; each row adds to 1.
+        log_model: Natural logarithm of the predicted probabilities q; −∞ where q = 0.
+        seed: Seed of the resamples of sequences.
+
+    Returns:
+        Confidence, interval and gain. All are missing where q = 0 and p > 0: the KL is infinite at every temperature.
+
+    Example:
+        >>> exact = np.random.default_rng(0).dirichlet(np.ones(5), size=(64, 7))
+        >>> sharp = 2 * np.log(exact)  # the exact probabilities at temperature 0.5, up to a factor
+        >>> round(tempering(exact, sharp).confidence, 6)
+        2.0
+
+    References:
+        Guo, Pleiss, Sun & Weinberger 2017, arXiv:1706.04599 (temperature scaling, there fitted to labels).
+    """
+    n = len(exact)
+    if ((exact > 0) & np.isneginf(log_model)).any() or np.isnan(log_model).any():
+        return Tempering(confidence=np.nan, interval=no_interval((), n, Reason.MISSING), gain_bits=np.nan)
+
+    def slope_at(tau: float) -> float:
+        return float(_tempered(exact, log_model, tau)[1].mean())
+
+    before, _, spread = _tempered(exact, log_model, 1.0)
+    if spread.mean() < _LEAST_SPREAD:
+        return Tempering(confidence=np.nan, interval=no_interval((), n, Reason.FLAT), gain_bits=0.0)
+    if slope_at(MOST) <= 0:
+        gain = float(np.mean(before - _tempered(exact, log_model, MOST)[0])) / NATS_PER_BIT
+        return Tempering(confidence=0.0, interval=no_interval((), n, Reason.NOT_COMPUTED), gain_bits=gain)
+    tau = 0.0
+    if slope_at(0.0) < 0:
+        most = next(power for power in (1.0, 4.0, 32.0, MOST) if slope_at(power) > 0)
+        tau = float(brentq(slope_at, 0.0, most, xtol=1e-10))
+        _, slope, curvature = _tempered(exact, log_model, tau)
+        tau -= float(slope.mean() / curvature.mean())  # a step of Newton: exact up to rounding
+    after, slope, curvature = _tempered(exact, log_model, tau)
+    found = mean_interval(tau - slope / curvature.mean(), seed=seed, terms=_TERMS)
+    low, high = (np.asarray(_inverse(float(end))) for end in (found.hi, found.lo))
+    gain = float(np.mean(before - after)) / NATS_PER_BIT
+    return Tempering(confidence=_inverse(tau), interval=replace(found, lo=low, hi=high), gain_bits=gain)
+
+
+def _inverse(tau: float) -> float:
+    return np.inf if tau <= 0 else 1 / tau  # NaN stays
+
+
+def _tempered(
+    exact: Float[np.ndarray, "sequence position answer"],
+    log_model: Float[np.ndarray, "sequence position answer"],
+    tau: float,
+) -> tuple[Float64[np.ndarray, " sequence"], ...]:
+    """Return by sequence the mean of −Σ p log(q^τ / Z) in nats, its slope and its curvature in τ."""
+    found, each = [], max(1, _TEMPERED_AT_ONCE // exact[0].size)
+    for at in range(0, len(exact), each):
+        p, log_q = (np.asarray(own[at : at + each], dtype=np.float64) for own in (exact, log_model))
+        is_possible = np.isfinite(log_q)
+        logs = np.where(is_possible, log_q, 0.0)
+        powers = np.where(is_possible, tau * (logs - log_q.max(axis=-1, keepdims=True)), 0.0)
+        weights = is_possible * np.exp(powers)
+        total = weights.sum(axis=-1)
+        weights /= total[..., None]
+        mean = (weights * logs).sum(axis=-1)
+        curvature = (weights * np.square(logs - mean[..., None])).sum(axis=-1)
+        rows = (np.log(total) - (p * powers).sum(axis=-1), mean - (p * logs).sum(axis=-1), curvature)
+        found.append([own.mean(axis=1) for own in rows])
+    return tuple(np.concatenate(own) for own in zip(*found, strict=True))

@@ -172,6 +172,28 @@ def ratio_interval(
     return bootstrap_t(above, below, weights, is_positive=is_positive, bounds=bounds)
 
 
+def arrival(
+    kl: Float[np.ndarray, "sequence stage"], reference: Float[np.ndarray, " sequence"], *, share: float = 0.1, seed: int
+) -> tuple[float, tuple[float, float]]:
+    """Return the first stage from which Σ KL stays below a share of that of a reference, and its 95 % interval.
+
+    The interval is that of the stages at which the ends of the ratio's interval arrive. It ends at the number of stages
+    if the upper ends never do. All are NaN if the ratio itself never arrives.
+    """
+
+    def first(ratios: Float[np.ndarray, " stage"]) -> int:
+        return len(ratios) - int(np.logical_and.accumulate(ratios[::-1] < share).sum())
+
+    n_stages, total = kl.shape[1], float(reference.sum())
+    ratios = kl.sum(axis=0) / total if total > 0 else np.full(n_stages, np.nan)
+    at = first(ratios)
+    if at == n_stages:
+        return np.nan, (np.nan, np.nan)
+    found = ratio_interval(kl, reference[:, None], seed=seed, is_positive=True)
+    low, high = (np.where(kl.any(axis=0), end, 0.0) for end in found)  # without any KL there is no spread
+    return float(at), (min(at, first(low)), max(at, first(high)))
+
+
 def r2_interval(
     squared_error: Float[np.ndarray, "sequence *rest"],
     squared_deviation: Float[np.ndarray, "sequence *#rest"],

@@ -73,6 +73,10 @@ class AssociativeRecall(SymmetricTask, EvidenceTask):
     """
 
     name: ClassVar[str] = "recall"
+    sentence: ClassVar[str] = (
+        "Up to {task.n_pairs} pairs of a key and a value, then keys again: after each of these the "
+        "model predicts its value."
+    )
     n_pairs: int = 8
     n_keys: int = 16
     n_values: int = 16

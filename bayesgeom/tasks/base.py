@@ -45,6 +45,7 @@ BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
 MOST_BYTES, MOST_SECONDS = 4e9, 600.0
 MOST_BITS = 63  # of an integer: torch's largest
+_EXAMPLE, _ANSWERS = 12, 2  # tokens and answers of the example on pages
 _COMPARED = 16  # sequences of two draws that are compared
 _TOKEN_BYTES = 25  # per position, without its posterior: id, scored flag, label, id for the model
 _LABEL_BYTES = 100  # per id: its label in tables and plots
@@ -112,6 +113,8 @@ class WindTunnel(ABC):
     Concrete tasks are frozen dataclasses: their fields are their parameters, and equal fields mean equal tasks.
     Ids 0 … `d_vocab` − 1 are the input tokens and the answers, so any causal language model can be used on any task.
     A task without a known posterior, such as plain text, sets `has_posterior` to False.
+    Pages open with `question`, in which {model} is the model's name, and with `sentence`, which says what a sequence is
+    and what is predicted; {task.n_values} in it is the field n_values.
     The class is abstract and has no arguments of its own: those of a concrete task are its fields.
 
     Example:
@@ -122,6 +125,8 @@ class WindTunnel(ABC):
     """
 
     name: ClassVar[str]
+    question: ClassVar[str] = "Does {model} infer?"
+    sentence: ClassVar[str] = ""
     has_posterior: ClassVar[bool] = True
 
     @property
@@ -235,6 +240,30 @@ class WindTunnel(ABC):
         inner = {name: value.config() for name, value in stored.items() if isinstance(value, WindTunnel)}
         plain = {name: value for name, value in asdict(self).items() if not callable(stored[name])}
         return {"name": self.name, **plain, **inner}
+
+    @final
+    def in_words(self) -> dict[str, Any]:
+        """Return what pages say of the task, for JSON.
+
+        Returns:
+            `question` and `sentence`; with a posterior also `example`, labels of the last tokens up to the last scored
+            position of one sequence, `is_cut`, whether tokens come before these, and `answers`, the exact probability
+            of the most probable answers by their label.
+        """
+        words: dict[str, Any] = {"question": self.question, "sentence": self.sentence.format(task=self)}
+        if not self.has_posterior:
+            return words
+        trials, labels = self.sample(1, seed=0), self.token_labels()
+        last = int(trials.scored[0].nonzero()[-1])
+        tokens = trials.tokens[0, max(0, last + 1 - _EXAMPLE) : last + 1].tolist()
+        exact = dict(zip(trials.answers.tolist(), trials.predictive[0, last].tolist(), strict=True))
+        top = sorted(exact, key=lambda answer: -exact[answer])[:_ANSWERS]
+        return {
+            **words,
+            "example": tuple(labels[token] for token in tokens),
+            "is_cut": last >= _EXAMPLE,
+            "answers": {labels[answer]: exact[answer] for answer in top},
+        }
 
     @final
     def _check_count(self, n: object) -> int:

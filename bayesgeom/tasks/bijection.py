@@ -62,6 +62,10 @@ class Bijection(SymmetricTask, EvidenceTask):
     """
 
     name: ClassVar[str] = "bijection"
+    sentence: ClassVar[str] = (
+        "A new one-to-one map from {task.n_values} keys to {task.n_values} values in each sequence; "
+        "after each key the model predicts its value."
+    )
     n_values: int = 20
     n_pairs: int = 19
     repeats: bool = False

@@ -185,6 +185,11 @@ class BoundEvidence(EvidenceTask):
     """`LabeledEvidence` in one tokenizer's ids. The answers are the two labels; the belief is over y, in that order."""
 
     name: ClassVar[str] = "evidence"
+    question: ClassVar[str] = "Does {model} update on labeled evidence?"
+    sentence: ClassVar[str] = (
+        "A hidden source prefers one of two labels and shows it after {task.reliability:.0%} of the words; "
+        "after each word the model predicts the {task.query} label."
+    )
     n_ids: int
     prefix: tuple[int, ...]
     words: tuple[str, ...]

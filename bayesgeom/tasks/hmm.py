@@ -62,6 +62,10 @@ class HMM(SymmetricTask, DynamicTask):
     """
 
     name: ClassVar[str] = "hmm"
+    sentence: ClassVar[str] = (
+        "A new hidden Markov model in each sequence, written out with its probabilities; after each of "
+        "{task.length} symbols the model predicts the hidden state."
+    )
     n_states: int = 5
     n_symbols: int = 5
     length: int = 20

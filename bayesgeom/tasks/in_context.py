@@ -99,6 +99,8 @@ class BoundInContext(EvidenceTask):
     """`InContext` in one tokenizer's ids."""
 
     name: ClassVar[str] = "in-context"
+    question: ClassVar[str] = "Does {model} infer in context?"
+    sentence: ClassVar[str] = "The task {task.task.name} in words: at each query the model predicts the answer."
     task: WindTunnel
     n_ids: int
     prefix: tuple[int, ...]

@@ -76,6 +76,10 @@ class ModularRecurrence(EvidenceTask):
     """
 
     name: ClassVar[str] = "modular-recurrence"
+    sentence: ClassVar[str] = (
+        "Numbers below {task.modulus} follow a hidden rule, each from the one before, or are noise; the "
+        "model predicts the next number."
+    )
     modulus: int = 17
     length: int = 16
     rule_share: float = 0.5

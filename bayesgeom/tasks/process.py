@@ -55,6 +55,10 @@ class Process(MarkovProcess):
     """
 
     name: ClassVar[str] = "process"
+    sentence: ClassVar[str] = (
+        "Symbols of a process with hidden states; after each of {task.length} symbols the model "
+        "predicts the next one."
+    )
     transition_tensors: Matrices = field(kw_only=False)
     initial: Sequence[float] | Float[np.ndarray, " state"] | Float[Tensor, " state"] = ()
     length: int = 16
@@ -142,6 +146,10 @@ class Mess3(MarkovProcess):
     """
 
     name: ClassVar[str] = "mess3"
+    sentence: ClassVar[str] = (
+        "Symbols of Mess3, a process with three hidden states; after each of {task.length} symbols the "
+        "model predicts the next one."
+    )
     x: float = 0.15
     a: float = 0.6
     length: int = 32

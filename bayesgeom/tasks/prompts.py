@@ -152,6 +152,8 @@ class BoundPrompts(FiniteTask):
     """`Prompts` in one tokenizer's ids, padded on the right to the longest. Trials have groups and no posterior."""
 
     name: ClassVar[str] = "prompts"
+    question: ClassVar[str] = "Where does {model} show its uncertainty?"
+    sentence: ClassVar[str] = "Plain text: its exact posterior is unknown, so nothing here measures inference."
     has_posterior: ClassVar[bool] = False
     n_ids: int
     prompts: tuple[tuple[int, ...], ...]

@@ -49,6 +49,10 @@ class StickyMarkov(MarkovProcess):
     """
 
     name: ClassVar[str] = "sticky-markov"
+    sentence: ClassVar[str] = (
+        "A hidden walk on a ring of {task.n_states} states that mostly stays; after each noisy symbol "
+        "the model predicts the next one."
+    )
     n_states: int = 8
     self_probability: float = 0.8
     noise: float = 0.3

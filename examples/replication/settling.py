@@ -412,7 +412,7 @@ class SettlingReport(Report):
             if np.isfinite(values).any():
                 rows = zip(names, values, verdicts, strict=True)
                 labels = [name if np.isfinite(value) else f"{name} ({why})" for name, value, why in rows]
-                add_forest(panel.figure, labels, values, ends, unit=axis, baseline=level)
+                add_forest(panel.figure, labels, values, ends, unit=axis, levels=level)
             else:
                 add_note(panel.figure, otherwise)
         return panels

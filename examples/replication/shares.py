@@ -85,7 +85,7 @@ class ShareControlsReport(Report):
         ]
 
     def panels(self) -> "Sequence[Panel]":
-        from bayesgeom.charts.heads import add_profile
+        from bayesgeom.charts.lines import add_estimate
         from bayesgeom.report.panels import Panel
         from bayesgeom.report.theme import label_axes
 
@@ -93,7 +93,7 @@ class ShareControlsReport(Report):
         for at, panel in enumerate(panels):
             own = self.movement[at]
             levels = {ALIKE: own.baseline(ALIKE).value}
-            add_profile(panel.figure, own.value, name=panel.title, band=own.ends, baselines=levels)
+            add_estimate(panel.figure, range(len(own.value)), own, name=panel.title, baselines=levels)
             label_axes(panel.figure, "layer", f"{panel.title} (1: all of the way)")
         return panels
 

@@ -108,22 +108,22 @@ class PassThresholdsReport(Report):
         return list(map(self._headline, order))
 
     def panels(self) -> "Sequence[Panel]":
-        from bayesgeom.charts.heads import add_profile
-        from bayesgeom.interventions.drawing import add_rows
+        from bayesgeom.charts.forest import add_forest
+        from bayesgeom.charts.lines import add_baseline, add_line
         from bayesgeom.report.panels import Panel
         from bayesgeom.report.theme import EXACT, SECOND, label_axes
 
         titles = ("Measured, and the published threshold", "Mean |cosine| by layer", "Attention entropy by layer")
         measured, overlap, entropy = panels = [Panel.blank(title) for title in titles]
         marks = {"threshold": self.threshold}
-        add_rows(measured.figure, self.measures, self.measured, marks, unit="measured (at most 1)", limits=(-1.0, 1.02))
-        level = np.full_like(self.key_overlap, OVERLAP)
-        add_profile(overlap.figure, self.key_overlap, name="keys")
-        add_profile(overlap.figure, self.column_overlap, name="columns of W_K", color=SECOND)
-        add_profile(overlap.figure, level, name="threshold", color=EXACT)
-        overlap.figure.data[-1].mode = "lines"
+        marks |= {f"baseline: {level.name}": level.value for level in self.measured.compared}
+        own, unit, layers = self.measured, "measured (at most 1)", range(len(self.key_overlap))
+        add_forest(measured.figure, self.measures, own.value, own.ends, unit=unit, levels=marks, limits=(-1.0, 1.02))
+        add_baseline(overlap.figure, layers, OVERLAP, name="threshold", color=EXACT)
+        add_line(overlap.figure, layers, self.key_overlap, name="keys")
+        add_line(overlap.figure, layers, self.column_overlap, name="columns of W_K", color=SECOND)
         label_axes(overlap.figure, "layer", "mean |cosine|, heads averaged")
-        add_profile(entropy.figure, self.final_entropy_bits, name="entropy of the last query")
+        add_line(entropy.figure, layers, self.final_entropy_bits, name="entropy of the last query")
         label_axes(entropy.figure, "layer", "attention entropy (bits)")
         return panels
 

@@ -61,7 +61,7 @@ class ValueReadingsReport(Report):
         panels = [Panel.blank(component) for component in self.components]
         for at, panel in enumerate(panels):
             own = self.share[:, at]
-            add_forest(panel.figure, self.readings, own.value, own.ends, unit="share of variance", baseline=None)
+            add_forest(panel.figure, self.readings, own.value, own.ends, unit="share of variance", levels={})
         return panels
 
     def table(self) -> str:

@@ -80,7 +80,8 @@ class WriteReport(Report):
         return headline_of(self, "rank_correlation"), most, headline_of(self, "largest_gap")
 
     def panels(self) -> "Sequence[Panel]":
-        from bayesgeom.charts.heads import add_heads, with_baseline
+        from bayesgeom.charts.heat import add_heat
+        from bayesgeom.charts.lines import with_baseline
         from bayesgeom.report.panels import Panel
 
         level = float(self.strength.baseline(RANDOM).value.mean())
@@ -89,8 +90,8 @@ class WriteReport(Report):
             "KL increase of ablation (baseline: 0)",
         )
         written, increase = panels = [Panel.blank(title) for title in titles]
-        add_heads(written.figure, self.strength.value, unit="‖P W_O z‖", baseline=level)
-        add_heads(increase.figure, self.kl_increase_bits.value, unit="KL increase (bits)", baseline=0.0)
+        add_heat(written.figure, self.strength.value, unit="‖P W_O z‖", baseline=level)
+        add_heat(increase.figure, self.kl_increase_bits.value, unit="KL increase (bits)", baseline=0.0)
         return panels
 
     def table(self) -> str:

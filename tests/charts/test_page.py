@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -13,12 +12,15 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import torch
 
 from bayesgeom import load_report
 from bayesgeom.charts.lines import add_band, add_line, add_reference
 from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.probes.base import planted_run, planted_trials
+from bayesgeom.probes.calibration import Calibration, CalibrationReport
+from bayesgeom.report.page import LETTER, NARROWEST, _asset, _placed, compact, page_of
 from bayesgeom.report.panels import Panel
-from bayesgeom.report.render import _asset, compact, page_of
 from bayesgeom.report.storage import values_of
 from bayesgeom.report.tables import Headline, Level
 from bayesgeom.report.theme import MEASURED, label_axes
@@ -69,27 +71,28 @@ class Reader(HTMLParser):
             self.text.append(data.strip())
 
     def row(self, label: str) -> list[str]:
-        """The cells from one label on."""
-        start = self.text.index(label)
+        """The cells of a table from one label on."""
+        start = self.text.index(label, self.text.index("95 % interval"))
         return self.text[start : start + 6]
 
 
 class LoudReport(PlantedReport):
-    """A plug-in's report with names that are out for trouble, and a figure that may fail."""
+    """A plug-in's report with names that are out for trouble, and a figure that may fail; without steps it is empty."""
 
     def headlines(self) -> Sequence[Headline]:
-        return LINES
+        return LINES if self.steps else [Headline(metric="x", label="x", value=np.nan, verdict="not identified")]
 
     def panels(self) -> Sequence[Panel]:
         if self.is_deep:
             raise RuntimeError("no ink")
-        wide, text = Panel.blank("left <i>", note="Of -3 <numbers>."), Panel.blank("folded", is_folded=True)
+        wide, text = Panel.blank("left <i>", note="Of -3 <numbers>.", height=100), Panel.blank("folded", is_folded=True)
         add_reference(wide.figure, [1, 2], np.ones(2), name="exact")
         add_band(wide.figure, [1, 2], np.zeros(2), np.ones(2), name="95 % interval")
+        wide.figure.data[-1].showlegend = True
         add_line(wide.figure, [2, 3], np.array([0.123456789, np.nan]), name="m </script><script>alert(1)")
         label_axes(wide.figure, "layer", "|correlation| or share of variance (0 to 1; below −1 cut off)")
         text.figure.add_trace(go.Scatter(x=[0], y=[0], mode="text", text=["none"]))
-        return wide, text
+        return (wide, text) if self.steps else (text,)
 
 
 def loud(rng: np.random.Generator, *, is_deep: bool = False) -> LoudReport:
@@ -132,15 +135,17 @@ def test_contents_lead_to_every_section(document: str) -> None:
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
     links = [attributes["href"] for tag, attributes in tags if tag == "a"]
     assert len(ids) == len(set(ids))
-    assert set(links) == {"#answers", "#first", "#planted", "#not-measured", "#provenance"}
+    assert set(links) == {"#first", "#planted", "#not-measured", "#provenance"}
     assert {str(link).removeprefix("#") for link in links} <= set(ids)
+    folded = [own["id"] for tag, own in tags if tag == "details" and own.get("class") == "section"]
+    assert folded == ["first", "planted", "not-measured", "provenance"]
 
 
-def test_the_page_opens_with_the_answer_of_each_report(document: str) -> None:
-    answers = document.split('id="answers"')[1].split("</ul>", maxsplit=1)[0]
-    assert re.findall(r'<li class="(\w+)">', answers) == ["open", "good"]
-    assert "Undecided" in answers.title() and "first &lt;b&gt; 0.25 bits (95 % interval 0.125 … 0.5)" in answers
-    assert document.index('id="answers"') < document.index("<nav") < document.index("<table")
+def test_tiles_hold_the_numbers_of_the_tables(document: str) -> None:
+    tiles = document.split('id="tiles"')[1].split("</section>", maxsplit=1)[0]
+    assert tiles.count('<a class="tile"') == 2 and "<b>0.25 bits</b>" in tiles and "0.125 … 0.5" in tiles
+    assert "flat 2" in tiles and tiles.count("<svg") == 1
+    assert '<td role="cell" class="value">0.25 bits</td>' in document
 
 
 def test_tables_hold_intervals_baselines_and_verdicts_in_color(document: str) -> None:
@@ -162,7 +167,7 @@ def test_panels_are_plots_with_title_note_and_legend(document: str) -> None:
     assert set(drawn) == {"first-1", "first-2", "planted-1"}
     own = drawn["first-1"]
     assert own["data"][-1]["y"] == [0.12346, None] and "title" not in own["layout"]
-    assert len(own["layout"]["yaxis"]["title"]["text"].split("<br>")) == 2, "long titles have two lines"
+    assert len(own["layout"]["yaxis"]["title"]["text"].split("<br>")) == 3, "long titles have several lines"
     assert document.index("Further panels: folded") > document.index('id="first-1"')
     legend = document.split('id="first-1"')[1].split("</ul>", maxsplit=1)[0]
     assert legend.count("<button") == 3 and "stroke-width:7;stroke-opacity:0.3" in legend
@@ -225,4 +230,65 @@ def test_the_bundled_library_is_whole() -> None:
 
 
 def test_a_verdict_has_the_tone_of_its_code() -> None:
-    assert {Verdict.CAUSAL.tone, Verdict("yes").tone} == {"good"} and Verdict.UNDECIDED.tone == "open"
+    assert {Verdict.CAUSAL.tone, Verdict.MATCHES.tone} == {"good"} and {Verdict.YES.tone, Verdict.NO.tone} == {"open"}
+
+
+def calibration(rng: np.random.Generator, *, is_informed: bool) -> CalibrationReport:
+    """That of a predictor which is nearly exact, or is as sharp and knows nothing."""
+    exact = rng.dirichlet(np.full(5, 0.5), size=(67, 3))
+    model = 0.99 * exact + 0.002 if is_informed else np.roll(exact, 1, axis=0)
+    trials = planted_trials(exact, rng.integers(7, size=(67, 3)))
+    return Calibration().measure(planted_run(trials, {}, model=torch.from_numpy(model)))
+
+
+@pytest.mark.parametrize("is_informed", [True, False])
+def test_what_explains_no_inference_is_gray_under_one_line(is_informed: bool, rng: np.random.Generator) -> None:
+    reports = {"planted": planted(rng), "calibration": calibration(rng, is_informed=is_informed)}
+    text = page_of("both", reports, {}, SOURCE)
+    kinds = {
+        own["id"]: own.get("class") for tag, own in Reader(text).tags if tag in ("details", "section") and "id" in own
+    }
+    assert kinds["answer"] == ("good" if is_informed else "bad")
+    assert kinds["planted"] == ("section" if is_informed else "section gray") and kinds["calibration"] == "section"
+    assert text.count('id="gate"') == (not is_informed) and text.count('<a class="tile"') == 1 + is_informed
+    assert text.index('id="calibration"') < text.index('id="planted"')
+    if not is_informed:
+        assert text.index('id="calibration"') < text.index('id="gate"') < text.index('id="planted"')
+
+
+def test_a_gauge_holds_the_exact_level_the_model_and_every_baseline(rng: np.random.Generator) -> None:
+    report = calibration(rng, is_informed=False)
+    text = report.to_html()
+    gauge = text.split('class="gauge"')[1].split("</section>")[0]
+    assert f"this model {report.kl_bits.text()} bits" in gauge and "exact 0" in gauge and "uniform" in gauge
+    assert gauge.count('class="whisker"') == gauge.count('class="model"') == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_labels_of_a_gauge_never_touch(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    levels = {
+        f"level {'x' * int(rng.integers(1, 20))} {at}": float(rng.choice([0.0, 0.99, 1.0, rng.random()]))
+        for at in range(4)
+    }
+    marks = _placed("this model 0.0009", (float(rng.random()), 0.0, 1.0), levels)
+    for width in (NARROWEST, 900.0):
+        for at, one in enumerate(marks):
+            for other in marks[:at]:
+                ends = sorted((own.place / 100 * (width - LETTER * len(own.label)), own.label) for own in (one, other))
+                (left, label), (right, _) = ends
+                assert one.lane != other.lane or left + LETTER * len(label) <= right
+
+
+def test_a_page_opens_with_the_tasks_own_words(rng: np.random.Generator) -> None:
+    words = {"question": "Does {model} <b>count</b>?", "sentence": "Counts.", "is_cut": True}
+    words |= {"example": ["one", "two"], "answers": {"three": 0.9, "four": 0.1, "five": 0.0}}
+    text = page_of("t", {"a": planted(rng), "b": planted(rng)}, {}, {**SOURCE, "task_in_words": words})
+    read = Reader(text)
+    assert "Does <u>tiny</u> <b>count</b>?" in read.text and "Counts." in read.text
+    assert '<span class="token query">two</span>' in text and "three" in read.text and "five" not in read.text
+
+
+def test_sections_without_a_number_are_not_measured(rng: np.random.Generator) -> None:
+    text = page_of("t", {"a": planted(rng), "nothing": replace(loud(rng), steps=0)}, {}, SOURCE)
+    assert 'id="nothing"' not in text and "not identified" in text.split('id="not-measured"')[1].split("</details>")[0]

@@ -4,8 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from bayesgeom.charts.polygon import corners, placed
-from bayesgeom.charts.readout import MAX_CORNERS, add_simplex, belief_colors
+from bayesgeom.charts.simplex import MAX_CORNERS, add_simplex, belief_colors, corners, placed
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.theme import SERIES
 
@@ -22,7 +21,9 @@ def test_points_stand_where_their_shares_put_them(n: int, rng: np.random.Generat
     read = belief + 0.1 * rng.normal(size=belief.shape)
     figure = drawn(read, belief)
     outline, points, names = figure.data
-    np.testing.assert_allclose(np.stack([points.x, points.y], axis=1), placed(read))
+    (left, right), (low, high) = figure.layout.xaxis.range, figure.layout.yaxis.range
+    seen = np.clip(placed(read), [left, low], [right, high])  # what lies far outside is drawn at the edge
+    np.testing.assert_allclose(np.stack([points.x, points.y], axis=1), seen)
     np.testing.assert_allclose(np.stack([outline.x, outline.y], axis=1)[:-1], corners(n))
     assert list(names.text) == [str(i) for i in range(n)]
     assert len(points.marker.color) == 17 and list(points.marker.color) == list(belief_colors(belief))
@@ -53,4 +54,27 @@ def test_many_hypotheses_are_sorted_in_a_heat_map(rng: np.random.Generator) -> N
         np.testing.assert_allclose(exact.z[:, at], [belief[point, own] for own in ranks], atol=1e-3)
         np.testing.assert_allclose(other.z[:, at], [read[point, own] for own in ranks], atol=1e-3)
     assert exact.type == "heatmap" and (exact.zmin, exact.zmax) == (other.zmin, other.zmax) == (0, 1)
-    assert exact.colorbar.title.text == "probability"
+    assert exact.name == "probability" and "(color: probability)" in figures[0].layout.xaxis.title.text
+
+
+@pytest.mark.parametrize("n", [3, 5, 8])
+def test_corners_are_evenly_spaced_on_a_circle_from_the_top(n: int) -> None:
+    found = corners(n)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1)
+    np.testing.assert_allclose(found[0], [0, 1], atol=1e-15)
+    sides = np.linalg.norm(found - np.roll(found, 1, axis=0), axis=1)
+    np.testing.assert_allclose(sides, 2 * np.sin(np.pi / n))
+    assert found[1, 0] > 0, "clockwise"
+
+
+def test_certainty_is_a_corner_and_indifference_the_center() -> None:
+    np.testing.assert_allclose(placed(np.eye(5)), corners(5))
+    np.testing.assert_allclose(placed(np.full((2, 3), 1 / 3)), np.zeros((2, 2)), atol=1e-15)
+    np.testing.assert_allclose(placed(np.array([[0.25, 0.75]])), [[0.5, 0]])
+
+
+def test_a_triangle_holds_each_belief_at_one_place(rng: np.random.Generator) -> None:
+    beliefs = rng.dirichlet(np.ones(3), size=31)
+    with_one = np.concatenate([corners(3), np.ones((3, 1))], axis=1)
+    back = np.concatenate([placed(beliefs), np.ones((31, 1))], axis=1) @ np.linalg.inv(with_one)
+    np.testing.assert_allclose(back, beliefs, atol=1e-12)

@@ -5,21 +5,29 @@ import itertools
 import numpy as np
 import pytest
 
-from bayesgeom.charts.lines import add_band, add_line, add_reference
-from bayesgeom.report.panels import Panel, figure_of, listed
-from bayesgeom.report.render import _asset
+from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_reference
+from bayesgeom.report.page import _asset
+from bayesgeom.report.panels import MOST_LABELS, Panel, _apart, figure_of, listed
 from bayesgeom.report.theme import (
+    ABOVE,
     AXIS,
     BACKGROUNDS,
     BASELINE,
+    BELOW,
     DARK,
     EXACT,
     GRID,
+    INKS,
     LAYERS,
     MEASURED,
+    PAPER,
+    POSITIONS,
     QUANTITIES,
+    SEQUENTIAL,
     SERIES,
+    SHADES,
     at_least,
+    label_axes,
     layer_colors,
     log_axes,
     rgb,
@@ -65,7 +73,7 @@ def test_text_is_readable_on_its_background(is_dark: bool) -> None:
 @pytest.mark.parametrize("is_dark", [False, True])
 def test_lines_and_texts_of_figures_stand_out(is_dark: bool) -> None:
     back = BACKGROUNDS[is_dark]
-    for color in (MEASURED, *SERIES, *LAYERS, *QUANTITIES, BASELINE, EXACT):
+    for color in (MEASURED, *SERIES, *LAYERS, *QUANTITIES, BASELINE, EXACT, *SEQUENTIAL, *POSITIONS):
         shown = DARK[color] if is_dark else color
         assert contrast(shown, back) >= LINE_CONTRAST, color
     for color in (BASELINE, EXACT):
@@ -73,7 +81,8 @@ def test_lines_and_texts_of_figures_stand_out(is_dark: bool) -> None:
 
 
 def test_no_color_means_two_things() -> None:
-    colors = [MEASURED, *SERIES, *LAYERS, *QUANTITIES, BASELINE, EXACT, GRID, AXIS]
+    colors = [MEASURED, *SERIES, *LAYERS, *QUANTITIES, BASELINE, EXACT, GRID, AXIS, PAPER, *INKS]
+    colors += [*SEQUENTIAL, *POSITIONS, *dict.fromkeys(color for _, color in (*SHADES, *ABOVE, *BELOW))]
     assert len(set(colors)) == len(colors) == len(DARK) and len(set(DARK.values())) == len(DARK)
     assert not set(DARK) & set(DARK.values()), "a color that was replaced is not replaced again"
 
@@ -97,29 +106,76 @@ def test_lines_of_one_panel_can_be_told_apart(is_dark: bool) -> None:
         assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(shown, 2)) > least
 
 
-def two_panels() -> list[Panel]:
-    panels = [Panel.blank(title) for title in "abc"]
-    for panel, name in zip(panels, ("model", "model", "other"), strict=True):
-        add_line(panel.figure, [1, 2], np.array([2.0, 3.0]), name=name)
-    add_band(panels[2].figure, [1, 2], np.zeros(2), np.ones(2), name="hidden")
-    panels[2].figure.data[-1].showlegend = False
-    return panels
+def with_lines(n: int, *, end: float = 3.0, height: int = 300) -> Panel:
+    panel = Panel.blank("lines", height=height)
+    for i in range(n):
+        add_line(panel.figure, [1, 2], np.array([2.0 + i, end]), name=f"line {i}", color=SERIES[i % len(SERIES)])
+    add_band(panel.figure, [1, 2], np.zeros(2), np.ones(2), name="band")
+    return panel
 
 
-def test_each_panel_lists_what_it_draws() -> None:
-    assert [listed(panel.figure) for panel in two_panels()] == [{"model": [0]}, {"model": [0]}, {"other": [0]}]
-    figure = figure_of("Whole", two_panels())
-    assert [trace.showlegend for trace in figure.data] == [True, True, True, False]
-    assert len({trace.legend for trace in figure.data[:3]}) == 3, "a legend of its own for each panel"
+def test_lines_have_their_names_at_their_ends_and_no_legend() -> None:
+    panel = with_lines(3)
+    add_baseline(panel.figure, [1, 2], 0.5, name="baseline: uniform")
+    figure = panel.finished()
+    assert listed(figure) == {} and list(listed(panel.figure)) == ["line 0", "line 1", "line 2", "baseline: uniform"]
+    labels = {note.text: note for note in figure.layout.annotations}
+    assert set(labels) == {"line 0", "line 1", "line 2", "uniform"} and labels["uniform"].font.color == BASELINE
+    low, high = figure.layout.yaxis.range
+    assert labels["uniform"].y == pytest.approx((0.5 - low) / (high - low)), "as high as its line ends"
+    assert labels["line 1"].y == pytest.approx((3.0 - low) / (high - low)), "the middle one of three"
+    assert len({note.y for note in labels.values()}) == 4 and figure.layout.margin.r > 16
+    assert len(panel.figure.layout.annotations) == 0, "the panel itself is not changed"
+
+
+def test_many_lines_and_lines_without_room_keep_a_legend_with_dashes() -> None:
+    for panel in (with_lines(MOST_LABELS + 1), with_lines(7, height=140)):
+        for name in ("a", "b"):
+            add_baseline(panel.figure, [1, 2], 0.5, name=name)
+        figure = panel.finished()
+        assert len(listed(figure)) == len(listed(panel.figure)) and not figure.layout.annotations
+        dashes = [trace.line.dash for trace in figure.data if trace.line.color == BASELINE]
+        assert len(set(dashes)) == len(dashes) == 2
+
+
+def test_labels_are_apart_and_move_as_little_as_they_can(rng: np.random.Generator) -> None:
+    wanted, sizes = np.array([100.0, 102.0, 20.0, 104.0]), np.array([16.0, 30.0, 16.0, 16.0])
+    found = _apart(wanted, sizes, 208.0)
+    assert found[2] == 20.0 and found[[0, 1, 3]].mean() == pytest.approx(102.0)
+    assert found[1] - found[0] == pytest.approx(23.0) and found[3] - found[1] == pytest.approx(23.0)
+    for _ in range(20):
+        wanted, sizes = rng.uniform(0, 200, 7), rng.choice([16.0, 30.0], 7)
+        heights, order = _apart(wanted, sizes, 208.0), np.argsort(wanted)
+        gaps = np.diff(heights[order]) - (sizes[order][1:] + sizes[order][:-1]) / 2
+        assert gaps.min() > -1e-9, "no label covers another"
+
+
+def test_hover_names_series_value_with_unit_interval_and_place() -> None:
+    panel = Panel.blank("x")
+    add_line(panel.figure, [0, 1], np.array([0.123456, 2.0]), name="model", band=(np.zeros(2), np.array([1.0, np.nan])))
+    label_axes(panel.figure, "layer", "KL (bits)")
+    line = panel.finished().data[-1]
+    assert line.hovertemplate == "<b>model</b><br>KL (bits): %{y:.4~g}%{customdata}<br>layer: %{x:,}<extra></extra>"
+    assert list(line.customdata) == [" (0 … 1)", ""]
+
+
+def test_joined_panels_keep_labels_beside_their_own_plot() -> None:
+    figure = figure_of("Whole", [with_lines(2), with_lines(2), with_lines(2)])
+    labels = [note for note in figure.layout.annotations if note.text.startswith("line ")]
+    assert [(note.xref, note.yref) for note in labels[::2]] == [
+        ("x domain", "y domain"),
+        ("x2 domain", "y2 domain"),
+        ("x3 domain", "y3 domain"),
+    ]
+    assert not any(trace.showlegend for trace in figure.data)
+    assert figure.layout.xaxis.domain[1] < figure.layout.xaxis2.domain[0] - 0.1, "room for the labels"
 
 
 def test_legends_lie_under_their_panel() -> None:
-    figure = figure_of("Whole", two_panels())
-    tops = {trace.xaxis: figure.layout[trace.legend].y for trace in figure.data[:3]}
+    figure = figure_of("Whole", [with_lines(MOST_LABELS + 1) for _ in range(3)])
+    tops = {trace.xaxis: figure.layout[trace.legend].y for trace in figure.data if trace.showlegend}
     assert tops["x"] == tops["x2"] < figure.layout.yaxis.domain[0] and tops["x"] > figure.layout.yaxis3.domain[1]
-    assert [note.y for note in figure.layout.annotations] == [
-        pytest.approx(figure.layout[axis].domain[1]) for axis in ("yaxis", "yaxis2", "yaxis3")
-    ]
+    assert len({trace.legend for trace in figure.data if trace.showlegend}) >= 3, "a legend of its own for each panel"
 
 
 def test_a_log_axis_ends_where_the_lines_do() -> None:

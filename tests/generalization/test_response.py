@@ -242,7 +242,7 @@ def test_reports_are_saved_and_drawn(tmp_path: Path) -> None:
     assert "Evidence response" in (tmp_path / "page.html").read_text()
     drawn = {trace.name: trace for trace in found.panels()[0].figure.data}
     np.testing.assert_array_equal(drawn["model"].y, found.slope.value)
-    np.testing.assert_array_equal(drawn[f"level: {LEVEL_NAME}"].y, found.slope.baseline(LEVEL_NAME).value)
+    np.testing.assert_array_equal(drawn[f"baseline: {LEVEL_NAME}"].y, found.slope.baseline(LEVEL_NAME).value)
     np.testing.assert_array_equal(drawn[MIXED].y, found.predictor_slopes[found.predictors.index(MIXED)])
     assert found.verdict_at(8) == found.verdicts[found.ages.index("8")]
     with pytest.raises(InvalidArgument, match=r"age 10 was not measured; there are 0, 1, 2, 4, 8"):

@@ -5,15 +5,17 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import final
 
 import pytest
 import torch
 from torch import Tensor
+from transformer_lens.hook_points import HookPoint
 
 from bayesgeom.core import run as s
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.run import ModelSpec, Site
-from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.adapters.hooked import POINTS, HookedModel
 from bayesgeom.models.adapters.proof import (
     Functions,
     Passage,
@@ -227,11 +229,12 @@ def test_withheld_sites_are_refused_with_the_reason() -> None:
     module = lively()
     module.blocks[1].attn.hook_v.add_hook(lambda value, hook: 1.5 * value)
     upstream = HookedModel(module).withheld.keys()
-    assert upstream == {s.W_V}, "an edit upstream of the site is what the model does, but W_V alone no longer gives v"
+    assert s.W_V in upstream, "W_V alone no longer gives v"
+    assert not {s.V, s.Z, s.RESID_POST} & upstream, "an edit upstream of the site is what the model does"
     module.blocks[1].hook_mlp_out.register_forward_hook(lambda m, i, o: 1.5 * o)
     module.blocks[1].hook_mlp_out.forward = lambda value: value
     module.blocks[1].register_forward_hook(lambda m, i, o: o + 1)
-    assert HookedModel(module).withheld.keys() == upstream
+    assert not {s.MLP_OUT, s.RESID_POST} & HookedModel(module).withheld.keys()
     module.blocks[0].forward = lambda resid: resid + module.blocks[0].hook_attn_out(resid)
     model = HookedModel(module, name="planted")
     assert s.RESID_POST not in model.sites
@@ -241,6 +244,22 @@ def test_withheld_sites_are_refused_with_the_reason() -> None:
         match=r"probe 'p' requires site 'resid_post', which planted does not provide \(met 0 times in layer 0",
     ):
         model.require((s.RESID_POST,), by="probe 'p'")
+
+
+@final
+class Deaf(HookPoint):
+    """A hook point that ignores what its hooks return."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        super().__call__(x)
+        return x
+
+
+@pytest.mark.parametrize("site", [site for site in EXPOSED if not site.is_static], ids=lambda site: site.name)
+def test_a_site_whose_edits_have_no_effect_is_withheld(site: Site) -> None:
+    module = lively(replace(SIZES, positions="rotary"))
+    module.set_submodule(f"blocks.0.{POINTS[site][0]}", Deaf())
+    assert site in HookedModel(module).withheld
 
 
 def test_a_module_that_breaks_an_identity_is_not_believed() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformer_lens.utilities import get_act_name
 
 from bayesgeom.core import run as s
 from bayesgeom.core.errors import HookFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
@@ -60,12 +61,11 @@ def test_every_site_is_what_transformer_lens_caches_there(positions: str) -> Non
     run = model.run([trials], record=model.sites, n_recorded=5)
     assert set(run.recorded) == model.sites == set(s.ALL_SITES) - {s.STATE}
     for site in model.sites - STATIC:
-        name = site.name if site.name.startswith(("resid", "attn_out", "mlp")) else f"attn.{site.name}"
+        name = site.name
         if site in (s.Q_ROT, s.K_ROT):
-            name = f"attn.rot_{site.name[0]}" if positions == "rotary" else f"attn.{site.name[0]}"
-        point = "attn.hook_" + name.removeprefix("attn.") if name.startswith("attn.") else f"hook_{name}"
+            name = f"rot_{name[0]}" if positions == "rotary" else name[0]
         for layer in range(2):
-            cached = cache[f"blocks.{layer}.{point}"]
+            cached = cache[get_act_name(name, layer)]
             kept = next((i for i, axis in enumerate(site.axes) if axis in ("pos", "query_pos")), None)
             expected = cached if kept is None else scored_rows(trials, cached, kept)
             torch.testing.assert_close(run.at(site)[layer], expected, atol=1e-5, rtol=1e-5, msg=f"{site.name} {layer}")

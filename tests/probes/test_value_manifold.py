@@ -9,12 +9,11 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from bayesgeom.charts.manifold import LEAST_SHARE
 from bayesgeom.core.run import ATTN_OUT, RESID_POST, Run, V, Z
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes import value_manifold
 from bayesgeom.probes.base import planted_run
-from bayesgeom.probes.value_manifold import SHUFFLE, STANDARDIZED, ValueManifold, ValueManifoldReport
+from bayesgeom.probes.value_manifold import LEAST_SHARE, SHUFFLE, STANDARDIZED, ValueManifold, ValueManifoldReport
 from bayesgeom.report.estimate import UNTRAINED, Estimate, codes_of
 from bayesgeom.report.storage import parts_of
 from bayesgeom.report.tables import records_of
@@ -267,14 +266,14 @@ def test_the_figure_draws_clouds_curves_and_baselines() -> None:
     names = [trace.name for trace in figure.data]
     shares = [report.curve_share.value[report.sites.index(site), -1] for site in report.shown_sites]
     n_curves = sum(share >= LEAST_SHARE for share in shares)
-    assert names.count("position") == 4 and names.count("smooth curve in entropy") == n_curves
-    for label in ("untrained networks", "shuffle within position"):  # one for the legend, and one for each line
-        assert names.count(f"baseline: {label} (in the line's color)") == 1 + 4
-    colors = [trace.marker.color for trace in figure.data if trace.name == "position"]
-    np.testing.assert_array_equal(colors[0], report.shown_entropy_bits)
+    assert names.count("scored position") == 4 and names.count("smooth curve in entropy") == n_curves
+    for label in ("untrained networks", "shuffle within position"):
+        assert sum(name.startswith(f"baseline: {label}, ") for name in names) == 4, "one for each line"
+    colors = [trace.marker.color for trace in figure.data if trace.name == "scored position"]
+    np.testing.assert_allclose(colors[0], report.shown_entropy_bits, atol=1e-4)
     np.testing.assert_array_equal(colors[1], report.shown_position + 1, "counted from 1")
-    bars = [trace.marker.colorbar.title.text for trace in figure.data if trace.name == "position"]
-    assert bars[:2] == ["entropy (bits)", "scored<br>position"]
+    bars = [trace.marker.colorbar.title.text for trace in figure.data if trace.name == "scored position"]
+    assert bars[:2] == ["exact entropy (bits)", "scored position"]
     assert set(colors[1]) == set(range(1, run.trials.n_scored + 1))
     for axis in ("xaxis", "yaxis"):
         for panel in ("", "2", "3", "4", "5", "6"):

@@ -18,7 +18,7 @@ from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.probes.calibration import CalibrationReport
-from bayesgeom.report import render, storage
+from bayesgeom.report import page, storage
 from bayesgeom.report.diagnosis import Diagnosis, load_report, report_kinds
 from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.storage import check_target, parts_of
@@ -173,8 +173,8 @@ def test_checking_a_target_leaves_nothing(tmp_path: Path) -> None:
 
 FAILURES = {
     "arrays": (safetensors.numpy, "save_file", SafetensorError("I/O error: No space left on device")),
-    "page": (render, "page_of", OSError(28, "No space left on device")),
-    "interrupted": (render, "page_of", KeyboardInterrupt()),
+    "page": (page, "page_of", OSError(28, "No space left on device")),
+    "interrupted": (page, "page_of", KeyboardInterrupt()),
 }
 
 

@@ -18,7 +18,7 @@ from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report import diagnosis as module
 from bayesgeom.report.diagnosis import Diagnosis, load_report
-from bayesgeom.report.render import NOTES, ROWS, interval_cell, summary
+from bayesgeom.report.render import NOTES, ROWS, interval_cell, opening_of, summary
 from bayesgeom.report.report import with_provenance
 from bayesgeom.report.storage import write_run
 from bayesgeom.report.tables import Headline, Level
@@ -133,7 +133,7 @@ def test_a_diagnosis_without_reports_still_prints(diagnosis: Diagnosis) -> None:
 def test_a_report_made_by_hand_needs_no_provenance(rng: np.random.Generator, tmp_path: Path) -> None:
     own = Diagnosis.of(planted(rng))
     assert repr(own) == "Diagnosis(Planted: is it?: planted)" and str(planted(rng)).startswith("Planted: is it?\n")
-    assert planted(rng).provenance == {} and "<h1>Planted: is it?</h1>" in own.to_html()
+    assert planted(rng).provenance == {} and "<h1>Is it?</h1>" in own.to_html()
 
 
 def test_a_report_as_a_dictionary_is_strict_json(report: PlantedReport) -> None:
@@ -323,7 +323,7 @@ def test_each_row_has_its_verdict_interval_and_baseline() -> None:
     level = Level(name="random subspaces", value=1.0, bound="≤ ", mean=0.9)
     ruled = Headline(metric="b", label="share", value=0.25, low=0.0, high=0.5, levels=(level,), verdict="causal")
     plain = Headline(metric="c", label="tokens", value=3.0)
-    table = summary("title", judged, [("", judged), ("", ruled), ("", plain)], (), "").splitlines()
+    table = summary("title", opening_of(judged), {"": [("", judged), ("", ruled), ("", plain)]}, (), "").splitlines()
     assert table[:2] == ["title", "undecided: KL 0.5"]
     assert [" ".join(row.split()) for row in table[4:]] == [
         "KL 0.5 – (heavy tail) – undecided",

@@ -13,6 +13,7 @@ from bayesgeom.stats.behavior import (
     answer_log_probabilities,
     are_finite,
     behavior,
+    position_kl_bits,
     predicted_behavior,
     whole_entropy_bits,
 )
@@ -161,3 +162,10 @@ def test_a_single_logit_that_is_no_number_is_found(value: float) -> None:
         logits[1, 4, 1_008] = value
         assert are_finite(logits).tolist() == [True, False, True]
         assert whole_entropy_bits(logits).isfinite().all(-1).tolist() == [True, False, True]
+
+
+def test_position_alone_is_the_mutual_information_of_many_sequences(rng: np.random.Generator) -> None:
+    exact = np.eye(4)[rng.integers(4, size=(20_000, 3))]  # certain, and different at every position
+    assert position_kl_bits(exact).mean() == pytest.approx(2.0, abs=0.01)
+    same = np.broadcast_to(rng.dirichlet(np.ones(4), size=3), (50, 3, 4))
+    np.testing.assert_allclose(position_kl_bits(same), 0, atol=1e-12)

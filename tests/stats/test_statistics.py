@@ -112,6 +112,22 @@ def test_unequal_denominators_leave_a_ratio_positive(rng: np.random.Generator) -
     assert (plain.lo < 0).sum() > 20 and (own.lo > 0).all() and (own.lo < top.sum(axis=0) / bottom.sum(axis=0)).all()
 
 
+def test_arrival_is_the_stage_from_which_the_ratio_stays_low(rng: np.random.Generator) -> None:
+    reference = rng.uniform(0.9, 1.1, size=83)
+    falls, returns = (0.5, 0.2, 0.05, 0.01), (0.5, 0.01, 0.5, 0.01)
+    never, hardly = (0.5, 0.2, 0.2, 0.2), (0.5, 0.2, 0.2, 0.098)
+
+    def found(shares: tuple[float, ...], spread: float = 0.02) -> tuple[float, tuple[float, float]]:
+        noise = rng.uniform(1 - spread, 1 + spread, size=(83, 4))
+        kl = noise / noise.mean(axis=0) * reference[:, None] * np.array(shares)
+        return statistics.arrival(kl, reference, seed=0)
+
+    assert found(falls) == (2, (2, 2)) and found(returns) == (3, (3, 3))
+    assert np.isnan(found(never)[0]) and np.isnan(found(never)[1]).all()
+    assert found(hardly, spread=1e-4) == (3, (3, 3)) and found(hardly, spread=0.4)[1] == (3, 4)
+    assert np.isnan(statistics.arrival(np.ones((83, 4)), np.zeros(83), seed=0)[0])
+
+
 def test_a_seed_decides_the_interval(rng: np.random.Generator) -> None:
     values = rng.normal(size=(31, 3))
     first, again, other = (tuple(mean_interval(values, seed=seed)) for seed in (1, 1, 2))

@@ -13,17 +13,13 @@ from tests.structure.test_layers import _unit, face, imported
 # The command line is how users reach a function: what it alone imports is offered to them, and is not a part of it.
 FACES = {"cli", "commands", "", "__main__"}
 ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
-    "charts.calibration": "probes",
-    "charts.cells": "generalization",
-    "charts.film": "dynamics",
-    "charts.manifold": "probes",
-    "charts.maps": "dynamics",
-    "charts.readout": "probes",
+    "charts.lens": "probes",
+    "charts.simplex": "probes",
     "probes.key_overlap": "ablations",
     "stats.bounds": "report",
 }
 OFFERED = ("ablations", "monitor", "subspaces", "tasks")  # users reach what these folders offer under their names
-SHARED_NAMES = {"Context", "Profile"}  # to be emptied, too
+SHARED_NAMES = {"Context"}  # to be emptied, too
 
 
 def users(sources: tuple[Source, ...]) -> Mapping[str, set[str]]:

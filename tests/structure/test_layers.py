@@ -20,7 +20,7 @@ EDGES = 164  # pairs of units of which one imports the other: half of the 328 be
 # Folders of plug-ins, and in each the modules that every plug-in may import.
 SHARED = {
     "tasks": {"base", "cost", "markov"},
-    "charts": {"lines", "polygon"},
+    "charts": {"lines", "heat"},
     "probes": {"base", "belief_report", "key_report"},
 }
 # A probe receives a finished run: it never touches a model, and what takes a second pass is no probe.

@@ -23,7 +23,7 @@ from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.config import ModelConfig, architectures, config_from_dict
 from bayesgeom.models.resolve import of_module
 from bayesgeom.report.diagnosis import Diagnosis
-from bayesgeom.report.render import page_of
+from bayesgeom.report.page import page_of
 from bayesgeom.subspaces.fits import fit_from_text
 from bayesgeom.tasks.base import task_from_text
 from bayesgeom.tasks.bijection import Bijection

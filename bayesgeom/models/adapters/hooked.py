@@ -15,7 +15,7 @@ has already run.
 import inspect
 import math
 from abc import ABC
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -32,6 +32,7 @@ from bayesgeom.core import (
     ATTN_OUT,
     K_ROT,
     MLP_OUT,
+    MLP_POST,
     NORM_WEIGHT,
     PATTERN,
     Q_ROT,
@@ -60,7 +61,7 @@ from bayesgeom.core import (
     structure_of,
     untrained,
 )
-from bayesgeom.models.adapters.proof import Functions, examined, perturbed_pass, sentinel_trials
+from bayesgeom.models.adapters.proof import Claim, Functions, Side, examined, perturbed_pass, sentinel_trials
 from bayesgeom.models.base import Model, Reattachable, Replayer
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.lstm import LSTM
@@ -78,6 +79,7 @@ POINTS: Mapping[Site, tuple[str, ...]] = {
     RESID_POST: ("hook_resid_post",),
     ATTN_OUT: ("hook_attn_out",),
     MLP_OUT: ("hook_mlp_out",),
+    MLP_POST: ("mlp.hook_post",),
     Q: ("attn.hook_q",),
     K: ("attn.hook_k",),
     Q_ROT: ("attn.hook_rot_q", "attn.hook_q"),  # without rotation the scores use q and k themselves
@@ -215,7 +217,7 @@ class HookedModel(_NativeModel):
         functions = Functions(mid_given=given.get)
         if self._is_readable:
             functions = replace(functions, written=self._attn_out, projected=self._projected, pattern=self._pattern)
-        broken, _ = examined(passages, functions, self.spec, trials.tokens.shape[1])
+        broken, _ = examined(passages, functions, self.spec, trials.tokens.shape[1], equations=self._equations)
         if TOKEN_KEYS in broken:  # k is not this norm times W_K
             broken |= dict.fromkeys((W_K, W_K_GRAM), broken[TOKEN_KEYS])
         absent = {site: "not every block has its hook point" for site in POINTS if site not in self._points}
@@ -232,6 +234,11 @@ class HookedModel(_NativeModel):
 
     def _attn_out(self, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "batch pos d_model"]:
         return rearrange(z, "b p h d -> b p (h d)") @ self._attention(layer).W_O.weight.T
+
+    def _equations(self, arrived: Side, left: Side, layer: int) -> Iterator[Claim]:
+        if {MLP_POST, MLP_OUT} <= arrived.keys():
+            out = self._transformer.get_submodule(f"blocks.{layer}.mlp.W_out")(left[MLP_POST])
+            yield Claim("W_out mlp_post + b = mlp_out", (MLP_POST,), arrived[MLP_OUT], out)
 
     def _pattern(
         self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos head d_head"], layer: int
@@ -327,16 +334,17 @@ class ResidualModel(_NativeModel):
         trials, module = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device), self._module
         places = product(self._points, range(self.spec.n_layers))
         passages = perturbed_pass(module, lambda: module(trials.tokens), self.point, places)
-        functions = Functions(once=(self._points[-1], self._written))
-        return examined(passages, functions, self.spec, trials.tokens.shape[1])[0]
+        n_pos = trials.tokens.shape[1]
+        return examined(passages, Functions(), self.spec, n_pos, equations=self._equations)[0]
 
-    def _written(
-        self, resid: Float[Tensor, "batch pos d_model"], site: Float[Tensor, "batch pos width"], layer: int
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """The block's update of the stream, given its input and the value of its site."""
-        block = self._module.blocks[layer]
-        written: Tensor = block.mixer.written(block.norm(resid), site) if isinstance(block, MambaBlock) else site
-        return written
+    def _equations(self, arrived: Side, left: Side, layer: int) -> Iterator[Claim]:
+        """The block's update of the stream, which follows from its input and its site."""
+        site, block = self._points[-1], self._module.blocks[layer]
+        if {RESID_PRE, site, RESID_POST} <= arrived.keys():
+            resid, value = left[RESID_PRE], left[site]
+            update = block.mixer.written(block.norm(resid), value) if isinstance(block, MambaBlock) else value
+            equation = f"resid_pre + update by {site.name} = resid_post"
+            yield Claim(equation, (RESID_PRE, site, RESID_POST), arrived[RESID_POST], resid + update)
 
 
 def of_native(module: nn.Module, *, name: str | None = None, **known: Any) -> Model | None:

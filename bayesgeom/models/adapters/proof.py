@@ -15,7 +15,7 @@ checked is withheld, too. q and k are withheld together with q_rot and k_rot.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
 import torch
 from einops import einsum, repeat
@@ -145,6 +145,12 @@ def perturbed_pass(
     return passages
 
 
+def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shaped[Tensor, "..."] | None:
+    """Return the input of a part: its first argument, or `hidden_states`."""
+    given = args[0] if args else kwargs.get("hidden_states")
+    return given if isinstance(given, Tensor) else None
+
+
 def per_query_head(x: Float[Tensor, "b kv p d"], n_heads: int) -> Float[Tensor, "b h p d"]:
     """Return grouped keys or values, repeated for the query heads that share them."""
     return x if x.shape[1] == n_heads else repeat(x, "b kv p d -> b (kv group) p d", group=n_heads // x.shape[1])
@@ -157,6 +163,7 @@ _RESIDUAL = (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST)
 _STANDS_WITH = ((Q, Q_ROT), (K, K_ROT), (TOKEN_KEYS, K), (W_K, K), (W_K_GRAM, K), (W_V, V), (W_O, Z))
 
 Passages = Mapping[tuple[Site, int], Passage]
+Side = Mapping[Site, Tensor]  # what arrived at the hook points of a layer, or what left them
 
 
 @final
@@ -171,7 +178,6 @@ class Functions:
         pattern: Maps rotated q and k to the pattern, including mask and bias.
         mid_given: Returns the input of the part that reads resid_mid.
         turned: Maps q or k to its rotation before a norm; None if no norm follows the rotation.
-        once: The only site that writes, and the map from resid_pre and that site to the update.
     """
 
     written: Callable[[Tensor, int], Tensor | None] | None = None
@@ -180,7 +186,6 @@ class Functions:
     pattern: Callable[[Tensor, Tensor, int], Tensor] | None = None
     mid_given: Callable[[int], Tensor | None] = lambda _layer: None
     turned: Callable[[Site, Tensor, int], Tensor | None] = lambda _site, _x, _layer: None
-    once: tuple[Site, Callable[[Tensor, Tensor, int], Tensor]] | None = None
 
 
 @final
@@ -201,11 +206,27 @@ class Claim:
         return float((left - right).abs().max() / right.abs().max().clamp_min(1e-12))
 
 
+Equations = Callable[[Side, Side, int], Iterable[Claim]]  # of what arrived at a layer's sites, and what left them
+
+
 @torch.no_grad()
 def examined(
-    passages: Passages, functions: Functions, spec: ModelSpec, n_pos: int
+    passages: Passages,
+    functions: Functions,
+    spec: ModelSpec,
+    n_pos: int,
+    *,
+    equations: Equations = lambda _arrived, _left, _layer: (),
 ) -> tuple[dict[Site, str], dict[Site, float]]:
     """Check every equation in every layer.
+
+    Args:
+        passages: Inputs and outputs of every hook point in one pass.
+        functions: The model's functions between the sites that most architectures share.
+        spec: Sizes of the model.
+        n_pos: Length of the sequences.
+        equations: Further equations of this architecture: of the activations that arrived at a layer's hook points and
+            those that left them.
 
     Returns:
         The reason for each site that failed, and the largest equation error of each site.
@@ -215,7 +236,7 @@ def examined(
     stored = {place: passage for place, passage in passages.items() if place[0] not in broken}
     verified = {(site, layer) for site in (RESID_PRE, RESID_POST) for layer in range(spec.n_layers)}
     for layer in range(spec.n_layers):
-        for claim in _claims(stored, functions, layer):
+        for claim in _claims(stored, functions, equations, layer):
             error = claim.error()
             verified |= {(site, layer) for site in claim.sites}
             errors |= {site: max(error, errors.get(site, 0.0)) for site in claim.sites}
@@ -235,7 +256,9 @@ def _misplaced(passages: Passages, spec: ModelSpec, n_pos: int) -> Iterator[tupl
     for (site, layer), passage in passages.items():
         if len(passage.arrived) != 1:
             yield site, f"met {len(passage.arrived)} times in layer {layer}"
-        elif (shape := tuple(passage.arrived[0].shape))[1:] != _widths(site, spec, n_pos):
+        elif (shape := tuple(passage.arrived[0].shape))[1:] != tuple(
+            spec.sizes_at(site).get(axis, n_pos) for axis in site.axes[1:]
+        ):
             yield site, f"shape {shape} in layer {layer}, not {' '.join(site.axes)}"
 
 
@@ -244,17 +267,7 @@ def tolerance_of(dtype: str) -> float:
     return max(TOLERANCE, 8 * torch.finfo(getattr(torch, dtype)).eps)
 
 
-def _widths(site: Site, spec: ModelSpec, n_pos: int) -> tuple[int, ...]:
-    width = spec.d_of_value if site in (V, Z) else spec.d_head
-    known = {"d_model": spec.d_model, "head": spec.n_heads, "kv_head": spec.n_kv_heads, "d_head": width}
-    known |= {"d_state": spec.d_state} if spec.d_state else {}
-    return tuple(known.get(axis, n_pos) for axis in site.axes[1:])
-
-
-Side = Mapping[Site, Tensor]
-
-
-def _claims(stored: Passages, functions: Functions, layer: int) -> Iterator[Claim]:
+def _claims(stored: Passages, functions: Functions, equations: Equations, layer: int) -> Iterator[Claim]:
     """The equations of one layer whose sites there are."""
     arrived = {site: passage.arrived[0] for (site, at), passage in stored.items() if at == layer}
     left = {site: stored[site, layer].left[0] for site in arrived}
@@ -265,6 +278,7 @@ def _claims(stored: Passages, functions: Functions, layer: int) -> Iterator[Clai
         factor = (after.double().to(before.device) * before.double()).sum() / before.double().square().sum()
         yield Claim("resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor * before)
     yield from _attention_claims(arrived, left, functions, layer)
+    yield from equations(arrived, left, layer)
 
 
 def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[Claim]:
@@ -276,11 +290,6 @@ def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int
             yield Claim("resid_pre + attn_out = resid_mid", (*_RESIDUAL, RESID_MID), arrived[RESID_MID], middle)
             middle = left[RESID_MID]
         yield Claim(SUM, _RESIDUAL, arrived[RESID_POST], middle.to(left[MLP_OUT].device) + left[MLP_OUT])
-    if functions.once is not None and has({RESID_PRE, functions.once[0], RESID_POST}):
-        site, update = functions.once
-        total = left[RESID_PRE] + update(left[RESID_PRE], left[site], layer)
-        equation = f"resid_pre + update by {site.name} = resid_post"
-        yield Claim(equation, (RESID_PRE, site, RESID_POST), arrived[RESID_POST], total)
     if has({RESID_MID}):
         given, mid = functions.mid_given(layer), left[RESID_MID]
         right = torch.full_like(mid, torch.nan) if given is None else given.reshape(mid.shape)

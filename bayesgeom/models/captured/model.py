@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import (
     ALL_SITES,
+    LOGIT_LENS,
     PATTERN,
     BayesGeomError,
     CheckpointFault,
@@ -62,7 +63,7 @@ MASKS = "masks"  # in the file of static sites: what the attention of each layer
 SCHEMA = 4  # 3: a hash over the manifest itself; 4: masks of attention
 _HASH = "hash"
 _MOST_SHARDS, _MOST_LAYERS = 10_000_000, 100_000
-_SITES = {site.name: site for site in ALL_SITES}
+_SITES = {site.name: site for site in (*ALL_SITES, LOGIT_LENS)}
 
 
 @final
@@ -358,7 +359,7 @@ class CapturedModel(Model):
         self._layers = self.manifest.sites | self.manifest.static_sites
         self.partial_sites = {site: own for site, own in self._layers.items() if own != every}
         missing = "not captured; capture it, too"
-        self.withheld = dict.fromkeys((site for site in ALL_SITES if self._layers.get(site) != every), missing)
+        self.withheld = dict.fromkeys((site for site in _SITES.values() if self._layers.get(site) != every), missing)
 
     @property
     def sites(self) -> frozenset[Site]:

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core import Hook, InvalidArgument, K, Q, Site, V, hooked
+from bayesgeom.models.adapters.proof import first_input
 from bayesgeom.models.huggingface.attention import Handed
 
 Layout = Literal["own", "stacked", "grouped", "sharded"]
@@ -284,12 +285,6 @@ def _watching(block: nn.Module) -> Iterator[Watched]:
     hooks = [Hook(part=part, call=keeping(path), with_kwargs=True) for path, part in block.named_modules()]
     with hooked(block, hooks, by="this model", times=None):
         yield seen
-
-
-def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shaped[Tensor, "..."] | None:
-    """Return the input of a part: its first argument, or `hidden_states`."""
-    given = args[0] if args else kwargs.get("hidden_states")
-    return given if isinstance(given, Tensor) else None
 
 
 def is_close(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -> bool:

@@ -55,6 +55,7 @@ from bayesgeom.models.adapters.proof import (
     Passages,
     Taps,
     examined,
+    first_input,
     perturbed_pass,
     sentinel_trials,
     tolerance_of,
@@ -67,7 +68,6 @@ from bayesgeom.models.huggingface.anatomy import (
     anatomy_of,
     attention_of,
     blocks_of,
-    first_input,
     is_close,
     turned_of,
 )

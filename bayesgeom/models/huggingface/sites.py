@@ -19,7 +19,6 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core import (
-    ALL_SITES,
     ATTN_OUT,
     K_ROT,
     MLP_OUT,
@@ -29,7 +28,6 @@ from bayesgeom.core import (
     RESID_MID,
     RESID_POST,
     RESID_PRE,
-    STATE,
     TOKEN_EMBEDDINGS,
     TOKEN_INPUTS,
     TOKEN_KEYS,
@@ -45,8 +43,8 @@ from bayesgeom.core import (
     Z,
     hooked,
 )
-from bayesgeom.models.adapters.proof import SUM, Taps
-from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_input, is_close
+from bayesgeom.models.adapters.proof import SUM, Taps, first_input
+from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, is_close
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
 
 if TYPE_CHECKING:
@@ -55,6 +53,8 @@ if TYPE_CHECKING:
 
 By = Literal["interface", "functions", "modules"]  # where a model's attention is reached
 _INTERFACE = (Q_ROT, K_ROT, PATTERN)
+_STATIC = (TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_K, W_K_GRAM, W_V, W_O)
+SITES = (RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, Q, Q_ROT, K, K_ROT, V, Z, PATTERN, *_STATIC)
 
 
 @final
@@ -77,7 +77,7 @@ class SiteHooks:
         self.layers: dict[Site, tuple[int, ...]] = {}
         self.absent: dict[Site, str] = {}
         absent = [_absent_in(parts, route) for parts in anatomy.parts]
-        for site in (own for own in ALL_SITES if own != STATE):
+        for site in SITES:
             layers = tuple(layer for layer, reasons in enumerate(absent) if site not in reasons)
             if layers:
                 self.layers[site] = layers

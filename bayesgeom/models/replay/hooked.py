@@ -32,9 +32,8 @@ from bayesgeom.core import (
     keeping,
     site_hook,
 )
-from bayesgeom.models.adapters.proof import sentinel_trials
+from bayesgeom.models.adapters.proof import first_input, sentinel_trials
 from bayesgeom.models.base import STAGES, BaselinePass, Model, Variant, entry, hooked_sites
-from bayesgeom.models.huggingface.anatomy import first_input
 
 
 @final

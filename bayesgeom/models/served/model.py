@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import (
     ALL_SITES,
+    LOGIT_LENS,
     InvalidArgument,
     ModelSpec,
     NoCopy,
@@ -58,7 +59,7 @@ class ServedModel(Model):
             device="cpu",
             weights_hash=f"not known, served at {client.url}",
         )
-        self.withheld = dict.fromkeys(ALL_SITES, "a server gives predictions only")
+        self.withheld = dict.fromkeys((*ALL_SITES, LOGIT_LENS), "a server gives predictions only")
         self._texts = _Texts(tokenizer)
         self._replies: dict[str | tuple[int, ...], list[Listed]] = {}  # kept, so that a later call can continue
         self._as_ids: bool | None = None  # prompts are sent as token ids if the server accepts them

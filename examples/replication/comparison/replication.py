@@ -99,7 +99,7 @@ class ReplicationReport(Report):
         for panel, (rows, mean, label) in zip(panels[2:], scored, strict=True):
             low, high = (np.append(*ends) for ends in zip(rows.ends, mean.ends, strict=True))
             values = np.append(rows.value, mean.value)
-            add_forest(panel.figure, labels, values, (low, high), unit=f"{label} (bits)", baseline=None)
+            add_forest(panel.figure, labels, values, (low, high), unit=f"{label} (bits)", levels={})
             panel.figure.update_xaxes(rangemode="tozero")  # a difference of 1e-5 bits is no split between seeds
         return panels
 

@@ -161,10 +161,10 @@ class ComparisonReport(Report):
         return [index for index, (task, gap) in rows if task in TRANSPORT_TASKS and gap >= TRANSPORT_BITS]
 
     def panels(self) -> "Sequence[Panel]":
-        from bayesgeom.charts.cells import add_cells
         from bayesgeom.charts.forest import add_forest
+        from bayesgeom.charts.heat import add_heat
         from bayesgeom.report.panels import Panel
-        from bayesgeom.report.theme import BASELINE, label_axes
+        from bayesgeom.report.theme import BASELINE
 
         untestable = [
             task for task, outcome in zip(self.task_of, self.verdicts, strict=True) if outcome == NOT_TESTABLE
@@ -176,15 +176,16 @@ class ComparisonReport(Report):
         levels = ((0.0, CONTEXT_FREE), (LIMITED, "limited"), (REALIZED, "realized"))
         named = ", ".join(f"{name} {level:g}" for level, name in levels)  # on the lines, the names would cover rows
         title = "Share of the gap closed (context-free predictor: 0)"
-        shares = Panel.blank(title, height=80 * len(self.tasks) + 60, is_wide=True)
+        shares = Panel.blank(title, is_wide=True, note="–: not trained" * bool(np.isnan(self.share_by_task()).any()))
         title = f"Every trained model (dotted lines: {named})"
-        models = Panel.blank(title, height=28 * len(self.checkpoints) + 60, is_wide=True)
-        add_cells(shares.figure, self.share_by_task(), rows, self.architectures, absent="not<br>trained")
-        label_axes(shares.figure, "architecture", "")  # a title would lie on the names of the tasks
+        models = Panel.blank(title, is_wide=True)
+        axes, names = ("architecture", ""), (rows, self.architectures)  # a title of y would lie on the tasks' names
+        own, limits = self.share_by_task(), (0.0, 1.0)
+        add_heat(shares.figure, own, unit="share closed", baseline=0.0, names=names, axes=axes, limits=limits)
         low, high = self.share_closed.ends
         shown = np.maximum(self.share_closed.value, -0.25)  # a model may be worse than that predictor by any amount
         add_forest(
-            models.figure, self.checkpoints, shown, (np.maximum(low, -0.25), high), unit="share closed", baseline=None
+            models.figure, self.checkpoints, shown, (np.maximum(low, -0.25), high), unit="share closed", levels={}
         )
         for level, _ in levels:
             models.figure.add_vline(x=level, line={"color": BASELINE, "dash": "dot", "width": 1})

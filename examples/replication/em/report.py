@@ -314,7 +314,7 @@ def em_panels(
         panels.append(Panel.blank(title, height=380))
         reached = zip(conditions, np.isfinite(speed.value), strict=True)
         labels = [name if is_reached else f"{name} (not reached)" for name, is_reached in reached]
-        add_forest(panels[-1].figure, labels, speed.value, speed.ends, unit="speed-up (times)", baseline=1.0)
+        add_forest(panels[-1].figure, labels, speed.value, speed.ends, unit="speed-up (times)", levels=1.0)
         panels[-1].figure.update_traces(showlegend=False)
     return panels
 

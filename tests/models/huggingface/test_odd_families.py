@@ -15,6 +15,7 @@ from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.huggingface.sites import SITES
 from bayesgeom.models.resolve import load
 from bayesgeom.subspaces.base import InterventionSite, Sample
 from bayesgeom.tasks.bijection import Bijection
@@ -24,7 +25,7 @@ from tests.probes.test_streamed import assert_alike
 
 HEADS = {s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN}
 SUMS = {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID, s.MLP_OUT, s.RESID_POST}
-EVERY = frozenset(s.ALL_SITES) - {s.STATE}
+EVERY = frozenset(SITES)
 _OLMO: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 6,

@@ -14,11 +14,12 @@ from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
+from bayesgeom.models.huggingface.sites import SITES
 from bayesgeom.models.resolve import load
 from tests.families import ATTENTION, D_VOCAB, N_LAYERS, OTHERS, RECURRENT, Family, by_hand, each
 
 ATOL = 1e-5
-_ALL = frozenset(site.name for site in s.ALL_SITES) - {"state"}
+_ALL = frozenset(site.name for site in SITES)
 
 
 def text(n: int = 5, n_pos: int = 11, seed: int = 0) -> Trials:

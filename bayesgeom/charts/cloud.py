@@ -1,4 +1,7 @@
-"""An animation of a cloud over training: one frame per step, with a slider and a play button that work offline."""
+"""Clouds of points in a plane, colored by a number, and their animation over training.
+
+An animation has one frame per step, with a slider and a play button that work offline.
+"""
 
 from collections.abc import Sequence
 
@@ -10,6 +13,31 @@ from bayesgeom.report import SEQUENTIAL, Panel, label_axes
 
 _FRAME_MS = 350
 _DIGITS = 4  # decimals of a coordinate: more would only make the page larger
+
+
+def add_cloud(
+    figure: go.Figure,
+    x: Float[np.ndarray, " point"],
+    y: Float[np.ndarray, " point"],
+    color: Float[np.ndarray, " point"],
+    *,
+    colored_by: str,
+    scale: Sequence[str] = SEQUENTIAL,
+) -> None:
+    """Add points, colored by a number that is told on hover."""
+    bar = {"title": {"text": colored_by, "side": "right"}, "thickness": 11, "outlinewidth": 0, "nticks": 5}
+    marker = {"size": 5.5, "opacity": 0.8, "color": np.round(color, _DIGITS), "colorscale": scale, "colorbar": bar}
+    figure.add_trace(
+        go.Scatter(
+            x=np.round(x.astype(float), _DIGITS),
+            y=np.round(y.astype(float), _DIGITS),
+            mode="markers",
+            showlegend=False,
+            name="scored position",
+            marker=marker,
+            hovertemplate=f"{colored_by}: %{{marker.color:.3~g}}<extra></extra>",
+        )
+    )
 
 
 def film_panel(
@@ -24,23 +52,7 @@ def film_panel(
     panel = Panel.blank("Last snapshot; ▶ plays the training", is_wide=True)
     figure = panel.figure
     drawn = [np.round(own.astype(float), _DIGITS) for own in points]
-    figure.add_trace(
-        go.Scatter(
-            x=drawn[-1][:, 0],
-            y=drawn[-1][:, 1],
-            mode="markers",
-            showlegend=False,
-            name="scored position",
-            marker={
-                "size": 6,
-                "opacity": 0.8,
-                "color": np.round(color, _DIGITS),
-                "colorscale": SEQUENTIAL,
-                "colorbar": {"title": colored_by, "thickness": 14},
-            },
-            hovertemplate=f"%{{marker.color:.3f}}<extra>{colored_by}</extra>",
-        ),
-    )
+    add_cloud(figure, drawn[-1][:, 0], drawn[-1][:, 1], color, colored_by=colored_by)
     figure.frames = [
         go.Frame(name=step, data=[go.Scatter(x=own[:, 0], y=own[:, 1])], traces=[0])
         for step, own in zip(steps, drawn, strict=True)
@@ -50,7 +62,7 @@ def film_panel(
     figure.update_xaxes(range=[-reach[0], reach[0]])
     figure.update_yaxes(range=[-reach[1], reach[1]])
     margin = {"l": 70, "r": 30, "t": 10, "b": 150}
-    figure.update_layout(sliders=[_slider(steps)], updatemenus=[_buttons()], margin=margin, height=720)
+    figure.update_layout(sliders=[_slider(steps)], updatemenus=[_buttons()], margin=margin, height=600)
     return panel
 
 

@@ -1,0 +1,291 @@
+"""What the viewer shows: a few sequences, with the exact posterior beside the model's predictions and its insides.
+
+Types are as small as they can honestly be: float32 for probabilities of the model and exact ones, float16 for those of
+the lens and of the model without a head, bytes for attention. `payload` packs them for the page.
+"""
+
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped, UInt8
+from safetensors.numpy import save
+from torch import Tensor
+
+from bayesgeom.ablations import Ablation, Component, every_head
+from bayesgeom.ablations.engine import edited_logits, position_means, references
+from bayesgeom.core import LOGIT_LENS, NO_LABEL, PATTERN, InvalidArgument, Run, Trials, Z, decoded_text
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.base import Model
+from bayesgeom.models.captured.model import CapturedModel
+from bayesgeom.models.resolve import ModelLike, as_model
+from bayesgeom.models.served.model import ServedModel
+from bayesgeom.report import Coordinate, Report, Unit
+from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
+from bayesgeom.tasks.base import WindTunnel, derived_seed, task_from_config
+
+if TYPE_CHECKING:
+    from anywidget import AnyWidget
+
+    from bayesgeom.report import Headline, Panel
+
+N_SHOWN = 8  # sequences
+N_MEANS = 64  # sequences whose mean replaces a head's output
+MOST_BYTES = 3_000_000  # of attention: fewer sequences, then fewer positions, where there are many heads and tokens
+_MEANS = 5  # branch of the seed
+_MODE = "mean"
+Without = Callable[[int, Sequence[tuple[int, int]]], tuple[np.ndarray, np.ndarray]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class InsideReport(Report):
+    """A few sequences as the viewer shows them: tokens, predictions, attention, the lens, and the effect of each head.
+
+    It holds no estimate, so it has no rows in tables and no figures: pages and `Diagnosis.view` show it.
+
+    Fields: `texts` are the tokens of every sequence, "" after its end; `scored` the indices of the scored positions.
+    `exact_probs` and `model_probs` are over the answers, renormalized. `attention` are the weights of every head at the
+    scored positions, 255 is 1. `lens_probs` are what the logit lens reads of the stream before each layer.
+    `edited_probs` and `edited_kl_bits` are those of the model without one head, whose output is replaced by its mean
+    over 64 other sequences at the same position. Where the model does not give the numbers, an axis has length 0.
+    """
+
+    name: ClassVar[str] = "inside"
+    title: ClassVar[str] = "Look inside"
+
+    texts: Annotated[tuple[str, ...], "sequence token"]
+    ids: Annotated[Int[np.ndarray, "sequence token"], Unit("id of a token")]
+    scored: Annotated[Int[np.ndarray, "sequence place"], Unit("index of a token")]
+    answers: tuple[str, ...]
+    answer_ids: Annotated[Int[np.ndarray, " answer"], Unit("id of a token"), Coordinate()]
+    exact_probs: Annotated[Float[np.ndarray, "sequence place answer"], Unit("1")]
+    model_probs: Annotated[Float[np.ndarray, "sequence place answer"], Unit("1")]
+    exact_entropy_bits: Annotated[Float[np.ndarray, "sequence place"], Unit("bits")]
+    model_entropy_bits: Annotated[Float[np.ndarray, "sequence place"], Unit("bits")]
+    kl_bits: Annotated[Float[np.ndarray, "sequence place"], Unit("bits")]
+    attention: Annotated[UInt8[np.ndarray, "sequence attended_layer attended_head place token"], Unit("1/255")]
+    lens_probs: Annotated[Float[np.ndarray, "sequence lens_stage place answer"], Unit("1")]
+    edited_probs: Annotated[Float[np.ndarray, "sequence edited_layer edited_head place answer"], Unit("1")]
+    edited_kl_bits: Annotated[Float[np.ndarray, "sequence edited_layer edited_head place"], Unit("bits")]
+
+    def headlines(self) -> "Sequence[Headline]":
+        return ()
+
+    def panels(self) -> "Sequence[Panel]":
+        return ()
+
+    def payload(self) -> bytes:
+        """Return the data of the viewer: a safetensors file compressed by gzip; its metadata holds the texts."""
+        arrays = {name: np.ascontiguousarray(own) for name, own in vars(self).items() if isinstance(own, np.ndarray)}
+        n_tokens = arrays.pop("ids").shape[1]
+        del arrays["answer_ids"]
+        rows = [self.texts[start : start + n_tokens] for start in range(0, len(self.texts), n_tokens)]
+        about = {
+            "answers": self.answers,
+            "tokens": [_without_padding(row) for row in rows],
+            "mode": _MODE,
+        }
+        return gzip.compress(save(arrays, {"about": json.dumps(about)}), compresslevel=9, mtime=0)
+
+    def view(self, model: ModelLike | None = None) -> "AnyWidget":
+        """Return the viewer as a widget for notebooks.
+
+        Args:
+            model: The diagnosed model, which then runs without any heads that are switched off. Default: single heads
+                as they are stored.
+
+        Raises:
+            InvalidArgument: The package anywidget is not installed, or the model is another one or has no heads.
+        """
+        try:
+            from anywidget import AnyWidget
+            from traitlets import Bool, Bytes
+        except ImportError as error:
+            raise InvalidArgument(f"view() needs {error.name}: pip install 'bayesgeom[notebook]'.") from error
+
+        @final
+        class Widget(AnyWidget):
+            """The viewer; made here, because anywidget is an extra."""
+
+            _esm = files("bayesgeom.report").joinpath("assets", "viewer.js").read_text(encoding="utf-8")
+            data = Bytes().tag(sync=True)
+            runs = Bool().tag(sync=True)
+
+        without = None if model is None else self._without(as_model(model))
+        widget = Widget(data=self.payload(), runs=without is not None)
+        if without is not None:
+
+            def reply(_: object, message: Mapping[str, Any], __: object) -> None:
+                found = without(int(message["sequence"]), [(int(layer), int(head)) for layer, head in message["heads"]])
+                shapes = [list(own.shape) for own in found]
+                widget.send({"id": message["id"], "shapes": shapes}, [own.tobytes() for own in found])
+
+            widget.on_msg(reply)
+        return widget
+
+    def _without(self, model: Model) -> "Without":
+        """Return a function of a sequence and heads: probabilities and KL, in float32, without these heads."""
+        stored = self.provenance.get("model", {})
+        if model.spec.weights_hash != stored.get("weights_hash"):
+            raise InvalidArgument(
+                f"view() runs the diagnosed model, {stored.get('name')}; got {model.spec.name} with other weights."
+            )
+        model.require((Z,), by="switching heads off in view()", layers=model.layers_of(Z))
+        task = task_from_config(self.provenance["task"])
+        ablation = HeadAblation(model, task, seed=self.provenance["arguments"]["seed"])
+        trials = self._trials(model.spec.device)
+
+        def without(
+            sequence: int, heads: Sequence[tuple[int, int]]
+        ) -> tuple[Float[np.ndarray, "place answer"], Float[np.ndarray, " place"]]:
+            own = trials.rows(slice(sequence, sequence + 1))
+            off = Ablation(tuple(Component(layer, "head", head) for layer, head in heads))
+            log_answers = ablation.log_answers(own, [off])[0]
+            kl = kl_bits(own.at_scored(own.predictive), log_answers)
+            return _array(log_answers[0].exp(), np.float32), _array(kl[0], np.float32)
+
+        return without
+
+    def _trials(self, device: str) -> Trials:
+        """Return the sequences, as they were scored."""
+        ids, at = (torch.from_numpy(own.astype(np.int64)).to(device) for own in (self.ids, self.scored))
+        exact = torch.from_numpy(self.exact_probs.astype(np.float64)).to(device)
+        where = at[..., None].expand_as(exact)
+        predictive = exact.new_zeros(*ids.shape, exact.shape[-1]).scatter(1, where, exact)
+        return Trials(
+            tokens=ids,
+            scored=torch.zeros_like(ids, dtype=torch.bool).scatter(1, at, value=True),
+            answers=torch.from_numpy(self.answer_ids.astype(np.int64)).to(device),
+            predictive=predictive,
+            belief=predictive,
+            labels=torch.full_like(ids, NO_LABEL),
+            token_sets={},
+            relations={},
+        )
+
+
+def _without_padding(texts: Sequence[str]) -> Sequence[str]:
+    return texts[: max(at for at, text in enumerate(texts, start=1) if text)]
+
+
+def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int) -> InsideReport:
+    """Return what the viewer shows of the first sequences of a run.
+
+    Args:
+        model: The model. A captured or served one gives what the run holds.
+        task: The task, which names tokens and answers, and whose sequences give the means.
+        run: A run of this model on the task, which has an exact posterior. Sites that it did not record are recorded in
+            a pass over the few sequences.
+        seed: Seed of the diagnosis.
+    """
+    shown = _shown(model, run)
+    trials, labels = shown.trials, task.token_labels()
+    exact, model_probs = trials.at_scored(trials.predictive), shown.log_answers.exp()
+    n_answers = len(trials.answers)
+    edited = torch.zeros(len(trials), 0, 0, trials.n_scored, n_answers)
+    edited_kl = edited[..., 0]
+    if isinstance(model, HookedModel) and model.layers_of(Z):
+        log_edited = HeadAblation(model, task, seed=seed).log_answers(trials, every_head(model))
+        by_head = (len(trials), -1, model.spec.n_heads, trials.n_scored)
+        edited = log_edited.exp().transpose(0, 1).reshape(*by_head, n_answers)
+        edited_kl = kl_bits(exact, log_edited).transpose(0, 1).reshape(by_head)
+    return InsideReport(
+        n=len(trials),
+        texts=_texts(model, trials, labels),
+        ids=_array(trials.tokens, np.int32),
+        scored=_array(trials.scored_positions(), np.int32),
+        answers=tuple(_name(model, labels, own) for own in trials.answers.tolist()),
+        answer_ids=_array(trials.answers, np.int32),
+        exact_probs=_array(exact, np.float32),
+        model_probs=_array(model_probs, np.float32),
+        exact_entropy_bits=_array(entropy_bits(exact), np.float32),
+        model_entropy_bits=_array(entropy_bits(model_probs), np.float32),
+        kl_bits=_array(kl_bits(exact, shown.log_answers), np.float32),
+        attention=_attention(shown),
+        lens_probs=_lens(shown),
+        edited_probs=_array(edited, np.float16),
+        edited_kl_bits=_array(edited_kl, np.float32),
+    )
+
+
+def _array(values: Shaped[Tensor, "..."], dtype: type[np.generic]) -> Shaped[np.ndarray, "..."]:
+    return np.ascontiguousarray(values.cpu().numpy().astype(dtype))
+
+
+def _shown(model: Model, run: Run) -> Run:
+    """Return the run of the sequences to show, with patterns and the logit lens where the model gives them."""
+    n_pos, sites = run.trials.tokens.shape[1], [own for own in (PATTERN, LOGIT_LENS) if model.layers_of(own)]
+    of_place = max(1, len(model.layers_of(PATTERN)) * model.spec.n_heads * n_pos)
+    n = max(1, min(N_SHOWN, len(run.trials), MOST_BYTES // (of_place * run.trials.n_scored)))
+    n_places = max(1, min(run.trials.n_scored, MOST_BYTES // of_place))
+    is_all = n_places == run.trials.n_scored
+    if isinstance(model, CapturedModel | ServedModel) or (is_all and all(site in run.recorded for site in sites)):
+        recorded = {site: run.recorded[site][:, :n] for site in sites if site in run.recorded and is_all}
+        return replace(run, trials=run.trials.rows(slice(0, n)), log_answers=run.log_answers[:n], recorded=recorded)
+    trials = run.trials.rows(slice(0, n))
+    is_last = trials.scored.flip(1).cumsum(1).flip(1) <= n_places
+    return model.run([replace(trials, scored=trials.scored & is_last)], record=sites, n_recorded=n)
+
+
+def _attention(shown: Run) -> UInt8[np.ndarray, "sequence attended_layer attended_head place token"]:
+    """Return the patterns in bytes; 0 in layers without attention."""
+    trials, spec = shown.trials, shown.spec
+    n_layers, n_heads = (spec.n_layers, spec.n_heads) if PATTERN in shown.recorded else (0, 0)
+    found = np.zeros((len(trials), n_layers, n_heads, trials.n_scored, trials.tokens.shape[1]), np.uint8)
+    if PATTERN in shown.recorded:
+        layers = list(shown.layers.get(PATTERN, range(n_layers)))
+        found[:, layers] = _array((255 * shown.at(PATTERN)).round().transpose(0, 1), np.uint8)
+    return found
+
+
+def _lens(shown: Run) -> Float[np.ndarray, "sequence lens_stage place answer"]:
+    """Return what the logit lens reads of the stream before each layer; nothing where some layers are not recorded."""
+    if LOGIT_LENS not in shown.recorded or LOGIT_LENS in shown.layers:
+        return np.zeros((len(shown.trials), 0, *shown.log_answers.shape[1:]), np.float16)
+    return _array(shown.at(LOGIT_LENS).exp().transpose(0, 1), np.float16)
+
+
+@final
+class HeadAblation:
+    """Runs a few sequences without some heads, whose output is replaced by its mean over the task's sequences."""
+
+    @torch.no_grad()
+    def __init__(self, model: Model, task: WindTunnel, *, seed: int) -> None:
+        self._replayer = model.replayer()
+        blocks = task.stream(N_MEANS, seed=derived_seed(seed, _MEANS), device=model.spec.device)
+        places = {(Z, layer) for layer in model.layers_of(Z)}
+        self._means = position_means(self._replayer, blocks, model.spec, places, N_MEANS)
+
+    @torch.no_grad()
+    def log_answers(
+        self, trials: Trials, variants: Sequence[Ablation]
+    ) -> Float[Tensor, "variant batch query_pos answer"]:
+        """Return the natural log of the answers' probabilities without the heads of each variant."""
+        edits = [own.edits(_MODE) for own in variants]
+        reference, found = references(self._replayer, trials, trials, edits, self._means), dict[int, Tensor]()
+        for chosen, logits in edited_logits(self._replayer, reference.baseline, edits, reference):
+            for index, own in zip(chosen, logits, strict=True):
+                found[index] = answer_log_probabilities(own, trials)[0]
+        return torch.stack([found[index] for index in range(len(variants))])
+
+
+def _texts(model: Model, trials: Trials, labels: Sequence[str]) -> tuple[str, ...]:
+    """Return a text for every token; "" after the last scored position."""
+    rows = zip(trials.tokens.tolist(), trials.is_read().tolist(), strict=True)
+    return tuple(
+        _name(model, labels, token) if is_read else ""
+        for row, read in rows
+        for token, is_read in zip(row, read, strict=True)
+    )
+
+
+def _name(model: Model, labels: Sequence[str], token: int) -> str:
+    """Return the task's name of an id, or else the tokenizer's."""
+    label = labels[token]
+    return decoded_text(model.tokenizer, [token]) or label if model.tokenizer and label == f"#{token}" else label

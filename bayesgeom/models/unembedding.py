@@ -1,0 +1,235 @@
+"""What a model does after its last block, found by what its parts compute: the logit lens applies it to every layer.
+
+No family is named. One pass perturbs the last residual, and the modules that run after it are recorded. The path back
+from the logits is then followed: a soft cap, a scale, the output matrix, and the parts between it and the residual.
+The path is used only if it gives the logits of that pass; so the lens of the last layer is the model's own output.
+
+References:
+    nostalgebraist 2020, "interpreting GPT: the logit lens".
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from bayesgeom.core import RESID_POST, Hook, ModelSpec, Site, Trials, evaluating, hooked, site_hook
+from bayesgeom.models.adapters.proof import NOISE, first_input, sentinel_trials, tolerance_of
+
+_LONGEST = 4  # parts between the last block and the output matrix
+_ROUNDING = 1e-3  # of a factor of many bfloat16 numbers
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Unembedding:
+    """The final norm, the output matrix, and the scale and the cap of the logits.
+
+    Attributes:
+        parts: Modules that the residual passes, the final norm among them.
+        factors: Factor of the residual, and of the output of each part.
+        matrix: The output matrix; None if `output` must be called.
+        bias: Its bias, if it has one.
+        output: The module that computes logits with weights that are not plain, such as quantized ones.
+        scale: Factor of the logits.
+        soft_cap: c in c · tanh(logits / c). None: no cap.
+    """
+
+    parts: tuple[nn.Module, ...]
+    factors: tuple[float, ...]
+    matrix: Float[Tensor, "d_vocab d_model"] | None
+    bias: Float[Tensor, " d_vocab"] | None
+    output: nn.Module | None
+    scale: float
+    soft_cap: float | None
+
+    def logits(
+        self, resid: Float[Tensor, "*batch d_model"], ids: Int64[Tensor, " answer"] | None = None
+    ) -> Float[Tensor, "*batch answer"]:
+        """Return the logits of these ids that a residual after the last block would give.
+
+        Args:
+            resid: Residuals, of any layer.
+            ids: Token ids. Default: all.
+        """
+        x = resid * self.factors[0] if self.factors[0] != 1 else resid
+        for part, factor in zip(self.parts, self.factors[1:], strict=True):
+            x = part.forward(x)  # without hooks: these belong to the model's own pass
+            x = x * factor if factor != 1 else x
+        if self.matrix is None:
+            assert self.output is not None, "it has a matrix or a module"
+            every: Tensor = self.output.forward(x)
+            logits = every if ids is None else every[..., ids.to(every.device)]
+        else:
+            rows = slice(None) if ids is None else ids.to(self.matrix.device)
+            bias = None if self.bias is None else self.bias[rows]
+            logits = nn.functional.linear(x.to(self.matrix), self.matrix[rows], bias)
+        logits = logits * self.scale if self.scale != 1 else logits
+        return logits if self.soft_cap is None else self.soft_cap * (logits / self.soft_cap).tanh()
+
+    def log_answers(
+        self, resid: Float[Tensor, "*batch d_model"], answers: Int64[Tensor, " answer"]
+    ) -> Float[Tensor, "*batch answer"]:
+        """Return the natural-log probabilities of the answers, renormalized over them, in float64."""
+        return self.logits(resid, answers).double().log_softmax(dim=-1)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    part: nn.Module
+    given: Tensor
+    gave: Tensor
+
+
+@torch.no_grad()
+def unembedding_of(
+    module: nn.Module,
+    logits: Callable[[Trials], Float[Tensor, "batch query_pos d_vocab"]],
+    point: Callable[[Site, int], nn.Module],
+    spec: ModelSpec,
+) -> Unembedding | None:
+    """Find what a model does after its last block, in one pass on a few tokens.
+
+    Args:
+        module: The whole model, whose lock is held.
+        logits: Runs a pass.
+        point: Returns the module of a site and layer; that of the last resid_post is read and edited.
+        spec: The sizes of the model.
+
+    Returns:
+        The first path from the last residual that gives the logits; None if there is none.
+    """
+    place, calls, resids = (RESID_POST, spec.n_layers - 1), list[_Call](), list[Tensor]()
+    began_after = dict[nn.Module, bool]()  # the last block; what began before holds blocks itself
+    generator = torch.Generator().manual_seed(0)
+
+    def perturb(output: Tensor) -> Tensor:
+        # Other lengths at other positions, so that a norm cannot be mistaken for a constant factor.
+        lengths = torch.linspace(0.5, 1.5, output.shape[1])[:, None].to(output)
+        noise = torch.randn(output.shape, generator=generator).to(output)
+        resids.append(lengths * (output + NOISE * output.float().std().to(output) * noise))
+        return resids[-1].clone()  # a model may modify it in place
+
+    def begin(part: nn.Module, _args: object) -> None:
+        began_after[part] = bool(resids)
+
+    def keep(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+        given, gave = first_input(args, kwargs), output[0] if isinstance(output, tuple | list) and output else output
+        if not began_after.get(part) or given is None or not given.is_floating_point() or not isinstance(gave, Tensor):
+            return
+        n, n_pos = resids[0].shape[:2]
+        if given.shape[0] == n * n_pos == gave.shape[0]:
+            given, gave = (x.reshape(n, n_pos, -1) for x in (given, gave))
+        elif given.shape[:2] == (n_pos, n) == gave.shape[:2]:
+            given, gave = given.transpose(0, 1), gave.transpose(0, 1)
+        calls.append(_Call(part=part, given=given.clone(), gave=gave.clone()))
+
+    hooks = [Hook(part=part, call=begin, kind="pre") for part in module.modules()]
+    hooks += [Hook(part=part, call=keep, with_kwargs=True) for part in module.modules()]
+    with (
+        evaluating(module),
+        hooked(module, hooks, by=spec.name, times=None),
+        hooked(module, [site_hook(place, point(*place), perturb)], by=spec.name),
+    ):
+        found = logits(sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device))
+    tolerance = tolerance_of(spec.dtype)
+    fitting = (own for own in _candidates(module, calls, resids[0], found, tolerance))
+    return next((own for own in fitting if _error(own.logits(resids[0]), found) <= tolerance), None)
+
+
+def _candidates(
+    module: nn.Module, calls: Sequence[_Call], resid: Tensor, logits: Tensor, tolerance: float
+) -> Iterator[Unembedding]:
+    """Yield paths from the residual to the logits; which of them are right is not known yet."""
+    for entered, matrix, bias, output in _outputs(module, calls, resid, logits.shape[-1]):
+        path = _path(calls, resid, entered, tolerance)
+        for cap in (*_soft_caps(module), None) if path is not None else ():
+            assert path is not None, "else there is no cap to try"
+            whole = Unembedding(
+                parts=tuple(part for part, _ in path[1:] if part is not None),
+                factors=tuple(factor for _, factor in path),
+                matrix=matrix,
+                bias=bias,
+                output=output,
+                scale=1.0,
+                soft_cap=None,
+            )
+            uncapped = logits if cap is None else cap * (logits / cap).clamp(-1 + 1e-6, 1 - 1e-6).atanh()
+            yield replace(whole, scale=_factor(uncapped, whole.logits(resid)), soft_cap=cap)
+
+
+def _outputs(
+    module: nn.Module, calls: Sequence[_Call], resid: Tensor, n_ids: int
+) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None, nn.Module | None]]:
+    """Yield what may enter the output matrix, the matrix with its bias, or else the module that must be called."""
+    wide = [call for call in reversed(calls) if call.gave.shape[-1] == n_ids]
+    for call in wide:
+        own = dict(call.part.named_parameters(recurse=False))
+        matrix, bias = own.get("weight"), own.get("bias")
+        if matrix is not None and matrix.shape == (n_ids, call.given.shape[-1]) and matrix.is_floating_point():
+            yield call.given, matrix, bias, None
+    for call in wide:  # quantized, or with an adapter
+        yield call.given, None, None, call.part
+    for matrix in (own for own in module.parameters() if not wide and own.ndim == 2 and len(own) == n_ids):
+        for entered in (*(call.gave for call in reversed(calls)), resid):  # a table that is used twice is no module
+            if entered.shape[-1] == matrix.shape[1]:
+                yield entered, matrix, None, None
+
+
+def _path(
+    calls: Sequence[_Call], resid: Tensor, entered: Tensor, tolerance: float
+) -> list[tuple[nn.Module | None, float]] | None:
+    """Return the modules from the residual to what enters the output matrix, each with the factor of its output."""
+    steps, target = list[tuple[nn.Module | None, float]](), entered
+
+    def factor_from(x: Tensor) -> float | None:
+        if x.shape != target.shape:
+            return None
+        factor = _factor(target, x)
+        return factor if _error(factor * x, target) <= tolerance else None
+
+    while len(steps) <= _LONGEST:
+        if (factor := factor_from(resid)) is not None:
+            return [(None, factor), *reversed(steps)]
+        # The outermost module that gave it, and did more than pass it on.
+        each = ((call, factor_from(call.gave)) for call in reversed(calls) if factor_from(call.given) is None)
+        call, factor = next((own for own in each if own[1] is not None), (None, None))
+        if call is None or factor is None:
+            return None
+        steps.append((call.part, factor))
+        target = call.given
+    return None
+
+
+def _soft_caps(module: nn.Module) -> list[float]:
+    """Return the caps of logits that a config states; small logits do not show them."""
+    match module:
+        case object(config=object(get_text_config=text)):
+            stated = vars(text(decoder=True))
+        case object(cfg=config):
+            stated = vars(config)
+        case _:
+            return []
+    named = (own for name, own in stated.items() if re.search(r"logit.*soft_?cap", name) and "attn" not in name)
+    return [float(own) for own in named if isinstance(own, int | float) and own > 0]
+
+
+def _factor(a: Tensor, b: Tensor) -> float:
+    """Return c with the least error of a = c · b; 1 if it is near 1, as rounding makes it."""
+    x, y = a.double().cpu().flatten(), b.double().cpu().flatten()
+    factor = float((x * y).sum() / y.square().sum().clamp_min(1e-30))
+    return 1.0 if abs(factor - 1) <= _ROUNDING else factor
+
+
+def _error(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference relative to b's largest entry; infinite if it is no number."""
+    if a.shape != b.shape:
+        return math.inf
+    error = float((a.double().cpu() - b.double().cpu()).abs().max() / b.double().abs().max().clamp_min(1e-12))
+    return error if error == error else math.inf

@@ -1,0 +1,192 @@
+"""Posterior lens: at which layer is the posterior there?
+
+The logit lens applies a model's own final norm and output matrix to the residual stream before each layer. What it
+reads is a predictor of the answer, scored like the model: KL(exact ‖ lens) and entropy error, in bits. The lens after
+the last layer is the model itself. Nothing is fitted.
+
+References:
+    nostalgebraist 2020, "interpreting GPT: the logit lens".
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ClassVar, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from bayesgeom.core import LOGIT_LENS, Run, Verdict
+from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
+from bayesgeom.report import (
+    Baseline,
+    Estimate,
+    Headline,
+    NonNegative,
+    Panel,
+    Report,
+    Unit,
+    headline_of,
+    mean_estimate,
+)
+from bayesgeom.stats import arrival, entropy_bits, kl_bits, position_kl_bits
+
+EMBEDDING, EXACT = "embedding", "exact"
+UNIFORM, POSITION = "uniform", "position alone"
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PosteriorLensReport(Report):
+    """The model's own final norm and output matrix read a distribution of the answers from every layer.
+
+    It is scored like a model: 0 bits is the exact posterior, and the last point is the model itself. The posterior
+    *arrives* at the first layer from which the KL stays below a tenth of that of the stronger context-free predictor:
+    the uniform one, or the average posterior at each position. The lens reads only what already lies as the output
+    matrix expects it. A layer may hold more, which a fitted lens shows, and a value near a baseline does not mean that
+    the layer knows nothing.
+
+    Fields: what the logit lens reads from the residual stream, by `stages`: the embedding, then after each layer.
+
+    `kl_bits` is KL(exact ‖ lens) and `entropy_mae_bits` the mean |H lens − H exact|, over sequences and positions.
+    `arrival` is the number of layers after which the posterior is there: 0 in the embedding, NaN if it never is. An
+    upper end above the number of layers means that it may never be. `sources` are the exact predictive and the stages.
+    `example` holds their answer probabilities in one sequence, at the scored position `example_position` (from 1).
+    """
+
+    name: ClassVar[str] = "posterior_lens"
+    title: ClassVar[str] = "Posterior by layer"
+
+    kl_bits: Annotated[Estimate, NonNegative("stage", unit="bits", better="lower", label="KL(exact ‖ logit lens)")]
+    entropy_mae_bits: Annotated[
+        Estimate, NonNegative("stage", unit="bits", better="lower", label="entropy error of the logit lens")
+    ]
+    arrival: Annotated[Estimate, NonNegative(unit="layers", label="layers until the posterior is there")]
+    kl_bits_by_position: Annotated[Float[np.ndarray, "stage position"], Unit("bits")]
+    entropy_bits_by_position: Annotated[Float[np.ndarray, "source position"], Unit("bits")]
+    example: Annotated[Float[np.ndarray, "source answer"], Unit("1")]
+    example_position: int
+    stages: tuple[str, ...]
+    sources: tuple[str, ...]
+    n: int
+
+    @property
+    def threshold_bits(self) -> float:
+        """A tenth of the KL of the stronger context-free predictor."""
+        return min(float(self.kl_bits.baseline(name).value[0]) for name in (UNIFORM, POSITION)) / 10
+
+    def headlines(self) -> Sequence[Headline]:
+        is_there, before_last = not np.isnan(self.arrival.value), len(self.stages) - 2
+        return (
+            headline_of(self, "arrival", verdict="" if is_there else str(Verdict.NOT_REACHED)),
+            *(
+                headline_of(self, "kl_bits", (at,), f"KL(exact ‖ logit lens), {self.stages[at]}", verdict="")
+                for at in dict.fromkeys((0, before_last))
+            ),
+        )
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.lens import lens_panels
+
+        return lens_panels(
+            kl=self.kl_bits,
+            arrival=float(self.arrival),
+            threshold=self.threshold_bits,
+            entropies=self.entropy_bits_by_position,
+            example=self.example,
+            example_position=self.example_position,
+            stages=self.stages,
+        )
+
+
+@final
+@dataclass(frozen=True)
+class PosteriorLens(Probe[PosteriorLensReport]):
+    """Score what the logit lens reads before each layer, and the model's own output after the last one."""
+
+    name: ClassVar[str] = "posterior_lens"
+    needs: ClassVar[Needs] = Needs(sites=(LOGIT_LENS,), posterior=True)
+
+    def measure(self, run: Run, untrained: Sequence[PosteriorLensReport] = ()) -> PosteriorLensReport:
+        exact = run.trials.at_scored(run.trials.predictive)
+        read = [*run.at(LOGIT_LENS), run.log_answers]
+        kl = _of_stages([kl_bits(exact, own.double()) for own in read])
+        entropies = _of_stages([entropy_bits(own) for own in (exact, *map(_exp, read))])
+        errors = np.abs(entropies[:, 1:] - entropies[:, :1])
+        exactly = exact.double().cpu().numpy()
+        by_position = position_kl_bits(exactly)
+        flat = np.log2(exact.shape[-1]) - entropies[:, 0].mean(axis=1)
+        levels = {UNIFORM: flat.mean(), POSITION: by_position.mean()}
+        for name, own in run.baseline_behaviors.items():
+            levels.setdefault(name.replace("_", " "), own.kl_bits[: len(exactly)].mean(dtype=np.float64))
+        baselines = [Baseline.of("baseline", name, max(0.0, float(level))) for name, level in levels.items()]
+        estimate = partial(mean_estimate, seed=run.seed, bounds=(0.0, np.inf))
+        reference = flat if levels[UNIFORM] <= levels[POSITION] else by_position
+        whole = Baseline.of("baseline", "all layers", len(read) - 1)
+        middle, stages = exact.shape[1] // 2, (EMBEDDING, *(f"layer {layer}" for layer in range(len(read) - 1)))
+        report = PosteriorLensReport(
+            kl_bits=estimate(kl.mean(axis=2), baselines=baselines),
+            entropy_mae_bits=estimate(errors.mean(axis=2)),
+            arrival=Estimate.of(*arrival(kl.mean(axis=2), reference, seed=run.seed), n=len(exactly), baselines=[whole]),
+            kl_bits_by_position=kl.mean(axis=0),
+            entropy_bits_by_position=entropies.mean(axis=0),
+            example=torch.stack([exact[0, middle], *(_exp(own)[0, middle] for own in read)]).cpu().numpy(),
+            example_position=middle + 1,
+            stages=stages,
+            sources=(EXACT, *stages),
+            n=len(exactly),
+        )
+        return with_untrained(report, untrained, "kl_bits", "entropy_mae_bits")
+
+    def controls(self) -> Iterator[Control[PosteriorLensReport]]:
+        rng = np.random.default_rng(0)
+        exact = rng.dirichlet(np.full(5, 0.3), size=(61, 3))
+        trials = planted_trials(exact, rng.integers(7, size=(61, 3)))
+        flat, other = np.full_like(exact, 0.2), exact[rng.permutation(61)]
+
+        def run_of(*layers: Float[np.ndarray, "batch query_pos answer"]) -> Run:
+            return planted_run(trials, {LOGIT_LENS: torch.from_numpy(np.log(np.stack(layers)))})
+
+        yield Control(
+            label="layer 1 carries the posterior exactly",
+            run=run_of(flat, flat, exact),
+            holds=lambda r: (
+                float(r.arrival) == 2
+                and np.array_equal(r.arrival.ends, (2, 2))
+                and np.allclose(r.kl_bits.value[2:], 0, atol=1e-12)
+                and np.allclose(r.kl_bits.value[:2], r.kl_bits.baseline(UNIFORM).value[0])
+            ),
+        )
+        yield Control(
+            label="a layer that loses the posterior again: it is not there before it stays",
+            run=run_of(exact, flat, flat),
+            holds=lambda r: float(r.arrival) == 3 and r.kl_bits.value[0] < 1e-12,
+        )
+        # The entropy is right everywhere: a lens scored by its entropy alone would pass.
+        yield Control(
+            label="the posteriors of other sequences have the right entropy and are far from exact",
+            run=run_of(other, other, other),
+            holds=lambda r: (
+                abs(np.diff(r.entropy_bits_by_position[:2], axis=0)).max() < 1e-12 < 1 < r.kl_bits.value[0]
+                and r.kl_bits.clears("lower")[0] == Verdict.NO
+            ),
+        )
+        unlearned = planted_run(
+            trials, {LOGIT_LENS: torch.from_numpy(np.log(np.stack([flat])))}, model=torch.from_numpy(flat)
+        )
+        yield Control(
+            label="a network that predicts uniformly never has it",
+            run=unlearned,
+            holds=lambda r: np.isnan(r.arrival.value) and r.headlines()[0].verdict == Verdict.NOT_REACHED,
+        )
+
+
+def _exp(log_probabilities: Float[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos answer"]:
+    return log_probabilities.double().exp()
+
+
+def _of_stages(found: Sequence[Float[Tensor, "batch query_pos"]]) -> Float64[np.ndarray, "batch stage query_pos"]:
+    stacked = torch.stack([own.double() for own in found], dim=1).clamp_min(0.0)  # rounding
+    return np.asarray(stacked.cpu().numpy())

@@ -1,0 +1,410 @@
+"""The page of results: one self-contained HTML file that opens offline and fetches nothing.
+
+A question as title, the answer with its gauge, at most six tiles, a folded section per report, and how it was measured.
+Nothing is drawn before its section opens. `assets/plotly-cartesian.min.js.gz` is the published bundle
+`plotly.js-cartesian-dist-min` 4.1.1, unchanged.
+"""
+
+import base64
+import gzip
+import html
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, final
+
+import plotly.graph_objects as go
+
+from bayesgeom.core import Contained, Verdict, counted, discover, is_foreign, number_text, shortened, with_minus
+from bayesgeom.report.answer import Answer, answer_of, is_gated
+from bayesgeom.report.panels import Chart, Panel, listed
+from bayesgeom.report.render import (
+    answer_details,
+    answer_text,
+    gate_text,
+    headline_text,
+    interval_cell,
+    tone,
+    verdict_text,
+)
+from bayesgeom.report.svg import swatch, thumbnail
+from bayesgeom.report.tables import Headline, Reported, Viewed, model_name, settings_of
+from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+TEMPLATE, BUNDLE = "page.html.jinja", "plotly-cartesian.min.js.gz"
+DIGITS = 5  # significant digits of a plotted number
+TILES = 6  # at most
+_ORDER = ("calibration", "evidence_response", "ablation")  # sections that come first
+NARROWEST, LETTER = 330, 7.0  # pixels: a gauge on a telephone, and a letter of its labels
+_CONTAINED = frozenset(  # kinds of traces that the bundle draws; others need the whole library
+    {"bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image", "pie", "scatter"}
+    | {"scatterternary", "violin"}
+)
+_INTRODUCTION = (
+    "Each number stands next to its baseline: the value without the claimed structure. A number that does not beat its "
+    "baseline is no evidence. Intervals are 95 %, over sequences unless a section says otherwise; ≥ marks conservative "
+    "ones, which cover more. Layers and heads are counted from 0, positions from 1. In figures blue is the measured "
+    "number, gray a baseline, black (white on dark pages) an exact value or a ceiling. Verdicts and reasons for "
+    "missing intervals are codes: docs/codes.md says what each means."
+)
+_COMPARED = (Verdict.YES, Verdict.BARELY, Verdict.NO, Verdict.UNDECIDED)  # then the number is the answer
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """One panel of a page: what plotly.js draws, and the entries of its legend with their samples as SVG."""
+
+    id: str
+    title: str
+    note: str
+    height: int
+    is_folded: bool
+    keys: Sequence[tuple[str, Sequence[int], str]]
+    plot: Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """One number on a gauge: its place and that of its interval in percent of the width, and the lane of its label."""
+
+    label: str
+    place: float
+    low: float = math.nan
+    high: float = math.nan
+    kind: str = "level"  # or "model"
+    lane: int = 1  # above the line from 1 up, below it from −1 down
+
+
+def page_of(
+    title: str, reports: Mapping[str, Reported], left_out: Mapping[str, str], provenance: Mapping[str, Any]
+) -> str:
+    """Return the whole document: question, answer, tiles, a section per report, skipped probes, provenance.
+
+    Args:
+        title: Title of the document.
+        reports: The reports. That of predictions comes first, and the others follow in this order.
+        left_out: Reason by name of each diagnostic without a report.
+        provenance: Model, weights, versions and arguments, as JSON values.
+    """
+    viewed = [report.payload() for report in reports.values() if isinstance(report, Viewed)]
+    shown = [name for name, report in reports.items() if not isinstance(report, Viewed)]
+    order = sorted(shown, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    answer, is_alone = answer_of(reports), len(shown) == 1
+    sections = [_section(name, reports[name], answer) for name in order]
+    if not is_alone:
+        empty = [section for section in sections if section["is_empty"]]
+        left_out = {own["short_title"]: verdict_text(own["answer"].verdict) for own in empty} | dict(left_out)
+        sections = [section for section in sections if not section["is_empty"]]
+    drawn = [own for section in sections for own in section["panels"]]
+    bands = [(f"{_triple(light)},", f"{_triple(dark)},") for light, dark in DARK.items()]
+    kinds = {trace["type"] for own in drawn for trace in own.plot["data"]}
+    return _template().render(
+        title=title,
+        **_opening(title, sections, answer, provenance, is_alone=is_alone),
+        tiles=[] if is_alone else _tiles(sections),
+        sections=sections,
+        is_alone=is_alone,
+        has_contents=len(sections) > 1,
+        minus=with_minus,
+        number=number_text,
+        tone=tone,
+        verdict=verdict_text,
+        answer_line=headline_text,
+        interval=interval_cell,
+        skipped=left_out,
+        provenance=json.dumps(dict(provenance), indent=1, default=str),
+        introduction=_INTRODUCTION,
+        css=_asset("page.css").decode(),
+        js=_asset("page.js").decode(),
+        colors=_color_rules(),
+        library=_library(is_whole=not kinds <= _CONTAINED) if drawn else "",
+        figures=_packed(json.dumps({own.id: compact(own.plot) for own in drawn}, separators=(",", ":"))),
+        viewer=base64.b64encode(viewed[0]).decode("ascii") if viewed else "",
+        viewer_js=_asset("viewer.js").decode(),
+        settings=json.dumps({"colors": [*DARK.items(), *bands], "config": CONFIG}),
+        font=FONT,
+    )
+
+
+def _opening(
+    title: str,
+    sections: Sequence[Mapping[str, Any]],
+    answer: Answer | None,
+    provenance: Mapping[str, Any],
+    *,
+    is_alone: bool,
+) -> dict[str, Any]:
+    """Return the question of the page, what was tested, the answer, and its gauge."""
+    first, task = sections[0] if sections else {}, provenance.get("task_in_words") or {}
+    label, short = _tested(sections, provenance)
+    is_one_number = answer is None and is_alone and first["answer"] is not None
+    question = task.get("question") or ("Does {model} infer?" if answer and model_name(provenance) else title)
+    heading = first["question"] if is_alone else question.replace("{model}", model_name(provenance))
+    marks = _answer_marks(answer) if answer else _line_marks(first["answer"]) if is_one_number else []
+    return {
+        "task": task,
+        "heading": heading,
+        "eyebrow": first["short_title"] if is_alone else "",
+        "tested": short if task else ", ".join(filter(None, (label, short.partition(", ")[2]))),
+        "label": label if task else "",
+        "answer": answer,
+        "answer_sentence": answer_text(answer) if answer else "",
+        "answer_details": answer_details(answer) if answer else "",
+        "gate": gate_text(answer) if answer else "",
+        "line": first["answer"] if is_one_number else None,
+        "line_says": _says(first["answer"]) if is_one_number else (),
+        "marks": marks,
+    }
+
+
+def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, Any]:
+    """Return what the template shows of a report: one panel, the others on request."""
+    (short_title, _, question), lines = report.title.partition(": "), report.headlines()
+    panels = [_drawn(own, f"{name}-{at}") for at, own in enumerate(_panels(report), start=1)]
+    first = next((own for own in panels if not own.is_folded), panels[0] if panels else None)
+    return {
+        "name": name,
+        "short_title": short_title,
+        "question": question[:1].upper() + question[1:] or report.title,
+        "about": report.about.split("\n\n"),
+        "answer": report.answer(),
+        "lines": lines,
+        "is_empty": bool(lines) and all(math.isnan(line.value) for line in lines) and not any(map(_is_drawn, panels)),
+        "panels": panels,
+        "panel": first,
+        "more": [own for own in panels if own is not first],
+        "is_gray": is_gated(answer, report),
+        "n": counted(report.n, report.counts),
+        "fewer": _fewer(report),
+    }
+
+
+def _is_drawn(panel: Drawn) -> bool:
+    """Return whether a panel draws numbers, and not only a text that says why there are none."""
+    return any(trace.get("mode") != "text" for trace in panel.plot["data"])
+
+
+def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sections whose answer is a known number that means something here; at most `TILES`."""
+    shown = [
+        {**section, "thumbnail": thumbnail(section["panel"].plot) if section["panel"] else ""}
+        for section in sections
+        if section["answer"] is not None and not math.isnan(section["answer"].value)
+        if not section["is_gray"]
+    ]
+    return shown[:TILES]
+
+
+def _says(line: Headline) -> tuple[str, str]:
+    """Return the answer of a single report and what stands behind it; the gauge shows interval and baselines."""
+    verdict = f"{verdict_text(line.verdict)}{f' ({line.why})' if line.why else ''}"
+    number = f"{line.label} {line.value_text}"
+    return (number, verdict) if line.verdict in _COMPARED or not line.verdict else (verdict, number)
+
+
+def _answer_marks(answer: Answer) -> list[Mark]:
+    """Return the gauge of an answer: exact, model and baselines, in bits."""
+    (low, high), model = map(float, answer.kl_bits.ends), float(answer.kl_bits)
+    levels = {f"uniform {number_text(answer.uniform_kl_bits)}": answer.uniform_kl_bits}
+    if answer.baseline != "uniform":
+        levels |= {f"{answer.baseline} {number_text(answer.baseline_kl_bits)}": answer.baseline_kl_bits}
+    return _placed(f"this model {answer.kl_bits.text()} bits", (model, low, high), {"exact 0": 0.0, **levels})
+
+
+def _line_marks(line: Headline) -> list[Mark]:
+    """Return the gauge of one number: its interval and its baselines; none without a baseline."""
+    if not line.levels or math.isnan(line.value):
+        return []
+    levels = {f"{level.name} {level.bound}{number_text(level.value)}": level.value for level in line.levels[:3]}
+    zero = {} if 0.0 in levels.values() else {"0": 0.0}
+    return _placed(
+        f"{line.value_text}{f' [{line.interval}]' * bool(line.interval)}",
+        (line.value, line.low, line.high),
+        zero | levels,
+    )
+
+
+def _placed(model: str, ends: tuple[float, float, float], levels: Mapping[str, float]) -> list[Mark]:
+    """Return marks with their labels in lanes, so that no two labels of a lane touch on the narrowest screen."""
+    known = [value for value in (*ends, *levels.values()) if math.isfinite(value)]
+    least, span = min(known), (max(known) - min(known)) or 1.0
+    value, low, high = (100 * (end - least) / span for end in ends)
+    marks = [Mark(label=model, place=value, low=low, high=high, kind="model")]
+    for label, level in levels.items():
+        own = Mark(label=shortened(label, 40), place=100 * (level - least) / span, lane=0)
+        lane = next(
+            lane
+            for lane in (-1, 1, -2, 2, -3)
+            if not any(_touch(own, other) for other in marks if other.lane == lane) or lane == -3
+        )
+        marks.append(Mark(label=own.label, place=own.place, lane=lane))
+    return marks
+
+
+def _touch(one: Mark, other: Mark) -> bool:
+    """Return whether two labels overlap; each lies at its place as it does at that share of its own width."""
+    spans = []
+    for own in (one, other):
+        width = LETTER * len(own.label)
+        left = own.place / 100 * (NARROWEST - width)
+        spans.append((left, left + width))
+    (left, right), (start, end) = spans
+    return left < end + LETTER and start < right + LETTER
+
+
+def _panels(report: Reported) -> Iterator[Panel]:
+    """Yield the panels of a report, then those of charts; a plug-in that fails gives an empty one with the reason."""
+    with Contained(is_foreign=is_foreign(type(report))) as drawing:
+        yield from report.panels()
+    if drawing.fault:
+        yield Panel(title="", figure=go.Figure(), note=f"This plug-in's figure cannot be drawn: {drawing.fault}")
+    # mypy forbids an abstract class as a value, but discovery needs one.
+    for name, kind in discover("bayesgeom.charts", Chart).items():  # type: ignore[type-abstract]
+        with Contained(is_foreign=is_foreign(kind)) as drawing:
+            if report.name in kind.reports:
+                figure = kind().draw(report)
+                title = _plain((figure.layout.title.text or name).split("<br>")[0])
+                yield Panel(title=title, figure=figure, is_wide=True)
+        if drawing.fault:
+            yield Panel(title=name, figure=go.Figure(), note=f"Chart {name!r} cannot be drawn: {drawing.fault}")
+
+
+def _fewer(report: Reported) -> str:
+    """Return why a report has fewer sequences than were requested; "" where it has not, or this is unknown."""
+    requested, stored = report.provenance.get("arguments", {}).get("n"), report.provenance.get("n_recorded")
+    if not isinstance(requested, int) or report.n >= requested or report.counts != "sequence":
+        return ""
+    why = "activations are stored for the first of them only" if report.n == stored else report.limit
+    return f"of {requested:,} requested{f': {why}' if why else ''}"
+
+
+def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> list[str]:
+    """Return the model, its architecture and the task, and how many sequences with which settings; none if unknown."""
+    model, name, task = provenance.get("model"), model_name(provenance), provenance.get("task_label")
+    if not (name and task):
+        return ["", ""]
+    kind = model.get("architecture") if isinstance(model, Mapping) else None
+    about = f" ({kind})" if kind and kind not in ("several", name) else ""
+    n = [section["n"] for section in sections[:1]]
+    return [f"{name}{about} on {task}", ", ".join(filter(None, (f"{name}{about}", *n, settings_of(provenance))))]
+
+
+def _drawn(own: Panel, identifier: str) -> Drawn:
+    """Return a panel as plotly.js draws it on a page: without title and legend, which the page has itself."""
+    own = replace(own, figure=own.finished())
+    layout = own.figure.layout.to_plotly_json()
+    layout = {key: value for key, value in layout.items() if key not in ("title", "height", "template")}
+    for axis in ("xaxis", "yaxis"):
+        given = layout.get(axis, {})
+        text = (given.get("title") or {}).get("text")
+        wrapped = (
+            {"title": {**given["title"], "text": "<br>".join(textwrap.wrap(text, 40 if axis == "xaxis" else 30))}}
+            if text
+            else {}
+        )
+        layout[axis] = {**given, "automargin": True, "ticklabeloverflow": "allow", **wrapped}
+    clear = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}
+    margin = {"l": 54, "r": 18, "t": 10, "b": 44, **layout.get("margin", {})}
+    font = {"color": EXACT, **layout.get("font", {}), "size": 12}
+    layout |= {**clear, "font": font, "margin": margin, "showlegend": False, "autosize": True}
+    plot = {"data": [_trace(trace.to_plotly_json()) for trace in own.figure.data], "layout": layout}
+    if own.figure.frames:
+        plot["frames"] = [frame.to_plotly_json() for frame in own.figure.frames]
+    entries = [(_plain(name), at, swatch(own.figure.data[at[0]])) for name, at in listed(own.figure).items()]
+    height = int(own.figure.layout.height or 340) - (0 if own.figure.frames else 38)
+    return Drawn(
+        id=identifier,
+        title=_plain(own.title),
+        note=own.note,
+        height=height if own.figure.data else 0,
+        is_folded=own.is_folded,
+        keys=entries,
+        plot=plot,
+    )
+
+
+def _trace(trace: Mapping[str, Any]) -> dict[str, Any]:
+    bar = {"thickness": 11, "outlinewidth": 0, "x": 1.01, "xanchor": "left"}
+    own = {key: value for key, value in trace.items() if key not in ("showlegend", "legendgroup")}
+    if "colorbar" in own:
+        own["colorbar"] = {**own["colorbar"], **bar}
+    if "colorbar" in (marker := own.get("marker", {})):
+        own["marker"] = {**marker, "colorbar": {**marker["colorbar"], **bar}}
+    return own
+
+
+def compact(value: Any) -> Any:
+    """Return nested values as JSON values, floats with `DIGITS` significant digits.
+
+    Example:
+        >>> compact({"x": [0.123456789, 2.0, float("nan")]})
+        {'x': [0.12346, 2, None]}
+    """
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case float():
+            return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.{DIGITS}g}")
+        case dict():
+            return {key: compact(item) for key, item in value.items() if item is not None}
+        case list() | tuple():
+            return [compact(item) for item in value]
+        case str() | bool() | int() | None:
+            return value
+        case _:  # an array, or a number of numpy
+            return compact(value.tolist())
+
+
+def _plain(text: Any) -> str:
+    """Return a text without tags and line breaks."""
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", str(text)))).strip()
+
+
+def _triple(color: str) -> str:
+    """Return a color as bands state it, up to the opacity."""
+    return f"rgba({','.join(map(str, rgb(color)))}"
+
+
+def _color_rules() -> str:
+    """Return the colors of the figures as CSS variables, for samples in legends."""
+    light, dark = (
+        " ".join(f"--c{name[1:]}: {color};" for name, color in colors)
+        for colors in (((own, own) for own in DARK), DARK.items())
+    )
+    return f":root {{ {light} }} @media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+
+
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, PackageLoader
+
+    return Environment(loader=PackageLoader("bayesgeom.report", "assets"), autoescape=True).get_template(TEMPLATE)
+
+
+@cache
+def _library(*, is_whole: bool) -> str:
+    """Return plotly.js, compressed by gzip, as base64: the bundle for plain axes, or the whole library."""
+    if not is_whole:
+        return base64.b64encode(_asset(BUNDLE)).decode("ascii")
+    from plotly.offline import get_plotlyjs
+
+    return _packed(get_plotlyjs())
+
+
+def _packed(text: str) -> str:
+    """Return a text compressed by gzip, as base64; the result is reproducible."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode("ascii")
+
+
+def _asset(name: str) -> bytes:
+    return files("bayesgeom.report").joinpath("assets", name).read_bytes()

@@ -1,0 +1,242 @@
+"""The answer of a diagnosis: planted predictors for every verdict, its numbers against loops, and its sentences."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.probes.base import planted_run, planted_trials
+from bayesgeom.probes.calibration import POSITION, UNIFORM, Calibration, CalibrationReport
+from bayesgeom.report.answer import Answer, answer_of, is_gated, verdict_of
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Baseline, Estimate
+from bayesgeom.report.render import answer_details, answer_text, gate_text
+from bayesgeom.report.tables import headline_of
+from bayesgeom.stats.behavior import tempering
+from tests.results.planted import planted
+
+N, POSITIONS, ANSWERS = 67, 3, 5
+UNKNOWN = Estimate.of(np.nan)
+
+
+@pytest.fixture
+def exact(rng: np.random.Generator) -> np.ndarray:
+    """Exact predictives that are far from uniform, and uniform on average."""
+    return rng.dirichlet(np.full(ANSWERS, 0.5), size=(N, POSITIONS))
+
+
+def measured(exact: np.ndarray, model: np.ndarray) -> CalibrationReport:
+    trials = planted_trials(exact, np.random.default_rng(1).integers(7, size=(len(exact), POSITIONS)))
+    return Calibration().measure(planted_run(trials, {}, model=torch.from_numpy(model)))
+
+
+def answered(exact: np.ndarray, model: np.ndarray) -> Answer:
+    found = Diagnosis.of(measured(exact, model)).answer
+    assert found is not None
+    return found
+
+
+def normalized(weights: np.ndarray) -> np.ndarray:
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def kl_of(exact: np.ndarray, model: np.ndarray) -> np.ndarray:
+    return np.asarray((exact * np.log2(exact / model)).sum(axis=2).mean(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.99, 1.0, "matches"),
+        (0.9899, 1.0, "close"),
+        (0.9, 1.0, "close"),
+        (0.8999, 0.999, "partly"),
+        (1e-6, 0.5, "partly"),
+        (0.0, 0.5, "no better"),
+        (-0.5, 0.0, "no better"),
+        (-0.5, -1e-6, "worse"),
+        (np.nan, np.nan, "undecided"),
+    ],
+)
+def test_the_lower_end_decides(low: float, high: float, verdict: str) -> None:
+    assert verdict_of(Estimate.of(0.5, (low, high), n=64)) == verdict
+
+
+def test_a_share_that_all_sequences_have_decides_itself() -> None:
+    withheld = (np.nan, np.nan)
+    assert verdict_of(Estimate.of(1.0, withheld, n=64, reason=Reason.CONSTANT)) == Verdict.MATCHES
+    assert verdict_of(Estimate.of(1.0, withheld, n=64, reason=Reason.HEAVY_TAIL)) == Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("exact_share", "verdict"),
+    [(1.0, "matches"), (0.99, "matches"), (0.85, "close"), (0.5, "partly"), (0.05, "partly")],
+)
+def test_mixed_with_uniform_the_exact_predictor_closes_a_part_of_the_gap(
+    exact_share: float, verdict: str, exact: np.ndarray
+) -> None:
+    model = exact_share * exact + (1 - exact_share) / ANSWERS
+    found = answered(exact, model)
+    assert (found.verdict, found.baseline, found.explains) == (verdict, UNIFORM, True)
+    flat = kl_of(exact, np.full_like(exact, 1 / ANSWERS))
+    assert found.baseline_kl_bits == found.uniform_kl_bits == pytest.approx(flat.mean())
+    assert float(found.gap_closed) == pytest.approx(1 - kl_of(exact, model).mean() / flat.mean(), abs=1e-6)
+    low, high = map(float, found.gap_closed.ends)
+    assert low <= float(found.gap_closed) <= high <= 1 or exact_share == 1, "0 bits in every sequence: no interval"
+
+
+def test_the_answers_of_other_sequences_are_no_better_or_worse(exact: np.ndarray, rng: np.random.Generator) -> None:
+    noise = normalized(np.exp(0.01 * rng.normal(size=exact.shape)))
+    assert answered(exact, noise).verdict == Verdict.NO_BETTER
+    other = answered(exact, np.roll(exact, 1, axis=0))
+    assert other.verdict == Verdict.WORSE and not other.explains and other.is_confidence_named
+    assert float(other.confidence) > 5, "nearly uniform is the best temperature"
+
+
+def test_a_predictor_of_the_base_rate_is_no_better_than_position_alone(rng: np.random.Generator) -> None:
+    rates = np.array([8.0, 2.0, 1.0, 0.5, 0.5])
+    exact = rng.dirichlet(rates, size=(N, POSITIONS))
+    rate = np.broadcast_to(rates / rates.sum(), exact.shape).copy()
+    found = answered(exact, rate)
+    assert (found.verdict, found.baseline) == (Verdict.NO_BETTER, POSITION)
+    assert found.baseline_kl_bits == pytest.approx(kl_of(exact, rate).mean(), rel=0.03)
+    assert found.baseline_kl_bits < found.uniform_kl_bits / 2
+    assert measured(exact, rate).gap_closed[1].ends[0] > 0, "uniform alone would have called it partly"
+    better = answered(exact, normalized(np.sqrt(exact * rate)))
+    assert (better.verdict, better.baseline) == (Verdict.PARTLY, POSITION)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_confidence_is_that_of_the_planted_temperature(temperature: float, exact: np.ndarray) -> None:
+    found = answered(exact, normalized(exact ** (1 / temperature)))
+    assert float(found.confidence) == pytest.approx(1 / temperature)
+    assert found.is_confidence_named == (temperature != 1)
+
+
+def test_confidence_equals_a_search(exact: np.ndarray, rng: np.random.Generator) -> None:
+    model = normalized(exact * np.exp(rng.normal(size=exact.shape)))
+    found = tempering(exact, np.log(model))
+    powers = np.linspace(0.2, 1.2, 1_001)
+    levels = [float(kl_of(exact, normalized(model**power)).mean()) for power in powers]
+    assert 1 / found.confidence == pytest.approx(powers[np.argmin(levels)], abs=1e-3)
+    assert found.gain_bits == pytest.approx(kl_of(exact, model).mean() - min(levels), abs=1e-6)
+    low, high = map(float, found.interval)
+    assert low < found.confidence < high < 1.3 * low
+
+
+def test_impossible_answers_have_no_part_in_confidence(exact: np.ndarray) -> None:
+    some = normalized(np.where(exact < 0.1, 0.0, exact))
+    with np.errstate(divide="ignore"):
+        assert tempering(some, 2 * np.log(some)).confidence == pytest.approx(2)
+        assert math.isnan(tempering(exact, np.log(some)).confidence), "q = 0 where p > 0 at every temperature"
+        even = normalized((some > 0).astype(float))
+        flat = tempering(even, np.log(even))
+    assert math.isnan(flat.confidence) and flat.interval.reason() == Reason.FLAT, "no temperature changes these"
+
+
+def test_confidence_without_information_is_infinite(exact: np.ndarray) -> None:
+    assert tempering(exact, -np.log(exact)).confidence == math.inf
+    certain = np.eye(ANSWERS)[exact.argmax(axis=2)]
+    assert tempering(certain, np.log(0.9 * certain + 0.1 / ANSWERS)).confidence == 0
+
+
+def given(verdict: Verdict, closed: float, kl: float, **known: object) -> Answer:
+    """An answer to a question whose uniform predictor has 0.42 bits."""
+    own = Answer(
+        verdict=verdict,
+        gap_closed=Estimate.of(closed, (np.nan, np.nan), reason=Reason.FEW),
+        kl_bits=Estimate.of(kl, (0.5 * kl, 2 * kl)),
+        baseline=UNIFORM,
+        baseline_kl_bits=0.42,
+        uniform_kl_bits=0.42,
+        confidence=Estimate.of(4.6, (4.0, 5.0)),
+        is_confidence_named=False,
+        off_answer_prob=0.01,
+    )
+    return replace(own, **known)  # type: ignore[arg-type]
+
+
+def test_the_answer_is_one_sentence() -> None:
+    matches = given(Verdict.MATCHES, 0.9981, 0.002)
+    assert answer_text(matches) == "Matches the exact posterior: closes 99.8 % of the gap between uniform and exact."
+    assert answer_text(given(Verdict.CLOSE, 0.935, 0.03)).startswith("Close to the exact posterior: closes 94 % of")
+    partly = given(Verdict.PARTLY, 0.3, 0.3, baseline=POSITION, is_confidence_named=True)
+    assert answer_text(partly) == (
+        "Partly: closes 30 % of the gap between position alone and exact, but is overconfident (4.6)."
+    )
+    level = given(Verdict.NO_BETTER, -0.01, 0.4201)
+    assert answer_text(level) == "No: no better than uniform (0.4201 against 0.42 bits)."
+    worse = given(Verdict.WORSE, -1.5, 1.07, is_confidence_named=True)
+    assert answer_text(worse) == "No: worse than uniform (1.07 against 0.42 bits) and overconfident (4.6)."
+    under = replace(worse, confidence=Estimate.of(0.25))
+    assert answer_text(under).endswith("and underconfident (0.25).")
+    without = replace(worse, confidence=Estimate.of(np.inf, (12.3, np.inf)))
+    assert answer_text(without).endswith("and overconfident (above 12).")
+    few = given(Verdict.UNDECIDED, 0.45, 0.2)
+    assert answer_text(few) == (
+        "Undecided: closes 45 % of the gap between uniform and exact, without an interval (too few)."
+    )
+
+
+def test_the_details_say_what_stands_behind_it() -> None:
+    own = given(Verdict.MATCHES, 0.9981, 0.002)
+    assert (
+        answer_details(own) == "KL 0.002 [0.001 … 0.004] bits (uniform 0.42); confidence 4.6 [4 … 5], where 1 is exact."
+    )
+    outside = replace(own, off_answer_prob=0.12, confidence=UNKNOWN, baseline=POSITION, baseline_kl_bits=0.3)
+    assert answer_details(outside) == (
+        "KL 0.002 [0.001 … 0.004] bits (position alone 0.3, uniform 0.42); "
+        "12 % of the probability is not on the answers."
+    )
+    level = [Baseline.of("permutation", "other sequences", 0.1)]
+    for ends, text in (
+        ([0.9, 0.9, 0.9], "uses evidence of every age (0.98 of the exact weight)."),
+        ([0.9, 0.9, 0.05], "uses evidence up to 8 steps old."),
+        ([0.9, 0.05, 0.05], "uses evidence up to 1 step old."),
+        ([0.05, 0.05, 0.05], "no use of the evidence is shown."),
+    ):
+        slope = Estimate.of(np.full(3, 0.98), (ends, np.ones(3)), baselines=level)
+        ages = (0, 1, 8) if "1 step" in text else (0, 4, 8)
+        assert answer_details(replace(own, response=slope, ages=ages)).endswith(f"; {text}")
+
+
+def test_the_answer_comes_first_and_survives_a_file(exact: np.ndarray, tmp_path: Path) -> None:
+    diagnosis = Diagnosis.of(measured(exact, 0.5 * exact + 0.5 / ANSWERS))
+    diagnosis.save(tmp_path / "run")
+    loaded = Diagnosis.load(tmp_path / "run")
+    assert diagnosis.answer is not None and loaded.answer is not None
+    assert [answer_text(own) for own in (loaded.answer, diagnosis.answer)] == [diagnosis.summary().splitlines()[1]] * 2
+    assert answer_text(diagnosis.answer) in loaded._repr_html_()
+
+
+def test_without_a_posterior_there_is_no_answer(rng: np.random.Generator) -> None:
+    other = Diagnosis.of(planted(rng))
+    assert other.answer is None and not is_gated(None, planted(rng)) and answer_of({}) is None
+    assert other.summary() == str(planted(rng)).replace(str(planted(rng)).splitlines()[1] + "\n", "")
+
+
+def test_numbers_on_activations_come_last_where_they_explain_no_inference(
+    exact: np.ndarray, rng: np.random.Generator
+) -> None:
+    reports = {"planted": planted(rng), "calibration": measured(exact, np.roll(exact, 1, axis=0))}
+    diagnosis = Diagnosis(reports=reports, skipped={}, provenance={})
+    answer = diagnosis.answer
+    assert answer is not None
+    assert is_gated(answer, reports["planted"]) and not is_gated(answer, reports["calibration"])
+    lines = diagnosis.summary().splitlines()
+    order = [lines.index(text) for text in ("calibration", gate_text(answer), "planted")]
+    assert order == sorted(order) and lines[1] == answer_text(answer)
+    good = Diagnosis(reports={**reports, "calibration": measured(exact, exact)}, skipped={}, provenance={})
+    assert good.answer is not None and gate_text(good.answer) == ""
+    assert good.summary().index("planted") < good.summary().index("calibration"), "in the order of the reports"
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(0.667, "barely"), (0.7, "yes"), (0.65, "no")])
+def test_a_small_margin_is_barely_one(value: float, verdict: str, exact: np.ndarray) -> None:
+    level = Baseline.of("baseline", "uniform", 0.656)
+    own = Estimate.of([value] * 2, ([value - 0.005] * 2, [value + 0.005] * 2), baselines=[level], n=64)
+    assert headline_of(replace(measured(exact, exact), accuracy=own), "accuracy", (0,)).verdict == verdict

@@ -1,0 +1,1 @@
+"""The viewer: its data, its widget and its page."""
