@@ -68,8 +68,8 @@ class CompareReport(Report):
     their places in `models`. `better` states for each row which direction is better: "higher", "lower", or "" if
     neither is closer to the exact posterior, as in all rows but those of calibration. `is_paired` states which
     intervals are paired over sequences. `share_closed` is 1 − value / value of the uniform predictor where 0 is exact:
-    1 is exact, 0 no better than that predictor, NaN below −1. The first `n_leading` rows are the headlines. `attention_kernels` names
-    the implementations of attention behind each model's numbers; "" if it has only one.
+    1 is exact, 0 no better than that predictor, NaN below −1. The first `n_leading` rows are the headlines.
+    `attention_kernels` names the implementations of attention behind each model's numbers; "" if it has only one.
     """
 
     name: ClassVar[str] = "compare"

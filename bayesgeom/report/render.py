@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from bayesgeom.core import WIDTH, Reason, Verdict, counted, number_text, percent_text, shortened
+from bayesgeom.core import WIDTH, Reason, Verdict, counted, labeled_text, number_text, percent_text, shortened
 from bayesgeom.report.answer import Answer
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.tables import Headline
@@ -56,7 +56,7 @@ def headline_text(line: Headline) -> str:
         'KL 0.25 (95 % interval 0.125 … 0.5)'
     """
     interval = f" (95 % interval {line.interval})" if line.interval else ""
-    return "; ".join((f"{line.label} {line.value_text}{interval}", *line.baselines[:1]))
+    return "; ".join((f"{labeled_text(line.label, line.value_text)}{interval}", *line.baselines[:1]))
 
 
 def answer_text(answer: Answer) -> str:

@@ -56,8 +56,7 @@ class Process(MarkovProcess):
 
     name: ClassVar[str] = "process"
     sentence: ClassVar[str] = (
-        "Symbols of a process with hidden states; after each of {task.length} symbols the model "
-        "predicts the next one."
+        "Symbols of a process with hidden states; after each of {task.length} symbols the model predicts the next one."
     )
     transition_tensors: Matrices = field(kw_only=False)
     initial: Sequence[float] | Float[np.ndarray, " state"] | Float[Tensor, " state"] = ()
