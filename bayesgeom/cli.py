@@ -9,7 +9,6 @@ import contextlib
 import inspect
 import io
 import json
-import logging
 import os
 import re
 import shutil
@@ -37,13 +36,14 @@ from bayesgeom.core import (
     OutputFault,
     bars_cleared,
     counted,
-    elapsed_shown,
     fitted,
     is_encodable,
     is_temporary,
     is_whole,
     number_text,
     on_lines,
+    phase,
+    phases_shown,
     shown,
     unknown_name,
     values,
@@ -186,9 +186,10 @@ def diagnose(
     task: TaskOption = None,
     domain: Maybe[str] = None,
     chat: bool = False,
-    n: N = 512,
+    quick: bool = False,
+    n: Annotated[int | None, arg(help="Sequences to draw.", help_behavior_hint="(default: 512)")] = None,
     seed: Seed = 0,
-    n_untrained: int = 3,
+    n_untrained: Annotated[int | None, arg(help_behavior_hint="(default: 3)")] = None,
     probes: Maybe[tuple[str, ...]] = None,
     ablations: bool = False,
     machines: On = HERE,
@@ -201,12 +202,15 @@ def diagnose(
     Args:
         domain: For the task prompts: mixed, mathematics, code, philosophy, or two: mathematics+code. Default: all.
         chat: Write the task in the tokenizer's chat template: prompts as a user's messages, others as the answer.
+        quick: Use 24 sequences and one untrained network where --n and --n-untrained are not given.
         n_untrained: Number of untrained networks of the same architecture to compare with.
         probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
             qk_alignment, value_manifold (value_manifold:standardized), and of relabeling,
             evidence_response and inside (the viewer), which run the model again. Default: all that apply.
         ablations: Also run the default ablation battery.
     """
+    n = (24 if quick else 512) if n is None else n
+    n_untrained = (1 if quick else 3) if n_untrained is None else n_untrained
     model = source.load() if machines.on is None else source.name_alone()
     asked = _text_task(task, domain, chat=chat)
     with machines.executor() as executor:
@@ -785,9 +789,8 @@ Example:
 {commands}
 
 bayesgeom COMMAND --help lists the options of a command. bayesgeom --version prints the version."""
-# They warn where transformers imports torchao. A kernel that is missing when it is called still ends in an error.
-_FOREIGN = ("torchao", "torch.utils._pytree")
 _REWORDED = {  # messages of Python and tyro, and how to say them
+    r"no type matching \S+ could be instantiated from .*Got errors: - <class '\w+'>: ": "",
     r"invalid literal for int\(\) with base 10: (.*)": r"expected a whole number, got \1",
     r"could not convert string to float: (.*)": r"expected a number, got \1",
     r"invalid choice ('.*') for argument '(.*)'\. Expected one of \((.*)\)": r"\2 must be one of \3; got \1",
@@ -836,9 +839,7 @@ def _reporting(given: Sequence[str]) -> Iterator[None]:
     """One line on standard error before a command of the shell and one after it; elapsed time on a terminal."""
     begun, what = time.monotonic(), f"bayesgeom {given[0]}"
     note(textwrap.shorten(f"{what}: {' '.join(given[1:])}".rstrip(": "), 100, placeholder=" …") + " …")
-    for logger in _FOREIGN:
-        logging.getLogger(logger).setLevel(logging.ERROR)
-    with elapsed_shown(what):
+    with phases_shown(what):
         yield
     note(f"{what}: finished in {time.monotonic() - begun:.3g} s")
 
@@ -951,10 +952,11 @@ def _check_names(options: Mapping[str, Any]) -> None:
     """Check the names among a command's options before it loads a model, which can take minutes."""
     if not isinstance(source := options.get("source"), Source):
         return
-    from bayesgeom.ablations.batteries import check_battery
-    from bayesgeom.diagnosis.plan import check_probes
-    from bayesgeom.models.resolve import check_names
-    from bayesgeom.subspaces.fits import fit_from_text
+    with phase("loading libraries"):
+        from bayesgeom.ablations.batteries import check_battery
+        from bayesgeom.diagnosis.plan import check_probes
+        from bayesgeom.models.resolve import check_names
+        from bayesgeom.subspaces.fits import fit_from_text
 
     check_names(options.get("task"), [source.checkpoint])
     check_battery(options.get("battery"), options.get("mode", "mean"))

@@ -29,11 +29,11 @@ from bayesgeom.core import (
     ExecutorFault,
     InvalidArgument,
     ModelSpec,
-    bar,
     check_argument,
     checked,
     integer_of,
     limited,
+    phase,
     progress_in,
     read_parcel,
     shown,
@@ -103,8 +103,7 @@ class Batch:
         sent = [self._sent(job, folder) for job in jobs]
         waiting = [(job.name, *own) for job, own in zip(jobs, sent, strict=True) if not own[0].is_file()]
         n_done, faults = len(jobs) - len(waiting), list[str]()
-        progress = bar(total=len(jobs), initial=n_done, desc=desc, leave=False)
-        with progress_in(folder, saved=f"*/{RESULT}"), progress:
+        with progress_in(folder, saved=f"*/{RESULT}"), phase(desc, len(jobs), "job", done=n_done) as progress:
             futures = self._submitted([text for *_, text in waiting])
             for (name, file, _), future in zip(waiting, futures, strict=True):
                 error = future.exception()

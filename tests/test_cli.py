@@ -255,7 +255,7 @@ def test_outside_the_tests_there_is_no_traceback_either(folder: Path) -> None:
         text=True,
         check=False,
     )
-    first, last = done.stderr.splitlines()
+    first, _, last = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (2, "") and first.startswith("bayesgeom diagnose: tiny --n")
     assert last.startswith("bayesgeom: ") and "2.5" in last
 
@@ -265,10 +265,11 @@ def test_a_command_of_the_shell_says_when_it_begins_and_ends(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["bayesgeom", "diagnose", "tiny", *QUICK])
     assert main() == 0
-    first, last = capsys.readouterr().err.splitlines()
+    first, *phases, last = capsys.readouterr().err.splitlines()
     assert first.startswith("bayesgeom diagnose: tiny --n") and re.fullmatch(
         r"bayesgeom diagnose: finished in [\d.e-]+ s", last
     )
+    assert phases == ["  loading libraries", "  loading tiny", "  tiny (7 sequences)"]
 
 
 def test_an_unusable_path_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ A comment before a code block says what the tests do with it; readers do not see
     <!-- runs -->           run it, in one namespace per page, in an empty folder, with tiny checkpoints
     <!-- file: PATH -->     what the file of this path holds, to the letter
     <!-- output -->         what the block before prints, to the letter
-    <!-- output: words -->  the same but for numbers, spacing, counts of verdicts and which baseline leads
+    <!-- output: words -->  the same but for numbers, spacing, answers, verdicts and which baseline leads
 
 `python -m tests.test_docs README.md` writes into a page what its blocks print with the shipped checkpoints.
 """
@@ -89,6 +89,7 @@ def words(text: str) -> list[str]:
     """What is left of a text without numbers, rules, spacing, verdicts and their notes; baselines in one order."""
     text = re.sub(r"\d+ (?:below|at|above)(?=,| \w)|; Welch bound[^;)]*", " ", text)  # small models have a Welch bound
     text = re.sub(r"(?m) +(?:yes|no)\*?$|^(?:beats|does not beat) every baseline", "", text)  # verdicts
+    text = re.sub(r"(?m)^(?:Matches|Close to|Partly|No|Undecided)\b.*\.$", "", text)  # the answer of a diagnosis
     text = re.sub(r"(?m)^\*: .*$", "", text)  # untrained stand-ins give answers half of their probability
     bare = re.sub(r"[-+−]?\d[\d.,]*(?:e[-+−]?\d+)?|nan|[─…–,]", " ", text)
     return re.sub(r"\(([^()]*;[^()]*)\)", lambda baselines: _in_one_order(baselines[1]), bare).split()

@@ -34,11 +34,11 @@ from bayesgeom.core import (
     Replace,
     SiteLayer,
     Trials,
-    bar,
     check_differentiable,
     checked,
     concatenate,
     keeping_leaf,
+    phase,
     progress_in,
     with_gradients,
 )
@@ -344,7 +344,7 @@ class BatteryRun:
         out = out if self.model.spec.is_identified else None
         tally = None if out is None else Tally.load(out, self.describe())
         label = f"{len(self.battery)} ablations"
-        with progress_in(out, saved=PROGRESS), bar(total=self.n, desc=label, unit="seq", leave=False) as progress:
+        with progress_in(out, saved=PROGRESS), phase(label, self.n, "sequence") as progress:
             seen = 0
             for block in self.blocks():
                 seen += len(block)

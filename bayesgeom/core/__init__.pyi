@@ -66,9 +66,9 @@ from .plugins import field_names as field_names
 from .plugins import find as find
 from .plugins import is_foreign as is_foreign
 from .plugins import values as values
-from .progress import bar as bar
 from .progress import bars_cleared as bars_cleared
-from .progress import elapsed_shown as elapsed_shown
+from .progress import phase as phase
+from .progress import phases_shown as phases_shown
 from .progress import progress_in as progress_in
 from .run import ALL_SITES as ALL_SITES
 from .run import ATTN_OUT as ATTN_OUT

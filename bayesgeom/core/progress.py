@@ -1,59 +1,120 @@
-"""Progress bars on a terminal, and notes about saved progress when work is interrupted."""
+"""Phases of long work, with progress bars on a terminal, and notes about saved progress when work is interrupted."""
 
 import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm.auto import tqdm
 
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import is_temporary
+from bayesgeom.core.text import counted
 
-_SILENT_SECONDS = 1.0  # until the line of elapsed time appears, and between its updates
+_SECOND = 1.0  # until the line of elapsed time appears, and between its updates
 _COLUMNS, _ROWS = 80, 24  # for a terminal that does not report its size
-
-
-def bar(over: Iterable[Any] | None = None, *, is_quiet: bool = False, **options: Any) -> Any:
-    """Return a tqdm progress bar, hidden if `is_quiet` or if standard error is not a terminal.
-
-    Terminals of containers and of `script` may report no size. tqdm alone would draw nothing there.
-
-    Args:
-        over: Items to iterate over. None: update the bar by hand.
-        is_quiet: Whether to hide the bar.
-        options: Further arguments of tqdm.
-    """
-    is_hidden = is_quiet or sys.stderr is None  # None: the process has no standard error
-    size = {}
-    with contextlib.suppress(OSError, ValueError):  # not a terminal, or an object without a file descriptor
-        if not is_hidden and os.get_terminal_size(sys.stderr.fileno()).columns <= 0:
-            size = {"ncols": _COLUMNS, "nrows": _ROWS}
-    return tqdm(over, disable=True if is_hidden else None, **size, **options)
+_open: list[tuple[str, bool]] = []  # the phases that run, the outermost first, and whether a bar shows each
+_listening: list[Callable[[str], None]] = []  # what is told of outermost phases, outside of terminals
 
 
 @contextlib.contextmanager
-def elapsed_shown(what: str) -> Iterator[None]:
-    """Around work that may be silent for long: on a terminal, a line counts its seconds above all bars.
+def phase(
+    what: str,
+    total: int | None = None,
+    unit: str = "step",
+    *,
+    done: int = 0,
+    leave: bool = False,
+    is_quiet: bool = False,
+) -> Iterator[Any]:
+    """Around a part of long work: what the command line shows as running, with a bar if its size is known.
 
-    The line appears after a second and vanishes at the end. Elsewhere than on a terminal nothing is shown.
+    From Python, a phase of known size draws its bar if standard error is a terminal; nothing else is ever written.
+
+    Args:
+        what: The part, in words: "loading smollm2".
+        total: Its size. None: unknown, so that there is no bar.
+        unit: What `total` counts, in the singular.
+        done: How much of it was done before.
+        leave: Whether the bar stays on the terminal at the end.
+        is_quiet: Whether nothing is shown of it.
+
+    Yields:
+        A tqdm bar, hidden or not, whose `update` takes the numbers of units done.
+
+    Example:
+        >>> with phase("snapshots", 3, "snapshot") as shown:
+        ...     for _ in range(3):
+        ...         _ = shown.update(1)
     """
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not (is_quiet or _open):
+        size = "" if total is None else f" ({counted(total - done, unit)})"
+        for tell in _listening:
+            tell(f"{what}{size}")
+    with _bar(what, total, unit, done=done, leave=leave, is_hidden=is_quiet) as shown:
+        entry = (what, not shown.disable)
+        if not is_quiet:
+            _open.append(entry)
+        try:
+            yield shown
+        finally:
+            if not is_quiet:
+                _open.remove(entry)
+
+
+def _bar(what: str, total: int | None, unit: str, *, done: int, leave: bool, is_hidden: bool) -> Any:
+    """Return a tqdm bar, hidden where there is nothing to draw."""
+    is_hidden = is_hidden or total is None or sys.stderr is None  # None: the process has no standard error
+    size = {} if is_hidden else _size_of(sys.stderr)
+    disable = True if is_hidden else None
+    return tqdm(total=total, desc=what, unit=f" {unit}", initial=done, leave=leave, disable=disable, **size)
+
+
+def _size_of(stream: TextIO) -> dict[str, Any]:
+    """Return tqdm's options for the size of a terminal that does not report one, as those of containers may."""
+    with contextlib.suppress(OSError, ValueError):  # not a terminal, or an object without a file descriptor
+        if os.get_terminal_size(stream.fileno()).columns <= 0:
+            return {"ncols": _COLUMNS, "nrows": _ROWS}
+    return {}
+
+
+@contextlib.contextmanager
+def phases_shown(what: str) -> Iterator[None]:
+    """Around a command: show its phases on standard error.
+
+    On a terminal, a line above all bars names the phase and counts the seconds; it appears after a second and vanishes
+    at the end. Elsewhere each phase that is not part of another is a line.
+    """
+    stream = sys.stderr
+    if stream is None:
         yield
+        return
+    if not stream.isatty():
+
+        def tell(line: str) -> None:
+            with contextlib.suppress(OSError):
+                print(f"  {line}", file=stream, flush=True)
+
+        _listening.append(tell)
+        try:
+            yield
+        finally:
+            _listening.remove(tell)
         return
     ended, begun = threading.Event(), time.monotonic()
 
     def count() -> None:
-        if ended.wait(_SILENT_SECONDS):
+        if ended.wait(_SECOND):
             return
-        with bar(bar_format="{desc}", leave=False) as line:
+        with tqdm(bar_format="{desc}", leave=False, file=stream, **_size_of(stream)) as line:
             while not ended.is_set():
-                line.set_description_str(f"{what}: {time.monotonic() - begun:.0f} s")
-                ended.wait(_SILENT_SECONDS)
+                known = [name for name, is_drawn in [*_open] if not is_drawn]
+                line.set_description_str(f"{': '.join([what, *known[-1:]])}: {time.monotonic() - begun:.0f} s")
+                ended.wait(_SECOND)
 
     counting = threading.Thread(target=count, name="elapsed", daemon=True)
     counting.start()

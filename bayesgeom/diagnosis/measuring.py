@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Shaped
 
-from bayesgeom.core import BayesGeomError, Contained, InvalidArgument, Run, bar, side_by_side
+from bayesgeom.core import BayesGeomError, Contained, InvalidArgument, Run, phase, side_by_side
 from bayesgeom.diagnosis.functions import FunctionProbe
 from bayesgeom.diagnosis.plan import ProbePlan
 from bayesgeom.models.base import LARGE
@@ -46,7 +46,7 @@ def probed(
         return on_layers(report, plan.layers[name], run.spec.n_layers) if is_partial else report
 
     found, faults = dict[str, Report](), dict[str, str]()
-    with bar(total=len(untrained), desc=f"{run.spec.name}: probes", unit="probe", leave=False) as shown:
+    with phase(f"{run.spec.name}: probes", len(untrained), "probe") as shown:
         foreign = [name for name in untrained if name in plan.contained]
         own = [name for name in untrained if name not in foreign]
         own.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end

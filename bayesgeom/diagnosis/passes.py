@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core import N_RECORDED, Behavior, Run, Site, Trials, bar, concatenate, lock_of
+from bayesgeom.core import N_RECORDED, Behavior, Run, Site, Trials, concatenate, lock_of, phase
 from bayesgeom.diagnosis.plan import ProbePlan, sites_read
 from bayesgeom.models.base import LARGE, Model, Stream
 from bayesgeom.models.captured.model import CapturedModel
@@ -32,7 +32,7 @@ def passes(
 
     `plan` says what is recorded, `budget` in how many bytes.
     """
-    with bar(total=n, desc=model.spec.name, unit="seq", leave=False) as shown:
+    with phase(model.spec.name, n, "sequence") as shown:
 
         def counted() -> Iterator[Trials]:
             for part in _in_passes(model, _sequences(model, task, n, seed)):

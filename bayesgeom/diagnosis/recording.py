@@ -17,9 +17,9 @@ from bayesgeom.core import (
     NoCopy,
     Site,
     Trials,
-    bar,
     check_types,
     checked,
+    phase,
     unknown_name,
 )
 from bayesgeom.diagnosis.plan import all_probes, check_untrained
@@ -187,6 +187,6 @@ def _write(model: Model, task: WindTunnel, manifest: Manifest, folder: Path) -> 
     blocks: Iterator[Trials] = task.stream(
         manifest.n, seed=derived_seed(manifest.seed, Branch.TRIALS), device=model.spec.device
     )
-    with bar(total=manifest.n, desc=f"{model.spec.name}: capture", unit="seq", leave=False) as shown:
+    with phase(f"{model.spec.name}: capture", manifest.n, "sequence") as shown:
         for n in write(model, task, blocks, manifest, folder):
             shown.update(n)

@@ -11,8 +11,8 @@ import torch
 
 from bayesgeom.core import (
     InvalidArgument,
-    bar,
     checked,
+    phase,
     progress_in,
     read_parcel,
     remove_strays,
@@ -137,9 +137,9 @@ class _Analysis:
         results: Iterable[SnapshotNumbers] = (job.function(**job.arguments) for job in jobs)
         if self.batch is not None:
             results = self.batch.results(jobs, desc="snapshots")
-        shown = bar(total=len(places), initial=len(known), desc="snapshots", unit="snapshot", leave=False)
         try:
-            with progress_in(self.folder(self.runs[0])), shown:
+            where, n_known = self.folder(self.runs[0]), len(known)
+            with progress_in(where), phase("snapshots", len(places), "snapshot", done=n_known) as shown:
                 for place, own in zip(missing, results, strict=True):
                     known[place] = own
                     if file := files[place]:

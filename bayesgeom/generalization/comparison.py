@@ -13,7 +13,18 @@ from typing import Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
-from bayesgeom.core import InvalidArgument, Reason, Verdict, checked, fitted, interval_text, is_file, number_text, shown
+from bayesgeom.core import (
+    InvalidArgument,
+    Reason,
+    Verdict,
+    checked,
+    fitted,
+    interval_text,
+    is_file,
+    number_text,
+    phase,
+    shown,
+)
 from bayesgeom.diagnosis.plan import Named, check_probes
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance
@@ -294,7 +305,8 @@ def _of_models(models: Sequence[Model], task: WindTunnel, *, n: int, seed: int) 
     for model in models:
         blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
         resamples = derived_seed(seed, Branch.RESAMPLING)
-        run = model.run(blocks, baseline_predictives=task.baseline_predictives, seed=resamples)
+        with phase(model.spec.name, n, "sequence"):
+            run = model.run(blocks, baseline_predictives=task.baseline_predictives, seed=resamples)
         level = dict(run.baseline_behaviors).get(_UNIFORM)
         levels = [] if level is None else sequence_scores(level).mean(axis=0).tolist()
         uniform = dict(zip(_EXACT_IS_0, levels, strict=False))

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bayesgeom.core import RESID_POST, InvalidArgument, Run, checked
+from bayesgeom.core import RESID_POST, InvalidArgument, Run, checked, phase
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.curves import (
     Errors,
@@ -268,7 +268,8 @@ def _errors(model: Model, setting: LengthSetting) -> ModelErrors:
     field, trained, seed = setting.length_field, setting.trained, setting.seed
 
     def run_at(length: int) -> Run:
-        return run_on(model, field.to(setting.task, length), n=setting.n, seed=seed)
+        with phase(f"{model.spec.name} at length {length}"):
+            return run_on(model, field.to(setting.task, length), n=setting.n, seed=seed)
 
     if field.is_prefix:
         run = run_at(setting.lengths[-1])

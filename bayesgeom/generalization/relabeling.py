@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core import Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked, with_minus
+from bayesgeom.core import Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked, phase, with_minus
 from bayesgeom.generalization.curves import entropy_errors
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.captured.model import CapturedModel
@@ -203,7 +203,8 @@ class Renaming:
     def renamed(self) -> Run:
         """Run the sequences with new names."""
         numbered = enumerate(self._blocks())
-        return self._run(self.task.relabeled(block, self._names(len(block), number)) for number, block in numbered)
+        with phase("hypotheses renamed", self.n, "sequence"):
+            return self._run(self.task.relabeled(block, self._names(len(block), number)) for number, block in numbered)
 
     def report(self, before: Run | None = None, after: Run | None = None) -> RelabelingReport:
         """Run the same sequences with their names and with new ones, and return the report.
@@ -212,7 +213,8 @@ class Renaming:
         that of `renamed`.
         """
         if before is None or before.n_recorded < self.n:
-            before = self._run(self._blocks())
+            with phase(self.model.spec.name, self.n, "sequence"):
+                before = self._run(self._blocks())
         after = after or self.renamed()
         names = torch.cat([self._names(len(block), number) for number, block in enumerate(self._blocks())])
         given = before.log_answers[: self.n].exp()

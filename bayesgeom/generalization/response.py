@@ -31,9 +31,9 @@ from bayesgeom.core import (
     TaskMismatch,
     Trials,
     Verdict,
-    bar,
     checked,
     concatenate,
+    phase,
 )
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.captured.model import CapturedModel
@@ -245,7 +245,7 @@ class Replacement:
             original = known.trials.rows(slice(0, self.n))
         replaced = [self._replaced(original, age) for age in self.ages]
         trials = [*([original] if known is None else []), *replaced]
-        with bar(total=len(trials) * self.n, desc="evidence response", unit="seq", leave=False) as shown:
+        with phase("evidence response", len(trials) * self.n, "sequence") as shown:
 
             def blocks() -> Iterator[Trials]:
                 for own in trials:

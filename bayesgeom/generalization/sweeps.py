@@ -22,6 +22,7 @@ from bayesgeom.core import (
     checked,
     fitted,
     number_text,
+    phase,
 )
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.curves import entropy_errors, floor_bits, strongest, tokens_to_converge
@@ -259,7 +260,11 @@ def _swept(
     tasks = [_bound(varied_task(task, vary, value), model) for value in values]
     labels = tuple(f"{value}" for value in values)
     if executor is None:
-        found = [_value(label, own, model, n=n, seed=seed) for label, own in zip(labels, tasks, strict=True)]
+        found = list[Value]()
+        with phase(f"values of {vary}", len(labels), "value") as shown:
+            for label, own in zip(labels, tasks, strict=True):
+                found.append(_value(label, own, model, n=n, seed=seed))
+                shown.update(1)
     else:
         batch, name = executor  # the name under which workers load the model
         shared = {"model": name, "weights": "" if model is None else model.spec.weights_hash, "n": n, "seed": seed}

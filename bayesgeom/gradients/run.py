@@ -14,9 +14,9 @@ from bayesgeom.core import (
     ModelSpec,
     Trials,
     at_scored,
-    bar,
     checked,
     concatenate,
+    phase,
     with_gradients,
     with_torch_defaults,
 )
@@ -109,12 +109,14 @@ def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> G
     """Return the report on a model in float64, measured one batch of sequences at a time."""
     losses, tallies, errors = list[torch.Tensor](), list[list[LayerTally]](), list[np.ndarray]()
     masks = masks_of(model, trials)
-    for batch in batches(trials, model.spec):
-        loss, layers = captured(model, batch, targets)
-        losses.append(loss)
-        tallies.append([layer_tally(layer, batch, mask) for layer, mask in zip(layers, masks, strict=True)])
-        found = [identity_errors(layer, model.spec.score_scale) for layer in layers]
-        errors.append(torch.stack(found).numpy())
+    with phase(model.spec.name, len(trials), "sequence") as shown:
+        for batch in batches(trials, model.spec):
+            loss, layers = captured(model, batch, targets)
+            losses.append(loss)
+            tallies.append([layer_tally(layer, batch, mask) for layer, mask in zip(layers, masks, strict=True)])
+            found = [identity_errors(layer, model.spec.score_scale) for layer in layers]
+            errors.append(torch.stack(found).numpy())
+            shown.update(len(batch))
     worst = np.max(np.stack(errors), axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.nan_to_num(worst[..., 0] / worst[..., 1]).max()
@@ -176,10 +178,12 @@ def gradient_movement(
     # The last snapshot comes first, because distances refer to it.
     spec, last, measured_last = _snapshot_measured(training.load(-1, device=device), trials, targets)
     moments, before = list[Moment](), None
-    for index in bar(range(len(steps) - 1), desc="snapshots", leave=False):
-        _, now, measured = _snapshot_measured(training.load(index, device=device), trials, targets)
-        moments.append(moment_of(measured, now, last, before))
-        before = now
+    with phase("snapshots", len(steps), "snapshot", done=1) as shown:
+        for index in range(len(steps) - 1):
+            _, now, measured = _snapshot_measured(training.load(index, device=device), trials, targets)
+            moments.append(moment_of(measured, now, last, before))
+            before = now
+            shown.update(1)
     moments.append(moment_of(measured_last, last, last, before))
     report = movement_report(steps, moments, targets=targets, seed=derived_seed(seed, Branch.RESAMPLING))
     where = provenance(replace(spec, name=training.name), task, {"n": n, "seed": seed, "targets": targets})

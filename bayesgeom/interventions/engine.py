@@ -17,7 +17,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches, edited_logits, position_means
-from bayesgeom.core import RESID_POST, Edit, ModelSpec, NonFinite, Site, SiteLayer, Subtract, Trials, bar
+from bayesgeom.core import RESID_POST, Edit, ModelSpec, NonFinite, Site, SiteLayer, Subtract, Trials, phase
 from bayesgeom.interventions.design import Positions
 from bayesgeom.models.base import BaselinePass, Replayer, Variant
 from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
@@ -146,7 +146,7 @@ def score_pairs(pairs: Iterator[Pair], plan: EditPlan, n: int) -> Totals:
     """Score every condition on `n` sequences or pairs, which are drawn in blocks."""
     per_unit = -(-n // plan.max_units)
     counts, sums, done = np.zeros(-(-n // per_unit), dtype=np.int64), np.zeros(0), 0
-    with bar(total=n, desc=plan.label, unit="seq", leave=False, is_quiet=not plan.label) as progress:
+    with phase(plan.label, n, "sequence", is_quiet=not plan.label) as progress:
         for number, pair in enumerate(_batched(pairs, plan.spec)):
             scores = _scores_of(number, pair, plan)
             if not done:

@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches
-from bayesgeom.core import RESID_POST, AtPositions, Edit, InvalidArgument, Run, Trials, concatenate
+from bayesgeom.core import RESID_POST, AtPositions, Edit, InvalidArgument, Run, Trials, concatenate, phase
 from bayesgeom.interventions._evidence import coordinate_r2, erasures, overlaps
 from bayesgeom.interventions.design import Design, LayerEdits, Positions
 from bayesgeom.interventions.engine import (
@@ -110,7 +110,8 @@ class Intervention:
 
     def sample(self) -> Sample:
         """Return the sequences on which subspaces are fitted, with the model's activations."""
-        return self._sample(self.design.n_fit, _FIT)
+        with phase(f"{self.model.spec.name}: sequences to fit", self.design.n_fit, "sequence"):
+            return self._sample(self.design.n_fit, _FIT)
 
     def report(self) -> InterventionReport:
         """Fit the subspaces, edit, score and return the report."""
@@ -197,7 +198,8 @@ class Intervention:
         Raises:
             InvalidArgument: No layer has a subspace.
         """
-        subspaces, empty = fitted_where_possible(self.fit, sample, self.layers, but=NothingLeft)
+        with phase(f"fitting {self.fit.label}"):
+            subspaces, empty = fitted_where_possible(self.fit, sample, self.layers, but=NothingLeft)
         if not subspaces:
             groups = {reason: [at for at, own in empty.items() if own == reason] for reason in empty.values()}
             reasons = "; ".join(f"in layers {', '.join(map(str, at))}, {reason}" for reason, at in groups.items())

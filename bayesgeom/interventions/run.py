@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import overload
 
-from bayesgeom.core import InvalidArgument, SubspaceKind, checked, with_gradients
+from bayesgeom.core import InvalidArgument, SubspaceKind, checked, phase, with_gradients
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention
@@ -143,4 +143,5 @@ def fit_subspace(
     fit, subject = as_fit(subspace), model_for(model, task)
     place, chosen = sites or InterventionSite(), scored_task_of(subject, task)
     fitting = Intervention.of(subject, chosen, fit, design=Design("remove"), place=place, n=1, seed=seed)
-    return fit.fitted(fitting.sample(), fitting.layers)
+    with phase(f"fitting {fit.label}"):
+        return fit.fitted(fitting.sample(), fitting.layers)

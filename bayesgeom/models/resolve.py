@@ -23,6 +23,7 @@ from bayesgeom.core import (
     checked,
     field_names,
     is_untrained,
+    phase,
     put_back,
     read_json,
     seed_of,
@@ -142,7 +143,8 @@ def load(
     options = with_plain_integers(options)
     check_options(options)
     batch_size = options.pop("batch_size", None)
-    model = _loaded(name, options | {"dtype": dtype}, tokenizer, device=device, trust_remote_code=trust_remote_code)
+    with phase(f"loading {name}"):
+        model = _loaded(name, options | {"dtype": dtype}, tokenizer, device=device, trust_remote_code=trust_remote_code)
     model.memory_gib, model.batch_size = memory_gib, batch_size
     return model
 

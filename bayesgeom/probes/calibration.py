@@ -160,11 +160,10 @@ class CalibrationReport(Report):
         return float(own[TRANSPORT_WINDOW:][:1].sum())
 
     def headlines(self) -> Sequence[Headline]:
-        shown, first = self._with_drawn_windows(), "entropy error, means first"
+        shown = self._with_drawn_windows()
         return (
             headline_of(shown, "kl_bits"),
             headline_of(shown, "entropy_mae_bits"),
-            Headline.computed("entropy_mae_of_means_bits", first, self.entropy_mae_of_means_bits, "bits"),
             headline_of(self, "off_answer_prob"),
             *(self._windows() if self.windows else ()),
         )

@@ -324,7 +324,9 @@ class KeyOverlapReport(Report):
 
     def _headline(self, metric: str, view: int, *, is_centered: bool) -> Headline:
         layer = int(np.isfinite(self.mean_overlap.value).any(axis=0).argmax())  # not 0 if layer 0 has no keys
-        label = f"|cos|, {self.views[view]}{', centered' * is_centered}, layer {layer}"
+        tokens, _, way = self.views[view].partition(" / ")  # each set has keys, and so a number, of its own
+        whose = f"keys of {tokens} ({way})" if way else f"{tokens} of W_K"
+        label = f"{whose}: |cos|{', centered' * is_centered}, layer {layer}"
         found = headline_of(self, metric, (view, layer), label)
         if self.welch[view] > 0:
             found = replace(found, levels=(*found.levels, Level(name="Welch bound", value=float(self.welch[view]))))

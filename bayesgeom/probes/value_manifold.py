@@ -140,16 +140,14 @@ class ValueManifoldReport(Report):
         verdict = None if self.identified else str(Verdict.NOT_IDENTIFIED)
         unless = f" ({OWN_ENTROPY})" * (OWN_ENTROPY in self.conditions)
         how = f", {STANDARDIZED}" if STANDARDIZED in self.conditions else ""
-        first, *others = [
-            headline_of(self, "pc1_share", (self.sites.index(site), -1), f"PC1 share of {site}, last layer{how}")
-            for site in self.shown_sites
-        ]
+        site = self.shown_sites[0]  # a panel shows the others
+        share = headline_of(self, "pc1_share", (self.sites.index(site), -1), f"PC1 share of {site}, last layer{how}")
         row, where = self.sites.index("resid_post"), "resid_post, last layer"
         related: list[tuple[str, tuple[int, ...], str]]
         related = [("curve_share", (row, -1), _CURVE), ("entropy_r2", (row, -1), _READ_OUT)]
         related += [("spearman", (ordering, row, -1), label) for ordering, label in enumerate(_ORDERED)]
         lines = [headline_of(self, m, at, f"{label}, {where}{unless}", verdict=verdict) for m, at, label in related]
-        return first, *lines, *others
+        return share, *lines
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.report import SERIES, label_axes

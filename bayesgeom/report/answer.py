@@ -2,7 +2,7 @@
 
 The share of the gap closed is 1 − KL / KL of the strongest context-free predictor, one that sees no evidence of the
 sequence. The lower end of its 95 % interval decides. Where the predictions are no better than that predictor, numbers
-on activations explain no inference: `is_gated` says which reports hold such numbers.
+on activations explain no inference: `is_gated` says which reports hold such numbers. The text for people is below.
 """
 
 import math
@@ -12,13 +12,14 @@ from typing import Any, final
 
 import numpy as np
 
-from bayesgeom.core import Reason, Verdict
+from bayesgeom.core import Reason, Verdict, counted, number_text, percent_text
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.storage import value_of
 from bayesgeom.report.tables import Reported
 
 MATCHED, NEAR = 0.99, 0.9  # least share of the gap closed that is called a match, and close
 NAMED_SHARE = 0.05  # of the gap that one temperature must close for the answer to name the confidence
+OFF_ANSWER = 0.05  # off-answer probability that the details name
 _CALIBRATION, _RESPONSE = "calibration", "evidence_response"  # names of the reports that are read
 
 
@@ -40,6 +41,11 @@ class Answer:
         response: Slope of the model's change in the exact one when evidence older than each age is drawn again; None
             if it was not measured.
         ages: These ages, as far as the exact answer depends on evidence that old; 0 is all evidence.
+
+    Example:
+        >>> import bayesgeom
+        >>> print(bayesgeom.diagnose("mess3-small", n=64, n_untrained=0, probes=["calibration"]).answer)
+        Matches the exact posterior: closes 99.994 % of the gap between uniform and exact.
     """
 
     verdict: Verdict
@@ -53,6 +59,9 @@ class Answer:
     off_answer_prob: float
     response: Estimate | None = None
     ages: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return answer_text(self)
 
     @property
     def explains(self) -> bool:
@@ -92,10 +101,11 @@ def verdict_of(closed: Estimate) -> Verdict:
     """Return the verdict on a share of the gap closed: the lower end of its interval decides.
 
     Args:
-        closed: The share, a scalar. If it is the same in all sequences, it has no interval and decides itself.
+        closed: The share, a scalar. It decides itself, without an interval, if it is the same in all sequences, or if
+            an answer with probability 0 makes it infinite.
     """
     low, high = map(float, closed.ends)
-    if closed.reason_at() == Reason.CONSTANT:
+    if closed.reason_at() == Reason.CONSTANT or np.isneginf(closed.value):
         low = high = float(closed)
     if math.isnan(low):
         return Verdict.UNDECIDED
@@ -119,3 +129,100 @@ def _response(report: Any) -> tuple[Estimate | None, tuple[int, ...]]:
 def is_gated(answer: Answer | None, report: Reported) -> bool:
     """Return whether a report holds numbers on activations that explain no inference, because there is none."""
     return answer is not None and not answer.explains and not report.is_behavioral
+
+
+def answer_text(answer: Answer) -> str:
+    """Return the answer of a diagnosis in one sentence."""
+    name, word = answer.baseline, _confidence_word(answer)
+    share = f"closes {_share_text(float(answer.gap_closed))} of the gap between {name} and exact"
+    how = f"{share}, but is {word}" if word else share
+    levels = f"({_pair(float(answer.kl_bits), answer.baseline_kl_bits)} bits){f' and {word}' * bool(word)}"
+    match answer.verdict:
+        case Verdict.MATCHES:
+            return f"Matches the exact posterior: {how}."
+        case Verdict.CLOSE:
+            return f"Close to the exact posterior: {how}."
+        case Verdict.PARTLY:
+            return f"Partly: {how}."
+        case Verdict.NO_BETTER:
+            is_open = float(answer.gap_closed) > 0.1  # with more sequences it may be better
+            return f"No: {'not shown to be' if is_open else 'no'} better than {name} {levels}."
+        case Verdict.WORSE:
+            return f"No: worse than {name} {levels}."
+        case _:
+            return f"Undecided: {share}, without an interval ({answer.gap_closed.reason_at().label})."
+
+
+def answer_details(answer: Answer) -> str:
+    """Return what stands behind the answer: distance, confidence, off-answer probability, age of the used evidence."""
+    levels = {answer.baseline: answer.baseline_kl_bits, "uniform": answer.uniform_kl_bits}
+    compared = ", ".join(f"{name} {_rounded(level)}" for name, level in levels.items())
+    parts = [f"KL {_estimate_text(answer.kl_bits)} bits ({compared})"]
+    if float(answer.confidence) > 0:  # 0: certain predictions are closest; NaN: no temperature changes them
+        parts.append(f"confidence {_estimate_text(answer.confidence)}, where 1 is exact")
+    if answer.off_answer_prob > OFF_ANSWER:
+        parts.append(f"{percent_text(answer.off_answer_prob)} of the probability is not on the answers")
+    return f"{'; '.join(filter(None, (*parts, _age_text(answer))))}."
+
+
+def _confidence_word(answer: Answer) -> str:
+    """Return the confidence in words where the answer names it; "" elsewhere."""
+    value, low = float(answer.confidence), float(answer.confidence.ends[0])
+    if not answer.is_confidence_named:
+        return ""
+    if math.isinf(value):  # uniform is closer than the predictions at any temperature
+        return f"overconfident ({'∞' if math.isnan(low) or math.isinf(low) else f'above {_rounded(low, 2)}'})"
+    return f"{'over' if value > 1 else 'under'}confident ({_rounded(value, 2)})"
+
+
+def _estimate_text(own: Estimate) -> str:
+    """Return a scalar with its interval, both with three digits."""
+    value, low, high = (_rounded(float(end)) for end in (own.value, *own.ends))
+    return value if low == "–" else f"{value} [{low} … {high}]"
+
+
+def _rounded(value: float, digits: int = 3) -> str:
+    return number_text(float(f"{value:.{digits}g}"))
+
+
+def _pair(value: float, level: float) -> str:
+    """Return two numbers with as many digits, at least two, as tell them apart."""
+    texts = ((_rounded(value, digits), _rounded(level, digits)) for digits in (3, 4))
+    return " against ".join(next((own for own in texts if own[0] != own[1]), (number_text(value), number_text(level))))
+
+
+def _share_text(share: float) -> str:
+    """Return a share of a gap in percent, with as many digits as what is missing to 100 % needs.
+
+    Example:
+        >>> _share_text(0.43), _share_text(0.9981), _share_text(0.99992), _share_text(1.0)
+        ('43 %', '99.8 %', '99.992 %', '100 %')
+    """
+    missing = 1 - share
+    digits = 0 if missing > 0.01 or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
+    return percent_text(share, digits)
+
+
+def _age_text(answer: Answer) -> str:
+    """Return how old the evidence is that the predictions use; "" if it was not measured."""
+    if answer.response is None:
+        return ""
+    level = answer.response.compared[0].value
+    used = np.flatnonzero(answer.response.low > level) if answer.response.low is not None else np.zeros(0, int)
+    if not len(used):
+        return "no use of the evidence is shown"
+    last = int(used[-1])
+    if last == len(answer.ages) - 1:
+        return f"uses evidence of every age ({_rounded(float(answer.response.value[last]), 2)} of the exact weight)"
+    return f"uses evidence up to {counted(answer.ages[last + 1], 'step')} old"
+
+
+def gate_text(answer: Answer) -> str:
+    """Return the line above numbers on activations where the answer says that they explain no inference; "" elsewhere.
+
+    Args:
+        answer: The answer of the diagnosis.
+    """
+    if answer.explains:
+        return ""
+    return f"The predictions are not shown to be better than {answer.baseline}: what follows explains no inference."

@@ -16,7 +16,7 @@ from bayesgeom.core import (
     shortened,
     unknown_name,
 )
-from bayesgeom.report.answer import Answer, answer_of, is_gated
+from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run
 from bayesgeom.report.tables import Headline, Viewed, frame, model_name, records_of
@@ -162,7 +162,7 @@ class Diagnosis(Mapping[str, Report]):
         Args:
             where: Where to find what is left out, such as "see report.html". Default: the methods that return it.
         """
-        from bayesgeom.report.render import answer_details, answer_text, gate_text, summary
+        from bayesgeom.report.render import summary
 
         answer, blocks = self.answer, dict[str, list[tuple[str, Headline]]]()
         opening = [] if answer is None else [answer_text(answer), answer_details(answer)]

@@ -31,17 +31,9 @@ from bayesgeom.core import (
     shortened,
     with_minus,
 )
-from bayesgeom.report.answer import Answer, answer_of, is_gated
+from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated
 from bayesgeom.report.panels import Chart, Panel, listed
-from bayesgeom.report.render import (
-    answer_details,
-    answer_text,
-    gate_text,
-    headline_text,
-    interval_cell,
-    tone,
-    verdict_text,
-)
+from bayesgeom.report.render import headline_text, interval_cell, tone, verdict_text
 from bayesgeom.report.svg import swatch, thumbnail
 from bayesgeom.report.tables import Headline, Reported, Viewed, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb

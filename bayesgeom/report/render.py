@@ -3,17 +3,13 @@
 import html
 import io
 import json
-import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import plotly.graph_objects as go
 
-from bayesgeom.core import WIDTH, Reason, Verdict, counted, labeled_text, number_text, percent_text, shortened
-from bayesgeom.report.answer import Answer
-from bayesgeom.report.estimate import Estimate
+from bayesgeom.core import WIDTH, Reason, Verdict, labeled_text, number_text, shortened
 from bayesgeom.report.tables import Headline
 from bayesgeom.report.theme import CONFIG
 
@@ -21,7 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ROWS, NOTES, LABEL = 16, 16, 70  # of what `print(result)` shows, and letters of a label
-OFF_ANSWER = 0.05  # off-answer probability that the answer names
 _MIME = "application/vnd.plotly.v1+json"
 _BEATS = {"yes": "beats every baseline", "barely": "barely beats every baseline", "no": "does not beat every baseline"}
 
@@ -57,102 +52,6 @@ def headline_text(line: Headline) -> str:
     """
     interval = f" (95 % interval {line.interval})" if line.interval else ""
     return "; ".join((f"{labeled_text(line.label, line.value_text)}{interval}", *line.baselines[:1]))
-
-
-def answer_text(answer: Answer) -> str:
-    """Return the answer of a diagnosis in one sentence."""
-    name, word = answer.baseline, _confidence_word(answer)
-    share = f"closes {_share_text(float(answer.gap_closed))} of the gap between {name} and exact"
-    how = f"{share}, but is {word}" if word else share
-    levels = f"({_pair(float(answer.kl_bits), answer.baseline_kl_bits)} bits){f' and {word}' * bool(word)}"
-    match answer.verdict:
-        case Verdict.MATCHES:
-            return f"Matches the exact posterior: {how}."
-        case Verdict.CLOSE:
-            return f"Close to the exact posterior: {how}."
-        case Verdict.PARTLY:
-            return f"Partly: {how}."
-        case Verdict.NO_BETTER:
-            return f"No: no better than {name} {levels}."
-        case Verdict.WORSE:
-            return f"No: worse than {name} {levels}."
-        case _:
-            return f"Undecided: {share}, without an interval ({answer.gap_closed.reason_at().label})."
-
-
-def answer_details(answer: Answer) -> str:
-    """Return what stands behind the answer: distance, confidence, off-answer probability, age of the used evidence."""
-    levels = {answer.baseline: answer.baseline_kl_bits, "uniform": answer.uniform_kl_bits}
-    compared = ", ".join(f"{name} {_rounded(level)}" for name, level in levels.items())
-    parts = [f"KL {_estimate_text(answer.kl_bits)} bits ({compared})"]
-    if float(answer.confidence) > 0:  # 0: certain predictions are closest; NaN: no temperature changes them
-        parts.append(f"confidence {_estimate_text(answer.confidence)}, where 1 is exact")
-    if answer.off_answer_prob > OFF_ANSWER:
-        parts.append(f"{percent_text(answer.off_answer_prob)} of the probability is not on the answers")
-    return f"{'; '.join(filter(None, (*parts, _age_text(answer))))}."
-
-
-def _confidence_word(answer: Answer) -> str:
-    """Return the confidence in words where the answer names it; "" elsewhere."""
-    value, low = float(answer.confidence), float(answer.confidence.ends[0])
-    if not answer.is_confidence_named:
-        return ""
-    if math.isinf(value):  # uniform is closer than the predictions at any temperature
-        return f"overconfident ({'∞' if math.isnan(low) or math.isinf(low) else f'above {_rounded(low, 2)}'})"
-    return f"{'over' if value > 1 else 'under'}confident ({_rounded(value, 2)})"
-
-
-def _estimate_text(own: Estimate) -> str:
-    """Return a scalar with its interval, both with three digits."""
-    value, low, high = (_rounded(float(end)) for end in (own.value, *own.ends))
-    return value if low == "–" else f"{value} [{low} … {high}]"
-
-
-def _rounded(value: float, digits: int = 3) -> str:
-    return number_text(float(f"{value:.{digits}g}"))
-
-
-def _pair(value: float, level: float) -> str:
-    """Return two numbers with as many digits, at least two, as tell them apart."""
-    texts = ((_rounded(value, digits), _rounded(level, digits)) for digits in (3, 4))
-    return " against ".join(next((own for own in texts if own[0] != own[1]), (number_text(value), number_text(level))))
-
-
-def _share_text(share: float) -> str:
-    """Return a share of a gap in percent, with as many digits as what is missing to 100 % needs.
-
-    Example:
-        >>> _share_text(0.43), _share_text(0.9981), _share_text(0.99992), _share_text(1.0)
-        ('43 %', '99.8 %', '99.992 %', '100 %')
-    """
-    missing = 1 - share
-    digits = 0 if missing > 0.01 or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
-    return percent_text(share, digits)
-
-
-def _age_text(answer: Answer) -> str:
-    """Return how old the evidence is that the predictions use; "" if it was not measured."""
-    if answer.response is None:
-        return ""
-    level = answer.response.compared[0].value
-    used = np.flatnonzero(answer.response.low > level) if answer.response.low is not None else np.zeros(0, int)
-    if not len(used):
-        return "no use of the evidence is shown"
-    last = int(used[-1])
-    if last == len(answer.ages) - 1:
-        return f"uses evidence of every age ({_rounded(float(answer.response.value[last]), 2)} of the exact weight)"
-    return f"uses evidence up to {counted(answer.ages[last + 1], 'step')} old"
-
-
-def gate_text(answer: Answer) -> str:
-    """Return the line above numbers on activations where the answer says that they explain no inference; "" elsewhere.
-
-    Args:
-        answer: The answer of the diagnosis.
-    """
-    if answer.explains:
-        return ""
-    return f"The predictions are not shown to be better than {answer.baseline}: what follows explains no inference."
 
 
 def opening_of(line: Headline | None) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import final
 
-from bayesgeom.core import Contained, Verdict, is_foreign, number_text
+from bayesgeom.core import Contained, Verdict, is_foreign, number_text, phase
 from bayesgeom.diagnosis.plan import AnyProbe, all_probes, broken_probes
 from bayesgeom.generalization.response import EvidenceResponseReport
 from bayesgeom.interventions.design import Design
@@ -79,15 +79,15 @@ def selftest() -> list[ControlResult]:
     """
     verdicts = [ControlResult(probe=name, control=reason, passed=False) for name, reason in broken_probes().items()]
     for name, probe in all_probes().items():
-        with Contained(is_foreign=is_foreign(type(probe))) as testing:
+        with phase(f"controls of {name}"), Contained(is_foreign=is_foreign(type(probe))) as testing:
             verdicts.extend(_verdicts(name, probe))
         if testing.fault:
             failed = f"plug-in {name!r} failed: {testing.fault.rstrip('.')}."
             verdicts.append(ControlResult(probe=name, control=failed, passed=False))
-    verdicts += [
-        ControlResult(probe=INTERVENTION, control=control.label, passed=control.holds(control.report()))
-        for control in intervention_controls()
-    ]
+    for control in intervention_controls():
+        with phase(f"control of interventions: {control.label}"):
+            is_held = control.holds(control.report())
+        verdicts.append(ControlResult(probe=INTERVENTION, control=control.label, passed=is_held))
     return verdicts
 
 

@@ -22,8 +22,8 @@ from bayesgeom.core import (
     InvalidArgument,
     NonFinite,
     Trials,
-    bar,
     holds_others,
+    phase,
     read_json,
     unknown_name,
     with_torch_defaults,
@@ -138,19 +138,19 @@ def _trained(
     held_out = held_out_trials(recipe, device)
     due = snapshot_steps(recipe)
     saved_at = time.monotonic()
-    steps = range(start, recipe.steps)
-    progress = bar(steps, initial=start, total=recipe.steps, desc=recipe.name, is_quiet=pace.quiet)
-    for step in progress:
-        if step in due:
-            _snapshot(recipe, module, out, step, precision)
-        loss = training_step(recipe, module, optimizers, step, device, precision)
-        if (step + 1) % pace.log_every == 0 or step + 1 == recipe.steps:
-            line = {"step": step + 1, "loss_nats": loss, "kl_bits": held_out_kl(module, held_out)}
-            append_log(out / LOG, line)
-            progress.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
-        if time.monotonic() - saved_at > pace.save_seconds:
-            save_state(out / STATE, recipe, module, optimizers, step + 1)
-            saved_at = time.monotonic()
+    with phase(recipe.name, recipe.steps, "step", done=start, leave=True, is_quiet=pace.quiet) as shown:
+        for step in range(start, recipe.steps):
+            if step in due:
+                _snapshot(recipe, module, out, step, precision)
+            loss = training_step(recipe, module, optimizers, step, device, precision)
+            if (step + 1) % pace.log_every == 0 or step + 1 == recipe.steps:
+                line = {"step": step + 1, "loss_nats": loss, "kl_bits": held_out_kl(module, held_out)}
+                append_log(out / LOG, line)
+                shown.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
+            if time.monotonic() - saved_at > pace.save_seconds:
+                save_state(out / STATE, recipe, module, optimizers, step + 1)
+                saved_at = time.monotonic()
+            shown.update(1)
     save_state(out / STATE, recipe, module, optimizers, recipe.steps)
     _snapshot(recipe, module, out, recipe.steps, precision)
     return module.eval()

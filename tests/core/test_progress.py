@@ -1,29 +1,50 @@
-"""Bars on terminals and nowhere else; what an interruption says of what is kept."""
+"""Phases: bars on terminals, lines for the command line elsewhere; what an interruption says of what is kept."""
 
+import io
 import os
 import pty
 import re
 import struct
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
 
 import pytest
 
+from bayesgeom.core import progress
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.progress import bar, progress_in
+from bayesgeom.core.progress import phase, phases_shown, progress_in
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, size: tuple[int, int] | None, *, is_quiet: bool = False) -> str:
-    """What a bar over three steps writes to a terminal of this size (rows, columns), or to a file."""
+def work(*, is_quiet: bool) -> None:
+    """Three counted steps with a part of unknown size in the second."""
+    with phase("snapshots", 3, "snapshot", is_quiet=is_quiet) as shown:
+        for step in range(3):
+            shown.mininterval, shown.miniters = 0, 1
+            with phase("loading"):
+                time.sleep(0.15 * (step == 1))
+            shown.update(1)
+
+
+def drawn(
+    monkeypatch: pytest.MonkeyPatch,
+    size: tuple[int, int] | None,
+    *,
+    is_quiet: bool = False,
+    around: AbstractContextManager[None] | None = None,
+) -> str:
+    """What the work writes to a terminal of this size (rows, columns), or to a file."""
     above, below = os.pipe() if size is None else pty.openpty()
     with os.fdopen(below, "w") as stream:
         if size is not None:
             ioctl(below, TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
         monkeypatch.setattr(sys, "stderr", stream)
-        for _ in bar(range(3), is_quiet=is_quiet, desc="snapshots", mininterval=0, miniters=1):
-            pass
+        with around or nullcontext():
+            work(is_quiet=is_quiet)
         stream.write("end")
         stream.flush()
         monkeypatch.undo()
@@ -44,6 +65,31 @@ def test_a_terminal_shows_how_far_and_how_long(size: tuple[int, int], monkeypatc
 def test_nothing_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn(monkeypatch, None) == "end"
     assert drawn(monkeypatch, (24, 70), is_quiet=True) == "end"
+
+
+def test_a_command_outside_of_a_terminal_gets_a_line_for_each_outer_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drawn(monkeypatch, None, around=phases_shown("bayesgeom dynamics")) == "  snapshots (3 snapshots)\nend"
+    assert drawn(monkeypatch, None, is_quiet=True, around=phases_shown("bayesgeom train")) == "  loading\n" * 3 + "end"
+    assert drawn(monkeypatch, None) == "end"  # and nothing once the command has ended
+
+
+def test_a_command_on_a_terminal_names_the_phase_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_SECOND", 0.02)
+    written = drawn(monkeypatch, (24, 70), around=phases_shown("bayesgeom dynamics"))
+    assert "bayesgeom dynamics: loading: 0 s" in written and "2/3" in written
+
+
+def test_a_clock_is_not_written_where_standard_error_is_sent_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_SECOND", 0.02)
+    elsewhere = io.StringIO()
+
+    @contextmanager
+    def redirected() -> Iterator[None]:
+        with phases_shown("bayesgeom diagnose"), redirect_stderr(elsewhere):
+            yield
+
+    assert "bayesgeom diagnose: loading: 0 s" in drawn(monkeypatch, (24, 70), is_quiet=True, around=redirected())
+    assert not elsewhere.getvalue()
 
 
 def test_an_interruption_says_where_progress_lies_and_how_to_go_on(tmp_path: Path) -> None:

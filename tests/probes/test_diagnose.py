@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from bayesgeom.core import progress
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
-from bayesgeom.core.progress import bar
 from bayesgeom.core.run import N_RECORDED, RESID_POST, RESID_PRE, STATE, Run, Trials, Z
 from bayesgeom.core.torch_state import limited, lock_of
-from bayesgeom.diagnosis import measuring, passes
+from bayesgeom.diagnosis import passes
 from bayesgeom.diagnosis import plan as planning
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.diagnosis.run import diagnose
@@ -448,19 +448,19 @@ def test_a_diagnosis_inside_the_modules_lock_and_one_outside_both_end(monkeypatc
 
 
 def test_progress_is_shown_from_the_first_network_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[dict[str, object]] = []
+    made = list[tuple[str, int | None]]()
+    plain = progress._bar
 
-    def watched(over: object = None, **options: object) -> object:
-        made.append(options)
-        return bar(over, is_quiet=True, **options)
+    def watched(what: str, total: int | None, unit: str, **options: Any) -> object:
+        made.append((what, total))
+        return plain(what, total, unit, **options)
 
-    monkeypatch.setattr(passes, "bar", watched)
-    monkeypatch.setattr(measuring, "bar", watched)
+    monkeypatch.setattr(progress, "_bar", watched)
     model = HookedModel(Transformer(SIZES), name="tiny", task=TASK, digest="x")
     diagnose(model, probes=["calibration"], n=7, n_untrained=1)
-    first, *stages = (str(options["desc"]) for options in made)
-    assert first != "tiny" and stages == [f"{first}: probes", "tiny", *["tiny: probes"] * 2]
-    assert [options["total"] for options in made if options.get("unit") == "seq"] == [7, 7]
+    outer, (copy, of_copy), of_probes, *stages = made
+    assert outer == ("untrained network 1 of 1", None) and of_probes == (f"{copy}: probes", 1) and copy != "tiny"
+    assert (of_copy, stages) == (7, [("tiny", 7), ("tiny: probes", 0), ("tiny: probes", 1)])
 
 
 def test_a_large_model_is_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,9 +271,9 @@ def test_headlines_are_layer_0_of_every_view_inputs_first(everything: tuple[Run,
     assert len(lines) == 2 * len(report.views)
     for i, view in enumerate(report.views):
         for line, values in ((lines[i], report.overlap), (lines[i + len(report.views)], report.centered_overlap)):
-            assert line.label.startswith(f"|cos|, {view}, ") and line.label.endswith("layer 0")
+            assert line.label.startswith(f"keys of {view.split(' / ')[0]} (") or view == "columns"
             assert line.value == pytest.approx(values.value[i, 0].mean(), abs=1e-9, nan_ok=True)
-    assert lines[0].label == "|cos|, inputs / activation, layer 0"
+    assert lines[0].label == "keys of inputs (activation): |cos|, layer 0"
     of_hypotheses = lines[report.views.index("hypotheses / activation")]
     assert of_hypotheses.low < of_hypotheses.value < of_hypotheses.high
     assert "untrained" not in lines[0].baseline_name

@@ -11,10 +11,9 @@ import torch
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.calibration import POSITION, UNIFORM, Calibration, CalibrationReport
-from bayesgeom.report.answer import Answer, answer_of, is_gated, verdict_of
+from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated, verdict_of
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate
-from bayesgeom.report.render import answer_details, answer_text, gate_text
 from bayesgeom.report.tables import headline_of
 from bayesgeom.stats.behavior import tempering
 from tests.results.planted import planted
@@ -110,6 +109,14 @@ def test_a_predictor_of_the_base_rate_is_no_better_than_position_alone(rng: np.r
     assert (better.verdict, better.baseline) == (Verdict.PARTLY, POSITION)
 
 
+def test_a_predictor_that_rules_out_what_happens_is_worse(exact: np.ndarray) -> None:
+    model = exact.copy()
+    model[3, 1] = np.eye(ANSWERS)[exact[3, 1].argmax()]
+    found = answered(exact, model)
+    assert found.verdict == Verdict.WORSE and math.isinf(float(found.kl_bits)) and not found.is_confidence_named
+    assert answer_text(found).startswith("No: worse than uniform (∞ against 0.")
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_confidence_is_that_of_the_planted_temperature(temperature: float, exact: np.ndarray) -> None:
     found = answered(exact, normalized(exact ** (1 / temperature)))
@@ -170,6 +177,8 @@ def test_the_answer_is_one_sentence() -> None:
     )
     level = given(Verdict.NO_BETTER, -0.01, 0.4201)
     assert answer_text(level) == "No: no better than uniform (0.4201 against 0.42 bits)."
+    wide = replace(level, gap_closed=Estimate.of(0.5))
+    assert answer_text(wide).startswith("No: not shown to be better than uniform (")
     worse = given(Verdict.WORSE, -1.5, 1.07, is_confidence_named=True)
     assert answer_text(worse) == "No: worse than uniform (1.07 against 0.42 bits) and overconfident (4.6)."
     under = replace(worse, confidence=Estimate.of(0.25))

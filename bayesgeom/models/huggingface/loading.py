@@ -21,15 +21,16 @@ switches off.
 import contextlib
 import hashlib
 import importlib.util
-import io
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Any, final
 
 import numpy as np
@@ -44,6 +45,7 @@ from bayesgeom.core import (
     InvalidArgument,
     check_regular,
     counted,
+    phase,
     read_json,
 )
 from bayesgeom.models.checkpoint import read_header
@@ -88,18 +90,12 @@ def gguf_in(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-def storage_of(file: Path) -> str:
-    """Describe from the header of a GGUF file how its weights are stored, for provenance, without reading weights.
-
-    Returns:
-        The types and their bits: "dequantized from 4 bits (GGUF: Q4_1 in 2 tensors, F32 in 1; 5.42 bits a weight with
-        scales)".
+def checked_header(file: Path) -> Any:
+    """Return gguf's reader of the header of a GGUF file; no weights are read.
 
     Raises:
         CheckpointFault: It is not a complete GGUF file, or it declares another number of layers than it holds.
     """
-    from gguf import GGML_QUANT_SIZES
-
     try:
         reader = _reader(file)
         declared = [int(own.parts[own.data[0]][0]) for key, own in reader.fields.items() if key.endswith(_N_LAYERS)]
@@ -108,11 +104,7 @@ def storage_of(file: Path) -> str:
             f"{file} is not a complete GGUF file that gguf {version('gguf')} can read ({error}). Copy or download it "
             f"again; if it is newer than the package: pip install -U gguf transformers."
         ) from error
-    tensors = Counter(own.tensor_type for own in reader.tensors)
-    weights = Counter[Any]()
-    for own in reader.tensors:
-        weights[own.tensor_type] += int(own.n_elements)
-    if not weights.total():
+    if not sum(int(own.n_elements) for own in reader.tensors):
         raise CheckpointFault(f"{file} contains no tensors. It is a vocabulary only; use the file of a complete model.")
     if not declared:
         raise CheckpointFault(f"{file} does not state its number of layers (…{_N_LAYERS}). Copy or download it again.")
@@ -121,6 +113,22 @@ def storage_of(file: Path) -> str:
         raise CheckpointFault(
             f"{file} declares {declared[0]:,} layers and holds tensors of {n_found:,}. Copy or download it again."
         )
+    return reader
+
+
+def storage_of(reader: Any) -> str:
+    """Describe from the header of a GGUF file how its weights are stored, for provenance.
+
+    Returns:
+        The types and their bits: "dequantized from 4 bits (GGUF: Q4_1 in 2 tensors, F32 in 1; 5.42 bits a weight with
+        scales)".
+    """
+    from gguf import GGML_QUANT_SIZES
+
+    tensors = Counter(own.tensor_type for own in reader.tensors)
+    weights = Counter[Any]()
+    for own in reader.tensors:
+        weights[own.tensor_type] += int(own.n_elements)
     most, *others = sorted(tensors, key=lambda kind: -weights[kind])
     stored = f"{most.name} in {tensors[most]} tensors"
     stored += "".join(f", {kind.name} in {tensors[kind]}" for kind in others)
@@ -138,12 +146,43 @@ def _reader(file: Path) -> Any:
 
     @final
     class Bounded(GGUFReader):
-        def _get(self, offset: Any, dtype: Any, count: Any = 1, *options: Any, **named: Any) -> Any:
-            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+        def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+            order = override_order or self.byte_order
+            kind = np.dtype(dtype) if order == "I" else np.dtype(dtype).newbyteorder(order)
+            if offset + kind.itemsize * int(count) > len(self.data):
                 raise ValueError("it ends early")
-            return super()._get(offset, dtype, count, *options, **named)
+            # gguf slices the memory map, which takes many times as long.
+            return np.frombuffer(self.data, kind, int(count), int(offset))
 
     return Bounded(file)
+
+
+@contextlib.contextmanager
+def _read_once(reader: Any) -> Iterator[None]:
+    """Let transformers use a header that has been read, and show its bar as a phase.
+
+    It would read the header three times, and make the table of tensor names once for each module: 16 of 22 seconds for
+    SmolLM2-135M.
+    """
+    import gguf
+    from transformers import modeling_gguf_pytorch_utils as theirs
+
+    def counted_phase(tensors: Sequence[Any], **_options: Any) -> Iterator[Any]:
+        with phase("dequantizing", len(tensors), "tensor") as shown:
+            for tensor in tensors:
+                yield tensor
+                shown.update(1)
+
+    names = {"GGUFReader": lambda _path: reader, "get_tensor_name_map": cache(gguf.get_tensor_name_map)}
+    ours: list[tuple[ModuleType, dict[str, Any]]] = [(gguf, names), (theirs, {"tqdm": counted_phase})]
+    former = [(module, {name: vars(module)[name] for name in own}) for module, own in ours]
+    try:
+        for module, own in ours:
+            vars(module).update(own)
+        yield
+    finally:
+        for module, own in former:
+            vars(module).update(own)
 
 
 def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, Any] | None) -> tuple[Any, Any]:
@@ -278,17 +317,16 @@ def load_gguf(
         InvalidArgument: The package gguf is not installed, or this is not a causal language model.
         CheckpointFault: The file is corrupt, or of a kind that transformers cannot read.
     """
-    stored = storage_of(file)
+    reader = checked_header(file)
     chosen = torch.float32 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    unseen = contextlib.redirect_stderr(io.StringIO())  # the reader draws a progress bar that no option hides
-    with PROCESS_STATE, quiet(), unseen, _translated(file.parent), torch.random.fork_rng(devices=()):
+    with PROCESS_STATE, quiet(), _read_once(reader), _translated(file.parent), torch.random.fork_rng(devices=()):
         hf, tokenizer = dequantized(file, dtype=chosen, device_map=device_map)
     if device_map is None:
         hf = hf.to(device)
     with file.open("rb") as opened:  # the hash is over the file and the dtype of its dequantized weights
         digest = hashlib.file_digest(opened, lambda: hashlib.sha256(f"gguf as {chosen}: ".encode())).hexdigest()[:16]
     model = HFModel(hf, name=file.stem, tokenizer=tokenizer, digest=digest)
-    model.spec = replace(model.spec, quantization=stored)
+    model.spec = replace(model.spec, quantization=storage_of(reader))
     return model
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 QUANTIZATION = "quantization_config"
 _BITSANDBYTES = "bitsandbytes"
+# They warn where transformers imports torchao. A kernel that is missing when it is called still ends in an error.
+_NOISY = ("torchao", "torch.utils._pytree")
 _REPEATED = "bitsandbytes.autograd._functions"  # its logger, which warns in every product
 _OF_LIBRARIES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError)
 
@@ -138,7 +140,10 @@ def named_faults(hf: "PreTrainedModel") -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress transformers' progress bars and its messages below errors; bayesgeom reports problems as errors."""
+    """Suppress bars and messages below errors of transformers and of what it imports; bayesgeom reports problems."""
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in _NOISY}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
     from transformers.utils import logging as theirs
 
     former, was_on = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
@@ -147,6 +152,8 @@ def quiet() -> Iterator[None]:
     try:
         yield
     finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
         theirs.set_verbosity(former)
         if was_on:
             theirs.enable_progress_bar()

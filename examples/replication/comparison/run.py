@@ -10,7 +10,7 @@ from typing import Any
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
-from bayesgeom.core.progress import bar
+from bayesgeom.core.progress import phase
 from bayesgeom.executors import Executor
 from bayesgeom.models.base import provenance
 from bayesgeom.report.report import with_provenance
@@ -194,8 +194,12 @@ def _scores(
 ) -> list[Scores]:
     """Return each recipe's scores, trained first where it is missing. One model is in memory at a time."""
     if executor is None:
-        shown = bar(recipes, desc="models", leave=False)
-        return [score(available.model(recipe), recipe.task, n=n, seed=seed) for recipe in shown]
+        found = list[Scores]()
+        with phase("models", len(recipes), "model") as shown:
+            for recipe in recipes:
+                found.append(score(available.model(recipe), recipe.task, n=n, seed=seed))
+                shown.update(1)
+        return found
     there = replace(available, runs=available.runs.resolve())  # a worker may be in another directory
     jobs = [executor.submit(scored, recipe.to_dict(), there, n, seed) for recipe in recipes]
     return [job.result() for job in jobs]

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.core.errors import InvalidArgument, checked
-from bayesgeom.core.progress import bar
+from bayesgeom.core.progress import phase
 from bayesgeom.core.text import fitted, interval_text, number_text
 from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.base import provenance
@@ -366,7 +366,7 @@ def em_experiment(
     chosen = _checked(seeds, steps=steps, length=length, every=every)
     conditions, of_chains = (BY_MATRIX, CHAINS[:1]) if by_matrix else (CONDITIONS, CHAINS)
     own = {"steps": steps, "length": length, "every": every}
-    with bar(total=len(of_chains) * len(chosen) * steps, desc="sticky chain", unit="step", leave=False) as progress:
+    with phase("sticky chain", len(of_chains) * len(chosen) * steps) as progress:
         curves = [
             [learned(chain, seed=seed, tick=progress.update, conditions=conditions, **own) for seed in chosen]
             for chain in of_chains

@@ -14,7 +14,7 @@ import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface.loading import storage_of
+from bayesgeom.models.huggingface.loading import checked_header, storage_of
 
 D, D_MLP, N_VOCAB, N_LAYERS, N_HEADS = 64, 96, 37, 2, 2
 
@@ -101,7 +101,7 @@ def test_other_bits_or_another_type_are_another_model(tmp_path: Path) -> None:
     hashes.append(bayesgeom.load(tmp_path / "a.gguf", dtype="bfloat16").spec.weights_hash)
     assert len({*hashes}) == 3
     write_tiny(tmp_path / "c.gguf", kind=Kind.Q8_0)
-    assert storage_of(tmp_path / "c.gguf").startswith("dequantized from 8 bits")
+    assert storage_of(checked_header(tmp_path / "c.gguf")).startswith("dequantized from 8 bits")
 
 
 def test_bad_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

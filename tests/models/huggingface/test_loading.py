@@ -1,7 +1,10 @@
 """Loading by path and by name: the same model, nothing executed, and one sentence for each way of being wrong."""
 
 import json
+import logging
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import bayesgeom
 from bayesgeom.core import run as s
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.models.huggingface.weights import quiet
 from bayesgeom.models.resolve import as_model, load
 from tests.families import D_VOCAB, N_CTX, saved
 from tests.models.huggingface.test_sites import text
@@ -324,3 +329,32 @@ def test_a_site_whose_identity_fails_is_withheld(llama: Path) -> None:
         MissingSite, match=r"\(identity softmax\(scale · q_rot·k_rot\) = pattern fails by .* in layer 2"
     ):
         model.run([text()], record=(s.K,))
+
+
+@pytest.mark.exhaustive
+def test_what_the_libraries_print_does_not_reach_standard_error(llama: Path) -> None:
+    """transformers imports torchao, which warns of kernels that are not installed, and torch of torchao's classes."""
+    command = [sys.executable, "-m", "bayesgeom", "diagnose", str(llama), "--task", "bijection:n_values=5,n_pairs=3"]
+    done = subprocess.run(
+        [*command, "--quick", "--n", "7", "--probes", "calibration"],
+        env={"PYTHONPATH": str(Path(bayesgeom.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    begin, *phases, end = done.stderr.splitlines()
+    assert (begin.split(":")[0], end.split(" in ")[0]) == ("bayesgeom diagnose", "bayesgeom diagnose: finished")
+    assert phases == [
+        "  loading libraries",
+        f"  loading {llama}",
+        "  untrained network 1 of 1",
+        f"  {llama.name} (7 sequences)",
+    ]
+
+
+def test_loggers_of_libraries_are_restored_after_loading() -> None:
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    with quiet():
+        assert {logger.level for logger in loggers} == {logging.ERROR}
+    assert [logger.level for logger in loggers] == levels
