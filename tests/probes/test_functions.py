@@ -141,12 +141,12 @@ def returning(value: Any) -> Callable[[Run], Any]:
 )
 def test_a_wrong_function_is_refused_before_anything_is_measured(probes: list[Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
-        measured(*probes, n=10**9)
+        measured(*probes, n=10**7)
 
 
 def test_a_site_that_the_model_lacks_is_named_before_anything_is_measured() -> None:
     with pytest.raises(MissingSite, match=r"function 'own' requires site 'state', which tiny does not provide"):
-        measured(returning(lambda run: run.at("state")), n=10**9)
+        measured(returning(lambda run: run.at("state")), n=10**7)
 
 
 def test_models_are_compared_by_a_function() -> None:
