@@ -74,10 +74,15 @@ def test_sites_are_recorded_however_the_run_is_asked_and_no_others() -> None:
 
     def both(run: Run) -> float:
         seen.append({site.name for site in run.recorded})
-        return float(run.recorded[PATTERN].mean() + run.vectors("z", 0).mean() + run.at(RESID_POST).mean())
+        return float(
+            run.recorded[PATTERN].mean()
+            + run.vectors("z", 0).mean()
+            + run.at(RESID_POST).mean()
+            + run.at("logit_lens").mean()
+        )
 
     measured(both)
-    assert seen[-1] == {"pattern", "z", "resid_post"}
+    assert seen[-1] == {"pattern", "z", "resid_post", "logit_lens"}
 
 
 def test_a_probe_that_fails_costs_its_own_report() -> None:
