@@ -48,7 +48,6 @@ from bayesgeom.core import (
     unknown_name,
     values,
 )
-from bayesgeom.models.allocator import is_requested, keep_freed_memory
 
 if TYPE_CHECKING:
     from bayesgeom.executors import Batch
@@ -305,7 +304,7 @@ def intervene(
     Args:
         subspace: covariance:QUANTITY, leace:QUANTITY (both also with ,given=position+answer+known), decoder:QUANTITY,
             trained_swap:RANK,QUANTITY, entropy_axis, entropy_axis:pc1, entropy_axis:pc1_standardized, frame,
-            frame:keys,HEAD, frame:ov,HEAD, belief_readout, top_jacobian:RANK or random:RANK. QUANTITY: entropy, belief
+            frame:keys,HEAD, frame:ov,HEAD, top_jacobian:RANK or random:RANK. QUANTITY: entropy, belief
             or log_odds:HYPOTHESIS.
         kind: What to do with the subspace. A swap takes it from another sequence; only a swap can show use.
         donors: Sequences to swap from: the task's pairs, independent ones, or pairs if they differ in the quantity.
@@ -802,8 +801,6 @@ _ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. An invalid input prints one line to standard error."""
-    if is_requested():
-        keep_freed_memory()
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with _any_encoding():

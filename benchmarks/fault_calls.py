@@ -191,7 +191,6 @@ def parts(model: Model) -> dict[str, Call]:
         "decoder": (subspaces.decoder, {"quantity": "entropy"}),
         "entropy_axis": (subspaces.entropy_axis, {"by": "readout"}),
         "fit_from_text": (subspaces.fit_from_text, {"text": "random:2"}),
-        "fixed": (subspaces.fixed, {"subspace": subspaces.Subspace("own", VECTORS)}),
         "frame": (subspaces.frame, {"kind": "embedding", "head": None, "layer": None, "tokens": None}),
         "leace": (subspaces.leace, {"quantity": "entropy", "given": ()}),
         "random": (subspaces.random, {"r": 2}),

@@ -39,7 +39,7 @@ shown, no interval can cover there. What a reader risks is the share of all data
 "withheld" demands that it is below the 5 % that any 95 % interval risks.
 
 The script is not named `coverage.py`. Its folder comes first on the search path of every script in it, so `import
-coverage` there, as in numba, would import this script instead of the package of that name.
+coverage` there would import this script instead of the package of that name.
 
 The rows are in `interval_means.py`, `interval_readouts.py`, `interval_keys.py`, `interval_curves.py` and
 `interval_extremes.py`. Those that begin with "before" are what is no longer reported, for comparison. Every row has a

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from allocator import keep_freed_memory
 from torch import nn
 
-from bayesgeom.models.allocator import keep_freed_memory
 from bayesgeom.models.resolve import of_module
 from bayesgeom.monitor.watch import EVERY, GoodState, Monitor, Settings
 from bayesgeom.training.loop import GRADIENT_CLIP, loss_nats

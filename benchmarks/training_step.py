@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from allocator import keep_freed_memory
 from torch import nn
 
 from bayesgeom.core.run import Trials
-from bayesgeom.models.allocator import keep_freed_memory
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.training.environment import is_bfloat16_fast
 from bayesgeom.training.loop import GRADIENT_CLIP, loss_nats

@@ -392,23 +392,6 @@ def test_mistakes_in_training_are_one_line(
     assert_one_line(capsys, message)
 
 
-@pytest.mark.parametrize(("value", "n_calls"), [(None, 0), ("0", 0), ("1", 1)])
-def test_freed_memory_is_retained_on_request(monkeypatch: pytest.MonkeyPatch, value: str | None, n_calls: int) -> None:
-    calls = list[str]()
-    monkeypatch.setattr("bayesgeom.cli.keep_freed_memory", lambda: calls.append("kept"))
-    monkeypatch.delenv("BAYESGEOM_KEEP_FREED_MEMORY", raising=False)
-    if value is not None:
-        monkeypatch.setenv("BAYESGEOM_KEEP_FREED_MEMORY", value)
-    assert main(["no-such-command"]) == 2
-    assert len(calls) == n_calls
-
-
-def test_no_library_module_asks_for_the_allocator() -> None:
-    package = Path(importlib.import_module("bayesgeom").__file__ or "").parent
-    callers = {path.name for path in package.rglob("*.py") if "keep_freed_memory" in path.read_text()}
-    assert callers == {"allocator.py", "cli.py"}
-
-
 def test_an_option_that_may_be_left_out_is_read_as_its_type() -> None:
     options = parsed(["compare", "a", "b", "--n", "64"]).keywords
     assert options["n"] == 64 and options["seed"] is None

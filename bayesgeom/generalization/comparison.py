@@ -408,8 +408,10 @@ def _differences(a: _Side, b: _Side, *, seed: int) -> dict[Key, tuple[Estimate, 
     for key, (_, one) in a.estimates.items():
         if key in b.estimates:
             other = b.estimates[key][1]
-            ends = other.ends[0] - one.ends[1], other.ends[1] - one.ends[0]
-            found[key] = Estimate.of(other.value - one.value, ends, n=one.n, reason=Reason.CONSERVATIVE), False
+            with np.errstate(invalid="ignore"):  # both infinite: the difference is missing
+                apart = other.value - one.value
+                ends = other.ends[0] - one.ends[1], other.ends[1] - one.ends[0]
+            found[key] = Estimate.of(apart, ends, n=one.n, reason=Reason.CONSERVATIVE), False
     if a.pairs_with(b):
         assert a.scores is not None and b.scores is not None, "they are paired"
         paired = _paired(a.scores, b.scores, seed=seed)

@@ -34,6 +34,7 @@ from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.quantity import BELIEF, ENTROPY, PosteriorQuantity
 
 STRENGTH, _TINY = 1e-9, 1e-60  # ridge penalty: small, so that directions of small variance are read, too
+_VARIES = 1e-9  # a target with less variance than this, per point, does not vary
 PERMUTATIONS, LEVEL = 40, 0.975
 SLACK = 0.01  # share of the variance: the eraser is itself estimated, and leaves about 1 / n of it
 FLOOR = 0.1  # ten times `SLACK`, so that complete erasure removes at least nine tenths of what was decodable
@@ -98,7 +99,7 @@ def _r2(
     errors = (held_out_y.cpu() - _predicted(x, y, held_out_x)).square()
     power = (held_out_y - y.mean(dim=0)).square().cpu()
     (error, spread) = (terms.unflatten(1, (len(targets), -1)).sum(dim=(0, 2)) for terms in (errors, power))
-    return torch.where(spread > 1e-9 * held_out_y.numel() / len(targets), 1 - error / spread, torch.nan)
+    return torch.where(spread > _VARIES * held_out_y.numel() / len(targets), 1 - error / spread, torch.nan)
 
 
 def _predicted(
@@ -163,9 +164,6 @@ def coordinate_r2(
     return found
 
 
-_TINY = 1e-9  # a target with less variance than this, per point, does not vary
-
-
 def decoded_r2(
     fit: tuple[Float64[Tensor, "fit_point d"], Float64[Tensor, "fit_point target"]],
     held_out: tuple[Float64[Tensor, "held_point d"], Float64[Tensor, "held_point target"]],
@@ -182,7 +180,7 @@ def decoded_r2(
         len(points),
     )
     power = float(moments.score_power.sum())
-    if power < _TINY * held_out_targets.numel():
+    if power < _VARIES * held_out_targets.numel():
         return torch.full((len(bases),), torch.nan, dtype=torch.float64)
     bases = bases.to(points)
     weights = ridge(restricted(moments.fit_gram, bases), bases.mT @ moments.fit_cross)

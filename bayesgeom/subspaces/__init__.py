@@ -8,14 +8,13 @@ Subspaces for `bayesgeom.intervene(model, subspace=…)`:
     leace          the component that the least-change affine eraser of a quantity removes
     covariance     the span of the covariance with a quantity
     decoder        the weights of a ridge map to a quantity
-    belief_readout the row space of the ridge map to the exact belief
     entropy_axis   one direction along which entropy increases
     frame          the span of the hypothesis tokens
     top_jacobian   the main directions of the gradients of the answer logits
     trained_swap   directions trained so that a swap moves the model's own quantity
     random         a random subspace
     Subspace       orthonormal columns, and how activations are projected onto them
-    basis, fixed   your own columns, or the same subspace in every layer
+    basis          your own columns, the same in every layer
     fit_from_text  the fit that the command line writes as NAME or NAME:argument
 """
 

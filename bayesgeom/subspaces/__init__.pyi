@@ -1,11 +1,9 @@
 from .base import Subspace as Subspace
 from .fits import basis as basis
-from .fits import belief_readout as belief_readout
 from .fits import covariance as covariance
 from .fits import decoder as decoder
 from .fits import entropy_axis as entropy_axis
 from .fits import fit_from_text as fit_from_text
-from .fits import fixed as fixed
 from .fits import frame as frame
 from .fits import leace as leace
 from .fits import random as random

@@ -28,7 +28,7 @@ from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, chec
 from bayesgeom.subspaces.erasers import Decoder, Eraser, checked_points, checked_values
 from bayesgeom.subspaces.frames import FrameKind, TokenFrame
 from bayesgeom.subspaces.jacobian import TopJacobian
-from bayesgeom.subspaces.quantity import BELIEF, ENTROPY, PosteriorQuantity
+from bayesgeom.subspaces.quantity import ENTROPY, PosteriorQuantity
 from bayesgeom.subspaces.trained import STEPS, TrainedSwap
 from bayesgeom.tasks.base import derived_seed
 
@@ -45,7 +45,6 @@ FORMS = (
     "frame",
     "frame:keys,HEAD",
     "frame:ov,HEAD",
-    "belief_readout",
     "top_jacobian:RANK",
     "random:RANK",
 )
@@ -193,23 +192,6 @@ def frame(
     return TokenFrame(kind, head, layer, tokens)
 
 
-def belief_readout() -> Fit:
-    """Return the row space of the ridge map from vectors to the exact belief, as `decoder("belief")`.
-
-    Returns:
-        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
-
-    Raises:
-        InvalidArgument: When applied: the task has no belief.
-
-    Example:
-        >>> from bayesgeom import subspaces
-        >>> subspaces.belief_readout().label
-        'decoder (belief)'
-    """
-    return Decoder(BELIEF)
-
-
 @checked()
 def top_jacobian(r: int) -> Fit:
     """Return the top-r eigenspace of Σ g gᵀ, g the gradients of answer logits at the same or later positions.
@@ -272,28 +254,7 @@ def basis(vectors: Float[Tensor, "d r"], name: str = "own basis") -> Fit:
         >>> subspaces.basis(torch.eye(8)[:, :2]).label
         'own basis'
     """
-    return fixed(Subspace(name, vectors))
-
-
-@checked()
-def fixed(subspace: Subspace) -> Fit:
-    """Return a fit that uses the same subspace in every layer.
-
-    Args:
-        subspace: The subspace.
-
-    Returns:
-        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
-
-    Raises:
-        InvalidArgument: `subspace` is no `bayesgeom.subspaces.Subspace`.
-
-    Example:
-        >>> import bayesgeom, torch
-        >>> bayesgeom.subspaces.fixed(bayesgeom.subspaces.Subspace("first two", torch.eye(8)[:, :2])).label
-        'first two'
-    """
-    return _Fixed(subspace)
+    return _Fixed(Subspace(name, vectors))
 
 
 def as_fit(subspace: object) -> Fit:
@@ -307,7 +268,7 @@ def as_fit(subspace: object) -> Fit:
         case str():
             return fit_from_text(subspace)
         case Subspace():
-            return fixed(subspace)
+            return _Fixed(subspace)
         case Fit():
             return subspace
     raise InvalidArgument(
@@ -358,8 +319,6 @@ def _built_in(name: str, parts: Sequence[str]) -> Fit | None:
             return frame()
         case "frame", [("keys" | "ov") as kind, head] if head.isdecimal():
             return frame(kind, head=int(head))
-        case "belief_readout", []:
-            return belief_readout()
         case (("top_jacobian" | "random"), [r]) if r.isdecimal():
             return top_jacobian(int(r)) if name == "top_jacobian" else random(int(r))
     return None

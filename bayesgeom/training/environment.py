@@ -1,7 +1,7 @@
 """What affects the weights of a run in addition to its recipe: the environment, and the precision of matrix products.
 
-The order in which a processor adds numbers depends on the number of threads, the instruction set, the version of torch
-and whether numba compiles the loops. Sums in another order differ in the last digits, and training amplifies the
+The order in which a processor adds numbers depends on the number of threads, the instruction set and the version of
+torch. Sums in another order differ in the last digits, and training amplifies the
 difference. Each kind of device draws other data from the same seed.
 
 Matrix products run in bfloat16 if the processor computes it fast, else in float32. A processor without bfloat16
@@ -22,14 +22,12 @@ import torch
 
 from bayesgeom.core import CheckpointFault, InvalidArgument, atomic_file, read_json, reduced_precision
 from bayesgeom.models.config import ModelConfig
-from bayesgeom.models.native.scan import has_numba
 
 ENVIRONMENT = "environment.json"
 Precision = Literal["bfloat16", "float32"]
 RequestedPrecision = Literal["auto", "bfloat16", "float32"]
 REQUESTS = ("auto", "bfloat16", "float32")
 PRECISION = "precision.json"
-BEFORE_RECORDS: Precision = "bfloat16"  # the precision of all runs without a record
 # At this size a native bfloat16 product takes half the time of float32, and an emulated one 20 to 200 times the time.
 _PROBE_SIZE, _PROBE_ROUNDS, _HOPELESS = 256, 16, 8.0
 _NO_KERNEL = ("could not create a primitive", "not implemented for 'BFloat16'", "Unsupported dtype")
@@ -40,8 +38,8 @@ def environment(device: str | torch.device) -> dict[str, str | int | bool]:
 
     Returns:
         `device`: the kind, such as cpu or cuda; `processor`: the instruction set that torch uses on a CPU, such as
-        AVX2, or the name of the GPU; `n_threads` of an operation; `has_numba`: whether numba compiles the loops of some
-        architectures; `torch_version`; `float32_precision`: to what torch may reduce products in float32.
+        AVX2, or the name of the GPU; `n_threads` of an operation; `torch_version`; `float32_precision`: to what torch
+        may reduce products in float32.
 
     Example:
         >>> environment("cpu")["device"]
@@ -53,7 +51,6 @@ def environment(device: str | torch.device) -> dict[str, str | int | bool]:
         "device": kind,
         "processor": torch.cuda.get_device_name(device) if is_cuda else torch.backends.cpu.get_cpu_capability(),
         "n_threads": torch.get_num_threads(),
-        "has_numba": has_numba(),
         "torch_version": str(torch.__version__),
         "float32_precision": reduced_precision(),
     }
@@ -82,7 +79,7 @@ def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
         return None
     kinds = {name: type(value) for name, value in environment("cpu").items()}
     found = started.items() if isinstance(started, dict) else [("", started)]
-    if not {(name, type(value)) for name, value in found} <= kinds.items():  # earlier versions recorded less
+    if {name: type(value) for name, value in found} != kinds:
         raise CheckpointFault(
             f"{out / ENVIRONMENT} names no environment. Restore it, or delete it to resume without this check."
         )
@@ -187,17 +184,15 @@ def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
     return ""
 
 
-def recorded_precision(out: Path) -> Precision | None:
-    """Return the precision of the run in `out`, or None if there is no record.
+def recorded_precision(out: Path) -> Precision:
+    """Return the precision of the run in `out`.
 
     Raises:
-        CheckpointFault: The record cannot be read.
+        CheckpointFault: The record is missing or cannot be read.
     """
     try:
         found = read_json(out / PRECISION)["precision"]
-    except FileNotFoundError:
-        return None
-    except (KeyError, TypeError) as error:
+    except (FileNotFoundError, KeyError, TypeError) as error:
         raise CheckpointFault(f"{out / PRECISION} cannot be read ({error}). Restore it, or train anew.") from error
     if found not in REQUESTS[1:]:
         raise CheckpointFault(f"{out / PRECISION} must name bfloat16 or float32, got {found!r}. Restore it.")

@@ -33,7 +33,6 @@ from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats import kl_bits
 from bayesgeom.tasks.base import DerivedSeed, derived_seed
 from bayesgeom.training.environment import (
-    BEFORE_RECORDS,
     ENVIRONMENT,
     PRECISION,
     Precision,
@@ -204,7 +203,7 @@ def run_precision(
     """
     if not (out / RECIPE).exists():
         return resolve_precision(requested, recipe.model_config(), device)
-    begun = recorded_precision(out) or BEFORE_RECORDS
+    begun = recorded_precision(out)
     if requested not in ("auto", begun):
         raise InvalidArgument(
             f"the run in {out} was started in {begun} and cannot continue in {requested}: its weights would be those "

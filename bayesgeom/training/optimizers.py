@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.training.environment import BEFORE_RECORDS, Precision
+from bayesgeom.training.environment import Precision
 from bayesgeom.training.recipes import Recipe
 
 _IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")  # blocks.0.attn.W_Q.weight, model.layers.0.self_attn.q_proj.weight
@@ -22,7 +22,7 @@ _NOT_BY_MUON = ("A_log", "dt_proj.weight")
 class Optimizers:
     """AdamW over everything, or Muon over the blocks' matrices and AdamW over the rest."""
 
-    def __init__(self, recipe: Recipe, module: nn.Module, precision: Precision = BEFORE_RECORDS) -> None:
+    def __init__(self, recipe: Recipe, module: nn.Module, precision: Precision = "bfloat16") -> None:
         self.recipe = recipe
         named = dict(module.named_parameters())
         in_blocks = [name for name, p in named.items() if _IN_A_BLOCK.search(name) and p.ndim == 2]

@@ -13,6 +13,7 @@ from bayesgeom.core.run import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.tasks.bijection import Bijection
+from tests.weights import perturbed
 
 TASK = Bijection(n_values=11, n_pairs=7)  # 22 ids, 13 positions of which 7 are scored
 SIZES = TransformerConfig(d_vocab=22, n_ctx=13, n_layers=3, n_heads=5, d_model=30, d_mlp=17)
@@ -21,11 +22,7 @@ LAYERS, HEADS = range(3), range(5)
 
 def lively(**changes: Any) -> HookedModel:
     """A model whose weights are large enough for every term to show."""
-    module = Transformer(replace(SIZES, **changes), seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    module = perturbed(Transformer(replace(SIZES, **changes), seed=0), 0.2)
     return HookedModel(module, name="tiny", task=TASK)
 
 

@@ -13,11 +13,9 @@ from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.report import N_LISTED, AblationReport, ablation_report, with_attribution
-from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.report.estimate import Baseline, Estimate
-from bayesgeom.report.storage import parts_of
 from bayesgeom.report.tables import Headline, records_of
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
 
@@ -246,19 +244,6 @@ def test_rank_correlation_with_attribution(flip: int, correlation: float, rng: n
     lines = {line.metric: line.value for line in report.headlines()}
     assert lines["attribution_rank_correlation"] == float(report.attribution_rank_correlation)
     assert "attribution_rank_correlation" not in [line.metric for line in reported(scores(rng)).headlines()]
-
-
-def test_a_saved_report_comes_back_equal(tmp_path: Path, rng: np.random.Generator) -> None:
-    report = reported(scores(rng))
-    report.save(tmp_path / "battery")
-    loaded = AblationReport.load(tmp_path / "battery")
-    (scalars, arrays), (others, other_arrays) = parts_of(report), parts_of(loaded)
-    assert scalars == others and arrays.keys() == other_arrays.keys()
-    for name, value in arrays.items():
-        np.testing.assert_array_equal(other_arrays[name], value, err_msg=name, strict=True)
-    assert loaded.table() == report.table()
-    with pytest.raises(OutputFault, match="holds no readable report"):
-        AblationReport.load(tmp_path)
 
 
 def test_tidy_rows_carry_label_and_interval(rng: np.random.Generator) -> None:

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.verdict import Reason
-from bayesgeom.generalization.comparison import CompareReport, _paired
+from bayesgeom.generalization.comparison import _paired
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import of_module
@@ -21,17 +20,14 @@ from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from tests.shape_checks import ARE_ON
+from tests.weights import perturbed
 
 TASK = Bijection(n_values=7, n_pairs=5)
 SIZES = TransformerConfig(d_vocab=14, n_ctx=9, n_layers=2, n_heads=3, d_model=15, d_mlp=11)
 
 
 def model(seed: int, noise: float = 0.0) -> Model:
-    module = SIZES.build(seed=seed)
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=noise)
+    module = perturbed(SIZES.build(seed=seed), noise, seed=7)
     return of_module(module, name=f"seed{seed}", task=TASK)
 
 
@@ -139,7 +135,7 @@ def test_pairs_of_other_sequences_are_conservative() -> None:
 def test_a_row_without_a_paired_interval_stays_conservative() -> None:
     a = diagnosed(model(0))
     report = bayesgeom.compare([a, a])
-    assert report.models == ("seed0 (A)", "seed0 (B)") and not report.difference.value.any()
+    assert report.models == ("seed0 (A)", "seed0 (B)") and not np.nan_to_num(report.difference.value).any()
     row = report.rows.index("calibration: KL(exact ‖ model)")
     low, high = (end[row, 0] for end in report.difference.ends)
     assert low < 0 < high and not report.is_paired[row, 0]
@@ -179,14 +175,6 @@ def test_lower_and_higher_are_better_where_they_are() -> None:
         b_is_better = least > 0 if way == "higher" else most < 0
         a_is_better = most < 0 if way == "higher" else least > 0
         assert report.verdict(row, 0) == ("seed1" if b_is_better else "seed0" if a_is_better else "undecided")
-
-
-@pytest.mark.exhaustive
-def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
-    report = bayesgeom.compare([whole(0), whole(1), whole(2)])
-    report.save(tmp_path / "run")
-    again = bayesgeom.load_report(tmp_path / "run")
-    assert isinstance(again, CompareReport) and again.table() == report.table()
 
 
 @pytest.mark.parametrize("given", ["transformer", ["transformer", "lstm"], []])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from bayesgeom.generalization.relabeling import (
 )
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import SymmetricTask
 from bayesgeom.tasks.bijection import Bijection
@@ -225,13 +223,6 @@ def test_verdicts_do_not_depend_on_the_size_of_a_small_kl() -> None:
         for verdict_of_it, change in planted.items():
             found = pair(np.random.default_rng(5), own_kl=own_kl, change=change)
             assert found.verdict == verdict_of_it, (own_kl, found.headlines())
-
-
-def test_a_report_is_saved_and_drawn(tmp_path: Path) -> None:
-    report = relabeling_invariance(model(prefers_a_name), n=31)
-    report.save(tmp_path / "run")
-    again = Diagnosis.load(tmp_path / "run")[RelabelingReport]
-    assert again.verdict == report.verdict
 
 
 def test_refusals() -> None:

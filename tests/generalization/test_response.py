@@ -31,7 +31,6 @@ from bayesgeom.generalization.response import (
 )
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.selftest.responses import planted_responses
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
@@ -234,12 +233,8 @@ def test_a_capture_cannot_be_run_again(tmp_path: Path) -> None:
         evidence_response(folder)
 
 
-def test_reports_are_saved_and_drawn(tmp_path: Path) -> None:
+def test_the_figure_draws_the_stored_numbers() -> None:
     found = evidence_response(lively(SLOW_TASK), n=N)
-    found.save(tmp_path / "report")
-    assert EvidenceResponseReport.load(tmp_path / "report") == found
-    Diagnosis.of(found).to_html(tmp_path / "page.html")
-    assert "Evidence response" in (tmp_path / "page.html").read_text()
     drawn = {trace.name: trace for trace in found.panels()[0].figure.data}
     np.testing.assert_array_equal(drawn["model"].y, found.slope.value)
     np.testing.assert_array_equal(drawn[f"baseline: {LEVEL_NAME}"].y, found.slope.baseline(LEVEL_NAME).value)

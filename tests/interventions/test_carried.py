@@ -22,6 +22,7 @@ from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.subspaces.jacobian import _chosen, answer_gradients
 from tests.interventions.worlds import TASK, lively
+from tests.weights import perturbed
 
 FEW = Design(n_random=3, n_matched=2, n_control=5, n_untrained=1, n_fit=101)
 HERE = InterventionSite(CARRIED, score_after=True)
@@ -29,11 +30,7 @@ HERE = InterventionSite(CARRIED, score_after=True)
 
 def lstm() -> ResidualModel:
     """An untrained LSTM whose weights are large enough for every term to show."""
-    module = LSTM(LSTMConfig(d_vocab=22, n_ctx=13, n_layers=2, d_model=17), seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    module = perturbed(LSTM(LSTMConfig(d_vocab=22, n_ctx=13, n_layers=2, d_model=17), seed=0), 0.3)
     return ResidualModel(module, task=TASK)
 
 

@@ -130,6 +130,16 @@ def test_r2_of_activations_that_are_not_finite_is_undefined() -> None:
     assert math.isnan(found.before) and not found.is_complete and not found.has_quantity
 
 
+def test_r2_does_not_depend_on_the_unit_of_activations() -> None:
+    x, y = mixed(n=1_001)
+    points, values = x.unflatten(0, (77, 13)), y.unflatten(0, (77, 13))
+    own, small = (
+        erasure(part, values, covariance_subspace("y", JointMoments.of(part.flatten(0, 1), y)), n_fit=53, seed=0)
+        for part in (points, 1e-6 * points)
+    )
+    assert (small.before, small.after) == pytest.approx((own.before, own.after), abs=1e-6)
+
+
 def covariance_of(*variances: float) -> Tensor:
     turned = random_subspaces(len(variances), len(variances), draws=1, seed=5)[0]
     return turned @ torch.diag(torch.tensor(variances, dtype=torch.float64)) @ turned.T

@@ -14,6 +14,7 @@ from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import Fit, InterventionSite
 from tests.interventions.worlds import SIZES, TASK
+from tests.weights import perturbed
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FITS: dict[str, Fit] = {
@@ -35,11 +36,7 @@ FEW = Design(n_random=2, n_matched=2, n_control=5, n_untrained=1, n_fit=101)
 
 
 def model_in(dtype: torch.dtype) -> HookedModel:
-    module = Transformer(SIZES, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+    module = perturbed(Transformer(SIZES, seed=0), 0.05)
     return HookedModel(module.to(dtype), name="half", task=TASK)
 
 

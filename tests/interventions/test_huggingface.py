@@ -115,7 +115,7 @@ def mean_kl(logits: Tensor, trials: Trials, exact: Trials) -> float:
 @pytest.mark.parametrize("site", [RESID_PRE, Z], ids=lambda site: site.name)
 @pytest.mark.parametrize("kind", ["swap", "remove"])
 def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kind: Any) -> None:
-    fit, at, design = fits.belief_readout(), InterventionSite(site, positions="all"), replace(FEW, kind=kind)
+    fit, at, design = fits.decoder("belief"), InterventionSite(site, positions="all"), replace(FEW, kind=kind)
     report = intervene(model, TASK, fit, kind=design, sites=at, n=N)
     job = Intervention.of(model, TASK, fit, design=design, place=at, n=N, seed=0)
     ((originals, donors),) = job.pairs(N)
@@ -169,7 +169,7 @@ FITS: list[Fit] = [
     fits.frame("keys", head=4),
     fits.frame("ov", head=5),
     fits.entropy_axis(),
-    fits.belief_readout(),
+    fits.decoder("belief"),
     fits.top_jacobian(5),
     fits.random(3),
 ]

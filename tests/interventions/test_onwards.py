@@ -10,7 +10,6 @@ from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import ERASED
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards
-from bayesgeom.interventions.report import OnwardsReport
 from bayesgeom.interventions.verdicts import onwards_verdict
 from bayesgeom.report.estimate import WHOLE, Baseline, Estimate
 from bayesgeom.stats.behavior import answer_log_probabilities
@@ -104,12 +103,6 @@ def test_matched_erasers_hold_as_much_variance_as_the_erased_subspace() -> None:
 def test_a_withheld_interval_keeps_its_reason() -> None:
     increase = erase_onwards(planted_model(), quantity="belief", n=2).kl_increase_bits
     assert np.isnan(increase.ends[0]).all() and increase.reason_at((1,)) == Reason.FEW
-
-
-def test_the_report_is_saved_and_loaded(tmp_path: object) -> None:
-    report = erase_onwards(planted_model(), quantity="belief", n=5)
-    report.save(tmp_path / "kept")  # type: ignore[operator]
-    assert OnwardsReport.load(tmp_path / "kept").table() == report.table()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from bayesgeom.subspaces.base import Fit, InterventionSite
 from bayesgeom.subspaces.fits import as_fit
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
+from tests.weights import perturbed
 
 N_TOKENS, N_ANSWERS, WIDTH = 7, 5, 13  # the answer lives in coordinates 0 … 4, the rest is written and never read
 
@@ -131,9 +132,5 @@ SIZES = TransformerConfig(d_vocab=22, n_ctx=13, n_layers=2, n_heads=3, d_model=3
 
 def lively(**changes: object) -> HookedModel:
     """An untrained model whose weights are large enough for every term to show."""
-    module = Transformer(replace(SIZES, **changes), seed=0)  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    module = perturbed(Transformer(replace(SIZES, **changes), seed=0), 0.2)  # type: ignore[arg-type]
     return HookedModel(module, name="tiny", task=TASK)

@@ -15,6 +15,7 @@ from bayesgeom.models.huggingface.sites import SITES
 from bayesgeom.models.native.transformer import NORMS, POSITIONS, Transformer, TransformerConfig
 from bayesgeom.models.resolve import load
 from bayesgeom.tasks.bijection import Bijection
+from tests.weights import perturbed
 
 TASK = Bijection(n_values=11, n_pairs=7)
 HELD = {
@@ -31,11 +32,7 @@ def lively(norm: str, positions: str, tied: bool = True) -> Transformer:
     config = TransformerConfig(
         d_vocab=22, n_ctx=13, n_layers=3, n_heads=3, d_model=30, d_mlp=17, norm=norm, positions=positions, tied=tied
     )  # type: ignore[arg-type]
-    module, generator = Transformer(config, seed=1), torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return module
+    return perturbed(Transformer(config, seed=1), 0.3, seed=2)
 
 
 @pytest.mark.parametrize(("kind", "tied"), list(itertools.product(HELD, (True, False))))

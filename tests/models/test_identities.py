@@ -24,6 +24,7 @@ from bayesgeom.models.adapters.proof import (
     sentinel_trials,
 )
 from bayesgeom.models.native.transformer import NORMS, POSITIONS, Transformer, TransformerConfig
+from tests.weights import perturbed
 
 SIZES = TransformerConfig(d_vocab=23, n_ctx=11, n_layers=2, n_heads=3, d_model=30, d_mlp=17)
 EXPOSED = set(s.ALL_SITES) - {s.STATE}
@@ -33,12 +34,7 @@ Held = dict[Site, Tensor]
 
 
 def lively(config: TransformerConfig = SIZES) -> Transformer:
-    module = Transformer(config, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.4)
-    return module
+    return perturbed(Transformer(config, seed=0), 0.4)
 
 
 def attention_by_hand(n_kv_heads: int = 3) -> Held:

@@ -7,16 +7,13 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.native.lstm import LSTM, LSTMConfig
+from tests.weights import perturbed
 
 SMALL = LSTMConfig(d_vocab=11, n_ctx=7, n_layers=2, d_model=10)
 
 
 def lively(config: LSTMConfig = SMALL) -> LSTM:
-    module, generator = LSTM(config, seed=0), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
-    return module.eval()
+    return perturbed(LSTM(config, seed=0), 0.3).eval()
 
 
 def some_tokens(n_pos: int = 7) -> Tensor:

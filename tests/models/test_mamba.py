@@ -11,17 +11,14 @@ from bayesgeom.models.native import scan as causal_conv
 from bayesgeom.models.native.mamba import Mamba, MambaConfig
 from bayesgeom.models.native.scan import causal_conv_silu, plain_states, read_states, selective_scan
 from benchmarks.mamba_step import huggingface_twin, their_name
+from tests.weights import perturbed
 
 SMALL = MambaConfig(d_vocab=11, n_ctx=7, n_layers=2, d_model=10, d_state=3, d_conv=4, expand=2, dt_rank=5)
 
 
 def lively(config: MambaConfig = SMALL) -> Mamba:
     """A Mamba whose weights are large enough for every term to show."""
-    module, generator = Mamba(config, seed=0), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-    return module.eval()
+    return perturbed(Mamba(config, seed=0), 0.2).eval()
 
 
 def some_tokens(n_pos: int = 7) -> Tensor:
@@ -67,6 +64,27 @@ def test_the_fast_scan_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, at_once
     found, expected = (torch.autograd.grad((out * weights).sum(), given) for out in (fast, slow))
     for own, twin in zip(found, expected, strict=True):
         torch.testing.assert_close(own, twin, atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("scale", [30.0, 300.0])
+def test_steps_of_any_size_are_taken(scale: float) -> None:
+    given = [tensor.detach() for tensor in scan_inputs(torch.float32)]
+    given[1] *= scale
+    torch.testing.assert_close(selective_scan(*given), plain(*given), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spoilt", range(7))
+def test_what_is_no_number_stays_none(spoilt: int) -> None:
+    given = [tensor.detach() for tensor in scan_inputs()]
+    given[spoilt].view(-1)[-1] = torch.nan
+    found, expected = selective_scan(*given), plain(*given)
+    assert expected.isnan().any() and torch.equal(found.isnan(), expected.isnan())
+
+
+def test_a_second_derivative_is_refused() -> None:
+    given = scan_inputs()
+    with pytest.raises(InvalidArgument, match=r"first derivatives only.*hook_state"):
+        torch.autograd.grad(selective_scan(*given).sum(), given[0], create_graph=True)
 
 
 def test_states_are_those_of_a_loop_over_channels() -> None:

@@ -10,17 +10,14 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.native.mlp import MLPConfig, PositionwiseMLP
+from tests.weights import perturbed
 
 POSITION = MLPConfig(d_vocab=11, n_ctx=7, n_layers=2, d_model=10, d_mlp=13)
 PREFIX = replace(POSITION, context="prefix", d_embed=3, tied=False)
 
 
 def lively(config: MLPConfig) -> PositionwiseMLP:
-    module, generator = PositionwiseMLP(config, seed=0), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
-    return module.eval()
+    return perturbed(PositionwiseMLP(config, seed=0), 0.3).eval()
 
 
 def some_tokens(n_pos: int = 7) -> Tensor:

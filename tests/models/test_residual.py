@@ -21,6 +21,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.publish import publish
 from bayesgeom.training.recipes import Recipe
+from tests.weights import perturbed
 
 TASK = Bijection(n_values=7, n_pairs=5)
 SIZES = {
@@ -38,10 +39,7 @@ def config(kind: str) -> ModelConfig:
 
 
 def attached(kind: str) -> ResidualModel:
-    module, generator = config(kind).build(seed=0), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    module = perturbed(config(kind).build(seed=0), 0.2)
     model = as_model(module)
     assert isinstance(model, ResidualModel)
     model.task = TASK

@@ -17,6 +17,7 @@ from bayesgeom.models.base import Model, Replayer, bytes_per_sequence
 from bayesgeom.models.native.transformer import POSITIONS, Block, Transformer, TransformerConfig
 from bayesgeom.stats.behavior import answer_log_probabilities, behavior
 from bayesgeom.tasks.bijection import Bijection
+from tests.weights import perturbed
 
 TASK = Bijection(n_values=11, n_pairs=7)  # 22 ids, 13 positions of which 7 are scored
 SIZES = TransformerConfig(d_vocab=22, n_ctx=13, n_layers=2, n_heads=3, d_model=30, d_mlp=17)
@@ -25,11 +26,7 @@ STATIC = {site for site in s.ALL_SITES if site.is_static}
 
 def lively(positions: str = "learned") -> HookedModel:
     """A model whose weights are large enough for every term to show."""
-    module = Transformer(replace(SIZES, positions=positions), seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.4)
+    module = perturbed(Transformer(replace(SIZES, positions=positions), seed=0), 0.4)
     return HookedModel(module, name="tiny", task=TASK)
 
 

@@ -21,6 +21,7 @@ from bayesgeom.models.native.transformer import (
     Transformer,
     TransformerConfig,
 )
+from tests.weights import perturbed
 
 SMALL = TransformerConfig(d_vocab=11, n_ctx=7, n_layers=2, n_heads=3, d_model=30, d_mlp=13)
 FUSED = nn.functional.scaled_dot_product_attention
@@ -38,12 +39,7 @@ every_position = pytest.mark.parametrize("positions", POSITIONS)
 
 def lively(config: TransformerConfig, attention: Attention = "auto") -> Transformer:
     """A transformer whose weights, biases and norms included, are large enough for every term to show."""
-    module = Transformer(config, seed=0, attention=attention)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.4)
-    return module.eval()
+    return perturbed(Transformer(config, seed=0, attention=attention), 0.4).eval()
 
 
 def some_tokens(n_pos: int = 7, seed: int = 2) -> Tensor:

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from functools import cache
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +30,6 @@ from bayesgeom.probes.belief_readout import (
     window_levels,
 )
 from bayesgeom.report.estimate import UNTRAINED, Estimate
-from bayesgeom.report.storage import parts_of
 from bayesgeom.report.tables import records_of
 from bayesgeom.stats.observers import window_beliefs
 from bayesgeom.tasks.base import WindTunnel
@@ -206,16 +204,6 @@ def test_headlines_quote_every_baseline_of_the_last_layer() -> None:
     assert "total variation" in distance.label
     best, silhouette = report.headlines()[3], report.silhouette.value[0, -1]
     assert best.value == silhouette.max() and f"k = {COUNTS[silhouette.argmax()]}" in best.label
-
-
-def test_a_report_comes_back_whole(tmp_path: Path) -> None:
-    report = read(CHAIN)
-    report.save(tmp_path / "report")
-    restored = BeliefReadoutReport.load(tmp_path / "report")
-    for name, array in parts_of(report)[1].items():
-        np.testing.assert_array_equal(parts_of(restored)[1][name], array, err_msg=name)
-    np.testing.assert_equal(parts_of(restored)[0], parts_of(report)[0])
-    assert any(math.isnan(r.value) for r in records_of(restored))
 
 
 def test_the_figure_draws_every_baseline() -> None:

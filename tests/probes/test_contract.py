@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-import torch
 
 import bayesgeom
 from bayesgeom.core.run import Run
@@ -24,6 +23,7 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of, quantities_of
 from bayesgeom.report.tables import records_of
 from bayesgeom.tasks.bijection import Bijection
+from tests.weights import perturbed
 
 NAMES = tuple(all_probes())
 DOCS = Path(bayesgeom.__file__).parents[1] / "docs" / "probes"
@@ -44,11 +44,7 @@ def controls_of(name: str) -> tuple[Control[Any], ...]:
 @cache
 def diagnosed(*names: str) -> Diagnosis:
     """The probes of these names, or every probe, on one small perturbed model and an untrained copy."""
-    module = Transformer(SIZES, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    module = perturbed(Transformer(SIZES, seed=0), 0.2)
     return diagnose(HookedModel(module, name="tiny", task=TASK), n=29, n_untrained=1, probes=names or None)
 
 

@@ -37,6 +37,7 @@ from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.process import Mess3
+from tests.weights import perturbed
 
 TASK = Bijection(n_values=11, n_pairs=5)  # 22 ids, 9 positions of which 5 are scored
 SIZES = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
@@ -101,11 +102,7 @@ class Recurrent(Probe[SeenReport]):
 
 
 def lively(config: TransformerConfig = SIZES, name: str = "tiny", task: Bijection | None = TASK) -> HookedModel:
-    module = Transformer(config, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    module = perturbed(Transformer(config, seed=0), 0.3)
     return HookedModel(module, name=name, task=task)
 
 

@@ -1,8 +1,6 @@
 """Value manifold: what counts as a point, where baselines and intervals come from, and what has no answer."""
 
-import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,8 +13,6 @@ from bayesgeom.probes import value_manifold
 from bayesgeom.probes.base import planted_run
 from bayesgeom.probes.value_manifold import LEAST_SHARE, SHUFFLE, STANDARDIZED, ValueManifold, ValueManifoldReport
 from bayesgeom.report.estimate import UNTRAINED, Estimate, codes_of
-from bayesgeom.report.storage import parts_of
-from bayesgeom.report.tables import records_of
 from bayesgeom.stats.intervals import Interval
 from bayesgeom.stats.manifold import cloud_statistics, shuffled_scale
 from bayesgeom.stats.regression import absolute_interval
@@ -246,16 +242,6 @@ def test_shown_points_are_a_sample_of_the_cloud_with_their_entropies() -> None:
         ((cloud - cloud.mean(0)) @ axes[:, :3]).abs().numpy(),
         atol=1e-9,
     )
-
-
-def test_a_report_comes_back_whole(tmp_path: Path) -> None:
-    report = ValueManifold().measure(lively(DISTINCT))
-    report.save(tmp_path / "report")
-    restored = ValueManifoldReport.load(tmp_path / "report")
-    for name, array in parts_of(report)[1].items():
-        np.testing.assert_array_equal(parts_of(restored)[1][name], array, err_msg=name)
-    assert parts_of(restored)[0] == parts_of(report)[0] and restored.identified is False
-    assert any(math.isnan(r.value) for r in records_of(restored))
 
 
 def test_the_figure_draws_clouds_curves_and_baselines() -> None:

@@ -5,7 +5,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-IMPORTED_IF_PRESENT = {"coverage", "IPython", "yaml", "pytest"}  # by numba, torch and others, installed or not
+IMPORTED_IF_PRESENT = {"coverage", "IPython", "yaml", "pytest"}  # by torch and others, installed or not
 
 
 def shadowing(names: set[str]) -> set[str]:

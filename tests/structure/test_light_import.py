@@ -18,7 +18,6 @@ HEAVY = (
     "sklearn",
     "scipy",
     "pyarrow",
-    "numba",
     "torchao",
 )
 

@@ -19,7 +19,6 @@ HERE = environment.environment("cpu")
 OTHERS = {
     "processor": "VSX",
     "n_threads": HERE["n_threads"] + 1,
-    "has_numba": not HERE["has_numba"],
     "torch_version": "1.0",
     "float32_precision": "tf32 (cuda)",
 }
@@ -61,11 +60,10 @@ def test_a_run_records_where_it_starts(stopped: Path, monkeypatch: pytest.Monkey
     assert recorded_environment(stopped) == HERE
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(environment, "has_numba", lambda: False)
-    assert environment.environment("cpu") == HERE | {"processor": "AVX512", "n_threads": 7, "has_numba": False}
+    assert environment.environment("cpu") == HERE | {"processor": "AVX512", "n_threads": 7}
 
 
-@pytest.mark.parametrize("name", ["processor", "has_numba", "float32_precision"])
+@pytest.mark.parametrize("name", ["processor", "float32_precision"])
 def test_a_run_that_continues_elsewhere_warns_once_of_what_differs(name: str, run: Path) -> None:
     _rewrite(run, **{name: OTHERS[name]})
     expected = re.escape(f"run started ({name}: {OTHERS[name]}, now {HERE[name]}). The weights may differ")
@@ -125,11 +123,6 @@ def test_a_damaged_record_is_named(text: str, run: Path) -> None:
     (run / ENVIRONMENT).write_text(text)
     with pytest.raises(CheckpointFault, match=r"environment\.json"):
         train(TINY, run, resume=True, pace=QUIET)
-
-
-def test_a_record_of_an_earlier_version_says_less(run: Path) -> None:
-    (run / ENVIRONMENT).write_text(json.dumps({name: HERE[name] for name in HERE if name != "float32_precision"}))
-    train(TINY, run, resume=True, pace=QUIET)
 
 
 def test_products_in_another_precision_are_noticed(run: Path) -> None:

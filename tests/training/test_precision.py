@@ -137,15 +137,10 @@ def test_a_run_keeps_the_precision_it_was_begun_with(is_fast: bool, tmp_path: Pa
     assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.state_dict().items())
 
 
-def test_a_run_without_a_record_is_of_the_time_when_all_were_in_bfloat16(tmp_path: Path) -> None:
-    train(TINY, tmp_path / "run", precision="float32", pace=QUIET)
-    (tmp_path / "run" / "precision.json").unlink()
-    assert run_precision(TINY, tmp_path / "run", "auto") == "bfloat16"
-
-
-@pytest.mark.parametrize("text", ["{", json.dumps({"precision": "half"})])
-def test_a_spoilt_record_is_named(text: str, tmp_path: Path) -> None:
-    (tmp_path / "precision.json").write_text(text)
+@pytest.mark.parametrize("text", ["", "{", json.dumps({"precision": "half"})])
+def test_a_missing_or_spoilt_record_is_named(text: str, tmp_path: Path) -> None:
+    if text:
+        (tmp_path / "precision.json").write_text(text)
     with pytest.raises(CheckpointFault, match=r"precision\.json (cannot be read|must name bfloat16 or float32)"):
         recorded_precision(tmp_path)
 

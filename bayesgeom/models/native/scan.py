@@ -20,16 +20,12 @@ sums in the cache are faster.
 Reference: Gu & Dao 2023, arXiv:2312.00752, algorithm 2 and section 3.3.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Iterator
 from typing import Any, final
 
-import numpy as np
 import torch
 from einops import einsum
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
@@ -39,19 +35,11 @@ from bayesgeom.core import InvalidArgument, even_slices
 _CPU_BYTES, _GPU_BYTES = 2**18, 2**30
 
 
-@cache
-def has_numba() -> bool:
-    """Return whether numba is installed (extra `fast`): it compiles the loops of `_loops`."""
-    return find_spec("numba") is not None
-
-
 def causal_conv_silu(
     x: Float[Tensor, "batch pos channel"], weight: Float[Tensor, "channel tap"], bias: Float[Tensor, " channel"]
 ) -> Float[Tensor, "batch pos channel"]:
     """Return SiLU of the causal convolution of each channel, in x's dtype. The last tap is the current position."""
-    suits_loops = _serves((x, weight, bias)) and x.shape[-1:] == weight.shape[:1] == bias.shape
-    convolution = _CompiledConvolution if suits_loops else _Convolution
-    out: Tensor = convolution.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    out: Tensor = _Convolution.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -86,32 +74,6 @@ class _Convolution(torch.autograd.Function):
                         early.addcmul_(late, weight[:, tap])
             gx[rows] = of_x
         return gx, gweight, gbias
-
-
-@final
-class _CompiledConvolution(torch.autograd.Function):
-    """`causal_conv_silu` in float32 on a CPU, with loops compiled by numba."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        from bayesgeom.models import _loops as loops  # imports numba
-
-        ctx.save_for_backward(x, weight, bias)
-        out = torch.empty(x.shape)
-        loops.convolve(_as_array(x), _as_array(weight.T), _as_array(bias), out.numpy())
-        return out.to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        from bayesgeom.models import _loops as loops  # imports numba
-
-        _refuse_second_derivatives()
-        x, weight, bias = ctx.saved_tensors
-        arrays = _as_array(x), _as_array(weight.T), _as_array(bias)
-        found = tuple(torch.zeros(array.shape) for array in arrays)
-        loops.convolve_backward(*arrays, _as_array(grad), tuple(gradient.numpy() for gradient in found))
-        of_x, of_weight, of_bias = found
-        return of_x.to(x.dtype), of_weight.T.to(weight.dtype), of_bias.to(bias.dtype)
 
 
 def _convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -152,9 +114,7 @@ def selective_scan(
     z: Float[Tensor, "batch pos d_inner"],
 ) -> Float[Tensor, "batch pos d_inner"]:
     """Return (C h + D ∘ x) ∘ SiLU(z) at every position, in x's dtype. `delta` is Δ before its softplus."""
-    given = (x, delta, A, B, C, D, z)
-    scan = _CompiledScan if _suit_loops(given) else _Scan
-    out: Tensor = scan.apply(*given)  # type: ignore[no-untyped-call]
+    out: Tensor = _Scan.apply(x, delta, A, B, C, D, z)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -205,6 +165,11 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        if torch.is_grad_enabled():
+            raise InvalidArgument(
+                "the scan of Mamba has first derivatives only, but create_graph=True needs more. Set a hook on "
+                "hook_state, so that every state goes through autograd."
+            )
         given, starts = ctx.saved_tensors[:_N_GIVEN], ctx.saved_tensors[_N_GIVEN:]
         with torch.autocast(grad.device.type, enabled=False):
             found = tuple(torch.zeros_like(tensor) for tensor in given)
@@ -215,35 +180,6 @@ class _Scan(torch.autograd.Function):
                     else:
                         tensor += own
             return found
-
-
-@final
-class _CompiledScan(torch.autograd.Function):
-    """`selective_scan` in float32 on a CPU, with loops compiled by numba, for A ≤ 0."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Tensor) -> Tensor:
-        from bayesgeom.models import _loops as loops  # imports numba
-
-        x, A = given[0], given[2]
-        out = torch.empty(x.shape)
-        starts = torch.empty(len(x), -(-x.shape[1] // loops.SEGMENT), *A.T.shape)
-        loops.scan(_as_arrays(given), out.numpy(), starts.numpy())
-        ctx.save_for_backward(*given, starts)
-        return out.to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        from bayesgeom.models import _loops as loops  # imports numba
-
-        _refuse_second_derivatives()
-        *given, starts = ctx.saved_tensors
-        arrays = _as_arrays(given)
-        found = tuple(np.zeros_like(array) for array in arrays)
-        loops.scan_backward(arrays, starts.numpy(), _as_array(grad), found)
-        of_x, of_delta, of_A, *rest = map(torch.from_numpy, found)
-        own = (of_x, of_delta, of_A.T, *rest)
-        return tuple(gradient.to(tensor.dtype) for gradient, tensor in zip(own, given, strict=True))
 
 
 @final
@@ -330,53 +266,6 @@ def _parts(given: tuple[Tensor, ...]) -> Iterator[tuple[slice, _Part]]:
     at_once = max(1, room // (A.numel() * A.element_size()))
     for rows in even_slices(len(x), at_most=at_once):
         yield rows, _Part(x[rows], delta[rows], A, B[rows], C[rows], D, z[rows])
-
-
-def _serves(tensors: Sequence[Tensor]) -> bool:
-    """Whether the compiled loops support these tensors: on a CPU, in float32 or narrower, with numba."""
-    return has_numba() and all(
-        tensor.device.type == "cpu" and torch.promote_types(tensor.dtype, torch.float32) == torch.float32
-        for tensor in tensors
-    )
-
-
-def _refuse_second_derivatives() -> None:
-    """Raise `InvalidArgument` in a backward pass that is differentiated itself."""
-    if torch.is_grad_enabled():
-        raise InvalidArgument(
-            "the compiled loops of Mamba have first derivatives only, but create_graph=True needs more. "
-            "Use float64 and set a hook on hook_state, so that every state goes through autograd."
-        )
-
-
-def _as_array(tensor: Tensor) -> NDArray[np.float32]:
-    """The tensor as a contiguous float32 array, without a copy if possible."""
-    array: NDArray[np.float32] = tensor.detach().float().contiguous().numpy()
-    return array
-
-
-def _suit_loops(given: tuple[Tensor, ...]) -> bool:
-    """Whether the compiled loops support these inputs: they do not check shapes, and require A ≤ 0."""
-    x, _, A, B, _, _, _ = given
-    expected = (
-        x.shape,
-        x.shape,
-        (x.shape[-1], B.shape[-1]),
-        (*x.shape[:2], A.shape[-1]),
-        B.shape,
-        A.shape[:1],
-        x.shape,
-    )
-    return (
-        _serves(given)
-        and all(tensor.shape == shape for tensor, shape in zip(given, expected, strict=True))
-        and bool((A <= 0).all())
-    )
-
-
-def _as_arrays(given: Sequence[Tensor]) -> tuple[NDArray[np.float32], ...]:
-    """The inputs as arrays for the compiled loops; A has its states first."""
-    return tuple(_as_array(tensor.T if tensor is given[2] else tensor) for tensor in given)
 
 
 def _by_position(x: Tensor) -> Tensor:

@@ -1,15 +1,13 @@
-"""An option to keep freed memory: by default glibc returns large buffers to the system and faults them in again.
+"""Keep freed memory: by default glibc returns large buffers to the system and faults them in again.
 
-The setting affects the whole process and cannot be undone. So no function of the package sets it. The command line sets
-it if the environment variable `BAYESGEOM_KEEP_FREED_MEMORY` is 1; your program can call `keep_freed_memory`.
+The setting affects the whole process and cannot be undone. Outside of benchmarks, set it before Python starts, by
+`GLIBC_TUNABLES=glibc.malloc.trim_threshold=2147483647:glibc.malloc.mmap_threshold=33554432`.
 """
 
 import ctypes
 import ctypes.util
-import os
 import sys
 
-VARIABLE = "BAYESGEOM_KEEP_FREED_MEMORY"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEEP, _LARGEST_HEAP_BLOCK = 2**31 - 1, 32 * 2**20
 
@@ -31,8 +29,3 @@ def keep_freed_memory() -> bool:
     except AttributeError:  # musl has none
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_HEAP_BLOCK) and mallopt(_M_TRIM_THRESHOLD, _KEEP))
-
-
-def is_requested() -> bool:
-    """Return whether the environment variable is set."""
-    return os.environ.get(VARIABLE) == "1"
