@@ -164,15 +164,6 @@ def test_quoted_files_are_the_files(path: Path) -> None:
     assert_none(differing_files(read(path)))
 
 
-def saved_as_written(folder: Path) -> Path:
-    """The folder, with the files of the guide as a reader saves them."""
-    for path, text in quoted_files(read(ROOT / "docs/extending.md")):
-        target = folder / path.removeprefix("tests/third_party/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    return folder
-
-
 def unbuildable(folder: Path) -> Iterator[str]:
     """What a build of this folder would miss: hatchling ships the folder of the project's name, if it is a package."""
     project = tomllib.loads(read(folder / "pyproject.toml"))["project"]
@@ -184,15 +175,17 @@ def unbuildable(folder: Path) -> Iterator[str]:
             yield f"the entry point {target} names no file"
 
 
-def test_the_guide_quotes_every_file_of_the_package() -> None:
-    folder = ROOT / "tests/third_party"
-    files = {path.relative_to(ROOT).as_posix() for path in (folder / PACKAGE).glob("*.py")}
-    quoted = [path for path, _ in quoted_files(read(ROOT / "docs/extending.md"))]
-    assert set(quoted) == {*files, "tests/third_party/pyproject.toml"} and len(quoted) == len(set(quoted))
+def test_the_guide_quotes_or_links_every_file_of_the_package() -> None:
+    page, folder = read(ROOT / "docs/extending.md"), ROOT / "tests/third_party"
+    files = {path.relative_to(ROOT).as_posix() for path in (folder / PACKAGE).glob("*.py") if path.stem != "__init__"}
+    quoted = [path for path, _ in quoted_files(page)]
+    assert len(quoted) == len(set(quoted)) and set(quoted) <= {*files, "tests/third_party/pyproject.toml"}
+    assert_none(f"{path} is neither quoted nor linked" for path in files - {*quoted} if f"(../{path})" not in page)
 
 
-def test_the_files_of_the_guide_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_none(unbuildable(saved_as_written(tmp_path / "package")))
+def test_the_example_package_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "tests/third_party", tmp_path / "package", ignore=shutil.ignore_patterns("__pycache__"))
+    assert_none(unbuildable(tmp_path / "package"))
     if find_spec("hatchling") is not None:  # in build environments; nothing is downloaded
         monkeypatch.chdir(tmp_path / "package")
         assert import_module("hatchling.build").build_wheel(str(tmp_path)).endswith(".whl")

@@ -115,6 +115,7 @@ from .text import WIDTH as WIDTH
 from .text import counted as counted
 from .text import fitted as fitted
 from .text import interval_text as interval_text
+from .text import labeled_text as labeled_text
 from .text import measured_text as measured_text
 from .text import number_text as number_text
 from .text import percent_text as percent_text

@@ -75,7 +75,7 @@ ALL_SITES = tuple(site for site in tuple(globals().values()) if isinstance(site,
 # Computed from resid_pre during a pass, and no place of an edit: natural-log probabilities of the answers that the
 # model's own final norm and output matrix read there. After the last layer they are the model's predictions.
 LOGIT_LENS = Site("logit_lens", ("batch", "pos", "answer"))
-_BY_NAME = {site.name: site for site in ALL_SITES}
+_BY_NAME = {site.name: site for site in (*ALL_SITES, LOGIT_LENS)}
 N_RECORDED = 192  # sequences whose activations a diagnosis stores: enough for every interval, and independent of n
 
 

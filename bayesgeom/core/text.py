@@ -83,6 +83,16 @@ def measured_text(value: SupportsFloat, unit: str = "") -> str:
     return "–" if math.isnan(value) else with_unit(number_text(value), unit)
 
 
+def labeled_text(label: str, value: str) -> str:
+    """Return a value after its label, in parentheses where the label ends in a number.
+
+    Example:
+        >>> labeled_text("KL", "0.25 bits"), labeled_text("slope, evidence older than 8", "1")
+        ('KL 0.25 bits', 'slope, evidence older than 8 (1)')
+    """
+    return f"{label} ({value})" if label[-1:].isdigit() else f"{label} {value}"
+
+
 def interval_text(low: SupportsFloat, high: SupportsFloat) -> str:
     """Return both ends of an interval, or a dash if there is none, as for a single sequence.
 

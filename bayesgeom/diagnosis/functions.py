@@ -7,7 +7,6 @@ each of them, so its mean has an interval.
 
 import functools
 import inspect
-import itertools
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,15 +43,16 @@ class FunctionReport(Report):
     A number with an interval is the mean over sequences, for which the function returned a value each. Other numbers
     have no interval. Which direction is better is unknown, so there is no verdict.
 
-    Fields: `outputs` names every number, `result` holds them in this order, and `shapes` are those of the returned
-    arrays by name, "" for a function that returns one. `of` gives an array back.
+    Fields: `outputs` names every number, and `result` holds them in this order. `arrays` names the returned arrays, ""
+    for a function that returns one, and `shapes` are theirs. `of` gives an array back.
     """
 
     name: str = "function"  # type: ignore[misc]  # that of the function, where other reports share one
     title: str = "Own function"  # type: ignore[misc]  # its name and the first line of its docstring
     made_by: str = "function"  # the kind of report that a file of this name holds
     outputs: tuple[str, ...]
-    shapes: Mapping[str, tuple[int, ...]]
+    arrays: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
     result: Annotated[Estimate, Quantity("output", label="returned value")]
 
     def of(self, name: str = "") -> Estimate:
@@ -67,10 +67,11 @@ class FunctionReport(Report):
         Raises:
             InvalidArgument: The function returned nothing of this name.
         """
-        if (shape := self.shapes.get(name)) is None:
-            listed = ", ".join(map(repr, self.shapes))
+        if name not in self.arrays:
+            listed = ", ".join(map(repr, self.arrays))
             raise InvalidArgument(f"function {self.name!r} returned nothing named {name!r}. It returned: {listed}.")
-        start = sum(prod(self.shapes[key]) for key in itertools.takewhile(lambda key: key != name, self.shapes))
+        at = self.arrays.index(name)
+        start, shape = sum(map(prod, self.shapes[:at])), self.shapes[at]
         return self.result[start : start + prod(shape)].mapped(lambda each: each.reshape(shape))
 
     def headlines(self) -> Sequence[Headline]:
@@ -79,8 +80,9 @@ class FunctionReport(Report):
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
 
-        found = [self._panel(name) for name, shape in self.shapes.items() if shape]
-        single = [self.outputs.index(_named(self.name, name)) for name, shape in self.shapes.items() if not shape]
+        shapes = dict(zip(self.arrays, self.shapes, strict=True))
+        found = [self._panel(name) for name, shape in shapes.items() if shape]
+        single = [self.outputs.index(_named(self.name, name)) for name, shape in shapes.items() if not shape]
         if single:
             panel, own = Panel.blank("Returned values"), self.result[single]
             labels = [self.outputs[at] for at in single]
@@ -143,7 +145,8 @@ class FunctionProbe(Probe[FunctionReport]):
             name=self.name,
             title=f"{self.name}: {summary}" if summary else self.name,
             outputs=tuple(label for own in named for label in _labels(*own)),
-            shapes=self.shapes,
+            arrays=tuple(self.shapes),
+            shapes=tuple(self.shapes.values()),
             result=Estimate.of(
                 np.concatenate([part.value for part in parts]),
                 (lows, highs) if self.per_sequence else None,
@@ -223,9 +226,11 @@ def tried(function: Function, model: Model, task: WindTunnel, *, seed: int) -> F
             raise InvalidArgument(f"function {name!r} returns other names for other sequences: return the same ones.")
         grows = (earlier.shape[:1], own.shape[:1]) == ((sizes[0],), (sizes[1],)) and sizes[0] != sizes[1]
         if earlier.shape[grows:] != own.shape[grows:]:
+            hint = " Activations begin with the layer: x.movedim(1, 0) moves the sequences to the front."
+            is_second = (*earlier.shape[1:2], *own.shape[1:2]) == sizes
             raise InvalidArgument(
                 f"function {name!r} returns {_described(first)} for {sizes[0]} sequences and {_described(second)} for "
-                f"{sizes[1]}: only a first axis may grow, with one entry per sequence."
+                f"{sizes[1]}: only a first axis may grow, with one entry per sequence.{hint if is_second else ''}"
             )
         shapes[key] = own.shape[grows:]
         per_sequence |= {key} if grows else set()

@@ -27,6 +27,7 @@ from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.report.diagnosis import report_kinds
 from bayesgeom.tasks.base import WindTunnel
 
+MOST_UNTRAINED = 1000  # each costs a pass
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
 N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
 N_REPLACED = 64  # sequences of the evidence response, for each age
@@ -118,6 +119,14 @@ def check_probes(probes: Named | Sequence[Named] | None) -> None:
 def listed(probes: Named | Sequence[Named] | None) -> Sequence[Named] | None:
     """Return the requested probes as a list; None for all."""
     return [probes] if isinstance(probes, str | Probe) or callable(probes) else probes
+
+
+def check_untrained(n_untrained: int) -> None:
+    """Raise `InvalidArgument` for a number of untrained networks below 0, or one that no run would end with."""
+    if not 0 <= n_untrained <= MOST_UNTRAINED:
+        raise InvalidArgument(
+            f"n_untrained, the number of untrained networks, must be from 0 to {MOST_UNTRAINED:,}, got {n_untrained}."
+        )
 
 
 def plan_of(

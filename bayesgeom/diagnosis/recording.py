@@ -22,7 +22,7 @@ from bayesgeom.core import (
     phase,
     unknown_name,
 )
-from bayesgeom.diagnosis.plan import all_probes
+from bayesgeom.diagnosis.plan import all_probes, check_untrained
 from bayesgeom.models.base import Model, kernels_of, numerics
 from bayesgeom.models.captured.model import UNTRAINED, CapturedModel, Manifest, rows_per_shard, write
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
@@ -103,8 +103,7 @@ def capture(
         >>> found["belief_readout"].n
         8
     """
-    if n_untrained < 0:
-        raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
+    check_untrained(n_untrained)
     selection = sites if isinstance(sites, Selection) else Selection(sites=sites)
     subject, folder = model_for(model, task), Path(out)
     if isinstance(subject, CapturedModel):

@@ -32,6 +32,7 @@ from bayesgeom.diagnosis.plan import (
     bytes_of_one,
     bytes_streamed,
     check_probes,
+    check_untrained,
     named_probe,
     plan_of,
     with_streams,
@@ -44,7 +45,7 @@ from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, require_posterior, task_of
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.report import LAYERS, SERVED, STREAMED, Diagnosis, Report
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_count, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_room, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 
@@ -89,7 +90,7 @@ def diagnose(
         The reports by the name of their probe.
 
     Raises:
-        InvalidArgument: n is below 1, n_untrained below 0, or the list of probes is empty.
+        InvalidArgument: n is below 1, n_untrained below 0 or above 1,000, or the list of probes is empty.
         UnknownName: A probe or checkpoint does not exist.
         TaskMismatch: Ids or length of the task do not fit the model, or a named probe needs another kind of task.
         MissingSite: A named probe reads a site that the model does not provide.
@@ -100,8 +101,7 @@ def diagnose(
         >>> list(bayesgeom.diagnose("mess3-small", n=8, n_untrained=0, probes=["calibration"]))
         ['calibration']
     """
-    if n_untrained < 0:
-        raise InvalidArgument(f"n_untrained, the number of untrained networks, must be at least 0, got {n_untrained}.")
+    check_untrained(n_untrained)
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     check_names(task, [model])
     check_probes(probes)
@@ -128,7 +128,7 @@ def _diagnosed(
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
-    check_count(n)  # before untrained networks run
+    check_room(chosen, n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
     plan = plan_of(subject, chosen, one, probes, n=n, seed=seed)
     plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))

@@ -79,8 +79,8 @@ class CompareReport(Report):
     their places in `models`. `better` states for each row which direction is better: "higher", "lower", or "" if
     neither is closer to the exact posterior, as in all rows but those of calibration. `is_paired` states which
     intervals are paired over sequences. `share_closed` is 1 − value / value of the uniform predictor where 0 is exact:
-    1 is exact, 0 no better than that predictor. The first `n_leading` rows are the headlines. `attention_kernels` names
-    the implementations of attention behind each model's numbers; "" if it has only one.
+    1 is exact, 0 no better than that predictor, NaN below −1. The first `n_leading` rows are the headlines.
+    `attention_kernels` names the implementations of attention behind each model's numbers; "" if it has only one.
     """
 
     name: ClassVar[str] = "compare"
@@ -470,10 +470,14 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
 def _share_closed(
     keys: Sequence[Key], values: Float[np.ndarray, "row model"], uniform: Sequence[Mapping[str, float]]
 ) -> Float[np.ndarray, "row model"]:
-    """Return 1 − value / value of the uniform predictor where 0 is exact and that value is known, else NaN."""
+    """Return 1 − value / value of the uniform predictor where 0 is exact and that value is known, else NaN.
+
+    Below −1, where the value is more than twice that of the uniform predictor, it is NaN, too: a share of no gap.
+    """
     levels = [[own.get(key[1], np.nan) if key[0] is CalibrationReport else np.nan for own in uniform] for key in keys]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(np.array(levels) > 0, 1 - values / np.array(levels), np.nan)
+        share = np.where(np.array(levels) > 0, 1 - values / np.array(levels), np.nan)
+    return np.where(share >= -1, share, np.nan)
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Sub
 from bayesgeom.subspaces.erasers import Eraser, JointMoments, NothingLeft, covariance_subspace
 from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position, strongest_code
 from bayesgeom.subspaces.trained import TrainedSwap
-from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_count, derived_seed
+from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_room, derived_seed
 
 N_READ, N_HELD_OUT = 256, 128  # sequences on which read-outs are fitted, and on which they are scored
 N_COMPARED = 32  # pairs for the share outside a subspace
@@ -75,7 +75,7 @@ class Intervention:
         seed: int,
     ) -> "Intervention":
         """Check all arguments before anything runs."""
-        check_count(n)
+        check_room(task, n)
         place.check_in(model)
         one = task.sample(1, seed=seed, device=model.spec.device)
         model.check_fits(one)

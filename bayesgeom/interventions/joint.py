@@ -36,7 +36,7 @@ from bayesgeom.stats import (
     without_level_means,
 )
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
-from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.tasks.base import WindTunnel, check_room, derived_seed
 
 N_RANDOM = 20  # random subspaces of the same rank
 N_KEPT = 256  # sequences whose coordinates are correlated with entropy
@@ -74,6 +74,7 @@ class JointIntervention:
             )
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for a correlation; got {n}.")
+        check_room(task, n)
         if not sites or len({place.site for place in sites}) > 1:
             named = ", ".join(dict.fromkeys(place.site.name for place in sites)) or "(none)"
             raise InvalidArgument(

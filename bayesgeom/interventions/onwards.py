@@ -43,7 +43,7 @@ from bayesgeom.stats import covariance, mean_interval, random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace
 from bayesgeom.subspaces.quantity import PosteriorQuantity, is_function_of_position
-from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, check_count, check_room, derived_seed
 
 N_FIT, N_READ, N_HELD_OUT = 768, 256, 128  # sequences to fit erasers, to fit read-outs and to score read-outs
 N_RANDOM, N_CONTROL = 20, 16  # random (and matched) subspaces, and the sequences on which they are scored
@@ -292,6 +292,7 @@ def erase_onwards(
     one = chosen.sample(1, seed=seed, device=device)
     subject.check_fits(one)
     quantity.check(one)
+    check_room(chosen, n)
     firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)
     scrubber = Scrubber(model=subject, site=place.site, quantity=quantity, oblique=oblique)
     trials = concatenate(list(chosen.stream(N_FIT + N_READ + N_HELD_OUT, seed=derived_seed(seed, _FIT), device=device)))
@@ -308,7 +309,7 @@ def _report(
 ) -> OnwardsReport:
     model, n_layers = scrubber.model, scrubber.model.spec.n_layers
     value, low, high, ceiling, least, median, most, matched, excess = np.full((9, n_layers), np.nan)
-    r2 = np.full((2, n_layers), np.nan)
+    r2, codes = np.full((2, n_layers), np.nan), np.zeros(n_layers, dtype=np.int64)
     verdicts, own_kl = [""] * n_layers, float("nan")
     is_matched, is_decodable = ([False] * n_layers for _ in range(2))
     everything = Subspace("whole activation", torch.eye(model.spec.d_model, dtype=torch.float64))
@@ -321,7 +322,8 @@ def _report(
         control = _kl(model, task, draws + alike, n=min(n, N_CONTROL), seed=seed)
         paired, own_kl = main[:, 1:] - main[:, :1], float(main[:, 0].mean())
         value[first], ceiling[first] = paired[:, 0].mean(), paired[:, 1].mean()
-        low[first], high[first] = mean_interval(paired[:, 0], seed=derived_seed(seed, Branch.RESAMPLING))
+        interval = mean_interval(paired[:, 0], seed=derived_seed(seed, Branch.RESAMPLING))
+        low[first], high[first], codes[first] = interval.lo, interval.hi, interval.code
         drawn = (control[:, 1:] - control[:, :1]).mean(axis=0)
         random = drawn[:N_RANDOM]
         least[first], median[first], most[first] = random.min(), np.median(random), random.max()
@@ -335,7 +337,7 @@ def _report(
         Baseline.of("chance", MATCHED_MOST, matched),
         Baseline.of("chance", ERASED, median, low=least, high=most),
     ]
-    increase = with_ceiling(Estimate.of(value, (low, high), n=n, baselines=controls), ceiling)
+    increase = with_ceiling(Estimate.of(value, (low, high), n=n, baselines=controls, reason=codes), ceiling)
     for first in found:
         verdicts[first] = onwards_verdict(
             increase[first], excess=excess[first], is_decodable=is_decodable[first], is_identified=is_identified

@@ -22,8 +22,8 @@ from jaxtyping import Float, Int
 from bayesgeom.core import InvalidArgument, Verdict, fitted, number_text, percent_text
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.report import (
+    R2,
     UNTRAINED,
-    AtMostOne,
     Estimate,
     Headline,
     NonNegative,
@@ -159,7 +159,7 @@ class InterventionReport(EditReport):
     change_bits: Annotated[Estimate, Quantity("effect layer band", unit="bits", better="higher", label="effect")]
     unedited_bits: Annotated[Float[np.ndarray, "effect band"], Unit("bits")]
     sources: tuple[str, ...]
-    r2: Annotated[Estimate, AtMostOne("source layer", label="R²")]
+    r2: Annotated[Estimate, R2("source layer", label="R²")]
     rank: Annotated[Int[np.ndarray, " layer"], Unit("1")]
     parts: tuple[str, ...]
     share: Annotated[Estimate, NonNegative("part layer", label="share")]
@@ -501,7 +501,7 @@ class OnwardsReport(EditReport):
     quantity: str
     kl_increase_bits: Annotated[Estimate, Quantity("layer", unit="bits", better="higher", label="KL increase")]
     stages: tuple[str, ...]
-    r2: Annotated[Estimate, AtMostOne("stage layer", label="R² of the quantity, before and after erasure")]
+    r2: Annotated[Estimate, R2("stage layer", label="R² of the quantity, before and after erasure")]
     r2_excess: Annotated[Float[np.ndarray, " layer"], Unit("1")]
     unedited_kl_bits: Annotated[Estimate, NonNegative(unit="bits", label="KL of the unedited model")]
     verdict_by_layer: Annotated[tuple[str, ...], "layer"]

@@ -136,8 +136,7 @@ def load(
     """
     if not isinstance(name, str | Path):
         raise InvalidArgument(f"name must be a checkpoint's name or a path, got {shown(name)}.")
-    if isinstance(tokenizer, str | Path):
-        check_argument("tokenizer", tokenizer, str | Path)
+    check_argument("tokenizer", tokenizer, str | Path if isinstance(tokenizer, str | Path) else Tokenizer | None)
     check_default_device()
     check_device(device)
     check_memory_gib(memory_gib)
@@ -362,10 +361,11 @@ def _current(model: Model) -> Model:
         return model
     if not isinstance(model, Reattachable):
         digest = weights_hash(model.module.state_dict())
-        if _FIRST_SEEN.setdefault(model, digest) != digest:
+        if _FIRST_SEEN.setdefault(model, model.spec.weights_hash if model.spec.is_identified else digest) != digest:
             raise InvalidArgument(
-                f"the weights of {model.spec.name} were changed since it was first measured, so its spec is that of "
-                f"other weights: make a new {type(model).__name__} of the module."
+                f"the weights of {model.spec.name} are not those of its spec: they were changed, or its weights_hash "
+                f"is not that of bayesgeom.models.checkpoint.weights_hash(module.state_dict()). Make a new "
+                f"{type(model).__name__} of the module."
             )
         return model
     digest, known = model.digest(), model.spec.weights_hash

@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING, Any, final
 
 import plotly.graph_objects as go
 
-from bayesgeom.core import Contained, Verdict, counted, discover, is_foreign, number_text, shortened, with_minus
+from bayesgeom.core import (
+    Contained,
+    Verdict,
+    counted,
+    discover,
+    is_foreign,
+    labeled_text,
+    number_text,
+    shortened,
+    with_minus,
+)
 from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated
 from bayesgeom.report.panels import Chart, Panel, listed
 from bayesgeom.report.render import headline_text, interval_cell, tone, verdict_text
@@ -211,7 +221,7 @@ def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _says(line: Headline) -> tuple[str, str]:
     """Return the answer of a single report and what stands behind it; the gauge shows interval and baselines."""
     verdict = f"{verdict_text(line.verdict)}{f' ({line.why})' if line.why else ''}"
-    number = f"{line.label} {line.value_text}"
+    number = labeled_text(line.label, line.value_text)
     says, details = (number, verdict) if line.verdict in _COMPARED or not line.verdict else (verdict, number)
     return says if "=" in says.split()[0] else says[:1].upper() + says[1:], details
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from bayesgeom.core import WIDTH, Reason, Verdict, number_text, shortened, text_width
+from bayesgeom.core import WIDTH, Reason, Verdict, labeled_text, number_text, shortened, text_width
 from bayesgeom.report.tables import Headline
 from bayesgeom.report.theme import CONFIG
 
@@ -51,7 +51,7 @@ def headline_text(line: Headline) -> str:
         'KL 0.25 (95 % interval 0.125 … 0.5)'
     """
     interval = f" (95 % interval {line.interval})" if line.interval else ""
-    return "; ".join((f"{line.label} {line.value_text}{interval}", *line.baselines[:1]))
+    return "; ".join((f"{labeled_text(line.label, line.value_text)}{interval}", *line.baselines[:1]))
 
 
 def opening_of(line: Headline | None) -> list[str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
 import numpy as np
 
-from bayesgeom.core import InvalidArgument, OutputFault, checked, shortened
+from bayesgeom.core import InvalidArgument, OutputFault, checked, labeled_text, shortened
 from bayesgeom.report import storage
 from bayesgeom.report.estimate import Estimate, within
 from bayesgeom.report.storage import ALONE, parts_of, quantities_of, read_parts, write_page, write_run
@@ -152,8 +152,8 @@ class Report(ABC):
 
     @final
     def __repr__(self) -> str:
-        first = ((shortened(own.label, 60), own.value_text) for own in self.headlines()[:1])
-        return f"{type(self).__name__}({''.join(f'{label} {value}, ' for label, value in first)}n={self.n:,})"
+        first = [labeled_text(shortened(own.label, 60), own.value_text) for own in self.headlines()[:1]]
+        return f"{type(self).__name__}({', '.join([*first, f'n={self.n:,}'])})"
 
     @final
     def _repr_html_(self) -> str:

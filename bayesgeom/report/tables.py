@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, final, runtime_
 
 import numpy as np
 
-from bayesgeom.core import InvalidArgument, Reason, Verdict, interval_text, measured_text, number_text
+from bayesgeom.core import InvalidArgument, Reason, Verdict, interval_text, labeled_text, measured_text, number_text
 from bayesgeom.report.estimate import Baseline, Better, Estimate, Quantity, within
 from bayesgeom.report.storage import axes_of, coordinates_of, quantities_of, units_of, values_of
 
@@ -133,7 +133,8 @@ class Headline:
 
     def __str__(self) -> str:
         interval = f"no interval: {self.no_interval}" if self.no_interval else self.interval
-        parts = (f"{self.label} {self.value_text}{f' [{interval}]' if interval else ''}", *self.baselines)
+        number = labeled_text(self.label, self.value_text)
+        parts = (f"{number}{f' [{interval}]' if interval else ''}", *self.baselines)
         return "; ".join((*parts, *([f"verdict: {self.verdict}"] if self.verdict else [])))
 
     @property

@@ -28,12 +28,11 @@ def occurrences(tokens: Int[Tensor, "batch pos"], ids: Int[Tensor, " token"]) ->
 
 
 def token_occurrences(trials: Trials, rows: slice = slice(None)) -> Bool[Tensor, "batch token pos"]:
-    """Return where the ids of all token sets occur in some of the sequences, without padding.
+    """Return where the ids of all token sets occur in some of the sequences, up to their last scored positions.
 
-    Where all sequences end at the same position there is none, and tokens after the last scored position count.
+    What follows these may be padding, whose id can be that of a token.
     """
-    shown, ends = occurrences(trials.tokens[rows], trials.token_ids()), trials.ends()
-    return shown if bool((ends == ends[0]).all()) else shown & trials.is_read()[rows, None]
+    return occurrences(trials.tokens[rows], trials.token_ids()) & trials.is_read()[rows, None]
 
 
 def in_parts(weights: Float[np.ndarray, "draw batch"], each: int) -> list[Float[np.ndarray, "part batch"]]:

@@ -101,6 +101,7 @@ def check_affordable(
     )
 
 
+_SCORE_BYTES = 4  # of one number per position, which no measurement can do without
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
 FUNCTIONS = "functions"  # the parameter of a task that was made of two functions
 _WRAPPED = "task"  # the field in which a text task holds the task that it renders
@@ -220,9 +221,10 @@ class WindTunnel(ABC):
             device: Where the tensors are placed.
 
         Raises:
-            InvalidArgument: `n` is below 1; raised before anything is drawn.
+            InvalidArgument: `n` is below 1, or so large that the memory does not hold a number for each position;
+                raised before anything is drawn.
         """
-        n = check_count(n)
+        n = check_room(self, n)
         if isinstance(self, FiniteTask):  # each sequence occurs once, in one of the blocks
             whole = self.sample(n, seed=derived_seed(seed, 0), device=device)
             return (whole.rows(slice(start, start + BLOCK)) for start in range(0, n, BLOCK))
@@ -276,18 +278,36 @@ class WindTunnel(ABC):
     def _check_count(self, n: object) -> int:
         """Return `check_count`, or raise `InvalidArgument` if so many sequences exceed the memory."""
         count = check_count(n)
-        if count <= BLOCK or count * self.n_pos <= BLOCK_TOKENS or isinstance(self, FiniteTask) or os.name != "posix":
+        if count <= BLOCK or count * self.n_pos <= BLOCK_TOKENS or isinstance(self, FiniteTask):
             return count
         one = self.draw(1, torch.Generator().manual_seed(0))
         stored = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
         n_bytes = _PEAK * float(count) * sum(part.numel() * part.element_size() for part in stored)
-        available = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
-        if n_bytes > available:
-            raise InvalidArgument(
-                f"{count:,} sequences need about {n_bytes / 1e9:.3g} GB of memory; this machine has "
-                f"{available / 1e9:.3g} GB. Lower n, or draw them in blocks with stream(n, seed=…)."
-            )
+        _check_memory(count, n_bytes, "Lower n, or draw them in blocks with stream(n, seed=…).")
         return count
+
+
+def check_room(task: WindTunnel, n: Any) -> int:
+    """Return a number of sequences as Python's integer.
+
+    Raises:
+        InvalidArgument: It is no positive integer, or the memory does not hold a number for each of their positions.
+    """
+    count = check_count(n)
+    _check_memory(count, _SCORE_BYTES * float(count) * task.n_pos, "Lower n.")
+    return count
+
+
+def _check_memory(n: int, n_bytes: float, advice: str) -> None:
+    """Raise `InvalidArgument` if this machine has less memory than `n` sequences need."""
+    if os.name != "posix":
+        return
+    available = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    if n_bytes > available:
+        raise InvalidArgument(
+            f"{n:,} sequences need about {n_bytes / 1e9:.3g} GB of memory; this machine has {available / 1e9:.3g} GB. "
+            f"{advice}"
+        )
 
 
 def check_draws(task: WindTunnel) -> None:

@@ -15,7 +15,9 @@ from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import Trials, concatenate
 from bayesgeom.generalization.length import with_room
 from bayesgeom.models import resolve
+from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.tasks.base import WindTunnel, check_draws
+from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.in_context import BoundInContext
 from tests.interventions.worlds import Echo
 
@@ -158,3 +160,20 @@ def test_tasks_that_draw_are_accepted_even_with_a_single_sequence() -> None:
                 symbol_ids=tuple(range(7)),
             )
         )
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*CALLS} - {"fit_subspace", "with_room", "capture", "length_generalization", "compare", "sweep"})
+)
+def test_numbers_of_sequences_that_no_memory_holds_are_refused_at_once(name: str) -> None:
+    task = Bijection(n_values=11, n_pairs=5)
+    module = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13).build(seed=0)
+    with pytest.raises(InvalidArgument, match=r"4,611,686,018,427,387,904 sequences need about .* GB of memory"):
+        CALLS[name](module, task, n=2**62)
+
+
+def test_a_sweep_over_as_many_sequences_is_refused_and_so_is_a_number_of_networks() -> None:
+    with pytest.raises(InvalidArgument, match=r"sequences need about .* GB of memory"):
+        bayesgeom.sweep(Bijection(n_values=11, n_pairs=5), "n_pairs", [2], n=2**62)
+    with pytest.raises(InvalidArgument, match="must be from 0 to 1,000"):
+        bayesgeom.diagnose("mess3-small", n_untrained=2**62)

@@ -50,13 +50,14 @@ def test_differences_are_those_of_each_sequence() -> None:
 
 
 def test_the_share_closed_is_measured_from_the_uniform_predictor() -> None:
-    own = model(1, noise=0.4)
-    report = bayesgeom.compare([own, model(0)], n=19)
+    own, worse = model(1, noise=0.1), model(1, noise=0.4)
+    report = bayesgeom.compare([own, model(0), worse], n=19)
     (calibration,) = bayesgeom.diagnose(own, n=19, n_untrained=0, probes=["calibration"]).values()
     kl = calibration.estimate("kl_bits")
     expected = 1 - float(kl) / float(kl.baseline("uniform").value)
     assert report.share_closed[0, 0] == pytest.approx(expected, rel=1e-5)
-    assert np.isfinite(report.share_closed[:2]).all() and np.isnan(report.share_closed[2:]).all()
+    assert np.isfinite(report.share_closed[:2, :2]).all() and np.isnan(report.share_closed[2:]).all()
+    assert np.isnan(report.share_closed[0, 2]), "it has more than twice the KL of the uniform predictor"
 
 
 def test_equal_accuracies_differ_by_0_and_not_by_rounding(rng: np.random.Generator) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import ATTN_OUT, RESID_POST, RESID_PRE, concatenate
+from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import ERASED
 from bayesgeom.interventions.engine import PairReference
 from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards
@@ -97,6 +98,11 @@ def test_matched_erasers_hold_as_much_variance_as_the_erased_subspace() -> None:
             share = float((basis * (scored.covariance @ basis)).sum() / scored.covariance.trace())
             assert share == pytest.approx(wanted, rel=0.06)
             assert float((basis.T @ scored.eraser.basis).abs().max()) < 1e-9, "drawn outside the erased subspace"
+
+
+def test_a_withheld_interval_keeps_its_reason() -> None:
+    increase = erase_onwards(planted_model(), quantity="belief", n=2).kl_increase_bits
+    assert np.isnan(increase.ends[0]).all() and increase.reason_at((1,)) == Reason.FEW
 
 
 @pytest.mark.parametrize(

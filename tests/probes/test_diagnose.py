@@ -324,7 +324,7 @@ BAD: dict[str, tuple[dict[str, object], type[Exception], str]] = {
         r"n, the number of sequences to draw, must be a positive integer, got 0",
     ),
     "fewer": ({"n": -3}, InvalidArgument, r"must be a positive integer, got -3"),
-    "negative n": ({"n_untrained": -1}, InvalidArgument, r"untrained networks, must be at least 0, got -1"),
+    "negative n": ({"n_untrained": -1}, InvalidArgument, r"untrained networks, must be from 0 to 1,000, got -1"),
     "negative seed": ({"seed": -1}, InvalidArgument, r"seed.* -1"),
     "no probes": ({"probes": []}, InvalidArgument, r"^probes is empty: leave it out for all, or choose from: atten"),
     "unknown probe": (

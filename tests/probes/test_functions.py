@@ -74,10 +74,15 @@ def test_sites_are_recorded_however_the_run_is_asked_and_no_others() -> None:
 
     def both(run: Run) -> float:
         seen.append({site.name for site in run.recorded})
-        return float(run.recorded[PATTERN].mean() + run.vectors("z", 0).mean() + run.at(RESID_POST).mean())
+        return float(
+            run.recorded[PATTERN].mean()
+            + run.vectors("z", 0).mean()
+            + run.at(RESID_POST).mean()
+            + run.at("logit_lens").mean()
+        )
 
     measured(both)
-    assert seen[-1] == {"pattern", "z", "resid_post"}
+    assert seen[-1] == {"pattern", "z", "resid_post", "logit_lens"}
 
 
 def test_a_probe_that_fails_costs_its_own_report() -> None:
@@ -141,12 +146,12 @@ def returning(value: Any) -> Callable[[Run], Any]:
 )
 def test_a_wrong_function_is_refused_before_anything_is_measured(probes: list[Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
-        measured(*probes, n=10**9)
+        measured(*probes, n=10**7)
 
 
 def test_a_site_that_the_model_lacks_is_named_before_anything_is_measured() -> None:
     with pytest.raises(MissingSite, match=r"function 'own' requires site 'state', which tiny does not provide"):
-        measured(returning(lambda run: run.at("state")), n=10**9)
+        measured(returning(lambda run: run.at("state")), n=10**7)
 
 
 def test_models_are_compared_by_a_function() -> None:

@@ -405,7 +405,7 @@ class WrappedModel(Reattachable):
                 f"{self._name} returned {got} for token ids of shape {tuple(tokens.shape)}; logits of shape (batch, "
                 f"position, vocabulary) are needed. {self._advice}."
             )
-        return cast(Tensor, logits)
+        return cast(Tensor, logits).to(tokens.device)  # a function may compute elsewhere
 
     @property
     def _advice(self) -> str:

@@ -128,7 +128,8 @@ class Case:
     """One network of a claim, under one reading, with tests that must all hold.
 
     `part` names the layer or domain where several cases belong to one network; `size` says what differs from the
-    published network, which does not change the verdict.
+    published network, which does not change the verdict. `is_searched`: three trainings at the same budget, and a sweep
+    of learning rates with as many trials as for other architectures, which a failure needs to be shown.
     """
 
     network: str
@@ -136,6 +137,7 @@ class Case:
     reading: str = ""
     part: str = ""
     size: str = ""
+    is_searched: bool = False
 
 
 @final
@@ -202,6 +204,8 @@ class Claim:
         cases: Networks and readings, with their tests.
         parts: How the cases of one network are joined: every one has to hold, or some one.
         runs: Commands, and the numbers that are read from their reports.
+        is_of_failure: Whether it says that an architecture fails. A network for which it holds then has no data unless
+            its case is searched; one training is enough to show a success.
         remark: What the verdict alone would hide, in a few words; it ends the claim's sentence.
         measured: The recorded measurement, or None.
 
@@ -220,6 +224,7 @@ class Claim:
     cases: Sequence[Case]
     parts: Literal["every", "some"] = "every"
     runs: Sequence[Run] = ()
+    is_of_failure: bool = False
     remark: str = ""
     measured: Measurement | None = None
 
@@ -327,8 +332,10 @@ def rows(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Iterator[t
     """Return every test of a claim with its verdict, in the order of the cases; `numbers` as for `verdict`."""
     known = _numbers(claim, numbers)
     for case in claim.cases:
-        for test in case.tests:
-            yield case, test, judged(test, known, is_point=claim.numbers[test.number].is_point)
+        found = [judged(test, known, is_point=claim.numbers[test.number].is_point) for test in case.tests]
+        is_shown = case.is_searched or not claim.is_of_failure or {*found} != {Verdict.HOLDS}
+        for test, own in zip(case.tests, found, strict=True):
+            yield case, test, own if is_shown else Verdict.NO_DATA
 
 
 def by_part(claim: Claim, numbers: Mapping[str, Value] | None = None) -> dict[tuple[str, str], dict[str, Verdict]]:

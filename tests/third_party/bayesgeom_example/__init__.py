@@ -1,1 +1,1 @@
-"""One extension of every kind, as `docs/extending.md` shows them."""
+"""One extension of every kind, which `docs/extending.md` describes."""
