@@ -91,11 +91,22 @@ class FittedLensReport(Report):
         return rows
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lens import distance_panel
+        from bayesgeom.charts.lines import add_baseline, add_estimate, add_line
+        from bayesgeom.report import SERIES, label_axes
 
+        n_layers, probe = len(self.stages) - 1, len(self.lenses) - 1
+        x = np.arange(-1, n_layers)  # the embedding, then the layers
         threshold = min(float(self.kl_bits.baseline(name).value[0, 0]) for name in (UNIFORM, POSITION)) / 10
-        rows = {lens: self.kl_bits[at] for at, lens in enumerate(self.lenses)}
-        return [distance_panel("KL by layer of each lens", rows, threshold, self.stages)]
+        panel = Panel.blank("KL by layer of each lens")
+        add_baseline(panel.figure, x, threshold, name="there: a tenth of context-free")
+        for at, lens in enumerate(self.lenses[:probe]):
+            own = self.kl_bits[at]
+            add_line(panel.figure, x, own.value, name=lens, band=own.ends, color=SERIES[at + 1])
+        add_estimate(panel.figure, x, self.kl_bits[probe], name=self.lenses[probe], is_log=True)
+        places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
+        panel.figure.update_xaxes(tickvals=places, ticktext=[self.stages[0], *map(str, places[1:])])
+        label_axes(panel.figure, "read after", "KL(exact ‖ lens) (bits)")
+        return [panel]
 
 
 @final

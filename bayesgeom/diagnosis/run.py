@@ -305,6 +305,8 @@ def _provenance(
 ) -> dict[str, Any]:
     """Return the provenance, with what differs from a diagnosis that records every layer of a model in memory."""
     where = provenance(model, task, arguments) | {"n_recorded": run.n_recorded}
+    if run.trials.has_posterior:
+        where["task_in_words"] = task.in_words(run.trials, run.log_answers[0, -1].exp().tolist())
     streamed = [own.site for name in plan.streamed for own in plan.supported[name].needs.streamed]
     if kernels := kernels_of(model, [*plan.sites, *streamed], also_without=run.n_recorded < len(run.behavior.kl_bits)):
         where[KERNELS] = kernels
