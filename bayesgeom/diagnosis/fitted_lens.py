@@ -91,8 +91,8 @@ class FittedLensReport(Report):
         return rows
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_baseline, add_estimate, add_line
-        from bayesgeom.report import SERIES, label_axes
+        from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, log_floor
+        from bayesgeom.report import SERIES, label_axes, log_axes
 
         n_layers, probe = len(self.stages) - 1, len(self.lenses) - 1
         x = np.arange(-1, n_layers)  # the embedding, then the layers
@@ -103,6 +103,7 @@ class FittedLensReport(Report):
             own = self.kl_bits[at]
             add_line(panel.figure, x, own.value, name=lens, band=own.ends, color=SERIES[at + 1])
         add_estimate(panel.figure, x, self.kl_bits[probe], name=self.lenses[probe], is_log=True)
+        log_axes(panel.figure, floor=log_floor(self.kl_bits.value, np.asarray(threshold)))
         places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
         panel.figure.update_xaxes(tickvals=places, ticktext=[self.stages[0], *map(str, places[1:])])
         label_axes(panel.figure, "read after", "KL(exact ‖ lens) (bits)")
