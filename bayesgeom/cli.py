@@ -45,6 +45,7 @@ from bayesgeom.core import (
     phase,
     phases_shown,
     shown,
+    text_width,
     unknown_name,
     values,
 )
@@ -185,6 +186,7 @@ def diagnose(
     task: TaskOption = None,
     domain: Maybe[str] = None,
     chat: bool = False,
+    texts: Maybe[Path] = None,
     quick: bool = False,
     n: Annotated[int | None, arg(help="Sequences to draw.", help_behavior_hint="(default: 512)")] = None,
     seed: Seed = 0,
@@ -201,17 +203,19 @@ def diagnose(
     Args:
         domain: For the task prompts: mixed, mathematics, code, philosophy, or two: mathematics+code. Default: all.
         chat: Write the task in the tokenizer's chat template: prompts as a user's messages, others as the answer.
+        texts: File with your own prompts, for the task prompts: one a line, or JSONL with "text" or "prompt".
         quick: Use 24 sequences and one untrained network where --n and --n-untrained are not given.
         n_untrained: Number of untrained networks of the same architecture to compare with.
         probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
-            qk_alignment, value_manifold (value_manifold:standardized), and of relabeling,
-            evidence_response and inside (the viewer), which run the model again. Default: all that apply.
+            posterior_lens, qk_alignment, value_manifold (value_manifold:standardized), and of relabeling,
+            evidence_response and inside (the viewer), which run the model again. Default: all that apply. fitted_lens
+            runs only if it is named.
         ablations: Also run the default ablation battery.
     """
     n = (24 if quick else 512) if n is None else n
     n_untrained = (1 if quick else 3) if n_untrained is None else n_untrained
+    asked = _text_task(task, domain, texts, chat=chat)
     model = source.load() if machines.on is None else source.name_alone()
-    asked = _text_task(task, domain, chat=chat)
     with machines.executor() as executor:
         return bayesgeom.diagnose(
             model, asked, probes=probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=executor
@@ -235,8 +239,12 @@ def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("
     return 0
 
 
-def _text_task(task: str | None, domain: str | None, *, chat: bool) -> str | None:
-    """Combine `--task`, `--domain` and `--chat`."""
+def _text_task(
+    task: str | None, domain: str | None, texts: Path | None, *, chat: bool
+) -> "str | bayesgeom.tasks.Prompts | None":
+    """Combine `--task`, `--domain`, `--texts` and `--chat`."""
+    if texts is not None:
+        return _own_prompts(texts, task, domain, chat=chat)
     name, _, given = (task or ("" if domain is None else "prompts")).partition(":")
     if domain is not None and name != "prompts":
         raise InvalidArgument(f"--domain chooses prompts; {task!r} has no domains. Use --task prompts.")
@@ -245,6 +253,18 @@ def _text_task(task: str | None, domain: str | None, *, chat: bool) -> str | Non
     added = [] if domain is None else [f"domain={domain}"]
     added += ["style=chat" if name == "evidence" else "chat=True"] if chat else []
     return f"{name}:{','.join(filter(None, [given, *added]))}" if added else task
+
+
+def _own_prompts(texts: Path, task: str | None, domain: str | None, *, chat: bool) -> "bayesgeom.tasks.Prompts":
+    """Return the task of the prompts in a file."""
+    from bayesgeom.models.resolve import as_task
+    from bayesgeom.tasks.prompts import texts_in
+
+    chosen = as_task(task or "prompts", trained=None)
+    if domain is not None or not isinstance(chosen, bayesgeom.tasks.Prompts):
+        other = "--domain chooses" if domain is not None else f"--task {task} draws"
+        raise InvalidArgument(f"--texts are your own prompts, and {other} others: leave one of them out.")
+    return replace(chosen, texts=texts_in(texts), chat=chat or chosen.chat)
 
 
 def ablate(
@@ -1012,17 +1032,17 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
 
 
 def tell(*lines: str) -> None:
-    """Print lines to standard output and flush it. Lines of more than 100 columns wrap; paths are never broken."""
+    """Print lines to standard output and flush it. Longer lines than `text_width` wrap; paths are never broken."""
     with writing_output(), bars_cleared():
         print("\n".join(map(_folded, on_lines("\n".join(lines)).split("\n"))), flush=True)
 
 
 def _folded(line: str) -> str:
     """Wrap a line at whole words, indented by two columns more than it is."""
-    if len(line) <= WIDTH:
+    if len(line) <= (width := text_width()):
         return line
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def flush() -> None:

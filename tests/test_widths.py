@@ -1,12 +1,16 @@
-"""Every command prints at most 100 columns, also on a wider terminal or into a pipe; only paths are never broken.
+"""Every command prints at most 100 columns into a pipe, and what a wider terminal has; only paths are never broken.
 
 One that measures also prints at most 30 lines.
 """
+
+import sys
 
 import pytest
 
 from bayesgeom.cli import tell
 from bayesgeom.core.text import WIDTH, fitted
+from bayesgeom.report.render import summary
+from bayesgeom.report.tables import Headline
 
 
 def too_long(text: str) -> list[str]:
@@ -30,3 +34,16 @@ def test_a_path_is_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
     tell(f"  written: {path} and more words that go on and on", "x " * 80)
     out = capsys.readouterr().out
     assert path in out and len(out.splitlines()) > 3 and all(path in line for line in too_long(out))
+
+
+def test_a_wide_terminal_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("head", "note"), ("L0H0", "a note that is longer than its column in a hundred columns, " * 2)]
+    assert max(map(len, fitted(rows))) <= WIDTH and len(fitted(rows)) > 2
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "180")
+    assert len(fitted(rows)) == 2
+
+
+def test_the_reason_of_a_verdict_is_in_its_row() -> None:
+    line = Headline(metric="x", label="effect", value=0.5, verdict="undecided", why="biased")
+    assert "undecided (biased)" in summary("title", [], {"": [("a", line)]}, [], "")

@@ -87,7 +87,7 @@ def _add(
 def _name_rows(figure: go.Figure, labels: Sequence[str]) -> None:
     """Write short names beside their rows, and long ones above them; set the height of the panel."""
     is_beside = max(map(len, labels), default=0) <= _BESIDE
-    texts = [own if is_beside else "<br>".join(textwrap.wrap(own, _WRAPPED)) for own in labels]
+    texts = [own if is_beside else "<br>".join(textwrap.wrap(own, _WRAPPED, break_on_hyphens=False)) for own in labels]
     lines = 0 if is_beside else max((text.count("<br>") + 1 for text in texts), default=1)
     height = _ROW + _LINE * lines
     figure.layout.height = _AXES + max(3, len(labels)) * height if is_beside else _AXES + len(labels) * height

@@ -1,7 +1,9 @@
 """Heat maps: numbers by layer and head, shares by task and model, attention; a cell of the baseline is as the page."""
 
 import math
+import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,9 +13,10 @@ from bayesgeom.charts.lines import add_note
 from bayesgeom.core import number_text
 from bayesgeom.report import ABOVE, BELOW, INKS, SHADES, label_axes
 
-_MOST_COLUMNS, _MOST_ROWS = 8, 13  # of cells that have room for their numbers, also on a small screen
-_ROW, _NAMED_ROW, _AXES, _MOST_HEIGHT = 27, 60, 92, 340  # pixels: a row of cells, the axis texts, a whole panel
+_MOST_LETTERS, _MOST_ROWS = 40, 13  # of a row of cells, and rows, in which numbers have room on a small screen
+_ROW, _LINE, _AXES, _MOST_HEIGHT = 27, 16, 92, 340  # pixels: a row of cells, a line more, the axis texts, a panel
 _PART = 0.05  # of the range: values that lie less beyond the baseline get no colors of their own
+_NAME = 22  # letters of a line of a row's name
 _DEEP = 0.75  # of a scale: from here on the text of a cell is in the other ink
 
 
@@ -29,7 +32,8 @@ def add_heat(
 ) -> None:
     """Add cells whose color is the distance from the baseline: blue shades, or orange above and purple below it.
 
-    Up to 8 × 13 cells hold their numbers; more have a color bar. The panel is as high as its rows need.
+    Cells hold their numbers where these have room on a small screen; else there is a color bar. The panel is as high as
+    its rows need.
 
     Args:
         figure: An empty plot.
@@ -47,7 +51,9 @@ def add_heat(
     low, high = limits or (float(np.nanmin([known.min(), baseline])), float(np.nanmax([known.max(), baseline])))
     scale, low, high, page = _scale(low, high, baseline)
     rows, columns = names or (range(len(values)), range(values.shape[1]))
-    has_numbers = len(columns) <= _MOST_COLUMNS and len(rows) <= _MOST_ROWS
+    rows = rows if isinstance(rows, range) else [_wrapped(own) for own in rows]
+    texts = [_cell_text(own, _digits(known) if names is None else 4) for own in map(float, values.flat)]
+    has_numbers = len(columns) * max(map(len, texts)) <= _MOST_LETTERS and len(rows) <= _MOST_ROWS
     figure.add_trace(
         go.Heatmap(
             z=values,
@@ -67,16 +73,31 @@ def add_heat(
     )
     if has_numbers:
         depth = np.abs(values - page) / max(high - page, page - low)
-        _add_numbers(figure, values, (rows, columns), depth, digits=_digits(known) if names is None else 4)
-    for update, own in ((figure.update_xaxes, columns), (figure.update_yaxes, rows)):
-        first, last = (own[0], own[-1]) if isinstance(own, range) else (0, len(own) - 1)
-        is_turned = own is rows and names is not None
-        update(showgrid=False, ticks="", range=[last + 0.5, first - 0.5] if is_turned else [first - 0.5, last + 0.5])
-        if isinstance(own, range):
-            update(tickmode="linear", tick0=0, dtick=-(-len(own) // 8))
-    row, most = (_ROW, _MOST_HEIGHT) if isinstance(rows, range) else (_NAMED_ROW, math.inf)
-    figure.layout.height = min(_AXES + row * max(2, len(rows)), most)
+        _add_texts(figure, texts, (rows, columns), depth)
+    _set_axis(figure.layout.xaxis, columns)
+    _set_axis(figure.layout.yaxis, rows, is_turned=names is not None)
+    figure.layout.height = _height(rows)
     label_axes(figure, f"{axes[0]} ({'cells' if has_numbers else 'color'}: {unit})", axes[1])
+
+
+def _set_axis(axis: Any, names: Sequence[str] | range, *, is_turned: bool = False) -> None:
+    """Set the range of an axis around its cells, and at most eight ticks at numbers."""
+    first, last = (names[0], names[-1]) if isinstance(names, range) else (0, len(names) - 1)
+    ends = [last + 0.5, first - 0.5] if is_turned else [first - 0.5, last + 0.5]
+    axis.update(showgrid=False, ticks="", range=ends)
+    if isinstance(names, range):
+        axis.update(tickmode="linear", tick0=0, dtick=-(-len(names) // 8))
+
+
+def _wrapped(name: str) -> str:
+    return name if "<br>" in name else "<br>".join(textwrap.wrap(name, _NAME))
+
+
+def _height(rows: Sequence[str] | range) -> float:
+    """Return the height of a panel: rows are as high as the longest of their names; many numbered rows are lower."""
+    if isinstance(rows, range):
+        return min(_AXES + _ROW * max(2, len(rows)), _MOST_HEIGHT)
+    return _AXES + max(2, len(rows)) * (_ROW + _LINE * max(name.count("<br>") for name in rows))
 
 
 def _scale(low: float, high: float, baseline: float) -> tuple[list[tuple[float, str]], float, float, float]:
@@ -93,23 +114,21 @@ def _scale(low: float, high: float, baseline: float) -> tuple[list[tuple[float, 
     return below + above, baseline - reach, baseline + reach, baseline
 
 
-def _add_numbers(
+def _add_texts(
     figure: go.Figure,
-    values: Float[np.ndarray, "row column"],
+    texts: Sequence[str],
     names: tuple[Sequence[str] | range, Sequence[str] | range],
     depth: Float[np.ndarray, "row column"],
-    *,
-    digits: int,
 ) -> None:
-    """Write each number into its cell, in the ink that can be read on its color in light and in dark mode."""
+    """Write each text into its cell, in the ink that can be read on its color in light and in dark mode."""
     rows, columns = names
     figure.add_trace(  # a heat map's own text is hard to read
         go.Scatter(
             x=[name for _ in rows for name in columns],
             y=[name for name in rows for _ in columns],
-            text=["–" if np.isnan(own) else _cell_text(own, digits) for own in map(float, values.flat)],
+            text=list(texts),
             mode="text",
-            textfont={"size": 12, "color": [INKS[int(own >= _DEEP)] for own in depth.flat]},
+            textfont={"size": 11, "color": [INKS[int(own >= _DEEP)] for own in depth.flat]},
             name="cells",
             hoverinfo="skip",
             showlegend=False,
@@ -124,6 +143,6 @@ def _digits(known: Float[np.ndarray, " value"]) -> int:
 
 
 def _cell_text(value: float, digits: int) -> str:
-    """Return a number with so many decimals; the sign of one that is rounded to 0 is noise."""
+    """Return a number with so many decimals, or a dash for NaN; the sign of one that is rounded to 0 is noise."""
     text = number_text(round(value, digits))
     return "≈ 0" if value and text in ("0", "−0") else text

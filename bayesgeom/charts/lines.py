@@ -5,14 +5,14 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Bool, Float, Int, Real
 
 from bayesgeom.core import interval_text, number_text
-from bayesgeom.report import BASELINE, EXACT, INTERVAL, MEASURED, Estimate, Panel, label_axes, rgb
+from bayesgeom.report import BASELINE, EXACT, INTERVAL, MEASURED, Estimate, Panel, label_axes, log_axes, rgb
 
 SMALLEST_BITS = 1e-6  # lower end of logarithmic axes; a baseline below it is no nearer to the model's error
 LEAST_BITS = 0.01  # least range of an axis of entropies or differences
@@ -50,18 +50,26 @@ def add_estimate(
     own: Estimate,
     *,
     name: str = "model",
-    color: str = MEASURED,
-    baselines: Mapping[str, Float[np.ndarray, " x"]] | None = None,
+    baselines: Mapping[str, float | Float[np.ndarray, " x"]] | None = None,
+    is_log: bool = False,
 ) -> None:
     """Add an estimate along its only axis with its band, above its baselines or those that are given.
 
-    Of more than three baselines those nearest to the estimate at its end are drawn; tables list all of them.
+    Of more than three baselines those nearest to the estimate are drawn, and on a log axis of errors the lowest; tables
+    list all of them. Levels far below the estimate are drawn at the end of a log axis.
     """
     levels = {level.name: level.value for level in own.compared} if baselines is None else baselines
-    known = {label: level for label, level in levels.items() if np.isfinite(level).any()}
-    for label in sorted(known, key=lambda label: float(np.nanmean(np.abs(known[label] - own.value))))[:N_BASELINES]:
-        add_baseline(figure, x, known[label], name=f"baseline: {label}")
-    add_line(figure, x, own.value, name=name, color=color, band=own.ends)
+    level_of = {label: np.broadcast_to(level, own.value.shape) for label, level in levels.items()}
+    known = {label: level for label, level in level_of.items() if np.isfinite(level).any()}
+    order = {label: float(np.nanmean(level if is_log else np.abs(level - own.value))) for label, level in known.items()}
+    nearest = sorted(known, key=order.__getitem__)[:N_BASELINES]
+    floor = log_floor(own.value, known[nearest[0]] if nearest else own.value) if is_log else -np.inf
+    for label in nearest:
+        add_baseline(figure, x, known[label], name=f"baseline: {label}", floor=floor)
+    if np.isfinite(own.value).any():
+        add_line(figure, x, own.value, name=name, band=own.ends)
+    if is_log:
+        log_axes(figure, floor=floor)
 
 
 def estimate_panel(
@@ -82,6 +90,17 @@ def with_baseline(title: str, baseline: float, label: str) -> str:
     return title if np.isnan(baseline) else f"{title} ({label}: {number_text(baseline)})"
 
 
+def brief(value: SupportsFloat) -> str:
+    """Return a number for a title: two significant digits, and three where only the distance from 1 is left.
+
+    Example:
+        >>> brief(0.12345), brief(0.9982), brief(-2e-8), brief(1234.0)
+        ('0.12', '0.998', '−2e−8', '1,200')
+    """
+    number = float(value)
+    return number_text(float(f"{number:.{3 if 0.99 < abs(number) < 1 else 2}g}"))
+
+
 def times_text(value: float, level: float, name: str) -> str:
     """Return how a positive number compares with a level, in words for a title.
 
@@ -91,9 +110,8 @@ def times_text(value: float, level: float, name: str) -> str:
     """
     if not (np.isfinite([value, level]).all() and min(value, level) > 0):
         return f"{name}: {number_text(level)}"
-    ratio = float(f"{max(level / value, value / level):.2g}")
-    word = "below" if level > value else "above"
-    return f"{number_text(ratio)} times {word} {name}" if ratio > _LIKE else f"like {name}"
+    ratio, word = max(level / value, value / level), "below" if level > value else "above"
+    return f"{brief(ratio)} times {word} {name}" if ratio > _LIKE else f"like {name}"
 
 
 def add_reference(figure: go.Figure, x: Places, y: Float[np.ndarray, " x"], *, name: str, color: str = EXACT) -> None:

@@ -5,7 +5,7 @@ heat map of sorted beliefs. A color is the same exact belief in all panels: a re
 the same place as in the exact panel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,13 +13,13 @@ from jaxtyping import Float
 
 from bayesgeom.charts.heat import add_heat
 from bayesgeom.charts.lines import add_note
-from bayesgeom.report import BASELINE, SERIES, rgb
+from bayesgeom.report import BASELINE, EXACT, SERIES, rgb
 
 MAX_CORNERS = 6  # with more corners, different beliefs overlap: a heat map of sorted beliefs is drawn instead
 MAX_COLUMNS = 200
 POINTS = "beliefs"  # the name of these traces, which need no legend
-_SIDE, _HEIGHT = 8, 390  # pixels around the plot, and of the panel
-_ROOM, _LETTERS = 0.16, 0.09  # around the polygon, whose radius is 1: for points outside, and for names
+_SIDE, _HEIGHTS = 8, (360, 290, 260)  # pixels around the plot, and of a panel of one, two or three sets
+_ROOM, _LETTERS, _CAPTION = 0.16, 0.09, 0.2  # around a polygon of radius 1: points outside, corners' names, its own
 
 
 def corners(n: int) -> Float[np.ndarray, "corner xy"]:
@@ -35,56 +35,85 @@ def placed(weights: Float[np.ndarray, "*batch outcome"]) -> Float[np.ndarray, "*
     return np.asarray(weights @ corners(weights.shape[-1]))
 
 
-def add_simplex(
-    figure: go.Figure, points: Float[np.ndarray, "point hypothesis"], belief: Float[np.ndarray, "point hypothesis"]
+def add_simplexes(
+    figure: go.Figure,
+    shown: Mapping[str, Float[np.ndarray, "point hypothesis"]],
+    belief: Float[np.ndarray, "point hypothesis"],
 ) -> None:
-    """Add outline, corners and points, colored by the exact beliefs; the axes have no meaning and are hidden.
+    """Draw named sets of beliefs side by side, colored by the exact ones; sets without known points are left out.
 
     Points may lie outside the simplex, because a linear read-out is not limited to 0 … 1. Those that lie far outside
-    are drawn at the edge of the panel.
+    are drawn at the edge.
+
+    Args:
+        figure: An empty plot; its axes have no meaning and are hidden.
+        shown: Beliefs by name: the exact ones, read-outs.
+        belief: The exact belief at each point.
     """
-    n = points.shape[1]
-    drawn = np.isfinite(points).all(axis=1)
-    if n < 2 or not drawn.any():
-        add_note(figure, "not measured" if len(points) else f"not drawn: {n} hypotheses")
+    n = belief.shape[1]
+    known = {name: points for name, points in shown.items() if np.isfinite(points).any()}
+    if n < 2 or not known:
+        add_note(figure, "not measured" if len(belief) else f"not drawn: {n} hypotheses")
         return
     if n > MAX_CORNERS:
-        _add_sorted(figure, points[drawn], belief[drawn])
+        _add_sorted(figure, known, belief)
         return
     edge = corners(n)
     low, high = edge.min(axis=0) - _ROOM, edge.max(axis=0) + _ROOM
-    closed, at = np.concatenate([edge, edge[:1]]), placed(points[drawn]).clip(low, high)
-    _add(figure, x=closed[:, 0], y=closed[:, 1], mode="lines", line={"color": BASELINE, "width": 1}, hoverinfo="skip")
+    for at, (name, points) in enumerate(known.items()):
+        _add_polygon(figure, name, points, belief, at * float(high[0] - low[0]))
+    width = float(high[0] - low[0]) * len(known)
+    figure.update_xaxes(range=[low[0], low[0] + width], visible=False)
+    figure.update_yaxes(range=[low[1] - _CAPTION, high[1]], scaleanchor="x", visible=False)
+    figure.layout.margin = {"l": _SIDE, "r": _SIDE, "t": _SIDE, "b": _SIDE}
+    figure.layout.height = _HEIGHTS[min(len(known), len(_HEIGHTS)) - 1]
+
+
+def _add_polygon(
+    figure: go.Figure,
+    name: str,
+    points: Float[np.ndarray, "point hypothesis"],
+    belief: Float[np.ndarray, "point hypothesis"],
+    shift: float,
+) -> None:
+    """Add outline, corners, points and name of one set of beliefs, this far to the right."""
+    edge, drawn = corners(points.shape[1]), np.isfinite(points).all(axis=1)
+    at = placed(points[drawn]).clip(edge.min(axis=0) - _ROOM, edge.max(axis=0) + _ROOM)
+    closed, out = np.concatenate([edge, edge[:1]]), (1 + _LETTERS) * edge
+    line = {"color": BASELINE, "width": 1}
+    _add(figure, x=closed[:, 0] + shift, y=closed[:, 1], mode="lines", line=line, hoverinfo="skip")
     told = [" ".join(f"{share:.2f}" for share in own).replace("-", "−") for own in points[drawn]]
     marker = {"size": 4.5, "opacity": 0.8, "color": belief_colors(belief[drawn])}
-    shown = "read belief<br>%{customdata}<extra></extra>"
-    _add(figure, x=at[:, 0], y=at[:, 1], mode="markers", marker=marker, customdata=told, hovertemplate=shown)
-    out, colors = (1 + _LETTERS) * edge, [SERIES[i] for i in range(n)]
-    names = [str(i) for i in range(n)]
-    text = {"color": colors, "size": 15}
-    _add(figure, x=out[:, 0], y=out[:, 1], mode="text", text=names, textfont=text, hoverinfo="skip")
-    figure.update_xaxes(range=[low[0], high[0]], visible=False)
-    figure.update_yaxes(range=[low[1], high[1]], scaleanchor="x", visible=False)
-    figure.layout.height = _HEIGHT
-    figure.layout.margin = {"l": _SIDE, "r": _SIDE, "t": _SIDE, "b": _SIDE}
+    shown = f"{name}<br>%{{customdata}}<extra></extra>"
+    _add(figure, x=at[:, 0] + shift, y=at[:, 1], mode="markers", marker=marker, customdata=told, hovertemplate=shown)
+    style = {"color": [SERIES[i] for i in range(len(edge))], "size": 15}
+    names = [str(i) for i in range(len(edge))]
+    _add(figure, x=out[:, 0] + shift, y=out[:, 1], mode="text", text=names, textfont=style, hoverinfo="skip")
+    below = {"mode": "text", "text": [name], "textfont": {"size": 12, "color": EXACT}, "hoverinfo": "skip"}
+    _add(figure, x=[shift], y=[edge[:, 1].min() - _ROOM - _CAPTION / 2], **below)
 
 
 def _add_sorted(
     figure: go.Figure,
-    read: Float[np.ndarray, "point hypothesis"],
+    shown: Mapping[str, Float[np.ndarray, "point hypothesis"]],
     belief: Float[np.ndarray, "point hypothesis"],
 ) -> None:
     """Add a column per belief, from certain to uncertain, with hypotheses from the most to the least probable.
 
-    Order and scale are those of the exact belief: a correct read-out looks like the exact panel.
+    Order and scale are those of the exact belief: a correct read-out looks like the exact belief beside it.
     """
     certain_first = np.argsort(-np.max(belief, axis=1), kind="stable")
     columns = certain_first[:: -(-len(certain_first) // MAX_COLUMNS)]
     order = np.argsort(-belief[columns], axis=1, kind="stable")
-    sorted_read = np.take_along_axis(read[columns], order, axis=1).T.round(3)
-    ranks, places = (range(1, 1 + size) for size in sorted_read.shape)
-    axes = ("sampled position, most certain first", "hypothesis, by exact rank")
-    add_heat(figure, sorted_read, unit="probability", baseline=0.0, names=(ranks, places), axes=axes, limits=(0.0, 1.0))
+    parts = [np.take_along_axis(points[columns], order, axis=1).T.round(3) for points in shown.values()]
+    gap = np.full((belief.shape[1], max(1, len(columns) // 40)), np.nan)
+    cells = np.concatenate([part for own in parts for part in (gap, own)][1:], axis=1)
+    most = float(np.max(belief[columns], initial=0.0)) or 1.0
+    names = (range(1, 1 + len(cells)), range(1, 1 + cells.shape[1]))
+    axes = ("positions, most certain first", "hypothesis, by exact rank")
+    add_heat(figure, cells, unit="probability", baseline=0.0, names=names, axes=axes, limits=(0.0, most))
+    middles = [1 + (len(columns) - 1) / 2 + at * (len(columns) + gap.shape[1]) for at in range(len(parts))]
+    figure.update_xaxes(tickmode="array", tickvals=middles, ticktext=list(shown))
 
 
 def belief_colors(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str]:

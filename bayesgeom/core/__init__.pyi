@@ -120,6 +120,7 @@ from .text import measured_text as measured_text
 from .text import number_text as number_text
 from .text import percent_text as percent_text
 from .text import shortened as shortened
+from .text import text_width as text_width
 from .text import with_minus as with_minus
 from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import chat_prompts as chat_prompts

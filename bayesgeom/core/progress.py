@@ -13,9 +13,10 @@ from tqdm.auto import tqdm
 
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import is_temporary
-from bayesgeom.core.text import counted
+from bayesgeom.core.text import counted, shortened
 
 _SECOND = 1.0  # until the line of elapsed time appears, and between its updates
+_NAME = 40  # letters before a bar
 _COLUMNS, _ROWS = 80, 24  # for a terminal that does not report its size
 _open: list[tuple[str, bool]] = []  # the phases that run, the outermost first, and whether a bar shows each
 _listening: list[Callable[[str], None]] = []  # what is told of outermost phases, outside of terminals
@@ -71,7 +72,8 @@ def _bar(what: str, total: int | None, unit: str, *, done: int, leave: bool, is_
     is_hidden = is_hidden or total is None or sys.stderr is None  # None: the process has no standard error
     size = {} if is_hidden else _size_of(sys.stderr)
     disable = True if is_hidden else None
-    return tqdm(total=total, desc=what, unit=f" {unit}", initial=done, leave=leave, disable=disable, **size)
+    desc = shortened(what, _NAME)
+    return tqdm(total=total, desc=desc, unit=f" {unit}", initial=done, leave=leave, disable=disable, **size)
 
 
 def _size_of(stream: TextIO) -> dict[str, Any]:

@@ -5,10 +5,12 @@ Imports nothing heavy, because the command line needs it at its start.
 
 import math
 import re
+import shutil
+import sys
 from collections.abc import Sequence
 from typing import SupportsFloat
 
-WIDTH = 100  # columns of text in the terminal
+WIDTH = 100  # columns of text where standard output is no terminal
 MINUS = "−"
 DIGITS = 4
 _COUNTED = ("bits", "tokens", "symbols", "steps")  # units with a singular
@@ -118,7 +120,14 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
-def fitted(rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> list[str]:
+def text_width() -> int:
+    """Return the columns of text: those of the terminal if standard output is one, else 100."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return WIDTH
+    return shutil.get_terminal_size((WIDTH, 24)).columns or WIDTH
+
+
+def fitted(rows: Sequence[Sequence[str]], *, width: int | None = None) -> list[str]:
     r"""Return rows as aligned lines of at most `width` columns; no text is omitted.
 
     In a table that is too wide, headers wrap, then long cells. If that is not enough, further columns follow in blocks
@@ -126,7 +135,7 @@ def fitted(rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> list[str]:
 
     Args:
         rows: The first row is the header.
-        width: Total number of columns.
+        width: Total number of columns. Default: those of the terminal, or 100.
 
     Example:
         >>> print(*fitted([("head", "mean KL", "verdict"), ("L0H1", "0.25", "causal")], width=19), sep="\n")
@@ -134,6 +143,7 @@ def fitted(rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> list[str]:
               KL
         L0H1  0.25  causal
     """
+    width = text_width() if width is None else width
     columns = list(range(len(rows[0])))
     natural = [max(len(row[at]) for row in rows) for at in columns]
     if _total(natural) <= width:

@@ -4,7 +4,7 @@ Probes read the activations of the first sequences only. So in a small model the
 measured: a forward pass consists of few long operations and needs Python's lock rarely, probes need it all the time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, final
@@ -39,7 +39,9 @@ def passes(
                 yield part
                 shown.update(len(part))  # the next part is requested, so this one is done
 
-        yield ModelPasses(model, task, counted(), plan, seed=seed, budget=budget)
+        # Storage for more sequences than there are would be memory that is filled in part.
+        limits = {"n_recorded": min(n, N_RECORDED), "budget_bytes": budget}
+        yield ModelPasses(model, task, counted(), plan, seed=seed, limits=limits)
 
 
 @final
@@ -54,9 +56,9 @@ class ModelPasses:
         plan: ProbePlan,
         *,
         seed: int,
-        budget: int,
+        limits: Mapping[str, int],
     ) -> None:
-        self._model, self._task, self._plan, self._seed, self._budget = model, task, plan, seed, budget
+        self._model, self._task, self._plan, self._seed, self._limits = model, task, plan, seed, limits
         self._is_whole = (
             model.spec.n_parameters >= LARGE or bool(plan.streamed) or isinstance(model, CapturedModel | ServedModel)
         )
@@ -73,9 +75,8 @@ class ModelPasses:
         return run(
             self._blocks,
             record=self._record(),
-            n_recorded=N_RECORDED,
             baseline_predictives=self._task.baseline_predictives,
-            budget_bytes=self._budget,
+            **self._limits,
             seed=derived_seed(self._seed, Branch.RESAMPLING),
         )
 

@@ -17,6 +17,7 @@ from bayesgeom.core import (
     is_foreign,
     unknown_name,
 )
+from bayesgeom.diagnosis.fitted_lens import FittedLensReport, LensFit
 from bayesgeom.diagnosis.functions import Function, FunctionProbe, function_name, tried
 from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
 from bayesgeom.generalization.response import EvidenceResponseReport, Replacement
@@ -30,7 +31,8 @@ MOST_UNTRAINED = 1000  # each costs a pass
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
 N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
 N_REPLACED = 64  # sequences of the evidence response, for each age
-SECOND_PASSES = (RelabelingReport.name, EvidenceResponseReport.name, InsideReport.name)  # these run the model again
+BY_NAME = (FittedLensReport.name,)  # runs if it is named
+SECOND_PASSES = (RelabelingReport.name, EvidenceResponseReport.name, InsideReport.name, *BY_NAME)  # run the model again
 
 AnyProbe = Probe[Any]
 Named = str | AnyProbe | Function  # a probe or a test by its name, a probe, or a function of the run
@@ -84,6 +86,7 @@ class ProbePlan:
     renaming: Renaming | None
     replacement: Replacement | None
     is_inside_shown: bool
+    lens_fit: LensFit | None
 
 
 def check_probes(probes: Named | Sequence[Named] | None) -> None:
@@ -158,7 +161,7 @@ def plan_of(
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
             continue
         supported[name] = probe
-    named = SECOND_PASSES if probes is None else [name for name in SECOND_PASSES if name in probes]
+    named = [name for name in SECOND_PASSES if (name not in BY_NAME if probes is None else name in probes)]
     second, more, others = _second_passes(model, task, named, n=n, seed=seed, is_named=probes is not None)
     skipped, inapplicable = skipped | more, inapplicable | others
     # Calibration is first: the other probes explain it.
@@ -178,6 +181,7 @@ def plan_of(
         renaming=second.get(RelabelingReport.name),
         replacement=second.get(EvidenceResponseReport.name),
         is_inside_shown=InsideReport.name in second,
+        lens_fit=second.get(FittedLensReport.name),
     )
 
 
@@ -191,6 +195,8 @@ def _second_passes(
             if name == InsideReport.name:
                 require_posterior(task)
                 found[name] = True
+            elif name == FittedLensReport.name:
+                found[name] = LensFit.of(model, task, n=n, seed=seed)
             elif name == RelabelingReport.name:
                 found[name] = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
             else:

@@ -133,7 +133,7 @@ def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, s
     task_from_config(task.config())  # as who reads the capture does, to fail before any work is done
     one, sites = task.sample(1, seed=seed), _sites(model, selection.sites)
     model.check_fits(one)
-    if not sites:
+    if not sites and selection.sites is None:  # an empty list asks for predictions alone
         raise MissingSite(f"{model.spec.name} provides no site to capture; `diagnose` measures its predictions.")
     recorded = {site: _layers(model, site, selection.layers) for site in sites if not site.is_static}
     whole = {site: model.layers_of(site) for site in recorded}

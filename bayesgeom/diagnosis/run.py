@@ -20,6 +20,7 @@ from bayesgeom.core import (
     checked,
     phase,
 )
+from bayesgeom.diagnosis.fitted_lens import FittedLensReport
 from bayesgeom.diagnosis.measuring import Found, probed
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -66,7 +67,7 @@ def diagnose(
     Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
     probe that would get fewer than 16 is skipped. Two tests take passes of their own: "relabeling" on 128 sequences and
     "evidence_response" on 64 for each age. They run if no probes are named, or if they are; so does "inside", which
-    keeps eight sequences for the viewer.
+    keeps eight sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences.
     `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
@@ -146,6 +147,8 @@ def _diagnosed(
         further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
     if plan.is_inside_shown:
         further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed, with_heads=ablations)
+    if plan.lens_fit is not None:
+        further[FittedLensReport.name] = plan.lens_fit.report(n_untrained)
     reports, skipped = reports | further, skipped | reasons
     names = tuple(plan.supported)
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
@@ -302,6 +305,8 @@ def _provenance(
 ) -> dict[str, Any]:
     """Return the provenance, with what differs from a diagnosis that records every layer of a model in memory."""
     where = provenance(model, task, arguments) | {"n_recorded": run.n_recorded}
+    if run.trials.has_posterior:
+        where["task_in_words"] = task.in_words(run.trials, run.log_answers[0, -1].exp().tolist())
     streamed = [own.site for name in plan.streamed for own in plan.supported[name].needs.streamed]
     if kernels := kernels_of(model, [*plan.sites, *streamed], also_without=run.n_recorded < len(run.behavior.kl_bits)):
         where[KERNELS] = kernels

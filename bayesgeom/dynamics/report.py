@@ -154,11 +154,21 @@ class DynamicsReport(Report):
         near, none = [("stable: a tenth", NEARBY), ("start", 1.0)], [("no shift", 0.0)]
         panel, folded = self._panel, partial(self._panel, is_folded=True)
         return (
-            panel("Error of the answers", "KL (bits, log scale)", self.kl_bits, is_log=True),
+            panel(
+                f"KL to the exact posterior, bits: {_change(self.kl_bits)}",
+                "KL (bits, log scale)",
+                self.kl_bits,
+                is_log=True,
+            ),
             panel("Patterns: distance from the last", "share of the first", distances, to_last, near),
-            panel("Belief read-out, last layer", "held-out R²", self.belief_r2),
+            panel(f"Belief by a linear map: R² {_change(self.belief_r2)}", "held-out R²", self.belief_r2),
             panel("Swapping the frame, by layer", "answer shift (bits)", shift, shifts, none),
-            folded("Error of their entropy", "entropy error (bits, log scale)", self.entropy_mae_bits, is_log=True),
+            folded(
+                f"Entropy error, bits: {_change(self.entropy_mae_bits)}",
+                "entropy error (bits, log scale)",
+                self.entropy_mae_bits,
+                is_log=True,
+            ),
             folded("Patterns: distance from the last, by layer", "Jensen–Shannon (bits)", distances, by_layer),
             folded("Key overlap, by layer", "mean |cosine|", self.key_overlap),
             folded("Shape of the last values", "share of variance", self.curve_share, shape),
@@ -300,13 +310,14 @@ class AttentionMapsReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
+        from bayesgeom.charts.lines import brief
 
         # The first queries have few keys in a causal model, so their weights are large: they do not extend the scale.
         most, drawn = float(self.maps[:, :, self.maps.shape[2] // 2 :].max()), list[Panel]()
         queries, keys = (range(1, 1 + size) for size in self.maps.shape[2:])
         for row, layer in enumerate(self.shown_layers):
             for column, step in enumerate(self.shown_steps):
-                focus = number_text(self.focus.value[column, row])
+                focus = brief(self.focus.value[column, row])
                 title = f"Layer {layer}, step {int(step):,}: largest weight of a row {focus}"
                 drawn.append(Panel.blank(title, is_folded=column + 1 < len(self.shown_steps)))
                 add_heat(
@@ -319,6 +330,15 @@ class AttentionMapsReport(Report):
                     limits=(0.0, most),
                 )
         return drawn
+
+
+def _change(own: Estimate) -> str:
+    """Return the first and the last known mean over trainings, for a title."""
+    from bayesgeom.charts.lines import brief
+
+    means = own.value.mean(axis=0)
+    known = means[np.isfinite(means)]
+    return f"{brief(known[0])} → {brief(known[-1])}" if len(known) else "not measured"
 
 
 def _by_layer(values: Float[np.ndarray, "run step layer"]) -> list["Curve"]:

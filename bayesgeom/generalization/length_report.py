@@ -169,11 +169,15 @@ class LengthReport(Report):
 
     def _finding(self) -> str:
         """Return the title of the first panel: how KL changes beyond the training length."""
-        is_beyond = self.at > self.trained
-        if len(self.models) > 1 or not is_beyond.any() or is_beyond.all():
-            return "KL by position"
-        from bayesgeom.charts.lines import times_text
+        from bayesgeom.charts.lines import brief, times_text
 
+        is_beyond = self.at > self.trained
+        if not is_beyond.any() or is_beyond.all():
+            return "KL by position"
+        if len(self.models) > 1:
+            means = np.nanmean(self.kl_bits.value[:, is_beyond], axis=1)
+            best = int(np.nanargmin(means))
+            return f"Beyond the training length “{self._short_names[best]}” errs least, {brief(means[best])} bits"
         within, beyond = (float(np.nanmean(self.kl_bits.value[0, mask])) for mask in (~is_beyond, is_beyond))
         return f"Beyond the training length KL is {times_text(beyond, within, 'that within it')}"
 

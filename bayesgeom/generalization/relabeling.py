@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core import Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked, phase, with_minus
+from bayesgeom.core import Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked, phase
 from bayesgeom.generalization.curves import entropy_errors
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.captured.model import CapturedModel
@@ -99,11 +99,11 @@ class RelabelingReport(Report):
     def panels(self) -> Sequence[Panel]:
         import plotly.graph_objects as go
 
-        from bayesgeom.charts.lines import add_baseline, add_line
+        from bayesgeom.charts.lines import add_baseline, add_line, brief
         from bayesgeom.report import BASELINE, MEASURED, label_axes, log_axes
 
         before, after = self.kl_before_bits_by_sequence, self.kl_after_bits_by_sequence
-        changed = f"Renaming the hypotheses changes KL by {with_minus(f'{self.kl_difference_bits.value:.2g}')} bits"
+        changed = f"Renaming the hypotheses changes KL by {brief(self.kl_difference_bits.value)} bits"
         points, along = Panel.blank("KL before and after, a point per sequence", is_folded=True), Panel.blank(changed)
         difference = self.kl_difference_bits_by_position
         points.figure.add_trace(
@@ -113,6 +113,7 @@ class RelabelingReport(Report):
                 mode="markers",
                 marker={"color": MEASURED, "size": 5, "opacity": 0.6},
                 name="sequences",
+                showlegend=False,
                 hovertemplate="KL before %{x:.3~g} bits<br>after %{y:.3~g} bits<extra></extra>",
             )
         )

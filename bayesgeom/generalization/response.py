@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Self, final
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
+from torch import Tensor
 
 from bayesgeom.core import (
     NO_LABEL,
@@ -38,7 +39,18 @@ from bayesgeom.core import (
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
-from bayesgeom.report import Baseline, Estimate, Headline, Panel, Quantity, Report, Unit, headline_of, with_provenance
+from bayesgeom.report import (
+    FOLLOWS,
+    Baseline,
+    Estimate,
+    Headline,
+    Panel,
+    Quantity,
+    Report,
+    Unit,
+    headline_of,
+    with_provenance,
+)
 from bayesgeom.stats import (
     MIN_DIFFERENT,
     TRANSPORT_WINDOW,
@@ -50,7 +62,6 @@ from bayesgeom.stats import (
 from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed
 
 LEAST_CHANGE = 0.003  # root mean square of the exact change below which a slope is not identified
-FOLLOWS = 0.5  # slope above which the answers follow the evidence, and below which they do so in part or not at all
 LEVEL_NAME = "other sequences"
 MIXED, SHARP, WINDOW, FORGETTING = "exact, 20 % uniform", "exact, temperature 0.5", "last 10 symbols", "forgetting 0.9"
 _UNIFORM_SHARE, _TEMPERATURE, _DISCOUNT = 0.2, 0.5, 0.9
@@ -117,22 +128,28 @@ class EvidenceResponseReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         """Draw both slopes by age, evenly spaced; predictors with known behavior are pale dashed lines."""
-        from bayesgeom.charts.lines import add_baseline, add_line, add_reference
+        from bayesgeom.charts.lines import add_baseline, add_line, add_reference, brief
         from bayesgeom.report import label_axes
 
-        found = f"{self.slope.value[0]:.2g} of the exact change for all evidence"
-        raw = Panel.blank(f"The answers follow {found}")
+        raw = Panel.blank(f"The answers follow all evidence with slope {brief(self.slope.value[0])}, where 1 is exact")
         scaled = Panel.blank("The same, relative to that of all evidence", is_folded=True)
         x = np.arange(len(self.ages), dtype=float)
+        is_known = np.array([verdict != Verdict.NOT_IDENTIFIED for verdict in self.verdicts])
+
+        def known(values: Float[np.ndarray, " age"]) -> Float[np.ndarray, " age"]:
+            """Leave out ages at which almost nothing changes: their slopes would set the scale."""
+            return np.where(is_known | (not is_known.any()), values, np.nan)
+
         for panel in (raw, scaled):
             add_reference(panel.figure, x, np.ones(len(x)), name="exact")
         for level in self.slope.baselines:
-            add_baseline(raw.figure, x, level.value, name=f"baseline: {level.name}")
+            add_baseline(raw.figure, x, known(level.value), name=f"baseline: {level.name}")
         for name, values in zip(self.predictors, self.predictor_slopes, strict=True):
-            add_baseline(raw.figure, x, values, name=name)
-            add_baseline(scaled.figure, x, _ratio(values, values[:1]), name=name)
+            add_baseline(raw.figure, x, known(values), name=name)
+            add_baseline(scaled.figure, x, known(_ratio(values, values[:1])), name=name)
         for panel, own in ((raw, self.slope), (scaled, self.relative_slope)):
-            add_line(panel.figure, x, own.value, name="model", band=own.ends)
+            low, high = map(known, own.ends)
+            add_line(panel.figure, x, known(own.value), name="model", band=(low, high))
         place = "age of the replaced piece" if self.is_single else "newest pieces that stay; older ones are replaced"
         for panel, label in ((raw, "slope"), (scaled, "relative slope")):
             label_axes(panel.figure, place, label)
@@ -244,17 +261,9 @@ class Replacement:
         else:
             original = known.trials.rows(slice(0, self.n))
         replaced = [self._replaced(original, age) for age in self.ages]
-        trials = [*([original] if known is None else []), *replaced]
-        with phase("evidence response", len(trials) * self.n, "sequence") as shown:
-
-            def blocks() -> Iterator[Trials]:
-                for own in trials:
-                    yield at_last(own)
-                    shown.update(self.n)
-
-            run = self.model.run(blocks(), n_recorded=len(trials) * self.n)
-        logs = [*([] if known is None else [known.log_answers[: self.n, -1]]), run.log_answers[:, -1]]
-        first, *others = np.split(torch.cat(logs).double().exp().cpu().numpy(), len(self.ages) + 1)
+        every = concatenate([at_last(own) for own in (original, *replaced)])
+        answers = self._answers(every, known)
+        first, *others = np.split(answers.double().exp().cpu().numpy(), len(self.ages) + 1)
         report = response_report(
             [str(age) for age in self.ages],
             [other - first for other in others],
@@ -264,6 +273,30 @@ class Replacement:
         )
         arguments = {"n": self.n, "seed": self.seed, "ages": list(self.ages), "single": self.is_single}
         return with_provenance(report, provenance(self.model, self.task, arguments))
+
+    def _answers(self, trials: Trials, before: Run | None) -> Float[Tensor, "batch answer"]:
+        """Return the answer log-probabilities at the last position; `before` has those of the first ones.
+
+        Each different sequence runs once: few pieces of evidence are often drawn as they were, so a third of the
+        sequences of `evidence` are repeats.
+        """
+        different, place = trials.tokens.unique(dim=0, return_inverse=True)
+        order = torch.arange(len(place), device=place.device)
+        first = place.new_full((len(different),), len(place)).scatter_reduce_(0, place, order, "amin")
+        found = torch.empty(len(different), trials.answers.numel(), dtype=torch.float64, device=place.device)
+        known = found[:0] if before is None else before.log_answers[: self.n, -1]
+        missing = (first >= len(known)).nonzero()[:, 0]
+        found[place[: len(known)]] = known
+        if len(missing):
+            with phase("evidence response", len(missing), "sequence") as shown:
+
+                def blocks() -> Iterator[Trials]:
+                    for own in trials.rows(first[missing]).batches(at_most=self.n):
+                        yield own
+                        shown.update(len(own))
+
+                found[missing] = self.model.run(blocks(), n_recorded=len(missing)).log_answers[:, -1].to(found)
+        return found[place]
 
     def _replaced(self, trials: Trials, age: int) -> Trials:
         """Return the sequences with the evidence older than an age, or of this age, drawn again."""

@@ -114,8 +114,8 @@ class SweepReport(Report):
         return lines
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line, add_reference, log_floor
-        from bayesgeom.report import SERIES, at_least, label_axes, log_axes
+        from bayesgeom.charts.lines import LEAST_BITS, add_estimate, add_line, add_reference
+        from bayesgeom.report import SERIES, at_least, label_axes
 
         curves = Panel.blank("Entropy by position (exact: wide and pale)")
         steps = np.arange(1, self.exact_entropy_bits.shape[1] + 1)
@@ -130,24 +130,17 @@ class SweepReport(Report):
         label_axes(curves.figure, "scored position (1 is the first)", "entropy (bits)")
         at_least(curves.figure, LEAST_BITS)
         x, is_ordinal = _places(self.values)
-        titles = ("Observations until the entropy has converged", "KL to the exact posterior (log scale)")
+        known, kl_title = self.kl_bits.value, "KL to the exact posterior"
+        if np.isfinite(known).any():
+            kl_title += f" is largest for {self.vary}={self.values[int(np.nanargmax(known))]}"
+        titles = ("Observations until the entropy has converged", f"{kl_title} (log scale)")
         converged, kl, error = (Panel.blank(title) for title in (*titles, "Entropy error (log scale)"))
         add_reference(converged.figure, x, self.exact_tokens.value, name="exact")
         converged.figure.update_yaxes(rangemode="tozero")
-        floors = list[float]()
-        for panel, own in ((kl, self.kl_bits), (error, self.entropy_mae_bits)):
-            floor = log_floor(own.value, np.array([baseline.value for baseline in own.baselines] or [own.value]))
-            for baseline in own.baselines:
-                name = f"baseline: {baseline.name}"
-                add_baseline(panel.figure, x, baseline.value, name=name, floor=floor)
-            floors.append(floor)
         units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")
         measured = (self.model_tokens, self.kl_bits, self.entropy_mae_bits)
-        for panel, own, unit, floor in zip((converged, kl, error), measured, units, (0.0, *floors), strict=True):
-            if np.isfinite(own.value).any():
-                add_line(panel.figure, x, own.value, name="model", band=own.ends)
-            if panel is not converged:
-                log_axes(panel.figure, floor=floor)
+        for panel, own, unit in zip((converged, kl, error), measured, units, strict=True):
+            add_estimate(panel.figure, x, own, is_log=panel is not converged)
             label_axes(panel.figure, self.vary, unit)
             if is_ordinal:
                 panel.figure.update_xaxes(tickvals=list(x), ticktext=list(self.values))

@@ -332,9 +332,11 @@ class GradientMovementReport(Report):
         values = Curve(name="values", values=self.value_moved, color=SERIES[1])
         other = [(own.name, own.value) for own in self.correlation.baselines]
         shares = [curve(own, name, own.value[0]) for name, own in distances]
+        stable = (("patterns", self.routing_stable_step), ("values", self.values_stable_step))
+        settled = ", ".join(f"{number_text(own.value)} ({name})" for name, own in stable)
         levels, related = [("stable: a tenth", NEARBY), ("start", 1.0)], [curve(self.correlation, "own")]
         return (
-            steps_panel("Distance to the last snapshot", "share", self.steps, shares, levels),
+            steps_panel(f"Stable from step {settled}", "distance to the last snapshot", self.steps, shares, levels),
             steps_panel("Gradient norms", "nats (log)", self.steps, norms, is_log=True),
             steps_panel("Movement of patterns", "bits", self.steps, [patterns]),
             steps_panel("Movement of values", "share of their norm", self.steps, [values]),

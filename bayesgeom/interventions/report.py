@@ -271,11 +271,12 @@ class InterventionReport(EditReport):
         return replace(line, why=why)
 
     def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.lines import brief
         from bayesgeom.interventions.drawing import bands_panel, profile_panel
 
         layer, everywhere = self.strongest(), f"{self.bands[0]} positions"
         kl = "increase in KL(exact ‖ model), bits"
-        title = f"Editing layer {layer} raises KL by {self.kl_increase_bits.value[layer, 0]:.2g} bits"
+        title = f"Editing layer {layer} changes KL by {brief(self.kl_increase_bits.value[layer, 0])} bits"
         increase = profile_panel(title, kl, self.kl_increase_bits, everywhere)
         if self.is_swap and np.isfinite(self.movement.value[:, 0]).any():
             moved = f"{percent_text(self.movement.value[layer, 0])} of the way to the donor's {self.quantity}"
@@ -530,13 +531,13 @@ class OnwardsReport(EditReport):
         return lines
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_line
+        from bayesgeom.charts.lines import add_line, brief
         from bayesgeom.interventions.drawing import profile_panel
         from bayesgeom.report import EXACT, MEASURED, label_axes
 
         at, kl = self.layers, self.kl_increase_bits
         most = int(np.nan_to_num(kl.value, nan=-np.inf).argmax())
-        title = f"Erasing it from layer {most} on raises KL by {kl.value[most]:.2g} bits"
+        title = f"Erasing it from layer {most} on changes KL by {brief(kl.value[most])} bits"
         read = Panel.blank("R² of the quantity, before and after", is_folded=True)
         cost = profile_panel(title, "KL increase (bits)", kl[:, np.newaxis], "erased")
         for name, values, color in zip(self.stages, self.r2.value, (EXACT, MEASURED), strict=True):

@@ -476,11 +476,11 @@ class Model(ABC):
         if missing := [site for site in (RESID_PRE, RESID_POST) if site not in self.sites]:
             why = self.withheld.get(missing[0], "")
             return f"it is read from {missing[0].name}, which is missing{': ' if why else ''}{why}"
-        return "" if self._unembedding() else "no path from resid_post of the last layer to its logits was found"
+        return "" if self.unembedding() else "no path from resid_post of the last layer to its logits was found"
 
     @final
     @alone()
-    def _unembedding(self) -> Unembedding | None:
+    def unembedding(self) -> Unembedding | None:
         """Return what the model does after its last block. None: no path was found that gives its logits.
 
         It is sought once, in a pass on a few tokens.
@@ -585,7 +585,7 @@ class Model(ABC):
     def _recorder(self, wanted: Sequence[Site], stream: Stream | None) -> Recorder:
         places = {site: self.layers_of(site) for site in wanted if not site.is_static}
         read = {*wanted, *(own.site for own in (stream.layers if stream is not None else ()))}
-        unembedding = self._unembedding() if LOGIT_LENS in read else None
+        unembedding = self.unembedding() if LOGIT_LENS in read else None
         return Recorder(self.module, self.spec, self.point, places, stream, unembedding)
 
     @final

@@ -25,7 +25,6 @@ from bayesgeom.core import (
     at_scored,
     evaluating,
     keeping,
-    number_text,
 )
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.report import (
@@ -278,13 +277,14 @@ class MonitorReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve, add_curves
+        from bayesgeom.charts.lines import brief
         from bayesgeom.report import BASELINE
 
         quantities, at = quantities_of(type(self)), np.array([int(step) for step in self.steps])
         thresholds, drawn = dict(zip(self.rules, self.threshold, strict=True)), list[Panel]()
         for metric in LEVELS:
             own = self.estimate(metric)
-            last = number_text(own.value[-1])
+            last = brief(own.value[-1])
             panel = Panel.blank(f"{quantities[metric].label}: {last} at step {int(self.steps[-1]):,}", height=260)
             levels = [(f"baseline: {level.name}", level.value) for level in own.baselines]
             if metric in thresholds:

@@ -169,11 +169,11 @@ _QUANTILES = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95
 class AttentionEntropyReport(Report):
     """Entropy measures over how many positions a head spreads its attention.
 
-    As a share of the maximum, 1 is uniform and 0 is a single position. The papers report that it falls by 85–90 % from
-    first to last layer. Consistency compares attention on the hypotheses with the exact posterior: 1 means equal
-    shares, 0 means attention only where the posterior is 0. A model that eliminates hypotheses may attend to the
-    excluded ones, and then lies below uniform attention. The baselines are uniform attention, attention of another
-    sequence at the same position (the effect of position alone), and untrained networks.
+    As a share of the maximum, 1 is uniform and 0 is a single position. Consistency compares attention on the hypotheses
+    with the exact posterior: 1 means equal shares, 0 means attention only where the posterior is 0. A model that
+    eliminates hypotheses may attend to the excluded ones, and then lies below uniform attention. The baselines are
+    uniform attention, attention of another sequence at the same position (the effect of position alone), and untrained
+    networks.
 
     Fields: width of attention, and its agreement with the posterior.
 
@@ -237,13 +237,15 @@ class AttentionEntropyReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
-        from bayesgeom.charts.lines import add_band, add_baseline, add_estimate, add_line, with_baseline
+        from bayesgeom.charts.lines import add_band, add_baseline, add_estimate, add_line, brief, with_baseline
         from bayesgeom.report import label_axes
 
         own = self.entropy_bits_by_layer
         first, last = float(own.value[0]), float(own.value[-1])
         word, layers = "narrows" if last < first else "widens", range(len(own.value))
-        bits = Panel.blank(f"Attention {word} from {first:.2g} to {last:.2g} bits over {counted(len(layers), 'layer')}")
+        bits = Panel.blank(
+            f"Attention {word} from {brief(first)} to {brief(last)} bits over {counted(len(layers), 'layer')}"
+        )
         baselines = {each.name: each.value.mean(axis=1) for each in self.entropy_bits.baselines}
         add_estimate(bits.figure, layers, own, name="mean over heads", baselines=baselines)
         bits.figure.update_yaxes(rangemode="tozero")

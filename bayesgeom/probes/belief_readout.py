@@ -81,7 +81,6 @@ ANSWERS = "exact next-token distribution"
 IDENTIFIED = 0.99  # an R² of that distribution from here on leaves nothing to read out
 STAGES = ("layer 0", "last layer", "last layer of an untrained network")
 _FIRST, _LAST, _UNTRAINED = range(3)
-_SHOWN = 2  # panels of beliefs that a page shows at once
 MAX_CORNERS = 24  # with more hypotheses, beliefs are not stored for a plot
 
 
@@ -195,15 +194,25 @@ class BeliefReadoutReport(Report):
     def panels(self) -> Sequence[Panel]:
         layers, counts = [str(layer) for layer in range(self.r2.value.shape[1])], "number of clusters k, last layer"
         rand, confidence = "adjusted Rand index (0 is chance)", "confidence"
-        survive, best = "Surviving hypotheses are told apart", "Clusters and best guesses agree"
+        survive, best = "Accuracy on surviving hypotheses", "Agreement of clusters and best guesses"
         shown = (
-            (self.r2, "A linear map reads the belief", ("layer", "held-out R² (1 is exact)"), layers),
-            (self.total_variation, "Distance of the read-out", ("layer", "total variation (0 is exact)"), layers),
+            (self.r2, "Belief by a linear map, R²", ("layer", "held-out R² (1 is exact)"), layers),
+            (
+                self.total_variation,
+                "Distance of the belief by a linear map",
+                ("layer", "total variation (0 is exact)"),
+                layers,
+            ),
             (self.balanced_accuracy, survive, ("layer", "balanced accuracy (½ is chance)"), layers),
             (self.silhouette, "Clusters, silhouette", (counts, "silhouette (−1 to 1)"), self.cluster_counts),
             (self.rand_index, best, (counts, rand), self.cluster_counts),
-            (self.token_rand_index, "Clusters and last tokens agree", (counts, rand), self.cluster_counts),
-            (self.nearest_centroid_accuracy, "Nearest best guess", (confidence, "accuracy"), self.confidences),
+            (self.token_rand_index, "Agreement of clusters and last tokens", (counts, rand), self.cluster_counts),
+            (
+                self.nearest_centroid_accuracy,
+                "Accuracy of the nearest best guess",
+                (confidence, "accuracy"),
+                self.confidences,
+            ),
         )
         drawn = list(self._simplexes())
         for row, site in enumerate(self.sites):
@@ -215,18 +224,18 @@ class BeliefReadoutReport(Report):
         return drawn
 
     def _simplexes(self) -> Iterator[Panel]:
-        """Yield simplexes of exact beliefs and of read-outs, also of an untrained network."""
-        from bayesgeom.charts.simplex import add_simplex
+        """Yield simplexes of exact beliefs next to read-outs, then those of layer 0 and of an untrained network."""
+        from bayesgeom.charts.lines import brief
+        from bayesgeom.charts.simplex import add_simplexes
 
-        read = [("The exact belief", self.drawn_belief)]
         for row, site in enumerate(self.sites):
             drawn, r2 = self.drawn_readout[:, row], self.r2.value[row]
-            read += [(f"Read from {site}, last layer: R² {r2[-1]:.2g}", drawn[_LAST])]
-            read += [(f"Read from {site}, layer 0: R² {r2[0]:.2g}", drawn[_FIRST])] * (row == 0)
-            read += [(f"Read from {site} of an untrained network, last layer", drawn[_UNTRAINED])]
-        for at, (title, placed) in enumerate(read):
-            panel = Panel.blank(title, is_folded=at >= _SHOWN)
-            add_simplex(panel.figure, placed, self.drawn_belief)
+            panel = Panel.blank(f"The belief read from {site} in the last layer: R² {brief(r2[-1])}", is_folded=row > 0)
+            add_simplexes(panel.figure, {"exact belief": self.drawn_belief, "read": drawn[_LAST]}, self.drawn_belief)
+            yield panel
+            panel = Panel.blank(f"The same without training, and from {site} in layer 0", is_folded=True)
+            others = {"untrained, last layer": drawn[_UNTRAINED], f"layer 0, R² {brief(r2[0])}": drawn[_FIRST]}
+            add_simplexes(panel.figure, others, self.drawn_belief)
             yield panel
 
 
@@ -234,13 +243,14 @@ def _readout_panel(
     title: str, site: str, axes: tuple[str, str], ticks: Sequence[str], own: Estimate, *, is_folded: bool
 ) -> Panel:
     """Draw an estimate along its only axis, which `ticks` name; the embedding is one step before the first."""
-    from bayesgeom.charts.lines import estimate_panel
+    from bayesgeom.charts.lines import brief, estimate_panel
     from bayesgeom.report import BASELINE
 
     known = np.flatnonzero(np.isfinite(own.value))
     at = int(np.nanargmax(own.value)) if axes[0].startswith("number") else int(known[-1])
-    where = f"{axes[0].partition(',')[0].removeprefix('number of ')} {ticks[at]}"
-    named = f"{title}{f' ({site})' if site else ''}: {own.value[at]:.2g} at {where}"
+    where = f" with k = {ticks[at]}" if axes[0].startswith("number") else f" in {axes[0]} {ticks[at]}"
+    where = where.replace("in confidence", "for confidence")
+    named = f"{title}{f' ({site})' if site else ''}: {brief(own.value[at])}{where}"
     steps, levels = range(len(own.value)), [level for level in own.baselines if level.name != EMBEDDING]
     panel = estimate_panel(named, axes, steps, replace(own, baselines=tuple(levels)), is_folded=is_folded)
     start = [float(level.value[0]) for level in own.baselines if level.name == EMBEDDING]

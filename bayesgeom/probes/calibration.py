@@ -58,6 +58,7 @@ N_EXAMPLES = 4
 CONSTANT = "constant"
 UNIFORM, POSITION = "uniform", "position alone"
 SOURCES = ("exact", "model")
+N_BINS, CURVES = 10, ("stated", "exact", "exact, low", "exact, high")  # of the reliability curve
 _SHARES = ("accuracy", "total_variation", "off_answer_prob")  # between 0 and 1
 SCORES = ("kl_bits", "entropy_mae_bits", "total_variation", "off_answer_prob", "cross_entropy_bits", "accuracy")
 
@@ -99,6 +100,10 @@ class CalibrationReport(Report):
     where τ is the power of the predictions that is closest to the exact predictive (above 1: overconfident), and
     `tempering_gain_bits` the KL that this power removes. Position alone and confidence are those of the sequences whose
     predictive is stored, at most 192.
+
+    `reliability` has, for each tenth of the model's answer probabilities that occurs, the mean probability that the
+    model states, and the mean exact one with both ends of its interval over sequences: equal if the model states what
+    is the case. It is of the same sequences as confidence.
 
     `sequence_scores` are the model's means over the scored positions of each sequence, in the order of `SCORES`, by
     which `bayesgeom.compare` pairs diagnoses. Readings of earlier versions have no rows.
@@ -142,6 +147,9 @@ class CalibrationReport(Report):
     window_starts: tuple[str, ...]
     windows: tuple[str, ...]
     equivalent_window_symbols: Annotated[Estimate, Quantity(unit="symbols", label="equivalent window")]
+    curves: tuple[str, ...]
+    reliability: Annotated[Float[np.ndarray, "curve bin"], Unit("1")]
+    bins: tuple[str, ...]
     sequence_scores: Annotated[Float[np.ndarray, "sequence score"], Unit("bits or 1, as the name of each score states")]
     n: int
 
@@ -174,30 +182,39 @@ class CalibrationReport(Report):
         return window, Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import LEAST_BITS, N_BASELINES, add_baseline, add_line, log_floor, times_text
-        from bayesgeom.report import label_axes, log_axes
+        from bayesgeom.charts.lines import LEAST_BITS, add_estimate, brief, times_text
+        from bayesgeom.report import label_axes
 
         own, weaker = self.entropy_mae_bits_by_position, self._weaker()
         x, measured = np.arange(1, len(own.value) + 1), float(self.entropy_mae_bits.value)
         levels = {each.name: each.value for each in own.baselines if each.name not in weaker}
-        names = sorted(levels, key=lambda name: float(np.nan_to_num(levels[name], nan=np.inf).mean()))[:N_BASELINES]
         means = np.asarray(self.entropy_bits_by_position)
         apart = np.abs(self.example_entropy_bits - means[:, None]).max(initial=0.0)
         is_alike = bool(apart <= _ALIKE * max(float(np.ptp(means)), LEAST_BITS))
         note = "Single sequences have the same curves." * is_alike
-        title = f"Uncertainty of the answers: {measured:.2g} bits from exact"
+        title = f"Uncertainty of the answers: {brief(measured)} bits from exact"
         drawn = [_entropies(title, means, note)]
-        best = [times_text(measured, float(levels[name].mean()), f"the baseline “{name}”") for name in names[:1]]
-        error = Panel.blank(": ".join(["Entropy error, log scale", *best]))
-        floor = log_floor(own.value, levels[names[0]] if names else own.value)
-        for name in names:
-            add_baseline(error.figure, x, levels[name], name=f"baseline: {name}", floor=floor)
-        add_line(error.figure, x, own.value, name="model", band=own.ends)
-        log_axes(error.figure)
+        title = "Entropy error, log scale"
+        if levels:
+            best = min(levels, key=lambda name: float(np.nan_to_num(levels[name], nan=np.inf).mean()))
+            title += f": {times_text(measured, float(levels[best].mean()), f'the baseline “{best}”')}"
+        error = Panel.blank(title)
+        add_estimate(error.figure, x, own, baselines=levels, is_log=True)
         label_axes(error.figure, _POSITION, "|H model − H exact| (bits)")
         pairs = [] if is_alike else zip(("One", "Another"), self.example_entropy_bits.swapaxes(0, 1), strict=False)
         singles = [_entropies(f"{which} sequence", curves, is_folded=True) for which, curves in pairs]
-        return [*drawn, error, *singles]
+        return [*drawn, error, *singles, *([self._reliability_panel()] if self.bins else [])]
+
+    def _reliability_panel(self) -> Panel:
+        from bayesgeom.charts.lines import add_line, add_reference
+        from bayesgeom.report import label_axes
+
+        stated, exact, low, high = self.reliability
+        panel = Panel.blank(f"Reliability: where the model says {stated[-1]:.0%}, exact is {exact[-1]:.0%}")
+        add_reference(panel.figure, np.array([0.0, 1.0]), np.array([0.0, 1.0]), name="exact")
+        add_line(panel.figure, stated, exact, name="model", band=(low, high))
+        label_axes(panel.figure, "probability of an answer by the model", "mean exact probability")
+        return panel
 
     def _weaker(self) -> set[str]:
         """Return the window observers whose other start is a baseline and no worse; these are not plotted or listed."""
@@ -351,7 +368,8 @@ def _answer_fields(run: Run) -> dict[str, Any]:
     exact = run.trials.at_scored(run.trials.predictive).double().cpu().numpy()
     by_position = position_kl_bits(exact)
     references = {UNIFORM: np.maximum(flat, 0.0)}
-    if float(mean_interval(flat[: len(exact)] - by_position, seed=run.seed).lo) > 0:
+    is_known = len(exact) > 2 * exact.shape[2]  # with fewer sequences the mean is too near to those that it predicts
+    if is_known and float(mean_interval(flat[: len(exact)] - by_position, seed=run.seed).lo) > 0:
         references = {POSITION: by_position, **references}
     closed = [_gap_closed(kl[: len(own)], own, seed=run.seed) for own in references.values()]
     found = tempering(exact, run.log_answers.double().cpu().numpy(), seed=run.seed)
@@ -361,6 +379,34 @@ def _answer_fields(run: Run) -> dict[str, Any]:
         "reference_kl_bits": np.array([own.mean() for own in references.values()]),
         "confidence": with_interval(found.confidence, found.interval, n=len(exact)),
         "tempering_gain_bits": Estimate.of(found.gain_bits, n=len(exact)),
+        **_reliability_fields(exact, run.log_answers.double().exp().cpu().numpy(), seed=run.seed),
+    }
+
+
+def _reliability_fields(
+    exact: Float64[np.ndarray, "sequence position answer"],
+    stated: Float64[np.ndarray, "sequence position answer"],
+    *,
+    seed: int,
+) -> dict[str, Any]:
+    """Return the reliability curve: mean stated and exact probabilities by tenths of the stated ones.
+
+    References:
+        DeGroot & Fienberg 1983 (reliability diagram, there of labels; exact probabilities have less noise).
+    """
+    tenth = np.minimum((stated * N_BINS).astype(int), N_BINS - 1)
+    is_in = [(tenth == own).reshape(len(exact), -1) for own in range(N_BINS)]
+    known = [own for own in range(N_BINS) if is_in[own].any()]
+    counts, sums, said = (
+        np.stack([(is_in[own] * values.reshape(len(exact), -1)).sum(axis=1) for own in known], axis=1)
+        for values in (np.ones_like(exact), exact, stated)
+    )
+    ends = ratio_interval(sums, counts, seed=seed, is_positive=True)
+    means = (own.sum(axis=0) / counts.sum(axis=0) for own in (said, sums))
+    return {
+        "curves": CURVES,
+        "reliability": np.stack([*means, ends.lo, np.minimum(ends.hi, 1.0)]),
+        "bins": tuple(f"{own / N_BINS:g} … {(own + 1) / N_BINS:g}" for own in known),
     }
 
 

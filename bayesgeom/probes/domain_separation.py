@@ -136,10 +136,10 @@ class DomainSeparationReport(Report):
     """Each prompt gives one vector, at its last token.
 
     If domains form clusters, the silhouette is above zero. If domains vary along different directions, the angle
-    between their leading planes is large. The share of variance in the leading plane says how flat a domain's cloud is;
-    the claim is that one domain is flatter than a mixture. Compare with the gray lines: the same prompts with domains
-    exchanged at random, and untrained networks. In many dimensions, two planes fitted to different small samples are
-    always nearly orthogonal, so a large angle alone proves nothing.
+    between their leading planes is large. The share of variance in the leading plane says how flat a domain's cloud is,
+    beside that of a mixture. Compare with the gray lines: the same prompts with domains exchanged at random, and
+    untrained networks. In many dimensions, two planes fitted to different small samples are always nearly orthogonal,
+    so a large angle alone proves nothing.
 
     Fields: geometry of the vectors at the last scored position of each sequence, by group of sequences and layer.
 
@@ -182,12 +182,12 @@ class DomainSeparationReport(Report):
         )
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_baseline, add_line, estimate_panel
+        from bayesgeom.charts.lines import add_baseline, add_line, brief, estimate_panel
         from bayesgeom.report import SERIES, label_axes
 
         layers, best = range(len(self.silhouette.value)), int(np.nan_to_num(self.silhouette.value).argmax())
         highest, angle = self.silhouette.value[best], self.angle_degrees.value[-1]
-        title = f"Domains cluster most in layer {best}: silhouette {highest:.2g}"
+        title = f"Domains cluster most in layer {best}: silhouette {brief(highest)}"
         clusters = estimate_panel(title, ("layer", "silhouette (−1 to 1)"), layers, self.silhouette, name="domains")
         title, y = f"The domains' planes are {angle:.0f}° apart in the last layer", "mean principal angle (degrees)"
         angles = estimate_panel(title, ("layer", y), layers, self.angle_degrees, name="domains", is_folded=True)

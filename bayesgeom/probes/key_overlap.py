@@ -199,10 +199,10 @@ class KeyOverlapReport(Report):
     """Attention selects a token by its key: with unrelated directions, a query can select one without the others.
 
     The number is the mean |cosine| between keys of different tokens: 0 is orthogonal, 1 is parallel. Every token set of
-    the task is shown, inputs first, because the papers do not say which they used. Random directions do not score 0:
-    their level depends on the width of the head. The same embeddings through random W_K show the effect of the
-    embedding, and untrained networks that of the architecture. "Mean key removed" subtracts the part shared by all
-    keys, which adds a constant to every score and does not change the softmax.
+    the task is shown, inputs first. Random directions do not score 0: their level depends on the width of the head. The
+    same embeddings through random W_K show the effect of the embedding, and untrained networks that of the
+    architecture. "Mean key removed" subtracts the part shared by all keys, which adds a constant to every score and
+    does not change the softmax.
 
     A row beats its levels if every head lies below every known level, and does not if every head lies above the same
     one.
@@ -336,14 +336,14 @@ class KeyOverlapReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
-        from bayesgeom.charts.lines import add_estimate, add_line, times_text, with_baseline
+        from bayesgeom.charts.lines import add_estimate, add_line, brief, times_text, with_baseline
         from bayesgeom.report import SECOND, label_axes
 
         projected, chance = (self.level(name)[:, 0, 0] for name in (RANDOM_W_K, RANDOM_DIRECTIONS))
         raw, without_mean = self.mean_overlap[0], self.mean_centered_overlap[0]
         layers, first = range(len(raw.value)), int(np.isfinite(raw.value).argmax())
         found = times_text(float(raw.value[first]), float(chance[0]), RANDOM_DIRECTIONS)
-        mean = Panel.blank(f"Keys of layer {first}: mean |cos| {raw.value[first]:.2g}, {found}")
+        mean = Panel.blank(f"Keys of layer {first}: mean |cos| {brief(raw.value[first])}, {found}")
         add_line(mean.figure, layers, without_mean.value, name="mean key removed", color=SECOND)
         add_estimate(mean.figure, layers, raw, name="keys as they are")
         label_axes(mean.figure, "layer", "mean |cosine| (1 is parallel)")

@@ -31,7 +31,7 @@ from bayesgeom.report import (
     headline_of,
     mean_estimate,
 )
-from bayesgeom.stats import arrival, entropy_bits, kl_bits, position_kl_bits
+from bayesgeom.stats import STARTS, arrival, entropy_bits, kl_bits, position_kl_bits, window_name
 
 EMBEDDING, EXACT = "embedding", "exact"
 UNIFORM, POSITION = "uniform", "position alone"
@@ -43,7 +43,7 @@ class PosteriorLensReport(Report):
     """The model's own final norm and output matrix read a distribution of the answers from every layer.
 
     It is scored like a model: 0 bits is the exact posterior, and the last point is the model itself. The posterior
-    *arrives* at the first layer from which the KL stays below a tenth of that of the stronger context-free predictor:
+    arrives at the first layer from which the KL stays below a tenth of that of the stronger context-free predictor:
     the uniform one, or the average posterior at each position. The lens reads only what already lies as the output
     matrix expects it. A layer may hold more, which a fitted lens shows, and a value near a baseline does not mean that
     the layer knows nothing.
@@ -57,7 +57,7 @@ class PosteriorLensReport(Report):
     """
 
     name: ClassVar[str] = "posterior_lens"
-    title: ClassVar[str] = "Posterior by layer"
+    title: ClassVar[str] = "Posterior by layer: where does it appear?"
 
     kl_bits: Annotated[Estimate, NonNegative("stage", unit="bits", better="lower", label="KL(exact ‖ logit lens)")]
     entropy_mae_bits: Annotated[
@@ -88,17 +88,32 @@ class PosteriorLensReport(Report):
         )
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lens import lens_panels
+        from bayesgeom.charts.heat import add_heat
+        from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, add_reference
+        from bayesgeom.report import BASELINE, label_axes, layer_colors
 
-        return lens_panels(
-            kl=self.kl_bits,
-            arrival=float(self.arrival),
-            threshold=self.threshold_bits,
-            entropies=self.entropy_bits_by_position,
-            example=self.example,
-            example_position=self.example_position,
-            stages=self.stages,
-        )
+        n_layers = len(self.stages) - 1
+        x = np.arange(-1, n_layers)  # the embedding, then the layers
+        there = f"the posterior is there after {float(self.arrival):.0f} of {n_layers} layers"
+        kl = Panel.blank(f"KL by layer: {there if np.isfinite(self.arrival.value) else 'the posterior is never there'}")
+        add_baseline(kl.figure, x, self.threshold_bits, name="there: a tenth of context-free")
+        add_estimate(kl.figure, x, self.kl_bits, name="logit lens", is_log=True)
+        places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
+        kl.figure.update_xaxes(tickvals=places, ticktext=["emb", *map(str, places[1:])])
+        label_axes(kl.figure, "read after layer (emb: the embedding)", "KL(exact ‖ lens) (bits)")
+        entropy = Panel.blank("Entropy of what is read, by position", is_folded=True)
+        exact, *read = self.entropy_bits_by_position
+        scored, colors = np.arange(1, len(exact) + 1), layer_colors(n_layers)
+        add_reference(entropy.figure, scored, exact, name="exact")
+        shown = np.linspace(1, n_layers, len(colors)).round().astype(int)  # no more of them than there are colors
+        for place, color in zip((0, *shown), (BASELINE, *colors), strict=True):
+            add_line(entropy.figure, scored, read[place], name=self.stages[place], color=color)
+        label_axes(entropy.figure, "scored position (1 is the first)", "entropy (bits)")
+        title = f"One sequence, at scored position {self.example_position}: what each layer would answer"
+        example, names = Panel.blank(title, is_folded=True), (self.sources, range(self.example.shape[1]))
+        axes = ("answer", "read after")
+        add_heat(example.figure, self.example, unit="probability", baseline=0.0, names=names, axes=axes)
+        return kl, entropy, example
 
 
 @final
@@ -119,7 +134,10 @@ class PosteriorLens(Probe[PosteriorLensReport]):
         by_position = position_kl_bits(exactly)
         flat = np.log2(exact.shape[-1]) - entropies[:, 0].mean(axis=1)
         levels = {UNIFORM: flat.mean(), POSITION: by_position.mean()}
+        observers = {window_name(width, start) for start in STARTS for width in range(exact.shape[1] + 1)}
         for name, own in run.baseline_behaviors.items():
+            if name in observers:  # calibration compares with each of them
+                continue
             levels.setdefault(name.replace("_", " "), own.kl_bits[: len(exactly)].mean(dtype=np.float64))
         baselines = [Baseline.of("baseline", name, max(0.0, float(level))) for name, level in levels.items()]
         estimate = partial(mean_estimate, seed=run.seed, bounds=(0.0, np.inf))

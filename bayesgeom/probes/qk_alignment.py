@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Reason, Run, Trials, Verdict, percent_text
+from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Reason, Run, Trials, Verdict
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
 from bayesgeom.report import (
     Baseline,
@@ -193,9 +193,8 @@ class QKAlignmentReport(Report):
     another sequence at the same position. It is 0 for a head that attends by position alone, for instance to itself. If
     the related positions are the same in every sequence, attention to evidence cannot be distinguished from attention
     to positions, and the relation is reported as not identified. The contrast of cosines and the AUC measure the same
-    for the angle between query and key and for the order of scores. The papers claim that alignment sharpens with
-    depth: the profile over layers and its rank correlation with depth test that. Untrained networks are shown for
-    comparison.
+    for the angle between query and key and for the order of scores. The rank correlation of a layer's depth with its
+    alignment is positive where alignment sharpens with depth. Untrained networks are shown for comparison.
 
     Fields: alignment of attention with each evidence relation, by layer and head.
 
@@ -333,14 +332,15 @@ class QKAlignmentReport(Report):
 
     def _finding(self) -> str:
         """Return the title of the first panel: the relation and layer farthest from the baseline."""
+        from bayesgeom.charts.lines import brief
+
         own = np.where(self.identified[:, None] > 0, np.nan_to_num(self.mass_over_other_by_layer.value), 0.0)
         if not own.any():
             return "Attention above another sequence's relation"
         relation, layer = np.unravel_index(np.abs(own).argmax(), own.shape)
-        more = percent_text(own[relation, layer])
-        return (
-            f"Layer {layer} puts {more} more of its attention on {_words(self.relations[relation])} than the baseline"
-        )
+        most, named = own[relation, layer], _words(self.relations[relation])
+        where = "above" if most > 0 else "below"
+        return f"Layer {layer}: attention on {named} is {brief(abs(most))} {where} baseline"
 
 
 @final

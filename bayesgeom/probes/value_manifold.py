@@ -78,11 +78,11 @@ _ORDERED = ("|Spearman| of PC1 with entropy", "|Spearman| of PC1 within position
 class ValueManifoldReport(Report):
     """Each dot is the model's vector at one scored position, plotted along the directions of largest variance.
 
-    These are the principal components (PC); the color is the entropy of the exact posterior. The claim is that training
-    moves these vectors onto one curve, ordered by entropy. The baselines are untrained networks, and the same vectors
-    with entropies exchanged between sequences at the same position, which preserves the effect of a code for position.
-    If entropy is a function of position, as when keys never return, the two cannot be distinguished and the verdict is
-    "not identified": then only the shape counts, not the order.
+    These are the principal components (PC); the color is the entropy of the exact posterior. Do these vectors lie on
+    one curve, ordered by entropy? The baselines are untrained networks, and the same vectors with entropies exchanged
+    between sequences at the same position, which preserves the effect of a code for position. If entropy is a function
+    of position, as when keys never return, the two cannot be distinguished and the verdict is "not identified": then
+    only the shape counts, not the order.
 
     Fields: clouds of vectors at scored positions, one per site and layer, against the exact entropy of the predictive.
 
@@ -150,6 +150,7 @@ class ValueManifoldReport(Report):
         return share, *lines
 
     def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.lines import brief
         from bayesgeom.report import SERIES, label_axes
 
         row = self.sites.index("resid_post")
@@ -160,7 +161,7 @@ class ValueManifoldReport(Report):
         largest, rho = float(self.pc1_share.value[at, -1]), float(self.spearman.value[_OVERALL, at, -1])
         title = f"PC1 holds {percent_text(largest)} of the variance of {self.sites[at]} in the last layer"
         shape = _profiles(title, shares, UNTRAINED, SERIES[:4])
-        order = _profiles(f"PC1 and entropy: |Spearman| {rho:.2g} in the last layer", related, SHUFFLE, SERIES[4:8])
+        order = _profiles(f"PC1 and entropy: |Spearman| {brief(rho)} in the last layer", related, SHUFFLE, SERIES[4:8])
         label_axes(shape.figure, "layer", "share of variance (0 to 1)")
         lowest = min(float(np.nanmin(own.value, initial=0.0)) for own in related.values())
         cut = "; cut at −1" if lowest < -1 else ""  # a share far below 0 would hide all other lines
@@ -171,6 +172,7 @@ class ValueManifoldReport(Report):
     def _clouds(self) -> Iterator[Panel]:
         """Yield each site's points along PC1 and PC2, then along entropy and PC1."""
         from bayesgeom.charts.cloud import add_cloud
+        from bayesgeom.charts.lines import brief
         from bayesgeom.report import EXACT, POSITIONS, label_axes
 
         for nth, site in enumerate(self.shown_sites):
@@ -188,7 +190,7 @@ class ValueManifoldReport(Report):
                 plane.figure.add_scatter(x=curve[:, 0], y=curve[:, 1], **drawn)
             label_axes(plane.figure, "PC1 (activation units)", "PC2 (activation units)")
             rho = self.spearman.value[_OVERALL, at, -1]
-            along = Panel.blank(f"{site}: entropy and PC1 have |Spearman| {rho:.2g}", height=340, is_folded=True)
+            along = Panel.blank(f"{site}: entropy and PC1 have |Spearman| {brief(rho)}", height=340, is_folded=True)
             place, by = self.shown_position + 1, "scored position"  # counted from 1
             add_cloud(along.figure, self.shown_entropy_bits, points[:, 0], place, colored_by=by, scale=POSITIONS)
             label_axes(along.figure, "exact entropy (bits)", "PC1 (activation units)")

@@ -1,3 +1,4 @@
+from .answer import FOLLOWS as FOLLOWS
 from .diagnosis import LAYERS as LAYERS
 from .diagnosis import SERVED as SERVED
 from .diagnosis import STREAMED as STREAMED
@@ -65,4 +66,3 @@ from .theme import label_axes as label_axes
 from .theme import layer_colors as layer_colors
 from .theme import log_axes as log_axes
 from .theme import rgb as rgb
-from .theme import series as series

@@ -19,6 +19,7 @@ from bayesgeom.report.tables import Reported
 
 MATCHED, NEAR = 0.99, 0.9  # least share of the gap closed that is called a match, and close
 NAMED_SHARE = 0.05  # of the gap that one temperature must close for the answer to name the confidence
+FOLLOWS = 0.5  # slope above which answers follow the evidence, and below which they do so in part or not at all
 OFF_ANSWER = 0.05  # off-answer probability that the details name
 _CALIBRATION, _RESPONSE = "calibration", "evidence_response"  # names of the reports that are read
 
@@ -40,7 +41,8 @@ class Answer:
         off_answer_prob: Mean probability of ids that are no answers.
         response: Slope of the model's change in the exact one when evidence older than each age is drawn again; None
             if it was not measured.
-        ages: These ages, as far as the exact answer depends on evidence that old; 0 is all evidence.
+        ages: These ages, as far as they are decided: the slope lies above its level, or below the exact 1. 0 is all
+            evidence.
 
     Example:
         >>> import bayesgeom
@@ -118,10 +120,15 @@ def verdict_of(closed: Estimate) -> Verdict:
 
 
 def _response(report: Any) -> tuple[Estimate | None, tuple[int, ...]]:
-    """Return the slopes of the ages at which the exact answer depends on older evidence."""
+    """Return the slopes of the ages at which they are decided.
+
+    Where the exact answer hardly depends on evidence that old, an interval reaches from no use of it to exact use.
+    """
     if report is None or report.is_single:
         return None, ()
-    known = np.array([verdict != Verdict.NOT_IDENTIFIED for verdict in report.verdicts])
+    (low, high), level = report.slope.ends, report.slope.compared[0].value
+    is_identified = np.array([verdict != Verdict.NOT_IDENTIFIED for verdict in report.verdicts])
+    known = is_identified & ((low > level) | (high < 1))
     ages = tuple(int(age) for age, is_known in zip(report.ages, known, strict=True) if is_known)
     return (report.slope[known], ages) if ages else (None, ())
 
@@ -156,9 +163,10 @@ def answer_text(answer: Answer) -> str:
 def answer_details(answer: Answer) -> str:
     """Return what stands behind the answer: distance, confidence, off-answer probability, age of the used evidence."""
     levels = {answer.baseline: answer.baseline_kl_bits, "uniform": answer.uniform_kl_bits}
-    compared = ", ".join(f"{name} {_rounded(level)}" for name, level in levels.items())
-    parts = [f"KL {_estimate_text(answer.kl_bits)} bits ({compared})"]
-    if float(answer.confidence) > 0:  # 0: certain predictions are closest; NaN: no temperature changes them
+    compared = ", ".join(f"{name} {number_text(level)}" for name, level in levels.items())
+    parts = [f"KL {answer.kl_bits.text()} bits ({compared})"]
+    # 0: certain predictions are closest; NaN: no temperature changes them.
+    if float(answer.confidence) > 0 and (answer.explains or answer.is_confidence_named):
         parts.append(f"confidence {_estimate_text(answer.confidence)}, where 1 is exact")
     if answer.off_answer_prob > OFF_ANSWER:
         parts.append(f"{percent_text(answer.off_answer_prob)} of the probability is not on the answers")
@@ -195,25 +203,27 @@ def _share_text(share: float) -> str:
     """Return a share of a gap in percent, with as many digits as what is missing to 100 % needs.
 
     Example:
-        >>> _share_text(0.43), _share_text(0.9981), _share_text(0.99992), _share_text(1.0)
-        ('43 %', '99.8 %', '99.992 %', '100 %')
+        >>> _share_text(0.43), _share_text(0.9871), _share_text(0.99992), _share_text(1.0)
+        ('43 %', '98.7 %', '99.992 %', '100 %')
     """
     missing = 1 - share
-    digits = 0 if missing > 0.01 or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
-    return percent_text(share, digits)
+    digits = 0 if missing > 1 - NEAR or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
+    return percent_text(share if abs(share) >= 0.005 else 0.0, digits)  # no minus before a zero
 
 
 def _age_text(answer: Answer) -> str:
     """Return how old the evidence is that the predictions use; "" if it was not measured."""
     if answer.response is None:
         return ""
-    level = answer.response.compared[0].value
-    used = np.flatnonzero(answer.response.low > level) if answer.response.low is not None else np.zeros(0, int)
-    if not len(used):
+    low, level, slope = answer.response.ends[0], answer.response.compared[0].value, answer.response.value
+    if not (low > level).any():
         return "no use of the evidence is shown"
-    last = int(used[-1])
-    if last == len(answer.ages) - 1:
-        return f"uses evidence of every age ({_rounded(float(answer.response.value[last]), 2)} of the exact weight)"
+    used = np.flatnonzero((low > level) & (low > FOLLOWS))
+    if not len(used):
+        return f"uses the evidence in part ({_rounded(float(slope[0]), 2)} of the exact weight)"
+    if (last := int(used[-1])) == len(answer.ages) - 1:
+        what = "uses evidence of every age" if last else "uses the evidence"
+        return f"{what} ({_rounded(float(slope[last]), 2)} of the exact weight)"
     return f"uses evidence up to {counted(answer.ages[last + 1], 'step')} old"
 
 

@@ -34,6 +34,7 @@ from bayesgeom.core import (
 from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated
 from bayesgeom.report.panels import Chart, Panel, listed
 from bayesgeom.report.render import headline_text, interval_cell, tone, verdict_text
+from bayesgeom.report.storage import fits
 from bayesgeom.report.svg import swatch, thumbnail
 from bayesgeom.report.tables import Headline, Reported, Viewed, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
 
 TEMPLATE, BUNDLE = "page.html.jinja", "plotly-cartesian.min.js.gz"
 DIGITS = 5  # significant digits of a plotted number
-TILES = 6  # at most
+TILES, ROWS = 6, 12  # at most: tiles, and rows of a table before the others are folded
 _ORDER = ("calibration", "evidence_response", "ablation")  # sections that come first
-NARROWEST, LETTER = 330, 7.0  # pixels: a gauge on a telephone, and a letter of its labels
+NARROWEST, LETTER, _NAME = 330, 7.0, 28  # pixels: a gauge on a telephone, a letter of its labels; letters of a name
+_LABEL = 90  # letters of the names of models, and of settings
 _CONTAINED = frozenset(  # kinds of traces that the bundle draws; others need the whole library
     {"bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image", "pie", "scatter"}
     | {"scatterternary", "violin"}
@@ -57,6 +59,12 @@ _INTRODUCTION = (
     "number, gray a baseline, black (white on dark pages) an exact value or a ceiling. Verdicts and reasons for "
     "missing intervals are codes: docs/codes.md says what each means."
 )
+_WORDS: Mapping[str, Any] = {  # what the provenance says of the task; what has another type is not shown
+    **dict.fromkeys(("question", "sentence"), str),
+    "example": tuple[str, ...],
+    "is_cut": bool,
+    "answers": Mapping[str, tuple[float, ...]],
+}
 _COMPARED = (Verdict.YES, Verdict.BARELY, Verdict.NO, Verdict.UNDECIDED)  # then the number is the answer
 
 
@@ -116,6 +124,7 @@ def page_of(
         tiles=[] if is_alone else _tiles(sections),
         sections=sections,
         is_alone=is_alone,
+        rows=ROWS,
         has_contents=len(sections) > 1,
         minus=with_minus,
         number=number_text,
@@ -147,17 +156,18 @@ def _opening(
     is_alone: bool,
 ) -> dict[str, Any]:
     """Return the question of the page, what was tested, the answer, and its gauge."""
-    first, task = sections[0] if sections else {}, provenance.get("task_in_words") or {}
-    label, short = _tested(sections, provenance)
+    first, stored = sections[0] if sections else {}, provenance.get("task_in_words", {})
+    task = {name: stored[name] for name, kind in _WORDS.items() if name in stored and fits(stored[name], kind)}
+    (subject, details), label = _tested(sections, provenance), str(provenance.get("task_label", ""))
     is_one_number = answer is None and is_alone and first["answer"] is not None
-    question = task.get("question") or ("Does {model} infer?" if answer and model_name(provenance) else title)
-    heading = first["question"] if is_alone else question.replace("{model}", model_name(provenance))
+    question = task.get("question", "Does {model} infer?") if answer and model_name(provenance) else ""
+    heading = question.replace("{model}", model_name(provenance)) if question else first.get("title", title)
     marks = _answer_marks(answer) if answer else _line_marks(first["answer"]) if is_one_number else []
     return {
         "task": task,
-        "heading": heading,
-        "eyebrow": first["short_title"] if is_alone else "",
-        "tested": short if task else ", ".join(filter(None, (label, short.partition(", ")[2]))),
+        "heading": first["question"] if is_alone else heading,
+        "eyebrow": first["short_title"] if is_alone and first["question"] != first["title"] else "",
+        "tested": ", ".join(filter(None, (subject if task or not subject else f"{subject} on {label}", details))),
         "label": label if task else "",
         "answer": answer,
         "answer_sentence": answer_text(answer) if answer else "",
@@ -176,10 +186,11 @@ def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, An
     first = next((own for own in panels if not own.is_folded), panels[0] if panels else None)
     return {
         "name": name,
+        "title": report.title,
         "short_title": short_title,
         "question": question[:1].upper() + question[1:] or report.title,
         "about": report.about.split("\n\n"),
-        "answer": report.answer(),
+        "answer": report.headline(),
         "lines": lines,
         "is_empty": bool(lines) and all(math.isnan(line.value) for line in lines) and not any(map(_is_drawn, panels)),
         "panels": panels,
@@ -211,7 +222,8 @@ def _says(line: Headline) -> tuple[str, str]:
     """Return the answer of a single report and what stands behind it; the gauge shows interval and baselines."""
     verdict = f"{verdict_text(line.verdict)}{f' ({line.why})' if line.why else ''}"
     number = labeled_text(line.label, line.value_text)
-    return (number, verdict) if line.verdict in _COMPARED or not line.verdict else (verdict, number)
+    says, details = (number, verdict) if line.verdict in _COMPARED or not line.verdict else (verdict, number)
+    return says if "=" in says.split()[0] else says[:1].upper() + says[1:], details
 
 
 def _answer_marks(answer: Answer) -> list[Mark]:
@@ -227,7 +239,10 @@ def _line_marks(line: Headline) -> list[Mark]:
     """Return the gauge of one number: its interval and its baselines; none without a baseline."""
     if not line.levels or math.isnan(line.value):
         return []
-    levels = {f"{level.name} {level.bound}{number_text(level.value)}": level.value for level in line.levels[:3]}
+    levels = {
+        f"{shortened(level.name, _NAME)} {level.bound}{number_text(level.value)}": level.value
+        for level in line.levels[:3]
+    }
     zero = {} if 0.0 in levels.values() else {"0": 0.0}
     return _placed(
         f"{line.value_text}{f' [{line.interval}]' * bool(line.interval)}",
@@ -243,7 +258,7 @@ def _placed(model: str, ends: tuple[float, float, float], levels: Mapping[str, f
     value, low, high = (100 * (end - least) / span for end in ends)
     marks = [Mark(label=model, place=value, low=low, high=high, kind="model")]
     for label, level in levels.items():
-        own = Mark(label=shortened(label, 40), place=100 * (level - least) / span, lane=0)
+        own = Mark(label=label, place=100 * (level - least) / span, lane=0)
         lane = next(
             lane
             for lane in (-1, 1, -2, 2, -3)
@@ -290,15 +305,15 @@ def _fewer(report: Reported) -> str:
     return f"of {requested:,} requested{f': {why}' if why else ''}"
 
 
-def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> list[str]:
-    """Return the model, its architecture and the task, and how many sequences with which settings; none if unknown."""
-    model, name, task = provenance.get("model"), model_name(provenance), provenance.get("task_label")
-    if not (name and task):
-        return ["", ""]
+def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the model with its architecture, and how many sequences with which settings; "" if it is unknown."""
+    model, name = provenance.get("model"), shortened(model_name(provenance), _LABEL)
+    if not (name and provenance.get("task_label")):
+        return "", ""
     kind = model.get("architecture") if isinstance(model, Mapping) else None
     about = f" ({kind})" if kind and kind not in ("several", name) else ""
-    n = [section["n"] for section in sections[:1]]
-    return [f"{name}{about} on {task}", ", ".join(filter(None, (f"{name}{about}", *n, settings_of(provenance))))]
+    settings = [shortened(settings_of(provenance), _LABEL)]
+    return f"{name}{about}", ", ".join(filter(None, [section["n"] for section in sections[:1]] + settings))
 
 
 def _drawn(own: Panel, identifier: str) -> Drawn:

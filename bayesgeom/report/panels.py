@@ -130,10 +130,13 @@ def _describe_on_hover(figure: go.Figure) -> None:
     `customdata` of a trace holds its intervals as text, and `text` its places where they are not the numbers of x.
     """
     x, y = (axis.title.text or name for axis, name in ((figure.layout.xaxis, "x"), (figure.layout.yaxis, "y")))
+    named_places = dict(zip(figure.layout.xaxis.tickvals or (), figure.layout.xaxis.ticktext or (), strict=False))
     for trace in figure.data:
         if trace.type != "scatter" or trace.fill or trace.mode == "text" or trace.hovertemplate or trace.hoverinfo:
             continue
         places = np.asarray(() if trace.x is None else trace.x)
+        if trace.text is None and named_places and figure.layout.xaxis.type != "log":
+            trace.text = [named_places.get(place, f"{place:g}") for place in places.tolist()]
         is_whole = np.issubdtype(places.dtype, np.number) and bool((places == np.round(places)).all())
         at = "%{text}" if trace.text is not None else "%{x:,}" if is_whole else "%{x:.4~g}"
         interval = "" if trace.customdata is None else "%{customdata}"
@@ -154,7 +157,7 @@ def _label_ends(figure: go.Figure) -> None:
         if known and all("lines" in (trace.mode or "") and not trace.fill for trace in traces):
             lines[name] = known[0]
     texts = [_label(figure, name) for name in lines]
-    sizes = np.array([_LABEL_ROW * (1 + text.count("<br>")) + 2 for text in texts], dtype=float)
+    sizes = np.array([_LABEL_ROW * (1 + text.count("<br>")) + 4 for text in texts], dtype=float)
     room = (figure.layout.height or 0) - _BETWEEN
     if not 0 < len(lines) <= MOST_LABELS or sizes.sum() > room + _LABEL_ROW or _has_bar(figure):
         gray = [trace for trace, _ in lines.values() if trace.line.color == BASELINE]

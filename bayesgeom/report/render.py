@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from bayesgeom.core import WIDTH, Reason, Verdict, labeled_text, number_text, shortened
+from bayesgeom.core import WIDTH, Reason, Verdict, labeled_text, number_text, shortened, text_width
 from bayesgeom.report.tables import Headline
 from bayesgeom.report.theme import CONFIG
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-ROWS, NOTES, LABEL = 16, 16, 70  # of what `print(result)` shows, and letters of a label
+ROWS, NOTES, LABEL = 16, 16, 70  # of what `print(result)` shows, and letters of a label in 100 columns
 _MIME = "application/vnd.plotly.v1+json"
 _BEATS = {"yes": "beats every baseline", "barely": "barely beats every baseline", "no": "does not beat every baseline"}
 
@@ -80,8 +80,9 @@ def summary(
     """
     from rich.console import Console
 
-    console = Console(width=WIDTH, file=io.StringIO(), color_system=None, highlight=False, markup=False, emoji=False)
-    console.print(textwrap.shorten(title, 2 * WIDTH, placeholder=" …"))
+    width = text_width()
+    console = Console(width=width, file=io.StringIO(), color_system=None, highlight=False, markup=False, emoji=False)
+    console.print(textwrap.shorten(title, 2 * width, placeholder=" …"))
     for sentence in opening:
         console.print(sentence)
     every = [own for lines in blocks.values() for own in lines]
@@ -90,7 +91,7 @@ def summary(
         console.print()
         if above and room:
             console.print(f"{above}\n")
-        console.print(_table(lines[:room], has_names=has_names))
+        console.print(_table(lines[:room], has_names=has_names, most=LABEL * width // WIDTH))
         room -= len(lines[:room])
     if len(every) > ROWS:
         console.print(f"… and {len(every) - ROWS} more: {where or 'see to_pandas()'}")
@@ -99,14 +100,14 @@ def summary(
     if notes:
         console.print()
     for note in notes[:NOTES]:
-        console.print(textwrap.shorten(note, 2 * WIDTH, placeholder=" …"))
+        console.print(textwrap.shorten(note, 2 * width, placeholder=" …"))
     if len(notes) > NOTES:
         console.print(f"… and {len(notes) - NOTES} more notes: {where or 'see skipped'}")
     return "\n".join(text.rstrip() for text in console.file.getvalue().rstrip().split("\n"))  # type: ignore[attr-defined]
 
 
-def _table(lines: Sequence[tuple[str, Headline]], *, has_names: bool) -> "Table":
-    """Return headlines as a table, below the name of their report if there are several."""
+def _table(lines: Sequence[tuple[str, Headline]], *, has_names: bool, most: int) -> "Table":
+    """Return headlines as a table, below the name of their report if there are several; cells of `most` letters."""
     from rich.padding import Padding
     from rich.table import Table
 
@@ -115,10 +116,11 @@ def _table(lines: Sequence[tuple[str, Headline]], *, has_names: bool) -> "Table"
         table.add_column(heading, no_wrap=heading in ("value", "95 % interval"))
     for at, (name, line) in enumerate(lines):
         if has_names and name not in [other for other, _ in lines[:at]]:
-            table.add_row(shortened(name, LABEL))
+            table.add_row(shortened(name, most))
         level = f"{line.levels[0].bound}{number_text(line.baseline)} {line.baseline_name}" if line.levels else "–"
-        label = Padding(shortened(line.label, LABEL), (0, 0, 0, 2 * has_names))
-        table.add_row(label, line.value_text, interval_cell(line), shortened(level, LABEL), line.verdict or "–")
+        verdict = f"{line.verdict or '–'}{f' ({line.why})' if line.why else ''}"
+        label = Padding(shortened(line.label, most), (0, 0, 0, 2 * has_names))
+        table.add_row(label, line.value_text, interval_cell(line), shortened(level, most), verdict)
     return table
 
 

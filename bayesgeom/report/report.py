@@ -125,7 +125,7 @@ class Report(ABC):
     def panels(self) -> "Sequence[Panel]":
         """Return the plots of the stored numbers, including baselines."""
 
-    def answer(self) -> Headline | None:
+    def headline(self) -> Headline | None:
         """Return the number that answers the question of the report: the first one with a verdict, or the first."""
         lines = self.headlines()
         return next((line for line in lines if line.verdict), lines[0] if lines else None)
@@ -144,7 +144,7 @@ class Report(ABC):
 
         lines = [("", line) for line in self.headlines()]
         settings = [own for own in (settings_of(self.provenance),) if own]
-        return summary(f"{self._subject()}{self.title}", opening_of(self.answer()), {"": lines}, settings, where)
+        return summary(f"{self._subject()}{self.title}", opening_of(self.headline()), {"": lines}, settings, where)
 
     @final
     def __str__(self) -> str:

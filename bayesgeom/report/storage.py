@@ -57,7 +57,7 @@ PARTS = "parts"  # results per snapshot of an interrupted analysis
 METRICS, HTML = "metrics.parquet", "report.html"
 ALONE = "alone"  # whether a folder holds one report, not a diagnosis
 _PROVENANCE: Mapping[str, Any] = {  # what tables and pages read, where it is present
-    **dict.fromkeys(("arguments", "recipe", "task"), Mapping[str, Any]),
+    **dict.fromkeys(("arguments", "recipe", "task", "task_in_words"), Mapping[str, Any]),
     **dict.fromkeys(("attention_kernels", "foreign_hooks"), tuple[str, ...]),
     "layers": Mapping[str, tuple[int, ...]],
     **dict.fromkeys(("served", "streamed"), Mapping[str, float]),

@@ -73,7 +73,9 @@ def _cells(traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any]) -> li
         if values.ndim != 2 or values.size < 2 or not np.nanmax(values, initial=0.0) > 0:
             continue
         values = values[:: -(-len(values) // _MOST_ROWS), :: -(-values.shape[1] // _MOST_COLUMNS)]
-        if layout.get("yaxis", {}).get("autorange") != "reversed":
+        axis = layout.get("yaxis", {})
+        first, last = axis.get("range") or (0, 1)
+        if axis.get("autorange") != "reversed" and first < last:
             values = values[::-1]
         n_rows, n_columns = values.shape
         width, height = _WIDTH / n_columns, _HEIGHT / n_rows

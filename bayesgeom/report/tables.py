@@ -62,7 +62,7 @@ class Reported(Protocol):
     def headlines(self) -> "Sequence[Headline]":
         """Return the numbers to read first."""
 
-    def answer(self) -> "Headline | None":
+    def headline(self) -> "Headline | None":
         """Return the number that answers the question of the report, with its verdict."""
 
     def panels(self) -> "Sequence[Panel]":

@@ -63,17 +63,6 @@ def rgb(color: str) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def series(index: int) -> dict[str, str]:
-    """Return color and dash of a named series: colors first, then the same colors with another dash.
-
-    Example:
-        >>> series(0), series(9)["dash"]
-        ({'color': '#c2571a', 'dash': 'solid'}, 'dash')
-    """
-    lap, place = divmod(index, len(SERIES))
-    return {"color": SERIES[place], "dash": ("solid", *DASHES)[lap % (1 + len(DASHES))]}
-
-
 def layer_colors(n_layers: int) -> tuple[str, ...]:
     """Return a color per layer, from light to dark; up to six layers are as far apart as the scale allows.
 

@@ -244,27 +244,34 @@ class WindTunnel(ABC):
         return {"name": self.name, **plain, **inner}
 
     @final
-    def in_words(self) -> dict[str, Any]:
+    def in_words(self, trials: Trials | None = None, model: Sequence[float] = ()) -> dict[str, Any]:
         """Return what pages say of the task, for JSON.
+
+        Args:
+            trials: Sequences of this task; the example is the first one. None draws one.
+            model: Answer probabilities of a model at the last scored position of the example, if it was run.
 
         Returns:
             `question` and `sentence`; with a posterior also `example`, labels of the last tokens up to the last scored
-            position of one sequence, `is_cut`, whether tokens come before these, and `answers`, the exact probability
-            of the most probable answers by their label.
+            position, `is_cut`, whether tokens come before these, and `answers`, the exact probability and that of the
+            model, if known, of the most probable answers by their label.
         """
         words: dict[str, Any] = {"question": self.question, "sentence": self.sentence.format(task=self)}
         if not self.has_posterior:
             return words
-        trials, labels = self.sample(1, seed=0), self.token_labels()
+        trials, labels = self.sample(1, seed=0) if trials is None else trials, self.token_labels()
         last = int(trials.scored[0].nonzero()[-1])
         tokens = trials.tokens[0, max(0, last + 1 - _EXAMPLE) : last + 1].tolist()
-        exact = dict(zip(trials.answers.tolist(), trials.predictive[0, last].tolist(), strict=True))
-        top = sorted(exact, key=lambda answer: -exact[answer])[:_ANSWERS]
+        exact = trials.predictive[0, last].tolist()
+        shares = [tuple(round(share, 4) for share in own) for own in zip(exact, *[model] * bool(model), strict=True)]
+        answers = dict(zip((labels[answer] for answer in trials.answers.tolist()), shares, strict=True))
         return {
             **words,
             "example": tuple(labels[token] for token in tokens),
             "is_cut": last >= _EXAMPLE,
-            "answers": {labels[answer]: exact[answer] for answer in top},
+            "answers": {
+                name: answers[name] for name in sorted(answers, key=lambda name: -max(answers[name]))[:_ANSWERS]
+            },
         }
 
     @final

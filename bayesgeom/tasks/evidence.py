@@ -187,8 +187,8 @@ class BoundEvidence(EvidenceTask):
     name: ClassVar[str] = "evidence"
     question: ClassVar[str] = "Does {model} update on labeled evidence?"
     sentence: ClassVar[str] = (
-        "A hidden source prefers one of two labels and shows it after {task.reliability:.0%} of the words; "
-        "after each word the model predicts the {task.query} label."
+        "A hidden source prefers one of two labels. After each word it shows that label with probability "
+        "{task.reliability}, else the other one; the model predicts the {task.query} label."
     )
     n_ids: int
     prefix: tuple[int, ...]

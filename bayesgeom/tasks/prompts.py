@@ -9,12 +9,14 @@ References:
     released).
 """
 
+import json
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import ClassVar, final
+from pathlib import Path
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -40,6 +42,7 @@ from bayesgeom.tasks.base import FiniteTask, TextTask
 QUINTILES = 5
 MAX_INPUTS = 64  # ids whose keys are compared: the most frequent ones, which recur often enough
 JOINT, BETWEEN = "+", "\n\n"
+_KEYS = ("text", "prompt")  # of a line of JSONL
 
 
 @final
@@ -152,7 +155,6 @@ class BoundPrompts(FiniteTask):
     """`Prompts` in one tokenizer's ids, padded on the right to the longest. Trials have groups and no posterior."""
 
     name: ClassVar[str] = "prompts"
-    question: ClassVar[str] = "Where does {model} show its uncertainty?"
     sentence: ClassVar[str] = "Plain text: its exact posterior is unknown, so nothing here measures inference."
     has_posterior: ClassVar[bool] = False
     n_ids: int
@@ -270,6 +272,47 @@ class BoundPrompts(FiniteTask):
 
     def token_labels(self) -> Sequence[str]:
         return labeled({}, self.n_ids)
+
+
+def texts_in(file: Path) -> tuple[str, ...]:
+    """Read prompts from a file: one a line, or JSONL with the prompt as "text" or "prompt"; other columns are ignored.
+
+    It is JSONL if its name ends in .jsonl, or if its first line is a JSON object.
+
+    Args:
+        file: The file, in UTF-8.
+
+    Raises:
+        InvalidArgument: It is empty or no UTF-8, a line is empty, or a line of JSONL has no prompt. The message names
+            the line.
+    """
+    if not (lines := file.read_bytes().rstrip().splitlines()):
+        raise InvalidArgument(f"{file} holds no prompts: write one a line.")
+    is_jsonl, texts = file.suffix == ".jsonl" or isinstance(_parsed(lines[0]), dict), list[str]()
+    for number, line in enumerate(lines, 1):
+        try:
+            text: Any = line.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"line {number} of {file} is not UTF-8: save the file as UTF-8.") from error
+        if is_jsonl:
+            parsed = _parsed(line)
+            members = parsed if isinstance(parsed, dict) else {}
+            text = next((members[key] for key in _KEYS if key in members), None)
+            if not isinstance(text, str):
+                there = f"has the keys {', '.join(members)}" if members else "is no JSON object"
+                raise InvalidArgument(f'line {number} of {file} {there}: each line needs its prompt as "text".')
+        if not text.strip():
+            raise InvalidArgument(f"line {number} of {file} is empty: remove it, or write a prompt there.")
+        texts.append(text)
+    return tuple(texts)
+
+
+def _parsed(line: bytes) -> object:
+    """The JSON value of a line; None for other text."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _grouped(texts: Sequence[str] | Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:

@@ -1,60 +1,44 @@
-"""Make the screenshots of this folder from committed readings: `python docs/images/make.py`.
-
-Needs Chromium on the path, and Pillow, which reduces the pictures to 256 colors.
-"""
+"""Make the screenshots of this folder: `python docs/images/make.py`. Needs Chromium on the path, and playwright."""
 
 import shutil
-import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from bayesgeom import load_report
+import bayesgeom
 
 FOLDER = Path(__file__).resolve().parent
 READINGS = FOLDER.parents[1] / "examples" / "replication" / "results"
-_REST = ".note, nav, h2, section .about, .scroll"
-PICTURES = {  # file: reading, height in pixels, what is left out of the page
-    "calibration.png": ("claims/calibration-bijection-v20", 840, f"{_REST}, .panel:nth-child(n + 3)"),
-    "ablation.png": ("bijection-v20-llama/ablation", 1300, f"{_REST}, .panel:nth-child(n + 3)"),
-    "architectures.png": ("comparison", 1310, f"{_REST}, .panel:nth-child(2)"),
-    "length.png": ("length-recall-mixed", 1230, f"{_REST}, .findings"),
+PICTURES = {
+    "ablation.png": "bijection-v20-llama/ablation",
+    "length.png": "length-recall-mixed",
 }
-WIDTH, COLORS, MOST_BYTES = 1200, 256, 150_000
+WIDTH, HEIGHT, MOST_BYTES = 1200, 680, 200_000
+SECONDS = 5
+
+
+def pages() -> Iterator[tuple[str, str, int]]:
+    """Yield each picture's name with the document and the height of its part that is shown."""
+    yield "page.png", bayesgeom.diagnose("bijection-v20", ablations=True).to_html(), 1025
+    for name, reading in PICTURES.items():
+        yield name, bayesgeom.load_report(READINGS / reading).to_html(), HEIGHT
 
 
 def main() -> None:
     """Write every picture."""
-    for name, (reading, height, left_out) in PICTURES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            page, raw = Path(folder) / "page.html", Path(folder) / "page.png"
-            text = load_report(READINGS / reading).to_html()
-            page.write_text(
-                text.replace("</style>", f"{left_out}, details {{ display: none; }}</style>"), encoding="utf-8"
-            )
-            photograph(page, raw, height)
-            reduce(raw, FOLDER / name)
+    from playwright.sync_api import sync_playwright
 
-
-def photograph(page: Path, to: Path, height: int) -> None:
-    """Render the top of a page."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        raise SystemExit("Chromium is not on the path: install it first.")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=20000"]
-    subprocess.run(
-        [browser, *options, f"--window-size={WIDTH},{height}", f"--screenshot={to}", page.as_uri()],
-        check=True,
-        capture_output=True,
-    )
-
-
-def reduce(picture: Path, to: Path) -> None:
-    """Write a picture with a palette."""
-    from PIL import Image
-
-    Image.open(picture).convert("RGB").quantize(COLORS).save(to, optimize=True)
-    if to.stat().st_size > MOST_BYTES:
-        raise SystemExit(f"{to.name} has {to.stat().st_size:,} bytes, at most {MOST_BYTES:,} are allowed.")
+    with sync_playwright() as tools, tempfile.TemporaryDirectory() as folder:
+        browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, text, height in pages():
+            document = Path(folder) / "page.html"
+            document.write_text(text, encoding="utf-8")
+            page = browser.new_page(viewport={"width": WIDTH, "height": height})
+            page.goto(document.as_uri())
+            page.wait_for_timeout(SECONDS * 1000)  # figures are unpacked and drawn
+            page.screenshot(path=FOLDER / name)
+            if (size := (FOLDER / name).stat().st_size) > MOST_BYTES:
+                raise SystemExit(f"{name} has {size:,} bytes, at most {MOST_BYTES:,} are allowed.")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def test_heads_hold_their_numbers_layers_upward(rng: np.random.Generator) -> Non
 
 
 def test_many_heads_have_a_color_bar_with_the_unit(rng: np.random.Generator) -> None:
-    figure = heat_map(rng.random((3, 11)), baseline=0.0)
+    figure = heat_map(rng.random((3, 13)), baseline=0.0)
     (heads,) = figure.data
     assert heads.showscale and figure.layout.xaxis.title.text == "head (color: |cosine|)"
 

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -282,11 +283,21 @@ def test_labels_of_a_gauge_never_touch(seed: int) -> None:
 
 def test_a_page_opens_with_the_tasks_own_words(rng: np.random.Generator) -> None:
     words = {"question": "Does {model} <b>count</b>?", "sentence": "Counts.", "is_cut": True}
-    words |= {"example": ["one", "two"], "answers": {"three": 0.9, "four": 0.1, "five": 0.0}}
-    text = page_of("t", {"a": planted(rng), "b": planted(rng)}, {}, {**SOURCE, "task_in_words": words})
+    words |= {"example": ("one", "two"), "answers": {"three": (0.9, 0.7), "four": (0.1, 0.3), "five": (0.0, 0.0)}}
+    reports = {"calibration": calibration(rng, is_informed=True), "b": planted(rng)}
+    text = page_of("t", reports, {}, {**SOURCE, "task_in_words": words})
     read = Reader(text)
     assert "Does <u>tiny</u> <b>count</b>?" in read.text and "Counts." in read.text
-    assert '<span class="token query">two</span>' in text and "three" in read.text and "five" not in read.text
+    assert '<span class="token query">two</span>' in text and "five" not in read.text
+    example = text.split('class="token query"')[1].split("</p>")[0]
+    assert re.findall(r"<b>(\w+)|(0\.\d+)", example) == [
+        ("three", ""),
+        ("", "0.90"),
+        ("", "0.70"),
+        ("four", ""),
+        ("", "0.10"),
+        ("", "0.30"),
+    ]
 
 
 def test_sections_without_a_number_are_not_measured(rng: np.random.Generator) -> None:

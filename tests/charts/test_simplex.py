@@ -4,14 +4,14 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from bayesgeom.charts.simplex import MAX_CORNERS, add_simplex, belief_colors, corners, placed
+from bayesgeom.charts.simplex import MAX_CORNERS, add_simplexes, belief_colors, corners, placed
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.theme import SERIES
 
 
 def drawn(points: np.ndarray, belief: np.ndarray) -> go.Figure:
     figure = Panel.blank().figure
-    add_simplex(figure, points, belief)
+    add_simplexes(figure, {"read": points}, belief)
     return figure
 
 
@@ -20,12 +20,12 @@ def test_points_stand_where_their_shares_put_them(n: int, rng: np.random.Generat
     belief = rng.dirichlet(np.ones(n), size=17)
     read = belief + 0.1 * rng.normal(size=belief.shape)
     figure = drawn(read, belief)
-    outline, points, names = figure.data
+    outline, points, names, caption = figure.data
     (left, right), (low, high) = figure.layout.xaxis.range, figure.layout.yaxis.range
     seen = np.clip(placed(read), [left, low], [right, high])  # what lies far outside is drawn at the edge
     np.testing.assert_allclose(np.stack([points.x, points.y], axis=1), seen)
     np.testing.assert_allclose(np.stack([outline.x, outline.y], axis=1)[:-1], corners(n))
-    assert list(names.text) == [str(i) for i in range(n)]
+    assert list(names.text) == [str(i) for i in range(n)] and list(caption.text) == ["read"]
     assert len(points.marker.color) == 17 and list(points.marker.color) == list(belief_colors(belief))
     assert figure.layout.xaxis.visible is False and figure.layout.yaxis.scaleanchor == "x"
     assert not any(trace.showlegend for trace in figure.data)
@@ -43,6 +43,19 @@ def test_a_panel_that_cannot_be_drawn_states_the_reason() -> None:
     assert drawn(missing, np.eye(3)[[0] * 5]).data[0].text == ("not measured",)
 
 
+def test_sets_of_beliefs_stand_side_by_side(rng: np.random.Generator) -> None:
+    figure, belief, unknown = Panel.blank().figure, rng.dirichlet(np.ones(3), size=17), np.full((17, 3), np.nan)
+    add_simplexes(figure, {"exact": belief, "unknown": unknown, "read": belief}, belief)
+    exact, read = (trace for trace in figure.data if trace.mode == "markers")
+    np.testing.assert_allclose(np.asarray(read.x) - exact.x, read.x[0] - exact.x[0])
+    left, right = figure.layout.xaxis.range
+    assert max(exact.x) < (left + right) / 2 < min(read.x), "each in its half"
+    assert [trace.text[0] for trace in figure.data if trace.mode == "text" and len(trace.text) == 1] == [
+        "exact",
+        "read",
+    ]
+
+
 def test_many_hypotheses_are_sorted_in_a_heat_map(rng: np.random.Generator) -> None:
     belief = rng.dirichlet(np.full(MAX_CORNERS + 1, 0.3), size=17)
     read = belief[:, ::-1]
@@ -53,8 +66,8 @@ def test_many_hypotheses_are_sorted_in_a_heat_map(rng: np.random.Generator) -> N
         ranks = sorted(range(MAX_CORNERS + 1), key=lambda own: -belief[point, own])
         np.testing.assert_allclose(exact.z[:, at], [belief[point, own] for own in ranks], atol=1e-3)
         np.testing.assert_allclose(other.z[:, at], [read[point, own] for own in ranks], atol=1e-3)
-    assert exact.type == "heatmap" and (exact.zmin, exact.zmax) == (other.zmin, other.zmax) == (0, 1)
-    assert exact.name == "probability" and "(color: probability)" in figures[0].layout.xaxis.title.text
+    assert exact.type == "heatmap" and (exact.zmin, exact.zmax) == (other.zmin, other.zmax) == (0, belief.max())
+    assert exact.name == "probability" and figures[0].layout.xaxis.ticktext == ("read",)
 
 
 @pytest.mark.parametrize("n", [3, 5, 8])

@@ -209,3 +209,11 @@ def test_the_exact_line_is_seen_around_the_models() -> None:
     add_line(figure, [1, 2], np.ones(2), name="model")
     exact, model = figure.data
     assert exact.line.width >= 6 and exact.opacity < 0.5 and model.line.color != exact.line.color
+
+
+def test_hover_names_places_as_the_axis_does() -> None:
+    panel = Panel.blank("x")
+    add_line(panel.figure, [-1, 0, 1], np.ones(3), name="model")
+    panel.figure.update_xaxes(tickvals=[-1, 1], ticktext=["embedding", "1"])
+    line = panel.finished().data[0]
+    assert list(line.text) == ["embedding", "0", "1"] and "%{text}" in line.hovertemplate

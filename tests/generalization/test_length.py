@@ -102,7 +102,7 @@ def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
     assert found.extrapolation_ratio.ends[0][0] > 3
     assert (found.layer_shift.value[0] > 3 * found.layer_shift.baseline(EARLIER).value[0]).all()
     assert found.unreached_rows.tolist() == [[TASK.n_pos + 1, 61]]
-    assert f"{TASK.n_pos + 1}–61" in found.table() and found.answer().verdict == Verdict.DISCONTINUITY
+    assert f"{TASK.n_pos + 1}–61" in found.table() and found.headline().verdict == Verdict.DISCONTINUITY
 
 
 def test_without_a_break_nothing_is_called_one() -> None:

@@ -227,7 +227,7 @@ def test_a_diagnosis_leaves_the_response_out_on_request() -> None:
 
 def test_a_capture_cannot_be_run_again(tmp_path: Path) -> None:
     model = lively()
-    folder = bayesgeom.capture(model, out=tmp_path / "capture", n=16, sites=[])
+    folder = bayesgeom.capture(model, out=tmp_path / "capture", n=16, sites=["resid_pre"])
     assert "cannot be run" in bayesgeom.diagnose(folder, n_untrained=0).skipped["evidence_response"]
     with pytest.raises(InvalidArgument, match=r"capture.*cannot be run on replaced evidence"):
         evidence_response(folder)
@@ -262,3 +262,18 @@ def test_slow_chains_agree_with_another_implementation(name: str) -> None:
     levels = found.slope.baseline(LEVEL_NAME).value[1:]
     assert (levels > 0.02).all() and (levels < 0.15).all()
     assert (found.exact_change > 0.02).all()
+
+
+def test_every_different_sequence_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = lively(SLOW_TASK), list[torch.Tensor]()
+    logits = type(model).logits
+
+    def counted(self: HookedModel, trials: Trials) -> torch.Tensor:
+        seen.append(trials.tokens)
+        return logits(self, trials)
+
+    whole = evidence_response(model, n=23, ages=[1, 2, 8])
+    monkeypatch.setattr(type(model), "logits", counted)
+    again = evidence_response(model, n=23, ages=[1, 2, 8])
+    rows = torch.cat(seen)
+    assert again == whole and len(rows) == len(rows.unique(dim=0)) < 23 * 5

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.charts.lines import N_BASELINES
+from bayesgeom.charts.lines import N_BASELINES, brief
 from bayesgeom.charts.simplex import MAX_COLUMNS
 from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run
 from bayesgeom.core.verdict import Reason
@@ -293,12 +293,13 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
     assert report.stages == STAGES
     assert np.isnan(alone.drawn_readout[BEFORE]).all()
     figure = report.plot()
-    titles = [panel.title for panel in report.panels()][:4]
-    assert titles[:2] == ["The exact belief", f"Read from resid_post, last layer: R² {report.r2.value[0, -1]:.2g}"]
-    assert titles[2].startswith("Read from resid_post, layer 0")
-    assert titles[3] == "Read from resid_post of an untrained network, last layer"
+    first, others, *_ = report.panels()
+    assert first.title == f"The belief read from resid_post in the last layer: R² {brief(report.r2.value[0, -1])}"
+    names = [[t.text[0] for t in own.figure.data if t.mode == "text" and len(t.text) == 1] for own in (first, others)]
+    assert names == [["exact belief", "read"], ["untrained, last layer", f"layer 0, R² {brief(report.r2.value[0, 0])}"]]
     assert figure.layout.title.text == report.title
-    assert "not measured" in [trace.text[0] for trace in alone.plot().data if trace.mode == "text"]
+    captions = [t.text[0] for t in alone.panels()[1].figure.data if t.mode == "text" and len(t.text) == 1]
+    assert captions == [f"layer 0, R² {brief(alone.r2.value[0, 0])}"], "what was not measured is left out"
 
 
 @pytest.mark.parametrize("n_points", [1, 200, 201, 1000, 1001])
@@ -308,7 +309,8 @@ def test_a_heat_map_has_a_column_per_belief_up_to_a_bound(n_points: int, rng: np
     report = replace(own, drawn_belief=belief, drawn_readout=np.stack([belief[None]] * len(STAGES)))
     figure = report.plot()
     n_columns = {trace.z.shape[1] for trace in figure.data if trace.type == "heatmap"}
-    assert n_columns == {-(-n_points // -(-n_points // MAX_COLUMNS))} and max(n_columns) <= MAX_COLUMNS
+    each = -(-n_points // -(-n_points // MAX_COLUMNS))
+    assert n_columns == {2 * each + max(1, each // 40)} and each <= MAX_COLUMNS, "exact and read, side by side"
 
 
 def test_too_many_hypotheses_are_measured_and_not_drawn() -> None:

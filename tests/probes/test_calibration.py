@@ -362,3 +362,21 @@ def test_a_report_with_the_old_name_of_the_window_loads_as_not_stored(tmp_path: 
     assert isinstance(found, CalibrationReport) and found.kl_bits.value == report.kl_bits.value
     assert np.isnan(found.equivalent_window_symbols.value)
     assert found.equivalent_window_symbols.reason_at() == Reason.NOT_STORED
+
+
+def test_the_reliability_curve_has_the_mean_exact_probability_of_each_stated_one(rng: np.random.Generator) -> None:
+    exact = rng.dirichlet(np.ones(3), size=(41, 5))
+    trials = planted_trials(exact, rng.integers(7, size=(41, 5)))
+    honest = Calibration().measure(planted_run(trials, {}))
+    np.testing.assert_allclose(honest.reliability[0], honest.reliability[1])
+    assert honest.bins[0] == "0 … 0.1" and len(honest.bins) == honest.reliability.shape[1] == 10
+    sharp = exact**3 / (exact**3).sum(axis=2, keepdims=True)
+    found = Calibration().measure(planted_run(trials, {}, model=torch.from_numpy(sharp)))
+    for at, name in enumerate(found.bins):
+        low, high = map(float, name.split(" … "))
+        chosen = (sharp >= low) & (sharp < high)
+        assert found.reliability[0, at] == pytest.approx(sharp[chosen].mean())
+        assert found.reliability[1, at] == pytest.approx(exact[chosen].mean())
+    stated, mean, low, high = found.reliability[:, -1]
+    assert low < mean < high < stated and found.reliability[0, 0] < found.reliability[1, 0]  # overconfident
+    assert found.panels()[-1].title == f"Reliability: where the model says {stated:.0%}, exact is {mean:.0%}"

@@ -72,7 +72,7 @@ def test_the_table_is_the_means_over_seeds_and_their_intervals(report: DynamicsR
 
 def test_the_verdicts_are_the_reports(settled: SettlingReport) -> None:
     assert settled.verdicts[0].startswith("cannot decide")
-    answer = settled.answer()
+    answer = settled.headline()
     assert answer is not None and answer.verdict == "not decided", "the page shows it as a verdict"
     assert settled.order.startswith("not decided: the order changes with the scale")
     assert "Of nine pairs, three say precision, one says the frame, five are open." in PAGE

@@ -281,7 +281,7 @@ def test_the_verdict_is_on_the_controls_and_both_sequences(rates: list[float], g
     curves = planted(rates, [0.0, 0.3, -0.2], generalizes=generalizes)
     found = em_report([TWICE], [1, 2, 3], [curves], recorded_steps(100, 10))
     first, *others = found.headlines()
-    assert found.verdict() == first.verdict == verdict and found.answer() == first
+    assert found.verdict() == first.verdict == verdict and found.headline() == first
     margins = found.em_margin_bits.value[TRAINED, 0, found._controls()]
     assert first.metric == "em_margin_bits" and first.value == margins.min(), "the control that decides"
     speeds = [line for line in others if line.metric == "speedup"]

@@ -295,7 +295,7 @@ def test_what_settles_when_follows_from_the_curves(report: DynamicsReport, settl
     stated = settling.precision_step[0, 0]
     assert np.isnan(stated) or stated == WEIGHTS_AT[int(np.argmax(kl <= 2 * kl[-1]))]
     assert "at least 3" in settling.verdicts[0] or "no moment" in settling.verdicts[0]
-    answer = settling.answer()
+    answer = settling.headline()
     assert answer is not None and (answer.metric, answer.verdict) == ("dissociation", "not decided")
     assert settling.order.startswith("not decided")
     log2 = np.log2(settling.precision_step / settling.frame_step)

@@ -105,6 +105,7 @@ def test_a_predictor_of_the_base_rate_is_no_better_than_position_alone(rng: np.r
     assert found.baseline_kl_bits == pytest.approx(kl_of(exact, rate).mean(), rel=0.03)
     assert found.baseline_kl_bits < found.uniform_kl_bits / 2
     assert measured(exact, rate).gap_closed[1].ends[0] > 0, "uniform alone would have called it partly"
+    assert answered(exact[:10], rate[:10]).baseline == UNIFORM, "ten sequences are too few for a mean of five answers"
     better = answered(exact, normalized(np.sqrt(exact * rate)))
     assert (better.verdict, better.baseline) == (Verdict.PARTLY, POSITION)
 
@@ -170,7 +171,7 @@ def given(verdict: Verdict, closed: float, kl: float, **known: object) -> Answer
 def test_the_answer_is_one_sentence() -> None:
     matches = given(Verdict.MATCHES, 0.9981, 0.002)
     assert answer_text(matches) == "Matches the exact posterior: closes 99.8 % of the gap between uniform and exact."
-    assert answer_text(given(Verdict.CLOSE, 0.935, 0.03)).startswith("Close to the exact posterior: closes 94 % of")
+    assert answer_text(given(Verdict.CLOSE, 0.935, 0.03)).startswith("Close to the exact posterior: closes 93.5 % of")
     partly = given(Verdict.PARTLY, 0.3, 0.3, baseline=POSITION, is_confidence_named=True)
     assert answer_text(partly) == (
         "Partly: closes 30 % of the gap between position alone and exact, but is overconfident (4.6)."
@@ -206,11 +207,15 @@ def test_the_details_say_what_stands_behind_it() -> None:
         ([0.9, 0.9, 0.9], "uses evidence of every age (0.98 of the exact weight)."),
         ([0.9, 0.9, 0.05], "uses evidence up to 8 steps old."),
         ([0.9, 0.05, 0.05], "uses evidence up to 1 step old."),
+        ([0.9, 0.2, 0.2], "uses evidence up to 4 steps old."),
+        ([0.2, 0.05, 0.05], "uses the evidence in part (0.98 of the exact weight)."),
         ([0.05, 0.05, 0.05], "no use of the evidence is shown."),
     ):
         slope = Estimate.of(np.full(3, 0.98), (ends, np.ones(3)), baselines=level)
         ages = (0, 1, 8) if "1 step" in text else (0, 4, 8)
         assert answer_details(replace(own, response=slope, ages=ages)).endswith(f"; {text}")
+    alone = replace(own, response=Estimate.of([0.94], ([0.9], [1.0]), baselines=level), ages=(0,))
+    assert answer_details(alone).endswith("; uses the evidence (0.94 of the exact weight).")
 
 
 def test_the_answer_comes_first_and_survives_a_file(exact: np.ndarray, tmp_path: Path) -> None:

@@ -171,3 +171,18 @@ def test_20_0_pairs_are_refused_when_the_task_is_made(name: str) -> None:
 @every_task_by_default
 def test_a_task_goes_by_its_name_on_the_command_line(name: str) -> None:
     assert task_from_text(name) == TASKS[name]
+
+
+@every_task
+def test_pages_open_with_the_words_and_an_example_of_a_task(name: str) -> None:
+    task = TASKS[name]
+    words = task.in_words()
+    assert "{" not in words["sentence"] and "{model}" in words["question"]
+    if task.has_posterior:
+        assert set(words["example"]) <= set(task.token_labels()) and 0 < len(words["example"]) <= 12
+        shares = [share for (share,) in words["answers"].values()]
+        assert shares == sorted(shares, reverse=True) and 0 < sum(shares) < 1.001
+        trials = task.sample(2, seed=3)
+        model = [0.0] * (len(trials.answers) - 1) + [1.0]
+        answers = task.in_words(trials, model)["answers"]
+        assert (task.token_labels()[int(trials.answers[-1])], 1.0) in [(name, own[1]) for name, own in answers.items()]

@@ -1,6 +1,7 @@
 """Prompts: what ships, how domains are grouped and joined, padding, drawing without replacement, quintiles."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import NO_LABEL, Trials, concatenate
 from bayesgeom.tasks.base import BLOCK, derived_seed
-from bayesgeom.tasks.prompts import BoundPrompts, Prompts
+from bayesgeom.tasks.prompts import BoundPrompts, Prompts, texts_in
 from tests.tasks.test_trials import assert_equal
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 
@@ -208,3 +209,38 @@ def test_a_tokenizer_that_knows_none_of_the_words_is_refused() -> None:
         InvalidArgument, match=r"1 encodings to 40 different texts: .* are both \[0, 0, .*tokenizer of the model"
     ):
         Prompts(domain="code", bos=False).bind(Unknowing(), d_vocab=9)
+
+
+WRITTEN = {
+    "plain": ("a.txt", "The sky is\nTwo and two make\n\n"),
+    "JSONL": ("a.jsonl", '{"label": 1, "text": "The sky is"}\n{"prompt": "Two and two make", "label": 0}\n'),
+    "JSONL by content": ("a.txt", '{"text": "The sky is"}\r\n{"text": "Two and two make"}'),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_file_holds_a_prompt_on_each_line(kind: str, tmp_path: Path) -> None:
+    name, content = WRITTEN[kind]
+    (tmp_path / name).write_text(content)
+    assert texts_in(tmp_path / name) == ("The sky is", "Two and two make")
+
+
+FAULTS = {
+    "empty": (b"\n \n", "holds no prompts"),
+    "an empty line": (b"One\n\nthree", "line 2 of .* is empty"),
+    "another encoding": ("One\nzwölf".encode("latin-1"), "line 2 of .* is not UTF-8"),
+    "another key": (
+        b'{"text": "One"}\n{"question": "Two", "id": 3}',
+        'line 2 of .* has the keys question, id: .* "text"',
+    ),
+    "half an object": (b'{"text": "One"}\n{"text": "Two', "line 2 of .* is no JSON object"),
+    "a number": (b'{"text": "One"}\n{"text": 2}', "line 2 of .* has the keys text: "),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_line_that_holds_no_prompt_is_named(fault: str, tmp_path: Path) -> None:
+    content, message = FAULTS[fault]
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(InvalidArgument, match=message):
+        texts_in(tmp_path / "a.txt")

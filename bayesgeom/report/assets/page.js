@@ -10,7 +10,7 @@
     if (link) setTimeout(() => openTo(link.hash));
   });
 
-  const places = [...document.querySelectorAll(".plot")];
+  const places = [...document.querySelectorAll(".plot[id]")];
   const isShown = (place) => !place.closest("details:not([open])");
   const unpacked = (id) => {
     const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));

@@ -54,4 +54,4 @@ def test_a_report_of_an_earlier_version_loads_without_the_new_fields() -> None:
     report = Diagnosis.load(READINGS / "interventions/hmm-s5/leace-belief")[InterventionReport]
     assert report.verdict_by_layer[1] == CAUSAL and report.against_causal[6] == Obstacle.DIRECT_PATH
     assert report.others == () and set(report.survival_by_layer) == {""} and report.held_movement.value.size == 0
-    assert "against causal" in report.table() and report.plot().data and report.answer() is not None
+    assert "against causal" in report.table() and report.plot().data and report.headline() is not None

@@ -1,0 +1,129 @@
+"""The page in a browser: short, drawn when it opens, readable without a script, by keyboard, on paper, at 400 px."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import bayesgeom
+from bayesgeom import load_report
+from tests.browser import Browsing
+from tests.charts.test_theme import TEXT_CONTRAST, contrast
+from tests.pages import READINGS
+
+pytestmark = pytest.mark.exhaustive
+MOST_WORDS, MOST_SCREENS = 700, 6
+WORDS = """() => {
+  let count = 0;
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const { textContent, parentElement } = walker.currentNode;
+    if (parentElement.closest("script, style, noscript") || !parentElement.checkVisibility()) continue;
+    count += textContent.split(/\\s+/).filter(Boolean).length;
+  }
+  return count;
+}"""
+ALL_DRAWN = "document.querySelectorAll('figure .plot').length === document.querySelectorAll('.js-plotly-plot').length"
+NAMELESS = """() => [...document.querySelectorAll("nav, a, button, summary")]
+  .filter((own) => !(own.getAttribute("aria-label") || own.textContent).trim()).length"""
+COLORS = """() => [...document.querySelectorAll("h1, h2, h3, p, a, b, span, td, th, summary, button")]
+  .filter((own) => own.checkVisibility() && !own.closest("#viewer, .gauge") && own.innerText?.trim())
+  .map((own) => {
+    let back = own;
+    while (back && getComputedStyle(back).backgroundColor === "rgba(0, 0, 0, 0)") back = back.parentElement;
+    return [getComputedStyle(own).color, getComputedStyle(back || document.body).backgroundColor, own.innerText];
+  })"""
+
+
+@cache
+def shipped() -> str:
+    """The page of a shipped model with everything that a diagnosis measures."""
+    with torch.random.fork_rng():
+        return bayesgeom.diagnose("bijection-v20", n=24, n_untrained=0, ablations=True).to_html()
+
+
+def hexadecimal(color: str) -> str:
+    return "#" + "".join(f"{int(part):02x}" for part in color[color.index("(") + 1 : -1].split(",")[:3])
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_page_is_short_and_never_wider_than_the_window(width: int, browser_page: Browsing) -> None:
+    page = browser_page(shipped(), width=width)
+    page.wait_for_function("!document.getElementById('viewer') || document.getElementById('viewer').children.length")
+    assert 50 < page.evaluate(WORDS) <= MOST_WORDS
+    if width == 1280:
+        assert page.evaluate("document.documentElement.scrollHeight") <= MOST_SCREENS * 900
+    page.evaluate("document.querySelectorAll('details').forEach((own) => { own.open = true; })")
+    page.wait_for_function(ALL_DRAWN)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert not browser_page.requests and not browser_page.errors
+
+
+def test_a_section_draws_when_it_opens_by_key_or_link(browser_page: Browsing) -> None:
+    page = browser_page(shipped())
+    assert page.locator(".js-plotly-plot").count() == 0
+    page.locator("#calibration > summary").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#calibration .js-plotly-plot .main-svg")
+    drawn = page.locator(".js-plotly-plot").count()
+    page.locator(".beside a[href='#ablation']").click()
+    page.wait_for_selector("#ablation .js-plotly-plot .main-svg")
+    assert (
+        page.evaluate("document.getElementById('ablation').open")
+        and 1 <= drawn < page.locator(".js-plotly-plot").count()
+    )
+
+
+def test_labels_of_the_gauge_lie_inside_and_apart(browser_page: Browsing) -> None:
+    for width in (400, 700, 1280):
+        page = browser_page(shipped(), width=width)
+        boxes: list[Any] = [own.bounding_box() for own in page.locator(".gauge .lane").all()]
+        assert len(boxes) >= 3 and all(own["x"] >= 0 and own["x"] + own["width"] <= width for own in boxes)
+        for at, one in enumerate(boxes):
+            for other in boxes[:at]:
+                is_beside = one["x"] >= other["x"] + other["width"] or other["x"] >= one["x"] + one["width"]
+                assert is_beside or abs(one["y"] - other["y"]) >= 0.8 * one["height"]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_texts_have_contrast(dark: bool, browser_page: Browsing) -> None:
+    page = browser_page(shipped(), dark=dark)
+    found = page.evaluate(COLORS)
+    assert len(found) > 50
+    for color, back, text in found:
+        assert contrast(hexadecimal(color), hexadecimal(back)) >= TEXT_CONTRAST, text
+
+
+def test_headings_are_in_order_and_controls_have_names(browser_page: Browsing) -> None:
+    page = browser_page(shipped())
+    levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((own) => own.tagName)")
+    assert levels[0] == "H1" and levels.count("H1") == 1 and "H2" in levels
+    assert page.evaluate(NAMELESS) == 0
+
+
+def test_tables_are_there_without_a_script(browser_page: Browsing) -> None:
+    context = browser_page.browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    path = browser_page.folder / "plain.html"
+    path.write_text(shipped(), encoding="utf-8")
+    page.goto(path.as_uri())
+    page.locator("#calibration > summary").click()
+    assert page.locator("#calibration table").is_visible() and page.locator("noscript").is_visible()
+    context.close()
+
+
+def test_paper_holds_every_figure_with_a_break_before_each_section(browser_page: Browsing) -> None:
+    page = browser_page(shipped())
+    n_sections = page.locator("details.section").count()
+    page.wait_for_timeout(1500)  # idle, in which the library is unpacked
+    assert page.pdf().count(b"/Type /Page\n") > n_sections
+    assert page.evaluate(ALL_DRAWN)
+
+
+def test_a_single_report_is_drawn_at_once(browser_page: Browsing) -> None:
+    found = load_report(READINGS / "interventions" / "hmm-s5" / "leace-belief")
+    page = browser_page(found.to_html(), width=400, dark=True)
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    assert page.locator(".says").inner_text() == "Causal" and page.locator(".beside").count() == 0
+    assert page.locator("tbody tr:visible").count() == 12 and page.locator("details.more").count() >= 2
