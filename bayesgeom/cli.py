@@ -227,6 +227,8 @@ def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("
     Args:
         out: File to write.
     """
+    if out.is_dir():
+        raise OutputFault(f"{out} is a directory; name a file to write, such as {out / 'view.html'}.")
     found = bayesgeom.diagnose(source.load(), task, probes=["inside"], n=8, seed=seed, n_untrained=0)
     found.to_html(out)
     tell(f"page: {out}")

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
+from bayesgeom.ablations.inside import InsideReport
 from bayesgeom.core import (
     Contained,
     InvalidArgument,
@@ -17,7 +18,6 @@ from bayesgeom.core import (
     unknown_name,
 )
 from bayesgeom.diagnosis.functions import Function, FunctionProbe, function_name, tried
-from bayesgeom.diagnosis.inside import InsideReport
 from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
 from bayesgeom.generalization.response import EvidenceResponseReport, Replacement
 from bayesgeom.models.base import Model, bytes_per_sequence

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bayesgeom.ablations.inside import InsideReport, inside_of
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.ablations.run import BatteryRun
 from bayesgeom.core import (
@@ -19,7 +20,6 @@ from bayesgeom.core import (
     checked,
     phase,
 )
-from bayesgeom.diagnosis.inside import InsideReport, inside_of
 from bayesgeom.diagnosis.measuring import Found, probed
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -145,7 +145,7 @@ def _diagnosed(
     if plan.renaming is not None:
         further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
     if plan.is_inside_shown:
-        further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed)
+        further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed, with_heads=ablations)
     reports, skipped = reports | further, skipped | reasons
     names = tuple(plan.supported)
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}

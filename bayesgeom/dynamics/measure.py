@@ -14,7 +14,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from bayesgeom.ablations.inside import numbers_of
 from bayesgeom.core import (
+    LOGIT_LENS,
     PATTERN,
     RESID_POST,
     RESID_PRE,
@@ -36,6 +38,7 @@ from bayesgeom.dynamics.report import (
     SHUFFLED,
     SUBSPACES,
     UNIFORM,
+    VIEWED,
     DynamicsReport,
     SnapshotNumbers,
 )
@@ -76,6 +79,7 @@ ABOVE_GAUSSIAN = 1.25  # a share of PC1 below this multiple of that of Gaussian 
 PATTERN_BYTES = 64 * 2**20  # limit for the stored attention of the last snapshot
 MAX_MAP = 2**17  # entries of one snapshot's attention maps
 N_RANDOM, N_RANDOM_PAIRS = 20, 16  # random subspaces of the same rank, and the pairs on which they are scored
+N_VIEWED = 4  # sequences in the viewer
 MAX_RANK = 8  # number of leading directions of the Jacobian
 _DRAWS, _JACOBIAN, _SHOWN = 7, 8, 9  # branches of the seed
 Found = Mapping[str, Estimate | np.ndarray]
@@ -220,6 +224,14 @@ def _maps(at: SnapshotPass) -> Found:
     return {"maps": maps.double().cpu().numpy()}
 
 
+def _viewed(at: SnapshotPass) -> Found:
+    """Return what the viewer shows of a few sequences: predictions, and what the logit lens reads in every layer."""
+    trials = at.run.trials.rows(slice(0, N_VIEWED))
+    sites = [LOGIT_LENS] if at.model.layers_of(LOGIT_LENS) else []
+    shown = at.model.run([trials], record=sites, n_recorded=len(trials))
+    return {f"{VIEWED}{name}": own for name, own in numbers_of(shown).items()}
+
+
 def _keys(at: SnapshotPass) -> Found:
     """Return the mean |cosine| between the keys of hypothesis tokens, mean over key heads."""
     at.model.require((K,), by="key overlap")
@@ -319,6 +331,7 @@ PARTS: Mapping[str, Callable[[SnapshotPass], Found]] = {
     "calibration": _calibration,
     "attention-pattern distance": _patterns,
     "attention maps": _maps,
+    "viewer": _viewed,
     "key overlap": _keys,
     "value manifold": _manifold,
     "belief read-out": _belief,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
+from bayesgeom.ablations.inside import InsideReport, inside_report
 from bayesgeom.core import ModelSpec, Reason, Verdict, counted, fitted, number_text
 from bayesgeom.report import (
     R2,
@@ -26,6 +27,7 @@ from bayesgeom.report import (
     stacked,
 )
 from bayesgeom.stats import seed_interval
+from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.training.packed import chosen_among
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ UNIFORM, DIRECTIONS, SUBSPACES = "uniform predictor", "random directions", "rand
 SHUFFLED, RANDOM_PLANE, FIRST = "shuffled entropies", "random plane", "first snapshot"
 NEARBY = 0.1  # share of the first distance
 N_MAPS, MAX_ROWS = 4, 3  # steps drawn by default, and layers
+VIEWED = "viewed "  # before the names of the arrays that the viewer shows
+MOST_VIEWED = 24  # steps in the viewer
 _FORMED = (  # metric, layer and label of what has formed by the last snapshot
     ("belief_r2", (), "R² of the belief, last layer,"),
     ("answer_shift_bits", (0,), "answer shift, layer 0,"),
@@ -400,6 +404,18 @@ def film(run: str, steps: Steps, found: Sequence[SnapshotNumbers]) -> ManifoldFi
         final_axes_share=share,
         n=share.n,
     )
+
+
+def viewed(task: WindTunnel, steps: Steps, found: Sequence[SnapshotNumbers]) -> InsideReport:
+    """Return what the viewer shows of a training: the same few sequences at every snapshot, or at some of many."""
+    at = chosen_among(len(steps), MOST_VIEWED)
+    parts = [
+        {name.removeprefix(VIEWED): own for name, own in found[index].arrays.items() if name.startswith(VIEWED)}
+        for index in at
+    ]
+    numbers = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "answer_ids"}
+    numbers["training_steps"] = np.repeat(np.array([steps[index] for index in at], np.int32), len(parts[0]["ids"]))
+    return inside_report(numbers | {"answer_ids": parts[0]["answer_ids"]}, task)
 
 
 def attention_maps(

@@ -20,7 +20,7 @@ from bayesgeom.core import (
     write_parcel,
 )
 from bayesgeom.dynamics.measure import Bench, LastSnapshot, SnapshotPass, measured, reference_of
-from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_report, film
+from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_report, film, viewed
 from bayesgeom.dynamics.trainings import Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.models.base import Model, numerics, provenance, recording_bytes
@@ -31,7 +31,7 @@ from bayesgeom.tasks.base import checked_seed, task_from_config
 CACHE = "dynamics"  # the folder of a run for saved results of snapshots
 N_LEAST = 4
 _REFERENCES: dict[tuple[object, ...], LastSnapshot] = {}  # at most one: many snapshots of one training are measured
-_METHOD = 10  # version of the measurements: increase it when they or their names change
+_METHOD = 11  # version of the measurements: increase it when they or their names change
 
 
 @checked()
@@ -61,7 +61,7 @@ def training_dynamics(
         executor: Where snapshots are measured, a job each (see `bayesgeom.executors`). Default: this process.
 
     Returns:
-        The report "dynamics" and, where the architecture has them, "manifold_film" and "attention_maps".
+        Reports "dynamics", "inside" (the viewer) and, of some architectures, "manifold_film" and "attention_maps".
 
     Raises:
         InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, they differ in
@@ -117,6 +117,7 @@ class _Analysis:
             dynamics_report([run.name for run in self.runs], first.steps, found, n=n),
             film(first.name, first.steps, found[0]),
             attention_maps(first.name, first.steps, found[0], maps_at),
+            viewed(self.bench.task, first.steps, found[0]),
         )
         arguments = {"n": n, "seed": self.bench.seed, "runs": [run.name for run in self.runs]}
         where = provenance(replace(found[0][-1].spec, name=first.name), self.bench.task, arguments)

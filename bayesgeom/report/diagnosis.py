@@ -43,7 +43,6 @@ _WITH_REPORTS = (
     "gradients",
     "subspaces",
     "monitor",
-    "diagnosis",
 )
 
 

@@ -212,7 +212,7 @@ def test_an_architecture_gives_what_it_has(architecture: str, tmp_path: Path) ->
 
 
 def test_every_snapshot_is_a_row_of_the_table(whole: Diagnosis) -> None:
-    assert list(whole) == ["dynamics", "manifold_film", "attention_maps"]
+    assert list(whole) == ["dynamics", "manifold_film", "attention_maps", "inside"]
     assert len(whole.to_html()) < 6e6
     rows = whole.to_pandas().query("metric == 'kl_bits'")
     assert rows["run"].tolist() == ["small"] * len(STEPS) and rows["step"].tolist() == [int(step) for step in STEPS]

@@ -283,7 +283,7 @@ def settling(measured: Diagnosis) -> SettlingReport:
 
 
 def test_the_report_follows_the_curves(measured: Diagnosis, tmp_path: Path) -> None:
-    assert list(measured) == ["dynamics", "settling", "manifold_film", "attention_maps"]
+    assert list(measured) == ["dynamics", "settling", "manifold_film", "attention_maps", "inside"]
     assert measured["settling"].provenance == measured.provenance
     measured.save(tmp_path / "out")
     assert list(decided_again(tmp_path / "out")) == list(measured)

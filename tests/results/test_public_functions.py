@@ -214,7 +214,7 @@ def test_summary_and_repr_are_short(result: Result) -> None:
     assert len(repr(result)) < 150 and "\n" not in repr(result)
     headlines = [own[1] if isinstance(own, tuple) else own for own in result.headlines()]
     assert headlines and all(isinstance(own, Headline) and own.label for own in headlines)
-    for own in reports_of(result).values():
+    for own in (report for report in reports_of(result).values() if report.name != "inside"):
         assert str(own.answer()) in map(str, own.headlines())
         assert own.panels() and own.about and "Fields" not in own.about
 

@@ -1,12 +1,17 @@
 """The viewer in a browser: what clicks and keys do, and that the numbers shown are those stored."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+import bayesgeom
+from bayesgeom.ablations.inside import inside_report, numbers_of
+from bayesgeom.core import LOGIT_LENS
+from bayesgeom.report.diagnosis import Diagnosis
 from tests.browser import Browsing
-from tests.viewer.test_inside import HEADS, LAYERS, diagnosis, report
+from tests.viewer.test_inside import HEADS, LAYERS, TASK, diagnosis, report, sequences, transformer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -149,6 +154,33 @@ def test_in_a_notebook_every_switched_off_head_counts(browser_page: Browsing) ->
         page.wait_for_function(f"document.querySelector('#viewer .column .edited')?.dataset.value > {heads / 7 - 0.01}")
         assert len(page.evaluate("sent.at(-1).heads")) == heads
         assert f"KL {heads}" in page.inner_text("#viewer .said")
+
+
+def test_a_slider_goes_over_the_steps_of_a_training(browser_page: Browsing) -> None:
+    models = [bayesgeom.as_model(transformer(seed)) for seed in range(3)]
+    parts = [numbers_of(model.run([sequences()], record=[LOGIT_LENS], n_recorded=8)) for model in models]
+    numbers = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    numbers |= {
+        "answer_ids": parts[0]["answer_ids"],
+        "training_steps": np.repeat(np.array([0, 10, 1_000], np.int32), 8),
+    }
+    page = browser_page(Diagnosis.of(inside_report(numbers, TASK)).to_html())
+    page.wait_for_selector(DRAWN)
+    page.focus("#viewer input")
+    for step, key in enumerate(("Home", "ArrowRight", "End")):
+        page.keyboard.press(key)
+        shown = values(page, "#viewer .column .model")
+        np.testing.assert_array_equal(shown, parts[step]["model_probs"][0, -1])
+        assert page.inner_text("#viewer [data-step=step] b") == ("0", "10", "1,000")[step]
+
+
+def test_texts_are_shown_as_they_are(browser_page: Browsing) -> None:
+    own = replace(report(), texts=("<b>&\n",) * len(report().texts), answers=("<i>\"'",) * 7)
+    page = browser_page(Diagnosis.of(own).to_html())
+    page.wait_for_selector(DRAWN)
+    assert page.inner_text("#viewer .tokens > :first-child") == "<b>&⏎"
+    assert page.inner_text("#viewer .table .name >> nth=0") == "<i>\"'"
+    assert page.locator("#viewer b:not(.step b)").count() == page.locator("#viewer .name i").count() == 0
 
 
 def test_a_click_takes_less_than_a_tenth_of_a_second(browser_page: Browsing) -> None:

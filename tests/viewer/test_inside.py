@@ -14,15 +14,19 @@ from safetensors import safe_open
 from safetensors.numpy import load
 
 import bayesgeom
+from bayesgeom.ablations import inside
+from bayesgeom.ablations.inside import N_MEANS, InsideReport
+from bayesgeom.cli import main
 from bayesgeom.core import LOGIT_LENS, PATTERN, Z
 from bayesgeom.core.errors import InvalidArgument, MissingSite
-from bayesgeom.diagnosis import inside
-from bayesgeom.diagnosis.inside import N_MEANS, InsideReport
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.stats import answer_log_probabilities, kl_bits
 from bayesgeom.tasks.base import Branch, derived_seed
+from tests.tiny import tiny_checkpoints, tiny_folder
+
+__all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
 TASK = bayesgeom.tasks.Bijection(n_values=7, n_pairs=5)
 LAYERS, HEADS = 2, 3
@@ -66,6 +70,9 @@ def test_probabilities_and_attention_are_those_of_the_model() -> None:
     np.testing.assert_allclose(own.kl_bits, run.behavior.kl_bits, atol=1e-5)
     assert np.abs(own.attention / 255 - run.at(PATTERN).transpose(0, 1).numpy()).max() <= 0.5 / 255 + 1e-6
     np.testing.assert_allclose(own.lens_probs, run.at(LOGIT_LENS).exp().transpose(0, 1), atol=1e-3)
+    lens = run.at(LOGIT_LENS).double()
+    lens_kl = kl_bits(trials.at_scored(trials.predictive).expand_as(lens), lens).transpose(0, 1)
+    np.testing.assert_allclose(own.lens_kl_bits, lens_kl, atol=1e-5)
     assert own.texts[:2] == tuple(TASK.token_labels()[token] for token in trials.tokens[0, :2])
     assert own.answers == tuple(f"v{value}" for value in range(7))
 
@@ -169,3 +176,28 @@ def test_missing_parts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(InvalidArgument, match=r"view\(\) needs anywidget: pip install 'bayesgeom\[notebook\]'"):
         diagnosis().view()
+
+
+def test_the_command_writes_the_viewer_alone(
+    tiny_checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["view", "bijection-v20", "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count('id="viewer-data"') == 1 and 'id="library"' not in page and len(page) < 1e6
+    assert main(["view", "bijection-v20", "--out", str(tmp_path)]) == 2
+    assert main(["view", "bijection-v20", "--task", "hmm", "--out", str(tmp_path / "other.html")]) == 2
+    assert "is a directory; name a file" in capsys.readouterr().err and not (tmp_path / "other.html").exists()
+
+
+def test_a_task_without_a_posterior_has_no_viewer() -> None:
+    word = bayesgeom.tasks.Prompts(texts=["one two"])
+    with pytest.raises(InvalidArgument, match="tokenizer"):
+        bayesgeom.diagnose(model(), word, probes="inside", n=1, n_untrained=0)
+
+
+def test_callables_show_predictions_alone() -> None:
+    module = transformer()
+    own = report(bayesgeom.diagnose(lambda tokens: 2 * module(tokens), TASK, probes="inside", n=3, n_untrained=0))
+    twice = report().model_probs[:3].astype(np.float64) ** 2
+    np.testing.assert_allclose(own.model_probs, twice / twice.sum(axis=-1, keepdims=True), atol=1e-6)
+    assert own.attention.shape[1] == own.lens_probs.shape[1] == own.edited_probs.shape[1] == 0

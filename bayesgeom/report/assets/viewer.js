@@ -5,43 +5,45 @@
 const MOST_ANSWERS = 24, TOP_ANSWERS = 16, TOP_KEYS = 5;
 const STYLE = `
 .bgv { --v-text: #1d1f23; --v-soft: #5c6570; --v-line: #d9dde2; --v-back: #fff; --v-cell: #f1f3f6; --v-exact: #8a929d;
-  --v-model: #2563c9; --v-effect: #c2570c; --v-over: #fff; color: var(--v-text); font-size: .9rem; line-height: 1.35;
-  border: 1px solid var(--v-line); border-radius: 10px; padding: .8rem 1rem; text-align: left; }
+  --v-model: #2563c9; --v-effect: #c2570c; --v-over: #fff; --v-mid: #1d1f23; color: var(--v-text); font-size: .9rem; line-height: 1.35;
+  border: 1px solid var(--v-line); border-radius: 10px; padding: .8rem 1rem; text-align: left; container-type: inline-size; }
 @media screen and (prefers-color-scheme: dark) { body:not([data-jp-theme-light=true]) .bgv { --v-text: #e8eaed;
   --v-soft: #a4abb5; --v-line: #3a404a; --v-back: #16181c; --v-cell: #262b33; --v-exact: #8f98a5; --v-model: #6ea8ff;
-  --v-effect: #f59a4a; --v-over: #10131a; } }
+  --v-effect: #f59a4a; --v-over: #10131a; --v-mid: #10131a; } }
 body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v-line: #3a404a; --v-back: #16181c;
-  --v-cell: #262b33; --v-exact: #8f98a5; --v-model: #6ea8ff; --v-effect: #f59a4a; --v-over: #10131a; }
+  --v-cell: #262b33; --v-exact: #8f98a5; --v-model: #6ea8ff; --v-effect: #f59a4a; --v-over: #10131a; --v-mid: #10131a; }
 .bgv *, .bgv *::before { box-sizing: border-box; }
 .bgv:focus { outline: 2px solid var(--v-model); outline-offset: 2px; }
 .bgv:focus:not(:focus-visible) { outline: none; }
 .bgv p, .bgv h3 { margin: 0; } .bgv h3 { font-size: .85rem; font-weight: 600; margin-bottom: .35rem; }
-.bgv .soft, .bgv .keys { color: var(--v-soft); font-size: .8rem; }
+.bgv .soft { font-weight: 400; } .bgv .soft, .bgv .keys { color: var(--v-soft); font-size: .8rem; }
 .bgv .bar { display: flex; flex-wrap: wrap; gap: .35rem 1rem; align-items: center; margin-bottom: .35rem; }
 .bgv .step { display: inline-flex; align-items: center; gap: .25rem; white-space: nowrap; }
 .bgv .step b { min-width: 2.1em; text-align: center; font-variant-numeric: tabular-nums; }
 .bgv button { font: inherit; color: inherit; background: var(--v-cell); border: 1px solid var(--v-line); border-radius: 6px;
   min-width: 2rem; min-height: 1.9rem; padding: 0 .45rem; cursor: pointer; }
 .bgv button[aria-pressed=true] { background: var(--v-effect); border-color: var(--v-effect); color: var(--v-over); }
+.bgv input { width: 12rem; max-width: 60vw; accent-color: var(--v-model); } .bgv [data-step=step] b { min-width: 4em; text-align: left; }
 .bgv button:focus-visible { outline: 2px solid var(--v-model); outline-offset: 1px; }
 .bgv .tokens { display: flex; flex-wrap: wrap; gap: .25rem; max-height: 11.5rem; overflow: auto; margin: .5rem 0 .8rem;
   padding: 3px; position: relative; }
 .bgv .tokens span { white-space: pre; padding: .12rem .38rem; border-radius: 6px; border: 1px solid transparent; min-height: 1.55rem;
   background: color-mix(in srgb, var(--v-model) calc(var(--p, 0) * 1%), var(--v-cell)); }
-.bgv .tokens span.dark { color: var(--v-over); } .bgv .tokens sub { font-size: .75em; }
+.bgv .dark { color: var(--v-over); } .bgv .mid { color: var(--v-mid); } .bgv .tokens sub { font-size: .75em; }
 .bgv .tokens .scored { border-bottom-color: var(--v-soft); cursor: pointer; }
 .bgv .tokens .later { opacity: .42; } .bgv .tokens .here { border-color: var(--v-text); outline: 1px solid var(--v-text); }
 .bgv .grid { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 3.2fr) minmax(0, 3fr); gap: 1.1rem 1.4rem; }
 .bgv .grid.plain { grid-template-columns: minmax(0, 5fr) minmax(0, 3fr); }
 .bgv .table { display: grid; gap: 2px; align-items: center; font-size: .74rem; font-variant-numeric: tabular-nums; }
 .bgv .table > * { min-width: 0; } .bgv .label.top { align-self: start; } .bgv .label { color: var(--v-soft); white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-.bgv .name { text-align: center; overflow: hidden; text-overflow: ellipsis; letter-spacing: -.03em; white-space: pre; } .bgv .bits { text-align: right; color: var(--v-soft); }
+.bgv .name { text-align: center; overflow: hidden; text-overflow: ellipsis; letter-spacing: -.03em; white-space: pre; } .bgv .bits { text-align: right; white-space: nowrap; color: var(--v-soft); }
 .bgv .name.short { overflow: visible; }
 .bgv .column { height: 7.5rem; display: flex; align-items: flex-end; justify-content: center; gap: 1px; border-bottom: 1px solid var(--v-line); }
 .bgv .column i { flex: 0 1 1.1rem; min-height: 0; } .bgv .exact { background: var(--v-exact); } .bgv .model { background: var(--v-model); }
 .bgv .edited { background: var(--v-effect); }
 .bgv .cell { height: 1.05rem; border-radius: 3px; background: color-mix(in srgb, var(--v-model) calc(var(--p, 0) * 1%), var(--v-cell)); }
 .bgv .cell.of-exact { background: color-mix(in srgb, var(--v-exact) calc(var(--p, 0) * 1%), var(--v-cell)); }
+.bgv .deep { font-size: .66rem; } .bgv .deep .cell { height: .72rem; } .bgv .deep .label, .bgv .deep .bits { line-height: .8rem; }
 .bgv .row { display: contents; cursor: pointer; } .bgv .row.here .label { color: var(--v-text); font-weight: 600; }
 .bgv .legend { display: flex; flex-wrap: wrap; gap: .1rem .9rem; font-size: .8rem; margin-bottom: .3rem; }
 .bgv .legend i { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .3rem; }
@@ -49,7 +51,7 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv .map { display: grid; gap: 2px; font-size: .7rem; font-variant-numeric: tabular-nums; text-align: center; }
 .bgv .map .head { border-radius: 3px; cursor: pointer; min-width: 0; height: var(--h); line-height: var(--h); overflow: hidden;
   background: color-mix(in srgb, var(--v-hue, var(--v-effect)) calc(var(--p, 0) * 1%), var(--v-cell)); }
-.bgv .map .head.dark, .bgv .cell.dark { color: var(--v-over); } .bgv .map .head.here { outline: 2px solid var(--v-text); }
+.bgv .map .head.here { outline: 2px solid var(--v-text); }
 .bgv .map .head.off { text-decoration: line-through; box-shadow: inset 0 0 0 2px var(--v-effect); }
 .bgv .attended { min-height: 6.6rem; align-content: start; display: grid; grid-template-columns: minmax(3.5rem, auto) minmax(0, 1fr) 3.2rem; gap: .1rem .5rem; align-items: center;
   font-size: .8rem; margin: .3rem 0 0; font-variant-numeric: tabular-nums; }
@@ -63,10 +65,13 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv .pattern { position: relative; cursor: pointer; background: var(--v-cell); } .bgv canvas { display: block; width: 100%; height: 6.5rem; image-rendering: pixelated; }
 .bgv .pattern .at { position: absolute; left: 0; right: 0; outline: 1.5px solid var(--v-text); pointer-events: none; }
 .bgv .part { margin-top: .9rem; } .bgv .said { margin-top: .7rem; padding-top: .5rem; border-top: 1px solid var(--v-line); font-size: .85rem; }
-@media (max-width: 999px) { .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); }
+@container (max-width: 1040px) { .bgv .name.short { font-size: .62rem; } }
+@container (max-width: 860px) { .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); }
   .bgv .answers { grid-column: 1 / -1; } }
-@media (max-width: 599px) { .bgv { padding: .7rem; } .bgv .table { gap: 1px; font-size: .7rem; } .bgv .name.short { font-size: .6rem; } .bgv .bar { gap: .35rem .6rem; }
-  .bgv .step b { min-width: 1.7em; } .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr); } }
+@container (max-width: 560px) { .bgv .grid, .bgv .grid.plain { grid-template-columns: minmax(0, 1fr); }
+  .bgv .table { gap: 1px; font-size: .7rem; } .bgv .name.short { font-size: .6rem; } .bgv .name.short.odd { visibility: hidden; } .bgv .attended { min-height: 0; }
+  .bgv .bar { gap: .35rem .6rem; } .bgv .step b { min-width: 1.7em; } }
+@media (max-width: 599px) { .bgv { padding: .7rem; } }
 @media print { .bgv .bar, .bgv .keys { display: none; } }
 `;
 
@@ -102,14 +107,14 @@ const rows = ({ values, shape }, ...index) => {
   return values.subarray(from, from + size);
 };
 const entry = (array, ...index) => rows(array, ...index)[0];
-const bits = (exact, other) => exact.reduce((sum, p, at) => sum + (p > 0 ? p * Math.log2(p / Math.max(other[at], 2 ** -25)) : 0), 0);
 
 // ---- words and numbers
 
 export const number = (value) => {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  const text = size < 5e-5 ? "0" : size < 0.1 ? String(Number(value.toPrecision(2))) : size < 10 ? value.toFixed(3).slice(0, 5 + (value < 0)) : value.toFixed(1);
+  if (value !== 0 && size < 1e-4) return "<0.0001";
+  const text = value === 0 ? "0" : size < 0.1 ? String(Number(value.toPrecision(2))) : size < 10 ? value.toFixed(3).slice(0, 5 + (value < 0)) : value.toFixed(1);
   return text.replace("-", "−");
 };
 const share = (value) => `${Math.round(100 * value)} %`;
@@ -125,7 +130,7 @@ const made = (html, className, tag = "div") => {
   own.innerHTML = html;
   return own;
 };
-const DARK_FROM = 0.55;
+const tone = (part) => (part > 0.8 ? "dark" : part > 0.5 ? "mid" : "");
 
 // ---- the viewer
 
@@ -141,7 +146,9 @@ export async function mount(element, data, ask = null) {
 class Viewer {
   constructor(element, data, ask) {
     Object.assign(this, data, { element, ask });
-    [this.nSequences, this.nPlaces, this.nAnswers] = this.exact_probs.shape;
+    [this.nRows, this.nPlaces, this.nAnswers] = this.exact_probs.shape;
+    this.steps = [...new Set(this.training_steps.values)], this.step = this.steps.length - 1;  // of a training
+    this.nSequences = this.nRows / this.steps.length;
     [, this.nLayers, this.nHeads] = this.attention.shape;
     this.hasHeads = this.nLayers > 0 && this.nHeads > 0;
     this.hasEffects = this.edited_kl_bits.shape[1] > 0;
@@ -153,25 +160,31 @@ class Viewer {
     this.turn();
   }
 
-  /** Start at the head that matters most, or attends most sharply, in the first sequence. */
+  /** Start where a head matters most in the first sequence, or with the head that attends most to one earlier token. */
   chooseHead() {
     let best = -Infinity;
-    for (let place = 0; place < this.nPlaces; place++) {
+    for (let place = this.hasEffects ? 0 : this.nPlaces - 1; place < this.nPlaces; place++) {
       for (let layer = 0; layer < this.nLayers; layer++) {
         for (let head = 0; head < this.nHeads; head++) {
-          const own = this.hasEffects ? this.effect(layer, head, place) : this.sharpest(layer, head, place);
+          const own = this.hasEffects ? this.effect(layer, head, place) : this.sharpest(layer, head, place, 1);
           if (own > best) [best, this.layer, this.head, this.place] = [own, layer, head, place];
         }
       }
     }
   }
 
-  effect(layer, head, place = this.place) {
-    return entry(this.edited_kl_bits, this.sequence, layer, head, place) - entry(this.kl_bits, this.sequence, place);
+  get row() {
+    return this.step * this.nSequences + this.sequence;
   }
 
-  sharpest(layer, head, place = this.place) {
-    return rows(this.attention, this.sequence, layer, head, place).reduce((most, own) => Math.max(most, own), 0) / 255;
+  effect(layer, head, place = this.place) {
+    return entry(this.edited_kl_bits, this.row, layer, head, place) - entry(this.kl_bits, this.row, place);
+  }
+
+  /** Return the largest attention weight of a head, of tokens from `first` on; with `first`, without the token itself. */
+  sharpest(layer, head, place = this.place, first = 0) {
+    const last = entry(this.scored, this.row, place) + (first ? 0 : 1);
+    return rows(this.attention, this.row, layer, head, place).slice(first, last).reduce((most, own) => Math.max(most, own), 0) / 255;
   }
 
   build() {
@@ -179,6 +192,7 @@ class Viewer {
       ` data-by="-1">${before}</button><b></b><button type="button" aria-label="next ${name}" data-by="1">${after}</button></span>`;
     const steps = [step("sequence", "◀", "▶"), step("position", "◀", "▶")];
     if (this.hasHeads) steps.push(step("layer", "▼", "▲"), step("head", "◀", "▶"));
+    if (this.steps.length > 1) steps.unshift(`<label class="step" data-step="step">training step <input type="range" max="${this.steps.length - 1}" value="${this.step}"><b></b></label>`);
     if (this.hasEffects || this.ask) steps.push('<button type="button" class="switch" aria-pressed="false">switch head off</button>');
     const keys = ["← → position", "Page Up/Down sequence"];
     if (this.hasHeads) keys.splice(1, 0, "↑ ↓ layer", "[ ] head");
@@ -198,11 +212,12 @@ class Viewer {
     }
     const pattern = '<div class="part"><h3 class="of-pattern"></h3><div class="pattern"><canvas></canvas><div class="at"></div></div>' +
       '<div class="ends"><span>attended token →</span><span>scored position ↓</span></div></div>';
-    const effect = '<div class="part"><h3>bits lost without this head, by position</h3><div class="plot low effects"></div><div class="ends"></div></div>';
-    grid.append(made('<h3>entropy by position</h3><div class="plot entropy"></div><div class="ends"></div>' +
+    const effect = '<div class="part"><h3>lost without it <span class="soft"></span></h3><div class="plot low effects"></div><div class="ends"></div></div>';
+    grid.append(made('<h3>entropy <span class="soft"></span></h3><div class="plot entropy"></div><div class="ends"></div>' +
       (this.hasEffects ? effect : "") + (this.hasHeads ? pattern : ""), "curves"));
     this.root = root;
     this.part = (name) => root.querySelector(name);
+    root.addEventListener("input", (event) => this.go({ step: Number(event.target.value) }));
     root.addEventListener("keydown", (event) => this.key(event));
     root.addEventListener("click", (event) => this.click(event));
     this.element.replaceChildren(root);
@@ -211,6 +226,7 @@ class Viewer {
   // ---- input
 
   key(event) {
+    if (event.target.matches("input")) return;  // arrows move the slider
     if (event.altKey && event.key !== "[" && event.key !== "]") return;
     if (event.metaKey || (event.ctrlKey && !event.altKey)) return;
     const moves = { ArrowLeft: ["position", -1], ArrowRight: ["position", 1], ArrowUp: ["layer", 1], ArrowDown: ["layer", -1],
@@ -245,9 +261,9 @@ class Viewer {
   }
 
   go(change) {
-    const isOther = "sequence" in change && change.sequence !== this.sequence;
+    const former = this.row;
     Object.assign(this, change);
-    if (isOther) this.turn(); else this.draw();
+    if (this.row !== former) this.turn(); else this.draw();
   }
 
   /** Switch the chosen head off or on. On a saved page the switch follows the chosen head; with a model, heads add up. */
@@ -281,7 +297,7 @@ class Viewer {
     const name = heads.map(([layer, head]) => `L${layer}H${head}`).join(" + ");
     if (this.reply) return { name, probs: rows(this.reply.probs, this.place), bits: entry(this.reply.kl_bits, this.place) };
     if (this.ask) return { name, probs: null, bits: NaN };
-    const at = [this.sequence, ...heads[0]];
+    const at = [this.row, ...heads[0]];
     return { name, probs: rows(this.edited_probs, ...at, this.place), bits: entry(this.edited_kl_bits, ...at, this.place) };
   }
 
@@ -289,24 +305,28 @@ class Viewer {
 
   /** Draw another sequence. */
   turn() {
-    const texts = this.about.tokens[this.sequence], places = new Map();
-    rows(this.scored, this.sequence).forEach((token, place) => places.set(token, place));
+    const texts = this.about.tokens[this.row], places = new Map();
+    rows(this.scored, this.row).forEach((token, place) => places.set(token, place));
     this.part(".tokens").innerHTML = texts.map((text, at) => {
       const isScored = places.has(at);
       return `<span${isScored ? ` class="scored" data-place="${places.get(at)}"` : ""} title="${escaped(text)} at ${at + 1}">${marked(text)}</span>`;
     }).join("");
-    this.chips = [...this.part(".tokens").children];
-    this.drawCurve(".entropy", [["exact", this.exact_entropy_bits], ["model", this.model_entropy_bits]].map(([name, own]) => [name, rows(own, this.sequence)]));
+    this.chips = [...this.part(".tokens").children], this.shades = null;
+    if (this.hasEffects) {
+      const kl = rows(this.kl_bits, this.row);  // the largest effect in this sequence has the full color
+      this.most = rows(this.edited_kl_bits, this.row).reduce((most, own, at) => Math.max(most, own - kl[at % this.nPlaces]), 0.001);
+    }
+    this.drawCurve(".entropy", [["exact", this.exact_entropy_bits], ["model", this.model_entropy_bits]].map(([name, own]) => [name, rows(own, this.row)]));
     if (this.off.size && this.ask) this.run(); else this.draw();
   }
 
   draw() {
-    this.token = entry(this.scored, this.sequence, this.place);
-    const values = { sequence: `${this.sequence + 1} of ${this.nSequences}`, position: this.token + 1, layer: this.layer, head: this.head };
+    this.token = entry(this.scored, this.row, this.place);
+    const values = { step: this.steps[this.step].toLocaleString("en"), sequence: `${this.sequence + 1} of ${this.nSequences}`, position: this.token + 1, layer: this.layer, head: this.head };
     this.root.querySelectorAll(".step").forEach((own) => { own.querySelector("b").textContent = values[own.dataset.step]; });
     const isOff = this.ask ? this.off.has(`${this.layer},${this.head}`) : this.off.size > 0;
     if (this.part(".switch")) this.part(".switch").setAttribute("aria-pressed", isOff);
-    const attention = this.hasHeads ? rows(this.attention, this.sequence, this.layer, this.head, this.place) : null;
+    const attention = this.hasHeads ? rows(this.attention, this.row, this.layer, this.head, this.place) : null;
     this.drawTokens(attention);
     this.drawAnswers();
     if (this.hasHeads) {
@@ -320,15 +340,19 @@ class Viewer {
   }
 
   drawTokens(attention) {
-    let here = null;
-    this.chips.forEach((chip, at) => {
-      const weight = attention && at <= this.token ? attention[at] / 255 : 0;
-      chip.style.setProperty("--p", Math.round(100 * weight));
-      chip.classList.toggle("dark", weight > DARK_FROM);
-      chip.classList.toggle("later", at > this.token);
-      chip.classList.toggle("here", at === this.token);
-      if (at === this.token) here = chip;
+    const former = this.shades;
+    this.shades = this.chips.map((_, at) => (at > this.token ? -1 : attention ? Math.round(attention[at] / 2.55) : 0));
+    this.shades.forEach((shade, at) => {
+      if (former && former[at] === shade) return;  // a change of style costs more than all the rest
+      const chip = this.chips[at];
+      chip.style.setProperty("--p", Math.max(0, shade));
+      chip.classList.remove("dark", "mid", "later");
+      const own = shade < 0 ? "later" : tone(shade / 100);
+      if (own) chip.classList.add(own);
     });
+    const here = this.chips[this.token];
+    this.part(".tokens .here")?.classList.remove("here");
+    here.classList.add("here");
     const box = this.part(".tokens");
     if (here.offsetTop < box.scrollTop || here.offsetTop + here.offsetHeight > box.scrollTop + box.clientHeight) {
       box.scrollTop = here.offsetTop - box.clientHeight / 2;  // not scrollIntoView, which scrolls the page
@@ -350,7 +374,7 @@ class Viewer {
   }
 
   drawAnswers() {
-    const exact = rows(this.exact_probs, this.sequence, this.place), model = rows(this.model_probs, this.sequence, this.place);
+    const exact = rows(this.exact_probs, this.row, this.place), model = rows(this.model_probs, this.row, this.place);
     const without = this.without(), series = [["exact", "exact", exact], ["model", "model", model]];
     if (without && without.probs) series.push(["edited", `without ${without.name}`, without.probs]);
     const columns = this.columns(series.map(([, , probs]) => probs)), names = this.about.answers;
@@ -361,46 +385,41 @@ class Viewer {
     const html = ['<span class="label top">1</span>', ...columns.map((at) => `<div class="column" title="${series.map(([, name, probs]) =>
       `${escaped(names[at])}: ${name} ${number(probs[at])}`).join("&#10;")}">${series.map(([kind, , probs]) =>
       `<i class="${kind}" style="height:${100 * probs[at]}%" data-answer="${at}" data-value="${probs[at]}"></i>`).join("")}</div>`), "<span></span>",
-    `<span class="label">${letter}</span>`, ...columns.map((at) => `<span class="name${letter ? " short" : ""}" title="${escaped(names[at])}">${short(at)}</span>`), `<span class="bits">${this.hasLens ? "KL, bits" : ""}</span>`];
+    `<span class="label">${letter}</span>`, ...columns.map((at) => `<span class="name${letter ? " short" : ""}${at > 9 && at % 2 ? " odd" : ""}" title="${escaped(names[at])}">${short(at)}</span>`), `<span class="bits">${this.hasLens ? "KL, bits" : ""}</span>`];
     const row = (label, probs, kind, kl, layer) => {
       const cells = columns.map((at) => `<span class="cell ${kind}" style="--p:${Math.round(100 * probs[at])}" title="${label}, ${escaped(names[at])}: ${number(probs[at])}" data-value="${probs[at]}"></span>`);
-      const isHere = layer === this.layer && this.hasLens;
+      const isHere = layer === this.layer && this.hasHeads;
       html.push(`<div class="row${isHere ? " here" : ""}"${layer === null ? "" : ` data-layer="${layer}"`}><span class="label">${label}</span>${cells.join("")}<span class="bits">${kl}</span></div>`);
     };
     row("exact", exact, "of-exact", "", null);
-    if (this.hasLens) this.lensRows(row, exact, model);
+    if (this.hasLens) this.lensRows(row, model);
     const table = this.part(".table");
     table.style.gridTemplateColumns = `4.2rem repeat(${columns.length}, minmax(0, 1fr)) 3rem`;
+    table.classList.toggle("deep", this.lens_probs.shape[1] > 12);
     table.innerHTML = html.join("");
   }
 
   /** Add a row for what the lens reads after each layer, the last one on top; it is the model's own output. */
-  lensRows(row, exact, model) {
+  lensRows(row, model) {
     const last = this.lens_probs.shape[1];
-    row(`layer ${last - 1}`, model, "", number(entry(this.kl_bits, this.sequence, this.place)), last - 1);
+    row(`layer ${last - 1}`, model, "", number(entry(this.kl_bits, this.row, this.place)), last - 1);
     for (let stage = last - 1; stage >= 0; stage--) {
-      const probs = rows(this.lens_probs, this.sequence, stage, this.place);
-      row(stage ? `layer ${stage - 1}` : "embedding", probs, "", number(bits(exact, probs)), stage ? stage - 1 : null);
+      const probs = rows(this.lens_probs, this.row, stage, this.place);
+      row(stage ? `layer ${stage - 1}` : "embedding", probs, "", number(entry(this.lens_kl_bits, this.row, stage, this.place)), stage ? stage - 1 : null);
     }
   }
 
   drawMap() {
     const value = (layer, head) => (this.hasEffects ? this.effect(layer, head) : this.sharpest(layer, head));
-    let most = 1;
-    if (this.hasEffects) {
-      most = 0.001;
-      for (let layer = 0; layer < this.nLayers; layer++) for (let head = 0; head < this.nHeads; head++) {
-        for (let place = 0; place < this.nPlaces; place++) most = Math.max(most, this.effect(layer, head, place));
-      }
-    }
+    const most = this.hasEffects ? this.most : 1;
     const off = new Set(this.heads().map(String)), html = [], isRoomy = this.nHeads <= 8;
     for (let layer = this.nLayers - 1; layer >= 0; layer--) {
       html.push(`<span class="label">${layer}</span>`);
       for (let head = 0; head < this.nHeads; head++) {
-        const own = value(layer, head), p = Math.sqrt(Math.min(1, Math.abs(own) / most));
-        const classes = ["head", p > DARK_FROM && "dark", layer === this.layer && head === this.head && "here", off.has(`${layer},${head}`) && "off"];
+        const own = value(layer, head), part = Math.min(1, Math.abs(own) / most), p = this.hasEffects ? Math.sqrt(part) : part;
+        const classes = ["head", tone(p), layer === this.layer && head === this.head && "here", off.has(`${layer},${head}`) && "off"];
         const text = isRoomy && p >= 0.5 ? number(own).replace(/^(−?)0\./, "$1.").slice(0, 4) : "";
-        html.push(`<span class="${classes.filter(Boolean).join(" ")}" style="--p:${Math.round(100 * p)}${own < 0 ? ";--v-hue:var(--v-model)" : ""}"` +
+        html.push(`<span class="${classes.filter(Boolean).join(" ")}" style="--p:${Math.round(100 * p)}${own < 0 || !this.hasEffects ? ";--v-hue:var(--v-model)" : ""}"` +
           ` data-layer="${layer}" data-head="${head}" data-value="${own}" title="layer ${layer} head ${head}: ${number(own)}${this.hasEffects ? " bits" : ""}">${text}</span>`);
       }
     }
@@ -414,24 +433,27 @@ class Viewer {
   drawAttended(attention) {
     const order = [...attention.keys()].filter((at) => attention[at] > 1).sort((one, other) => attention[other] - attention[one]).slice(0, TOP_KEYS);
     this.part(".of-head").textContent = `layer ${this.layer} head ${this.head} attends here to`;
-    this.part(".attended").innerHTML = order.map((at) => `<span class="word">${marked(this.about.tokens[this.sequence][at])} at ${at + 1}</span>` +
+    this.part(".attended").innerHTML = order.map((at) => `<span class="word">${marked(this.about.tokens[this.row][at])} at ${at + 1}</span>` +
       `<span><i style="display:block;width:${attention[at] / 2.55}%"></i></span><span class="share" data-value="${attention[at]}">${share(attention[at] / 255)}</span>`).join("");
   }
 
   drawPattern() {
-    const canvas = this.part("canvas"), n = this.about.tokens[this.sequence].length, width = this.attention.shape[4];
-    const whole = rows(this.attention, this.sequence, this.layer, this.head), context = canvas.getContext("2d");
-    canvas.width = n, canvas.height = this.nPlaces;
-    const probe = getComputedStyle(this.root).getPropertyValue("--v-model").trim();
-    const color = [1, 3, 5].map((at) => parseInt(probe.slice(at, at + 2), 16)), image = context.createImageData(n, this.nPlaces);
-    for (let place = 0; place < this.nPlaces; place++) for (let at = 0; at < n; at++) {
-      image.data.set([...color, whole[place * width + at]], 4 * (place * n + at));
-    }
-    context.putImageData(image, 0, 0);
-    this.part(".of-pattern").textContent = `pattern of layer ${this.layer} head ${this.head}`;
     const at = this.part(".pattern .at");
     at.style.top = `${100 * this.place / this.nPlaces}%`;
     at.style.height = `${100 / this.nPlaces}%`;
+    const name = `${this.sequence} ${this.layer} ${this.head}`;
+    if (name === this.patterned) return;
+    this.patterned = name;
+    this.part(".of-pattern").textContent = `pattern of layer ${this.layer} head ${this.head}`;
+    const canvas = this.part("canvas"), n = this.about.tokens[this.row].length, width = this.attention.shape[4];
+    const whole = rows(this.attention, this.row, this.layer, this.head), context = canvas.getContext("2d");
+    canvas.width = n, canvas.height = this.nPlaces;
+    const color = getComputedStyle(this.root).getPropertyValue("--v-model").trim(), image = context.createImageData(n, this.nPlaces);
+    const pixels = new DataView(image.data.buffer), rgb = parseInt(color.slice(1), 16) * 256;
+    for (let place = 0; place < this.nPlaces; place++) for (let to = 0; to < n; to++) {
+      pixels.setUint32(4 * (place * n + to), rgb + whole[place * width + to]);
+    }
+    context.putImageData(image, 0, 0);
   }
 
   drawEffects() {
@@ -444,19 +466,21 @@ class Viewer {
     const n = Math.max(1, this.nPlaces - 1), y = (value) => 100 * (most - value) / (most - least);
     const paths = lines.map(([kind, own], at) => `<path style="stroke:var(--v-${kind});stroke-width:${at || lines.length < 2 ? 2 : 5}" d="${[...own].map((value, place) =>
       `${place ? "L" : "M"}${(100 * place / n).toFixed(2)} ${y(value).toFixed(2)}`).join("")}"/>`).join("");
-    const plot = this.part(name), scored = rows(this.scored, this.sequence);
+    const plot = this.part(name), scored = rows(this.scored, this.row);
     plot.innerHTML = `<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">${paths}</svg><div class="at"></div>`;
-    plot.nextElementSibling.innerHTML = `<span>${scored[0] + 1}</span><span>0 … ${number(most)} bits</span><span>${scored[this.nPlaces - 1] + 1}</span>`;
+    plot.previousElementSibling.querySelector(".soft").textContent = `${number(least)} … ${number(most)} bits`;
+    plot.nextElementSibling.innerHTML = `<span>position ${scored[0] + 1}</span><span>${scored[this.nPlaces - 1] + 1}</span>`;
   }
 
   say(attention) {
-    const names = this.about.answers, texts = this.about.tokens[this.sequence];
+    const names = this.about.answers, texts = this.about.tokens[this.row];
     const best = (probs) => {
       const at = probs.indexOf(Math.max(...probs));
       return `${shown(names[at])} ${number(probs[at])}`;
     };
-    const get = (own) => rows(own, this.sequence, this.place), bitsHere = (own) => number(entry(own, this.sequence, this.place));
-    const parts = [`Sequence ${this.sequence + 1}, position ${this.token + 1} (${shown(texts[this.token])}): exact ${best(get(this.exact_probs))}, ` +
+    const get = (own) => rows(own, this.row, this.place), bitsHere = (own) => number(entry(own, this.row, this.place));
+    const step = this.steps.length > 1 ? `Step ${this.steps[this.step].toLocaleString("en")}, sequence` : "Sequence";
+    const parts = [`${step} ${this.sequence + 1}, position ${this.token + 1} (${shown(texts[this.token])}): exact ${best(get(this.exact_probs))}, ` +
       `entropy ${bitsHere(this.exact_entropy_bits)} bits; model ${best(get(this.model_probs))}, entropy ${bitsHere(this.model_entropy_bits)} bits; KL ${bitsHere(this.kl_bits)} bits.`];
     if (attention) {
       const at = attention.indexOf(Math.max(...attention));

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bayesgeom.ablations import Ablation, Component, every_head
 from bayesgeom.ablations.engine import edited_logits, position_means, references
-from bayesgeom.core import LOGIT_LENS, NO_LABEL, PATTERN, InvalidArgument, Run, Trials, Z, decoded_text
+from bayesgeom.core import LOGIT_LENS, NO_LABEL, PATTERN, InvalidArgument, Run, Tokenizer, Trials, Z, decoded_text
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.captured.model import CapturedModel
@@ -39,6 +39,7 @@ N_MEANS = 64  # sequences whose mean replaces a head's output
 MOST_BYTES = 3_000_000  # of attention: fewer sequences, then fewer positions, where there are many heads and tokens
 _MEANS = 5  # branch of the seed
 _MODE = "mean"
+_FIXED = (CapturedModel, ServedModel)  # these run no other sequences, or not without a head
 Without = Callable[[int, Sequence[tuple[int, int]]], tuple[np.ndarray, np.ndarray]]
 
 
@@ -51,9 +52,11 @@ class InsideReport(Report):
 
     Fields: `texts` are the tokens of every sequence, "" after its end; `scored` the indices of the scored positions.
     `exact_probs` and `model_probs` are over the answers, renormalized. `attention` are the weights of every head at the
-    scored positions, 255 is 1. `lens_probs` are what the logit lens reads of the stream before each layer.
+    scored positions, 255 is 1. `lens_probs` and `lens_kl_bits` are what the logit lens reads of the stream
+    before each layer.
     `edited_probs` and `edited_kl_bits` are those of the model without one head, whose output is replaced by its mean
     over 64 other sequences at the same position. Where the model does not give the numbers, an axis has length 0.
+    Of a training, the same sequences are repeated for every snapshot, whose step is in `training_steps`.
     """
 
     name: ClassVar[str] = "inside"
@@ -71,8 +74,10 @@ class InsideReport(Report):
     kl_bits: Annotated[Float[np.ndarray, "sequence place"], Unit("bits")]
     attention: Annotated[UInt8[np.ndarray, "sequence attended_layer attended_head place token"], Unit("1/255")]
     lens_probs: Annotated[Float[np.ndarray, "sequence lens_stage place answer"], Unit("1")]
+    lens_kl_bits: Annotated[Float[np.ndarray, "sequence lens_stage place"], Unit("bits")]
     edited_probs: Annotated[Float[np.ndarray, "sequence edited_layer edited_head place answer"], Unit("1")]
     edited_kl_bits: Annotated[Float[np.ndarray, "sequence edited_layer edited_head place"], Unit("bits")]
+    training_steps: Annotated[Int[np.ndarray, " sequence"], Unit("steps")]
 
     def headlines(self) -> "Sequence[Headline]":
         return ()
@@ -86,11 +91,7 @@ class InsideReport(Report):
         n_tokens = arrays.pop("ids").shape[1]
         del arrays["answer_ids"]
         rows = [self.texts[start : start + n_tokens] for start in range(0, len(self.texts), n_tokens)]
-        about = {
-            "answers": self.answers,
-            "tokens": [_without_padding(row) for row in rows],
-            "mode": _MODE,
-        }
+        about = {"answers": self.answers, "tokens": [_without_padding(row) for row in rows]}
         return gzip.compress(save(arrays, {"about": json.dumps(about)}), compresslevel=9, mtime=0)
 
     def view(self, model: ModelLike | None = None) -> "AnyWidget":
@@ -174,7 +175,7 @@ def _without_padding(texts: Sequence[str]) -> Sequence[str]:
     return texts[: max(at for at, text in enumerate(texts, start=1) if text)]
 
 
-def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int) -> InsideReport:
+def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int, with_heads: bool = False) -> InsideReport:
     """Return what the viewer shows of the first sequences of a run.
 
     Args:
@@ -183,34 +184,68 @@ def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int) -> InsideR
         run: A run of this model on the task, which has an exact posterior. Sites that it did not record are recorded in
             a pass over the few sequences.
         seed: Seed of the diagnosis.
+        with_heads: Whether to ablate every head of any model; otherwise only of the package's transformers, where this
+            takes a second.
     """
     shown = _shown(model, run)
-    trials, labels = shown.trials, task.token_labels()
+    numbers = numbers_of(shown)
+    if PATTERN in shown.recorded:
+        numbers["attention"] = _attention(shown)
+    if (with_heads or isinstance(model, HookedModel)) and model.layers_of(Z) and not isinstance(model, _FIXED):
+        numbers |= _edited(model, shown.trials, HeadAblation(model, task, seed=seed), numbers)
+    return inside_report(numbers, task, model.tokenizer)
+
+
+def numbers_of(shown: Run) -> dict[str, Shaped[np.ndarray, "..."]]:
+    """Return the sequences of a run, exact and predicted probabilities, and those of the lens where it was recorded."""
+    trials = shown.trials
     exact, model_probs = trials.at_scored(trials.predictive), shown.log_answers.exp()
-    n_answers = len(trials.answers)
-    edited = torch.zeros(len(trials), 0, 0, trials.n_scored, n_answers)
-    edited_kl = edited[..., 0]
-    if isinstance(model, HookedModel) and model.layers_of(Z):
-        log_edited = HeadAblation(model, task, seed=seed).log_answers(trials, every_head(model))
-        by_head = (len(trials), -1, model.spec.n_heads, trials.n_scored)
-        edited = log_edited.exp().transpose(0, 1).reshape(*by_head, n_answers)
-        edited_kl = kl_bits(exact, log_edited).transpose(0, 1).reshape(by_head)
+    is_read = LOGIT_LENS in shown.recorded and LOGIT_LENS not in shown.layers  # from every layer
+    log_lens = shown.at(LOGIT_LENS).double() if is_read else exact.new_zeros(0, *exact.shape)
+    return {
+        "ids": _array(trials.tokens, np.int32),
+        "scored": _array(trials.scored_positions(), np.int32),
+        "answer_ids": _array(trials.answers, np.int32),
+        "exact_probs": _array(exact, np.float32),
+        "model_probs": _array(model_probs, np.float32),
+        "exact_entropy_bits": _array(entropy_bits(exact), np.float32),
+        "model_entropy_bits": _array(entropy_bits(model_probs), np.float32),
+        "kl_bits": _array(kl_bits(exact, shown.log_answers), np.float32),
+        "lens_probs": _array(log_lens.exp().transpose(0, 1), np.float16),
+        "lens_kl_bits": _array(kl_bits(exact.expand_as(log_lens), log_lens).transpose(0, 1), np.float32),
+    }
+
+
+def inside_report(
+    numbers: Mapping[str, Shaped[np.ndarray, "..."]], task: WindTunnel, tokenizer: Tokenizer | None = None
+) -> InsideReport:
+    """Return the report of these fields, with names for tokens and answers.
+
+    Args:
+        numbers: The fields of `numbers_of`, and others; without `training_steps` the model is not one of a training.
+        task: The task, which names the ids.
+        tokenizer: Names the ids that the task has no name for.
+    """
+    labels, ids = task.token_labels(), numbers["ids"]
+    n, n_places, n_answers = numbers["exact_probs"].shape
+
+    def name(own: int) -> str:
+        is_unnamed = tokenizer is not None and labels[own] == f"#{own}"
+        return decoded_text(tokenizer, [own]) or labels[own] if tokenizer and is_unnamed else labels[own]
+
+    is_read = np.arange(ids.shape[1]) <= numbers["scored"].max(axis=1, keepdims=True)
+    others = {
+        "attention": np.zeros((n, 0, 0, n_places, ids.shape[1]), np.uint8),
+        "edited_probs": np.zeros((n, 0, 0, n_places, n_answers), np.float16),
+        "edited_kl_bits": np.zeros((n, 0, 0, n_places), np.float32),
+        "training_steps": np.zeros(n, np.int32),
+    }
+    found: dict[str, Any] = others | dict(numbers)
     return InsideReport(
-        n=len(trials),
-        texts=_texts(model, trials, labels),
-        ids=_array(trials.tokens, np.int32),
-        scored=_array(trials.scored_positions(), np.int32),
-        answers=tuple(_name(model, labels, own) for own in trials.answers.tolist()),
-        answer_ids=_array(trials.answers, np.int32),
-        exact_probs=_array(exact, np.float32),
-        model_probs=_array(model_probs, np.float32),
-        exact_entropy_bits=_array(entropy_bits(exact), np.float32),
-        model_entropy_bits=_array(entropy_bits(model_probs), np.float32),
-        kl_bits=_array(kl_bits(exact, shown.log_answers), np.float32),
-        attention=_attention(shown),
-        lens_probs=_lens(shown),
-        edited_probs=_array(edited, np.float16),
-        edited_kl_bits=_array(edited_kl, np.float32),
+        n=n // len(np.unique(found["training_steps"])),
+        texts=tuple(name(own) if read else "" for own, read in zip(ids.ravel().tolist(), is_read.flat, strict=True)),
+        answers=tuple(map(name, numbers["answer_ids"].tolist())),
+        **found,
     )
 
 
@@ -225,7 +260,7 @@ def _shown(model: Model, run: Run) -> Run:
     n = max(1, min(N_SHOWN, len(run.trials), MOST_BYTES // (of_place * run.trials.n_scored)))
     n_places = max(1, min(run.trials.n_scored, MOST_BYTES // of_place))
     is_all = n_places == run.trials.n_scored
-    if isinstance(model, CapturedModel | ServedModel) or (is_all and all(site in run.recorded for site in sites)):
+    if isinstance(model, _FIXED) or (is_all and all(site in run.recorded for site in sites)):
         recorded = {site: run.recorded[site][:, :n] for site in sites if site in run.recorded and is_all}
         return replace(run, trials=run.trials.rows(slice(0, n)), log_answers=run.log_answers[:n], recorded=recorded)
     trials = run.trials.rows(slice(0, n))
@@ -236,19 +271,27 @@ def _shown(model: Model, run: Run) -> Run:
 def _attention(shown: Run) -> UInt8[np.ndarray, "sequence attended_layer attended_head place token"]:
     """Return the patterns in bytes; 0 in layers without attention."""
     trials, spec = shown.trials, shown.spec
-    n_layers, n_heads = (spec.n_layers, spec.n_heads) if PATTERN in shown.recorded else (0, 0)
-    found = np.zeros((len(trials), n_layers, n_heads, trials.n_scored, trials.tokens.shape[1]), np.uint8)
-    if PATTERN in shown.recorded:
-        layers = list(shown.layers.get(PATTERN, range(n_layers)))
-        found[:, layers] = _array((255 * shown.at(PATTERN)).round().transpose(0, 1), np.uint8)
+    shape = (len(trials), spec.n_layers, spec.n_heads, trials.n_scored, trials.tokens.shape[1])
+    found = np.zeros(shape, np.uint8)
+    layers = list(shown.layers.get(PATTERN, range(spec.n_layers)))
+    found[:, layers] = _array((255 * shown.at(PATTERN)).round().transpose(0, 1), np.uint8)
     return found
 
 
-def _lens(shown: Run) -> Float[np.ndarray, "sequence lens_stage place answer"]:
-    """Return what the logit lens reads of the stream before each layer; nothing where some layers are not recorded."""
-    if LOGIT_LENS not in shown.recorded or LOGIT_LENS in shown.layers:
-        return np.zeros((len(shown.trials), 0, *shown.log_answers.shape[1:]), np.float16)
-    return _array(shown.at(LOGIT_LENS).exp().transpose(0, 1), np.float16)
+def _edited(
+    model: Model, trials: Trials, ablation: "HeadAblation", numbers: Mapping[str, Shaped[np.ndarray, "..."]]
+) -> dict[str, Shaped[np.ndarray, "..."]]:
+    """Return probabilities and KL without each head; those of the model itself in layers without heads."""
+    log_answers = ablation.log_answers(trials, every_head(model)).unflatten(0, (-1, model.spec.n_heads))
+    kl = kl_bits(trials.at_scored(trials.predictive).expand_as(log_answers), log_answers)
+    layers, shape = list(model.layers_of(Z)), (model.spec.n_layers, model.spec.n_heads)
+    found = dict[str, np.ndarray]()
+    for name, edited in (("probs", log_answers.exp()), ("kl_bits", kl)):
+        own = numbers["model_probs" if name == "probs" else "kl_bits"]
+        whole = np.broadcast_to(own[:, None, None], (len(own), *shape, *own.shape[1:])).copy()
+        whole[:, layers] = edited.movedim(2, 0).cpu().numpy()
+        found[f"edited_{name}"] = whole.astype(np.float16 if name == "probs" else np.float32)
+    return found
 
 
 @final
@@ -273,19 +316,3 @@ class HeadAblation:
             for index, own in zip(chosen, logits, strict=True):
                 found[index] = answer_log_probabilities(own, trials)[0]
         return torch.stack([found[index] for index in range(len(variants))])
-
-
-def _texts(model: Model, trials: Trials, labels: Sequence[str]) -> tuple[str, ...]:
-    """Return a text for every token; "" after the last scored position."""
-    rows = zip(trials.tokens.tolist(), trials.is_read().tolist(), strict=True)
-    return tuple(
-        _name(model, labels, token) if is_read else ""
-        for row, read in rows
-        for token, is_read in zip(row, read, strict=True)
-    )
-
-
-def _name(model: Model, labels: Sequence[str], token: int) -> str:
-    """Return the task's name of an id, or else the tokenizer's."""
-    label = labels[token]
-    return decoded_text(model.tokenizer, [token]) or label if model.tokenizer and label == f"#{token}" else label
