@@ -204,7 +204,7 @@ def diagnose(
         quick: Use 24 sequences and one untrained network where --n and --n-untrained are not given.
         n_untrained: Number of untrained networks of the same architecture to compare with.
         probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
-            qk_alignment, value_manifold (value_manifold:standardized), and of relabeling,
+            posterior_lens, qk_alignment, value_manifold (value_manifold:standardized), and of relabeling,
             evidence_response and inside (the viewer), which run the model again. Default: all that apply.
         ablations: Also run the default ablation battery.
     """
