@@ -213,7 +213,7 @@ class CalibrationReport(Report):
         panel = Panel.blank(f"Reliability: where the model says {stated[-1]:.0%}, exact is {exact[-1]:.0%}")
         add_reference(panel.figure, np.array([0.0, 1.0]), np.array([0.0, 1.0]), name="exact")
         add_line(panel.figure, stated, exact, name="model", band=(low, high))
-        label_axes(panel.figure, "probability of an answer by the model", "mean exact probability")
+        label_axes(panel.figure, "model's probability of an answer", "mean exact probability")
         return panel
 
     def _weaker(self) -> set[str]:

@@ -283,7 +283,7 @@ class WindTunnel(ABC):
         one = self.draw(1, torch.Generator().manual_seed(0))
         stored = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
         n_bytes = _PEAK * float(count) * sum(part.numel() * part.element_size() for part in stored)
-        _check_memory(count, n_bytes, "Lower n, or draw them in blocks with stream(n, seed=…).")
+        _check_memory(count, n_bytes, "Lower n, or use stream(n, seed=…).")
         return count
 
 
