@@ -163,7 +163,7 @@ class LensFit:
             Baseline.of("baseline", UNIFORM, max(0.0, float(flat.mean()))),
             Baseline.of("baseline", POSITION, float(by_position.mean())),
             Baseline.of("permutation", SHUFFLED, shuffled),
-            *self._untrained(stages if n_untrained else 0),
+            *(self._untrained() if n_untrained else ()),
         ]
         reference = flat if flat.mean() <= by_position.mean() else by_position
         arrivals = [arrival(own, reference, seed=self.seed) for own in found]
@@ -209,23 +209,24 @@ class LensFit:
         """Return the KL of probes that were fitted to posteriors of other sequences at the same position."""
         rng = np.random.default_rng(derived_seed(self.seed, Branch.RESAMPLING, _FITS))
         others = torch.from_numpy(shuffled_within_position(exact[: self.n_fit].cpu().numpy(), rng)).to(exact.device)
-        with_others = (_Axes(own[: self.n_fit]).probe(others, _STEPS_SHUFFLED) for own in residuals)
-        logits = [probe(own[self.n_fit :]) for probe, own in zip(with_others, residuals, strict=True)]
-        return _kl(exact[self.n_fit :], logits)
+        return _kl(exact[self.n_fit :], [self._probed(own, others, _STEPS_SHUFFLED) for own in residuals])
 
-    def _untrained(self, n_stages: int) -> tuple[Baseline, ...]:
-        """Return the KL of the probe on an untrained network; empty without stages, or if none can be built."""
-        if not n_stages:
-            return ()
+    def _probed(
+        self, resid: Tensor, target: Float64[Tensor, "fitted query_pos answer"], steps: int
+    ) -> Float[Tensor, "scored query_pos answer"]:
+        """Return the logits of a probe on the sequences that are not fitted."""
+        return _Axes(resid[: self.n_fit]).probe(target, steps)(resid[self.n_fit :])
+
+    def _untrained(self) -> tuple[Baseline, ...]:
+        """Return the KL of the probe on an untrained network; empty if none can be built."""
         try:
             network = self.model.untrained_copy(derived_seed(self.seed, Branch.UNTRAINED, 0))
         except NoCopy:
             return ()
         run, residuals = _recorded(network, self._trials())
         exact = run.trials.at_scored(run.trials.predictive)
-        probes = (_Axes(own[: self.n_fit]).probe(exact[: self.n_fit], _STEPS_PROBE) for own in residuals)
-        logits = [probe(own[self.n_fit :]) for probe, own in zip(probes, residuals, strict=True)]
-        level = np.full((len(LENSES), n_stages), np.nan)
+        logits = [self._probed(own, exact[: self.n_fit], _STEPS_PROBE) for own in residuals]
+        level = np.full((len(LENSES), len(residuals)), np.nan)
         level[2] = _kl(exact[self.n_fit :], logits).mean(axis=0)
         return of_untrained([level])
 
