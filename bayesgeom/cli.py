@@ -222,8 +222,7 @@ def diagnose(
 def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("view.html")) -> int:
     """Write a page that shows the exact posterior beside the insides of a model, for eight sequences.
 
-    Tokens, exact and predicted probabilities, the posterior by layer, attention, and the effect of each head. It is
-    part of the page of `diagnose`; alone it takes seconds.
+    It is part of the page of `diagnose`; alone it takes seconds.
 
     Args:
         out: File to write.
@@ -403,7 +402,12 @@ def length(
         from bayesgeom.generalization.length import with_room
 
         models = [with_room(model, task, at, seed=seed) for model in models]
-    options = {"n": n, "seed": seed, "threshold_bits": threshold, "top_attention_off": top_attention_off}
+    options: dict[str, Any] = {
+        "n": n,
+        "seed": seed,
+        "threshold_bits": threshold,
+        "top_attention_off": top_attention_off,
+    }
     with machines.executor() as executor:
         return bayesgeom.length_generalization(models, task, at, executor=executor, **options)
 
@@ -637,16 +641,14 @@ def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path,
         seal: Instead of listing: recompute the stored config hashes of these directories, whose weights are the same.
         rescore: Instead of listing: score the checkpoints in these directories again; card and scores are replaced.
     """
-    if rescore and seal:
-        raise InvalidArgument("--seal and --rescore were both given; pass one of them: seal first.")
     if rescore or seal:
         from bayesgeom.training import formation, publish
 
+        for directory in seal or ():
+            tell(f"{directory}: {formation.seal(directory)}")
         for directory in rescore or ():
             publish.rescore(directory)
             tell(f"{directory}:", *_described_at(directory))
-        for directory in seal or ():
-            tell(f"{directory}: {formation.seal(directory)}")
         return 0
     from bayesgeom.models.checkpoint_files import WEIGHTS, checkpoint_folder
     from bayesgeom.training.packed import formations
