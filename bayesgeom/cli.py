@@ -402,14 +402,9 @@ def length(
         from bayesgeom.generalization.length import with_room
 
         models = [with_room(model, task, at, seed=seed) for model in models]
-    options: dict[str, Any] = {
-        "n": n,
-        "seed": seed,
-        "threshold_bits": threshold,
-        "top_attention_off": top_attention_off,
-    }
+    measured = partial(bayesgeom.length_generalization, models, task, at, n=n, seed=seed, threshold_bits=threshold)
     with machines.executor() as executor:
-        return bayesgeom.length_generalization(models, task, at, executor=executor, **options)
+        return measured(top_attention_off=top_attention_off, executor=executor)
 
 
 def relabel(source: Of, task: TaskOption = None, n: N = 512, seed: Seed = 0) -> "Report":

@@ -198,14 +198,8 @@ def wrap(
         ['resid_post', 'resid_pre']
     """
     if not isinstance(net, nn.Module):
-        raise InvalidArgument(
-            f"wrap needs a torch module, got a {type(net).__name__}: "
-            + (
-                "pass an instance of the class."
-                if isinstance(net, type)
-                else "diagnose takes a function or a Model as it is."
-            )
-        )
+        advice = "pass an instance of it" if isinstance(net, type) else "diagnose takes functions and Models"
+        raise InvalidArgument(f"wrap needs a torch module, got a {type(net).__name__}: {advice}.")
     if any(parameter.is_meta for parameter in net.parameters()):
         raise InvalidArgument(f"{type(net).__name__} is on device meta, without numbers: load its weights first.")
     for unknown in options.keys() - Options.__annotations__.keys():
