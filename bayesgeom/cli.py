@@ -211,12 +211,11 @@ def diagnose(
     """
     n = (24 if quick else 512) if n is None else n
     n_untrained = (1 if quick else 3) if n_untrained is None else n_untrained
+    counts = {"n": n, "seed": seed, "n_untrained": n_untrained}
     asked = _text_task(task, domain, texts, chat=chat)
     model = source.load() if machines.on is None else source.name_alone()
     with machines.executor() as executor:
-        return bayesgeom.diagnose(
-            model, asked, probes=probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=executor
-        )
+        return bayesgeom.diagnose(model, asked, probes=probes, ablations=ablations, executor=executor, **counts)
 
 
 def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("view.html")) -> int:
@@ -482,14 +481,14 @@ def gradients(
         over_training: CHECKPOINT is a training run or a packed training: measure every snapshot, on the run's own task.
         n: Sequences to draw. Default: 64, or 32 per snapshot with --over-training.
     """
+    if n is None:
+        n = 32 if over_training else 64
     if not over_training:
-        n = 64 if n is None else n
         return bayesgeom.gradient_laws(source.load(), task, targets=targets, n=n, seed=seed)
     if task is not None:
         raise InvalidArgument("--task is not allowed with --over-training: snapshots are measured on their own task.")
     if given := [name for name in ("dtype", "device_map", "revision") if vars(source)[name] is not None]:
         raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models, and snapshots of a training are none.")
-    n = 32 if n is None else n
     return bayesgeom.gradient_movement(source.checkpoint, targets=targets, n=n, seed=seed, device=source.device)
 
 
