@@ -76,9 +76,9 @@ class FittedLensReport(Report):
     name: ClassVar[str] = "fitted_lens"
     title: ClassVar[str] = "Posterior by layer, fitted lenses"
 
-    kl_bits: Annotated[Estimate, NonNegative("lens stage", unit="bits", better="lower", label="KL(exact ‖ lens)")]
-    arrival: Annotated[Estimate, NonNegative("lens", unit="layers", label="layers until the posterior is there")]
-    lenses: tuple[str, ...]
+    kl_bits: Annotated[Estimate, NonNegative("lens_name stage", unit="bits", better="lower", label="KL(exact ‖ lens)")]
+    arrival: Annotated[Estimate, NonNegative("lens_name", unit="layers", label="layers until the posterior is there")]
+    lens_names: tuple[str, ...]
     stages: tuple[str, ...]
     n_fit: int
     n: int
@@ -91,18 +91,22 @@ class FittedLensReport(Report):
         return rows
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_baseline, add_estimate, add_line
-        from bayesgeom.report import SERIES, label_axes
+        from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, log_floor
+        from bayesgeom.report import SERIES, label_axes, log_axes
 
-        panel, x = Panel.blank("KL by layer of each lens"), np.arange(-1, len(self.stages) - 1)
+        n_layers, probe = len(self.stages) - 1, len(self.lens_names) - 1
+        x = np.arange(-1, n_layers)  # the embedding, then the layers
         threshold = min(float(self.kl_bits.baseline(name).value[0, 0]) for name in (UNIFORM, POSITION)) / 10
+        panel = Panel.blank("KL by layer of each lens")
         add_baseline(panel.figure, x, threshold, name="there: a tenth of context-free")
-        *others, last = (self.kl_bits[at] for at in range(len(self.lenses)))
-        for own, name, color in zip(others, self.lenses, SERIES[1:], strict=False):
-            add_line(panel.figure, x, own.value, name=name, band=own.ends, color=color)
-        add_estimate(panel.figure, x, last, name=self.lenses[-1], is_log=True)
-        panel.figure.update_xaxes(tickvals=x, ticktext=["emb", *map(str, x[1:])])
-        label_axes(panel.figure, "read after layer (emb: the embedding)", "KL(exact ‖ lens) (bits)")
+        for at, lens in enumerate(self.lens_names[:probe]):
+            own = self.kl_bits[at]
+            add_line(panel.figure, x, own.value, name=lens, band=own.ends, color=SERIES[at + 1])
+        add_estimate(panel.figure, x, self.kl_bits[probe], name=self.lens_names[probe], is_log=True)
+        log_axes(panel.figure, floor=log_floor(self.kl_bits.value, np.asarray(threshold)))
+        places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
+        panel.figure.update_xaxes(tickvals=places, ticktext=[self.stages[0], *map(str, places[1:])])
+        label_axes(panel.figure, "read after", "KL(exact ‖ lens) (bits)")
         return [panel]
 
 
@@ -167,7 +171,7 @@ class LensFit:
         return FittedLensReport(
             kl_bits=mean_estimate(np.stack(found, axis=1), seed=self.seed, bounds=(0.0, np.inf), baselines=levels),
             arrival=stacked([Estimate.of(*own, n=self.n_test, baselines=[whole]) for own in arrivals]),
-            lenses=LENSES,
+            lens_names=LENSES,
             stages=("embedding", *(f"layer {layer}" for layer in range(stages - 1))),
             n_fit=self.n_fit,
             n=self.n_test,

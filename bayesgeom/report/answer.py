@@ -80,7 +80,7 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
     if (report := diagnosis.get(_CALIBRATION)) is None:
         return None
     references = value_of(report, "references")
-    if not references or math.isnan(float(report.gap_closed.value[0])):  # a file of another version has none
+    if "uniform" not in references or math.isnan(float(report.gap_closed.value[0])):  # as in files of other versions
         return None
     levels = dict(zip(references, map(float, report.reference_kl_bits), strict=True))
     response, ages = _response(diagnosis.get(_RESPONSE))

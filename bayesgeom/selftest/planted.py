@@ -124,11 +124,6 @@ class PlantedTask(WindTunnel):
         named = [f"a{a}l{level}g{g}k{k}" for a, level, g, k in factors().tolist()]
         return [*named, *(f"answer {answer}" for answer in range(N_ANSWERS))]
 
-    def every_token(self) -> Trials:
-        """Return every token once, as sequences of one position: the exact distribution of a position."""
-        tokens = torch.arange(self.n_tokens)[:, None]
-        return self.trials(tokens // (N_G * N_K), tokens % (N_G * N_K))
-
     def _parts(self, n: int, n_values: int, generator: torch.Generator) -> Int64[Tensor, "batch pos"]:
         return torch.randint(n_values, (n, self.length), generator=generator, device=generator.device)
 

@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from bayesgeom.core import K_ROT, PATTERN, RESID_POST, K, ModelSpec, Run, Site, Trials, V, even_slices
-from bayesgeom.stats.information import row_entropy_bits
+from bayesgeom.core import K_ROT, RESID_POST, K, ModelSpec, Run, Site, Trials, V, even_slices
 
 _AT_ONCE = 2**22
 
@@ -136,12 +135,6 @@ LAST_VALUES = Reduction(
 )
 LAST_RESIDUAL = Reduction(
     "resid_post at the last scored position", RESID_POST, lambda x, _t, _r, _m: x[:, -1], lambda spec, _: spec.d_model
-)
-LAST_ENTROPY = Reduction(
-    "mean attention entropy of the last scored query",
-    PATTERN,
-    lambda pattern, _t, _r, _m: row_entropy_bits(pattern[:, :, -1].double()).mean(dim=1),
-    lambda _s, _t: 2,  # one float64
 )
 KEY_SUMS = Reduction("sums of keys over the occurrences of each token", K, _token_sums, _keys_of_tokens)
 ROTATED_KEY_SUMS = Reduction("the same of rotated keys", K_ROT, _token_sums, _keys_of_tokens)

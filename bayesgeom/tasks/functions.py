@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -101,6 +101,9 @@ class _FunctionTask(WindTunnel):
         fingerprint: Hash of the sequences of one seed, with their exact probabilities.
     """
 
+    sentence: ClassVar[str] = (
+        "A function draws sequences of {task.tokens_each} tokens; another gives the exact probability of each answer."
+    )
     name: str  # type: ignore[misc]  # that of the user
     n_ids: int
     tokens_each: int

@@ -97,8 +97,8 @@ class HMM(SymmetricTask, DynamicTask):
         )
 
     def _check_stay(self, stay: float) -> None:
-        is_on_grid = abs(stay / self.grid - round(stay / self.grid)) <= 1e-6
-        if not (0 < stay < 1 and is_on_grid and round(stay / self.grid) >= self._floor_steps):
+        steps = round(stay / self.grid) if 0 < stay < 1 else 0  # infinity has none
+        if not (0 < stay < 1 and abs(stay / self.grid - steps) <= 1e-6 and steps >= self._floor_steps):
             raise InvalidArgument(
                 f"stay must be None or a probability on the grid ({self.grid}), below 1 and not below "
                 f"floor={self.floor}, the smallest that the header can represent; got {stay}."

@@ -67,21 +67,6 @@ def locked(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def is_locked(out: Path) -> bool:
-    """Return whether a process trains in the directory. The lock is taken for a moment to find out."""
-    from filelock import FileLock, Timeout
-
-    if not (out / LOCK).exists():
-        return False
-    try:
-        with FileLock(out / LOCK).acquire(timeout=0):
-            return False
-    except Timeout:
-        return True
-    except OSError:  # another user's folder, for example
-        return False
-
-
 def check_finite(recipe: Recipe, module: nn.Module, step: int) -> None:
     """Check the weights after a number of steps.
 

@@ -35,7 +35,7 @@ from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import JSON
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import ratio_interval, seed_interval
-from bayesgeom.stats.regression import LEAST_UNITS, spearman
+from bayesgeom.stats.regression import spearman
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
 
@@ -47,6 +47,7 @@ ALIKE = "share-matched subspaces"
 EFFECTS = ("movement", "movement without the direct path")
 PARTS = ("the subspace", "the controls", "of the subspace's own, in the controls")
 
+LEAST_UNITS = 15  # from here on the interval holds the true correlation in 94 to 96 % of planted data sets
 N_ALIKE = 256  # pairs from whose difference the controls are drawn
 
 

@@ -34,10 +34,10 @@ from bayesgeom.stats.bootstrap import (
     percentile_interval,
     statistic_interval,
 )
-from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.information import entropy_bits, row_entropy_bits
 from bayesgeom.stats.intervals import Interval, Scale, jackknife_interval
 from bayesgeom.stats.overlap import chance_overlap, coordinates_of, overlap, pairwise_cosine
-from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_VALUES, TokenSums, in_parts, occurrences
+from bayesgeom.stats.reduction import KEY_SUMS, LAST_VALUES, Reduction, TokenSums, in_parts, occurrences
 from bayesgeom.stats.subspace import cloud_axes, standardized
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ _ATTENTION_ROWS = 2_048  # drawn for the chance level of the fall
 _ROUNDING = 1e-6  # a variance below this share of the power is rounding error
 _CANCELLATION = 1e-13  # the same for float64: some hundred sums of squares are accurate to this share
 CHANCE = "random data of the same sizes"
+LAST_ENTROPY = Reduction(
+    "mean attention entropy of the last scored query",
+    PATTERN,
+    lambda pattern, _t, _r, _m: row_entropy_bits(pattern[:, :, -1].double()).mean(dim=1),
+    lambda _s, _t: 2,  # one float64
+)
 MEASURES = (
     "PC1 of values",
     "PC1 + PC2 of values",

@@ -12,6 +12,8 @@ from bayesgeom.selftest import planted
 from bayesgeom.selftest.planted import (
     LAYER,
     N_ANSWERS,
+    N_G,
+    N_K,
     SITE,
     WIDTH,
     PlantedBlock,
@@ -24,7 +26,8 @@ from bayesgeom.selftest.planted import (
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.stats.subspace import random_subspaces
 
-EVERY = PlantedTask().every_token()
+TOKENS = torch.arange(PlantedTask().n_tokens)[:, None]
+EVERY = PlantedTask().trials(TOKENS // (N_G * N_K), TOKENS % (N_G * N_K))  # each token once: the exact distribution
 
 
 @final

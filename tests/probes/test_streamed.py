@@ -17,8 +17,9 @@ from bayesgeom.probes.attention_entropy import SUMS
 from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of
-from bayesgeom.stats.reduction import KEY_SUMS, LAST_ENTROPY, LAST_RESIDUAL, LAST_VALUES, ROTATED_KEY_SUMS, Reduction
+from bayesgeom.stats.reduction import KEY_SUMS, LAST_RESIDUAL, LAST_VALUES, ROTATED_KEY_SUMS, Reduction
 from bayesgeom.tasks.bijection import Bijection
+from examples.replication.thresholds import LAST_ENTROPY
 from tests.models.test_run import TASK, lively
 
 REDUCTIONS = (SUMS, KEY_SUMS, ROTATED_KEY_SUMS, LAST_VALUES, LAST_RESIDUAL, LAST_ENTROPY)

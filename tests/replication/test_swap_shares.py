@@ -12,8 +12,8 @@ from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import write_parts
-from bayesgeom.stats.regression import LEAST_UNITS, spearman
-from examples.replication.shares import EFFECTS, EXPLANATIONS, jackknife_student, swap_shares
+from bayesgeom.stats.regression import spearman
+from examples.replication.shares import EFFECTS, EXPLANATIONS, LEAST_UNITS, jackknife_student, swap_shares
 from tests.pages import READINGS
 
 SAVED = READINGS / "interventions/bijection-transformer/frame"

@@ -96,7 +96,7 @@ REFERENCE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFERENCE)
 def test_the_reference_table_is_reproduced(name: str) -> None:
-    found = bayesgeom.diagnose(name, probes=["fitted_lens"], n_untrained=0)["fitted_lens"]
+    found: Any = bayesgeom.diagnose(name, probes=["fitted_lens"], n_untrained=0)["fitted_lens"]
     logit, probe = map(np.array, REFERENCE[name])
     measured, (low, high) = found.kl_bits.value[:, 1:], (end[:, 1:] for end in found.kl_bits.ends)
     # Both are means of 256 sequences. The chains of hmm-s5 differ by sequence, and two such means by up to a tenth.

@@ -195,7 +195,7 @@ def test_an_unreachable_mixing_time_is_refused_by_name() -> None:
         HMM(floor=0.2, stay=0.5)
     with pytest.raises(InvalidArgument, match=r"not below floor=0\.05, the smallest .*; got 0\.02"):
         HMM(stay=0.02)  # an entry below the floor has no token
-    for wrong in (0.0, 1.0, 0.955):
+    for wrong in (0.0, 1.0, 0.955, float("inf")):
         with pytest.raises(InvalidArgument, match="stay must be None or a probability"):
             HMM(stay=wrong, floor=0.01)
     with pytest.raises(InvalidArgument, match="task 'hmm': stay must be a number or None, got 'often'"):

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, final
 
+from filelock import FileLock, Timeout
+
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import RUNS
 from bayesgeom.core.text import fitted
@@ -20,7 +22,7 @@ from bayesgeom.models.checkpoint_files import CONFIG, FINISHED, checkpoints, rea
 from bayesgeom.training.loop import BEFORE, RECIPE, check_run
 from bayesgeom.training.publish import as_duration
 from bayesgeom.training.recipes import Recipe
-from bayesgeom.training.state import LOG, is_locked, read_log
+from bayesgeom.training.state import LOCK, LOG, read_log
 from examples.replication.training.construction import constructed
 from examples.replication.training.recipes import network_of, recipe, sweep
 
@@ -307,8 +309,21 @@ def _progress(own: Queued, runs: Path, shipped: Mapping[str, Path]) -> Progress:
         return done("finished", _kl_bits(folder / FINISHED))
     if not is_begun:
         return Progress(queued=own, state="waiting", steps_done=0, steps=steps)
-    state: State = "running" if is_locked(folder) else "stopped"
+    state: State = "running" if _is_locked(folder) else "stopped"
     return Progress(queued=own, state=state, steps_done=_steps_done(chosen, folder), steps=steps)
+
+
+def _is_locked(out: Path) -> bool:
+    """Return whether a process trains in the directory. The lock is taken for a moment to find out."""
+    if not (out / LOCK).exists():
+        return False
+    try:
+        with FileLock(out / LOCK).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # another user's folder, for example
+        return False
 
 
 def _kl_bits(checkpoint: Path) -> float:
