@@ -253,7 +253,7 @@ class WindTunnel(ABC):
             model: Answer probabilities of a model at the last scored position of the example, if it was run.
 
         Returns:
-            `question`, `sentence` and, if there are, `limits`; with a posterior also `example`, labels of the last tokens
+            `question`, `sentence` and `limits`, if any; with a posterior also `example`, labels of the last tokens
             up to the last scored position, `is_cut`, whether tokens come before these, and `answers`, the exact
             probability and that of the model, if known, of the most probable answers by their label.
         """
