@@ -491,11 +491,10 @@ def with_interval(
     *,
     n: int,
     baselines: Sequence[Baseline] = (),
-    resampled: str = "sequences",
 ) -> Estimate:
     """Return an estimate with this interval, and the reason of each entry whose interval is withheld."""
     ends = (interval.lo, interval.hi)
-    return Estimate.of(value, ends, n=n, baselines=baselines, resampled=resampled, reason=interval.code)
+    return Estimate.of(value, ends, n=n, baselines=baselines, reason=interval.code)
 
 
 def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float]) -> tuple[Baseline, ...]:
