@@ -94,7 +94,7 @@ def test_the_answers_of_other_sequences_are_no_better_or_worse(exact: np.ndarray
     other = answered(exact, np.roll(exact, 1, axis=0))
     assert other.verdict == Verdict.WORSE and not other.explains and not other.is_confidence_named
     assert float(other.confidence) > 5, (
-        "nearly uniform is the best temperature, which does not make them better than uniform"
+        "nearly uniform is the best temperature, and no better than uniform"
     )
 
 
