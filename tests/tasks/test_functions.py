@@ -202,7 +202,11 @@ def bias(tokens: Array, *, late: int = 0, of: tuple[float, float] = (2, 5)) -> A
         (flips, lambda t: bias(t)[..., ::-1], "bits a token are expected from its probabilities"),
         (flips, lambda t: bias(t, of=(1, 1)), "predict does not fit the"),
         (draw, lambda t: np.roll(predict(t), 1, axis=-1), "predict does not fit the"),
-        (draw, lambda t: np.tile(np.eye(5)[0], (*t.shape, 1)), r"probability 0 to token \d, .* pass answers_follow=False"),
+        (
+            draw,
+            lambda t: np.tile(np.eye(5)[0], (*t.shape, 1)),
+            r"probability 0 to token \d, .* pass answers_follow=False",
+        ),
     ],
 )
 def test_probabilities_of_other_tokens_than_those_drawn_are_refused(drawing: Any, predicting: Any, says: str) -> None:
