@@ -527,7 +527,7 @@ class WrappedModel(Reattachable):
             if self._layout.out and x.shape[-1] * d_head * n_heads == sum(sizes) * self.spec.d_model:
                 raise InvalidArgument(
                     f"out=… reads a width of {d_head * n_heads}, and the projection to {named}, of width "
-                    f"{x.shape[-1]}, fits heads of {self.spec.d_model} in all: out=… must be the last projection of the heads."
+                    f"{x.shape[-1]}, fits one of {self.spec.d_model}: out=… must be the last projection of the heads."
                 )
             raise InvalidArgument(
                 f"the projection to {named} has width {x.shape[-1]}, not {sum(sizes)}: "
