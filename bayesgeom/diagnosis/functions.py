@@ -16,15 +16,26 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Annotated, Any, final
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
 from torch import Tensor
 
-from bayesgeom.core import Contained, InvalidArgument, MissingSite, Run, Site, UnknownName, shown
+from bayesgeom.core import Contained, InvalidArgument, MissingSite, Reason, Run, Site, UnknownName, shown
 from bayesgeom.models.base import LARGE, Model, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.probes.base import Control, Needs, Probe, known
-from bayesgeom.report import Estimate, Headline, Panel, Quantity, Report, headline_of, mean_estimate, of_untrained
+from bayesgeom.report import (
+    Coordinate,
+    Estimate,
+    Headline,
+    Panel,
+    Quantity,
+    Report,
+    Unit,
+    headline_of,
+    mean_estimate,
+    of_untrained,
+)
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
 
 Function = Callable[[Run], Any]
@@ -44,7 +55,8 @@ class FunctionReport(Report):
     have no interval. Which direction is better is unknown, so there is no verdict.
 
     Fields: `outputs` names every number, and `result` holds them in this order. `arrays` names the returned arrays, ""
-    for a function that returns one, and `shapes` are theirs. `of` gives an array back.
+    for a function that returns one, and `shapes` are theirs. `of` gives an array back. `layer` and `head` are those of
+    each number of an array whose first two axes have as many entries as the model has layers and heads; −1 for others.
     """
 
     name: str = "function"  # type: ignore[misc]  # that of the function, where other reports share one
@@ -53,6 +65,8 @@ class FunctionReport(Report):
     outputs: tuple[str, ...]
     arrays: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    layer: Annotated[Int[np.ndarray, " output"], Unit("1"), Coordinate()]
+    head: Annotated[Int[np.ndarray, " output"], Unit("1"), Coordinate()]
     result: Annotated[Estimate, Quantity("output", label="returned value")]
 
     def of(self, name: str = "") -> Estimate:
@@ -70,12 +84,21 @@ class FunctionReport(Report):
         if name not in self.arrays:
             listed = ", ".join(map(repr, self.arrays))
             raise InvalidArgument(f"function {self.name!r} returned nothing named {name!r}. It returned: {listed}.")
-        at = self.arrays.index(name)
-        start, shape = sum(map(prod, self.shapes[:at])), self.shapes[at]
+        start, shape = self._start(name), self.shapes[self.arrays.index(name)]
         return self.result[start : start + prod(shape)].mapped(lambda each: each.reshape(shape))
 
+    def _start(self, name: str) -> int:
+        """Return the place of the first number of an array."""
+        return sum(map(prod, self.shapes[: self.arrays.index(name)]))
+
     def headlines(self) -> Sequence[Headline]:
-        return [headline_of(self, "result", (at,), self.outputs[at]) for at in range(min(_SHOWN, len(self.outputs)))]
+        found = [headline_of(self, "result", (at,), own) for at, own in enumerate(self.outputs[:_SHOWN])]
+        count, known = len(self.outputs), self.result.value[~np.isnan(self.result.value)]
+        if count > _SHOWN and known.size:
+            (at,), own = self.result.extreme("largest" if known.max() >= -known.min() else "smallest")
+            label = f"{self.outputs[at]}: largest in size of {count} entries, {count - _SHOWN} of them not shown"
+            found.append(headline_of(self, "result", (at,), label, own=own, chosen_of=known.size))
+        return found
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
@@ -100,7 +123,10 @@ class FunctionReport(Report):
         panel, own = Panel.blank(_named(self.name, name)), self.of(name)
         if own.value.ndim > 1:
             rows = own.value.reshape(-1, own.value.shape[-1])
-            add_heat(panel.figure, rows, unit="returned value", axes=("last axis", "other axes"))
+            axes = ("last axis", "other axes")
+            if own.value.ndim == 2 and self.layer[self._start(name)] >= 0:
+                axes = ("head", "layer")
+            add_heat(panel.figure, rows, unit="returned value", axes=axes)
             return panel
         add_estimate(panel.figure, range(len(own.value)), own, name="returned")
         label_axes(panel.figure, "index", "returned value")
@@ -139,7 +165,12 @@ class FunctionProbe(Probe[FunctionReport]):
         baselines = known(*of_untrained([copy.result.value for copy in untrained]))
         lows, highs = (np.concatenate([part.ends[end] for part in parts]) for end in (0, 1))
         unknown = [np.zeros(part.value.shape, int) if part.reason is None else part.reason for part in parts]
-        named = [(_named(self.name, key), shape) for key, shape in self.shapes.items()]
+        sizes = (run.spec.n_layers, run.spec.n_heads)
+        named = [(_named(self.name, key), shape, shape[:2] == sizes) for key, shape in self.shapes.items()]
+        places = [index[:2] if has_heads else (-1, -1) for _, shape, has_heads in named for index in np.ndindex(shape)]
+        layer, head = np.array(places, dtype=np.int64).T
+        value = np.concatenate([part.value for part in parts])
+        reason = np.concatenate(unknown)
         summary = (inspect.getdoc(self.function) or "").partition("\n")[0]
         return FunctionReport(
             name=self.name,
@@ -147,12 +178,14 @@ class FunctionProbe(Probe[FunctionReport]):
             outputs=tuple(label for own in named for label in _labels(*own)),
             arrays=tuple(self.shapes),
             shapes=tuple(self.shapes.values()),
+            layer=layer,
+            head=head,
             result=Estimate.of(
-                np.concatenate([part.value for part in parts]),
+                value,
                 (lows, highs) if self.per_sequence else None,
                 n=counts[-1] if self.per_sequence else 0,
                 baselines=baselines,
-                reason=np.concatenate(unknown) if self.per_sequence else None,
+                reason=np.where(np.isnan(value) & (reason == Reason.NONE), Reason.MISSING, reason),
             ),
             n=counts[-1],
         )
@@ -330,9 +363,11 @@ def _named(function: str, key: str) -> str:
     return f"{function}.{key}" if key else function
 
 
-def _labels(name: str, shape: tuple[int, ...]) -> Iterator[str]:
-    """Yield the names of the entries of an array, such as "share[0, 3]"."""
-    yield from (f"{name}[{', '.join(map(str, index))}]" if shape else name for index in np.ndindex(shape))
+def _labels(name: str, shape: tuple[int, ...], has_heads: bool) -> Iterator[str]:
+    """Yield the names of the entries of an array, such as "share[0, 3]", or "share[L0H3]" by layer and head."""
+    for index in np.ndindex(shape):
+        places = [f"L{index[0]}H{index[1]}", *map(str, index[2:])] if has_heads else map(str, index)
+        yield f"{name}[{', '.join(places)}]" if shape else name
 
 
 def _described(numbers: Numbers) -> str:

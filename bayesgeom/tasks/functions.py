@@ -1,9 +1,11 @@
 """A task from two functions: one draws sequences, the other returns their exact answer probabilities.
 
-Both are tried when the task is made. Each later draw is checked, too, as that of any task.
+Both are tried when the task is made, and compared with each other: the tokens that were drawn must follow the returned
+probabilities. Each later draw is checked, too, as that of any task.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -23,13 +25,28 @@ _TRIED = 16  # sequences that are drawn when the task is made
 _CUTS = 5  # places from which later tokens are changed
 _MOST_INPUTS = 256  # ids whose keys are compared
 _CLOSE = 1e-5  # difference between probabilities of the same sequence
+_LABELS, _SECONDS = 20_000, 0.5  # drawn tokens that are compared with their probabilities, and the time for that
+_MOST_NUMBERS = 4_000_000  # probabilities in memory at a time
+_SIGMAS = 6.0  # standard deviations at which a difference is refused
+_FLOOR = 2.0**-10  # lower probabilities count as this one, so that a rare token alone decides nothing
 
 
 @checked()
 def from_functions(
-    draw: Draw, predict: Predict, *, d_vocab: int, answers: Sequence[int] | None = None, name: str = FUNCTIONS
+    draw: Draw,
+    predict: Predict,
+    *,
+    d_vocab: int | None = None,
+    answers: Sequence[int] | None = None,
+    answers_follow: bool = True,
+    name: str = FUNCTIONS,
 ) -> WindTunnel:
     """Return the task of a function that draws sequences and a function that returns the exact probabilities.
+
+    The functions are compared. Where the token after each scored position is one of the answers, its probability must
+    not be 0, and over up to 20,000 such tokens (as many as take half a second) three means must agree within six
+    standard deviations: the bits of the token and the entropy; how often each answer comes, and its probability; how
+    often the token repeats the one before it, and the probability of that. A smaller error passes.
 
     Labels are drawn from `predict`. A task made of functions has no pairs to swap and no evidence to replace, and no
     file holds it: to measure on it again, make it of the same two functions.
@@ -41,8 +58,10 @@ def from_functions(
         predict: Called with the ids as a NumPy array; returns the probabilities of the answers at every position, of
             shape (n, length, answers). Those at a position depend on the tokens up to and including it. Positions that
             are not scored may hold anything.
-        d_vocab: Number of token ids, those of answers included.
+        d_vocab: Number of token ids, those of answers included. Required.
         answers: Token ids of the answers, in the order of the last axis. Default: all ids.
+        answers_follow: Whether an answer is the next token. False for another answer, such as the parity of the tokens
+            so far: nothing is compared then.
         name: Name of the task in reports.
 
     Returns:
@@ -50,7 +69,8 @@ def from_functions(
 
     Raises:
         InvalidArgument: One of the functions failed, returned something else, or gave other values for the same input;
-            `draw` ignores its generator; or `predict` sees later tokens.
+            `draw` ignores its generator; `predict` sees later tokens; or its probabilities are not those of the tokens
+            that `draw` draws.
 
     Example:
         >>> import numpy as np
@@ -62,6 +82,8 @@ def from_functions(
         >>> from_functions(draw, predict, d_vocab=2, name="coins")
         coins(draw, predict, 12 tokens)
     """
+    if d_vocab is None or d_vocab < 2:
+        raise InvalidArgument(f"pass d_vocab=…, the number of token ids, at least 2; got {d_vocab}.")
     ids = tuple(range(d_vocab) if answers is None else answers)
     if len({*ids} & {*range(d_vocab)}) != len(ids) or len(ids) < 2:
         raise InvalidArgument(f"answers must be two or more distinct ids below d_vocab = {d_vocab}, got {shown(ids)}.")
@@ -71,6 +93,8 @@ def from_functions(
     exact = _predicted(predict, tokens, scored, len(ids))
     _check_steady(predict, tokens, scored, exact)
     _check_causal(predict, tokens, scored, exact)
+    if answers_follow:
+        _check_fit(draw, predict, d_vocab, ids)
     digest = hashlib.sha256(tokens.tobytes() + scored.tobytes() + np.round(exact[scored], 6).tobytes()).hexdigest()
     task = _FunctionTask(
         name=name,
@@ -173,6 +197,10 @@ def _called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
     found: Any = None
     with Contained() as calling:
         found = function(*arguments)
+    if isinstance(calling.error, TypeError) and "numpy.random" in calling.fault and "torch" in calling.fault:
+        raise InvalidArgument(
+            f"{what} hands its NumPy generator to torch: draw with rng.random, rng.integers or rng.choice instead."
+        ) from calling.error
     if calling.error is not None:
         raise InvalidArgument(f"{what} failed: {calling.fault.rstrip('.')}.") from calling.error
     return found
@@ -295,6 +323,67 @@ def _check_causal(
                 f"predict sees later tokens: with other tokens after position {last}, its probabilities at position "
                 f"{position} of sequence {sequence} change. They must follow from tokens 0 … {position} alone."
             )
+
+
+def _check_fit(draw: Draw, predict: Predict, d_vocab: int, answers: tuple[int, ...]) -> None:
+    """Check that the tokens of `draw` have the probabilities of `predict`, where tokens after scored ones are answers.
+
+    Given the tokens before, weights w(answer) times (1 for the token that came, else 0) − p(answer) sum to 0 in
+    expectation, for any w that they decide. Sums of these are compared with their variance under `predict` by the
+    inequality of Freedman 1975 (Annals of Probability 3, 100-118), which holds for rare tokens, too.
+    """
+    place = np.full(d_vocab, -1)
+    place[list(answers)] = np.arange(len(answers))
+    sums, variances, bits, n_labels = np.zeros(len(answers) + 2), np.zeros(len(answers) + 2), np.zeros(2), 0
+    repeats, n, began = np.zeros(2), _TRIED, time.perf_counter()
+    while n_labels < _LABELS and time.perf_counter() - began < _SECONDS:
+        tokens, scored = _drawn(draw, n, np.random.default_rng([2, n]), d_vocab)
+        at = scored[:, :-1]
+        labels, last = place[tokens[:, 1:][at]], place[tokens[:, :-1][at]]
+        if not labels.size or (labels < 0).any():
+            return
+        p = _predicted(predict, tokens, scored, len(answers))[:, :-1][at]
+        came = np.take_along_axis(p, labels[:, None], axis=1)[:, 0]
+        if not came.all():
+            sequence, position = np.argwhere(at)[int(came.argmin())].tolist()
+            raise InvalidArgument(
+                f"predict gives probability 0 to token {tokens[sequence, position + 1]}, which draw returned after "
+                f"{shown(tokens[sequence, : position + 1].tolist())}: it must allow every sequence of draw.{_FOLLOW}"
+            )
+        logs = np.log2(p.clip(min=_FLOOR))
+        mean_log, again = (p * logs).sum(-1), np.where(last < 0, 0.0, p[np.arange(len(p)), last])
+        sums += [
+            (np.log2(came.clip(min=_FLOOR)) - mean_log).sum(),
+            ((labels == last) - again).sum(),
+            *(np.bincount(labels, minlength=len(answers)) - p.sum(0)),
+        ]
+        spread = (p * logs**2).sum(-1) - mean_log**2
+        variances += [spread.sum(), (again * (1 - again)).sum(), *(p * (1 - p)).sum(0)]
+        bits += [-(p * np.log2(np.where(p > 0, p, 1))).sum(), -np.log2(came).sum()]
+        repeats += [again.sum(), (labels == last).sum()]
+        n_labels += len(labels)
+        n = min(2 * n, max(1, _MOST_NUMBERS // (tokens.shape[1] * len(answers))))
+    most = np.r_[-np.log2(_FLOOR), np.ones(len(answers) + 1)]  # of one term
+    off = np.abs(sums)
+    is_off = off**2 > _SIGMAS**2 * (variances + most * off / 3 + _CLOSE * n_labels)
+    if not is_off.any():
+        return
+    worst = int(is_off.argmax())
+    means = bits if worst == 0 else repeats if worst == 1 else np.zeros(2)
+    expected, found = means / n_labels
+    what = f"{expected:.3f} bits a token are expected from its probabilities, and {found:.3f} are found"
+    if worst == 1:
+        what = f"a token repeats the one before it with probability {expected:.3f}, and it does in {found:.3f} of cases"
+    if worst > 1:
+        side = "less" if sums[worst] > 0 else "more"
+        what = f"answer {answers[worst - 2]} gets {side} probability than it comes, by {off[worst] / n_labels:.3f}"
+    raise InvalidArgument(
+        f"predict does not fit the {n_labels:,} tokens that draw returned after scored positions: {what}. Check the "
+        f"order of the answers, and that position t includes token t.{_FOLLOW}"
+    )
+
+
+_FOLLOW = " If an answer is not the next token, pass answers_follow=False."
 
 
 def _described(value: Any, found: np.ndarray | None) -> str:

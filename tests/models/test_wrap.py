@@ -314,6 +314,14 @@ def test_grouped_heads_need_their_number_and_wrong_ones_are_named() -> None:
     assert Q not in halved.sites and "n_heads=… is wrong" in halved.withheld[Q]
 
 
+def test_a_wrong_or_missing_output_projection_is_named() -> None:
+    known = {own: part for own, part in PARTS.items() if own != "out"}
+    model = bayesgeom.wrap(grouped(n_kv=4), **known, n_heads=4)
+    assert all("declare out=…" in model.withheld[site] for site in (Q, K, V))
+    with pytest.raises(InvalidArgument, match=r"out=… reads a width of .*: out=… must be the last projection"):
+        gpt(out="mlp.2")
+
+
 def test_dropout_is_off_and_the_mode_is_left_as_it_was() -> None:
     net = grouped().train()
     model = bayesgeom.wrap(net, **PARTS, n_heads=4, n_kv_heads=2)

@@ -57,6 +57,23 @@ def test_a_dict_gives_each_array_back_in_its_shape() -> None:
         report.of("x")
 
 
+def test_layers_and_heads_are_columns_and_the_largest_of_many_entries_is_shown() -> None:
+    report = report_of(first_token)
+    rows = report.to_pandas()
+    assert list(zip(rows["layer"], rows["head"], strict=True)) == list(np.ndindex(2, 3))
+    assert report.outputs[4] == "first_token[L1H1]"
+    figure = report.panels()[0].figure
+    assert figure.layout.xaxis.title.text.startswith("head") and figure.layout.yaxis.title.text == "layer"
+    *_, last = report.headlines()
+    assert len(report.headlines()) == 4 and last.value == report.result.value.max()
+    assert report_of(several).to_pandas()["head"].isna().all()
+
+
+def test_a_missing_value_has_a_reason() -> None:
+    assert [str(code) for code in report_of(several).to_pandas()["reason"]][-1] == "missing"
+    assert list(report_of(returning(float("nan"))).to_pandas()["reason"]) == ["missing"]
+
+
 @pytest.mark.parametrize("function", [first_token, several])
 def test_it_is_saved_drawn_and_loaded_as_any_report(function: Callable[[Run], Any], tmp_path: Path) -> None:
     diagnosis = measured(function, "calibration", n_untrained=1)
@@ -156,7 +173,7 @@ def test_a_site_that_the_model_lacks_is_named_before_anything_is_measured() -> N
 
 def test_models_are_compared_by_a_function() -> None:
     report = bayesgeom.compare([lively(), lively(name="other")], probes=[first_token], n=23)
-    assert any("first_token[0, 1]" in row for row in report.rows)
+    assert any("first_token[L0H1]" in row for row in report.rows)
     np.testing.assert_allclose(report.difference.value[np.isfinite(report.difference.value)], 0, atol=1e-9)
 
 

@@ -45,7 +45,7 @@ def predict(tokens: Array) -> Array:
 
 
 def made(**known: Any) -> WindTunnel:
-    return from_functions(draw, predict, d_vocab=5, **known)
+    return from_functions(draw, predict, **{"d_vocab": 5, **known})
 
 
 def test_its_posterior_is_that_of_the_class_on_the_same_sequences() -> None:
@@ -114,7 +114,7 @@ def test_other_functions_have_another_fingerprint_and_equal_ones_the_same() -> N
     def flatter(tokens: Array) -> Array:
         return 0.9 * predict(tokens) + 0.02
 
-    one, other = made(), from_functions(draw, flatter, d_vocab=5)
+    one, other = made(), from_functions(draw, flatter, d_vocab=5, answers_follow=False)
     assert one.config() == made().config() and one.config()["fingerprint"] != other.config()["fingerprint"]
     assert one == copy.deepcopy(one) and one != other
 
@@ -132,6 +132,7 @@ def noisy(tokens: Array) -> Any:
     ("drawing", "predicting", "says"),
     [
         (lambda n: 1, predict, r"draw failed: TypeError: .* takes 1 positional argument but 2 were given"),
+        (lambda n, rng: torch.randint(5, (n, 7), generator=rng), predict, "draw hands its NumPy generator to torch"),
         (lambda n, rng: draw(n, rng) / 1.0, predict, r"draw returned float64 of shape \(16, 7\)"),
         (lambda n, rng: draw(n, rng).T, predict, r"draw returned int64 of shape \(7, 16\) for 16 sequences"),
         (lambda n, rng: "abc", predict, r"draw returned a str for 16 sequences: return token ids"),
@@ -160,6 +161,8 @@ def test_a_wrong_function_is_named_when_the_task_is_made(drawing: Any, predictin
         ({"answers": [0]}, "answers must be two or more distinct ids"),
         ({"answers": [0, 9]}, "answers must be two or more distinct ids below d_vocab = 5"),
         ({"answers": [0, 1]}, r"predict returned .* return probabilities of shape \(16, 7, 2\), for 2 answers"),
+        ({"d_vocab": 1}, "pass d_vocab=…, the number of token ids, at least 2; got 1"),
+        ({"d_vocab": None}, "at least 2; got None"),
         ({"name": "hmm"}, "a task is named 'hmm' already"),
     ],
 )
@@ -179,3 +182,62 @@ def test_a_function_that_fails_on_impossible_sequences_is_checked_on_shorter_one
 
     with pytest.raises(InvalidArgument, match="predict sees later tokens"):
         from_functions(lambda n, rng: np.repeat(rng.integers(2, size=(n, 1)), 7, axis=1), strict, d_vocab=2)
+
+
+def flips(n: int, rng: np.random.Generator) -> Array:
+    return (rng.random((n, 16)) < rng.beta(2, 5, (n, 1))).astype(int)
+
+
+def bias(tokens: Array, *, late: int = 0, of: tuple[float, float] = (2, 5)) -> Array:
+    """Probabilities of a coin whose bias has a beta prior; `late` leaves the last flip out."""
+    heads = tokens.cumsum(1) - late * tokens
+    p = (of[0] + heads) / (sum(of) + np.arange(1 - late, tokens.shape[1] + 1 - late))
+    return np.stack([1 - p, p], axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("drawing", "predicting", "says"),
+    [
+        (flips, lambda t: bias(t, late=1), "a token repeats the one before it with probability"),  # it is calibrated
+        (flips, lambda t: bias(t)[..., ::-1], "bits a token are expected from its probabilities"),
+        (flips, lambda t: bias(t, of=(1, 1)), "predict does not fit the"),
+        (draw, lambda t: np.roll(predict(t), 1, axis=-1), "predict does not fit the"),
+        (
+            draw,
+            lambda t: np.tile(np.eye(5)[0], (*t.shape, 1)),
+            r"probability 0 to token \d, .* pass answers_follow=False",
+        ),
+    ],
+)
+def test_probabilities_of_other_tokens_than_those_drawn_are_refused(drawing: Any, predicting: Any, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        from_functions(drawing, predicting, d_vocab=5 if drawing is draw else 2)
+
+
+def test_exact_probabilities_are_never_refused() -> None:
+    for salt in range(40):
+
+        def own(n: int, rng: np.random.Generator, salt: int = salt) -> Array:
+            return flips(n, np.random.default_rng([salt, int(rng.integers(2**31))]))
+
+        assert from_functions(own, bias, d_vocab=2).n_pos == 16
+
+
+def test_rare_tokens_refuse_no_exact_probabilities() -> None:
+    rates = np.r_[1 - 1e-3, np.full(10, 1e-4)]
+    for salt in range(20):
+
+        def own(n: int, rng: np.random.Generator, salt: int = salt) -> Array:
+            return np.random.default_rng([salt, int(rng.integers(2**31))]).choice(11, size=(n, 13), p=rates)
+
+        assert from_functions(own, lambda t: np.tile(rates, (*t.shape, 1)), d_vocab=11).d_vocab == 11
+
+
+def test_an_answer_that_is_not_the_next_token_is_taken_when_it_is_said() -> None:
+    def parity(tokens: Array) -> Array:
+        return np.eye(2)[tokens.cumsum(1) % 2]
+
+    with pytest.raises(InvalidArgument, match="answers_follow=False"):
+        from_functions(flips, parity, d_vocab=2)
+    trials = from_functions(flips, parity, d_vocab=2, answers_follow=False).sample(5, seed=0)
+    assert torch.equal(trials.labels, trials.tokens.cumsum(1) % 2)

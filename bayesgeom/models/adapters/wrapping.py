@@ -85,7 +85,13 @@ _TO_DECLARE: Mapping[Site, str] = {
     MLP_OUT: "declare mlp=…, the part of a block whose output is added to the stream",
     **dict.fromkeys(_HEADS, "declare n_heads, out=… and qkv=…, or q=…, k=… and v=…"),
 }
-_NOT_OFFERED = "`wrap` does not offer it: see docs/extending.md"
+_WITH: Mapping[Site, str] = {  # what else an equation of a declared site needs
+    ATTN_OUT: "mlp=…",
+    MLP_OUT: "attn=…",
+    Z: "attn=…, or the projections to q, k and v",
+    **dict.fromkeys((Q, K, V), "out=…, the last projection of the heads"),
+}
+_NOT_OFFERED = "no declaration of `wrap` gives it: write a subclass of Model (docs/extending.md, section A model)"
 _OF_WEIGHTS = "`wrap` reads no weights: name a subspace that is fitted to activations, such as covariance:belief"
 _AS_FORWARD = "Declare forward=lambda net, ids: …, which returns them"
 _AS_FUNCTION = "Return them as a torch tensor"
@@ -516,9 +522,15 @@ class WrappedModel(Reattachable):
         d_head, (n_heads, n_kv_heads) = self.spec.d_head, self._heads
         sizes = [d_head * (n_heads if site == Q else n_kv_heads) for site in sites]
         if x.shape[-1] != sum(sizes):
+            named = ", ".join(site.name for site in sites)
+            if self._layout.out and x.shape[-1] * d_head * n_heads == sum(sizes) * self.spec.d_model:
+                raise InvalidArgument(
+                    f"out=… reads a width of {d_head * n_heads}, and the projection to {named}, of width "
+                    f"{x.shape[-1]}, fits one of {self.spec.d_model}: out=… must be the last projection of the heads."
+                )
             raise InvalidArgument(
-                f"the projection to {', '.join(site.name for site in sites)} has width {x.shape[-1]}, not "
-                f"{sum(sizes)}: check n_heads=… and n_kv_heads=…."
+                f"the projection to {named} has width {x.shape[-1]}, not {sum(sizes)}: "
+                f"check n_heads=… and n_kv_heads=…."
             )
         found = list[Tensor]()
         for site, own in zip(sites, x.split(sizes, dim=-1), strict=True):
@@ -580,16 +592,16 @@ class WrappedModel(Reattachable):
                 own = errors.setdefault(site, {})
                 own[claim.equation] = max(claim.error(), own.get(claim.equation, 0.0))
         for site in set(sites) - missed:
-            found[site] = self._reason(errors.get(site))
+            found[site] = self._reason(errors.get(site), site)
         for site, of in ((Q_ROT, Q), (K_ROT, K), (PATTERN, Q)):
             if of in sites and Z in sites:
                 found[site] = found[of]
         return {site: reason for site, reason in found.items() if reason}
 
-    def _reason(self, errors: Mapping[str, float] | None) -> str:
+    def _reason(self, errors: Mapping[str, float] | None, site: Site) -> str:
         """Return why a site is withheld, given the errors of its equations; "" if they hold."""
         if errors is None:
-            return "no identity reaches it: declare the other parts of the block, too"
+            return f"no identity reaches it: declare {_WITH.get(site, 'the other parts of the block')}, too"
         failed = [own for own, error in errors.items() if not error <= tolerance_of(self.spec.dtype)]
         return f"identity {failed[0]} fails by {errors[failed[0]]:.1e}{_HINTS[failed[0]]}" if failed else ""
 
