@@ -115,16 +115,18 @@ def test_map_curve_and_sentence_print_the_same_digits(browser_page: Browsing) ->
     sequence, at, layer, head = place(page)
     bits = f"{effects[sequence, layer, head, at]:.3g}".removeprefix("0")
     assert page.inner_text("#viewer .map .here") == bits
-    assert f"switching it off loses {'0' if bits[0] == '.' else ''}{bits} bits" in page.inner_text("#viewer .said")
+    assert f"switching it off costs {'0' if bits[0] == '.' else ''}{bits} bits" in page.inner_text("#viewer .said")
     assert page.inner_text("#viewer h3:has(+ .effects) .soft").endswith(f"{bits} bits"), "it starts at the largest"
 
 
 def test_a_tie_names_both_answers(browser_page: Browsing) -> None:
     exact = np.zeros_like(report().exact_probs)
     exact[..., [1, 4]] = 0.5
-    page = browser_page(Diagnosis.of(replace(report(), exact_probs=exact)).to_html())
+    model = exact * np.linspace(0.98, 1.04, 7, dtype=np.float32)
+    page = browser_page(Diagnosis.of(replace(report(), exact_probs=exact, model_probs=model)).to_html())
     page.wait_for_selector(DRAWN)
-    assert "exact v1 and v4 0.500 each" in page.inner_text("#viewer .said")
+    said = page.inner_text("#viewer .said")
+    assert "exact v1 and v4 0.500 each" in said and "model v4 0.510 and v1 0.495" in said
 
 
 def test_numbers_of_another_version_get_one_sentence(browser_page: Browsing) -> None:

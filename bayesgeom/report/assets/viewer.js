@@ -121,7 +121,7 @@ export const number = (value) => {
 /** Return what switching a head off does to the KL. */
 const effectText = (bits) => {
   if (Math.abs(bits) < 1e-4) return `switching it off costs nothing (${bits ? "<0.0001" : "0"} bits)`;
-  return bits > 0 ? `switching it off loses ${number(bits)} bits` : `switching it off gains ${number(-bits)} bits`;
+  return bits > 0 ? `switching it off costs ${number(bits)} bits` : `switching it off gains ${number(-bits)} bits`;
 };
 const share = (value) => `${Math.round(100 * value)} %`;
 const escaped = (text) => text.replace(/[&<>"]/g, (letter) => `&#${letter.charCodeAt(0)};`);
@@ -494,10 +494,12 @@ class Viewer {
 
   say(attention) {
     const names = this.about.answers, texts = this.about.tokens[this.row];
-    const best = (probs) => {
-      const most = Math.max(...probs), tied = [...probs.keys()].filter((at) => probs[at] > most - 1e-5);
-      const more = tied.length > 3 ? ` and ${tied.length - 3} more` : "";
-      return `${tied.slice(0, 3).map((at) => shown(names[at])).join(more ? ", " : " and ")}${more} ${number(most)}${tied.length > 1 ? " each" : ""}`;
+    const best = (probs) => {  // with those that are nearly as probable: of a tie, one alone would look like a wrong answer
+      const most = Math.max(...probs), near = [...probs.keys()].filter((at) => probs[at] > 0.9 * most).sort((one, other) => probs[other] - probs[one]);
+      const isTie = near.length > 1 && near.every((at) => number(probs[at]) === number(most)), more = near.length - 3;
+      const listed = near.slice(0, 3).map((at) => (isTie ? shown(names[at]) : `${shown(names[at])} ${number(probs[at])}`));
+      const last = more > 0 ? `${more} more` : listed.pop();
+      return (listed.length ? `${listed.join(", ")} and ` : "") + last + (isTie ? ` ${number(most)} each` : "");
     };
     const get = (own) => rows(own, this.row, this.place), bitsHere = (own) => number(entry(own, this.row, this.place));
     const step = this.steps.length > 1 ? `Step ${this.steps[this.step].toLocaleString("en")}, sequence` : "Sequence";
