@@ -93,16 +93,64 @@ def test_a_click_opens_a_position_and_a_head(browser_page: Browsing) -> None:
 
 def test_a_switched_off_head_shows_the_stored_probabilities(browser_page: Browsing) -> None:
     page, own = opened(browser_page), report()
-    page.press("#viewer .bgv", "o")
-    for key in ("", "]", "["):
-        if key:
-            page.press("#viewer .bgv", key)
+    page.click("#viewer .map [data-layer='1'][data-head='1']")
+    for key in ("PageDown", "ArrowLeft", "]"):
+        page.press("#viewer .bgv", "o")
         sequence, at, layer, head = place(page)
         shown = values(page, "#viewer .column .edited")
         np.testing.assert_array_equal(shown, own.edited_probs[sequence, layer, head, at].astype(np.float64))
-    assert page.get_attribute("#viewer .switch", "aria-pressed") == "true"
-    page.click("#viewer .switch")
-    assert page.locator("#viewer .column .edited").count() == 0
+        assert page.inner_text("#viewer .switch") == f"layer {layer} head {head} is off: switch on"
+        assert all("all heads on" in text for text in page.locator("#viewer .intact").all_inner_texts())
+        page.press("#viewer .bgv", key)
+        assert page.locator("#viewer .column .edited").count() == (0 if key == "]" else len(own.answers))
+        if key != "]":
+            page.click("#viewer .switch")
+    assert page.inner_text("#viewer .switch") == "switch layer 1 head 2 off", "another head switches it on again"
+    assert not any(page.locator("#viewer .intact").all_inner_texts())
+
+
+def test_map_curve_and_sentence_print_the_same_digits(browser_page: Browsing) -> None:
+    page, own = opened(browser_page), report()
+    effects = own.edited_kl_bits - own.kl_bits[:, None, None]
+    sequence, at, layer, head = place(page)
+    bits = f"{effects[sequence, layer, head, at]:.3g}".removeprefix("0")
+    assert page.inner_text("#viewer .map .here") == bits
+    assert f"switching it off costs {'0' if bits[0] == '.' else ''}{bits} bits" in page.inner_text("#viewer .said")
+    assert page.inner_text("#viewer h3:has(+ .effects) .soft").endswith(f"{bits} bits"), "it starts at the largest"
+
+
+def test_a_tie_names_both_answers(browser_page: Browsing) -> None:
+    exact = np.zeros_like(report().exact_probs)
+    exact[..., [1, 4]] = 0.5
+    model = exact * np.linspace(0.98, 1.04, 7, dtype=np.float32)
+    page = browser_page(Diagnosis.of(replace(report(), exact_probs=exact, model_probs=model)).to_html())
+    page.wait_for_selector(DRAWN)
+    said = page.inner_text("#viewer .said")
+    assert "exact v1 and v4 0.500 each" in said and "model v4 0.510 and v1 0.495" in said
+
+
+def test_numbers_of_another_version_get_one_sentence(browser_page: Browsing) -> None:
+    page = browser_page(Diagnosis.of(replace(report(), kl_bits=report().kl_bits.astype(np.float64))).to_html())
+    page.wait_for_function("document.getElementById('viewer').textContent.includes('Diagnose the model again')")
+
+
+def test_keys_work_under_the_pointer_and_after_the_skip_link(browser_page: Browsing) -> None:
+    page = opened(browser_page)
+    first = place(page)
+    page.keyboard.press("]")
+    assert place(page) == first
+    page.hover("#viewer .said")
+    page.keyboard.press("Home")
+    page.keyboard.press("PageDown")
+    assert place(page)[:2] == (1, 0)
+    page.mouse.move(1, 1)
+    page.keyboard.press("PageDown")
+    assert place(page)[0] == 1
+    page.focus("a.skip")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.activeElement.className === 'bgv'")
+    page.keyboard.press("PageUp")
+    assert place(page)[0] == 0
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -22,7 +22,7 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv .step b { min-width: 2.1em; text-align: center; font-variant-numeric: tabular-nums; }
 .bgv button { font: inherit; color: inherit; background: var(--v-cell); border: 1px solid var(--v-line); border-radius: 6px;
   min-width: 2rem; min-height: 1.9rem; padding: 0 .45rem; cursor: pointer; }
-.bgv button[aria-pressed=true] { background: var(--v-effect); border-color: var(--v-effect); color: var(--v-over); }
+.bgv .switch.off { background: var(--v-effect); border-color: var(--v-effect); color: var(--v-over); }
 .bgv input { width: 12rem; max-width: 60vw; accent-color: var(--v-model); } .bgv [data-step=step] b { min-width: 4em; text-align: left; }
 .bgv button:focus-visible { outline: 2px solid var(--v-model); outline-offset: 1px; }
 .bgv .tokens { display: flex; flex-wrap: wrap; gap: .25rem; max-height: 11.5rem; overflow: auto; margin: .5rem 0 .8rem;
@@ -110,12 +110,18 @@ const entry = (array, ...index) => rows(array, ...index)[0];
 
 // ---- words and numbers
 
+/** Return a number as every part of the viewer prints it: three digits, two below 0.1. */
 export const number = (value) => {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (value !== 0 && size < 1e-4) return "<0.0001";
-  const text = value === 0 ? "0" : size < 0.1 ? String(Number(value.toPrecision(2))) : size < 10 ? value.toFixed(3).slice(0, 5 + (value < 0)) : value.toFixed(1);
+  if (value !== 0 && size < 1e-4) return value < 0 ? ">−0.0001" : "<0.0001";
+  const text = value === 0 ? "0" : size < 0.0995 ? String(Number(value.toPrecision(2))) : size < 999.5 ? value.toPrecision(3) : value.toFixed(0);
   return text.replace("-", "−");
+};
+/** Return what switching a head off does to the KL. */
+const effectText = (bits) => {
+  if (Math.abs(bits) < 1e-4) return `switching it off costs nothing (${bits ? "<0.0001" : "0"} bits)`;
+  return bits > 0 ? `switching it off costs ${number(bits)} bits` : `switching it off gains ${number(-bits)} bits`;
 };
 const share = (value) => `${Math.round(100 * value)} %`;
 const escaped = (text) => text.replace(/[&<>"]/g, (letter) => `&#${letter.charCodeAt(0)};`);
@@ -140,7 +146,13 @@ export async function mount(element, data, ask = null) {
     element.textContent = "This browser is too old to unpack the viewer's data.";
     return null;
   }
-  return new Viewer(element, await unpacked(data), ask);
+  try {
+    return new Viewer(element, await unpacked(data), ask);
+  } catch (error) {
+    console.error(error);
+    element.textContent = "The viewer cannot read this run, which another version of bayesgeom saved. Diagnose the model again.";
+    return null;
+  }
 }
 
 class Viewer {
@@ -193,7 +205,7 @@ class Viewer {
     const steps = [step("sequence", "◀", "▶"), step("position", "◀", "▶")];
     if (this.hasHeads) steps.push(step("layer", "▼", "▲"), step("head", "◀", "▶"));
     if (this.steps.length > 1) steps.unshift(`<label class="step" data-step="step">training step <input type="range" max="${this.steps.length - 1}" value="${this.step}"><b></b></label>`);
-    if (this.hasEffects || this.ask) steps.push('<button type="button" class="switch" aria-pressed="false">switch head off</button>');
+    if (this.hasEffects || this.ask) steps.push('<button type="button" class="switch"></button>');
     const keys = ["← → position", "Page Up/Down sequence"];
     if (this.hasHeads) keys.splice(1, 0, "↑ ↓ layer", "[ ] head");
     if (this.hasEffects || this.ask) keys.push("o head off");
@@ -204,22 +216,25 @@ class Viewer {
     root.setAttribute("aria-label", `Look inside. Keys: ${keys.join(", ")}`);
     const grid = root.querySelector(".grid");
     grid.classList.toggle("plain", !this.hasHeads);
-    const lens = this.hasLens ? '<p class="soft">each row: what the logit lens reads after this layer (model: layer ' + (this.lens_probs.shape[1] - 1) + ")</p>" : "";
+    const lens = this.hasLens ? '<p class="soft">each row: what the logit lens reads after this layer (model: layer ' + (this.lens_probs.shape[1] - 1) + ')<span class="intact"></span></p>' : "";
     grid.append(made(`<div class="legend"></div><div class="table"></div>${lens}`, "answers"));
     if (this.hasHeads) {
-      const what = this.hasEffects ? "bits lost without this head, here" : "largest attention weight of each head, here";
-      grid.append(made(`<h3>${what}</h3><div class="map"></div><div class="part"><h3 class="of-head"></h3><div class="attended"></div></div>`, "heads"));
+      const what = this.hasEffects ? "bits lost without each head" : "largest attention weight of each head";
+      grid.append(made(`<h3>${what} <span class="soft">in this sequence, at this position</span></h3><div class="map"></div><div class="part"><h3 class="of-head"></h3><div class="attended"></div></div>`, "heads"));
     }
     const pattern = '<div class="part"><h3 class="of-pattern"></h3><div class="pattern"><canvas></canvas><div class="at"></div></div>' +
       '<div class="ends"><span>attended token →</span><span>scored position ↓</span></div></div>';
     const effect = '<div class="part"><h3>lost without it <span class="soft"></span></h3><div class="plot low effects"></div><div class="ends"></div></div>';
-    grid.append(made('<h3>entropy <span class="soft"></span></h3><div class="plot entropy"></div><div class="ends"></div>' +
+    grid.append(made('<h3>entropy <span class="soft"></span><span class="soft intact"></span></h3><div class="plot entropy"></div><div class="ends"></div>' +
       (this.hasEffects ? effect : "") + (this.hasHeads ? pattern : ""), "curves"));
     this.root = root;
     this.part = (name) => root.querySelector(name);
     root.addEventListener("input", (event) => this.go({ step: Number(event.target.value) }));
     root.addEventListener("keydown", (event) => this.key(event));
     root.addEventListener("click", (event) => this.click(event));
+    const keyOfPage = (event) => { if (event.target.matches("body, a, summary")) this.key(event); };  // no key of an input or of a notebook
+    root.addEventListener("pointerenter", () => document.addEventListener("keydown", keyOfPage));
+    root.addEventListener("pointerleave", () => document.removeEventListener("keydown", keyOfPage));
     this.element.replaceChildren(root);
   }
 
@@ -261,15 +276,16 @@ class Viewer {
   }
 
   go(change) {
-    const former = this.row;
+    const former = this.row, head = String([this.layer, this.head]);
     Object.assign(this, change);
+    if (!this.ask && head !== String([this.layer, this.head])) this.off.clear();
     if (this.row !== former) this.turn(); else this.draw();
   }
 
-  /** Switch the chosen head off or on. On a saved page the switch follows the chosen head; with a model, heads add up. */
+  /** Switch the chosen head off or on. On a saved page another chosen head switches it on again; with a model, heads add up. */
   toggle() {
     if (!this.hasEffects && !this.ask) return;
-    const name = this.ask ? `${this.layer},${this.head}` : "chosen";
+    const name = `${this.layer},${this.head}`;
     if (!this.off.delete(name)) this.off.add(name);
     if (this.ask) this.run(); else this.draw();
   }
@@ -287,7 +303,7 @@ class Viewer {
   }
 
   heads() {
-    return this.ask ? [...this.off].map((name) => name.split(",").map(Number)) : this.off.size ? [[this.layer, this.head]] : [];
+    return [...this.off].map((name) => name.split(",").map(Number));
   }
 
   /** Return probabilities and KL without the heads that are off; null where none is, or the model has not replied yet. */
@@ -324,8 +340,12 @@ class Viewer {
     this.token = entry(this.scored, this.row, this.place);
     const values = { step: this.steps[this.step].toLocaleString("en"), sequence: `${this.sequence + 1} of ${this.nSequences}`, position: this.token + 1, layer: this.layer, head: this.head };
     this.root.querySelectorAll(".step").forEach((own) => { own.querySelector("b").textContent = values[own.dataset.step]; });
-    const isOff = this.ask ? this.off.has(`${this.layer},${this.head}`) : this.off.size > 0;
-    if (this.part(".switch")) this.part(".switch").setAttribute("aria-pressed", isOff);
+    if (this.part(".switch")) {
+      const isOff = this.off.has(`${this.layer},${this.head}`), name = `layer ${this.layer} head ${this.head}`;
+      this.part(".switch").textContent = isOff ? `${name} is off: switch on` : `switch ${name} off`;
+      this.part(".switch").classList.toggle("off", isOff);
+    }
+    this.root.querySelectorAll(".intact").forEach((own) => { own.textContent = this.off.size ? "; all heads on" : ""; });
     const attention = this.hasHeads ? rows(this.attention, this.row, this.layer, this.head, this.place) : null;
     this.drawTokens(attention);
     this.drawAnswers();
@@ -379,7 +399,7 @@ class Viewer {
     if (without && without.probs) series.push(["edited", `without ${without.name}`, without.probs]);
     const columns = this.columns(series.map(([, , probs]) => probs)), names = this.about.answers;
     const isTop = columns.length < this.nAnswers ? `, ${columns.length} most probable of ${this.nAnswers}` : "";
-    this.part(".legend").innerHTML = `<h3>probability of each answer${isTop}</h3>` +
+    this.part(".legend").innerHTML = `<h3>probability among the answers${isTop}</h3>` +
       series.map(([kind, name]) => `<span><i class="${kind}"></i>${name}</span>`).join("");
     const letter = this.letter(), short = (at) => (letter ? names[at].slice(1) : marked(names[at]));
     const html = ['<span class="label top">1</span>', ...columns.map((at) => `<div class="column" title="${series.map(([, name, probs]) =>
@@ -418,7 +438,7 @@ class Viewer {
       for (let head = 0; head < this.nHeads; head++) {
         const own = value(layer, head), part = Math.min(1, Math.abs(own) / most), p = this.hasEffects ? Math.sqrt(part) : part;
         const classes = ["head", tone(p), layer === this.layer && head === this.head && "here", off.has(`${layer},${head}`) && "off"];
-        const text = isRoomy && p >= 0.5 ? number(own).replace(/^(−?)0\./, "$1.").slice(0, 4) : "";
+        const text = isRoomy && p >= 0.5 ? number(own).replace(/^(−?)0\./, "$1.") : "";
         html.push(`<span class="${classes.filter(Boolean).join(" ")}" style="--p:${Math.round(100 * p)}${own < 0 || !this.hasEffects ? ";--v-hue:var(--v-model)" : ""}"` +
           ` data-layer="${layer}" data-head="${head}" data-value="${own}" title="layer ${layer} head ${head}: ${number(own)}${this.hasEffects ? " bits" : ""}">${text}</span>`);
       }
@@ -474,9 +494,12 @@ class Viewer {
 
   say(attention) {
     const names = this.about.answers, texts = this.about.tokens[this.row];
-    const best = (probs) => {
-      const at = probs.indexOf(Math.max(...probs));
-      return `${shown(names[at])} ${number(probs[at])}`;
+    const best = (probs) => {  // with those that are nearly as probable: of a tie, one alone would look like a wrong answer
+      const most = Math.max(...probs), near = [...probs.keys()].filter((at) => probs[at] > 0.9 * most).sort((one, other) => probs[other] - probs[one]);
+      const isTie = near.length > 1 && near.every((at) => number(probs[at]) === number(most)), more = near.length - 3;
+      const listed = near.slice(0, 3).map((at) => (isTie ? shown(names[at]) : `${shown(names[at])} ${number(probs[at])}`));
+      const last = more > 0 ? `${more} more` : listed.pop();
+      return (listed.length ? `${listed.join(", ")} and ` : "") + last + (isTie ? ` ${number(most)} each` : "");
     };
     const get = (own) => rows(own, this.row, this.place), bitsHere = (own) => number(entry(own, this.row, this.place));
     const step = this.steps.length > 1 ? `Step ${this.steps[this.step].toLocaleString("en")}, sequence` : "Sequence";
@@ -484,7 +507,7 @@ class Viewer {
       `entropy ${bitsHere(this.exact_entropy_bits)} bits; model ${best(get(this.model_probs))}, entropy ${bitsHere(this.model_entropy_bits)} bits; KL ${bitsHere(this.kl_bits)} bits.`];
     if (attention) {
       const at = attention.indexOf(Math.max(...attention));
-      const lost = this.hasEffects ? `; without it, ${number(this.effect(this.layer, this.head))} bits are lost` : "";
+      const lost = this.hasEffects ? `; ${effectText(this.effect(this.layer, this.head))}` : "";
       parts.push(`Layer ${this.layer} head ${this.head} attends most to ${shown(texts[at] || "")} at ${at + 1} (${share(attention[at] / 255)})${lost}.`);
     }
     const without = this.without();
