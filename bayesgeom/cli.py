@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from bayesgeom.executors import Batch
     from bayesgeom.models.base import Model
     from bayesgeom.report import Report
+    from bayesgeom.tasks import Prompts
 
 T = TypeVar("T")
 Maybe = Annotated[T | None, arg(help_behavior_hint="(optional)")]
@@ -126,17 +127,13 @@ class Source:
         # Secrets are no arguments, which other users of a machine can read; no other host may get the server's key.
         key = os.environ.get("BAYESGEOM_SERVER_KEY") if is_address(self.checkpoint) else None
         options |= {"token": os.environ.get("BAYESGEOM_TOKEN"), "server_key": key or None}
-        options |= {"quantization_config": self._quantization(), "local_files_only": self.local_files_only or None}
-        return bayesgeom.load(self.checkpoint, **options)
-
-    def _quantization(self) -> Any:
-        chosen: Any = self.quantization_config
-        if chosen is not None:
+        options |= {"local_files_only": self.local_files_only or None}
+        if (quantization := self.quantization_config) is not None:
             with contextlib.suppress(ValueError):
-                chosen = json.loads(chosen)
-            if not isinstance(chosen, dict):
-                raise InvalidArgument(f"--quantization-config must be a JSON object, got {chosen!r}.")
-        return chosen
+                options["quantization_config"] = json.loads(quantization)
+            if not isinstance(options["quantization_config"], dict):
+                raise InvalidArgument(f"--quantization-config must be a JSON object, got {quantization!r}.")
+        return bayesgeom.load(self.checkpoint, **options)
 
     def name_alone(self) -> str:
         """Return the name by which workers load it: options of loading, which jobs do not support, are refused."""
@@ -214,19 +211,17 @@ def diagnose(
     """
     n = (24 if quick else 512) if n is None else n
     n_untrained = (1 if quick else 3) if n_untrained is None else n_untrained
+    counts = {"n": n, "seed": seed, "n_untrained": n_untrained}
     asked = _text_task(task, domain, texts, chat=chat)
     model = source.load() if machines.on is None else source.name_alone()
     with machines.executor() as executor:
-        return bayesgeom.diagnose(
-            model, asked, probes=probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=executor
-        )
+        return bayesgeom.diagnose(model, asked, probes=probes, ablations=ablations, executor=executor, **counts)
 
 
 def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("view.html")) -> int:
     """Write a page that shows the exact posterior beside the insides of a model, for eight sequences.
 
-    Tokens, exact and predicted probabilities, the posterior by layer, attention, and the effect of each head. It is
-    part of the page of `diagnose`; alone it takes seconds.
+    It is part of the page of `diagnose`; alone it takes seconds.
 
     Args:
         out: File to write.
@@ -239,12 +234,17 @@ def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("
     return 0
 
 
-def _text_task(
-    task: str | None, domain: str | None, texts: Path | None, *, chat: bool
-) -> "str | bayesgeom.tasks.Prompts | None":
+def _text_task(task: str | None, domain: str | None, texts: Path | None, *, chat: bool) -> "str | Prompts | None":
     """Combine `--task`, `--domain`, `--texts` and `--chat`."""
     if texts is not None:
-        return _own_prompts(texts, task, domain, chat=chat)
+        from bayesgeom.models.resolve import as_task
+        from bayesgeom.tasks.prompts import Prompts, texts_in
+
+        chosen = as_task(task or "prompts", trained=None)
+        if domain is not None or not isinstance(chosen, Prompts):
+            other = "--domain chooses" if domain is not None else f"--task {task} draws"
+            raise InvalidArgument(f"--texts are your own prompts, and {other} others: leave one of them out.")
+        return replace(chosen, texts=texts_in(texts), chat=chat or chosen.chat)
     name, _, given = (task or ("" if domain is None else "prompts")).partition(":")
     if domain is not None and name != "prompts":
         raise InvalidArgument(f"--domain chooses prompts; {task!r} has no domains. Use --task prompts.")
@@ -253,18 +253,6 @@ def _text_task(
     added = [] if domain is None else [f"domain={domain}"]
     added += ["style=chat" if name == "evidence" else "chat=True"] if chat else []
     return f"{name}:{','.join(filter(None, [given, *added]))}" if added else task
-
-
-def _own_prompts(texts: Path, task: str | None, domain: str | None, *, chat: bool) -> "bayesgeom.tasks.Prompts":
-    """Return the task of the prompts in a file."""
-    from bayesgeom.models.resolve import as_task
-    from bayesgeom.tasks.prompts import texts_in
-
-    chosen = as_task(task or "prompts", trained=None)
-    if domain is not None or not isinstance(chosen, bayesgeom.tasks.Prompts):
-        other = "--domain chooses" if domain is not None else f"--task {task} draws"
-        raise InvalidArgument(f"--texts are your own prompts, and {other} others: leave one of them out.")
-    return replace(chosen, texts=texts_in(texts), chat=chat or chosen.chat)
 
 
 def ablate(
@@ -413,17 +401,9 @@ def length(
         from bayesgeom.generalization.length import with_room
 
         models = [with_room(model, task, at, seed=seed) for model in models]
-    with machines.executor() as jobs:
-        return bayesgeom.length_generalization(
-            models,
-            task,
-            at,
-            n=n,
-            seed=seed,
-            threshold_bits=threshold,
-            top_attention_off=top_attention_off,
-            executor=jobs,
-        )
+    measured = partial(bayesgeom.length_generalization, models, task, at, n=n, seed=seed, threshold_bits=threshold)
+    with machines.executor() as executor:
+        return measured(top_attention_off=top_attention_off, executor=executor)
 
 
 def relabel(source: Of, task: TaskOption = None, n: N = 512, seed: Seed = 0) -> "Report":
@@ -501,14 +481,14 @@ def gradients(
         over_training: CHECKPOINT is a training run or a packed training: measure every snapshot, on the run's own task.
         n: Sequences to draw. Default: 64, or 32 per snapshot with --over-training.
     """
+    if n is None:
+        n = 32 if over_training else 64
     if not over_training:
-        n = 64 if n is None else n
         return bayesgeom.gradient_laws(source.load(), task, targets=targets, n=n, seed=seed)
     if task is not None:
         raise InvalidArgument("--task is not allowed with --over-training: snapshots are measured on their own task.")
     if given := [name for name in ("dtype", "device_map", "revision") if vars(source)[name] is not None]:
         raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models, and snapshots of a training are none.")
-    n = 32 if n is None else n
     return bayesgeom.gradient_movement(source.checkpoint, targets=targets, n=n, seed=seed, device=source.device)
 
 
@@ -547,9 +527,7 @@ def capture(
 
 
 def compare(
-    models: Annotated[
-        tuple[str, ...], Positional, arg(metavar="CHECKPOINT-OR-REPORT …", help_behavior_hint="(required)")
-    ],
+    models: Annotated[tuple[str, ...], Positional, arg(metavar="MODEL …", help_behavior_hint="(required)")],
     task: TaskOption = None,
     n: Maybe[int] = None,
     seed: Maybe[int] = None,
@@ -657,16 +635,14 @@ def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path,
         seal: Instead of listing: recompute the stored config hashes of these directories, whose weights are the same.
         rescore: Instead of listing: score the checkpoints in these directories again; card and scores are replaced.
     """
-    if rescore and seal:
-        raise InvalidArgument("--seal and --rescore were both given; pass one of them: seal first.")
     if rescore or seal:
         from bayesgeom.training import formation, publish
 
+        for directory in seal or ():
+            tell(f"{directory}: {formation.seal(directory)}")
         for directory in rescore or ():
             publish.rescore(directory)
             tell(f"{directory}:", *_described_at(directory))
-        for directory in seal or ():
-            tell(f"{directory}: {formation.seal(directory)}")
         return 0
     from bayesgeom.models.checkpoint_files import WEIGHTS, checkpoint_folder
     from bayesgeom.training.packed import formations
@@ -675,33 +651,29 @@ def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path,
     there = (path.parent for path in checkpoint_folder().glob(f"*/{WEIGHTS}"))
     halves = {path.name: path for path in there if not is_temporary(path.name)}
     named, packed = {**halves, **bayesgeom.checkpoints()}, formations()
-    for name, path in sorted(named.items()):
-        tell(name, *_described_at(path))
-    for name, path in packed.items():
-        tell(name, *_described_at(path, is_packed=True))
+    for name, path in [*sorted(named.items()), *packed.items()]:
+        tell(name, *_described_at(path, is_packed=name in packed))
     if not named and not packed:
         tell(f"no checkpoints in {checkpoint_folder()}")
     return 0
 
 
-def _entry(label: str, *texts: str) -> str:
-    """Return labeled texts, one below the other; long ones wrap."""
-    first, other = f"  {label:7} ", " " * 10
-    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=other, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(wrapper.fill(f"{other if at else first}{text}") for at, text in enumerate(texts))
-
-
-def _described_at(path: Path, *, is_packed: bool = False) -> list[str]:
-    """Return the lines that describe a checkpoint, or why it cannot be read: one bad entry must not end the list."""
+def _described_at(path: Path, *, is_packed: bool = False) -> Iterator[str]:
+    """Yield what describes a checkpoint, or why it cannot be read: one bad entry must not end the list."""
     try:
-        return _packed(path) if is_packed else _checkpoint(path)
+        entries = _packed(path) if is_packed else _checkpoint(path)
     except BayesGeomError as error:
-        return [_entry("error", str(error))]
+        entries = {"error": [str(error)]}
     except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        return [_entry("error", f"{path} cannot be read ({type(error).__name__}: {error}). Restore it, or delete it.")]
+        fault = f"{type(error).__name__}: {error}"
+        entries = {"error": [f"{path} cannot be read ({fault}). Restore it, or delete it."]}
+    indent = " " * 10
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    for label, texts in entries.items():
+        yield from (wrapper.fill(f"{indent if at else f'  {label:7} '}{text}") for at, text in enumerate(texts))
 
 
-def _checkpoint(path: Path) -> list[str]:
+def _checkpoint(path: Path) -> dict[str, Sequence[str]]:
     """Describe a checkpoint: task, published scores, each with its strongest baseline, and hash."""
     from bayesgeom.models.checkpoint_files import read_description
 
@@ -713,11 +685,10 @@ def _checkpoint(path: Path) -> list[str]:
         level = f" (baseline {number_text(baselines[best])}, {best.replace('_', ' ')})" if best else ""
         parts.append(f"{key} {number_text(scores[key])}{level}")
     task = ", ".join(f"{key}={value}" for key, value in whole["task"].items())
-    lines = [_entry("task", task), _entry("scores", *(parts or ["not scored"]))]
-    return [*lines, _entry("weights", whole["weights_hash"])]
+    return {"task": [task], "scores": parts or ["not scored"], "weights": [whole["weights_hash"]]}
 
 
-def _packed(path: Path) -> list[str]:
+def _packed(path: Path) -> dict[str, Sequence[str]]:
     """Describe a packed training, which is not a model: `dynamics` and `gradients` read it."""
     from bayesgeom.training.packed import read_formation
 
@@ -726,7 +697,7 @@ def _packed(path: Path) -> list[str]:
     steps = [int(entry["step"]) for entry in whole["snapshots"]]
     of = f"{len(steps)} snapshots of {whole['recipe']['name']}, steps {min(steps):,} to {max(steps):,}"
     uses = f"bayesgeom dynamics {path.name}", f"bayesgeom gradients {path.name} --over-training"
-    return [_entry("task", task), _entry("holds", of), _entry("for", *uses)]
+    return {"task": [task], "holds": [of], "for": uses}
 
 
 def pack(

@@ -19,7 +19,8 @@ from nbclient import NotebookClient
 
 from tests.structure.source import ROOT
 
-PLOTLY, WIDTH, HEIGHT = "application/vnd.plotly.v1+json", 900, 450
+PLOTLY, WIDGET = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json"
+WIDTH, HEIGHT = 900, 450
 
 
 def executed(path: Path, folder: Path) -> Any:
@@ -30,7 +31,10 @@ def executed(path: Path, folder: Path) -> Any:
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}}).execute(env=environment)
     for cell in code_cells(notebook):
         cell.metadata.pop("execution", None)  # times of this run
-        cell.outputs = [own for own in cell.outputs if own.get("name") != "stderr"]  # progress bars
+        cell.outputs = [
+            own for own in cell.outputs if own.get("name") != "stderr" and WIDGET not in own.get("data", {})
+        ]
+    notebook.metadata.pop("widgets", None)  # progress bars, like those on stderr
     return notebook
 
 

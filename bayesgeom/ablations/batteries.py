@@ -414,8 +414,7 @@ def battery(name: str, model: Model) -> Battery:
     check_battery(name)
     found = BATTERIES[name](model)
     if not found:
-        by = "every ablation of the default battery" if name == "all" else f"battery {name!r}"
-        model.require((Z,) if name in ("heads", "pairs") else (ATTN_OUT, MLP_OUT), by=by)
+        model.require((Z,) if name in ("heads", "pairs") else (ATTN_OUT, MLP_OUT), by=f"battery {name!r}")
     return found
 
 

@@ -130,7 +130,7 @@ class InsideReport(Report):
             widget.on_msg(reply)
         return widget
 
-    def _without(self, model: Model) -> "Without":
+    def _without(self, model: Model) -> Without:
         """Return a function of a sequence and heads: probabilities and KL, in float32, without these heads."""
         stored = self.provenance.get("model", {})
         if model.spec.weights_hash != stored.get("weights_hash"):
@@ -230,7 +230,7 @@ def inside_report(
     n, n_places, n_answers = numbers["exact_probs"].shape
 
     def name(own: int) -> str:
-        is_unnamed = tokenizer is not None and labels[own] == f"#{own}"
+        is_unnamed = labels[own] == f"#{own}"
         return decoded_text(tokenizer, [own]) or labels[own] if tokenizer and is_unnamed else labels[own]
 
     is_read = np.arange(ids.shape[1]) <= numbers["scored"].max(axis=1, keepdims=True)

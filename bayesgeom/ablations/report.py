@@ -187,9 +187,14 @@ class AblationReport(Report):
         unit, by_head, panels = "KL increase (bits)", self.kl_increase_bits_by_head, list[Panel]()
         if not np.isnan(by_head).all():
             layer, head = np.unravel_index(np.nanargmax(by_head), by_head.shape)
-            most = f"Head L{layer}H{head} matters most: {self.mode} ablation costs {brief(by_head[layer, head])} bits"
-            none = f"No head matters: {self.mode} ablation of none raises KL"
-            panels.append(Panel.blank(most if by_head[layer, head] > 0 else none))
+            most = by_head[layer, head]
+            panels.append(
+                Panel.blank(
+                    f"Head L{layer}H{head} matters most: {self.mode} ablation costs {brief(most)} bits"
+                    if most > 0
+                    else f"No head matters: {self.mode} ablation of none raises KL"
+                )
+            )
             add_heat(panels[-1].figure, by_head, unit=unit, baseline=0.0)
         alike = {title: [i for i in self.ranked() if self.kinds[i] in kinds] for title, kinds in _ALIKE.items()}
         groups = {title: found for title, found in alike.items() if found}

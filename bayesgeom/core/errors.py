@@ -255,8 +255,9 @@ def check_argument(name: str, value: object, hint: Any) -> None:
     if fits(value, hint):
         return
     is_path = isinstance(value, str | Path) and "a path" in described(hint)
-    allowed = "a path that the system can take" if is_path else described(hint)
-    raise InvalidArgument(f"{name} must be {allowed}, got {shown(value)}.")
+    raise InvalidArgument(
+        f"{name} must be {'a path that the system can take' if is_path else described(hint)}, got {shown(value)}."
+    )
 
 
 def integer_of(value: object) -> int | None:

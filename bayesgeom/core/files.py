@@ -466,8 +466,11 @@ def _make_parent(path: Path) -> None:
 
 def _unwritable(folder: Path, error: OSError) -> OutputFault:
     # Creating a file in /proc or /sys fails with "No such file or directory".
-    reason = "nothing can be created in it" if error.errno == errno.ENOENT else _reason(error)
-    return OutputFault(f"cannot write to {folder}: {reason}. Name a directory that you can write to.")
+    is_virtual = error.errno == errno.ENOENT
+    return OutputFault(
+        f"cannot write to {folder}: {'nothing can be created in it' if is_virtual else _reason(error)}. "
+        f"Name a directory that you can write to."
+    )
 
 
 def _reason(error: BaseException) -> str:

@@ -76,9 +76,9 @@ class FittedLensReport(Report):
     name: ClassVar[str] = "fitted_lens"
     title: ClassVar[str] = "Posterior by layer, fitted lenses"
 
-    kl_bits: Annotated[Estimate, NonNegative("lens stage", unit="bits", better="lower", label="KL(exact ‖ lens)")]
-    arrival: Annotated[Estimate, NonNegative("lens", unit="layers", label="layers until the posterior is there")]
-    lenses: tuple[str, ...]
+    kl_bits: Annotated[Estimate, NonNegative("lens_name stage", unit="bits", better="lower", label="KL(exact ‖ lens)")]
+    arrival: Annotated[Estimate, NonNegative("lens_name", unit="layers", label="layers until the posterior is there")]
+    lens_names: tuple[str, ...]
     stages: tuple[str, ...]
     n_fit: int
     n: int
@@ -94,15 +94,15 @@ class FittedLensReport(Report):
         from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, log_floor
         from bayesgeom.report import SERIES, label_axes, log_axes
 
-        n_layers, probe = len(self.stages) - 1, len(self.lenses) - 1
+        n_layers, probe = len(self.stages) - 1, len(self.lens_names) - 1
         x = np.arange(-1, n_layers)  # the embedding, then the layers
         threshold = min(float(self.kl_bits.baseline(name).value[0, 0]) for name in (UNIFORM, POSITION)) / 10
         panel = Panel.blank("KL by layer of each lens")
         add_baseline(panel.figure, x, threshold, name="there: a tenth of context-free")
-        for at, lens in enumerate(self.lenses[:probe]):
+        for at, lens in enumerate(self.lens_names[:probe]):
             own = self.kl_bits[at]
             add_line(panel.figure, x, own.value, name=lens, band=own.ends, color=SERIES[at + 1])
-        add_estimate(panel.figure, x, self.kl_bits[probe], name=self.lenses[probe], is_log=True)
+        add_estimate(panel.figure, x, self.kl_bits[probe], name=self.lens_names[probe], is_log=True)
         log_axes(panel.figure, floor=log_floor(self.kl_bits.value, np.asarray(threshold)))
         places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
         panel.figure.update_xaxes(tickvals=places, ticktext=[self.stages[0], *map(str, places[1:])])
@@ -163,7 +163,7 @@ class LensFit:
             Baseline.of("baseline", UNIFORM, max(0.0, float(flat.mean()))),
             Baseline.of("baseline", POSITION, float(by_position.mean())),
             Baseline.of("permutation", SHUFFLED, shuffled),
-            *self._untrained(stages if n_untrained else 0),
+            *(self._untrained() if n_untrained else ()),
         ]
         reference = flat if flat.mean() <= by_position.mean() else by_position
         arrivals = [arrival(own, reference, seed=self.seed) for own in found]
@@ -171,7 +171,7 @@ class LensFit:
         return FittedLensReport(
             kl_bits=mean_estimate(np.stack(found, axis=1), seed=self.seed, bounds=(0.0, np.inf), baselines=levels),
             arrival=stacked([Estimate.of(*own, n=self.n_test, baselines=[whole]) for own in arrivals]),
-            lenses=LENSES,
+            lens_names=LENSES,
             stages=("embedding", *(f"layer {layer}" for layer in range(stages - 1))),
             n_fit=self.n_fit,
             n=self.n_test,
@@ -209,23 +209,24 @@ class LensFit:
         """Return the KL of probes that were fitted to posteriors of other sequences at the same position."""
         rng = np.random.default_rng(derived_seed(self.seed, Branch.RESAMPLING, _FITS))
         others = torch.from_numpy(shuffled_within_position(exact[: self.n_fit].cpu().numpy(), rng)).to(exact.device)
-        with_others = (_Axes(own[: self.n_fit]).probe(others, _STEPS_SHUFFLED) for own in residuals)
-        logits = [probe(own[self.n_fit :]) for probe, own in zip(with_others, residuals, strict=True)]
-        return _kl(exact[self.n_fit :], logits)
+        return _kl(exact[self.n_fit :], [self._probed(own, others, _STEPS_SHUFFLED) for own in residuals])
 
-    def _untrained(self, n_stages: int) -> tuple[Baseline, ...]:
-        """Return the KL of the probe on an untrained network; empty without stages, or if none can be built."""
-        if not n_stages:
-            return ()
+    def _probed(
+        self, resid: Tensor, target: Float64[Tensor, "fitted query_pos answer"], steps: int
+    ) -> Float[Tensor, "scored query_pos answer"]:
+        """Return the logits of a probe on the sequences that are not fitted."""
+        return _Axes(resid[: self.n_fit]).probe(target, steps)(resid[self.n_fit :])
+
+    def _untrained(self) -> tuple[Baseline, ...]:
+        """Return the KL of the probe on an untrained network; empty if none can be built."""
         try:
             network = self.model.untrained_copy(derived_seed(self.seed, Branch.UNTRAINED, 0))
         except NoCopy:
             return ()
         run, residuals = _recorded(network, self._trials())
         exact = run.trials.at_scored(run.trials.predictive)
-        probes = (_Axes(own[: self.n_fit]).probe(exact[: self.n_fit], _STEPS_PROBE) for own in residuals)
-        logits = [probe(own[self.n_fit :]) for probe, own in zip(probes, residuals, strict=True)]
-        level = np.full((len(LENSES), n_stages), np.nan)
+        logits = [self._probed(own, exact[: self.n_fit], _STEPS_PROBE) for own in residuals]
+        level = np.full((len(LENSES), len(residuals)), np.nan)
         level[2] = _kl(exact[self.n_fit :], logits).mean(axis=0)
         return of_untrained([level])
 

@@ -226,11 +226,12 @@ def tried(function: Function, model: Model, task: WindTunnel, *, seed: int) -> F
             raise InvalidArgument(f"function {name!r} returns other names for other sequences: return the same ones.")
         grows = (earlier.shape[:1], own.shape[:1]) == ((sizes[0],), (sizes[1],)) and sizes[0] != sizes[1]
         if earlier.shape[grows:] != own.shape[grows:]:
-            hint = " Activations begin with the layer: x.movedim(1, 0) moves the sequences to the front."
             is_second = (*earlier.shape[1:2], *own.shape[1:2]) == sizes
             raise InvalidArgument(
                 f"function {name!r} returns {_described(first)} for {sizes[0]} sequences and {_described(second)} for "
-                f"{sizes[1]}: only a first axis may grow, with one entry per sequence.{hint if is_second else ''}"
+                f"{sizes[1]}: only a first axis may grow, with one entry per sequence."
+                + " Activations begin with the layer: x.movedim(1, 0) moves the sequences to the front."
+                * is_second
             )
         shapes[key] = own.shape[grows:]
         per_sequence |= {key} if grows else set()

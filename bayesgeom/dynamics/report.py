@@ -318,8 +318,11 @@ class AttentionMapsReport(Report):
         for row, layer in enumerate(self.shown_layers):
             for column, step in enumerate(self.shown_steps):
                 focus = brief(self.focus.value[column, row])
-                title = f"Layer {layer}, step {int(step):,}: largest weight of a row {focus}"
-                drawn.append(Panel.blank(title, is_folded=column + 1 < len(self.shown_steps)))
+                panel = Panel.blank(
+                    f"Layer {layer}, step {int(step):,}: largest weight of a row {focus}",
+                    is_folded=column + 1 < len(self.shown_steps),
+                )
+                drawn.append(panel)
                 add_heat(
                     drawn[-1].figure,
                     self.maps[column, row].round(3),

@@ -101,10 +101,10 @@ def _place(source: object) -> Path:
     if name in named and not path.is_dir():
         return named[name]
     if not path.is_dir():
-        packed = ", ".join(formations()) or "(none; bijection-formation is in the repository, not in wheels)"
         raise UnknownName(
-            f"there is no training named {name!r}. Packed trainings: {packed}.{suggested(name, named)} For a run, pass "
-            f"its directory."
+            f"there is no training named {name!r}. Packed trainings: "
+            f"{', '.join(formations()) or '(none; bijection-formation is in the repository, not in wheels)'}."
+            f"{suggested(name, named)} For a run, pass its directory."
         )
     return path
 

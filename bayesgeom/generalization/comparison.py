@@ -230,7 +230,7 @@ def compare(
     if n < 2:
         raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
     tasks = [scored_task_of(model, task) for model in measured]
-    _check_equal("task", tasks, advice="Pass task=… (--task), on which all are measured.")
+    _check_equal("task", tasks, advice="Choose one with task=… (--task).")
     if probes is None:
         return _of_models(measured, tasks[0], n=n, seed=seed)
     return _of_diagnoses([diagnose(own, tasks[0], probes=probes, n=n, seed=seed, n_untrained=0) for own in measured])

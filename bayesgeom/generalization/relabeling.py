@@ -103,8 +103,8 @@ class RelabelingReport(Report):
         from bayesgeom.report import BASELINE, MEASURED, label_axes, log_axes
 
         before, after = self.kl_before_bits_by_sequence, self.kl_after_bits_by_sequence
-        changed = f"Renaming the hypotheses changes KL by {brief(self.kl_difference_bits.value)} bits"
-        points, along = Panel.blank("KL before and after, a point per sequence", is_folded=True), Panel.blank(changed)
+        points = Panel.blank("KL before and after, a point per sequence", is_folded=True)
+        along = Panel.blank(f"Renaming the hypotheses changes KL by {brief(self.kl_difference_bits.value)} bits")
         difference = self.kl_difference_bits_by_position
         points.figure.add_trace(
             go.Scatter(

@@ -150,7 +150,7 @@ class EvidenceResponseReport(Report):
         for panel, own in ((raw, self.slope), (scaled, self.relative_slope)):
             low, high = map(known, own.ends)
             add_line(panel.figure, x, known(own.value), name="model", band=(low, high))
-        place = "age of the replaced piece" if self.is_single else "newest pieces that stay; older ones are replaced"
+        place = "age of the replaced piece" if self.is_single else "newest pieces that stay"
         for panel, label in ((raw, "slope"), (scaled, "relative slope")):
             label_axes(panel.figure, place, label)
             panel.figure.layout.xaxis.update(tickvals=x.tolist(), ticktext=["all", *self.ages[1:]])

@@ -54,7 +54,6 @@ N_BINS = len(BIN_EDGES) + 1
 IDENTITIES = ("mixing", "scores", "values", "queries", "keys", "value matrix")
 PER_SEQUENCE = ("correlation", "other_correlation", "routing_norm", "value_norm", "value_elasticity")
 PerSequence = Float64[Tensor, "batch head"]
-AtScored = Float[Tensor, "batch head query_pos key_pos"]
 
 
 @final
@@ -328,14 +327,14 @@ def together(batches: Sequence[LayerTally]) -> LayerTally:
     return LayerTally(**{name: torch.cat(own) for name, own in parts.items()}, **sums)
 
 
-def _row_correlation(x: AtScored, y: AtScored, visible: Bool[Tensor, "batch head query_pos key_pos"]) -> PerSequence:
+def _row_correlation(x: PerHead, y: PerHead, visible: Bool[Tensor, "batch head query_pos key_pos"]) -> PerSequence:
     """Return Spearman within every scored row with enough visible keys, mean over rows; NaN without such a row."""
     a, b = (_centered_ranks(values, visible) for values in (x, y))
     rows = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
     return torch.where(visible.sum(-1) >= FEWEST, rows, torch.nan).nanmean(dim=-1)
 
 
-def _centered_ranks(x: AtScored, visible: Bool[Tensor, "batch head query_pos key_pos"]) -> AtScored:
+def _centered_ranks(x: PerHead, visible: Bool[Tensor, "batch head query_pos key_pos"]) -> PerHead:
     """Return centered ranks among the visible keys of the row; 0 for hidden keys."""
     order = x.masked_fill(~visible, torch.inf).argsort(dim=-1).argsort(dim=-1).to(x)
     middle = (visible.sum(-1, keepdim=True) - 1) / 2
@@ -343,7 +342,7 @@ def _centered_ranks(x: AtScored, visible: Bool[Tensor, "batch head query_pos key
 
 
 def _binned(
-    attention: AtScored, saved: AtScored, visible: Bool[Tensor, "batch head query_pos key_pos"]
+    attention: PerHead, saved: PerHead, visible: Bool[Tensor, "batch head query_pos key_pos"]
 ) -> Float64[Tensor, "2 head bin"]:
     """Return sum and number of advantages, in units of the row's root mean square, by attention over uniform."""
     count = visible.sum(-1, keepdim=True)

@@ -232,8 +232,11 @@ def _binned_panel(
     from bayesgeom.charts.lines import add_baseline, add_line, add_note
     from bayesgeom.report import SERIES, label_axes, log_axes
 
-    note = f"Dashed, in the color of the head: {OTHER}."
-    panel = Panel.blank(f"Layer {layer}: advantage against attention", note=note, is_folded=layer >= _LAYERS_SHOWN)
+    panel = Panel.blank(
+        f"Layer {layer}: advantage against attention",
+        note=f"Dashed, in the color of the head: {OTHER}.",
+        is_folded=layer >= _LAYERS_SHOWN,
+    )
     figure, x = panel.figure, 2.0 ** np.concatenate([edges - 0.5, edges[-1:] + 0.5])
     is_enough = pairs >= _FEWEST_PAIRS
     if not is_enough.any():

@@ -239,12 +239,10 @@ class Intervention:
             seed=self.seed,
         )
 
-    def controls(
-        self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int, draws: int | None = None
-    ) -> Matched:
-        """Return subspaces with the same share of a covariance; by default as many as the design has."""
+    def controls(self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int) -> Matched:
+        """Return subspaces with the same share of a covariance."""
         seed = derived_seed(self.seed, _DRAWS, layer, 1)
-        return matched_subspaces(own, covariance, draws=draws or self.design.n_matched, seed=seed)
+        return matched_subspaces(own, covariance, draws=self.design.n_matched, seed=seed)
 
     def scored(
         self,

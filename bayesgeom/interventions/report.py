@@ -275,7 +275,7 @@ class InterventionReport(EditReport):
         from bayesgeom.interventions.drawing import bands_panel, profile_panel
 
         layer, everywhere = self.strongest(), f"{self.bands[0]} positions"
-        kl = "increase in KL(exact ‖ model), bits"
+        kl = "KL increase (bits)"
         title = f"Editing layer {layer} changes KL by {brief(self.kl_increase_bits.value[layer, 0])} bits"
         increase = profile_panel(title, kl, self.kl_increase_bits, everywhere)
         if self.is_swap and np.isfinite(self.movement.value[:, 0]).any():

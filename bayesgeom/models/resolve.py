@@ -163,10 +163,9 @@ def _loaded(
     if isinstance(tokenizer, str | Path):
         if not os.path.exists(tokenizer) and not _is_hub_name(tokenizer):  # noqa: PTH110  (as below)
             full = _WELL_KNOWN.get(str(tokenizer))
-            hint = f" On the Hugging Face hub it is {full!r}." if full else ""
             raise UnknownName(
                 f"there is no tokenizer {shown(str(tokenizer))}: name a directory or a GGUF file by its path, or "
-                f"owner/name on the hub.{hint}"
+                f"owner/name on the hub.{f' On the Hugging Face hub it is {full!r}.' if full else ''}"
             )
         fetched = {n: options.get(n) for n in own}
         read = load_tokenizer(tokenizer, fetched, trust_remote_code=trust_remote_code)

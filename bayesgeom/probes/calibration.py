@@ -213,7 +213,7 @@ class CalibrationReport(Report):
         panel = Panel.blank(f"Reliability: where the model says {stated[-1]:.0%}, exact is {exact[-1]:.0%}")
         add_reference(panel.figure, np.array([0.0, 1.0]), np.array([0.0, 1.0]), name="exact")
         add_line(panel.figure, stated, exact, name="model", band=(low, high))
-        label_axes(panel.figure, "probability of an answer by the model", "mean exact probability")
+        label_axes(panel.figure, "model's probability of an answer", "mean exact probability")
         return panel
 
     def _weaker(self) -> set[str]:
@@ -276,6 +276,9 @@ class Calibration(Probe[CalibrationReport]):
             if name != "cross_entropy_bits"  # infinite if a label has probability 0
         }
         exactly = estimate(run.exact_behavior.correct.mean(axis=1, dtype=np.float64), bounds=(0.0, 1.0))
+        answer = _answer_fields(run)
+        if POSITION in answer["references"]:  # it is the level that the answer is compared with
+            kl[POSITION] = answer["reference_kl_bits"][answer["references"].index(POSITION)]
         report = CalibrationReport(
             entropy_mae_bits=replace(scalars["entropy_mae_bits"], baselines=_baselines(error_of)),
             kl_bits=replace(scalars["kl_bits"], baselines=_baselines(kl)),
@@ -290,7 +293,7 @@ class Calibration(Probe[CalibrationReport]):
             entropy_bits_by_position=np.stack([exact.mean(axis=0), model.mean(axis=0)]),
             example_entropy_bits=np.stack([exact[:N_EXAMPLES], model[:N_EXAMPLES]]),
             sources=SOURCES,
-            **_answer_fields(run),
+            **answer,
             sequence_scores=scores.astype(np.float32),
             n=run.n,
             **_window_fields(run, window),

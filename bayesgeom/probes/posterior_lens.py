@@ -94,8 +94,8 @@ class PosteriorLensReport(Report):
 
         n_layers = len(self.stages) - 1
         x = np.arange(-1, n_layers)  # the embedding, then the layers
-        there = f"the posterior is there after {float(self.arrival):.0f} of {n_layers} layers"
-        kl = Panel.blank(f"KL by layer: {there if np.isfinite(self.arrival.value) else 'the posterior is never there'}")
+        after = f"there after {float(self.arrival):.0f} of {n_layers} layers"
+        kl = Panel.blank(f"KL by layer: the posterior is {after if np.isfinite(self.arrival.value) else 'never there'}")
         add_baseline(kl.figure, x, self.threshold_bits, name="there: a tenth of context-free")
         add_estimate(kl.figure, x, self.kl_bits, name="logit lens", is_log=True)
         places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
@@ -109,9 +109,10 @@ class PosteriorLensReport(Report):
         for place, color in zip((0, *shown), (BASELINE, *colors), strict=True):
             add_line(entropy.figure, scored, read[place], name=self.stages[place], color=color)
         label_axes(entropy.figure, "scored position (1 is the first)", "entropy (bits)")
-        title = f"One sequence, at scored position {self.example_position}: what each layer would answer"
-        example, names = Panel.blank(title, is_folded=True), (self.sources, range(self.example.shape[1]))
-        axes = ("answer", "read after")
+        example = Panel.blank(
+            f"One sequence, at scored position {self.example_position}: what each layer would answer", is_folded=True
+        )
+        axes, names = ("answer", "read after"), (self.sources, range(self.example.shape[1]))
         add_heat(example.figure, self.example, unit="probability", baseline=0.0, names=names, axes=axes)
         return kl, entropy, example
 

@@ -302,8 +302,9 @@ class QKAlignmentReport(Report):
         above = "attention above another sequence's relation"
         maps = ((above, over, 0.0, (-reach, reach)), ("AUC of q·k", auc, 0.5, None))
         heads, layers = list[Panel](), range(self.n_layers)
-        note = "Dashed, in the color of the line: untrained networks." * self._has_untrained
-        mass = Panel.blank(self._finding(), note=note)
+        mass = Panel.blank(
+            self._finding(), note="Dashed, in the color of the line: untrained networks." * self._has_untrained
+        )
         contrast = Panel.blank("cos(q, k) above another sequence's", is_folded=True)
         for panel in (mass, contrast):
             add_baseline(panel.figure, layers, 0.0, name=f"baseline: {OTHER}")

@@ -202,8 +202,8 @@ def _profiles(title: str, profiles: Mapping[str, Estimate], level: str, colors: 
     from bayesgeom.charts.lines import add_baseline, add_line
 
     known = {name: own for name, own in profiles.items() if np.isfinite(own.value).any()}
-    note = f"Dashed, in the color of the line: {level}."
-    panel, layers = Panel.blank(title, note=note, is_folded=True), range(len(next(iter(profiles.values())).value))
+    panel = Panel.blank(title, note=f"Dashed, in the color of the line: {level}.", is_folded=True)
+    layers = range(len(next(iter(profiles.values())).value))
     for color, (name, own) in zip(colors, known.items(), strict=False):
         add_line(panel.figure, layers, own.value, name=name, color=color)
     for color, (name, own) in zip(colors, known.items(), strict=False):  # on top, so that an equal baseline is seen

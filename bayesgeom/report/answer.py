@@ -37,7 +37,8 @@ class Answer:
         baseline_kl_bits: Its KL.
         uniform_kl_bits: KL of the uniform distribution over the answers.
         confidence: 1/τ: above 1 overconfident, below 1 underconfident (`bayesgeom.stats.tempering`).
-        is_confidence_named: Whether one temperature closes at least 5 % of the gap, so that the sentence names it.
+        is_confidence_named: Whether one temperature closes at least 5 % of the gap, and leaves predictions that are
+            better than the baseline by as much: else sharper or flatter is not what is wrong with them.
         off_answer_prob: Mean probability of ids that are no answers.
         response: Slope of the model's change in the exact one when evidence older than each age is drawn again; None
             if it was not measured.
@@ -80,10 +81,11 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
     if (report := diagnosis.get(_CALIBRATION)) is None:
         return None
     references = value_of(report, "references")
-    if not references or math.isnan(float(report.gap_closed.value[0])):  # a file of another version has none
+    if "uniform" not in references or math.isnan(float(report.gap_closed.value[0])):  # as in files of other versions
         return None
     levels = dict(zip(references, map(float, report.reference_kl_bits), strict=True))
     response, ages = _response(diagnosis.get(_RESPONSE))
+    gain, least = float(report.tempering_gain_bits), NAMED_SHARE * levels[references[0]]
     return Answer(
         verdict=verdict_of(report.gap_closed[0]),
         gap_closed=report.gap_closed[0],
@@ -92,7 +94,7 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
         baseline_kl_bits=levels[references[0]],
         uniform_kl_bits=levels["uniform"],
         confidence=report.confidence,
-        is_confidence_named=bool(report.tempering_gain_bits.value >= NAMED_SHARE * levels[references[0]]),
+        is_confidence_named=gain >= least and float(report.kl_bits) - gain <= levels[references[0]] - least,
         off_answer_prob=float(report.off_answer_prob),
         response=response,
         ages=ages,

@@ -461,14 +461,11 @@ def mean_estimate(
     *,
     seed: int,
     baselines: Sequence[Baseline] = (),
-    resampled: str = "sequences",
     bounds: Bounds = UNBOUNDED,
 ) -> Estimate:
     """Return the mean over sequences with its bootstrap-t interval; `bounds` are those of a value."""
     found = mean_interval(per_sequence, seed=seed, bounds=bounds)
-    return with_interval(
-        per_sequence.mean(axis=0), found, n=len(per_sequence), baselines=baselines, resampled=resampled
-    )
+    return with_interval(per_sequence.mean(axis=0), found, n=len(per_sequence), baselines=baselines)
 
 
 def smooth_estimate(
@@ -494,19 +491,20 @@ def with_interval(
     *,
     n: int,
     baselines: Sequence[Baseline] = (),
-    resampled: str = "sequences",
 ) -> Estimate:
     """Return an estimate with this interval, and the reason of each entry whose interval is withheld."""
     ends = (interval.lo, interval.hi)
-    return Estimate.of(value, ends, n=n, baselines=baselines, resampled=resampled, reason=interval.code)
+    return Estimate.of(value, ends, n=n, baselines=baselines, reason=interval.code)
 
 
-def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float], name: str = UNTRAINED) -> tuple[Baseline, ...]:
+def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float]) -> tuple[Baseline, ...]:
     """Return the mean over untrained networks, with minimum and maximum, as a baseline; empty without any."""
     if not len(found):
         return ()
     stacked = np.asarray(found, dtype=np.float64)
-    return (Baseline.of("baseline", name, stacked.mean(axis=0), low=stacked.min(axis=0), high=stacked.max(axis=0)),)
+    return (
+        Baseline.of("baseline", UNTRAINED, stacked.mean(axis=0), low=stacked.min(axis=0), high=stacked.max(axis=0)),
+    )
 
 
 def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = None) -> Estimate:

@@ -60,7 +60,7 @@ _INTRODUCTION = (
     "missing intervals are codes: docs/codes.md says what each means."
 )
 _WORDS: Mapping[str, Any] = {  # what the provenance says of the task; what has another type is not shown
-    **dict.fromkeys(("question", "sentence"), str),
+    **dict.fromkeys(("question", "sentence", "limits"), str),
     "example": tuple[str, ...],
     "is_cut": bool,
     "answers": Mapping[str, tuple[float, ...]],

@@ -173,16 +173,16 @@ def ratio_interval(
 
 
 def arrival(
-    kl: Float[np.ndarray, "sequence stage"], reference: Float[np.ndarray, " sequence"], *, share: float = 0.1, seed: int
+    kl: Float[np.ndarray, "sequence stage"], reference: Float[np.ndarray, " sequence"], *, seed: int
 ) -> tuple[float, tuple[float, float]]:
-    """Return the first stage from which Σ KL stays below a share of that of a reference, and its 95 % interval.
+    """Return the first stage from which Σ KL stays below a tenth of that of a reference, and its 95 % interval.
 
     The interval is that of the stages at which the ends of the ratio's interval arrive. It ends at the number of stages
     if the upper ends never do. All are NaN if the ratio itself never arrives.
     """
 
     def first(ratios: Float[np.ndarray, " stage"]) -> int:
-        return len(ratios) - int(np.logical_and.accumulate(ratios[::-1] < share).sum())
+        return len(ratios) - int(np.logical_and.accumulate(ratios[::-1] < 0.1).sum())
 
     n_stages, total = kl.shape[1], float(reference.sum())
     ratios = kl.sum(axis=0) / total if total > 0 else np.full(n_stages, np.nan)

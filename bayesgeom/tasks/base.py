@@ -115,7 +115,7 @@ class WindTunnel(ABC):
     Ids 0 … `d_vocab` − 1 are the input tokens and the answers, so any causal language model can be used on any task.
     A task without a known posterior, such as plain text, sets `has_posterior` to False.
     Pages open with `question`, in which {model} is the model's name, and with `sentence`, which says what a sequence is
-    and what is predicted; {task.n_values} in it is the field n_values.
+    and what is predicted; {task.n_values} in it is the field n_values. `limits` says what an answer does not show.
     The class is abstract and has no arguments of its own: those of a concrete task are its fields.
 
     Example:
@@ -128,6 +128,7 @@ class WindTunnel(ABC):
     name: ClassVar[str]
     question: ClassVar[str] = "Does {model} infer?"
     sentence: ClassVar[str] = ""
+    limits: ClassVar[str] = ""
     has_posterior: ClassVar[bool] = True
 
     @property
@@ -252,11 +253,12 @@ class WindTunnel(ABC):
             model: Answer probabilities of a model at the last scored position of the example, if it was run.
 
         Returns:
-            `question` and `sentence`; with a posterior also `example`, labels of the last tokens up to the last scored
-            position, `is_cut`, whether tokens come before these, and `answers`, the exact probability and that of the
-            model, if known, of the most probable answers by their label.
+            `question`, `sentence` and `limits`, if any; with a posterior also `example`, labels of the last tokens
+            up to the last scored position, `is_cut`, whether tokens come before these, and `answers`, the exact
+            probability and that of the model, if known, of the most probable answers by their label.
         """
         words: dict[str, Any] = {"question": self.question, "sentence": self.sentence.format(task=self)}
+        words |= {"limits": self.limits} if self.limits else {}
         if not self.has_posterior:
             return words
         trials, labels = self.sample(1, seed=0) if trials is None else trials, self.token_labels()
@@ -283,7 +285,7 @@ class WindTunnel(ABC):
         one = self.draw(1, torch.Generator().manual_seed(0))
         stored = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
         n_bytes = _PEAK * float(count) * sum(part.numel() * part.element_size() for part in stored)
-        _check_memory(count, n_bytes, "Lower n, or draw them in blocks with stream(n, seed=…).")
+        _check_memory(count, n_bytes, "Lower n, or use stream(n, seed=…).")
         return count
 
 

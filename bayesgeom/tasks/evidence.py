@@ -190,6 +190,10 @@ class BoundEvidence(EvidenceTask):
         "A hidden source prefers one of two labels. After each word it shows that label with probability "
         "{task.reliability}, else the other one; the model predicts the {task.query} label."
     )
+    limits: ClassVar[str] = (
+        "It does not show how the model treats evidence in another format. A model that does not update here may have "
+        "read the list as something else: style=instruct explains it."
+    )
     n_ids: int
     prefix: tuple[int, ...]
     words: tuple[str, ...]

@@ -298,7 +298,7 @@ def test_a_long_battery_shows_its_top_alone(rng: np.random.Generator) -> None:
     battery = [replace(HEAD_ABLATIONS[0], name=f"number {i}") for i in range(31)]
     report = reported(scores(rng, [0.1 * i for i in range(31)]), battery)
     forest = next(trace for trace in report.plot().data if trace.type == "scatter" and trace.mode == "markers")
-    assert next(iter(forest.y)) == "number 30" and len(forest.y) == 20 and len(report.table().splitlines()) == 22
+    assert next(iter(forest.y)) == "number 30" and len(forest.y) == 12 and len(report.table().splitlines()) == 22
     assert "31" in "".join(note.text for note in report.plot().layout.annotations if "Heads" in note.text)
 
 

@@ -147,6 +147,8 @@ def test_a_description_less_or_more_than_entries_is_refused(
 
 
 FREE = {  # tuples of any length, which no code reads entry by entry with an axis
+    "function.arrays",
+    "function.shapes",
     "value_manifold.conditions",
 }
 

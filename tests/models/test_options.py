@@ -92,11 +92,11 @@ def test_options_on_the_command_line(folder: Path) -> None:
     assert model.batch_size == 5 and model.module.config._attn_implementation == "eager"
     with pytest.raises(InvalidArgument, match=r"--quantization-config must be a JSON object, got 'int8'"):
         Source(str(folder), quantization_config="int8").load()
-    tasks = [_text_task(own, None, chat=True) for own in ("prompts:last=2", "evidence", "hmm-in-context")]
+    tasks = [_text_task(own, None, None, chat=True) for own in ("prompts:last=2", "evidence", "hmm-in-context")]
     assert tasks == ["prompts:last=2,chat=True", "evidence:style=chat", "hmm-in-context:chat=True"]
-    assert _text_task(None, "code", chat=True) == "prompts:domain=code,chat=True"
+    assert _text_task(None, "code", None, chat=True) == "prompts:domain=code,chat=True"
     with pytest.raises(InvalidArgument, match="--chat needs a task in text"):
-        _text_task(None, None, chat=True)
+        _text_task(None, None, None, chat=True)
 
 
 def test_passes_have_at_most_the_given_number_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_nobody_dies_in_a_chain() -> None:
     assert np.isnan([own.value, *own.ends]).all() and own.baselines == ()
     line = report.headlines()[2]
     assert (line.metric, line.verdict, line.levels) == ("balanced_accuracy", "", ()) and math.isnan(line.value)
-    assert "not defined here" in [trace.text[0] for trace in report.plot().data if trace.mode == "text"]
+    assert not any("surviving" in panel.title for panel in report.panels())
 
 
 def test_without_returning_keys_there_is_no_best_guess() -> None:
@@ -109,7 +109,7 @@ def test_the_embedding_is_read_where_it_was_recorded() -> None:
     report = BeliefReadout().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST), RESID_PRE: before}))
     for own in (report.r2, report.total_variation, report.balanced_accuracy):
         np.testing.assert_allclose(own.baseline(EMBEDDING).value[0], own.value[0, WRITTEN], rtol=1e-6)
-    assert "embedding" in [trace.name for trace in report.plot().data]
+    assert "baseline: embedding" in [trace.name for panel in report.panels() for trace in panel.figure.data]
     without = BeliefReadout().measure(replace(run, recorded={RESID_POST: run.at(RESID_POST)}))
     assert EMBEDDING not in [own.name for own in (*without.r2.baselines, *without.balanced_accuracy.baselines)]
     assert "embedding" not in [trace.name for trace in without.plot().data]
@@ -242,10 +242,9 @@ def test_a_recurrent_state_is_read_with_the_residual_stream() -> None:
     assert lines["R² of the belief, state"] == ("r2", report.r2.value[state, -1])
     own = report.silhouette.value[state, -1, at_three]
     assert lines["silhouette, k = 3 in state, last layer"] == ("silhouette", own)
-    figure = report.plot()
-    titles = [note.text for note in figure.layout.annotations]
-    assert "Are there clusters? (state)" in titles
-    assert "Read from state, last layer" in titles
+    titles = [panel.title for panel in report.panels()]
+    assert any(title.startswith("Clusters, silhouette (state)") for title in titles)
+    assert any(title.startswith("The belief read from state in the last layer") for title in titles)
     assert {record.places["site"] for record in records_of(report) if record.metric == "r2"} == {"resid_post", "state"}
 
 

@@ -217,7 +217,7 @@ def test_a_model_is_compared_with_the_narrowest_window_that_it_does_not_beat() -
     # A little off in every sequence: what the filter itself diverges by is rounding, and depends on the processor.
     exact = slow.at_scored(slow.predictive)
     close = Calibration().measure(planted_run(slow, {}, model=0.999 * exact + 0.001 / exact.shape[-1]))
-    assert list(levels(close.kl_bits)) == ["window 10 stationary"]
+    assert set(levels(close.kl_bits)) <= {"window 10 stationary", "position alone"}
     assert close.kl_bits.clears("lower").item() == "yes" and float(close.equivalent_window_symbols) == 43
 
 

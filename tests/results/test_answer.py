@@ -92,8 +92,8 @@ def test_the_answers_of_other_sequences_are_no_better_or_worse(exact: np.ndarray
     noise = normalized(np.exp(0.01 * rng.normal(size=exact.shape)))
     assert answered(exact, noise).verdict == Verdict.NO_BETTER
     other = answered(exact, np.roll(exact, 1, axis=0))
-    assert other.verdict == Verdict.WORSE and not other.explains and other.is_confidence_named
-    assert float(other.confidence) > 5, "nearly uniform is the best temperature"
+    assert other.verdict == Verdict.WORSE and not other.explains and not other.is_confidence_named
+    assert float(other.confidence) > 5, "nearly uniform is the best temperature, and no better than uniform"
 
 
 def test_a_predictor_of_the_base_rate_is_no_better_than_position_alone(rng: np.random.Generator) -> None:

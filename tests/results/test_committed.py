@@ -35,7 +35,7 @@ def test_long_results_have_a_short_representation() -> None:
     settling = Diagnosis.load(READINGS / "dynamics-bijection")[SettlingReport]
     assert repr(settling) == "SettlingReport(log2(precision step / frame step), at the stated thresholds 0.8095, n=256)"
     keys = Diagnosis.load(READINGS / "claims" / "key-overlap-bijection-v20-repeats")[KeyOverlapReport]
-    assert repr(keys) == "KeyOverlapReport(keys of inputs (activation): |cos|, layer 0 0.1349, n=192)"
+    assert repr(keys) == "KeyOverlapReport(keys of inputs (activation): |cos|, layer 0 (0.1349), n=192)"
     assert_short([("", many), ("", settling), ("", keys)])
 
 

@@ -101,7 +101,7 @@ class Passage:
     left: list[Tensor] = field(default_factory=list)
 
 
-NOISE = 0.3  # standard deviations
+NOISE = 0.3  # standard deviation, relative to that of the activation
 
 
 @torch.no_grad()
@@ -110,8 +110,6 @@ def perturbed_pass(
     forward: Callable[[], object],
     point: Callable[[Site, int], nn.Module],
     places: Iterable[tuple[Site, int]],
-    *,
-    amount: float = NOISE,
 ) -> dict[tuple[Site, int], Passage]:
     """Run one pass in which every hook point adds seeded noise to its activation, and record inputs and outputs.
 
@@ -123,7 +121,6 @@ def perturbed_pass(
         forward: Runs the pass.
         point: Returns the module of a site and layer.
         places: The sites and layers.
-        amount: Standard deviation of the noise, relative to that of the activation.
     """
     passages = {place: Passage() for place in places}
     generator = torch.Generator().manual_seed(0)
@@ -131,7 +128,7 @@ def perturbed_pass(
     def perturbing(passage: Passage) -> Change:
         def perturb(output: Tensor) -> Tensor:
             noise = torch.randn(output.shape, generator=generator).to(output)
-            left = output + amount * output.float().std().to(output) * noise
+            left = output + NOISE * output.float().std().to(output) * noise
             # Copies: a model may modify its activations in place (OLMo clips queries and keys).
             passage.arrived.append(output.clone())
             passage.left.append(left.clone())

@@ -198,8 +198,7 @@ def wrap(
         ['resid_post', 'resid_pre']
     """
     if not isinstance(net, nn.Module):
-        is_class = isinstance(net, type)
-        advice = "pass an instance of the class" if is_class else "diagnose takes a function or a Model as it is"
+        advice = "pass an instance of it" if isinstance(net, type) else "diagnose takes functions and Models"
         raise InvalidArgument(f"wrap needs a torch module, got a {type(net).__name__}: {advice}.")
     if any(parameter.is_meta for parameter in net.parameters()):
         raise InvalidArgument(f"{type(net).__name__} is on device meta, without numbers: load its weights first.")
@@ -423,9 +422,9 @@ class WrappedModel(Reattachable):
         if isinstance(error, BayesGeomError) or is_out_of_memory(error):
             raise error
         is_long = isinstance(error, IndexError | RuntimeError) and self._layout.blocks and "n_ctx" not in self._options
-        many = " Declare n_ctx=… if they are too many." if is_long else ""
         raise InvalidArgument(
-            f"{self._name} failed on token ids of shape {tuple(tokens.shape)}: {running.fault.rstrip('.')}.{many}"
+            f"{self._name} failed on token ids of shape {tuple(tokens.shape)}: {running.fault.rstrip('.')}."
+            + " Declare n_ctx=… if they are too many." * bool(is_long)
         ) from error
 
     def _spec(self, digest: str) -> ModelSpec:
@@ -631,11 +630,12 @@ class WrappedModel(Reattachable):
                 f"{self.spec.name} returns other logits for the same tokens, by {error:.1e} of their largest: switch "
                 f"dropout and other noise off (net.eval())."
             )
+        has_parts = bool(self._layout.blocks)
         if not (error := Claim("earlier logits do not see the last token", (), other, one).error()) <= bound:
-            advice = "declare forward=lambda net, ids: …, which passes the mask" if self._layout.blocks else "mask them"
             raise InvalidArgument(
                 f"{self.spec.name} sees later tokens: another last token changes earlier logits by {error:.1e} of "
-                f"their largest. A causal model is needed: {advice}."
+                f"their largest. A causal model is needed: "
+                + ("declare forward=lambda net, ids: …, which passes the mask." if has_parts else "mask them.")
             )
 
 

@@ -152,8 +152,14 @@ def read_manifest(folder: Path) -> Manifest:
     schema = stored.get("schema") if isinstance(stored, dict) else None
     if type(schema) is not int or schema != SCHEMA:
         is_newer = type(schema) is int and schema > SCHEMA
-        remedy = "Upgrade bayesgeom" if is_newer else "Make it again with `bayesgeom capture MODEL --out NEW-DIRECTORY`"
-        raise CheckpointFault(f"{path} has schema {shown(schema)}; this bayesgeom reads schema {SCHEMA}. {remedy}.")
+        raise CheckpointFault(
+            f"{path} has schema {shown(schema)}; this bayesgeom reads schema {SCHEMA}. "
+            + (
+                "Upgrade bayesgeom."
+                if is_newer
+                else "Make it again with `bayesgeom capture MODEL --out NEW-DIRECTORY`."
+            )
+        )
     stated = stored.pop(_HASH, None)
     if stated != config_hash(stored):
         raise CheckpointFault(

@@ -7,6 +7,7 @@ go to no other host, and there is one deadline for a whole reply.
 """
 
 import asyncio
+import contextlib
 import http
 import json
 import math
@@ -31,9 +32,6 @@ _PATIENCE_S = 600.0  # longest wait in all that a busy server may ask of one req
 _LONG_KEY = 12  # characters
 _MOST = 4 * 2**20  # bytes of a reply
 _SUM = 1e-3  # rounding of the log-probabilities in a reply
-_FORM = (
-    "a server's address has the form http://HOST:PORT/v1, with #MODEL if it offers several; the one passed has another."
-)
 _VISIBLE = re.compile(r"[!-~]*")  # printable ASCII without the space
 
 
@@ -251,14 +249,17 @@ def parts_of(address: str) -> tuple[str, str]:
     Raises:
         InvalidArgument: It has another form. The message does not contain it, because it may contain a password.
     """
-    try:
+    is_valid = False
+    with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(address)
         host, _ = parts.hostname, parts.port  # both are checked when they are read
-    except ValueError:
-        raise InvalidArgument(_FORM) from None
-    is_plain = not parts.query and _VISIBLE.fullmatch(address.partition("#")[0])
-    if parts.scheme not in ("http", "https") or not host or not is_plain:
-        raise InvalidArgument(_FORM)
+        is_plain = not parts.query and _VISIBLE.fullmatch(address.partition("#")[0])
+        is_valid = bool(parts.scheme in ("http", "https") and host and is_plain)
+    if not is_valid:
+        raise InvalidArgument(
+            "a server's address has the form http://HOST:PORT/v1, with #MODEL if it offers several; the one passed has "
+            "another."
+        )
     if parts.username or parts.password:
         raise InvalidArgument("leave user and password out of the address, which reports contain; pass server_key=….")
     path = parts.path.rstrip("/")

@@ -114,8 +114,10 @@ class ServedModel(Model):
             try:
                 replies = list(pool.map(self._reply, sent))
             except ServerFault as fault:
-                kept = f"This model keeps {len(self._replies):,} replies: measure it again to continue."
-                raise ServerFault(f"{fault} {kept}", status=fault.status) from fault
+                raise ServerFault(
+                    f"{fault} This model keeps {len(self._replies):,} replies: measure it again to continue.",
+                    status=fault.status,
+                ) from fault
         rows = torch.full((len(prompts), self.spec.d_vocab), _NOTHING, dtype=torch.float64)
         rest = next((i for i in range(self.spec.d_vocab) if i not in answers), None)
         for row, listed in zip(rows, replies, strict=True):
@@ -240,7 +242,7 @@ class _Texts:
         text = decoded_text(self._tokenizer, ids)
         for is_special in (False, True):
             if encoded_text(self._tokenizer, text, add_special_tokens=is_special) != list(ids):
-                reason = "adds special tokens to" if is_special else "turns into other ids than those of the task"
+                reason = "adds special tokens to" if is_special else "returns other ids for"
                 raise InvalidArgument(
                     f"this server accepts text only, and its tokenizer {reason} {text[:60]!r}. Use a server that "
                     f"accepts token ids (vLLM, SGLang, llama-server)."

@@ -267,7 +267,7 @@ def test_ablations_that_a_model_does_not_allow_cost_no_diagnosis(folder: Callabl
     task = Bijection(n_values=11, n_pairs=5)
     found = bayesgeom.diagnose(load(folder("mamba")), task, n=5, n_untrained=0, ablations=True, probes="calibration")
     assert set(found) == {"calibration"}
-    assert "every ablation of the default battery requires site 'attn_out'" in found.skipped["ablation"]
+    assert "battery 'all' requires site 'attn_out'" in found.skipped["ablation"]
 
 
 def test_values_narrower_than_keys_and_their_heads() -> None:
