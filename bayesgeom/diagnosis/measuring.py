@@ -1,6 +1,6 @@
 """The probes of a plan, measured on one run: what each reads of it, and reports on some of a model's layers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from bayesgeom.core import BayesGeomError, Contained, InvalidArgument, Run, phase, side_by_side
 from bayesgeom.diagnosis.functions import FunctionProbe
 from bayesgeom.diagnosis.plan import ProbePlan
-from bayesgeom.models.base import LARGE
+from bayesgeom.models.base import LARGE, return_freed_memory
 from bayesgeom.report import Estimate, Report, axes_of, parts_of, records_of, value_of
 
 _MOST_STORED = 2**30  # bytes of activations up to which probes run side by side
@@ -45,16 +45,20 @@ def probed(
         is_partial = on_all_layers and len(plan.layers[name]) < run.spec.n_layers
         return on_layers(report, plan.layers[name], run.spec.n_layers) if is_partial else report
 
+    def one_by_one() -> Iterator[tuple[int, Report]]:
+        for place, name in enumerate(own):
+            return_freed_memory()  # of the network, if it is an untrained one, and of the probe before
+            yield place, measured(name)
+
     found, faults = dict[str, Report](), dict[str, str]()
     with phase(f"{run.spec.name}: probes", len(untrained), "probe") as shown:
         foreign = [name for name in untrained if name in plan.contained]
         own = [name for name in untrained if name not in foreign]
         own.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end
-        works = [partial(measured, name) for name in own]
         # Side by side, if probes gain from it and the memory holds what several of them compute at a time.
         n_bytes = sum(values.nbytes for values in run.recorded.values())
         is_small = run.spec.n_parameters < LARGE and n_bytes < _MOST_STORED
-        each = side_by_side(works, meanwhile) if is_small else ((at, do()) for at, do in enumerate(works))
+        each = side_by_side([partial(measured, name) for name in own], meanwhile) if is_small else one_by_one()
         for place, report in each:
             found[own[place]] = report
             shown.update()

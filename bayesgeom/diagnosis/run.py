@@ -40,7 +40,15 @@ from bayesgeom.diagnosis.plan import (
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.generalization.relabeling import RelabelingReport
 from bayesgeom.generalization.response import EvidenceResponseReport
-from bayesgeom.models.base import KERNELS, Model, is_out_of_memory, kernels_of, provenance, recording_bytes
+from bayesgeom.models.base import (
+    KERNELS,
+    Model,
+    is_out_of_memory,
+    kernels_of,
+    provenance,
+    recording_bytes,
+    return_freed_memory,
+)
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, require_posterior, task_of
 from bayesgeom.models.served.model import ServedModel
@@ -287,6 +295,7 @@ def _untrained(model: Model, plan: ProbePlan, task: WindTunnel, index: int, *, n
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
         network = model.untrained_copy(derived_seed(seed, Branch.UNTRAINED, index))
+        return_freed_memory()  # of loading and of building, before the pass allocates its own
         with passes(network, task, plan, n=n, seed=seed, budget=budget) as own:
             del network
             run = own.first()

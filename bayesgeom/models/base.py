@@ -7,6 +7,7 @@ sequences is part of every report's provenance, the origin of its numbers.
 """
 
 import contextlib
+import ctypes
 import importlib.metadata
 import math
 import os
@@ -144,6 +145,16 @@ def check_memory_gib(memory_gib: object) -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether torch could not allocate memory, on a GPU or a CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def return_freed_memory() -> None:
+    """Return the memory of freed tensors to the system, where the C library is glibc; elsewhere do nothing.
+
+    glibc keeps freed blocks below 32 MB for later ones. Without this call, most of a network's memory is kept when the
+    network is freed, and little of it fits what is allocated next.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library; on Windows it has no name
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def free_bytes(device: str) -> int:

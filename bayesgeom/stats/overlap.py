@@ -170,7 +170,8 @@ def projected_overlaps(
     """Return the overlap of the vectors after each of `n` random Gaussian maps to `d` dimensions, raw and centered."""
     shape = (n, *(1,) * (vectors.ndim - 2), vectors.shape[-1], d)
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(vectors)
-    return overlaps(vectors @ matrices)
+    # One map at a time: a product with all of them copies the vectors as many times.
+    return torch.cat([overlaps(vectors @ own) for own in matrices.split(1)])
 
 
 @cache

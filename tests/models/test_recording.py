@@ -1,10 +1,13 @@
 """Memory for recorded activations: a share of what is free, or what the caller allows; probes say what it cost them."""
 
 import math
+import os
+import platform
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
@@ -75,3 +78,19 @@ def test_probes_refuse_by_name_where_too_few_sequences_are_recorded() -> None:
     assert "reads activations of at least 16 sequences, which take" in found.skipped["value_manifold"]
     with pytest.raises(InvalidArgument, match=r"'value_manifold' reads .* Raise memory_gib of load \(--memory-gib\)"):
         bayesgeom.diagnose(model, TASK, n=23, n_untrained=0, probes="value_manifold")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="elsewhere freed memory is the allocator's own affair")
+def test_freed_layers_of_a_network_go_back_to_the_system() -> None:
+    torch.empty(7 * MIB)  # freeing 28 MB makes glibc keep smaller blocks
+    layers = [torch.ones(MIB) for _ in range(64)]  # 4 MB each
+    pinned = torch.ones(MIB)  # behind them, so that the end of the heap is in use
+    del layers
+    kept = resident_bytes()
+    budget.return_freed_memory()
+    assert kept - resident_bytes() > 200 * MIB
+    assert pinned.sum() == MIB
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
