@@ -44,7 +44,7 @@ def from_functions(
     """Return the task of a function that draws sequences and a function that returns the exact probabilities.
 
     The functions are compared. Where the token after each scored position is one of the answers, its probability must
-    not be 0, and over up to 20,000 such tokens (as many as take half a second) three means must agree within six
+    not be 0, and over some 20,000 such tokens (fewer if that takes half a second) three means must agree within six
     standard deviations: the bits of the token and the entropy; how often each answer comes, and its probability; how
     often the token repeats the one before it, and the probability of that. A smaller error passes.
 
@@ -85,29 +85,9 @@ def from_functions(
     if d_vocab is None or d_vocab < 2:
         raise InvalidArgument(f"pass d_vocab=…, the number of token ids, at least 2; got {d_vocab}.")
     ids = tuple(range(d_vocab) if answers is None else answers)
-    if len({*ids} & {*range(d_vocab)}) != len(ids) or len(ids) < 2:
-        raise InvalidArgument(f"answers must be two or more distinct ids below d_vocab = {d_vocab}, got {shown(ids)}.")
-    if name != FUNCTIONS and name in task_kinds():
-        raise InvalidArgument(f"a task is named {name!r} already: choose another name.")
-    tokens, scored = _tried(draw, d_vocab)
-    exact = _predicted(predict, tokens, scored, len(ids))
-    _check_steady(predict, tokens, scored, exact)
-    _check_causal(predict, tokens, scored, exact)
+    task = _task_of(draw, predict, d_vocab, ids, name)
     if answers_follow:
         _check_fit(draw, predict, d_vocab, ids)
-    digest = hashlib.sha256(tokens.tobytes() + scored.tobytes() + np.round(exact[scored], 6).tobytes()).hexdigest()
-    task = _FunctionTask(
-        name=name,
-        n_ids=d_vocab,
-        tokens_each=tokens.shape[1],
-        answers=ids,
-        inputs=tuple(np.unique(tokens)[:_MOST_INPUTS].tolist()),
-        functions=(_name_of(draw), _name_of(predict)),
-        fingerprint=digest[:16],
-        drawing=draw,
-        predicting=predict,
-    )
-    check_affordable(task, 32.0 * task.n_pos * len(ids), on=("d_vocab", "n_pos"))
     return task
 
 
@@ -190,6 +170,32 @@ class _FunctionTask(WindTunnel):
 
     def token_labels(self) -> Sequence[str]:
         return [str(own) for own in range(self.n_ids)]
+
+
+def _task_of(draw: Draw, predict: Predict, d_vocab: int, ids: tuple[int, ...], name: str) -> _FunctionTask:
+    """Return the task of two functions, after trying each of them."""
+    if len({*ids} & {*range(d_vocab)}) != len(ids) or len(ids) < 2:
+        raise InvalidArgument(f"answers must be two or more distinct ids below d_vocab = {d_vocab}, got {shown(ids)}.")
+    if name != FUNCTIONS and name in task_kinds():
+        raise InvalidArgument(f"a task is named {name!r} already: choose another name.")
+    tokens, scored = _tried(draw, d_vocab)
+    exact = _predicted(predict, tokens, scored, len(ids))
+    _check_steady(predict, tokens, scored, exact)
+    _check_causal(predict, tokens, scored, exact)
+    digest = hashlib.sha256(tokens.tobytes() + scored.tobytes() + np.round(exact[scored], 6).tobytes()).hexdigest()
+    task = _FunctionTask(
+        name=name,
+        n_ids=d_vocab,
+        tokens_each=tokens.shape[1],
+        answers=ids,
+        inputs=tuple(np.unique(tokens)[:_MOST_INPUTS].tolist()),
+        functions=(_name_of(draw), _name_of(predict)),
+        fingerprint=digest[:16],
+        drawing=draw,
+        predicting=predict,
+    )
+    check_affordable(task, 32.0 * task.n_pos * len(ids), on=("d_vocab", "n_pos"))
+    return task
 
 
 def _called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
