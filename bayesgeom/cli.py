@@ -1033,7 +1033,8 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
     is_saved = stored is not diagnosis and stored.reports == diagnosis.reports and (out / HTML).is_file()
     try:
         if not is_saved or encoded(stored.provenance) != encoded(diagnosis.provenance):
-            diagnosis.save(out)
+            with phase("writing the report"):
+                diagnosis.save(out)
     except OutputFault:
         with contextlib.suppress(OutputFault):  # the first fault is reported
             tell(summary)
