@@ -238,7 +238,9 @@ def gate_text(answer: Answer | None, report: Reported) -> str:
 
 def _not_beaten(kl_bits: Estimate | None) -> str:
     """Return the predictor that the model is not clearly better than, next to which its KL is stored; "" if none."""
-    for own in () if kl_bits is None else kl_bits.compared:
+    if kl_bits is None:
+        return ""
+    for own in kl_bits.compared:
         if not 1 - float(kl_bits) / float(own.value) >= LEAST:
             return own.name.removesuffix(" prediction")
     return ""
