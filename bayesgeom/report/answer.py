@@ -241,6 +241,6 @@ def _not_beaten(kl_bits: Estimate | None) -> str:
     if kl_bits is None:
         return ""
     for own in kl_bits.compared:
-        if not 1 - float(kl_bits) / float(own.value) >= LEAST:
+        if float(kl_bits) > (1 - LEAST) * float(own.value):
             return own.name.removesuffix(" prediction")
     return ""
