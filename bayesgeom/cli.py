@@ -939,10 +939,24 @@ def _one_line(box: str) -> str:
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
-    """Check the names among a command's options before it loads a model, which can take minutes."""
+    """Check the names among a command's options before it loads a model, which can take minutes.
+
+    What needs no library comes first, and then what needs torch alone.
+    """
     if not isinstance(source := options.get("source"), Source):
         return
+    from bayesgeom.models.checkpoint_files import path_of
+    from bayesgeom.models.served.client import is_address
+
+    if not is_address(source.checkpoint):
+        path_of(source.checkpoint)
+    if (texts := options.get("texts")) is not None and not texts.is_file():
+        raise InvalidArgument(f"--texts takes a file of prompts; there is no file {shown(str(texts))}.")
     with phase("loading libraries"):
+        if isinstance(task := options.get("task"), str):
+            from bayesgeom.tasks.base import check_text
+
+            check_text(task)
         from bayesgeom.ablations.batteries import check_battery
         from bayesgeom.diagnosis.plan import check_probes
         from bayesgeom.models.resolve import check_names
@@ -990,7 +1004,8 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
     is_saved = stored is not diagnosis and stored.reports == diagnosis.reports and (out / HTML).is_file()
     try:
         if not is_saved or encoded(stored.provenance) != encoded(diagnosis.provenance):
-            diagnosis.save(out)
+            with phase("writing the report"):
+                diagnosis.save(out)
     except OutputFault:
         with contextlib.suppress(OutputFault):  # the first fault is reported
             tell(summary)

@@ -125,6 +125,11 @@ class AblationReport(Report):
         return float(known[0].value) if known else math.nan
 
     @property
+    def unchanged_kl_bits(self) -> Estimate:
+        """KL without ablation, next to that of a uniform prediction where it is known."""
+        return self.unablated_kl_bits
+
+    @property
     def is_preview(self) -> bool:
         """Whether the effects are a first-order preview by attribution, which knows no entropy error."""
         return bool(np.isnan(self.entropy_mae_increase_bits.value).all())
@@ -145,11 +150,11 @@ class AblationReport(Report):
         share = "heads above half of largest, share"
         return (
             self._largest(),
+            headline_of(self, "unablated_kl_bits"),
             *map(self._effect, self.ranked()[1:N_LISTED]),
             *self._picked(),
             headline_of(self, "top_to_second_ratio"),
             Headline.computed("share_above_half_of_top", share, self.share_above_half_of_top),
-            headline_of(self, "unablated_kl_bits"),
             *([headline_of(self, "attribution_rank_correlation")] if is_known else []),
         )
 

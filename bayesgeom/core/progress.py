@@ -16,7 +16,8 @@ from bayesgeom.core.files import is_temporary
 from bayesgeom.core.text import counted, shortened
 
 _SECOND = 1.0  # until the line of elapsed time appears, and between its updates
-_NAME = 40  # letters before a bar
+_NAME = 32  # letters before a bar: it fits 80 columns with its numbers
+_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}s [{elapsed}<{remaining}]"
 _COLUMNS, _ROWS = 80, 24  # for a terminal that does not report its size
 _open: list[tuple[str, bool]] = []  # the phases that run, the outermost first, and whether a bar shows each
 _listening: list[Callable[[str], None]] = []  # what is told of outermost phases, outside of terminals
@@ -72,8 +73,8 @@ def _bar(what: str, total: int | None, unit: str, *, done: int, leave: bool, is_
     is_hidden = is_hidden or total is None or sys.stderr is None  # None: the process has no standard error
     size = {} if is_hidden else _size_of(sys.stderr)
     disable = True if is_hidden else None
-    desc = shortened(what, _NAME)
-    return tqdm(total=total, desc=desc, unit=f" {unit}", initial=done, leave=leave, disable=disable, **size)
+    own = {"total": total, "desc": shortened(what, _NAME), "unit": f" {unit}", "bar_format": _FORMAT}
+    return tqdm(**own, initial=done, leave=leave, disable=disable, **size)
 
 
 def _size_of(stream: TextIO) -> dict[str, Any]:

@@ -154,7 +154,8 @@ def _diagnosed(
     if plan.renaming is not None:
         further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
     if plan.is_inside_shown:
-        further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed, with_heads=ablations)
+        with phase("data of the viewer"):
+            further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed, with_heads=ablations)
     if plan.lens_fit is not None:
         further[FittedLensReport.name] = plan.lens_fit.report(n_untrained)
     reports, skipped = reports | further, skipped | reasons

@@ -8,12 +8,21 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bayesgeom.core import CheckpointFault, is_temporary, put_all_back, read_json
+from bayesgeom.core import (
+    CheckpointFault,
+    UnknownName,
+    is_temporary,
+    put_all_back,
+    put_back,
+    read_json,
+    unknown_name,
+)
 
 SCHEMA = 2  # 2: a hash ties model, task, recipe and scores to the weights
 OURS = "bayesgeom"  # key of bayesgeom's description in a `config.json` that Hugging Face reads, too
@@ -21,6 +30,12 @@ CONFIG_HASH = "config_hash"  # key of the hash over everything else in the file
 SOURCE = "exported_from"  # key of the transformer config and the task in an exported Hugging Face directory
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "card.md"
 FINISHED = "checkpoint"  # folder of a run's finished checkpoint
+WELL_KNOWN = {  # names that the hub once had without an owner
+    **{f"gpt2{size}": f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl")},
+    "openai-gpt": "openai-community/openai-gpt",
+    "distilgpt2": "distilbert/distilgpt2",
+}
+_HUB_NAME, _LONGEST = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), 96
 VERSIONED = ("torch", "transformer-lens", "numpy", "safetensors")
 
 
@@ -186,3 +201,43 @@ def _holds_config(path: Path) -> bool:
         return False
     except OSError:  # no permission to look
         return True
+
+
+def path_of(name: str | Path) -> Path | None:
+    """Return the path of a checkpoint; None for a name on the hub.
+
+    Raises:
+        UnknownName: There is no such directory and no such checkpoint.
+        CheckpointFault: The folder of checkpoints cannot be listed.
+    """
+    # A path needs no list of names, which may be unreadable.
+    path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
+    if isinstance(name, Path) or not is_hub_name(name):
+        put_back(path)
+    if os.path.exists(path):  # noqa: PTH110  (false for a name that is too long for the file system)
+        return path
+    _require_hub_name(name)
+    return None
+
+
+def _require_hub_name(name: str | Path) -> None:
+    """Refuse the name of a path that does not exist, and a bare name that is no checkpoint's."""
+    if isinstance(name, Path) or (len(name) <= _LONGEST and _has_separator(name) and not is_hub_name(name)):
+        where = "" if Path(name).is_absolute() else f" ({Path(name).absolute()})"
+        raise UnknownName(f"there is no directory {str(name)!r}{where}; `bayesgeom checkpoints` lists names.")
+    if not is_hub_name(name):
+        if (full := WELL_KNOWN.get(str(name))) is not None:
+            raise UnknownName(f"there is no checkpoint named {str(name)!r}. On the Hugging Face hub it is {full!r}.")
+        missing = unknown_name("checkpoint", str(name), checkpoints())
+        raise UnknownName(
+            f"{missing} Specify a directory by its path, and a model on the Hugging Face hub as owner/name."
+        )
+
+
+def _has_separator(name: str) -> bool:
+    return "/" in name or os.sep in name
+
+
+def is_hub_name(name: str | Path) -> bool:
+    """Whether a name can be owner/name on the hub."""
+    return isinstance(name, str) and len(name) <= _LONGEST and bool(_HUB_NAME.fullmatch(name))

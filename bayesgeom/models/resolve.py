@@ -1,7 +1,6 @@
 """Conversion of names, paths and modules to a `Model`, and of text to a task; the folder of shipped checkpoints."""
 
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -24,12 +23,10 @@ from bayesgeom.core import (
     field_names,
     is_untrained,
     phase,
-    put_back,
     read_json,
     seed_of,
     shown,
     structure_of,
-    unknown_name,
     with_plain_integers,
 )
 from bayesgeom.models.adapters.hooked import of_native
@@ -38,7 +35,14 @@ from bayesgeom.models.adapters.wrapping import from_callable
 from bayesgeom.models.base import Model, Reattachable, check_memory_gib
 from bayesgeom.models.captured.model import CapturedModel, is_capture
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint, weights_hash
-from bayesgeom.models.checkpoint_files import CONFIG, OURS, WEIGHTS, checkpoints
+from bayesgeom.models.checkpoint_files import (
+    CONFIG,
+    OURS,
+    WEIGHTS,
+    WELL_KNOWN,
+    is_hub_name,
+    path_of,
+)
 from bayesgeom.models.config import architectures
 from bayesgeom.models.huggingface.loading import (
     FETCHING,
@@ -67,12 +71,6 @@ from bayesgeom.tasks.base import (
 ModelLike = Model | Checkpoint | nn.Module | Callable[[Tensor], Any] | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
 _AT_A_TIME = 32  # prompts per forward pass
-_WELL_KNOWN = {  # names that the hub once had without an owner
-    **{f"gpt2{size}": f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl")},
-    "openai-gpt": "openai-community/openai-gpt",
-    "distilgpt2": "distilbert/distilgpt2",
-}
-_HUB_NAME, _LONGEST = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), 96
 _SECRET, _COUNTS = ("token", "server_key"), ("batch_size", "top")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "revision": ((str,), "text"),
@@ -161,8 +159,8 @@ def _loaded(
     own = [*FETCHING] if is_address(name) or str(tokenizer) == str(name) else [n for n in FETCHING if n != "revision"]
     read: Any = tokenizer
     if isinstance(tokenizer, str | Path):
-        if not os.path.exists(tokenizer) and not _is_hub_name(tokenizer):  # noqa: PTH110  (as below)
-            full = _WELL_KNOWN.get(str(tokenizer))
+        if not os.path.exists(tokenizer) and not is_hub_name(tokenizer):  # noqa: PTH110  (as below)
+            full = WELL_KNOWN.get(str(tokenizer))
             raise UnknownName(
                 f"there is no tokenizer {shown(str(tokenizer))}: name a directory or a GGUF file by its path, or "
                 f"owner/name on the hub.{f' On the Hugging Face hub it is {full!r}.' if full else ''}"
@@ -176,23 +174,11 @@ def _loaded(
         return supported(str(name), read, given)
     if wrong := [n for n in SERVER if options.get(n) is not None]:
         raise InvalidArgument(f"{', '.join(wrong)} is for the address of an inference server; {name} is none.")
-    if (path := _path_of(name)) is not None:
+    if (path := path_of(name)) is not None:
         model = _from_path(path, options, device=device, trust_remote_code=trust_remote_code)
     else:
         model = load_huggingface(str(name), options, device=device, trust_remote_code=trust_remote_code)
     return _with_tokenizer(model, read)
-
-
-def _path_of(name: str | Path) -> Path | None:
-    """Return the path of a checkpoint; None for a name on the hub. Raise `UnknownName` for any other name."""
-    # A path needs no list of names, which may be unreadable.
-    path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
-    if isinstance(name, Path) or not _is_hub_name(name):
-        put_back(path)
-    if os.path.exists(path):  # noqa: PTH110  (false for a name that is too long for the file system)
-        return path
-    _require_hub_name(name)
-    return None
 
 
 def check_names(task: object = None, models: Sequence[object] = ()) -> set[str] | None:
@@ -211,7 +197,7 @@ def check_names(task: object = None, models: Sequence[object] = ()) -> set[str] 
     """
     for name in models:
         if isinstance(name, str | Path) and not is_address(name):
-            _path_of(name)
+            path_of(name)
     if isinstance(task, str):
         return check_text(task)
     if task is None:
@@ -262,21 +248,6 @@ def _require_cpu(device: str | torch.device, reason: str) -> None:
 def _given(options: Mapping[str, Any]) -> list[str]:
     """The options that a model without Hugging Face's loader cannot take. A token may be set for all models."""
     return [option for option, value in options.items() if value is not None and option != "token"]
-
-
-def _require_hub_name(name: str | Path) -> None:
-    """Refuse the name of a path that does not exist, and a bare name that is no checkpoint's."""
-    if isinstance(name, Path) or (len(name) <= _LONGEST and _has_separator(name) and not _is_hub_name(name)):
-        raise UnknownName(
-            f"there is no directory {str(name)!r} ({Path(name).absolute()}); `bayesgeom checkpoints` lists names."
-        )
-    if not _is_hub_name(name):
-        if (full := _WELL_KNOWN.get(str(name))) is not None:
-            raise UnknownName(f"there is no checkpoint named {str(name)!r}. On the Hugging Face hub it is {full!r}.")
-        missing = unknown_name("checkpoint", str(name), checkpoints())
-        raise UnknownName(
-            f"{missing} Specify a directory by its path, and a model on the Hugging Face hub as owner/name."
-        )
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -394,10 +365,11 @@ def _of_object(model: Any) -> Model:
     if isinstance(model, type):
         raise InvalidArgument(f"got the class {model.__name__}: pass an instance of it.")
     model = unwrapped(model)
-    if "transformers" in sys.modules:
-        import transformers
+    # transformer-lens imports transformers itself, but no models of it, which take seconds and write warnings.
+    if "transformers.modeling_utils" in sys.modules:
+        from transformers import PreTrainedModel
 
-        if isinstance(model, transformers.PreTrainedModel):
+        if isinstance(model, PreTrainedModel):
             return HFModel(model)
     if type(model).__name__ in ("TransformerBridge", "HookedTransformer"):
         return LensModel(model)
@@ -549,12 +521,3 @@ def _is_foreign(path: Path) -> bool:
     except (OSError, CheckpointFault):
         return False  # `load_checkpoint` reports the error
     return isinstance(config, dict) and "model_type" in config and OURS not in config
-
-
-def _has_separator(name: str) -> bool:
-    return "/" in name or os.sep in name
-
-
-def _is_hub_name(name: str | Path) -> bool:
-    """Whether a name can be owner/name on the hub."""
-    return isinstance(name, str) and len(name) <= _LONGEST and bool(_HUB_NAME.fullmatch(name))

@@ -369,7 +369,10 @@ def trainer_callback(
         >>> trainer_callback("bijection").monitor is None
         True
     """
-    from transformers import TrainerCallback
+    from bayesgeom.models.huggingface.weights import quiet
+
+    with quiet():
+        from transformers import TrainerCallback
 
     @final
     class Watch(TrainerCallback):

@@ -2,7 +2,7 @@
 
 The share of the gap closed is 1 − KL / KL of the strongest context-free predictor, one that sees no evidence of the
 sequence. The lower end of its 95 % interval decides. Where the predictions are no better than that predictor, numbers
-on activations explain no inference: `is_gated` says which reports hold such numbers. The text for people is below.
+on activations explain no inference: `gate_text` says so of a report. The text for people is below.
 """
 
 import math
@@ -19,6 +19,7 @@ from bayesgeom.report.tables import Reported
 
 MATCHED, NEAR = 0.99, 0.9  # least share of the gap closed that is called a match, and close
 NAMED_SHARE = 0.05  # of the gap that one temperature must close for the answer to name the confidence
+LEAST = 0.01  # share of the gap that a KL without an interval must close to be called better
 FOLLOWS = 0.5  # slope above which answers follow the evidence, and below which they do so in part or not at all
 OFF_ANSWER = 0.05  # off-answer probability that the details name
 _CALIBRATION, _RESPONSE = "calibration", "evidence_response"  # names of the reports that are read
@@ -135,11 +136,6 @@ def _response(report: Any) -> tuple[Estimate | None, tuple[int, ...]]:
     return (report.slope[known], ages) if ages else (None, ())
 
 
-def is_gated(answer: Answer | None, report: Reported) -> bool:
-    """Return whether a report holds numbers on activations that explain no inference, because there is none."""
-    return answer is not None and not answer.explains and not report.is_behavioral
-
-
 def answer_text(answer: Answer) -> str:
     """Return the answer of a diagnosis in one sentence."""
     name, word = answer.baseline, _confidence_word(answer)
@@ -229,12 +225,24 @@ def _age_text(answer: Answer) -> str:
     return f"uses evidence up to {counted(answer.ages[last + 1], 'step')} old"
 
 
-def gate_text(answer: Answer) -> str:
-    """Return the line above numbers on activations where the answer says that they explain no inference; "" elsewhere.
+def gate_text(answer: Answer | None, report: Reported) -> str:
+    """Return the line above numbers on activations that explain no inference, because there is none; "" elsewhere.
 
     Args:
-        answer: The answer of the diagnosis.
+        answer: The answer of the diagnosis; None where the report itself may hold the model's own KL.
+        report: The report that holds the numbers.
     """
-    if answer.explains:
+    if report.is_behavioral:
         return ""
-    return f"The predictions are not shown to be better than {answer.baseline}: what follows explains no inference."
+    own = _not_beaten(report.unchanged_kl_bits) if answer is None else "" if answer.explains else answer.baseline
+    return own and f"The predictions are not shown to be better than {own}: what follows explains no inference."
+
+
+def _not_beaten(kl_bits: Estimate | None) -> str:
+    """Return the predictor that the model is not clearly better than, next to which its KL is stored; "" if none."""
+    if kl_bits is None:
+        return ""
+    for own in kl_bits.compared:
+        if float(kl_bits) > (1 - LEAST) * float(own.value):
+            return own.name.removesuffix(" prediction")
+    return ""

@@ -16,7 +16,7 @@ from bayesgeom.core import (
     shortened,
     unknown_name,
 )
-from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated
+from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run
 from bayesgeom.report.tables import Headline, Viewed, frame, model_name, records_of
@@ -166,8 +166,7 @@ class Diagnosis(Mapping[str, Report]):
         answer, blocks = self.answer, dict[str, list[tuple[str, Headline]]]()
         opening = [] if answer is None else [answer_text(answer), answer_details(answer)]
         for name, line in self.headlines():
-            gate = gate_text(answer) if answer is not None and is_gated(answer, self.reports[name]) else ""
-            blocks.setdefault(gate, []).append((name, line))
+            blocks.setdefault(gate_text(answer, self.reports[name]), []).append((name, line))
         return summary(self.title, opening, dict(sorted(blocks.items())), list(self._notes()), where)
 
     def _notes(self) -> Iterator[str]:

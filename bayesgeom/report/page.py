@@ -31,7 +31,7 @@ from bayesgeom.core import (
     shortened,
     with_minus,
 )
-from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated
+from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text
 from bayesgeom.report.panels import Chart, Panel, listed
 from bayesgeom.report.render import headline_text, interval_cell, tone, verdict_text
 from bayesgeom.report.storage import fits
@@ -172,9 +172,8 @@ def _opening(
         "answer": answer,
         "answer_sentence": answer_text(answer) if answer else "",
         "answer_details": answer_details(answer) if answer else "",
-        "gate": gate_text(answer) if answer else "",
         "line": first["answer"] if is_one_number else None,
-        "line_says": _says(first["answer"]) if is_one_number else (),
+        "line_says": _says(first["answer"], first["gate"]) if is_one_number else (),
         "marks": marks,
     }
 
@@ -196,7 +195,7 @@ def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, An
         "panels": panels,
         "panel": first,
         "more": [own for own in panels if own is not first],
-        "is_gray": is_gated(answer, report),
+        "gate": gate_text(answer, report),
         "n": counted(report.n, report.counts),
         "fewer": _fewer(report),
     }
@@ -213,13 +212,18 @@ def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {**section, "thumbnail": thumbnail(section["panel"].plot) if section["panel"] else ""}
         for section in sections
         if section["answer"] is not None and not math.isnan(section["answer"].value)
-        if not section["is_gray"]
+        if not section["gate"]
     ]
     return shown[:TILES]
 
 
-def _says(line: Headline) -> tuple[str, str]:
-    """Return the answer of a single report and what stands behind it; the gauge shows interval and baselines."""
+def _says(line: Headline, gate: str) -> tuple[str, str]:
+    """Return the answer of a single report and what stands behind it; the gauge shows interval and baselines.
+
+    Where the model's predictions are no better than context-free ones, this is the answer.
+    """
+    if gate:
+        return gate, headline_text(line)
     verdict = f"{verdict_text(line.verdict)}{f' ({line.why})' if line.why else ''}"
     number = labeled_text(line.label, line.value_text)
     says, details = (number, verdict) if line.verdict in _COMPARED or not line.verdict else (verdict, number)

@@ -125,6 +125,11 @@ class Report(ABC):
     def panels(self) -> "Sequence[Panel]":
         """Return the plots of the stored numbers, including baselines."""
 
+    @property
+    def unchanged_kl_bits(self) -> Estimate | None:
+        """KL of the model without any change, next to that of context-free predictors; None if it is not stored."""
+        return None
+
     def headline(self) -> Headline | None:
         """Return the number that answers the question of the report: the first one with a verdict, or the first."""
         lines = self.headlines()
@@ -140,11 +145,13 @@ class Report(ABC):
     @final
     def summary(self, where: str = "") -> str:
         """Return a table of at most 100 columns for the terminal; `where` is as in `Diagnosis.summary`."""
+        from bayesgeom.report.answer import gate_text
         from bayesgeom.report.render import opening_of, summary
 
         lines = [("", line) for line in self.headlines()]
         settings = [own for own in (settings_of(self.provenance),) if own]
-        return summary(f"{self._subject()}{self.title}", opening_of(self.headline()), {"": lines}, settings, where)
+        opening = [gate] if (gate := gate_text(None, self)) else opening_of(self.headline())
+        return summary(f"{self._subject()}{self.title}", opening, {"": lines}, settings, where)
 
     @final
     def __str__(self) -> str:

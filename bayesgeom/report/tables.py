@@ -56,6 +56,10 @@ class Reported(Protocol):
         """Number of measured sequences, or of the units that `counts` names."""
 
     @property
+    def unchanged_kl_bits(self) -> Estimate | None:
+        """KL of the model without any change, next to that of context-free predictors; None if it is not stored."""
+
+    @property
     def provenance(self) -> Mapping[str, Any]:
         """Model, task, arguments and versions; empty for a report made by hand."""
 

@@ -15,6 +15,8 @@ from bayesgeom.ablations.engine import BatchScores
 from bayesgeom.ablations.report import N_LISTED, AblationReport, ablation_report, with_attribution
 from bayesgeom.core.text import number_text
 from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.report.answer import gate_text
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.tables import Headline, records_of
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
@@ -143,6 +145,28 @@ def test_summaries_equal_their_slow_twins(rng: np.random.Generator) -> None:
     assert first.high == high and first.baseline == 0.0
     assert low - 0.6 * (first.value - low) < first.low < low, "chosen among nine: 1.28 times as far out, by 5/9 %"
     assert report.uniform_kl_bits == 1.7
+
+
+@pytest.mark.parametrize(("own_bits", "is_better"), [(0.3, True), (1.69, False), (1.7, False), (2.5, False)])
+def test_effects_in_a_model_no_better_than_uniform_explain_no_inference(
+    rng: np.random.Generator, own_bits: float, *, is_better: bool
+) -> None:
+    """A model that fails its task was reported to beat every baseline, by 0.00025 bits."""
+    report = reported(scores(rng))
+    (level,) = report.unablated_kl_bits.baselines
+    report = replace(report, unablated_kl_bits=Estimate.of(own_bits, n=N, baselines=(level,)))
+    gate = "The predictions are not shown to be better than uniform: what follows explains no inference."
+    assert gate_text(None, report) == ("" if is_better else gate)
+    assert [line.metric for line in report.headlines()[:2]] == ["kl_increase_bits", "unablated_kl_bits"]
+    opening = str(report).splitlines()[1]
+    assert (opening == gate) == (not is_better) and opening.startswith("beats every baseline") == is_better
+    assert (gate in Diagnosis.of(report).summary()) == (not is_better)
+    text = report.to_html()
+    answer = text.split('<section id="answer"')[1].split("</section>")[0]
+    assert (gate in answer) == (not is_better)
+    assert ('<section id="ablation" class="gray">' in text) == (not is_better)
+    old = replace(report, unablated_kl_bits=Estimate.of(own_bits, n=N))
+    assert gate_text(None, old) == "", "reports of earlier versions have no level to compare with"
 
 
 def test_labels_say_what_each_row_is(rng: np.random.Generator) -> None:

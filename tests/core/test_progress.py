@@ -58,7 +58,8 @@ def drawn(
 @pytest.mark.parametrize("size", [(0, 0), (24, 70)], ids=["without a size", "of 70 columns"])
 def test_a_terminal_shows_how_far_and_how_long(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     lines = drawn(monkeypatch, size).split("\r")
-    assert [line for line in lines if re.match(r"snapshots:  67%\|.*\| 2/3 \[\d\d:\d\d<\d\d:\d\d", line)], lines
+    shape = r"snapshots:  67%\|.*\| 2/3 snapshots \[\d\d:\d\d<\d\d:\d\d"
+    assert [line for line in lines if re.match(shape, line)], lines
     assert max(map(len, lines)) <= (size[1] or 80) + len("\r\nend")
 
 

@@ -11,7 +11,7 @@ import torch
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.calibration import POSITION, UNIFORM, Calibration, CalibrationReport
-from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, is_gated, verdict_of
+from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, verdict_of
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.tables import headline_of
@@ -229,7 +229,7 @@ def test_the_answer_comes_first_and_survives_a_file(exact: np.ndarray, tmp_path:
 
 def test_without_a_posterior_there_is_no_answer(rng: np.random.Generator) -> None:
     other = Diagnosis.of(planted(rng))
-    assert other.answer is None and not is_gated(None, planted(rng)) and answer_of({}) is None
+    assert other.answer is None and not gate_text(None, planted(rng)) and answer_of({}) is None
     assert other.summary() == str(planted(rng)).replace(str(planted(rng)).splitlines()[1] + "\n", "")
 
 
@@ -240,12 +240,12 @@ def test_numbers_on_activations_come_last_where_they_explain_no_inference(
     diagnosis = Diagnosis(reports=reports, skipped={}, provenance={})
     answer = diagnosis.answer
     assert answer is not None
-    assert is_gated(answer, reports["planted"]) and not is_gated(answer, reports["calibration"])
+    assert gate_text(answer, reports["planted"]) and not gate_text(answer, reports["calibration"])
     lines = diagnosis.summary().splitlines()
-    order = [lines.index(text) for text in ("calibration", gate_text(answer), "planted")]
+    order = [lines.index(text) for text in ("calibration", gate_text(answer, reports["planted"]), "planted")]
     assert order == sorted(order) and lines[1] == answer_text(answer)
     good = Diagnosis(reports={**reports, "calibration": measured(exact, exact)}, skipped={}, provenance={})
-    assert good.answer is not None and gate_text(good.answer) == ""
+    assert good.answer is not None and gate_text(good.answer, reports["planted"]) == ""
     assert good.summary().index("planted") < good.summary().index("calibration"), "in the order of the reports"
 
 

@@ -75,3 +75,41 @@ def test_a_command_that_only_reads_descriptions_does_not_load_torch(
 @pytest.mark.parametrize("line", HELP)
 def test_help_loads_nothing_heavy(line: str, after_commands: dict[str, set[str]]) -> None:
     assert after_commands[line] == set()
+
+
+OUR_IMPORTS = {
+    "a callable": "task = bayesgeom.tasks.Mess3(); model = lambda ids: torch.zeros(*ids.shape, 3)",
+    "a native model": 'task, model = None, "mess3-small"',
+    "a model built by transformers": 'task, model = None, "bijection-v20-llama"',
+}
+MEASURED = """
+import bayesgeom, torch
+from bayesgeom.monitor import trainer_callback
+{lines}
+bayesgeom.diagnose(model, task, n=4, n_untrained=0, probes=["calibration"])
+trainer_callback("bijection")
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lines", OUR_IMPORTS.values(), ids=OUR_IMPORTS)
+def test_libraries_that_we_import_print_nothing(lines: str) -> None:
+    code = MEASURED.format(lines=lines)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+MISTYPED = {
+    ("diagnose", "./nowhere"): ("there is no directory", set[str]()),
+    ("diagnose", "mess3-small", "--texts", "nowhere"): ("there is no file 'nowhere'", set[str]()),
+    ("diagnose", "mess3-small", "--task", "evidnce"): ("there is no task named 'evidnce'", {"torch"}),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("given", MISTYPED)
+def test_a_wrong_name_is_refused_before_what_it_does_not_need_loads(given: tuple[str, ...]) -> None:
+    message, needed = MISTYPED[given]
+    code = f"from bayesgeom.cli import main\nassert main({list(given)!r}) == 2{LOADED}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert message in done.stderr and set(json.loads(done.stdout)) <= needed, done.stderr

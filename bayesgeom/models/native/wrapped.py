@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import InvalidArgument
 from bayesgeom.models.config import INIT_STD, ModelConfig, draw_weights
+from bayesgeom.models.huggingface.weights import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,7 +82,7 @@ class WrappedConfig(ModelConfig):
     def _build(self, *, seed: int) -> Wrapped:
         import transformers
 
-        with torch.random.fork_rng(devices=()):
+        with quiet(), torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)  # transformers initializes from the global generator
             whole = getattr(transformers, f"{self.hf_name}ForCausalLM")(self._theirs())
         with torch.no_grad():
@@ -102,7 +103,9 @@ class WrappedConfig(ModelConfig):
         import transformers
 
         absent = dict.fromkeys(("bos_token_id", "eos_token_id"))
-        return getattr(transformers, f"{self.hf_name}Config")(**absent, tie_word_embeddings=False, **self._entries())
+        with quiet():
+            kind = getattr(transformers, f"{self.hf_name}Config")
+        return kind(**absent, tie_word_embeddings=False, **self._entries())
 
     @abstractmethod
     def _entries(self) -> dict[str, Any]:
