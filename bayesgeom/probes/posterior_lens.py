@@ -110,9 +110,10 @@ class PosteriorLensReport(Report):
             add_line(entropy.figure, scored, read[place], name=self.stages[place], color=color)
         label_axes(entropy.figure, "scored position (1 is the first)", "entropy (bits)")
         title = f"One sequence, at scored position {self.example_position}: what each layer would answer"
-        example, names = Panel.blank(title, is_folded=True), (self.sources, range(self.example.shape[1]))
-        axes = ("answer", "read after")
-        add_heat(example.figure, self.example, unit="probability", baseline=0.0, names=names, axes=axes)
+        upward = [0, *range(len(self.sources) - 1, 0, -1)]  # exact on top, then the last layer, as in the viewer
+        names = ([self.sources[at] for at in upward], range(self.example.shape[1]))
+        example, axes = Panel.blank(title, is_folded=True), ("answer", "read after")
+        add_heat(example.figure, self.example[upward], unit="probability", baseline=0.0, names=names, axes=axes)
         return kl, entropy, example
 
 
