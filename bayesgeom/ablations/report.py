@@ -165,7 +165,7 @@ class AblationReport(Report):
         (top,), own = effects.extreme("largest")
         label, count = f"largest KL increase: {self.ablations[top]}", len(self.ablations)
         if own.reason_at() in (Reason.MANY, Reason.HIDDEN) and not effects[top].is_withheld:
-            line = headline_of(self, "kl_increase_bits", (top,), label, own=effects[top])
+            line = headline_of(self, "kl_increase_bits", (top,), label, own=effects[top], verdict="")
             line = replace(line, why=str(Reason.CHOICE_IGNORED))
         else:
             line = headline_of(self, "kl_increase_bits", (top,), label, own=own, chosen_of=count)

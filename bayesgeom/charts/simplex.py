@@ -84,7 +84,7 @@ def _add_polygon(
     edge, drawn = corners(points.shape[1]), np.isfinite(points).all(axis=1)
     at = placed(points[drawn]).clip(edge.min(axis=0) - _ROOM, edge.max(axis=0) + _ROOM)
     # The points of two hypotheses lie on a line: there the names stand above its ends.
-    out = edge + [0.0, 1.3 * _LETTERS] if len(edge) == 2 else (1 + _LETTERS) * edge
+    out = edge + np.array([0.0, 1.3 * _LETTERS]) if len(edge) == 2 else (1 + _LETTERS) * edge
     closed = np.concatenate([edge, edge[:1]])
     line = {"color": BASELINE, "width": 1}
     _add(figure, x=closed[:, 0] + shift, y=closed[:, 1], mode="lines", line=line, hoverinfo="skip")

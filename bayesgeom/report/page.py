@@ -220,7 +220,8 @@ def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _says(line: Headline) -> tuple[str, str]:
     """Return the answer of a single report and what stands behind it; the gauge shows interval and baselines."""
-    verdict = f"{verdict_text(line.verdict)}{f' ({line.why})' if line.why else ''}"
+    verdict = f"{verdict_text(line.verdict)} ({line.why})" if line.verdict and line.why else line.why
+    verdict = verdict or verdict_text(line.verdict)
     number = labeled_text(line.label, line.value_text)
     says, details = (number, verdict) if line.verdict in _COMPARED or not line.verdict else (verdict, number)
     return says if "=" in says.split()[0] else says[:1].upper() + says[1:], details

@@ -272,8 +272,8 @@ class BoundEvidence(EvidenceTask):
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """Return `uniform`, and predictors that do not read all labels if labels carry information.
 
-        - `first_label_at_median_entropy` has the median exact entropy at each k, and always prefers the first label. It does not read
-          which label leads; `uniform` has the smallest KL of such predictors.
+        - `first_label_at_median_entropy` has the median exact entropy at each k, and always prefers the first label. It
+          does not read which label leads; `uniform` has the smallest KL of such predictors.
         - `last_label` uses only the latest label.
         - `as_evidence`, with shuffled labels, treats them as evidence.
         """
