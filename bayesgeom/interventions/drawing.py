@@ -26,17 +26,17 @@ def profile_panel(
     """
     panel, layers = Panel.blank(title, is_folded=is_folded), np.flatnonzero(np.isfinite(effect.value[:, 0]))
     if len(layers) == 1 and not is_along:
-        own, label = effect[layers, 0], [f"layer {layers[0]}"]
-        marks = {f"baseline: {each.name}": each.bar("higher") for each in own.compared}
-        marks |= {"ceiling: whole activation": own.ceiling}
+        only, label = effect[layers, 0], [f"layer {layers[0]}"]
+        marks = {f"baseline: {each.name}": each.bar("higher") for each in only.compared}
+        marks |= {"ceiling: whole activation": only.ceiling}
         drawn = np.concatenate(list(marks.values()))
         is_beyond = bool(((drawn < limits[0]) | (drawn > limits[1])).any())
-        unit = f"{y} (beyond ±{limits[1]:g}: at the edge)" if is_beyond else y
-        add_forest(panel.figure, label, own.value, own.ends, unit=unit, levels=marks, limits=limits)
+        unit = f"{y} (edge: beyond ±{limits[1]:g})" if is_beyond else y
+        add_forest(panel.figure, label, only.value, only.ends, unit=unit, levels=marks, limits=limits)
         return panel
     figure, (random, *others) = panel.figure, effect[layers, 0].compared
-    low, high = (random.value if end is None else end for end in (random.low, random.high))
-    add_band(figure, layers, low, high, name=f"baseline: {random.name} (range)", color=BASELINE)
+    least, most = (random.value if end is None else end for end in (random.low, random.high))
+    add_band(figure, layers, least, most, name=f"baseline: {random.name} (range)", color=BASELINE)
     for own in (random, *others):
         if np.isfinite(level := own.bar("higher")).any():
             add_baseline(figure, layers, level, name=f"baseline: {own.name}")
