@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.batteries import Ablation
 from bayesgeom.ablations.engine import METRICS
-from bayesgeom.core import Mode, Verdict, fitted, interval_text, number_text
+from bayesgeom.core import Mode, Reason, Verdict, fitted, interval_text, number_text
 from bayesgeom.report import (
     Baseline,
     Coordinate,
@@ -119,6 +119,11 @@ class AblationReport(Report):
         return float((heads > heads.max() / 2).mean()) if len(heads) else math.nan
 
     @property
+    def n_raising(self) -> int:
+        """Number of ablations whose KL increase has an interval above 0."""
+        return int((self._exactly(self.kl_increase_bits).ends[0] > 0).sum())
+
+    @property
     def uniform_kl_bits(self) -> float:
         """KL of a uniform prediction on the same sequences; NaN in older reports, which lack it."""
         known = [own for own in self.unablated_kl_bits.baselines if own.name == UNIFORM]
@@ -151,6 +156,7 @@ class AblationReport(Report):
         return (
             self._largest(),
             headline_of(self, "unablated_kl_bits"),
+            Headline.computed("n_raising", f"ablations that raise KL, of {len(self.ablations)}", self.n_raising),
             *map(self._effect, self.ranked()[1:N_LISTED]),
             *self._picked(),
             headline_of(self, "top_to_second_ratio"),
@@ -159,11 +165,15 @@ class AblationReport(Report):
         )
 
     def _largest(self) -> Headline:
-        """Return the largest KL increase; without an interval that allows for its choice, nothing is decided."""
+        """Return the largest KL increase; with too few sequences to allow for its choice, with its own interval."""
         effects = self._exactly(self.kl_increase_bits)
         (top,), own = effects.extreme("largest")
         label, count = f"largest KL increase: {self.ablations[top]}", len(self.ablations)
-        line = headline_of(self, "kl_increase_bits", (top,), label, own=own, chosen_of=count)
+        if own.reason_at() in (Reason.MANY, Reason.HIDDEN) and not effects[top].is_withheld:
+            line = headline_of(self, "kl_increase_bits", (top,), label, own=effects[top], verdict="")
+            line = replace(line, why=str(Reason.CHOICE_IGNORED))
+        else:
+            line = headline_of(self, "kl_increase_bits", (top,), label, own=own, chosen_of=count)
         return replace(line, verdict=str(Verdict.PREVIEW)) if self.is_preview else line
 
     def _effect(self, at: int, label: str = "KL increase of {}") -> Headline:
@@ -192,14 +202,11 @@ class AblationReport(Report):
         unit, by_head, panels = "KL increase (bits)", self.kl_increase_bits_by_head, list[Panel]()
         if not np.isnan(by_head).all():
             layer, head = np.unravel_index(np.nanargmax(by_head), by_head.shape)
-            most = by_head[layer, head]
-            panels.append(
-                Panel.blank(
-                    f"Head L{layer}H{head} matters most: {self.mode} ablation costs {brief(most)} bits"
-                    if most > 0
-                    else f"No head matters: {self.mode} ablation of none raises KL"
-                )
-            )
+            raising = int((self._exactly(self.kl_increase_bits).ends[0][self.head >= 0] > 0).sum())
+            among = f"{raising} of {np.isfinite(by_head).sum()} heads raise KL (interval above 0)"
+            most = f"{among}; L{layer}H{head} raises it most, by {brief(by_head[layer, head])} bits"
+            none = f"No head matters: {self.mode} ablation of none raises KL"
+            panels.append(Panel.blank(most if by_head[layer, head] > 0 else none))
             add_heat(panels[-1].figure, by_head, unit=unit, baseline=0.0)
         alike = {title: [i for i in self.ranked() if self.kinds[i] in kinds] for title, kinds in _ALIKE.items()}
         groups = {title: found for title, found in alike.items() if found}

@@ -5,6 +5,7 @@ heat map of sorted beliefs. A color is the same exact belief in all panels: a re
 the same place as in the exact panel.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,6 +20,8 @@ MAX_CORNERS = 6  # with more corners, different beliefs overlap: a heat map of s
 MAX_COLUMNS = 200
 POINTS = "beliefs"  # the name of these traces, which need no legend
 _SIDE, _HEIGHTS = 8, (360, 290, 260)  # pixels around the plot, and of a panel of one, two or three sets
+_LINE = 170  # pixels of a panel of two hypotheses
+_CAPTION_LETTERS = 18  # of a line of the name of a set
 _ROOM, _LETTERS, _CAPTION = 0.16, 0.09, 0.2  # around a polygon of radius 1: points outside, corners' names, its own
 
 
@@ -60,13 +63,14 @@ def add_simplexes(
         return
     edge = corners(n)
     low, high = edge.min(axis=0) - _ROOM, edge.max(axis=0) + _ROOM
+    step = float(high[0] - low[0]) + (2 * _ROOM if n == 2 else 0.0)  # points on a line reach its neighbor
     for at, (name, points) in enumerate(known.items()):
-        _add_polygon(figure, name, points, belief, at * float(high[0] - low[0]))
-    width = float(high[0] - low[0]) * len(known)
+        _add_polygon(figure, name, points, belief, at * step)
+    width = float(high[0] - low[0]) + step * (len(known) - 1)
     figure.update_xaxes(range=[low[0], low[0] + width], visible=False)
     figure.update_yaxes(range=[low[1] - _CAPTION, high[1]], scaleanchor="x", visible=False)
     figure.layout.margin = {"l": _SIDE, "r": _SIDE, "t": _SIDE, "b": _SIDE}
-    figure.layout.height = _HEIGHTS[min(len(known), len(_HEIGHTS)) - 1]
+    figure.layout.height = _HEIGHTS[min(len(known), len(_HEIGHTS)) - 1] if n > 2 else _LINE
 
 
 def _add_polygon(
@@ -79,7 +83,9 @@ def _add_polygon(
     """Add outline, corners, points and name of one set of beliefs, this far to the right."""
     edge, drawn = corners(points.shape[1]), np.isfinite(points).all(axis=1)
     at = placed(points[drawn]).clip(edge.min(axis=0) - _ROOM, edge.max(axis=0) + _ROOM)
-    closed, out = np.concatenate([edge, edge[:1]]), (1 + _LETTERS) * edge
+    # The points of two hypotheses lie on a line: there the names stand above its ends.
+    out = edge + np.array([0.0, 1.3 * _LETTERS]) if len(edge) == 2 else (1 + _LETTERS) * edge
+    closed = np.concatenate([edge, edge[:1]])
     line = {"color": BASELINE, "width": 1}
     _add(figure, x=closed[:, 0] + shift, y=closed[:, 1], mode="lines", line=line, hoverinfo="skip")
     told = [" ".join(f"{share:.2f}" for share in own).replace("-", "−") for own in points[drawn]]
@@ -89,7 +95,12 @@ def _add_polygon(
     style = {"color": [SERIES[i] for i in range(len(edge))], "size": 15}
     names = [str(i) for i in range(len(edge))]
     _add(figure, x=out[:, 0] + shift, y=out[:, 1], mode="text", text=names, textfont=style, hoverinfo="skip")
-    below = {"mode": "text", "text": [name], "textfont": {"size": 12, "color": EXACT}, "hoverinfo": "skip"}
+    below = {
+        "mode": "text",
+        "text": ["<br>".join(textwrap.wrap(name, _CAPTION_LETTERS))],
+        "textfont": {"size": 12, "color": EXACT},
+        "hoverinfo": "skip",
+    }
     _add(figure, x=[shift], y=[edge[:, 1].min() - _ROOM - _CAPTION / 2], **below)
 
 

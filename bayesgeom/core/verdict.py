@@ -162,6 +162,8 @@ class Reason(IntEnum):
     """The value lies outside the range of its quantity, such as an R² below −1 of a fit that does not carry over."""
     OTHER_KERNEL = 19, "other kernel"
     """The two sides attended with different kernels, whose rounding differs: a small difference may come from it."""
+    CHOICE_IGNORED = 20, "interval ignores the choice"
+    """It was chosen from too many entries for so small a sample: the interval is of the entry alone."""
 
     @classmethod
     def of(cls, number: SupportsInt) -> "Reason":

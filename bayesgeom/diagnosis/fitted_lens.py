@@ -105,8 +105,8 @@ class FittedLensReport(Report):
         add_estimate(panel.figure, x, self.kl_bits[probe], name=self.lens_names[probe], is_log=True)
         log_axes(panel.figure, floor=log_floor(self.kl_bits.value, np.asarray(threshold)))
         places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
-        panel.figure.update_xaxes(tickvals=places, ticktext=[self.stages[0], *map(str, places[1:])])
-        label_axes(panel.figure, "read after", "KL(exact ‖ lens) (bits)")
+        panel.figure.update_xaxes(tickvals=places, ticktext=["emb", *map(str, places[1:])])
+        label_axes(panel.figure, "read after layer (emb: the embedding)", "KL(exact ‖ lens) (bits)")
         return [panel]
 
 

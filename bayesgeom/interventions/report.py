@@ -281,7 +281,7 @@ class InterventionReport(EditReport):
         if self.is_swap and np.isfinite(self.movement.value[:, 0]).any():
             moved = f"{percent_text(self.movement.value[layer, 0])} of the way to the donor's {self.quantity}"
             title, share = f"Layer {layer} moves the answer {moved}", "share of the way"
-            movement = profile_panel(title, share, self.movement, everywhere)
+            movement = profile_panel(title, share, self.movement, everywhere, limits=(-1.5, 1.5))
             return movement, increase, bands_panel("Movement by position", share, self.movement, self.bands)
         error = self.effect(EFFECTS[ERROR])
         by_error = profile_panel("Increase in entropy error", "increase (bits)", error, everywhere, is_folded=True)
@@ -539,7 +539,7 @@ class OnwardsReport(EditReport):
         most = int(np.nan_to_num(kl.value, nan=-np.inf).argmax())
         title = f"Erasing it from layer {most} on changes KL by {brief(kl.value[most])} bits"
         read = Panel.blank("R² of the quantity, before and after", is_folded=True)
-        cost = profile_panel(title, "KL increase (bits)", kl[:, np.newaxis], "erased")
+        cost = profile_panel(title, "KL increase (bits)", kl[:, np.newaxis], "erased", is_along=True)
         for name, values, color in zip(self.stages, self.r2.value, (EXACT, MEASURED), strict=True):
             add_line(read.figure, at, values[at], name=f"{name}, most over layers", color=color)
         label_axes(read.figure, "first erased layer", "held-out R²")

@@ -31,7 +31,6 @@ from bayesgeom.probes.base import (
 )
 from bayesgeom.report import (
     R2,
-    AtMostOne,
     Baseline,
     Estimate,
     Headline,
@@ -134,10 +133,10 @@ class BeliefReadoutReport(Report):
     balanced_accuracy: Annotated[Estimate, Share("site layer", better="higher", label="surviving hypotheses")]
     silhouette: Annotated[Estimate, Signed("site layer cluster_count", better="higher", label="silhouette of clusters")]
     rand_index: Annotated[
-        Estimate, AtMostOne("site layer cluster_count", better="higher", label="adjusted Rand, best guess")
+        Estimate, Signed("site layer cluster_count", better="higher", label="adjusted Rand, best guess")
     ]
     token_rand_index: Annotated[
-        Estimate, AtMostOne("site layer cluster_count", better="higher", label="adjusted Rand, token")
+        Estimate, Signed("site layer cluster_count", better="higher", label="adjusted Rand, token")
     ]
     nearest_centroid_accuracy: Annotated[
         Estimate, Share("site layer confidence", better="higher", label="accuracy of the nearest best guess")
@@ -214,13 +213,15 @@ class BeliefReadoutReport(Report):
                 self.confidences,
             ),
         )
-        drawn = list(self._simplexes())
+        drawn, (best_k,), _ = list(self._simplexes()), *self.silhouette[0, -1].extreme("largest")
         for row, site in enumerate(self.sites):
             for at, (metric, title, axes, ticks) in enumerate(shown):
                 own = metric[row]
                 own = own if own.value.ndim == 1 else own[-1]
                 if np.isfinite(own.value).any():
-                    drawn.append(_readout_panel(title, site * (row > 0), axes, ticks, own, is_folded=at + row > 0))
+                    named = best_k if axes[0] == counts else int(np.flatnonzero(np.isfinite(own.value))[-1])
+                    panel = _readout_panel(title, site * (row > 0), axes, ticks, own, at=named)
+                    drawn.append(replace(panel, is_folded=at + row > 0))
         return drawn
 
     def _simplexes(self) -> Iterator[Panel]:
@@ -240,26 +241,27 @@ class BeliefReadoutReport(Report):
 
 
 def _readout_panel(
-    title: str, site: str, axes: tuple[str, str], ticks: Sequence[str], own: Estimate, *, is_folded: bool
+    title: str, site: str, axes: tuple[str, str], ticks: Sequence[str], own: Estimate, *, at: int
 ) -> Panel:
-    """Draw an estimate along its only axis, which `ticks` name; the embedding is one step before the first."""
+    """Draw an estimate along its only axis, which `ticks` name; the embedding is one step before the first.
+
+    The title states the entry `at` this place.
+    """
     from bayesgeom.charts.lines import brief, estimate_panel
     from bayesgeom.report import BASELINE
 
-    known = np.flatnonzero(np.isfinite(own.value))
-    at = int(np.nanargmax(own.value)) if axes[0].startswith("number") else int(known[-1])
     where = f" with k = {ticks[at]}" if axes[0].startswith("number") else f" in {axes[0]} {ticks[at]}"
     where = where.replace("in confidence", "for confidence")
     named = f"{title}{f' ({site})' if site else ''}: {brief(own.value[at])}{where}"
     steps, levels = range(len(own.value)), [level for level in own.baselines if level.name != EMBEDDING]
-    panel = estimate_panel(named, axes, steps, replace(own, baselines=tuple(levels)), is_folded=is_folded)
+    panel = estimate_panel(named, axes, steps, replace(own, baselines=tuple(levels)))
     start = [float(level.value[0]) for level in own.baselines if level.name == EMBEDDING]
     places, texts = list(steps), list(ticks)
     if start and np.isfinite(start[0]):
         marker = {"color": BASELINE, "symbol": "diamond", "size": 8}
         drawn = {"mode": "markers", "name": f"baseline: {EMBEDDING}", "marker": marker, "showlegend": False}
         panel.figure.add_scatter(x=[-1], y=start, **drawn)
-        places, texts = [-1, *places], [EMBEDDING, *texts]
+        places, texts = [-1, *places], ["emb", *texts]
     every = -(-len(texts) // 9)
     panel.figure.update_xaxes(tickvals=places[::every], ticktext=texts[::every])
     return panel

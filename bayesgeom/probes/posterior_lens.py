@@ -109,11 +109,11 @@ class PosteriorLensReport(Report):
         for place, color in zip((0, *shown), (BASELINE, *colors), strict=True):
             add_line(entropy.figure, scored, read[place], name=self.stages[place], color=color)
         label_axes(entropy.figure, "scored position (1 is the first)", "entropy (bits)")
-        example = Panel.blank(
-            f"One sequence, at scored position {self.example_position}: what each layer would answer", is_folded=True
-        )
-        axes, names = ("answer", "read after"), (self.sources, range(self.example.shape[1]))
-        add_heat(example.figure, self.example, unit="probability", baseline=0.0, names=names, axes=axes)
+        title = f"One sequence, at scored position {self.example_position}: what each layer would answer"
+        upward = [0, *range(len(self.sources) - 1, 0, -1)]  # exact on top, then the last layer, as in the viewer
+        names = ([self.sources[at] for at in upward], range(self.example.shape[1]))
+        example, axes = Panel.blank(title, is_folded=True), ("answer", "read after")
+        add_heat(example.figure, self.example[upward], unit="probability", baseline=0.0, names=names, axes=axes)
         return kl, entropy, example
 
 

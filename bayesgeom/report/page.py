@@ -47,7 +47,7 @@ DIGITS = 5  # significant digits of a plotted number
 TILES, ROWS = 6, 12  # at most: tiles, and rows of a table before the others are folded
 _ORDER = ("calibration", "evidence_response", "ablation")  # sections that come first
 NARROWEST, LETTER, _NAME = 330, 7.0, 28  # pixels: a gauge on a telephone, a letter of its labels; letters of a name
-_LABEL = 90  # letters of the names of models, and of settings
+_LABEL = 90  # letters of the names of models; settings have twice as many
 _CONTAINED = frozenset(  # kinds of traces that the bundle draws; others need the whole library
     {"bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image", "pie", "scatter"}
     | {"scatterternary", "violin"}
@@ -224,7 +224,8 @@ def _says(line: Headline, gate: str) -> tuple[str, str]:
     """
     if gate:
         return gate, headline_text(line)
-    verdict = f"{verdict_text(line.verdict)}{f' ({line.why})' if line.why else ''}"
+    verdict = f"{verdict_text(line.verdict)} ({line.why})" if line.verdict and line.why else line.why
+    verdict = verdict or verdict_text(line.verdict)
     number = labeled_text(line.label, line.value_text)
     says, details = (number, verdict) if line.verdict in _COMPARED or not line.verdict else (verdict, number)
     return says if "=" in says.split()[0] else says[:1].upper() + says[1:], details
@@ -316,7 +317,7 @@ def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
         return "", ""
     kind = model.get("architecture") if isinstance(model, Mapping) else None
     about = f" ({kind})" if kind and kind not in ("several", name) else ""
-    settings = [shortened(settings_of(provenance), _LABEL)]
+    settings = [shortened(settings_of(provenance), 2 * _LABEL)]
     return f"{name}{about}", ", ".join(filter(None, [section["n"] for section in sections[:1]] + settings))
 
 

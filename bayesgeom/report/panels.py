@@ -25,6 +25,7 @@ _TITLE_LETTER, _TITLE_ROW = 8.6, 20  # pixels: a letter and a line of a title
 MOST_LABELS = 9  # lines with their names at their ends; more have a legend
 INTERVAL = "95 % interval"  # how the names of bands end
 _LABEL, _LABEL_ROW, _LABEL_LETTER = 17, 14, 6.9  # letters of a line of a label; pixels of a line and of a letter
+_NEAR, _LEADER = 5, 18  # pixels: a label further from its line has a thin line to it, in a gap of this width
 _ABOVE, _BELOW = 8, 30  # pixels that labels may extend beyond the plot
 _MOST_WHOLE, _STEPS = 80, (1, 2, 5, 10)  # range of whole numbers, and distances between their ticks
 
@@ -87,7 +88,7 @@ def _blank() -> go.Figure:
         layout={
             "template": "none",  # plotly's own is most of a copy's time, and pages do not have it
             "xaxis": {**axis, "title": {"standoff": 4}},
-            "yaxis": axis,
+            "yaxis": {**axis, "title": {"standoff": 6}},
             "font": {"family": FONT, "size": 13, "color": EXACT},
             "paper_bgcolor": "white",
             "plot_bgcolor": "white",
@@ -147,6 +148,8 @@ def _describe_on_hover(figure: go.Figure) -> None:
 def _label_ends(figure: go.Figure) -> None:
     """Write the name of each line beside its end, as high as it ends or as near as its neighbors leave room.
 
+    A name that stands elsewhere has a thin line to the end of its own.
+
     A plot with more than `MOST_LABELS` lines, too little room or a color bar keeps its legend, where each gray line has
     its own dash.
     """
@@ -169,23 +172,28 @@ def _label_ends(figure: go.Figure) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         ends = np.log10(ends) if figure.layout.yaxis.type == "log" else ends
     wanted = (np.nan_to_num(ends, neginf=low).clip(low, high) - low) / (high - low) * room
-    for at, (name, height) in enumerate(zip(lines, _apart(wanted, sizes, room), strict=True)):
+    shifts = _apart(wanted, sizes, room) - wanted  # in pixels, as pages give the plot less room than this
+    gap = 7 if np.abs(shifts).max() <= _NEAR else _LEADER
+    for at, (name, shift) in enumerate(zip(lines, shifts, strict=True)):
         trace = lines[name][0]
+        color = trace.line.color or trace.marker.color or EXACT
+        leader = {"ax": gap, "ay": -shift, "arrowhead": 0, "arrowwidth": 1, "arrowcolor": color, "arrowside": "none"}
+        is_near = abs(shift) <= _NEAR
         figure.add_annotation(
             text=texts[at],
             x=1,
             xref="x domain",
             xanchor="left",
-            xshift=7,
-            y=height / room,
+            y=wanted[at] / room,
             yref="y domain",
             yanchor="middle",
-            showarrow=False,
+            showarrow=not is_near,
             align="left",
-            font={"size": 12, "color": trace.line.color or trace.marker.color or EXACT},
+            font={"size": 12, "color": color},
+            **({"xshift": gap, "yshift": shift} if is_near else leader),
         )
     shown = [len(part) for text in texts for part in re.sub(r"<(?!br)[^>]*>", "", text).split("<br>")]
-    figure.layout.margin.r = 16 + _LABEL_LETTER * max(shown)
+    figure.layout.margin.r = 9 + gap + _LABEL_LETTER * max(shown)
     for trace in figure.data:
         if trace.name in lines or trace.fill:
             trace.showlegend = False

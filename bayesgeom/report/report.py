@@ -131,9 +131,9 @@ class Report(ABC):
         return None
 
     def headline(self) -> Headline | None:
-        """Return the number that answers the question of the report: the first one with a verdict, or the first."""
+        """Return the number that answers the question: the first with a verdict or a reason, else the first."""
         lines = self.headlines()
-        return next((line for line in lines if line.verdict), lines[0] if lines else None)
+        return next((line for line in lines if line.verdict or line.why), lines[0] if lines else None)
 
     @final
     def plot(self) -> "Figure":

@@ -27,8 +27,8 @@ _DARK_PURPLES = ("#202327", "#3e2c56", "#614587", "#8964bd", "#d6cae8")
 SHADES, ABOVE, BELOW = (tuple(zip(_PLACES, own, strict=True)) for own in (_BLUES, _ORANGES, _PURPLES))
 PAPER = "#fefefe"  # under a text that a line may cross: the page
 INKS = ("#000001", "#fffffd")  # of texts on the pale and on the deep half of these scales
-SEQUENTIAL = ("#d07a10", "#c9405f", "#7b2f9e", "#2b1b6b")  # of points: every color is visible on the page
-POSITIONS = ("#7f9219", "#2e9d6b", "#136f86", "#0f3554")  # of points, by their place in a sequence
+SEQUENTIAL = ("#d07a10", "#b05c9c", "#7b2f9e", "#2b1b6b")  # of points: every color is visible on the page
+POSITIONS = ("#b07f2c", "#9c6a35", "#6b4526", "#35200f")  # of points, by their place in a sequence
 GRID, AXIS = "#e7eaee", "#b9bfc7"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 BACKGROUNDS = ("#ffffff", "#16181c")  # of the page: light, dark
@@ -42,8 +42,8 @@ DARK: Mapping[str, str] = {
     **dict(zip(_BLUES + _ORANGES + _PURPLES, _DARK_BLUES + _DARK_ORANGES + _DARK_PURPLES, strict=True)),
     PAPER: "#17191d",
     **dict(zip(INKS, ("#fffffe", "#000002"), strict=True)),
-    **dict(zip(SEQUENTIAL, ("#6a64f0", "#b265e6", "#f0707f", "#ffd98a"), strict=True)),
-    **dict(zip(POSITIONS, ("#2f86a8", "#35b58a", "#9fd356", "#f4f3a1"), strict=True)),
+    **dict(zip(SEQUENTIAL, ("#6a64f0", "#b265e6", "#e59bc4", "#ffd98a"), strict=True)),
+    **dict(zip(POSITIONS, ("#8d6847", "#ab8256", "#d3b07e", "#f6e6c4"), strict=True)),
     BASELINE: "#9aa3af",
     EXACT: "#e8eaed",
     GRID: "#2d3238",

@@ -272,8 +272,8 @@ class BoundEvidence(EvidenceTask):
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """Return `uniform`, and predictors that do not read all labels if labels carry information.
 
-        - `position_only` has the median exact entropy at each k, and always prefers the first label. It does not read
-          which label leads; `uniform` has the smallest KL of such predictors.
+        - `first_label_at_median_entropy` has the median exact entropy at each k, and always prefers the first label. It
+          does not read which label leads; `uniform` has the smallest KL of such predictors.
         - `last_label` uses only the latest label.
         - `as_evidence`, with shuffled labels, treats them as evidence.
         """
@@ -287,7 +287,7 @@ class BoundEvidence(EvidenceTask):
             return baselines | {"as_evidence": self._answer(self._belief(before))}
         latest = trials.at_scored(torch.nn.functional.pad(labels, (0, 0, 3, 0))[:, : self.n_pos])
         first = torch.tensor([self._typical(k) for k in self.ks], dtype=torch.float64, device=exact.device)
-        baselines["position_only"] = torch.stack([first, 1 - first], dim=-1).expand_as(exact)
+        baselines["first_label_at_median_entropy"] = torch.stack([first, 1 - first], dim=-1).expand_as(exact)
         return baselines | {"last_label": self._answer(self._belief(latest))}
 
     @property

@@ -222,13 +222,17 @@ def test_headlines_show_the_heads_chosen_by_key_overlap_and_by_ablation(rng: np.
     assert (only.label, only.chosen_of) == ("largest KL increase: L1 mlp", 1), "of one ablation there is no choice"
 
 
-def test_the_largest_effect_is_undecided_where_no_interval_allows_for_its_choice(rng: np.random.Generator) -> None:
-    """Among 36 heads of 64 sequences it was "?" without a reason, then "beats every baseline" by its own interval."""
+def test_the_largest_effect_has_its_own_interval_and_no_verdict_where_none_allows_for_its_choice(
+    rng: np.random.Generator,
+) -> None:
     battery = [replace(HEAD_ABLATIONS[0], name=f"number {i}") for i in range(11)]
     report = reported(scores(rng, [0.1 + 0.1 * i for i in range(11)]), battery)
     first, second = (own for own in report.headlines() if own.label.endswith(("number 10", "number 9")))
-    assert np.isnan(first.low) and first.reason == Reason.MANY and second.verdict == "yes"
-    assert first.verdict == "undecided" and first.no_interval == str(Reason.MANY) in str(report)
+    assert (first.low, first.high) == tuple(float(end[10]) for end in report.kl_increase_bits.ends)
+    assert (first.verdict, first.why, first.chosen_of) == ("", str(Reason.CHOICE_IGNORED), 1)
+    assert "ignores" in str(report) and second.verdict == "yes"
+    raising = next(own for own in report.headlines() if own.metric == "n_raising")
+    assert raising.value == report.n_raising == (report.kl_increase_bits.ends[0] > 0).sum() > 0
     alike = Estimate.of([0.1, 0.11, 0.12], ([-0.01, 0.0, 0.001], [0.2, 0.2, 0.25]), n=37, baselines=NO_CHANGE)
     report = reported(scores(rng, [0.1, 0.11, 0.12]), HEAD_ABLATIONS[:3])
     first = replace(report, kl_increase_bits=alike).headlines()[0]

@@ -124,7 +124,9 @@ def test_lines_have_their_names_at_their_ends_and_no_legend() -> None:
     low, high = figure.layout.yaxis.range
     assert labels["uniform"].y == pytest.approx((0.5 - low) / (high - low)), "as high as its line ends"
     assert labels["line 1"].y == pytest.approx((3.0 - low) / (high - low)), "the middle one of three"
-    assert len({note.y for note in labels.values()}) == 4 and figure.layout.margin.r > 16
+    shifts = [note.yshift if note.yshift is not None else -note.ay for note in labels.values()]
+    assert len({(note.y, shift) for note, shift in zip(labels.values(), shifts, strict=True)}) == 4
+    assert all(note.showarrow == (abs(shift) > 5) for note, shift in zip(labels.values(), shifts, strict=True))
     assert len(panel.figure.layout.annotations) == 0, "the panel itself is not changed"
 
 

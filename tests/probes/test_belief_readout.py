@@ -295,7 +295,10 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
     first, others, *_ = report.panels()
     assert first.title == f"The belief read from resid_post in the last layer: R² {brief(report.r2.value[0, -1])}"
     names = [[t.text[0] for t in own.figure.data if t.mode == "text" and len(t.text) == 1] for own in (first, others)]
-    assert names == [["exact belief", "read"], ["untrained, last layer", f"layer 0, R² {brief(report.r2.value[0, 0])}"]]
+    assert names == [
+        ["exact belief", "read"],
+        ["untrained, last<br>layer", f"layer 0, R² {brief(report.r2.value[0, 0])}"],
+    ]
     assert figure.layout.title.text == report.title
     captions = [t.text[0] for t in alone.panels()[1].figure.data if t.mode == "text" and len(t.text) == 1]
     assert captions == [f"layer 0, R² {brief(alone.r2.value[0, 0])}"], "what was not measured is left out"
