@@ -255,7 +255,7 @@ def test_outside_the_tests_there_is_no_traceback_either(folder: Path) -> None:
         text=True,
         check=False,
     )
-    first, _, last = done.stderr.splitlines()
+    first, *_, last = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (2, "") and first.startswith("bayesgeom diagnose: tiny --n")
     assert last.startswith("bayesgeom: ") and "2.5" in last
 

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
@@ -71,6 +72,8 @@ class _WithoutDraws(TorchFunctionMode):
 
 
 INIT_STD = 0.02  # of the weights of models that this package builds
+# They warn where transformers imports torchao. A kernel that is missing when it is called still ends in an error.
+_NOISY = ("torchao", "torch.utils._pytree")
 
 
 @torch.no_grad()
@@ -206,3 +209,24 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
         return kind(**sizes)
     except TypeError as error:
         raise InvalidArgument(f"architecture {architecture!r} cannot be built from {sizes}: {error}.") from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress bars and messages below errors of transformers and of what it imports; bayesgeom reports problems."""
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in _NOISY}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
+    from transformers.utils import logging as theirs
+
+    former, was_on = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    theirs.set_verbosity_error()
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
+        theirs.set_verbosity(former)
+        if was_on:
+            theirs.enable_progress_bar()

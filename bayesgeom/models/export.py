@@ -22,8 +22,7 @@ from bayesgeom.core import CheckpointFault, InvalidArgument, atomic_directory, r
 from bayesgeom.models.adapters.proof import sentinel_trials
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
-from bayesgeom.models.config import config_from_dict
-from bayesgeom.models.huggingface.weights import quiet
+from bayesgeom.models.config import config_from_dict, quiet
 from bayesgeom.models.native.positions import sinusoids
 from bayesgeom.models.native.transformer import EPS, Transformer, TransformerConfig
 from bayesgeom.models.resolve import load

@@ -369,7 +369,7 @@ def trainer_callback(
         >>> trainer_callback("bijection").monitor is None
         True
     """
-    from bayesgeom.models.huggingface.weights import quiet
+    from bayesgeom.models.config import quiet
 
     with quiet():
         from transformers import TrainerCallback

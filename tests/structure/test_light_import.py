@@ -102,7 +102,7 @@ def test_libraries_that_we_import_print_nothing(lines: str) -> None:
 MISTYPED = {
     ("diagnose", "./nowhere"): ("there is no directory", set[str]()),
     ("diagnose", "mess3-small", "--texts", "nowhere"): ("there is no file 'nowhere'", set[str]()),
-    ("diagnose", "mess3-small", "--task", "evidnce"): ("there is no task named 'evidnce'", {"torch"}),
+    ("diagnose", "mess3-small", "--task", "evidnce"): ("there is no task named 'evidnce'", {"torch", "scipy"}),
 }
 
 

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Site, V, Z
 from bayesgeom.models.adapters.proof import Taps, per_query_head
-from bayesgeom.models.huggingface.weights import quiet
+from bayesgeom.models.config import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -50,11 +50,11 @@ from bayesgeom.core import (
 )
 from bayesgeom.models.checkpoint import read_header
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
-from bayesgeom.models.config import shapes_only
+from bayesgeom.models.config import quiet, shapes_only
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import ADAPTER, base_of, check_embedded, with_adapter
 from bayesgeom.models.huggingface.tokenizer_check import fault_of
-from bayesgeom.models.huggingface.weights import check_readable, quiet
+from bayesgeom.models.huggingface.weights import check_readable
 from bayesgeom.tasks.base import task_from_config
 
 SUFFIX = ".gguf"

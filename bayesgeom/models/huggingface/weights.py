@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 QUANTIZATION = "quantization_config"
 _BITSANDBYTES = "bitsandbytes"
-# They warn where transformers imports torchao. A kernel that is missing when it is called still ends in an error.
-_NOISY = ("torchao", "torch.utils._pytree")
 _REPEATED = "bitsandbytes.autograd._functions"  # its logger, which warns in every product
 _OF_LIBRARIES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError)
 
@@ -136,27 +134,6 @@ def named_faults(hf: "PreTrainedModel") -> Iterator[None]:
         raise InvalidArgument(
             f"{type(hf).__name__} is quantized ({stored}), and cannot be run here: {first}. Load another copy."
         ) from error
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress bars and messages below errors of transformers and of what it imports; bayesgeom reports problems."""
-    levels = {logging.getLogger(name): logging.getLogger(name).level for name in _NOISY}
-    for logger in levels:
-        logger.setLevel(logging.ERROR)
-    from transformers.utils import logging as theirs
-
-    former, was_on = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
-    theirs.set_verbosity_error()
-    theirs.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
-        theirs.set_verbosity(former)
-        if was_on:
-            theirs.enable_progress_bar()
 
 
 def _format(hf: "PreTrainedModel") -> tuple[str, int | None]:

@@ -37,8 +37,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import InvalidArgument
-from bayesgeom.models.config import INIT_STD, ModelConfig, draw_weights
-from bayesgeom.models.huggingface.weights import quiet
+from bayesgeom.models.config import INIT_STD, ModelConfig, draw_weights, quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
