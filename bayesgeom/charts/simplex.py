@@ -101,7 +101,8 @@ def _add_polygon(
         "textfont": {"size": 12, "color": EXACT},
         "hoverinfo": "skip",
     }
-    _add(figure, x=[shift], y=[edge[:, 1].min() - _ROOM - _CAPTION / 2], **below)
+    where = "bottom center" if len(edge) == 2 else "middle center"  # below a line, two rows of letters need room
+    _add(figure, x=[shift], y=[edge[:, 1].min() - _ROOM - _CAPTION / 2], textposition=where, **below)
 
 
 def _add_sorted(
