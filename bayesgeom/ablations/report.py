@@ -204,7 +204,8 @@ class AblationReport(Report):
             layer, head = np.unravel_index(np.nanargmax(by_head), by_head.shape)
             raising = int((self._exactly(self.kl_increase_bits).ends[0][self.head >= 0] > 0).sum())
             among = f"{raising} of {np.isfinite(by_head).sum()} heads raise KL (interval above 0)"
-            most = f"{among}; L{layer}H{head} raises it most, by {brief(by_head[layer, head])} bits"
+            head_text, bits = f"{self.mode} ablation of L{layer}H{head}", brief(by_head[layer, head])
+            most = f"{among}; {head_text} raises it most, by {bits} bits"
             none = f"No head matters: {self.mode} ablation of none raises KL"
             panels.append(Panel.blank(most if by_head[layer, head] > 0 else none))
             add_heat(panels[-1].figure, by_head, unit=unit, baseline=0.0)
