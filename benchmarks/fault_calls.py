@@ -287,6 +287,7 @@ def model_lines(held: str, rotary: str) -> dict[str, Line]:
         ),
         "relabel": (["relabel", held, *FEW], ON_MODEL),
         "response": (["response", held, *FEW], ON_MODEL),
+        "view": (["view", held, "--seed", "1"], tuple(name for name in ON_MODEL if name != "--n")),
         "gradients": (["gradients", held, *FEW], (*ON_MODEL, "--targets")),
         "length": (
             ["length", rotary, *FEW, "--to", "4"],

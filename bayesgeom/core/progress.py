@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -77,7 +77,7 @@ def _bar(what: str, total: int | None, unit: str, *, done: int, leave: bool, is_
     return tqdm(**own, initial=done, leave=leave, disable=disable, **size)
 
 
-def _size_of(stream: TextIO) -> dict[str, Any]:
+def _size_of(stream: Any) -> dict[str, Any]:
     """Return tqdm's options for the size of a terminal that does not report one, as those of containers may."""
     with contextlib.suppress(OSError, ValueError):  # not a terminal, or an object without a file descriptor
         if os.get_terminal_size(stream.fileno()).columns <= 0:
