@@ -271,7 +271,7 @@ def test_uniform_scores_of_a_family_are_uniform(name: str) -> None:
     if not layers:
         pytest.skip("its pattern is not available")
     run = model.run([TASK.sample(5, seed=0)], record=[PATTERN], n_recorded=5)
-    report = AttentionEntropy().measure(within(run, layers, [PATTERN]))
+    report = AttentionEntropy().measure(run.within(layers, [PATTERN]))
     share: Tensor = torch.from_numpy(report.entropy_share.value)
     assert float(share.max()) <= 1
     assert float(share.min()) == pytest.approx(1, abs=1e-5) or name in BIASED
