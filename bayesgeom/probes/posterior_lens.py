@@ -185,7 +185,7 @@ class PosteriorLens(Probe[PosteriorLensReport]):
         )
         # The entropy is right everywhere: a lens scored by its entropy alone would pass.
         yield Control(
-            label="the posteriors of other sequences have the right entropy and are far from exact",
+            label="posteriors of other sequences: right entropy, far from exact",
             run=run_of(other, other, other),
             holds=lambda r: (
                 abs(np.diff(r.entropy_bits_by_position[:2], axis=0)).max() < 1e-12 < 1 < r.kl_bits.value[0]

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 import bayesgeom
 from bayesgeom.core import run as s
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
+from bayesgeom.models.config import quiet
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.huggingface.weights import quiet
 from bayesgeom.models.resolve import as_model, load
 from tests.families import D_VOCAB, N_CTX, saved
 from tests.models.huggingface.test_sites import text
