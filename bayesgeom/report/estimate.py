@@ -252,7 +252,7 @@ class Estimate:
         baselines = (replace(b, value=change(b.value), low=each(b.low), high=each(b.high)) for b in self.baselines)
         value, reason = change(self.value), self.reason
         if reason is not None and value.shape != reason.shape:
-            reason = np.nan_to_num(change(reason.astype(np.float64))).astype(np.int64)
+            reason = np.asarray(np.nan_to_num(change(reason.astype(np.float64))), dtype=np.int64)
         return replace(
             self, value=value, low=each(self.low), high=each(self.high), baselines=tuple(baselines), reason=reason
         )
