@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-NUMERICAL := $(addprefix tests/,stats probes models training monitor ablations interventions tasks gradients generalization dynamics replication)
+NUMERICAL := $(addprefix tests/,stats probes models training monitor ablations interventions tasks gradients generalization dynamics)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-tiers test-avx2 test-lowest test-slow test-hub real-model test-real lint format bench clean
