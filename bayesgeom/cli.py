@@ -219,7 +219,7 @@ def diagnose(
 
 
 def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("view.html")) -> int:
-    """Write a page that shows the exact posterior beside the insides of a model, for eight sequences.
+    """Write a page that shows the exact posterior next to the insides of a model, for eight sequences.
 
     It is part of the page of `diagnose`; alone it takes seconds.
 

@@ -1,4 +1,4 @@
-"""What the viewer shows: a few sequences, with the exact posterior beside the model's predictions and its insides.
+"""What the viewer shows: a few sequences, with the exact posterior next to the model's predictions and its insides.
 
 Types are as small as they can honestly be: float32 for probabilities of the model and exact ones, float16 for those of
 the lens and of the model without a head, bytes for attention. `payload` packs them for the page.

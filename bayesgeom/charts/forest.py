@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bayesgeom.core import interval_text
 from bayesgeom.report import BASELINE, EXACT, INTERVAL, MEASURED, PAPER, label_axes
 
-_BESIDE = 14  # letters of a name that stands beside its row; longer ones stand above it, where they have room
+_BESIDE = 14  # letters of a name that stands next to its row; longer ones stand above it, where they have room
 _WRAPPED = 46  # letters of a line of these
 _ROW, _LINE, _AXES = 22, 16, 92  # pixels: a row, a line of a name above it, the axis texts
 _SYMBOLS = ("diamond-open", "x-thin-open", "square-open")
@@ -85,7 +85,7 @@ def _add(
 
 
 def _name_rows(figure: go.Figure, labels: Sequence[str]) -> None:
-    """Write short names beside their rows, and long ones above them; set the height of the panel."""
+    """Write short names next to their rows, and long ones above them; set the height of the panel."""
     is_beside = max(map(len, labels), default=0) <= _BESIDE
     texts = [own if is_beside else "<br>".join(textwrap.wrap(own, _WRAPPED, break_on_hyphens=False)) for own in labels]
     lines = 0 if is_beside else max((text.count("<br>") + 1 for text in texts), default=1)

@@ -201,6 +201,12 @@ def add_baseline(
     )
 
 
+def label_layers(figure: go.Figure, n_layers: int) -> None:
+    """Name the places −1, 0, … of x: the embedding and the layers, at most ten of them."""
+    places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
+    figure.update_xaxes(tickvals=places, ticktext=["emb", *map(str, places[1:])])
+
+
 def add_note(figure: go.Figure, text: str) -> None:
     """Add a sentence in the middle of an empty panel, make it low, and hide its axes."""
     wrapped = "<br>".join(textwrap.wrap(text, 46))

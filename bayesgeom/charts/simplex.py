@@ -112,7 +112,7 @@ def _add_sorted(
 ) -> None:
     """Add a column per belief, from certain to uncertain, with hypotheses from the most to the least probable.
 
-    Order and scale are those of the exact belief: a correct read-out looks like the exact belief beside it.
+    Order and scale are those of the exact belief: a correct read-out looks like the exact belief next to it.
     """
     certain_first = np.argsort(-np.max(belief, axis=1), kind="stable")
     columns = certain_first[:: -(-len(certain_first) // MAX_COLUMNS)]

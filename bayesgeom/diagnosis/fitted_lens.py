@@ -42,11 +42,20 @@ from bayesgeom.report import (
     of_untrained,
     stacked,
 )
-from bayesgeom.stats import Reduction, arrival, entropy_bits, kl_bits, position_kl_bits, shuffled_within_position
+from bayesgeom.stats import (
+    ARRIVED,
+    POSITION,
+    UNIFORM,
+    Reduction,
+    arrival,
+    context_free_kl_bits,
+    kl_bits,
+    shuffled_within_position,
+)
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 LENSES = ("logit lens", "tuned lens", "softmax probe")
-UNIFORM, POSITION, SHUFFLED = "uniform", "position alone", "shuffled labels"
+SHUFFLED = "shuffled labels"
 N_FIT, N_TEST, LEAST = 1_024, 256, 80  # sequences; with fewer than LEAST in all nothing is fitted
 _FITS = 3  # branch of seeds
 _SMALLEST, _RIDGE, _NEAR = 1e-10, 1e-6, 1e-4
@@ -58,7 +67,7 @@ _LAST = Reduction("lens last", RESID_POST, lambda values, *_: values, lambda *_:
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FittedLensReport(Report):
-    """Two fitted lenses beside the logit lens, scored on sequences on which they were not fitted.
+    """Two fitted lenses next to the logit lens, scored on sequences on which they were not fitted.
 
     The tuned lens maps a layer into the last one before the model's own end reads it, so it allows for another basis.
     The softmax probe is the best linear reader of the exact answer that was found: what any later linear part could
@@ -91,12 +100,12 @@ class FittedLensReport(Report):
         return rows
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, log_floor
+        from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, label_layers, log_floor
         from bayesgeom.report import SERIES, label_axes, log_axes
 
         n_layers, probe = len(self.stages) - 1, len(self.lens_names) - 1
         x = np.arange(-1, n_layers)  # the embedding, then the layers
-        threshold = min(float(self.kl_bits.baseline(name).value[0, 0]) for name in (UNIFORM, POSITION)) / 10
+        threshold = ARRIVED * min(float(self.kl_bits.baseline(name).value[0, 0]) for name in (UNIFORM, POSITION))
         panel = Panel.blank("KL by layer of each lens")
         add_baseline(panel.figure, x, threshold, name="there: a tenth of context-free")
         for at, lens in enumerate(self.lens_names[:probe]):
@@ -104,8 +113,7 @@ class FittedLensReport(Report):
             add_line(panel.figure, x, own.value, name=lens, band=own.ends, color=SERIES[at + 1])
         add_estimate(panel.figure, x, self.kl_bits[probe], name=self.lens_names[probe], is_log=True)
         log_axes(panel.figure, floor=log_floor(self.kl_bits.value, np.asarray(threshold)))
-        places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
-        panel.figure.update_xaxes(tickvals=places, ticktext=["emb", *map(str, places[1:])])
+        label_layers(panel.figure, n_layers)
         label_axes(panel.figure, "read after layer (emb: the embedding)", "KL(exact ‖ lens) (bits)")
         return [panel]
 
@@ -155,17 +163,15 @@ class LensFit:
         found = self._scored(run, residuals, exact)
         stages = len(residuals)
         test = exact[self.n_fit :].cpu().numpy()
-        by_position = position_kl_bits(test)
-        flat = np.log2(exact.shape[-1]) - entropy_bits(exact[self.n_fit :]).mean(dim=1).cpu().numpy()
+        references = context_free_kl_bits(test)
         shuffled = np.full((len(LENSES), stages), np.nan)
         shuffled[2] = self._shuffled(residuals, exact).mean(axis=0)
         levels = [
-            Baseline.of("baseline", UNIFORM, max(0.0, float(flat.mean()))),
-            Baseline.of("baseline", POSITION, float(by_position.mean())),
+            *(Baseline.of("baseline", name, float(own.mean())) for name, own in references.items()),
             Baseline.of("permutation", SHUFFLED, shuffled),
             *(self._untrained() if n_untrained else ()),
         ]
-        reference = flat if flat.mean() <= by_position.mean() else by_position
+        reference = min(references.values(), key=np.mean)
         arrivals = [arrival(own, reference, seed=self.seed) for own in found]
         whole = Baseline.of("baseline", "all layers", stages - 1)
         return FittedLensReport(

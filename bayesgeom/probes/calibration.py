@@ -40,9 +40,11 @@ from bayesgeom.report import (
     with_interval,
 )
 from bayesgeom.stats import (
+    POSITION,
     STARTS,
     TRANSPORT_BITS,
     TRANSPORT_WINDOW,
+    UNIFORM,
     EquivalentWindow,
     equivalent_window,
     mean_interval,
@@ -56,7 +58,6 @@ from bayesgeom.stats import (
 
 N_EXAMPLES = 4
 CONSTANT = "constant"
-UNIFORM, POSITION = "uniform", "position alone"
 SOURCES = ("exact", "model")
 N_BINS, CURVES = 10, ("stated", "exact", "exact, low", "exact, high")  # of the reliability curve
 _SHARES = ("accuracy", "total_variation", "off_answer_prob")  # between 0 and 1

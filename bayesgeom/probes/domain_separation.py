@@ -137,7 +137,7 @@ class DomainSeparationReport(Report):
 
     If domains form clusters, the silhouette is above zero. If domains vary along different directions, the angle
     between their leading planes is large. The share of variance in the leading plane says how flat a domain's cloud is,
-    beside that of a mixture. Compare with the gray lines: the same prompts with domains exchanged at random, and
+    next to that of a mixture. Compare with the gray lines: the same prompts with domains exchanged at random, and
     untrained networks. In many dimensions, two planes fitted to different small samples are always nearly orthogonal,
     so a large angle alone proves nothing.
 

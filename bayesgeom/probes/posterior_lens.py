@@ -31,10 +31,19 @@ from bayesgeom.report import (
     headline_of,
     mean_estimate,
 )
-from bayesgeom.stats import STARTS, arrival, entropy_bits, kl_bits, position_kl_bits, window_name
+from bayesgeom.stats import (
+    ARRIVED,
+    POSITION,
+    STARTS,
+    UNIFORM,
+    arrival,
+    context_free_kl_bits,
+    entropy_bits,
+    kl_bits,
+    window_name,
+)
 
 EMBEDDING, EXACT = "embedding", "exact"
-UNIFORM, POSITION = "uniform", "position alone"
 
 
 @final
@@ -75,7 +84,7 @@ class PosteriorLensReport(Report):
     @property
     def threshold_bits(self) -> float:
         """A tenth of the KL of the stronger context-free predictor."""
-        return min(float(self.kl_bits.baseline(name).value[0]) for name in (UNIFORM, POSITION)) / 10
+        return ARRIVED * min(float(self.kl_bits.baseline(name).value[0]) for name in (UNIFORM, POSITION))
 
     def headlines(self) -> Sequence[Headline]:
         is_there, before_last = not np.isnan(self.arrival.value), len(self.stages) - 2
@@ -89,7 +98,7 @@ class PosteriorLensReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
-        from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, add_reference
+        from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, add_reference, label_layers
         from bayesgeom.report import BASELINE, label_axes, layer_colors
 
         n_layers = len(self.stages) - 1
@@ -98,8 +107,7 @@ class PosteriorLensReport(Report):
         kl = Panel.blank(f"KL by layer: the posterior is {after if np.isfinite(self.arrival.value) else 'never there'}")
         add_baseline(kl.figure, x, self.threshold_bits, name="there: a tenth of context-free")
         add_estimate(kl.figure, x, self.kl_bits, name="logit lens", is_log=True)
-        places = [-1, *range(n_layers - 1, -1, -max(1, -(-n_layers // 9)))]
-        kl.figure.update_xaxes(tickvals=places, ticktext=["emb", *map(str, places[1:])])
+        label_layers(kl.figure, n_layers)
         label_axes(kl.figure, "read after layer (emb: the embedding)", "KL(exact ‖ lens) (bits)")
         entropy = Panel.blank("Entropy of what is read, by position", is_folded=True)
         exact, *read = self.entropy_bits_by_position
@@ -132,17 +140,16 @@ class PosteriorLens(Probe[PosteriorLensReport]):
         entropies = _of_stages([entropy_bits(own) for own in (exact, *map(_exp, read))])
         errors = np.abs(entropies[:, 1:] - entropies[:, :1])
         exactly = exact.double().cpu().numpy()
-        by_position = position_kl_bits(exactly)
-        flat = np.log2(exact.shape[-1]) - entropies[:, 0].mean(axis=1)
-        levels = {UNIFORM: flat.mean(), POSITION: by_position.mean()}
+        references = context_free_kl_bits(exactly)
+        levels = {name: own.mean() for name, own in references.items()}
         observers = {window_name(width, start) for start in STARTS for width in range(exact.shape[1] + 1)}
         for name, own in run.baseline_behaviors.items():
             if name in observers:  # calibration compares with each of them
                 continue
             levels.setdefault(name.replace("_", " "), own.kl_bits[: len(exactly)].mean(dtype=np.float64))
-        baselines = [Baseline.of("baseline", name, max(0.0, float(level))) for name, level in levels.items()]
+        baselines = [Baseline.of("baseline", name, float(level)) for name, level in levels.items()]
         estimate = partial(mean_estimate, seed=run.seed, bounds=(0.0, np.inf))
-        reference = flat if levels[UNIFORM] <= levels[POSITION] else by_position
+        reference = min(references.values(), key=np.mean)
         whole = Baseline.of("baseline", "all layers", len(read) - 1)
         middle, stages = exact.shape[1] // 2, (EMBEDDING, *(f"layer {layer}" for layer in range(len(read) - 1)))
         report = PosteriorLensReport(

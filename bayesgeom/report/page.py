@@ -209,12 +209,15 @@ def _is_drawn(panel: Drawn) -> bool:
 def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the sections whose answer is a known number that means something here; at most `TILES`."""
     shown = [
-        {**section, "thumbnail": thumbnail(section["panel"].plot) if section["panel"] else ""}
+        section
         for section in sections
         if section["answer"] is not None and not math.isnan(section["answer"].value)
         if not section["gate"]
     ]
-    return shown[:TILES]
+    return [
+        {**section, "thumbnail": thumbnail(section["panel"].plot) if section["panel"] else ""}
+        for section in shown[:TILES]
+    ]
 
 
 def _says(line: Headline, gate: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """Panels: plots with a title and a note, which pages show one by one and `plot()` joins into a figure.
 
-Whoever draws a panel adds named lines. `Panel.finished` then does for all panels alike what makes them readable: names
+A report adds named lines to a panel. `Panel.finished` then does for all panels alike what makes them readable: names
 at the ends of lines in place of a legend, hover texts with units and intervals, and ticks at whole layers.
 """
 
@@ -146,7 +146,7 @@ def _describe_on_hover(figure: go.Figure) -> None:
 
 
 def _label_ends(figure: go.Figure) -> None:
-    """Write the name of each line beside its end, as high as it ends or as near as its neighbors leave room.
+    """Write the name of each line next to its end, as high as it ends or as near as its neighbors leave room.
 
     A name that stands elsewhere has a thin line to the end of its own.
 

@@ -1,10 +1,14 @@
+from .behavior import POSITION as POSITION
+from .behavior import UNIFORM as UNIFORM
 from .behavior import BehaviorLog as BehaviorLog
 from .behavior import answer_log_probabilities as answer_log_probabilities
 from .behavior import are_finite as are_finite
+from .behavior import context_free_kl_bits as context_free_kl_bits
 from .behavior import position_kl_bits as position_kl_bits
 from .behavior import predicted_behavior as predicted_behavior
 from .behavior import tempering as tempering
 from .behavior import whole_entropy_bits as whole_entropy_bits
+from .bootstrap import ARRIVED as ARRIVED
 from .bootstrap import arrival as arrival
 from .bootstrap import bootstrap_weights as bootstrap_weights
 from .bootstrap import jackknife_bias as jackknife_bias

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
 from scipy.optimize import brentq
-from scipy.special import rel_entr
+from scipy.special import entr, rel_entr
 from torch import Tensor
 
 from bayesgeom.core import Behavior, Reason, Trials, WindowScores
@@ -17,6 +17,7 @@ from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits, tot
 from bayesgeom.stats.intervals import Interval, no_interval
 from bayesgeom.stats.windows import joined, window_scores
 
+UNIFORM, POSITION = "uniform", "position alone"  # predictors that see no evidence
 _AT_ONCE = 2**15  # logits reduced together, so that they stay in the processor's cache
 MOST = 1_000.0  # the largest power of predictions; beyond it they are certain
 _LEAST_SPREAD = 1e-9  # of log q: predictions that no temperature changes have no confidence
@@ -61,6 +62,18 @@ def position_kl_bits(
     others /= len(exact) - 0.5
     bits: Float64[np.ndarray, "sequence position answer"] = rel_entr(exact, others) / NATS_PER_BIT
     return np.asarray(bits.sum(axis=2).mean(axis=1))
+
+
+def context_free_kl_bits(
+    exact: Float64[np.ndarray, "sequence position answer"],
+) -> dict[str, Float64[np.ndarray, " sequence"]]:
+    """Return the KL of each sequence from predictors that see no evidence of it, by name: `UNIFORM` and `POSITION`.
+
+    The second is the mean exact predictive at each position, as `position_kl_bits` computes it.
+    """
+    entropies = entr(exact).sum(axis=2).mean(axis=1) / NATS_PER_BIT
+    flat = np.maximum(np.log2(exact.shape[2]) - entropies, 0.0)  # rounding
+    return {UNIFORM: flat, POSITION: position_kl_bits(exact)}
 
 
 def whole_entropy_bits(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float64[Tensor, "batch query_pos"]:

@@ -22,6 +22,7 @@ from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale, bootst
 LEVEL = 0.95
 _ROUNDING = 16 * np.finfo(np.float64).eps  # of the terms: sums of up to 2¹⁶ of them err by less
 DRAWS = 1_000
+ARRIVED = 0.1  # of the KL of the stronger context-free predictor: below it a posterior is there
 _FEWEST_SPLIT = 4  # least number of sequences that can be halved
 MAX_GROUPS = 256  # jackknife groups; with more sequences, a group is a run of consecutive ones
 MAX_UNITS = 2_048  # units resampled at once; more sequences are grouped into runs of consecutive ones, to bound memory
@@ -175,14 +176,14 @@ def ratio_interval(
 def arrival(
     kl: Float[np.ndarray, "sequence stage"], reference: Float[np.ndarray, " sequence"], *, seed: int
 ) -> tuple[float, tuple[float, float]]:
-    """Return the first stage from which Σ KL stays below a tenth of that of a reference, and its 95 % interval.
+    """Return the first stage from which Σ KL stays below `ARRIVED` times that of a reference, and its 95 % interval.
 
     The interval is that of the stages at which the ends of the ratio's interval arrive. It ends at the number of stages
     if the upper ends never do. All are NaN if the ratio itself never arrives.
     """
 
     def first(ratios: Float[np.ndarray, " stage"]) -> int:
-        return len(ratios) - int(np.logical_and.accumulate(ratios[::-1] < 0.1).sum())
+        return len(ratios) - int(np.logical_and.accumulate(ratios[::-1] < ARRIVED).sum())
 
     n_stages, total = kl.shape[1], float(reference.sum())
     ratios = kl.sum(axis=0) / total if total > 0 else np.full(n_stages, np.nan)

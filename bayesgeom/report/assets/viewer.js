@@ -1,4 +1,4 @@
-// The viewer: an exact posterior beside a network's insides, for a few sequences. One ES module without a framework.
+// The viewer: an exact posterior next to a network's insides, for a few sequences. One ES module without a framework.
 // `mount(element, data)` draws it into an element of a page; data is a gzip of a safetensors file, as bytes or base64.
 // `export default { render }` is the interface of anywidget: there a switched-off head runs the model.
 
