@@ -94,6 +94,7 @@ def test_two_adapters_of_one_module_share_its_lock(monkeypatch: pytest.MonkeyPat
     assert all(torch.equal(run.recorded[RESID_POST], found[0].recorded[RESID_POST]) for run in found)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sizes", [LLAMA, LSTM], ids=lambda sizes: sizes["architecture"])
 def test_an_ablation_and_a_recording_do_not_see_each_other(
     sizes: dict[str, object], monkeypatch: pytest.MonkeyPatch

@@ -172,6 +172,7 @@ def test_the_numbers_are_those_of_the_model(hf: Any, address: str, acts: Behavio
     assert "initialization" in bayesgeom.diagnose(model, TASK, n=2, n_untrained=1).skipped
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("drawn", [None, 96])
 def test_unlisted_answers_get_the_largest_probability_that_the_reply_allows(
     hf: Any, address: str, acts: Behavior, drawn: int | None

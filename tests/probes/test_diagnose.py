@@ -412,6 +412,7 @@ def test_other_sequences_run_while_probes_are_measured(monkeypatch: pytest.Monke
         assert diagnose(model, n=600, n_untrained=0, probes=["belief_readout"])["belief_readout"].n <= N_RECORDED
 
 
+@pytest.mark.exhaustive
 def test_a_diagnosis_inside_the_modules_lock_and_one_outside_both_end(monkeypatch: pytest.MonkeyPatch) -> None:
     module, measuring, holds = Transformer(SIZES), threading.Event(), threading.Event()
     measure, ended = BeliefReadout.measure, list[str]()
