@@ -14,6 +14,8 @@ from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import EvidenceTask, random_completion
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.change_point import ChangePoint
+from bayesgeom.tasks.dirichlet_markov import DirichletMarkov
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import InContext
@@ -42,6 +44,9 @@ TASKS: tuple[EvidenceTask, ...] = (
     Mess3(length=3),
     StickyMarkov(n_states=3, length=3),
     DRIFTING,
+    ChangePoint(n_symbols=2, hazard=0.3, length=4),
+    DirichletMarkov(n_symbols=2, length=4),
+    DirichletMarkov(n_symbols=2, length=4, pool=3),
     ModularRecurrence(modulus=3, length=4),
     ModularRecurrence(modulus=3, length=4, kinds="rules", opaque=True),
     ModularRecurrence(modulus=3, length=4, kinds="noise", scored_to=3),
