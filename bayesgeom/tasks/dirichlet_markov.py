@@ -183,7 +183,7 @@ class DirichletMarkov(EvidenceTask):
         """Return the transitions so far at each position."""
         pairs = torch.nn.functional.one_hot(tokens[:, :-1] * self.n_symbols + tokens[:, 1:], self.n_symbols**2)
         counts = torch.nn.functional.pad(pairs.double().cumsum(dim=1), (0, 0, 1, 0))
-        return counts.unflatten(2, (self.n_symbols, self.n_symbols))
+        return counts.reshape(*tokens.shape, self.n_symbols, self.n_symbols)
 
     def _shares(self, tokens: Int64[Tensor, "batch pos"], prior: float) -> _Shown:
         """Return the shares of what followed the latest symbol, with pseudo-counts."""
@@ -194,8 +194,7 @@ class DirichletMarkov(EvidenceTask):
     def _chain_belief(self, tokens: Int64[Tensor, "batch pos"]) -> Float64[Tensor, "batch pos chain"]:
         """Return the posterior over the chains of the pool."""
         steps = self.chains().to(tokens.device).log()[:, tokens[:, :-1], tokens[:, 1:]].movedim(0, 2)
-        likelihood: Float64[Tensor, "batch pos chain"] = torch.nn.functional.pad(steps.cumsum(dim=1), (0, 0, 1, 0))
-        return likelihood.softmax(dim=2)
+        return torch.nn.functional.pad(steps.cumsum(dim=1), (0, 0, 1, 0)).softmax(dim=2)
 
     def _by_chains(self, tokens: Int64[Tensor, "batch pos"], belief: Float64[Tensor, "batch pos chain"]) -> _Shown:
         rows = self.chains().to(tokens.device).movedim(1, 0)  # by latest symbol: chain and next symbol

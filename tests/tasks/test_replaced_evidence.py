@@ -19,6 +19,7 @@ from bayesgeom.tasks.dirichlet_markov import DirichletMarkov
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import InContext
+from bayesgeom.tasks.linear_regression import LinearRegression
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.tasks.process import Mess3, Process
 from bayesgeom.tasks.sticky_markov import StickyMarkov
@@ -47,6 +48,7 @@ TASKS: tuple[EvidenceTask, ...] = (
     ChangePoint(n_symbols=2, hazard=0.3, length=4),
     DirichletMarkov(n_symbols=2, length=4),
     DirichletMarkov(n_symbols=2, length=4, pool=3),
+    LinearRegression(n_inputs=2, n_bins=3, n_points=4, n_grid=5),
     ModularRecurrence(modulus=3, length=4),
     ModularRecurrence(modulus=3, length=4, kinds="rules", opaque=True),
     ModularRecurrence(modulus=3, length=4, kinds="noise", scored_to=3),
