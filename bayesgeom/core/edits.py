@@ -70,7 +70,7 @@ class Edit(ABC):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Replace(Edit):
-    """Replace whole activations, or some heads of `z`, `q`, `k` or `v`, by zero, the mean or another sequence's activation.
+    """Replace whole activations, or some heads of z, q, k or v, by zero, the mean or another sequence's activation.
 
     The mode "nothing" keeps the activation: a control that shows what replaying alone changes.
     """

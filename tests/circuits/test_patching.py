@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
     "a site without positions": (CLEAN, CORRUPTED, {"site": "pattern"}, InvalidArgument, "no activation at each"),
     "a site that the model lacks": (CLEAN, CORRUPTED, {"site": "state"}, MissingSite, "patching requires site 'state'"),
     "no answers": (CLEAN, CORRUPTED, {"answers": None}, InvalidArgument, "need answers="),
-    "one answer": (CLEAN, CORRUPTED, {"answers": (1,)}, InvalidArgument, "list of 1 of these"),
+    "answers of more pairs": (CLEAN, CORRUPTED, {"answers": [(1, 3)] * 2}, InvalidArgument, "list of 1 of these"),
     "the same answer twice": (CLEAN, CORRUPTED, {"answers": (3, 3)}, InvalidArgument, "same token"),
     "an answer that is no id": (CLEAN, CORRUPTED, {"answers": (1, 99)}, InvalidArgument, "99 is no token.*0 … 13"),
     "answers as text": (CLEAN, CORRUPTED, {"answers": ("a", "b")}, InvalidArgument, "no tokenizer"),
@@ -165,7 +165,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
     "equal sequences": (CLEAN, CLEAN, {}, InvalidArgument, "same tokens"),
     "ids that the model lacks": ([77], [78], {}, TaskMismatch, "has 14 ids"),
     "too long": ([1] * 99, [2] * 99, {}, TaskMismatch, "99 tokens"),
-    "no sequence": (3.5, CORRUPTED, {}, InvalidArgument, "clean must be a text"),
+    "no token": ([[]], CORRUPTED, {}, InvalidArgument, "clean must be a text"),
     "an empty list": ([], [], {}, InvalidArgument, "clean must be a text"),
     "two forms": (TASK.sample(1, seed=0), CORRUPTED, {}, InvalidArgument, "of one form"),
     "two tasks": (
