@@ -22,7 +22,7 @@ from bayesgeom.stats.information import NATS_PER_BIT
 ALIKE_BITS = 0.01  # predictors closer than this in both directions are one for the mixture
 MOST_DISCOUNT = 1.25  # above 1 old evidence weighs more than new
 _GRID, _STEP = np.linspace(0.05, MOST_DISCOUNT, 13), 1e-3  # of discounts; of the derivatives at the nearest one
-_UNUSED, _TINY = 1e-6, 1e-300  # a weight, and a probability, that is none
+_SHARE, _UNUSED = 1e-6, 1e-5  # of the uniform distribution in each predictor; a weight that is none
 _FLAT = 1e-9  # share of a product below which a determinant is rounding
 _ROUNDING = 1e-9  # of sums of probabilities, and of bits, computed from float32 logits at best
 
@@ -172,7 +172,7 @@ def nearest_discount(
         return missing, missing
     best = int(np.nanargmin(on_grid))
     ends = float(_GRID[max(best - 1, 0)]), float(_GRID[min(best + 1, len(_GRID) - 1)])
-    found = float(minimize_scalar(lambda at: float(kl(at).mean()), bounds=ends, options={"xatol": 1e-4}).x)
+    found = float(minimize_scalar(lambda at: float(kl(at).mean()), bounds=ends, options={"xatol": 1e-7}).x)
     below, at, above = kl(found - _STEP), kl(found), kl(found + _STEP)
     slope, curvature = (above - below) / (2 * _STEP), (above - 2 * at + below).mean() / _STEP**2
     gain = mean_estimate(kl(1.0) - at, seed=seed)
@@ -192,8 +192,8 @@ def mixture(
 
     Args:
         model: Probabilities of the model.
-        predictors: Those of each predictor, the most informative first. One of them has to give every answer a
-            probability above 0.
+        predictors: Those of each predictor, the most informative first. A millionth of the uniform distribution is
+            mixed into each, so that no answer is impossible.
         seed: Seed of the resamples of sequences.
 
     Returns:
@@ -203,6 +203,7 @@ def mixture(
     known = _distinct([*predictors.values()])
     n, used = len(model), [own for own, is_used in zip(predictors.values(), known, strict=True) if is_used]
     q, p = model.reshape(n, -1), np.stack([own.reshape(n, -1) for own in used])
+    p = (1 - _SHARE) * p + _SHARE / model.shape[-1]
     weights, influence = _fitted(q, p)
     found = mean_interval(weights + influence, seed=seed, bounds=(0.0, 1.0))
     value, low, high = (np.full(len(known), np.nan) for _ in range(3))
@@ -234,14 +235,17 @@ def _fitted(
     scale = q.sum()
 
     def ratios(weights: Float64[np.ndarray, " predictor"]) -> tuple[np.ndarray, np.ndarray]:
-        mixed = np.maximum(np.einsum("k,knm->nm", weights, p), _TINY)
+        mixed = np.einsum("k,knm->nm", weights, p)
         return mixed, q / mixed
 
     def cost(weights: Float64[np.ndarray, " predictor"]) -> tuple[float, np.ndarray]:
         mixed, ratio = ratios(weights)
         return -float((q * np.log(mixed)).sum()) / scale, -np.einsum("nm,knm->k", ratio, p) / scale
 
-    start, adds_to_one = np.full(len(p), 1 / len(p)), {"type": "eq", "fun": lambda own: own.sum() - 1}
+    start, adds_to_one = (
+        np.full(len(p), 1 / len(p)),
+        {"type": "eq", "fun": lambda own: own.sum() - 1, "jac": np.ones_like},
+    )
     options = {"ftol": 1e-13, "maxiter": 300}
     found = minimize(
         cost, start, jac=True, method="SLSQP", bounds=[(0.0, 1.0)] * len(p), constraints=adds_to_one, options=options

@@ -21,6 +21,7 @@ from bayesgeom.report import (
 
 EXACT = "exact"
 MOST_LINES = 6  # of predictors in the panel: those with the largest weights
+_FURTHER = ("log_odds_slope", "information_slope", "averaging_gain_bits")  # listed where they are measured
 _SEEN = 0.02  # weight below which a predictor is not drawn
 
 
@@ -52,7 +53,7 @@ class AuditReport(Report):
     is_behavioral: ClassVar[bool] = True
     title: ClassVar[str] = "Audit: how do the predictions differ from exact ones?"
 
-    regret_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="regret of a sequence")]
+    regret_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="regret per sequence")]
     regret_bits_by_position: Annotated[
         Estimate, NonNegative("position", unit="bits", better="lower", label="cumulative regret")
     ]
@@ -60,17 +61,17 @@ class AuditReport(Report):
         Estimate, Quantity("age", better="higher", label="slope of the model's change in the exact one")
     ]
     ages: tuple[str, ...]
-    information_slope: Annotated[Estimate, Quantity(label="learned from a piece of evidence, slope in exact")]
-    information_curvature: Annotated[Estimate, Quantity(unit="1/bits", label="its curvature, below 0 if concave")]
+    information_slope: Annotated[Estimate, Quantity(label="learned per piece of evidence")]
+    information_curvature: Annotated[Estimate, Quantity(unit="1/bits", label="curvature of what is learned")]
     confidence: Annotated[Estimate, NonNegative(label="confidence (1/τ)")]
     tempering_gain_bits: Annotated[Estimate, Quantity(unit="bits", label="KL that one temperature removes")]
-    log_odds_slope: Annotated[Estimate, Quantity(label="slope of log-odds in exact ones")]
+    log_odds_slope: Annotated[Estimate, Quantity(label="slope of log-odds")]
     martingale_gap: Annotated[Estimate, Share(better="lower", label="martingale gap")]
     martingale_gap_by_step: Annotated[Estimate, Share("step", better="lower", label="martingale gap")]
     steps: tuple[str, ...]
-    order_spread: Annotated[Estimate, Share(better="lower", label="change with the order of the evidence")]
-    averaging_gain_bits: Annotated[Estimate, NonNegative(unit="bits", label="KL that averaging over orders removes")]
-    discount: Annotated[Estimate, NonNegative(label="discount of old evidence")]
+    order_spread: Annotated[Estimate, Share(better="lower", label="order spread")]
+    averaging_gain_bits: Annotated[Estimate, NonNegative(unit="bits", label="gain of averaging over orders")]
+    discount: Annotated[Estimate, NonNegative(label="discount γ of old evidence")]
     discount_gain_bits: Annotated[Estimate, Quantity(unit="bits", label="KL from the model that the discount removes")]
     weights: Annotated[Estimate, Share("predictor", label="weight in the nearest mixture")]
     weights_by_position: Annotated[Estimate, Share("predictor position", label="weight in the nearest mixture")]
@@ -82,17 +83,12 @@ class AuditReport(Report):
         oldest = int(np.flatnonzero(np.isfinite(self.response.ends[0]))[-1:].sum())
         age = "all evidence" if self.ages[oldest] == "0" else f"evidence older than {self.ages[oldest]}"
         largest = np.argsort(-np.nan_to_num(self.weights.value), kind="stable")[:2]
-        has_odds = np.isfinite(self.log_odds_slope.value)
         return (
             headline_of(self, "regret_bits"),
             self._line("confidence"),
-            *([self._line("log_odds_slope")] if has_odds else []),
             self._line("response", (oldest,), f"response to {age}"),
-            self._line("information_slope"),
-            self._line("martingale_gap"),
-            self._line("order_spread"),
-            self._line("averaging_gain_bits"),
-            self._line("discount"),
+            *(self._line(name) for name in ("martingale_gap", "order_spread", "discount")),
+            *(self._line(name) for name in _FURTHER if np.isfinite(self.estimate(name).value)),
             *(self._line("weights", (int(at),), f"weight of “{self.predictors[at]}”") for at in largest),
         )
 

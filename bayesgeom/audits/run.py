@@ -19,7 +19,7 @@ from bayesgeom.audits.parts import (
     order_statistics,
 )
 from bayesgeom.audits.report import EXACT, AuditReport
-from bayesgeom.core import InvalidArgument, Reason, Run, TaskMismatch, Trials, checked, concatenate, phase
+from bayesgeom.core import InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked, concatenate, phase
 from bayesgeom.generalization.response import Replacement
 from bayesgeom.models.base import Model, provenance, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
@@ -178,7 +178,18 @@ class _Audit:
         if reason == Reason.RECORDED or not isinstance(task, EvidenceTask) or task.n_evidence == 0:
             return {"response": Estimate.of([np.nan], ([np.nan], [np.nan]), reason=reason), "ages": ages}
         found = Replacement.of(self.model, task, n=len(run.trials), seed=self.seed).report(run)
-        return {"response": _beside(found.slope, 1.0), "ages": found.ages}
+        is_known = np.array([verdict != Verdict.NOT_IDENTIFIED for verdict in found.verdicts])
+        value, (low, high) = found.slope.value, found.slope.ends
+        value, low, high = (np.where(is_known, own, np.nan) for own in (value, low, high))
+        codes = [int(found.slope.reason_at((at,))) for at in range(len(found.ages))]
+        slope = Estimate.of(
+            value,
+            (low, high),
+            n=found.n,
+            baselines=found.slope.baselines,
+            reason=np.where(is_known, codes, int(Reason.FLAT)),
+        )
+        return {"response": _beside(slope, 1.0), "ages": found.ages}
 
     def _free(self) -> ExchangeableTask | Reason:
         """Return the task if other orders and pieces of its evidence can be run, else why they cannot."""

@@ -84,7 +84,11 @@ class Dice(ExchangeableTask):
         return self.draw(n, generator), self.draw(n, generator)
 
     def trials(self, rolls: Int64[Tensor, "batch roll_and_one"]) -> Trials:
-        """Build sequences from rolls, each counted from 0; the last one is the label and not shown."""
+        """Build sequences from rolls.
+
+        Args:
+            rolls: Faces, counted from 0; the last roll is the label and not shown.
+        """
         tokens, ids = rolls[:, :-1].contiguous(), torch.arange(self.n_faces, device=rolls.device)
         predictive = self._predictive(self._counts(tokens))
         return Trials(
