@@ -90,6 +90,7 @@ class AuditReport(Report):
             *(self._line(name) for name in ("martingale_gap", "order_spread", "discount")),
             *(self._line(name) for name in _FURTHER if np.isfinite(self.estimate(name).value)),
             *(self._line("weights", (int(at),), f"weight of “{self.predictors[at]}”") for at in largest),
+            headline_of(self, "mixture_kl_bits"),
         )
 
     def _line(self, metric: str, at: tuple[int, ...] = (), label: str = "") -> Headline:

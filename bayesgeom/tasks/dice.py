@@ -46,7 +46,7 @@ class Dice(ExchangeableTask):
         >>> from bayesgeom import tasks
         >>> trials = tasks.Dice(n_faces=2, length=3).sample(1, seed=0)
         >>> trials.tokens.tolist(), trials.predictive[0, -1].tolist()  # (c + 1) / (3 + 2)
-        ([[0, 0, 0]], [0.8, 0.2])
+        ([[1, 0, 0]], [0.6, 0.4])
     """
 
     name: ClassVar[str] = "dice"
