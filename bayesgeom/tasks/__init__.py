@@ -10,6 +10,7 @@ With an exact posterior:
     DirichletMarkov    a new Markov chain in each sequence, or one of a finite pool
     ChangePoint        a source whose distribution changes at unknown times
     LinearRegression   points of a linear function that is new in each sequence
+    Dice               rolls of a die, or a coin, of unknown bias in each sequence
     ModularRecurrence  numbers that follow a recurrence modulo a number
 
 In words, for language models:

@@ -3,6 +3,7 @@ from .base import TextTask as TextTask
 from .base import WindTunnel as WindTunnel
 from .bijection import Bijection as Bijection
 from .change_point import ChangePoint as ChangePoint
+from .dice import Dice as Dice
 from .dirichlet_markov import DirichletMarkov as DirichletMarkov
 from .evidence import LabeledEvidence as LabeledEvidence
 from .functions import from_functions as from_functions

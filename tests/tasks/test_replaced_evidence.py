@@ -15,6 +15,7 @@ from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import EvidenceTask, random_completion
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.change_point import ChangePoint
+from bayesgeom.tasks.dice import Dice
 from bayesgeom.tasks.dirichlet_markov import DirichletMarkov
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.hmm import HMM
@@ -42,6 +43,7 @@ TASKS: tuple[EvidenceTask, ...] = (
     AssociativeRecall(n_pairs=2, n_keys=3, n_values=3, n_queries=2, n_filler=1),
     AssociativeRecall(n_pairs=2, n_keys=3, n_values=3, n_queries=2, n_filler=1, pooled_pairs=True),
     HMM(n_states=2, n_symbols=2, length=4, floor=0.1, grid=0.1, stay=0.9),
+    Dice(n_faces=3, length=3),
     Mess3(length=3),
     StickyMarkov(n_states=3, length=3),
     DRIFTING,
