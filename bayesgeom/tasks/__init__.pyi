@@ -2,6 +2,7 @@ from .associative_recall import AssociativeRecall as AssociativeRecall
 from .base import TextTask as TextTask
 from .base import WindTunnel as WindTunnel
 from .bijection import Bijection as Bijection
+from .causal_graph import CausalGraph as CausalGraph
 from .change_point import ChangePoint as ChangePoint
 from .dice import Dice as Dice
 from .dirichlet_markov import DirichletMarkov as DirichletMarkov

@@ -14,6 +14,7 @@ from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import EvidenceTask, random_completion
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.causal_graph import CausalGraph
 from bayesgeom.tasks.change_point import ChangePoint
 from bayesgeom.tasks.dice import Dice
 from bayesgeom.tasks.dirichlet_markov import DirichletMarkov
@@ -47,6 +48,7 @@ TASKS: tuple[EvidenceTask, ...] = (
     Mess3(length=3),
     StickyMarkov(n_states=3, length=3),
     DRIFTING,
+    CausalGraph(n_variables=2, n_rows=3),
     ChangePoint(n_symbols=2, hazard=0.3, length=4),
     DirichletMarkov(n_symbols=2, length=4),
     DirichletMarkov(n_symbols=2, length=4, pool=3),
@@ -76,6 +78,8 @@ def body(task: EvidenceTask, trials: Trials) -> list[tuple[int, ...]]:
             order, tokens = task._read(tokens)
             assert order is not None
             labels = (order.argsort(dim=1)).gather(1, labels - task.modulus)
+        case CausalGraph():
+            tokens = task._read(trials)[0].flatten(1)
         case BoundEvidence():
             tokens = tokens[:, len(task.prefix) + 2 :: 4]
     return [tuple(row) for row in torch.cat([tokens, labels], dim=1).tolist()]
