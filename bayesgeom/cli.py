@@ -999,9 +999,10 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
     with contextlib.suppress(BayesGeomError):  # there is none, or it cannot be read
         reports.append(bayesgeom.Diagnosis.load(out))
     title, *before = (f"{report.title} ({', '.join(report.reports)})" for report in reports)
-    replaced = [f"It replaces that of {other}." for other in before if other != title]
-    stored = reports[-1]
-    is_saved = stored is not diagnosis and stored.reports == diagnosis.reports and (out / HTML).is_file()
+    stored = reports[-1]  # with the viewer, where the command saved it
+    is_saved = stored is not diagnosis and all(stored.get(name) == own for name, own in diagnosis.items())
+    is_saved &= (out / HTML).is_file()
+    replaced = [f"It replaces that of {other}." for other in before if other != title and not is_saved]
     try:
         if not is_saved or encoded(stored.provenance) != encoded(diagnosis.provenance):
             with phase("writing the report"):
