@@ -54,7 +54,8 @@ class InsideReport(Report):
     scored positions, 255 is 1. `lens_probs` and `lens_kl_bits` are what the logit lens reads of the stream
     before each layer.
     `edited_probs` and `edited_kl_bits` are those of the model without one head, whose output is replaced by its mean
-    over 64 other sequences at the same position, or by 0 if the ablations of the same page do so. Where the model does not give the numbers, an axis has length 0.
+    over 64 other sequences at the same position, or by 0 if the ablations of the same page do so. Where the model does
+    not give the numbers, an axis has length 0.
     Of a training, the same sequences are repeated for every snapshot, whose step is in `training_steps`.
     """
 

@@ -82,7 +82,8 @@ def _intervention(report: Any) -> str:
         return f"Shows nothing {places}: {report.against_causal[at]} ({verdicts[at]})."
     if verdicts[at] == Verdict.INERT:
         cost = report.change_bits.value[3 if report.is_swap else 1, at, 0]
-        return f"Inert {places}: no linear map reads the {report.quantity} after removal, which costs {rounded(cost)} bits."
+        read = f"no linear map reads the {report.quantity} after removal"
+        return f"Inert {places}: {read}, which costs {rounded(cost)} bits."
     amount: Callable[[float], str] = percent_text if report.is_swap else rounded
     by = (
         f"{amount(own.value)} of the way to the donor's {report.quantity}"
@@ -113,7 +114,7 @@ def _onwards(report: Any) -> str:
 
 
 def _compare(report: Any) -> str:
-    own, values, row = report.headline(), report.value.value[0], report.rows[0]
+    values, row = report.value.value[0], report.rows[0]
     if report.better[0] not in ("lower", "higher") or not np.isfinite(values).all():
         return ""
     best = int(values.argmin() if report.better[0] == "lower" else values.argmax())
@@ -171,7 +172,7 @@ def _relabeling(report: Any) -> str:
 
 
 def _sweep(report: Any) -> str:
-    kl, (low, high), names = report.kl_bits.value, report.kl_bits.ends, report.values
+    kl, names = report.kl_bits.value, report.values
     if not np.isfinite(kl).any():
         tokens = ", ".join(
             f"{rounded(own)} at {report.vary}={name}"

@@ -72,10 +72,10 @@ def test_ablation_counts_what_matters_and_names_the_largest() -> None:
     name, bits = own.ablations[own.ranked()[0]], rounded(float(effect.value.max()))
     for apart, says in ((-1e-9, f"{len(unknown)} of {len(unknown)} heads matter."), (-9.0, "None of")):
         low = np.where(effect.value > 0, effect.value, 1.0) + apart
-        found = opening_of(replace(own, kl_increase_bits=replace(effect, low=low, high=low + 9)))[0]
+        found = opening_of(replace(own, kl_increase_bits=replace(effect, low=low, high=low + 9)), is_gated=True)[0]
         assert found.startswith(says) and name in found and f"{bits} bits" in found
     preview = replace(own, entropy_mae_increase_bits=replace(own.entropy_mae_increase_bits, value=unknown))
-    assert opening_of(preview)[0].startswith(f"A first-order preview: {name}")
+    assert opening_of(preview, is_gated=True)[0].startswith(f"A first-order preview: {name}")
 
 
 @pytest.mark.parametrize(
