@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from types import FunctionType
@@ -974,6 +975,9 @@ def run(command: Callable[..., Any], **options: Any) -> int:
     _check_names(options)
     if command.__annotations__["return"] is int:
         return int(command(**options))
+    if "source" not in options:  # else `_check_names` has loaded them
+        with phase("loading libraries"):
+            import_module("bayesgeom.models.resolve")
     from bayesgeom.report import check_target
 
     out = options["out"] if "out" in command.__annotations__ else options.pop("out")
