@@ -22,6 +22,7 @@ import plotly.graph_objects as go
 
 from bayesgeom.core import (
     Contained,
+    Verdict,
     counted,
     discover,
     is_foreign,
@@ -128,6 +129,7 @@ def page_of(
         minus=with_minus,
         number=number_text,
         tone=tone,
+        is_code=[*map(str, Verdict)].__contains__,
         verdict=verdict_text,
         interval=interval_cell,
         skipped=left_out,

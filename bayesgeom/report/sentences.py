@@ -47,15 +47,16 @@ def opening_of(report: Reported, *, is_gated: bool = False) -> list[str]:
     if gate:
         return [gate, says or f"{_capital(number)}."]
     if says:
-        unsaid = [own for own in (line.why,) if own and not all(code in says for code in own.split("; "))]
-        interval = [f"95 % interval {line.interval}"] if line.interval else []
-        return [says, f"{', '.join([_capital(number), *interval])}{f' ({unsaid[0]})' if unsaid else ''}."]
+        says, _, why = says.partition("\n")
+        interval = f", 95 % interval {line.interval}" if line.interval else ""
+        return [says, why or f"{_capital(number)}{interval}{f' ({line.why})' if line.why else ''}."]
     verdict = f"{verdict} ({line.why})" if verdict and line.why else line.why or verdict
-    if verdict and line.levels:
-        verdict += f"; strongest baseline {line.baselines[0]}"
-    is_number = not math.isnan(line.value) and (line.verdict in _COMPARED or not line.verdict)
-    parts = [number, verdict] if is_number else [verdict, number]
-    return [f"{_capital(own)}." for own in parts if own]
+    level = f"; the strongest is {line.baselines[0]}" if line.levels else ""
+    if math.isnan(line.value) or (line.verdict and line.verdict not in _COMPARED):
+        return [f"{_capital(own)}." for own in (verdict, number) if own]
+    if line.verdict in _COMPARED[:3]:
+        return [f"{_capital(number)} {verdict}{level}."]
+    return [f"{_capital(number)}{f' ({verdict})' if verdict else ''}."]
 
 
 def _ablation(report: Any) -> str:
@@ -96,7 +97,8 @@ def _intervention(report: Any) -> str:
     if verdicts[at] == Verdict.CAUSAL:
         return f"Causal {places}: {did}."
     causal, inert = report.against_causal[at], report.against_inert[at]
-    return f"Undecided: {did}, which is neither shown to be causal ({causal}) nor inert ({inert})."
+    against = f"Against causal: {causal}." * bool(causal) + f" Against inert: {inert}." * bool(inert)
+    return f"Undecided: {did}.\n{against}"
 
 
 def _joint(report: Any) -> str:
@@ -120,10 +122,11 @@ def _compare(report: Any) -> str:
     best = int(values.argmin() if report.better[0] == "lower" else values.argmax())
     pairs = [pair for pair, sides in enumerate(report.pair_of) if best in sides]
     name, unit = report.models[best], f" {report.units[0]}".rstrip()
-    others = ", ".join(f"{other} {rounded(values[at])}" for at, other in enumerate(report.models) if at != best)
+    row = row.replace("KL(exact ‖ model)", "KL")
+    others = ", ".join(f"{rounded(values[at])} of {other}" for at, other in enumerate(report.models) if at != best)
     if all(report.verdict(0, pair) == name for pair in pairs):
-        return f"{name} is best in {row}: {rounded(values[best])}{unit}; {others}."
-    return f"Undecided: {name} has the best {row}, {rounded(values[best])}{unit} ({others}), but not clearly."
+        return f"{name} is closest to exact: {row} {rounded(values[best])}{unit}, against {others}."
+    return f"Undecided: {name} has the best {row}, {rounded(values[best])}{unit} (against {others}), but not clearly."
 
 
 def _response(report: Any) -> str:
@@ -210,7 +213,8 @@ def _dynamics(report: Any) -> str:
         (distance[:-1], "attention patterns stay near their last state"),
     )
     since = [f"{what} from step {steps[first]:,}" for own, what in rest if (first := _settled(own)) is not None]
-    return f"{'; '.join([fall, *since])}."
+    levels = [f"the {own.name} has {rounded(float(own.value.mean()))} bits" for own in report.kl_bits.compared[:1]]
+    return f"{'; '.join([fall, *since])}.\n{_capital(levels[0])}." if levels else f"{'; '.join([fall, *since])}."
 
 
 def _settled(values: np.ndarray) -> int | None:

@@ -91,7 +91,8 @@ def test_ablation_counts_what_matters_and_names_the_largest() -> None:
 def test_intervention(verdict: Verdict, first: str) -> None:
     own = swapped()
     found = replace(own, verdict_by_layer=tuple(str(verdict) if own else "" for own in own.verdict_by_layer))
-    says = opening_of(found)[0]
-    assert says.startswith(first) and says.endswith(".")
+    says, details = opening_of(found)
+    assert says.startswith(first) and says.endswith(".") and details.endswith(".")
+    assert ("Against causal: " in details) == (verdict == Verdict.UNDECIDED)
     if verdict == Verdict.CAUSAL:
         assert "to the donor's" in says and "random subspaces: at most" in says
