@@ -115,6 +115,25 @@ def _onwards(report: Any) -> str:
     return f"Inert from layer {first}: {did}." if verdict == Verdict.INERT else f"{_capital(verdict)}: {did}."
 
 
+def _audit(report: Any) -> str:
+    own = report.headlines()[0]
+    level = f", against {rounded(own.baseline)} of {own.baseline_name}" if own.levels else ""
+    says, weights = f"Regret is {rounded(own.value)} bits a sequence{level}", np.nan_to_num(report.weights.value)
+    if not weights.any():
+        return f"{says}."
+    top = int(weights.argmax())
+    return f"{says}. The nearest predictor is “{report.predictors[top]}” (weight {percent_text(weights[top])})."
+
+
+def _patch(report: Any) -> str:
+    if not np.isfinite(report.recovered.value).any():
+        return ""
+    (layer, position), _ = report.recovered.extreme("largest")
+    share = percent_text(report.recovered.value[layer, position])
+    at = f"“{report.tokens[position]}” in layer {layer}"
+    return f"{at} carries most: patching {report.site} there recovers {share} of the difference."
+
+
 def _compare(report: Any) -> str:
     values, row = report.value.value[0], report.rows[0]
     if report.better[0] not in ("lower", "higher") or not np.isfinite(values).all():
@@ -234,6 +253,7 @@ def _monitor(report: Any) -> str:
 
 _SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "ablation": _ablation,
+    "audit": _audit,
     "compare": _compare,
     "dynamics": _dynamics,
     "erasure_onwards": _onwards,
@@ -244,6 +264,7 @@ _SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "joint_intervention": _joint,
     "length": _length,
     "monitor": _monitor,
+    "patch": _patch,
     "relabeling": _relabeling,
     "sweep": _sweep,
 }
