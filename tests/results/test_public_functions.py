@@ -45,6 +45,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         stored(folder), n=5, n_untrained=1, probes=["calibration", "key_overlap"]
     ),
     "ablate": lambda folder: bayesgeom.ablate(stored(folder), battery="heads", n=5),
+    "patch": lambda folder: bayesgeom.patch(stored(folder), *TASK.sample_pair(5, seed=0)),
     "monitor.Monitor.report": lambda _: watched().report(),
     "monitor.Monitor.diagnosis": lambda _: watched().diagnosis(),
     "intervene": lambda folder: bayesgeom.intervene(stored(folder), subspace="random:2", kind=FEW, n=5),
