@@ -17,6 +17,8 @@ Measure one model:
 
     diagnose               run every probe that the model supports, in one pass
     ablate                 measure the KL increase of each ablation
+    contributions          measure what each head and MLP adds to the answers' logits directly
+    paths                  measure the KL increase of each direct edge between heads, MLPs and the output
     intervene              edit a subspace and report whether the model uses it
     erase_onwards          erase a quantity from one layer on
     fit_subspace           fit the subspaces that `intervene` would edit
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from bayesgeom import subspaces as subspaces
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
+    from bayesgeom.circuits.direct import contributions as contributions
+    from bayesgeom.circuits.edges import paths as paths
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
     from bayesgeom.diagnosis.recording import capture as capture
     from bayesgeom.diagnosis.run import diagnose as diagnose
@@ -80,6 +84,7 @@ _HOMES = {
     "BayesGeomError": "bayesgeom.core.errors",
     "capture": "bayesgeom.diagnosis.recording",
     "checkpoints": "bayesgeom.models.checkpoint_files",
+    "contributions": "bayesgeom.circuits.direct",
     "compare": "bayesgeom.generalization.comparison",
     "diagnose": "bayesgeom.diagnosis.run",
     "Diagnosis": "bayesgeom.report.diagnosis",
@@ -93,6 +98,7 @@ _HOMES = {
     "length_generalization": "bayesgeom.generalization.length",
     "load": "bayesgeom.models.resolve",
     "load_report": "bayesgeom.report.diagnosis",
+    "paths": "bayesgeom.circuits.edges",
     "relabeling_invariance": "bayesgeom.generalization.relabeling",
     "sweep": "bayesgeom.generalization.sweeps",
     "training_dynamics": "bayesgeom.dynamics.run",
