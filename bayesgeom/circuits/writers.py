@@ -1,4 +1,4 @@
-"""Writers: the parts of a model whose updates add up to its residual stream."""
+"""The parts of a model that write into its residual stream, and the inputs through which they read it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +14,8 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.unembedding import FrozenNorm
 
 Kind = Literal["embedding", "positions", "head", "attention", "mlp", "block", "biases"]
+Input = Literal["q", "k", "v", "mlp", "output"]
+HEAD_INPUTS: tuple[Input, ...] = ("q", "k", "v")
 Stored = Mapping[SiteLayer, Tensor]
 
 
@@ -32,6 +34,33 @@ class Writer:
         if self.kind == "head":
             return f"L{self.layer}H{self.head}"
         return self.kind if self.layer < 0 else f"L{self.layer} {self.kind}"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Receiver:
+    """An input that reads the residual stream: q, k or v of a head, an MLP, or the output after the last layer."""
+
+    layer: int
+    input: Input
+    head: int = -1
+
+    @property
+    def part(self) -> str:
+        """The label of the part: L2H3, L2 mlp, output."""
+        if self.head >= 0:
+            return f"L{self.layer}H{self.head}"
+        return "output" if self.input == "output" else f"L{self.layer} mlp"
+
+    @property
+    def label(self) -> str:
+        """The label of the input: L2H3 k, L2 mlp, output."""
+        return f"{self.part} {self.input}" if self.head >= 0 else self.part
+
+    def reads(self, sender: Writer, serial: frozenset[int]) -> bool:
+        """Return whether a sender writes before this input reads. In `serial` layers the MLP comes after the heads."""
+        is_within = self.input == "mlp" and self.layer in serial and sender.kind in ("head", "attention")
+        return sender.layer < self.layer or (is_within and sender.layer == self.layer)
 
 
 @final
