@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bayesgeom.ablations.engine import batches
 from bayesgeom.ablations.run import N_REFERENCE
+from bayesgeom.circuits.effects import effects_of, headlines_of, ranked
 from bayesgeom.circuits.writers import Writer, Writers
 from bayesgeom.core import (
     LOGIT_LENS,
@@ -38,7 +39,6 @@ from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.models.unembedding import LinearEnd
 from bayesgeom.report import (
-    Baseline,
     Coordinate,
     Estimate,
     Headline,
@@ -58,7 +58,6 @@ _MEANS = 3  # branch of the seed
 _N_ROWS = 12  # of a panel
 _ROUNDING = 1e-6  # of an embedding: rotary models add no positions
 _SLACK = 10  # sums of many layers round more than an equation of one
-NO_EFFECT = "no effect"
 
 
 @final
@@ -97,17 +96,13 @@ class ContributionsReport(Report):
     example_position: int
     n: int
 
-    def ranked(self) -> list[int]:
-        """Return the indices of the components, most bits lost first."""
-        return [int(index) for index in np.argsort(-self.kl_increase_bits.value, kind="stable")]
-
     @property
     def unchanged_kl_bits(self) -> Estimate:
         return self.model_kl_bits
 
     @property
     def kl_increase_bits_by_part(self) -> Float[np.ndarray, "layer part"]:
-        """Bits lost without each head of a layer, then without the rest of it, such as its MLP; NaN where there is none."""
+        """Bits lost without each head of a layer, then without its MLP or what else writes; NaN where there is none."""
         found = np.full((self.n_layers, self.n_heads + 1), np.nan)
         is_inside = self.layer >= 0
         columns = np.where(self.head >= 0, self.head, self.n_heads)
@@ -115,27 +110,21 @@ class ContributionsReport(Report):
         return found
 
     def headlines(self) -> Sequence[Headline]:
-        """Return the most bits lost, the largest contributions to the expected answers, and the model's own KL."""
-        (top,), own = self.kl_increase_bits.extreme("largest")
-        label = f"most bits lost: {self.components[top]}"
-        most = headline_of(self, "kl_increase_bits", (top,), label, own=own, chosen_of=len(self.components))
-        others = [
-            headline_of(self, "kl_increase_bits", (at,), f"bits lost without {self.components[at]}")
-            for at in self.ranked()[1:_N_ROWS]
-        ]
-        return most, headline_of(self, "model_kl_bits"), *others
+        """Return the largest effects and the model's own KL."""
+        first, *others = headlines_of(self, self.components, most=_N_ROWS)
+        return first, headline_of(self, "model_kl_bits"), *others
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
         from bayesgeom.charts.heat import add_heat
 
-        ranked = self.ranked()
-        heat = Panel.blank(f"{self.components[ranked[0]]} writes most of the answer")
+        order = ranked(self.kl_increase_bits)
+        heat = Panel.blank(f"{self.components[order[0]]} writes most of the answer")
         columns = [*map(str, range(self.n_heads)), "mlp"]
         layers = [str(layer) for layer in reversed(range(self.n_layers))]
         by_part = self.kl_increase_bits_by_part[::-1]
         add_heat(heat.figure, by_part, unit="bits lost", baseline=0.0, names=(layers, columns))
-        forest, found = Panel.blank("Bits lost without each term, largest first"), ranked[:_N_ROWS]
+        forest, found = Panel.blank("Bits lost without each term, largest first"), order[:_N_ROWS]
         own = self.kl_increase_bits[found]
         add_forest(forest.figure, [self.components[at] for at in found], own.value, own.ends, unit="bits lost")
         return heat, forest
@@ -182,7 +171,12 @@ def _report(terms: "_Terms", n: int, seed: int) -> ContributionsReport:
         for trials, own, _ in terms.batches(N_REFERENCE, derived_seed(seed, _MEANS)):
             total, count = total.to(own) + own.sum(dim=1, keepdim=True), count + len(trials)
             shown.update(len(trials))
-    lost, toward, kl, example = list[np.ndarray](), list[np.ndarray](), list[np.ndarray](), list[tuple[Tensor, Tensor]]()
+    lost, toward, kl, example = (
+        list[np.ndarray](),
+        list[np.ndarray](),
+        list[np.ndarray](),
+        list[tuple[Tensor, Tensor]](),
+    )
     with phase("contributions", n, "sequence") as shown:
         for trials, own, logits in terms.batches(n, derived_seed(seed, Branch.TRIALS)):
             exact = trials.at_scored(trials.predictive)
@@ -203,9 +197,7 @@ def _report(terms: "_Terms", n: int, seed: int) -> ContributionsReport:
         head=np.array([own.head for own in components]),
         n_layers=spec.n_layers,
         n_heads=spec.n_heads,
-        kl_increase_bits=mean_estimate(
-            np.concatenate(lost), seed=draws, baselines=[Baseline.of("baseline", NO_EFFECT, 0.0)]
-        ),
+        kl_increase_bits=effects_of(np.concatenate(lost), draws),
         toward_exact_bits=mean_estimate(np.concatenate(toward), seed=draws),
         model_kl_bits=mean_estimate(np.concatenate(kl), seed=draws, bounds=(0.0, np.inf)),
         example=(parts[:, middle] / NATS_PER_BIT).cpu().numpy(),
@@ -266,7 +258,7 @@ class _Terms:
             parts = self._split(trials, update) if writer.kind == "embedding" else (update,)
             terms += [scale * (own.double() @ matrix) for own in parts]
         centered = logits - logits.mean(dim=-1, keepdim=True)
-        self._check_sum(scale * (rest @ matrix), centered)
+        self._check_sum(scale, rest @ matrix, centered)
         return torch.stack([*terms, centered - torch.stack(terms).sum(dim=0)]), logits
 
     def _linear_end(self, trials: Trials, like: Float[Tensor, "batch query_pos d_model"]) -> LinearEnd:
@@ -296,13 +288,14 @@ class _Terms:
             self._has_positions = bool(rest.abs().max() > _ROUNDING * embedded.abs().max())
         return (embedded, rest) if self._has_positions else (entered,)
 
-    def _check_sum(self, rest: Logits, centered: Logits) -> None:
+    def _check_sum(self, scale: Float64[Tensor, "batch query_pos 1"], rest: Logits, centered: Logits) -> None:
         """Check that heads, MLPs and embedding leave only biases of the last residual.
 
         Raises:
             InvalidArgument: The updates do not add up to the last residual.
         """
-        error = float((rest - rest.mean(dim=(0, 1))).abs().max() / centered.abs().max().clamp_min(1e-12))
+        varying = scale * (rest - rest.mean(dim=(0, 1)))
+        error = float(varying.abs().max() / centered.abs().max().clamp_min(1e-12))
         if not error <= _SLACK * tolerance_of(self.model.spec.dtype):
             raise InvalidArgument(
                 f"the updates of the layers of {self.model.spec.name} do not add up to its last residual: what is left "

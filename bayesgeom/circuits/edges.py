@@ -20,7 +20,6 @@ from itertools import groupby
 from typing import ClassVar, TypeVar, final
 
 import numpy as np
-import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -41,7 +40,6 @@ from bayesgeom.core import (
     Reference,
     Replace,
     Site,
-    Trials,
     V,
     Z,
     checked,
@@ -63,7 +61,7 @@ _AT_ONCE = 8  # senders whose receivers are replayed together
 @final
 @dataclass(frozen=True, eq=False)
 class _Given(AblationMode):
-    """Replace an activation by this one, at all positions or at the scored ones; that of one head if it has no heads."""
+    """Replace an activation by this one, at all positions or at the scored ones; at site z by that of one head."""
 
     name: ClassVar[str] = "given"
     values: Tensor
@@ -154,7 +152,7 @@ class PathsRun:
         if len(edges) > MOST_EDGES:
             raise InvalidArgument(
                 f"{model.spec.name} has {len(edges):,} edges between these senders and receivers; at most "
-                f"{MOST_EDGES:,} are measured at once. Name some, such as receivers=['output'], or senders=['embedding']."
+                f"{MOST_EDGES:,} are measured at once. Name some: receivers=['output'], or senders=['embedding']."
             )
         return cls(model=model, task=task, writers=writers, edges=edges)
 
@@ -184,7 +182,9 @@ class PathsRun:
             shape=(spec.n_layers, spec.n_heads),
             seed=derived_seed(seed, Branch.RESAMPLING),
         )
-        return with_provenance(report, provenance(self.model, self.task, {"n": n, "seed": seed, "edges": len(self.edges)}))
+        return with_provenance(
+            report, provenance(self.model, self.task, {"n": n, "seed": seed, "edges": len(self.edges)})
+        )
 
 
 @final

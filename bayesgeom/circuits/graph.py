@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
+from bayesgeom.circuits.effects import effects_of, headlines_of, ranked
 from bayesgeom.circuits.writers import Receiver, Writer
 from bayesgeom.report import (
-    Baseline,
     Coordinate,
     Estimate,
     Headline,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 N_SHOWN = 16  # edges of the graph
-NO_EFFECT = "no effect"
 _N_LISTED = 12
 _N_NUMBERED = 10  # edges of the graph with their bits
 _MOST_WIDTH = 7.0  # pixels, of the strongest edge
@@ -69,29 +68,25 @@ class PathsReport(Report):
     model_kl_bits: Annotated[Estimate, NonNegative(unit="bits", label="KL with every edge")]
     n: int
 
-    def ranked(self) -> list[int]:
-        """Return the indices of the edges, largest KL increase first."""
-        return [int(index) for index in np.argsort(-self.kl_increase_bits.value, kind="stable")]
-
     @property
     def unchanged_kl_bits(self) -> Estimate:
         return self.model_kl_bits
 
     def headlines(self) -> Sequence[Headline]:
-        """Return the strongest edges and the model's own KL."""
-        (top,), own = self.kl_increase_bits.extreme("largest")
-        label = f"strongest edge: {self.edges[top]}"
-        most = headline_of(self, "kl_increase_bits", (top,), label, own=own, chosen_of=len(self.edges))
-        others = [headline_of(self, "kl_increase_bits", (at,), self.edges[at]) for at in self.ranked()[1:_N_LISTED]]
-        return most, headline_of(self, "model_kl_bits"), *others
+        """Return the largest effects and the model's own KL."""
+        first, *others = headlines_of(self, self.edges, most=_N_LISTED)
+        return first, headline_of(self, "model_kl_bits"), *others
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
 
-        shown = [at for at in self.ranked()[:N_SHOWN] if self.kl_increase_bits.value[at] > 0]
+        shown = [at for at in ranked(self.kl_increase_bits)[:N_SHOWN] if self.kl_increase_bits.value[at] > 0]
         graph = Panel.blank(f"The {len(shown)} strongest of {len(self.edges):,} edges, layers upward", is_wide=True)
         self._draw(graph.figure, shown)
-        forest, found = Panel.blank("KL increase without each edge, largest first"), self.ranked()[:_N_LISTED]
+        forest, found = (
+            Panel.blank("KL increase without each edge, largest first"),
+            ranked(self.kl_increase_bits)[:_N_LISTED],
+        )
         own, labels = self.kl_increase_bits[found], [self.edges[at] for at in found]
         add_forest(forest.figure, labels, own.value, own.ends, unit="KL increase (bits)")
         return graph, forest
@@ -162,7 +157,9 @@ class PathsReport(Report):
         return name, float(layer) + 0.5 * is_mlp, int(head)
 
 
-def _places(edges: Sequence[tuple[tuple[str, float, int], ...]]) -> Mapping[tuple[str, float, int], tuple[float, float]]:
+def _places(
+    edges: Sequence[tuple[tuple[str, float, int], ...]],
+) -> Mapping[tuple[str, float, int], tuple[float, float]]:
     """Return x and y of every part: those of one height evenly spaced, in the order of heads."""
     parts = sorted({part for edge in edges for part in edge}, key=lambda own: (own[1], own[2], own[0]))
     found = dict[tuple[str, float, int], tuple[float, float]]()
@@ -183,7 +180,7 @@ def paths_report(
     seed: int,
 ) -> PathsReport:
     """Return the report on the KL increase of every edge in every sequence."""
-    senders, receivers = ([edge[end] for edge in edges] for end in (0, 1))
+    senders, receivers = [sender for sender, _ in edges], [receiver for _, receiver in edges]
     return PathsReport(
         edges=tuple(f"{sender.label} → {receiver.label}" for sender, receiver in edges),
         senders=tuple(own.label for own in senders),
@@ -195,7 +192,7 @@ def paths_report(
         receiver_head=np.array([own.head for own in receivers]),
         n_layers=shape[0],
         n_heads=shape[1],
-        kl_increase_bits=mean_estimate(lost, seed=seed, baselines=[Baseline.of("baseline", NO_EFFECT, 0.0)]),
+        kl_increase_bits=effects_of(lost, seed),
         model_kl_bits=mean_estimate(kl, seed=seed, bounds=(0.0, np.inf)),
         n=len(kl),
     )

@@ -67,8 +67,8 @@ class Receiver:
 class Writers:
     """The writers of a model.
 
-    Heads write where the model gives their outputs and W_O; elsewhere their sum is one writer, as is a block of which no
-    parts are known.
+    Heads write where the model gives their outputs and W_O; elsewhere their sum is one writer, as is a block whose
+    parts are not known.
     """
 
     def __init__(self, model: Model) -> None:
@@ -86,7 +86,7 @@ class Writers:
                 every.append(Writer(layer=layer, kind="attention"))
             if layer in has[MLP_OUT]:
                 every.append(Writer(layer=layer, kind="mlp"))
-            if not layer in has[ATTN_OUT] | has[MLP_OUT]:
+            if layer not in has[ATTN_OUT] | has[MLP_OUT]:
                 every.append(Writer(layer=layer, kind="block"))
         self.every = tuple(every)
 
@@ -102,9 +102,7 @@ class Writers:
         each = ((site, max(own.layer, 0)) for own in self.every for site in sites[own.kind])
         return tuple(dict.fromkeys(each))
 
-    def updates(
-        self, values: Stored, frozen_at: Stored
-    ) -> Iterator[tuple[Writer, Float[Tensor, "batch pos d_model"]]]:
+    def updates(self, values: Stored, frozen_at: Stored) -> Iterator[tuple[Writer, Float[Tensor, "batch pos d_model"]]]:
         """Yield what each writer adds to the residual stream. It is linear in `values`, but for biases.
 
         Args:

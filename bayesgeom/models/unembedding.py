@@ -112,7 +112,7 @@ class Unembedding:
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FrozenNorm:
-    """A norm without its factor: x, centered if the norm centers, times its weight. The norm is a multiple, plus a bias.
+    """A norm without its factor: x, centered if the norm centers, times its weight. The norm is a multiple of that.
 
     Attributes:
         part: The norm.
@@ -157,8 +157,9 @@ class FrozenNorm:
     def scale(self, x: Float[Tensor, "*batch d"]) -> Float64[Tensor, "*batch 1"]:
         """Return the factor by which the norm's output for x, without its bias, exceeds `applied(x)`."""
         plain, out = self.applied(x.double()), self.part.forward(x).double() - self.bias
-        squared = plain.square().sum(dim=-1, keepdim=True)
-        return (plain * out).sum(dim=-1, keepdim=True) / squared.clamp_min(torch.finfo(torch.float64).tiny)
+        squared = plain.square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        scale: Tensor = (plain * out).sum(dim=-1, keepdim=True) / squared
+        return scale
 
 
 @final

@@ -355,7 +355,7 @@ class WrappedModel(Reattachable):
     def _output(self, layer: int) -> HeadOutput | None:
         if not self._layout.out:
             return None
-        part, width = self._layout.out[layer], self._heads[0] * self.spec.d_value_or_head
+        part, width = self._layout.out[layer], self._heads[0] * (self.spec.d_value or self.spec.d_head)
         like = next(part.parameters()).new_zeros(1, width)
         rows = matrix_of(part.forward, torch.eye(width, dtype=torch.float64, device=like.device), like)
         return HeadOutput(matrix=rows.unflatten(0, (self._heads[0], -1)))

@@ -45,7 +45,6 @@ from bayesgeom.core import (
 from bayesgeom.models.adapters.proof import first_input, sentinel_trials
 from bayesgeom.models.base import STAGES, BaselinePass, Model, Variant, entry, hooked_sites
 
-
 _INPUTS = ((Q, Q_ROT), (K, K_ROT), (V, V))  # of a head; rotated where a model does not provide the others
 
 
@@ -78,7 +77,6 @@ class PlainLoop:
         """
         return torch.stack([edited_pass(self.model, baseline.trials, variant, reference) for variant in variants])
 
-
     @torch.no_grad()
     def heads_received(
         self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
@@ -93,7 +91,7 @@ class PlainLoop:
         """Yield, for each change of the input of a layer's MLP, what the MLP writes."""
         yield from _mlp_received(self.model, self._within, baseline, layer, changes)
 
-    def _within(self, baseline: BaselinePass, layer: int, hooks: Mapping[SiteLayer, Change]) -> None:  # noqa: ARG002  (as PrefixReplay's)
+    def _within(self, baseline: BaselinePass, layer: int, hooks: Mapping[SiteLayer, Change]) -> None:
         """Run one pass with these hooks."""
         with hooked_sites(self.model, hooks):
             self.model.logits(baseline.trials)
