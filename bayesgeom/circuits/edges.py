@@ -14,18 +14,19 @@ References:
     Wang et al. 2022, "Interpretability in the wild", arXiv:2211.00593.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, TypeVar, final
 
 import numpy as np
-from jaxtyping import Float, Shaped
+import torch
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.ablations.engine import BatchReference, Exact, Means, batches, edited_logits, position_means
 from bayesgeom.ablations.run import N_REFERENCE
-from bayesgeom.circuits.graph import PathsReport, paths_report
+from bayesgeom.circuits.graph import N_LISTED, PathsReport, paths_report
 from bayesgeom.circuits.writers import HEAD_INPUTS, Receiver, Writer, Writers
 from bayesgeom.core import (
     K_ROT,
@@ -40,6 +41,7 @@ from bayesgeom.core import (
     Reference,
     Replace,
     Site,
+    Trials,
     V,
     Z,
     checked,
@@ -54,7 +56,8 @@ from bayesgeom.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 MOST_EDGES = 20_000
-_MEANS = 3  # branch of the seed
+N_DRAWS = 20  # random directions of each of the strongest edges
+_MEANS, _CHANCE = 3, 4  # branches of the seed
 _AT_ONCE = 8  # senders whose receivers are replayed together
 
 
@@ -157,112 +160,134 @@ class PathsRun:
         return cls(model=model, task=task, writers=writers, edges=edges)
 
     def report(self, n: int, seed: int) -> PathsReport:
-        """Measure `n` sequences, with means of others."""
-        replayer = self.model.replayer()
+        """Measure `n` sequences, with means of others, and the strongest edges with random changes."""
+        replayer, spec = self.model.replayer(), self.model.spec
         assert isinstance(replayer, Replay | PrefixReplay | PlainLoop), "other models lack the sites"
-        spec, lost, kl = self.model.spec, list[np.ndarray](), list[np.ndarray]()
-        reference = self.task.stream(N_REFERENCE, seed=derived_seed(seed, _MEANS), device=spec.device)
-        means = position_means(replayer, reference, spec, self.writers.places(), N_REFERENCE)
+        with phase("means"):
+            others = self.task.stream(N_REFERENCE, seed=derived_seed(seed, _MEANS), device=spec.device)
+            means = position_means(replayer, others, spec, self.writers.places(), N_REFERENCE)
         drawn = self.task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=spec.device)
         parts = [trials for block in drawn for trials in batches(block, spec)]
+        measuring = _Measuring(run=self, replayer=replayer, means=means)
         with phase("edges", len(parts) * len(self.edges), "edge") as shown:
-            for trials in parts:
-                baseline, exact = replayer.baseline(trials), Exact.of(trials)
-                batch = _Batch(run=self, replayer=replayer, baseline=baseline, means=means, exact=exact)
-                bits, own = np.zeros((len(trials), len(self.edges))), batch.unchanged()
-                for places, found in batch.kl_bits():
-                    bits[:, places] = found.T - own[:, None]
-                    shown.update(len(places))
-                lost.append(bits)
-                kl.append(own)
+            found = [measuring.kl_bits(trials, self.edges, shown.update) for trials in parts]
+        kl = np.concatenate([own for own, _ in found])
+        lost = np.concatenate([without for _, without in found], axis=1).T - kl[:, None]
+        strongest = np.argsort(-lost.mean(axis=0), kind="stable")[:N_LISTED]
+        chance = np.full((N_DRAWS, len(self.edges)), np.nan)
+        turns = _rotations(spec.d_model, derived_seed(seed, _CHANCE))
+        edges = [self.edges[at] for at in sorted(strongest)]
+        with phase("random directions", len(parts) * len(edges) * N_DRAWS, "edge") as shown:
+            for draw, turn in zip(range(N_DRAWS), turns, strict=False):
+                turned = [measuring.kl_bits(trials, edges, shown.update, turn)[1] for trials in parts]
+                chance[draw, sorted(strongest)] = np.concatenate(turned, axis=1).mean(axis=1) - kl.mean()
         report = paths_report(
             self.edges,
-            np.concatenate(lost),
-            np.concatenate(kl),
+            lost,
+            kl,
+            chance=chance,
             shape=(spec.n_layers, spec.n_heads),
             seed=derived_seed(seed, Branch.RESAMPLING),
         )
-        return with_provenance(
-            report, provenance(self.model, self.task, {"n": n, "seed": seed, "edges": len(self.edges)})
-        )
+        arguments = {"n": n, "seed": seed, "edges": len(self.edges)}
+        return with_provenance(report, provenance(self.model, self.task, arguments))
+
+
+def _rotations(d_model: int, seed: int) -> Iterator[Float[Tensor, "d_model d_model"]]:
+    """Yield random orthogonal matrices."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield torch.linalg.qr(torch.randn(d_model, d_model, generator=generator)).Q
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Batch:
-    """One batch of sequences: its unedited pass, and the replay of each edge."""
+class _Measuring:
+    """How edges of a run are replayed."""
 
     run: PathsRun
     replayer: Replay | PrefixReplay | PlainLoop
-    baseline: BaselinePass
     means: Means
-    exact: Exact
 
-    def unchanged(self) -> Float[np.ndarray, " sequence"]:
-        """Return the KL of every sequence with all edges, mean over scored positions."""
-        return self._kl(self.baseline.logits)
+    def kl_bits(
+        self,
+        trials: Trials,
+        edges: Sequence[Edge],
+        tell: Callable[[int], object],
+        turn: Float[Tensor, "d_model d_model"] | None = None,
+    ) -> tuple[Float[np.ndarray, " sequence"], Float[np.ndarray, "edge sequence"]]:
+        """Return the KL of every sequence, mean over scored positions, with all edges and without each of them.
 
-    def kl_bits(self) -> Iterator[tuple[list[int], Float[np.ndarray, "edge sequence"]]]:
-        """Yield the places of some edges and the KL of every sequence without each of them."""
-        changes, reference = self._changes(), BatchReference({}, self.baseline)
-        numbered = list(enumerate(self.run.edges))
-        for (layer, kind), group in groupby(numbered, key=lambda own: (own[1][1].layer, _kind(own[1][1]))):
+        Args:
+            trials: The sequences.
+            edges: The edges.
+            tell: Is told how many edges were replayed.
+            turn: Rotates what senders lose, so that it points in random directions and is as long.
+        """
+        baseline, exact = self.replayer.baseline(trials), Exact.of(trials)
+        stored, places = baseline.stored, self.run.writers.places()
+        deviations = {place: self.means[place].to(stored[place]) - stored[place] for place in places}
+        every, senders = self.run.writers.updates(deviations, stored), {sender for sender, _ in edges}
+        changes = {own: (x.clone() if turn is None else x @ turn.to(x)) for own, x in every if own in senders}
+
+        def kl_of(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float[np.ndarray, " sequence"]:
+            kl: np.ndarray = exact.scores(logits)[0].mean(axis=1)
+            return kl
+
+        without, reference = np.zeros((len(edges), len(trials))), BatchReference({}, baseline)
+        for numbers, variants in self._variants(baseline, edges, changes):
+            for which, logits in edited_logits(self.replayer, baseline, variants, reference):
+                for at, own in zip(which, logits, strict=True):
+                    without[numbers[at]] = kl_of(own)
+            tell(len(numbers))
+        return kl_of(baseline.logits), without
+
+    def _variants(
+        self, baseline: BaselinePass, edges: Sequence[Edge], changes: Mapping[Writer, Tensor]
+    ) -> Iterator[tuple[list[int], list[Variant]]]:
+        """Yield edits that stand for edges to one kind of input in one layer, a few senders at a time."""
+        numbered = sorted(enumerate(edges), key=lambda own: _order(own[1][1])[:2])
+        for (layer, kind), group in groupby(numbered, key=lambda own: _order(own[1][1])[:2]):
             by_sender: dict[Writer, list[tuple[int, Receiver]]] = {}
-            for place, (sender, receiver) in group:
-                by_sender.setdefault(sender, []).append((place, receiver))
+            for number, (sender, receiver) in group:
+                by_sender.setdefault(sender, []).append((number, receiver))
             listed = list(by_sender)
             for start in range(0, len(listed), _AT_ONCE):
                 chosen = listed[start : start + _AT_ONCE]
-                received = self._received(kind, layer, [changes[own] for own in chosen])
-                places, variants = list[int](), list[Variant]()
-                for sender, values in zip(chosen, received, strict=True):
-                    for place, receiver in by_sender[sender]:
-                        places.append(place)
-                        variants.append((self._edit(receiver, values),))
-                kl = np.zeros((len(places), len(self.baseline.trials)))
-                for which, logits in edited_logits(self.replayer, self.baseline, variants, reference):
-                    for at, own in zip(which, logits, strict=True):
-                        kl[at] = self._kl(own)
-                yield places, kl
+                received = self._received(baseline, kind, layer, [changes[own] for own in chosen])
+                each = [
+                    (number, (_edit(receiver, values, baseline.rows),))
+                    for sender, values in zip(chosen, received, strict=True)
+                    for number, receiver in by_sender[sender]
+                ]
+                yield [number for number, _ in each], [variant for _, variant in each]
 
-    def _changes(self) -> Mapping[Writer, Float[Tensor, "batch pos d_model"]]:
-        """Return what the residual stream gains where each sender's update is replaced by its mean."""
-        stored, senders = self.baseline.stored, {sender for sender, _ in self.run.edges}
-        places = self.run.writers.places()
-        deviations = {place: self.means[place].to(stored[place]) - stored[place] for place in places}
-        every = self.run.writers.updates(deviations, stored)
-        return {writer: update.clone() for writer, update in every if writer in senders}
-
-    def _received(self, kind: str, layer: int, changes: Sequence[Tensor]) -> Iterable[Tensor]:
+    def _received(
+        self, baseline: BaselinePass, kind: str, layer: int, changes: Sequence[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterable[Tensor]:
         """Yield, for each change, what the receivers of one kind in a layer then write."""
-        if kind == "heads":
-            return self.replayer.heads_received(self.baseline, layer, changes)
-        if kind == "mlp":
-            return self.replayer.mlp_received(self.baseline, layer, changes)
-        return (self.baseline.stored[RESID_POST, layer - 1] + own for own in changes)
-
-    def _edit(self, receiver: Receiver, values: Tensor) -> Replace:
-        rows = self.baseline.rows
-        if receiver.head >= 0:
-            own = values[HEAD_INPUTS.index(receiver.input), :, :, receiver.head]
-            by = _Given(own, rows)
-            return Replace(site=Z, layer=receiver.layer, mode=by.name, heads=(receiver.head,), by=by)
-        by = _Given(values, rows)
-        if receiver.input == "mlp":
-            return Replace(site=MLP_OUT, layer=receiver.layer, mode=by.name, by=by)
-        return Replace(site=RESID_POST, layer=receiver.layer - 1, mode=by.name, by=by)
-
-    def _kl(self, logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float[np.ndarray, " sequence"]:
-        kl: np.ndarray = self.exact.scores(logits)[0].mean(axis=1)
-        return kl
+        match kind:
+            case "heads":
+                return self.replayer.heads_received(baseline, layer, changes)
+            case "mlp":
+                return self.replayer.mlp_received(baseline, layer, changes)
+        return (baseline.stored[RESID_POST, layer - 1] + own for own in changes)
 
 
-def _kind(receiver: Receiver) -> str:
-    return "heads" if receiver.head >= 0 else receiver.input
+def _edit(receiver: Receiver, values: Tensor, rows: Int64[Tensor, " query_pos"]) -> Replace:
+    """Return the edit by which what a receiver writes takes these values."""
+    if receiver.head >= 0:
+        by = _Given(values[HEAD_INPUTS.index(receiver.input), :, :, receiver.head], rows)
+        return Replace(site=Z, layer=receiver.layer, mode=by.name, heads=(receiver.head,), by=by)
+    by = _Given(values, rows)
+    if receiver.input == "mlp":
+        return Replace(site=MLP_OUT, layer=receiver.layer, mode=by.name, by=by)
+    return Replace(site=RESID_POST, layer=receiver.layer - 1, mode=by.name, by=by)
 
 
 def _order(receiver: Receiver) -> tuple[int, str, int, str]:
-    return receiver.layer, _kind(receiver), receiver.head, receiver.input
+    """Return what receivers are ordered by: inputs of the heads of a layer are replayed together."""
+    return receiver.layer, "heads" if receiver.head >= 0 else receiver.input, receiver.head, receiver.input
 
 
 def _receivers(model: Model) -> tuple[Receiver, ...]:

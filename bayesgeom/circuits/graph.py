@@ -1,7 +1,7 @@
 """The report of `paths`: bits by edge, and the graph of the strongest edges."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import numpy as np
@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from bayesgeom.circuits.effects import effects_of, headlines_of, ranked
 from bayesgeom.circuits.writers import Receiver, Writer
 from bayesgeom.report import (
+    Baseline,
     Coordinate,
     Estimate,
     Headline,
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 N_SHOWN = 16  # edges of the graph
-_N_LISTED = 12
+RANDOM = "random directions"
+N_LISTED = 12
 _N_NUMBERED = 10  # edges of the graph with their bits
 _MOST_WIDTH = 7.0  # pixels, of the strongest edge
 _ROW = 54  # pixels, of a layer
@@ -39,7 +41,8 @@ class PathsReport(Report):
 
     What the sender writes is replaced by its mean over sequences at each position, only where this input reads it: q, k
     or v of a head, an MLP, or the output. All other parts in between keep what they had. What the receiver then writes
-    reaches the later layers as usual. The number is the increase of KL(exact ‖ model) in bits; its baseline is 0. An
+    reaches the later layers as usual. The number is the increase of KL(exact ‖ model) in bits; its baseline is 0. The
+    chance level of the strongest edges turns what the input loses in random directions, with its length unchanged. An
     effect through several edges is counted in each of them, so the numbers do not add up.
 
     Fields: by `edges`, from `senders` to an input (`inputs`) of `receivers`, which are labeled L2H3 for head 3 of
@@ -74,7 +77,7 @@ class PathsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         """Return the largest effects and the model's own KL."""
-        first, *others = headlines_of(self, self.edges, most=_N_LISTED)
+        first, *others = headlines_of(self, self.edges, most=N_LISTED)
         return first, headline_of(self, "model_kl_bits"), *others
 
     def panels(self) -> Sequence[Panel]:
@@ -85,7 +88,7 @@ class PathsReport(Report):
         self._draw(graph.figure, shown)
         forest, found = (
             Panel.blank("KL increase without each edge, largest first"),
-            ranked(self.kl_increase_bits)[:_N_LISTED],
+            ranked(self.kl_increase_bits)[:N_LISTED],
         )
         own, labels = self.kl_increase_bits[found], [self.edges[at] for at in found]
         add_forest(forest.figure, labels, own.value, own.ends, unit="KL increase (bits)")
@@ -176,11 +179,14 @@ def paths_report(
     lost: Float[np.ndarray, "sequence edge"],
     kl: Float[np.ndarray, " sequence"],
     *,
+    chance: Float[np.ndarray, "draw edge"],
     shape: tuple[int, int],
     seed: int,
 ) -> PathsReport:
     """Return the report on the KL increase of every edge in every sequence."""
     senders, receivers = [sender for sender, _ in edges], [receiver for _, receiver in edges]
+    effects = effects_of(lost, seed)
+    level = Baseline.of("chance", RANDOM, chance.mean(axis=0), low=chance.min(axis=0), high=chance.max(axis=0))
     return PathsReport(
         edges=tuple(f"{sender.label} → {receiver.label}" for sender, receiver in edges),
         senders=tuple(own.label for own in senders),
@@ -192,7 +198,7 @@ def paths_report(
         receiver_head=np.array([own.head for own in receivers]),
         n_layers=shape[0],
         n_heads=shape[1],
-        kl_increase_bits=effects_of(lost, seed),
+        kl_increase_bits=replace(effects, baselines=(*effects.baselines, level)),
         model_kl_bits=mean_estimate(kl, seed=seed, bounds=(0.0, np.inf)),
         n=len(kl),
     )

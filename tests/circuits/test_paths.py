@@ -11,19 +11,21 @@ from torch import Tensor
 
 import bayesgeom
 from bayesgeom import tasks
-from bayesgeom.circuits.graph import PathsReport
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.circuits.effects import ranked
+from bayesgeom.circuits.graph import N_LISTED, RANDOM, PathsReport
+from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.base import Model
 from bayesgeom.models.export import export_huggingface
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.models.resolve import as_model, load
+from bayesgeom.models.resolve import load
 from bayesgeom.stats import kl_bits
 from bayesgeom.tasks.base import Branch, derived_seed
+from tests import families
 from tests.circuits.planted import EDGES, induction
-from tests.families import saved
+from tests.models.test_wrap import gpt
 
-TASK = tasks.Bijection(n_values=5, n_pairs=4)
+TASK, NARROW = tasks.Bijection(n_values=5, n_pairs=4), tasks.Bijection(n_values=5, n_pairs=3)
+HEADS = ("embedding", "L0H0", "L0H1", "L0 mlp")
 N = 9
 
 
@@ -136,3 +138,97 @@ def test_the_same_weights_in_hugging_face_have_the_same_edges(kinds: dict[str, A
     found, own = bayesgeom.paths(hf, TASK, n=N), bayesgeom.paths(module, TASK, n=N)
     assert found.edges == own.edges
     np.testing.assert_allclose(found.kl_increase_bits.value, own.kl_increase_bits.value, atol=1e-4)
+
+
+def test_keys_that_heads_share_count_for_each_head_alone() -> None:
+    """Grouped keys and values, written out for every head, have the same edges."""
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "vocab_size": TASK.d_vocab,
+        "hidden_size": 24,
+        "intermediate_size": 13,
+        "num_hidden_layers": 2,
+    }
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": TASK.n_pos}
+    grouped, whole = (
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=n_heads))
+        for n_heads in (2, 4)
+    )
+    weights = families.lively(grouped).state_dict()
+    for name in (own for own in weights if "k_proj" in own or "v_proj" in own):
+        weights[name] = weights[name].unflatten(0, (2, -1)).repeat_interleave(2, dim=0).flatten(0, 1)
+    whole.load_state_dict(weights)
+    found, expected = (bayesgeom.paths(own.eval(), TASK, n=N) for own in (grouped, whole))
+    assert found.edges == expected.edges and "L0H3 → L1H2 k" in found.edges
+    np.testing.assert_allclose(found.kl_increase_bits.value, expected.kl_increase_bits.value, atol=1e-5)
+    assert (np.abs(found.kl_increase_bits.value) > 1e-4).mean() > 0.9
+
+
+def test_an_mlp_beside_the_attention_reads_what_came_before_the_layer() -> None:
+    net, model = gpt("parallel")
+    report = bayesgeom.paths(model, NARROW, n=N, receivers=["L0 mlp", "L1 mlp"])
+    assert report.edges == tuple(
+        f"{sender} → L{layer} mlp" for layer, senders in ((0, HEADS[:1]), (1, HEADS)) for sender in senders
+    )
+    trials = next(NARROW.stream(N, seed=derived_seed(0, Branch.TRIALS)))
+    others = torch.cat([own.tokens for own in NARROW.stream(256, seed=derived_seed(0, 3))])
+
+    def entered(ids: Tensor) -> Tensor:
+        return net.wte(ids) + net.wpe(torch.arange(ids.shape[1]))
+
+    def bits(x: Tensor) -> float:
+        answers = net.lm_head(net.ln_f(x))[:, ::2][..., trials.answers].double().log_softmax(-1)
+        return float(kl_bits(trials.at_scored(trials.predictive), answers).mean())
+
+    with torch.no_grad():
+        x, first = entered(trials.tokens), net.h[0]
+        changed = first.mlp(first.ln_1(entered(others).mean(0).expand_as(x)))
+        after = x + first.attn(first.ln_1(x)) + changed
+        expected = bits(net.h[1](after)) - bits(net.h[1](net.h[0](x)))
+    assert float(report.kl_increase_bits.value[0]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", families.each(families.ATTENTION))
+def test_edges_of_every_family(name: str, tmp_path: Path) -> None:
+    report = bayesgeom.paths(
+        load(str(families.saved(name, tmp_path))), TASK, n=N, receivers=["L2H1", "L2 mlp", "output"]
+    )
+    assert {"embedding → L2H1 k", "L1H0 → L2H1 q", "L0 mlp → L2H1 v", "L1 mlp → L2 mlp", "L2H3 → output"} <= {
+        *report.edges
+    }
+    bits = np.abs(report.kl_increase_bits.value)
+    assert (bits > 1e-7).mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"n": 0}, InvalidArgument, "n, the number of sequences, must be at least 1, got 0"),
+        ({"senders": ["L0H9"]}, UnknownName, r"there is no sender named 'L0H9'. There are: L0 mlp, L0H0"),
+        ({"receivers": ["L1H0 z"]}, UnknownName, r"there is no receiver named 'L1H0 z'.*L1H0 k"),
+        (
+            {"senders": ["L1 mlp"], "receivers": ["L0H0"]},
+            InvalidArgument,
+            "no edge leads from L1 mlp to L0H0 q",
+        ),
+    ],
+)
+def test_refusals(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        bayesgeom.paths(lively(), **{"task": TASK, "n": N, **arguments})
+
+
+def test_too_many_edges_are_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesgeom.circuits.edges.MOST_EDGES", 10)
+    with pytest.raises(InvalidArgument, match=r"has 75 edges .* at most 10 are measured at once. Name some: receivers"):
+        bayesgeom.paths(lively(), TASK)
+
+
+def test_chance_levels_of_the_strongest_edges() -> None:
+    report = bayesgeom.paths(lively(), TASK, n=N)
+    level = report.kl_increase_bits.baseline(RANDOM)
+    known = np.flatnonzero(np.isfinite(level.value))
+    assert set(known) == set(ranked(report.kl_increase_bits)[:N_LISTED])
+    assert level.low is not None and (level.low[known] < level.value[known]).all()
+    assert report == bayesgeom.paths(lively(), TASK, n=N)

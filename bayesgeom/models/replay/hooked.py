@@ -26,6 +26,7 @@ from bayesgeom.core import (
     Q_ROT,
     RESID_MID,
     RESID_PRE,
+    BayesGeomError,
     Change,
     Edit,
     Hook,
@@ -61,7 +62,7 @@ class PlainLoop:
         """Run one pass and keep every replayable site at all positions."""
         stored: dict[SiteLayer, Tensor] = {}
         places = [(site, layer) for site in self._sites for layer in self.model.layers_of(site)]
-        with hooked_sites(self.model, {place: keeping(stored, place) for place in places}):
+        with hooked_sites(self.model, {place: _copying(stored, place) for place in places}):
             logits = self.model.logits(trials)
         return BaselinePass(trials=trials, rows=trials.scored_positions()[0], stored=stored, logits=logits)
 
@@ -133,7 +134,7 @@ def _mlp_received(
     reads = (mlp_reads(model, layer), layer)
     for change in changes:
         kept = dict[SiteLayer, Tensor]()
-        within(baseline, layer, {reads: _adding(change), (MLP_OUT, layer): keeping(kept, (MLP_OUT, layer))})
+        within(baseline, layer, {reads: _adding(change), (MLP_OUT, layer): _copying(kept, (MLP_OUT, layer))})
         yield kept[MLP_OUT, layer]
 
 
@@ -180,12 +181,21 @@ def edited_pass(
         return model.logits(trials)
 
 
+def _copying(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
+    """Return a function that stores the activation, or a copy of an update: Falcon adds one update to the other."""
+
+    def keep(output: Tensor) -> None:
+        stored[place] = output.clone() if place[0] in (ATTN_OUT, MLP_OUT) else output
+
+    return keep
+
+
 Form = tuple[type[Any], int] | None  # tuple or list and its length; None is a bare tensor
 _CLOSE = 1e-5  # tolerance of a replay without edits, relative to each number and to the mean magnitude
 
 
-class _Reached(Exception):
-    """Raised to stop a pass at a block."""
+class _Reached(BayesGeomError):
+    """Raised to stop a pass at a block. It is of this package, so that no adapter mistakes it for a fault of a model."""
 
 
 @final
