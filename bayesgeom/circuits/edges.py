@@ -168,7 +168,7 @@ class PathsRun:
             means = position_means(replayer, others, spec, self.writers.places(), N_REFERENCE)
         drawn = self.task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=spec.device)
         parts = [trials for block in drawn for trials in batches(block, spec)]
-        measuring = _Measuring(run=self, replayer=replayer, means=means)
+        measuring = EdgeReplay(writers=self.writers, replayer=replayer, means=means)
         with phase("edges", len(parts) * len(self.edges), "edge") as shown:
             found = [measuring.kl_bits(trials, self.edges, shown.update) for trials in parts]
         kl = np.concatenate([own for own, _ in found])
@@ -202,10 +202,10 @@ def _rotations(d_model: int, seed: int) -> Iterator[Float[Tensor, "d_model d_mod
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Measuring:
-    """How edges of a run are replayed."""
+class EdgeReplay:
+    """Replays edges, each removed alone."""
 
-    run: PathsRun
+    writers: Writers
     replayer: Replay | PrefixReplay | PlainLoop
     means: Means
 
@@ -225,9 +225,9 @@ class _Measuring:
             turn: Rotates what senders lose, so that it points in random directions and is as long.
         """
         baseline, exact = self.replayer.baseline(trials), Exact.of(trials)
-        stored, places = baseline.stored, self.run.writers.places()
+        stored, places = baseline.stored, self.writers.places()
         deviations = {place: self.means[place].to(stored[place]) - stored[place] for place in places}
-        every, senders = self.run.writers.updates(deviations, stored), {sender for sender, _ in edges}
+        every, senders = self.writers.updates(deviations, stored), {sender for sender, _ in edges}
         changes = {own: (x.clone() if turn is None else x @ turn.to(x)) for own, x in every if own in senders}
 
         def kl_of(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float[np.ndarray, " sequence"]:

@@ -1,8 +1,9 @@
 """The report of `paths`: bits by edge, and the graph of the strongest edges."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, final
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -31,7 +32,9 @@ RANDOM = "random directions"
 N_LISTED = 12
 _N_NUMBERED = 10  # edges of the graph with their bits
 _MOST_WIDTH = 7.0  # pixels, of the strongest edge
-_ROW = 54  # pixels, of a layer
+_ROW = 58  # pixels, of a layer
+_MLPS, _MIDDLE, _SHIFT = 0.95, 0.4, 0.03  # where MLPs, and embedding and output stand; by what rows are shifted
+_PORTS = {"q": -0.02, "k": 0.0, "v": 0.02, "mlp": 0.0, "output": 0.0}  # where an input is at its part
 
 
 @final
@@ -95,82 +98,88 @@ class PathsReport(Report):
         return graph, forest
 
     def _draw(self, figure: "go.Figure", shown: Sequence[int]) -> None:
-        """Draw edges as lines as wide as they are strong, colored by the input that they lead to."""
+        """Draw edges as lines as wide as they are strong, in the color of the input that they lead to."""
         import plotly.graph_objects as go
 
         from bayesgeom.core import number_text
         from bayesgeom.report import EXACT, PAPER, SERIES, label_axes
 
-        places = _places([(self._at(at, 0), self._at(at, 1)) for at in shown])
-        bits = self.kl_increase_bits.value
-        colors = dict(zip(("q", "k", "v", "mlp", "output"), SERIES, strict=False))
+        bits, colors = self.kl_increase_bits.value, dict(zip(_PORTS, SERIES, strict=False))
+        ends = [(self._sender(at), self._receiver(at)) for at in shown]
+        places = _places({part for edge in ends for part in edge})
+        lines = [
+            (*places[a], places[b][0] + _PORTS[self.inputs[at]], places[b][1])
+            for at, (a, b) in zip(shown, ends, strict=True)
+        ]
+        for at, (x0, y0, x1, y1) in zip(shown, lines, strict=True):
+            width = max(1.0, _MOST_WIDTH * float(bits[at] / bits[shown[0]]) ** 0.5)
+            style = {"color": colors[self.inputs[at]], "width": width}
+            line = go.Scatter(x=[x0, x1], y=[y0, y1], mode="lines", line=style, opacity=0.85, showlegend=False)
+            text = f"{self.edges[at]}: {number_text(float(bits[at]))} bits"
+            figure.add_trace(line.update(hoverinfo="text", text=[text, text]))
         for kind in (own for own in colors if own in {self.inputs[at] for at in shown}):
-            own = [at for at in shown if self.inputs[at] == kind]
-            for at in own:
-                (x0, y0), (x1, y1) = (places[self._at(at, end)] for end in (0, 1))
-                width = max(1.0, _MOST_WIDTH * float(bits[at] / bits[shown[0]]) ** 0.5)
-                style = {"color": colors[kind], "width": width}
-                text = f"{self.edges[at]}: {number_text(float(bits[at]))} bits"
-                line = go.Scatter(x=[x0, x1], y=[y0, y1], mode="lines", line=style, opacity=0.8, showlegend=False)
-                figure.add_trace(line.update(hoverinfo="text", text=[text] * 2))
-            ends = np.array([places[self._at(at, 1)] for at in own])
-            marker = {"symbol": "triangle-up", "size": 13, "color": colors[kind]}
-            named = kind if kind in ("mlp", "output") else f"to {kind}"
+            heads = [line[2:] for at, line in zip(shown, lines, strict=True) if self.inputs[at] == kind]
+            xy, marker = np.array(heads), {"symbol": "triangle-up", "size": 10, "color": colors[kind]}
+            name = f"to {kind}"
             figure.add_trace(
-                go.Scatter(x=ends[:, 0], y=ends[:, 1], mode="markers", marker=marker, name=named, hoverinfo="skip")
+                go.Scatter(x=xy[:, 0], y=xy[:, 1], mode="markers", marker=marker, name=name, hoverinfo="skip")
             )
-        for at in shown[:_N_NUMBERED]:
-            (x0, y0), (x1, y1) = (places[self._at(at, end)] for end in (0, 1))
-            figure.add_annotation(
-                x=0.4 * x0 + 0.6 * x1,
-                y=0.4 * y0 + 0.6 * y1,
-                text=number_text(round(float(bits[at]), 2)),
-                showarrow=False,
-                font={"size": 10, "color": colors[self.inputs[at]]},
-                bgcolor=PAPER,
-            )
-        xy = np.array(list(places.values()))
+        for at, (x0, y0, x1, y1) in list(zip(shown, lines, strict=True))[:_N_NUMBERED]:
+            text, font = number_text(round(float(bits[at]), 2)), {"size": 10, "color": colors[self.inputs[at]]}
+            along = 0.55 + 10 * _PORTS[self.inputs[at]]  # edges to q and k of a head are side by side
+            middle = {"x": (1 - along) * x0 + along * x1, "y": (1 - along) * y0 + along * y1}
+            figure.add_annotation(**middle, text=text, showarrow=False, font=font, bgcolor=PAPER)
         figure.add_trace(
             go.Scatter(
-                x=xy[:, 0],
-                y=xy[:, 1],
-                text=[name for name, *_ in places],
+                x=[x for x, _ in places.values()],
+                y=[y for _, y in places.values()],
+                text=[part.name for part in places],
                 mode="markers+text",
                 textposition="bottom center",
-                textfont={"size": 12, "color": EXACT},
-                marker={"size": 7, "color": EXACT},
+                textfont={"size": 11, "color": EXACT},
+                marker={"size": 6, "color": EXACT},
                 hoverinfo="skip",
                 showlegend=False,
             )
         )
-        rows = range(-1, self.n_layers + 1)
-        figure.update_xaxes(range=[-0.14, 1.14], visible=False)
-        names = ["embedding", *map(str, range(self.n_layers)), "output"]
-        figure.update_yaxes(range=[-1.6, self.n_layers + 0.4], tickvals=list(rows), ticktext=names)
-        figure.layout.height = 92 + _ROW * (self.n_layers + 2)
+        figure.update_xaxes(range=[-0.08, 1.08], visible=False)
+        names = ["", *map(str, range(self.n_layers)), ""]
+        heights = [own.height for own in places]
+        first, last = int(np.floor(min(heights))), int(np.ceil(max(heights)))
+        rows = list(range(-1, self.n_layers + 1))
+        figure.update_yaxes(range=[first - 0.5, last + 0.3], tickvals=rows, ticktext=names)
+        figure.layout.height = 92 + _ROW * (last - first + 1)
         label_axes(figure, "", "layer")
 
-    def _at(self, edge: int, end: int) -> tuple[str, float, int]:
-        """Return label, height and order in its row of the sender (0) or the receiver (1) of an edge."""
-        if end == 0:
-            name, layer, head = self.senders[edge], self.sender_layer[edge], self.sender_head[edge]
-        else:
-            name, layer, head = self.receivers[edge], self.receiver_layer[edge], self.receiver_head[edge]
-        is_mlp = head < 0 and 0 <= layer < self.n_layers
-        return name, float(layer) + 0.5 * is_mlp, int(head)
+    def _sender(self, edge: int) -> "_Part":
+        layer, head = int(self.sender_layer[edge]), int(self.sender_head[edge])
+        return _Part(self.senders[edge], layer + 0.5 * (head < 0 <= layer), head)
+
+    def _receiver(self, edge: int) -> "_Part":
+        layer, head = int(self.receiver_layer[edge]), int(self.receiver_head[edge])
+        return _Part(self.receivers[edge], layer + 0.5 * (self.inputs[edge] == "mlp"), head)
 
 
-def _places(
-    edges: Sequence[tuple[tuple[str, float, int], ...]],
-) -> Mapping[tuple[str, float, int], tuple[float, float]]:
-    """Return x and y of every part: those of one height evenly spaced, in the order of heads."""
-    parts = sorted({part for edge in edges for part in edge}, key=lambda own: (own[1], own[2], own[0]))
-    found = dict[tuple[str, float, int], tuple[float, float]]()
-    for part in parts:
-        row = [own for own in parts if own[1] == part[1]]
-        # Rows are shifted by turns, so that an edge does not pass through the parts of a row between its ends.
-        shift = 0.06 * (-1) ** int(2 * part[1]) if len(row) < len(parts) else 0.0
-        found[part] = ((row.index(part) + 0.5) / len(row) + shift, part[1])
+class _Part(NamedTuple):
+    """A part in the graph, the height of its row, and its order in this row."""
+
+    name: str
+    height: float
+    order: int
+
+
+def _places(parts: Iterable[_Part]) -> Mapping[_Part, tuple[float, float]]:
+    """Return x and y of every part: heads of a layer evenly spaced, and the MLPs to the right of them."""
+    found = dict[_Part, tuple[float, float]]()
+    ordered = sorted(parts, key=lambda own: (own.height, own.order, own.name))
+    for height, row in groupby(ordered, key=lambda own: own.height):
+        members = list(row)
+        for at, part in enumerate(members):
+            is_inside = part.order >= 0
+            # Rows are shifted by turns, so that an edge passes beside the parts of a row between its ends.
+            shift = _SHIFT * (-1) ** int(height) if is_inside else 0.0
+            x = 0.8 * (at + 0.5) / len(members) + shift if is_inside else _MLPS if height % 1 else _MIDDLE
+            found[part] = x, height
     return found
 
 

@@ -195,7 +195,7 @@ _CLOSE = 1e-5  # tolerance of a replay without edits, relative to each number an
 
 
 class _Reached(BayesGeomError):
-    """Raised to stop a pass at a block. It is of this package, so that no adapter mistakes it for a fault of a model."""
+    """Raised to stop a pass at a block; of this package, so that no adapter takes it for a fault of a model."""
 
 
 @final
