@@ -160,6 +160,7 @@ class PathsReport(Report):
         return _Part(self.receivers[edge], layer + 0.5 * (self.inputs[edge] == "mlp"), head)
 
 
+@final
 class _Part(NamedTuple):
     """A part in the graph, the height of its row, and its order in this row."""
 
