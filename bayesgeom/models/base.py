@@ -39,6 +39,7 @@ from bayesgeom.core import (
     RESID_PRE,
     W_K,
     W_K_GRAM,
+    W_O,
     Change,
     Edit,
     HookFault,
@@ -402,6 +403,16 @@ class Withheld(dict[Site, str]):
         return "\n".join(f"{', '.join(names)}: {why}" for why, names in sites.items()) or "{}"
 
 
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadOutput:
+    """How the heads of a layer write into the residual stream: W_O, then the norm of their sum and a factor, if any."""
+
+    matrix: Float[Tensor, "head d_head d_model"]
+    norm: nn.Module | None = None
+    factor: float = 1.0
+
+
 class Model(ABC):
     """A sequence model behind one interface. Adapters locate the hook points; `run` does everything else."""
 
@@ -416,6 +427,7 @@ class Model(ABC):
     attention_kernel: Callable[[], str] | None = None  # gives the name of the implementation of attention, if known
     # Gives each sequence, by its number of tokens, what must be equal in one pass: how the model rotates keys.
     rotation: Callable[[Int64[Tensor, " batch"]], Int64[Tensor, "batch rotation"]] | None = None
+    head_output: Callable[[int], "HeadOutput | None"] | None = None  # of a layer; None: by site W_O, where it is
     _found_unembedding: tuple[Unembedding | None, ...] = ()  # empty until it is sought
 
     @property
@@ -499,6 +511,14 @@ class Model(ABC):
             why = self.withheld.get(missing[0], "")
             return f"it is read from {missing[0].name}, which is missing{': ' if why else ''}{why}"
         return "" if self.unembedding() else "no path from resid_post of the last layer to its logits was found"
+
+    @final
+    @torch.no_grad()
+    def output_of(self, layer: int) -> "HeadOutput | None":
+        """Return what makes the attention output of the heads' outputs z; None if only their sum is known."""
+        if self.head_output is not None or layer not in self.layers_of(W_O):
+            return None if self.head_output is None else self.head_output(layer)
+        return HeadOutput(matrix=self.static(W_O, torch.zeros(0, dtype=torch.int64, device=self.spec.device), layer))
 
     @final
     @alone()

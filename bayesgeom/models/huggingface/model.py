@@ -60,7 +60,7 @@ from bayesgeom.models.adapters.proof import (
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import Reattachable, Replayer, Withheld
+from bayesgeom.models.base import HeadOutput, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.huggingface.anatomy import (
     Anatomy,
@@ -623,10 +623,21 @@ class HFModel(Reattachable):
         self.rotation = self._attached.forward.rotation
         every = tuple(range(self.spec.n_layers))
         self.partial_sites = {site: own for site, own in self._attached.layers.items() if own != every}
+        self.head_output = self._output
 
     @property
     def sites(self) -> frozenset[Site]:
         return frozenset(self._attached.layers).difference(self.partial_sites)
+
+    def _output(self, layer: int) -> HeadOutput | None:
+        anatomy, none = self._attached.site_hooks.anatomy, torch.zeros(0, dtype=torch.int64, device=self.spec.device)
+        parts = anatomy.parts[layer]
+        if parts.output is None or parts.writers is None or parts.is_gated or parts.is_patched:
+            return None
+        matrix, norm = self.static(W_O, none, layer), None
+        if not parts.is_plain_write:
+            norm, matrix = anatomy.part(layer, parts.writers[0]), matrix / parts.write_scale
+        return HeadOutput(matrix=matrix, norm=norm, factor=parts.write_scale if norm is not None else 1.0)
 
     def digest(self) -> str:
         """Return the hash of the weights as they are now, made as that of the spec."""
