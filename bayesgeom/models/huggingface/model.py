@@ -645,11 +645,7 @@ class HFModel(Reattachable):
         if self.spec.n_heads:
             self.attention_kernel = lambda: str(hf.config._attn_implementation or "eager")  # noqa: SLF001
         self.rotation = self._attached.forward.rotation
-        own = self.spec
-        token = own.n_layers * own.n_kv_heads * (own.d_head + (own.d_value or own.d_head)) * hf.dtype.itemsize
-        self._prefixes = Prefixes(
-            self._attached.forward, tolerance=tolerance_of(own.dtype) / 10, token_bytes=max(1, token)
-        )
+        self._prefixes = self._prefixes_of(self._attached.forward)
         every = tuple(range(self.spec.n_layers))
         self.partial_sites = {site: own for site, own in self._attached.layers.items() if own != every}
 
@@ -680,8 +676,18 @@ class HFModel(Reattachable):
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         with evaluating(self._hf), self._attached.site_hooks.open():
-            logits = None if self._is_watched() else self._prefixes.logits(trials)
+            own = None if self._is_watched() else self._prefixes
+            logits = None if own is None else own.logits(trials)
             return self._attached.forward.at_scored(trials) if logits is None else logits
+
+    def _prefixes_of(self, forward: Forward) -> Prefixes | None:
+        """How sequences with common beginnings run; None if there is no cache, or a length decides on the rotation."""
+        if not forward.takes("past_key_values") or forward.rotation is not None:
+            return None
+        own = self.spec
+        of_token = own.n_layers * own.n_kv_heads * (own.d_head + (own.d_value or own.d_head)) * self._hf.dtype.itemsize
+        tolerance = tolerance_of(own.dtype) / 10
+        return Prefixes(forward.continued, forward.at_scored, tolerance=tolerance, token_bytes=max(1, of_token))
 
     def _is_watched(self) -> bool:
         """Whether a hook or a gradient reads the pass, so that it must be whole."""

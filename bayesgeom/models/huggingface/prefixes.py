@@ -5,9 +5,9 @@ which continues the cached keys and values of the row before it. Where to cut is
 that several rows compute each. The number of tokens decides, with a price for every pass.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int64
@@ -15,13 +15,12 @@ from torch import Tensor
 
 from bayesgeom.core import Trials
 
-if TYPE_CHECKING:
-    from bayesgeom.models.huggingface.model import Forward
-
 CACHE_BYTES = 128 * 2**20  # keys and values of the sequences that run together
 LEAST_SAVED = 0.2  # share of the tokens that must be saved: passes over few tokens are slower per token
 _PASS_TOKENS = {"cpu": 32, "cuda": 2048}  # tokens that cost as much as a pass does beside its tokens
-_SAVED = "past_key_values"
+
+# Runs tokens from a position on, after a cache, and returns the logits at some positions and the longer cache.
+Continued = Callable[[Tensor, int, Tensor, Any], tuple[Tensor, Any]]
 
 
 @final
@@ -29,14 +28,17 @@ class Prefixes:
     """The passes of one model over sequences with common beginnings, once they were seen to give its own logits.
 
     Args:
-        forward: The model's forward pass.
+        continued: The model's forward pass after a cache.
+        whole: Its whole pass: the logits at the scored positions.
         tolerance: Largest error relative to the largest logit.
         token_bytes: Bytes of the keys and values of a token, over all layers.
     """
 
-    def __init__(self, forward: "Forward", *, tolerance: float, token_bytes: int) -> None:
-        self._forward, self._tolerance, self._token_bytes = forward, tolerance, token_bytes
-        self._is_exact: bool | None = None if forward.takes(_SAVED) and forward.rotation is None else False
+    def __init__(
+        self, continued: Continued, whole: Callable[[Trials], Tensor], *, tolerance: float, token_bytes: int
+    ) -> None:
+        self._continued, self._whole, self._tolerance, self._token_bytes = continued, whole, tolerance, token_bytes
+        self._is_exact: bool | None = None  # until it is tried
 
     @torch.no_grad()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"] | None:
@@ -63,7 +65,7 @@ class Prefixes:
         found = self._by_parts(trials, cuts)
         if found is None:
             return False
-        whole = self._forward.at_scored(trials).double()
+        whole = self._whole(trials).double()
         return bool((found.double() - whole).abs().max() <= self._tolerance * whole.abs().max())
 
     def _by_parts(self, trials: Trials, cuts: Sequence[int]) -> Float[Tensor, "batch query_pos d_vocab"] | None:
@@ -81,7 +83,7 @@ class Prefixes:
             row[runs] = place
             is_here = (at >= start) & (at < stop) & (ends > start)[:, None]
             kept = at[is_here].unique()
-            logits, cache = self._forward.continued(trials.tokens[first, :stop], start, kept - start, cache)
+            logits, cache = self._continued(trials.tokens[first, :stop], start, kept - start, cache)
             if not _is_indexable(cache):
                 return None
             if found is None:
