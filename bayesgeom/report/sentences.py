@@ -16,7 +16,9 @@ from bayesgeom.report.render import verdict_text
 from bayesgeom.report.tables import Reported, Viewed
 
 _COMPARED = (Verdict.YES, Verdict.BARELY, Verdict.NO, Verdict.UNDECIDED)  # then the number is the answer
-_WITHOUT_NUMBER = (Verdict.NOT_IDENTIFIED, Verdict.BY_CONSTRUCTION, Verdict.VALUES_LATER, Verdict.ROUTING_LATER)
+_WITHOUT_NUMBER = frozenset(
+    {Verdict.NOT_IDENTIFIED, Verdict.BY_CONSTRUCTION, Verdict.VALUES_LATER, Verdict.ROUTING_LATER, Verdict.NOT_REACHED}
+)
 _SMALL = 0.1  # share of the first value below which a curve over training has come to rest
 _DONE = {"remove": "removing", "keep": "keeping only", "rotate": "rotating", "add": "adding to", "swap": "swapping"}
 _KINDS = {"head": "heads", "attention": "attention layers", "mlp": "MLPs", "block": "blocks", "set": "sets"}
@@ -126,6 +128,32 @@ def _audit(report: Any) -> str:
         return f"{says}."
     top = int(weights.argmax())
     return f"{says}. The nearest predictor is “{report.predictors[top]}” (weight {percent_text(weights[top])})."
+
+
+def _contributions(report: Any) -> str:
+    return f"{report.components[_largest(report)]} writes most of the answer: without its term {_rise(report)}."
+
+
+def _paths(report: Any) -> str:
+    edge = report.edges[_largest(report)]
+    return f"The strongest of {counted(len(report.edges), 'edge')} is {edge}: without it {_rise(report)}."
+
+
+def _largest(report: Any) -> int:
+    return int(np.nanargmax(report.kl_increase_bits.value))
+
+
+def _rise(report: Any) -> str:
+    """Return what the KL does without the strongest part."""
+    bits, before = np.nanmax(report.kl_increase_bits.value), rounded(float(report.model_kl_bits))
+    return f"KL rises by {rounded(float(bits))} bits (from {before})"
+
+
+def _lens(report: Any) -> str:
+    of = len(report.stages) - 1
+    if math.isnan(report.arrival.value):
+        return f"The posterior is there after none of {counted(of, 'layer')}."
+    return f"The posterior is there after {float(report.arrival):.0f} of {counted(of, 'layer')}."
 
 
 def _patch(report: Any) -> str:
@@ -259,6 +287,7 @@ _SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "ablation": _ablation,
     "audit": _audit,
     "compare": _compare,
+    "contributions": _contributions,
     "dynamics": _dynamics,
     "erasure_onwards": _onwards,
     "evidence_response": _response,
@@ -269,6 +298,8 @@ _SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "length": _length,
     "monitor": _monitor,
     "patch": _patch,
+    "paths": _paths,
+    "posterior_lens": _lens,
     "relabeling": _relabeling,
     "sweep": _sweep,
 }
