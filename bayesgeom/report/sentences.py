@@ -131,7 +131,7 @@ def _audit(report: Any) -> str:
 
 
 def _contributions(report: Any) -> str:
-    return f"{report.components[_largest(report)]} writes most of the answer: without its term {_rise(report)}."
+    return f"The largest direct term is that of {report.components[_largest(report)]}: without it {_rise(report)}."
 
 
 def _paths(report: Any) -> str:
