@@ -274,7 +274,7 @@ def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
     [
         (("--layers", "1-2"), "--layers takes whole numbers joined by , or +"),
         (("--layers", "1+7"), "layers [1, 7]: choose at least one of"),
-        (("--site", "nowhere"), "there is no site to act at named 'nowhere'"),
+        (("--site", "nowhere"), "there is no site named 'nowhere'"),
         (
             ("--site", "v", "--layers", "1"),
             "an intervention can edit resid_pre, z, attn_out, resid_mid, mlp_out, resid_post",
