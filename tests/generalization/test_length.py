@@ -26,11 +26,10 @@ from bayesgeom.generalization.longer_tasks import (
     without_top_attention,
 )
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.models.resolve import ModelLike, of_module
+from bayesgeom.models.resolve import of_module
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel, derived_seed
@@ -244,11 +243,6 @@ def test_lengths_that_say_nothing(lengths: Any, message: str) -> None:
         check(length_field_of(TASK), 7, lengths)
 
 
-def test_lengths_may_come_from_numpy() -> None:
-    check = inspect.unwrap(checked_lengths)
-    assert check(length_field_of(TASK), 7, np.array([19, 11])) == (7, 11, 19)
-
-
 def test_a_table_that_ends_is_refused_with_the_kinds_that_do_not() -> None:
     with pytest.raises(
         TaskMismatch,
@@ -298,23 +292,6 @@ def test_other_refusals() -> None:
         length_generalization(small(), lengths=[19], n=1)
     with pytest.raises(InvalidArgument, match=r"use n_pairs ≤ n_values"):
         length_generalization(small(task=Bijection(n_values=5, n_pairs=5)), n=5)
-
-
-def test_each_named_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = list[str]()
-
-    def loaded(name: ModelLike) -> Model:
-        if isinstance(name, Model):
-            return name
-        loads.append(str(name))
-        return small(str(name))
-
-    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "as_model", loaded)
-    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "check_names", lambda *_: None)
-    hashes = length_generalization(["rotary", "none"], lengths=[11], n=3).provenance["weights"]
-    assert loads == ["rotary", "none"] and hashes["none 0"] == small("none").spec.weights_hash
-    found = length_generalization(["alibi"], lengths=[11], n=3)
-    assert found.provenance["model"] == small("alibi").spec.to_dict() and loads[2:] == ["alibi"]
 
 
 @pytest.mark.exhaustive

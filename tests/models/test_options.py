@@ -87,7 +87,7 @@ def test_names_that_the_hub_once_had(name: str, full: str) -> None:
 
 
 def test_options_on_the_command_line(folder: Path) -> None:
-    source = Source(str(folder), attn_implementation="eager", batch_size=5, max_memory={"0": "1GiB", "cpu": "2GiB"})
+    source = Source(str(folder), attn_implementation="eager", batch_size=5, max_memory={0: "1GiB", "cpu": "2GiB"})
     model = source.load()
     assert model.batch_size == 5 and model.module.config._attn_implementation == "eager"
     with pytest.raises(InvalidArgument, match=r"--quantization-config must be a JSON object, got 'int8'"):

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -35,7 +34,6 @@ from bayesgeom.report.storage import parts_of
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.process import Mess3
 from tests.weights import perturbed
 
@@ -127,18 +125,6 @@ def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.Monkey
         "probe 'recurrent' requires site 'state', which tiny does not provide. Available sites: "
     )
     assert all(diagnosis.skipped.values())
-
-
-@pytest.mark.slow
-def test_what_another_task_would_serve_is_one_short_line(tmp_path: Path) -> None:
-    diagnosis = diagnose(lively(), probes=None, n=5, n_untrained=0)
-    assert diagnosis.skipped == {} and list(diagnosis.inapplicable) == ["domain_separation"]
-    assert "\nnot applicable to this task: domain_separation" in diagnosis.summary()
-    with pytest.raises(UnknownName, match=r"skipped: probe 'domain_separation' requires sequences of several kinds"):
-        diagnosis["domain_separation"]
-    diagnosis.save(tmp_path / "run")
-    assert Diagnosis.load(tmp_path / "run").inapplicable == diagnosis.inapplicable
-    assert "requires sequences of several kinds" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_without_a_renaming_the_reason_is_given() -> None:
@@ -303,58 +289,6 @@ def test_provenance_says_where_the_numbers_come_from() -> None:
     expected = {"n": 19, "seed": 5, "n_untrained": 1, "probes": ("calibration",)}
     assert expected.items() <= provenance["arguments"].items()
     assert provenance["n_recorded"] >= 1 and {"python", "torch", "numpy"} <= provenance["versions"].keys()
-
-
-def test_another_task_with_the_same_ids_is_accepted() -> None:
-    task = replace(TASK, repeats=True)
-    diagnosis = diagnose(lively(), task, n=19, n_untrained=0, probes=["calibration"])
-    assert diagnosis.title == f"tiny on {task}"
-    assert diagnosis["calibration"].kl_bits.baseline("elimination only").kind == "baseline"  # type: ignore[attr-defined]
-
-
-def test_names_as_on_the_command_line() -> None:
-    by_name = diagnose(lively(), "bijection:repeats=true", n=7, n_untrained=0, probes="calibration")
-    assert by_name.title == f"tiny on {replace(TASK, repeats=True)}" and [*by_name.reports] == ["calibration"]
-
-
-BAD: dict[str, tuple[dict[str, object], type[Exception], str]] = {
-    "no sequences": (
-        {"n": 0},
-        InvalidArgument,
-        r"n, the number of sequences to draw, must be a positive integer, got 0",
-    ),
-    "fewer": ({"n": -3}, InvalidArgument, r"must be a positive integer, got -3"),
-    "negative n": ({"n_untrained": -1}, InvalidArgument, r"untrained networks, must be from 0 to 1,000, got -1"),
-    "negative seed": ({"seed": -1}, InvalidArgument, r"seed.* -1"),
-    "no probes": ({"probes": []}, InvalidArgument, r"^probes is empty: leave it out for all, or choose from: atten"),
-    "unknown probe": (
-        {"probes": ["calibraton"]},
-        UnknownName,
-        r"no probe named 'calibraton'\. There are: .*calibration",
-    ),
-    "other ids": (
-        {"task": Bijection(n_values=12, n_pairs=5)},
-        TaskMismatch,
-        r"n_values=12.* has 24 ids; tiny was trained on Bijection\(n_values=11.*, which has 22: ids would",
-    ),
-    "another kind": (
-        {"task": HMM(n_states=3, n_symbols=2)},
-        TaskMismatch,
-        r"HMM\(.*ids; tiny was trained on Bijection",
-    ),
-    "too long": (
-        {"task": Bijection(n_values=11, n_pairs=7)},
-        TaskMismatch,
-        r"have 13 tokens; tiny has positions for 9",
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", BAD)
-def test_mistakes_are_named(mistake: str) -> None:
-    arguments, error, message = BAD[mistake]
-    with pytest.raises(error, match=message):
-        diagnose(lively(), **{"n": 3, **arguments})  # type: ignore[arg-type]
 
 
 def test_a_bare_module_needs_a_task() -> None:

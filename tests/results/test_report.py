@@ -26,7 +26,6 @@ from bayesgeom.report.storage import (
     estimate_of,
     estimate_parts,
     quantities_of,
-    read_parts,
     units_of,
 )
 from bayesgeom.report.tables import Headline, Level, Record, _of_estimate, headline_of, records_of
@@ -259,11 +258,6 @@ def test_a_saved_report_comes_back_bit_for_bit(tmp_path: Path, rng: np.random.Ge
     assert loaded.provenance == SOURCE and str(loaded) == str(report) and loaded.plot() == report.plot()
 
 
-def test_a_path_may_be_text(tmp_path: Path, rng: np.random.Generator) -> None:
-    planted(rng).save(str(tmp_path / "planted"))
-    assert PlantedReport.load(str(tmp_path / "planted")).n == 19
-
-
 def test_views_of_other_arrays_are_saved_as_they_look(tmp_path: Path, rng: np.random.Generator) -> None:
     values = np.asfortranarray(rng.normal(size=(2, 3)))
     ends = np.broadcast_to(np.arange(3.0), (2, 3))
@@ -431,15 +425,6 @@ def test_reports_are_equal_by_value(rng: np.random.Generator) -> None:
     assert report == with_provenance(report, SOURCE)
     assert report == replace(report) and report != replace(report, share=0.5) and report != 3
     assert report != replace(report, cloud=report.cloud + 1e-12) and len({report, replace(report)}) == 1
-
-
-def test_a_directory_without_this_report_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
-    planted(rng).save(tmp_path / "planted")
-    change_json(lambda data: data.update(reports={}))(tmp_path / "planted")
-    with pytest.raises(OutputFault, match=r"planted: .* holds arrays of no report: planted/"):
-        PlantedReport.load(tmp_path / "planted")
-    with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
-        read_parts(tmp_path / "nowhere", {})
 
 
 def test_a_report_is_loaded_by_its_own_class_alone(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -178,14 +178,6 @@ def test_a_chat_template_that_fails_or_drops_the_message_is_refused(
         chat_prompts(tokenizer, ["Continue the list."])
 
 
-def test_a_chat_template_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 0.05)
-    tokenizer = copy.deepcopy(pair_tokenizer())
-    tokenizer.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(InvalidArgument, match=r"cannot be used: it takes more than 0\.05 s"):
-        chat_prompts(tokenizer, ["Continue the list."])
-
-
 def test_a_chat_stands_before_the_same_sequences() -> None:
     tokenizer = copy.deepcopy(pair_tokenizer())
     with pytest.raises(InvalidArgument, match="has no chat template"):
