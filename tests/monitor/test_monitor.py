@@ -272,15 +272,6 @@ def test_a_trainers_optimizer_is_saved_with_the_weights(tmp_path: Path) -> None:
     assert callback.monitor._good.put_back() in (1, 2)
 
 
-def test_folders_may_be_text_and_marks_one_or_several(tmp_path: Path) -> None:
-    settings = Settings(n=6, untrained=False, out=str(tmp_path / "out"))
-    response = Response(action="roll_back", folder=str(tmp_path / "good"), on=["kl_bits", "key_orthogonality"])
-    Monitor(tiny(), TASK, every=1, settings=settings, response=response)(0)
-    assert (tmp_path / "out" / "metrics.parquet").is_file() and len(list((tmp_path / "good").iterdir())) == 1
-    assert response.acted_on == {"kl_bits", "key_orthogonality"}
-    assert Response().acted_on == Response(on="kl_bits").acted_on == {"kl_bits"}
-
-
 def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="at least 1"):
         Monitor(tiny(), TASK, every=0)
