@@ -184,7 +184,7 @@ def add_baseline(
     levels = np.broadcast_to(np.asarray(y, dtype=float), (len(x),))
     is_below, is_gray = levels < floor, color == BASELINE
     is_alone = any(len(run) == 1 for run in _runs(np.isfinite(levels)))
-    told = [f" (drawn at the end of the axis: {number_text(own)})" if own < floor else "" for own in levels]
+    told = [f" (beyond the axis: {number_text(own)})" if own < floor else "" for own in levels]
     symbols = {"symbol": "triangle-down", "size": np.where(is_below, 9, 0)} if is_below.any() else {"size": 6}
     figure.add_trace(
         go.Scatter(

@@ -114,7 +114,7 @@ class RelabelingReport(Report):
                 marker={"color": MEASURED, "size": 5, "opacity": 0.6},
                 name="sequences",
                 showlegend=False,
-                hovertemplate="KL before %{x:.3~g} bits<br>after %{y:.3~g} bits<extra></extra>",
+                hovertemplate="%{x:.3~g} → %{y:.3~g} bits<extra></extra>",
             )
         )
         seen = np.concatenate([before, after])

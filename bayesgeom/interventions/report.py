@@ -45,8 +45,7 @@ EFFECTS = (
     "KL increase",
     "entropy error increase",
     "KL increase on removal",
-    "answer shift without the direct path",
-    "KL increase without the direct path",
+    *(f"{own} without the direct path" for own in ("answer shift", "KL increase")),
 )
 SHIFT, KL, ERROR, REMOVAL, INDIRECT_SHIFT, INDIRECT_KL = range(6)  # entries of `effects`
 STAGES, TARGETS = ("before", "after"), ("entropy", "belief")
@@ -243,11 +242,9 @@ class InterventionReport(EditReport):
             lines.append(ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}"))
         lines.append(headline_of(self, "r2", (AFTER, at), f"R² after removal, layer {at} ({self.quantity})"))
         for at in self.layers:
-            if self.is_swap:
-                lines.append(self._line("indirect_movement", (at, 0), f"layer {at}: movement without the direct path"))
-            else:
-                label = f"layer {at}: KL increase without the direct path"
-                lines.append(self._line("change_bits", (INDIRECT_KL, at, 0), label))
+            label = f"layer {at}: {'movement' if self.is_swap else 'KL increase'} without the direct path"
+            metric, place = ("indirect_movement", ()) if self.is_swap else ("change_bits", (INDIRECT_KL,))
+            lines.append(self._line(metric, (*place, at, 0), label))
         return [own for own in lines if own.verdict or not math.isnan(own.value)]
 
     def _line(self, metric: str, at: tuple[int, ...], label: str, *, verdict: str | None = None) -> Headline:

@@ -24,6 +24,9 @@ from bayesgeom.report.storage import JSON, PROGRESS, parts_of
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from tests.ablations.plain import TASK, Plain, heads, lively, scored, some_sets
+from tests.tiny import tiny_checkpoints, tiny_folder
+
+__all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
 MODULE = importlib.import_module("bayesgeom.ablations.run")  # its name in the package is the function's
 SMALL = [Ablation(heads((1, 2))), Ablation((Component(0, "mlp"),)), Ablation((Component(2, "block"),))]

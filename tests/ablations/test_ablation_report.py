@@ -269,7 +269,7 @@ def test_the_table_is_ranked_and_names_what_has_no_effect(rng: np.random.Generat
     report = reported(scores(rng))
     lines = report.table().splitlines()
     last = report.table(most=4).splitlines()[-1]
-    assert len(lines) == 1 + len(BATTERY) and last.startswith("… and 5 with smaller KL increases")
+    assert len(lines) == 1 + len(BATTERY) and last.startswith("… and 5 more: to_pandas")
     assert [line.startswith(report.ablations[i]) for line, i in zip(lines[1:], report.ranked(), strict=True)] == [
         True
     ] * 9
