@@ -22,15 +22,14 @@ from bayesgeom.selftest.run import ControlResult, PlantedTable
 from bayesgeom.tasks.base import task_kinds
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import recipes
-from bayesgeom.training.recipes import Recipe
+from tests.dynamics.trainings import a_recipe
 
 TASK = Bijection(n_values=11, n_pairs=5)
 CONFIG = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
 QUICK = ("--n", "7", "--n-untrained", "0", "--probes", "calibration")
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny-recipe",
     task=Bijection(n_values=5, n_pairs=3),
-    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13},
     warmup=3,
     steps=7,
     batch_size=5,

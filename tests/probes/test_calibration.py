@@ -6,14 +6,13 @@ from dataclasses import replace
 from itertools import islice
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 import torch
 
 from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import planted_chain, planted_run, planted_trials
-from bayesgeom.probes.calibration import SCORES, Calibration, CalibrationReport
+from bayesgeom.probes.calibration import SCORES, Calibration
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.tables import records_of
 from bayesgeom.stats.behavior import predicted_behavior
@@ -251,31 +250,6 @@ def test_window_observers_stand_in_labeled_rows() -> None:
     gain = report.window_gain_bits
     np.testing.assert_allclose(gain.value, report.window_kl_bits.value.min(axis=0) - float(report.kl_bits), atol=1e-9)
     assert gain.clears("higher")[0] == "yes" and float(report.equivalent_window_symbols) > 0
-
-
-def traces(figure: go.Figure, axis: str) -> dict[str, go.Scatter]:
-    return {trace.name: trace for trace in figure.data if (trace.yaxis or "y") == axis}
-
-
-def test_the_figure_draws_the_stored_numbers() -> None:
-    report: CalibrationReport = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
-    figure = report.plot()
-    entropies, errors = traces(figure, "y"), traces(figure, "y2")
-    assert list(entropies["exact"].x) == [1, 2, 3, 4, 5]
-    exact, model = report.entropy_bits_by_position
-    np.testing.assert_array_equal(entropies["exact"].y, exact)
-    np.testing.assert_array_equal(entropies["model"].y, model)
-    np.testing.assert_array_equal(errors["model"].y, report.entropy_mae_bits_by_position.value)
-    drawn = [name.removeprefix("baseline: ") for name in errors if name.startswith("baseline: ")]
-    mean = {own.name: own.value.mean() for own in report.entropy_mae_bits_by_position.baselines}
-    assert len(drawn) == 3 and "uniform" not in drawn and max(mean[name] for name in drawn) < mean["uniform"]
-    for name in drawn:
-        level = report.entropy_mae_bits_by_position.baseline(name).value
-        np.testing.assert_array_equal(errors[f"baseline: {name}"].y, level)
-    assert all("window" in name for name in drawn), "wider windows are stronger than the other shortcuts"
-    for axis, example in (("y3", 0), ("y4", 1)):
-        for source, own in zip(report.sources, report.example_entropy_bits, strict=True):
-            np.testing.assert_array_equal(traces(figure, axis)[source].y, own[example])
 
 
 def test_the_equivalent_window_has_no_verdict() -> None:

@@ -112,19 +112,6 @@ def test_entries_are_rows_with_their_own_baseline(rng: np.random.Generator) -> N
     assert (rows[-1].baseline, rows[-1].baseline_name) == (0.25, "flat"), "the other one is not known here"
 
 
-def test_named_axes_are_columns(rng: np.random.Generator) -> None:
-    report = planted(rng)
-    rows = rows_of(report, "by_set")
-    assert len(rows) == 2 * 3 * 5
-    for row in rows:
-        index = ("inputs", "hypotheses").index(str(row.places["set"]))
-        assert (
-            row.value == report.by_set.value[index, row.places["head"], row.places["position"]] and len(row.places) == 3
-        )
-        assert (row.baseline, row.baseline_name, row.unit) == ((7.0, 11.0)[index], "shuffled", "nats")
-        assert math.isnan(row.low) and math.isnan(row.high)
-
-
 @pytest.mark.parametrize("better", ["higher", "lower", ""])
 def test_rows_hold_the_strongest_baseline_of_their_entry(better: Better, rng: np.random.Generator) -> None:
     """The whole table at once, against one entry after another."""

@@ -16,12 +16,12 @@ from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.training import loop
 from bayesgeom.training.loop import Pace, labeled, loss_nats, train
 from bayesgeom.training.recipes import Recipe
+from tests.dynamics.trainings import a_recipe
 
 QUIET = Pace(quiet=True)
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny",
     task=ModularRecurrence(modulus=3, length=7, opaque=True),
-    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13},
     warmup=3,
     steps=6,
     batch_size=11,

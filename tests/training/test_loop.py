@@ -24,12 +24,12 @@ from bayesgeom.training.loop import Pace, check_startable, loss_nats, snapshot_s
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import Recipe, recipe_from_dict
 from bayesgeom.training.state import locked, read_log
+from tests.dynamics.trainings import a_recipe
 
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny",
     targets="exact",
     task=Bijection(n_values=5, n_pairs=3),
-    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13},
     warmup=3,
     steps=11,
     batch_size=7,

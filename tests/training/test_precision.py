@@ -17,9 +17,10 @@ from bayesgeom.training import loop
 from bayesgeom.training.environment import missing_kernel, recorded_precision, resolve_precision
 from bayesgeom.training.loop import Pace, remaining_stages, run_precision, train
 from bayesgeom.training.publish import publish
-from bayesgeom.training.recipes import Recipe, deciding
+from bayesgeom.training.recipes import deciding
+from tests.dynamics.trainings import a_recipe
 
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny",
     task=Bijection(n_values=5, n_pairs=3),
     sizes={"architecture": "lstm", "n_layers": 2, "d_model": 11},

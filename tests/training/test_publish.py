@@ -20,12 +20,12 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish as module
 from bayesgeom.training.loop import batch_seed, held_out_seed
 from bayesgeom.training.publish import command, publish, rescore
-from bayesgeom.training.recipes import Recipe, recipe
+from bayesgeom.training.recipes import recipe
+from tests.dynamics.trainings import a_recipe
 
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny",
     task=Bijection(n_values=5, n_pairs=3, repeats=True),
-    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13},
     steps=1_234,
     batch_size=7,
     late_batch_size=11,

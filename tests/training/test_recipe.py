@@ -3,13 +3,9 @@
 import itertools
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.checkpoint_files import checkpoints, read_description
@@ -19,13 +15,12 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training.optimizers import Optimizers, schedule
 from bayesgeom.training.recipes import RECIPES, Recipe, deciding, recipe, recipe_from_dict
-from tests.shape_checks import ARE_ON
+from tests.dynamics.trainings import a_recipe
 
 SIZES = {"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13}
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny",
     task=Bijection(n_values=5, n_pairs=3),
-    sizes=SIZES,
     steps=20,
     batch_size=7,
     late_batch_size=11,
@@ -150,12 +145,3 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     assert parts[0] == set(names.values()) - parts[1]
     everything = Optimizers(replace(TINY, optimizer="adamw"), module).parts
     assert [sum(len(group["params"]) for group in part.param_groups) for part in everything] == [len(names)]
-
-
-@pytest.mark.skipif(ARE_ON, reason="checks of annotations would refuse first")
-@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.uint32, torch.tensor])
-def test_integers_of_numpy_and_torch_are_pythons(kind: Callable[[int], Any]) -> None:
-    sizes = {name: kind(size) if name != "architecture" else size for name, size in TINY.sizes.items()}
-    made = replace(TINY, steps=kind(20), seed=kind(3), sizes=sizes, lr=np.float32(0.5)).reseeded(kind(1))
-    assert made == replace(TINY, seed=3, lr=0.5).reseeded(1) and made.seed == 1_003
-    assert recipe_from_dict(json.loads(json.dumps(made.to_dict()))) == made
