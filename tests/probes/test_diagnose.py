@@ -269,7 +269,7 @@ def test_a_bare_module_needs_a_task() -> None:
     )
 
 
-@pytest.mark.parametrize("task", [TASK, Mess3(length=8)], ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [TASK, pytest.param(Mess3(length=8), marks=pytest.mark.exhaustive)])
 def test_sequences_that_run_beside_the_probes_are_scored_like_the_others(task: WindTunnel) -> None:
     model = HookedModel(Transformer(SIZES), name="tiny", task=task, digest="x")
     n = N_RECORDED + 2 * 128 + 7
