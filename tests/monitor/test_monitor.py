@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import TestCase
@@ -106,13 +107,7 @@ def test_each_number_has_its_chance_level_and_that_of_an_untrained_network() -> 
     alone = Monitor(tiny(), TASK, every=1, settings=QUICK)
     alone(0)
     assert [own.name for own in alone.report().coverage.baselines] == [DIRECTIONS]
-    assert dict(zip(report.rules, report.threshold.tolist(), strict=True)) == {
-        "key_orthogonality": 0.9,
-        "coverage": 0.8,
-        "separation": 0.7,
-        "kl_bits": 0.01,
-        "degenerate_orthogonality": 0.7,
-    }
+    assert dict(zip(report.rules, report.threshold.tolist(), strict=True)) == asdict(Thresholds())
 
 
 def test_degeneration_is_logged_and_may_stop() -> None:

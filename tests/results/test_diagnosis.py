@@ -79,14 +79,6 @@ def test_a_saved_diagnosis_comes_back_equal(whole: Diagnosis, tmp_path: Path) ->
         assert_equal(Diagnosis.load(str(tmp_path / "deep" / "run")), found)
 
 
-def test_a_loaded_diagnosis_says_and_draws_the_same(whole: Diagnosis, tmp_path: Path) -> None:
-    whole.save(tmp_path / "run")
-    loaded = Diagnosis.load(tmp_path / "run")
-    assert loaded.summary() == whole.summary() and loaded.title == whole.title
-    pd.testing.assert_frame_equal(loaded.to_pandas(), whole.to_pandas())
-    assert all(loaded[name].plot() == whole[name].plot() for name in whole)
-
-
 def test_an_empty_diagnosis_is_one_too(whole: Diagnosis, tmp_path: Path) -> None:
     nothing = dataclasses.replace(whole, reports={})
     nothing.save(tmp_path / "run")
