@@ -100,8 +100,8 @@ class Replayer(Protocol):
 
 
 def entry(variant: Variant) -> tuple[int, int]:
-    """Return the layer and stage at which a variant first differs from the baseline."""
-    return min((edit.layer, STAGES[edit.site]) for edit in variant)
+    """Return the layer and stage at which a variant first differs from the baseline; other sites count as stage 0."""
+    return min((edit.layer, STAGES.get(edit.site, 0)) for edit in variant)
 
 
 PASS_BYTES = 256 * 2**20  # memory of one forward pass on a CPU, where larger passes are not faster

@@ -7,6 +7,7 @@ With an exact posterior:
     HMM                a new hidden Markov model in each sequence
     StickyMarkov       one fixed ring; the belief is over its states
     Mess3, Process     a fixed generator of symbols with hidden states
+    Dice               rolls of a die, or a coin, of unknown bias in each sequence
     ModularRecurrence  numbers that follow a recurrence modulo a number
 
 In words, for language models:

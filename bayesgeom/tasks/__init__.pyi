@@ -2,6 +2,7 @@ from .associative_recall import AssociativeRecall as AssociativeRecall
 from .base import TextTask as TextTask
 from .base import WindTunnel as WindTunnel
 from .bijection import Bijection as Bijection
+from .dice import Dice as Dice
 from .evidence import LabeledEvidence as LabeledEvidence
 from .functions import from_functions as from_functions
 from .hmm import HMM as HMM

@@ -14,6 +14,7 @@ from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import EvidenceTask, random_completion
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.dice import Dice
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import InContext
@@ -39,6 +40,7 @@ TASKS: tuple[EvidenceTask, ...] = (
     AssociativeRecall(n_pairs=2, n_keys=3, n_values=3, n_queries=2, n_filler=1),
     AssociativeRecall(n_pairs=2, n_keys=3, n_values=3, n_queries=2, n_filler=1, pooled_pairs=True),
     HMM(n_states=2, n_symbols=2, length=4, floor=0.1, grid=0.1, stay=0.9),
+    Dice(n_faces=3, length=3),
     Mess3(length=3),
     StickyMarkov(n_states=3, length=3),
     DRIFTING,
