@@ -114,6 +114,16 @@ def times_text(value: float, level: float, name: str) -> str:
     return f"{brief(ratio)} times {word} {name}" if ratio > _LIKE else f"like {name}"
 
 
+def change_text(what: str, kl_bits: float) -> str:
+    """Return how much an edit changes KL, for a title.
+
+    Example:
+        >>> change_text("Editing layer 2", 0.25)
+        'Editing layer 2 changes KL by 0.25 bits'
+    """
+    return f"{what} changes KL by {brief(kl_bits)} bits"
+
+
 def add_reference(figure: go.Figure, x: Places, y: Float[np.ndarray, " x"], *, name: str, color: str = EXACT) -> None:
     """Add a wide pale line, which stays visible under a line that coincides with it."""
     line = {"color": color, "width": 7}

@@ -268,12 +268,12 @@ class InterventionReport(EditReport):
         return replace(line, why=why)
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import brief
+        from bayesgeom.charts.lines import change_text
         from bayesgeom.interventions.drawing import bands_panel, profile_panel
 
         layer, everywhere = self.strongest(), f"{self.bands[0]} positions"
         kl = "KL increase (bits)"
-        title = f"Editing layer {layer} changes KL by {brief(self.kl_increase_bits.value[layer, 0])} bits"
+        title = change_text(f"Editing layer {layer}", self.kl_increase_bits.value[layer, 0])
         increase = profile_panel(title, kl, self.kl_increase_bits, everywhere)
         if self.is_swap and np.isfinite(self.movement.value[:, 0]).any():
             moved = f"{percent_text(self.movement.value[layer, 0])} of the way to the donor's {self.quantity}"
@@ -528,13 +528,13 @@ class OnwardsReport(EditReport):
         return lines
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_line, brief
+        from bayesgeom.charts.lines import add_line, change_text
         from bayesgeom.interventions.drawing import profile_panel
         from bayesgeom.report import EXACT, MEASURED, label_axes
 
         at, kl = self.layers, self.kl_increase_bits
         most = int(np.nan_to_num(kl.value, nan=-np.inf).argmax())
-        title = f"Erasing it from layer {most} on changes KL by {brief(kl.value[most])} bits"
+        title = change_text(f"Erasing it from layer {most} on", kl.value[most])
         read = Panel.blank("R² of the quantity, before and after", is_folded=True)
         cost = profile_panel(title, "KL increase (bits)", kl[:, np.newaxis], "erased", is_along=True)
         for name, values, color in zip(self.stages, self.r2.value, (EXACT, MEASURED), strict=True):
