@@ -162,7 +162,7 @@ def test_a_separator_where_an_answer_belongs_is_refused() -> None:
         ("{{ 'x ' * 10**6 }}", "it makes 2,000,000 characters of a message"),
         ("user", "it leaves the user's message out"),
         ({"one": "x", "other": "y"}, "ValueError: This model has multiple chat templates"),
-        ("{{ messages[0]['content'] }}{{ '\\ud800' }}", "characters that cannot be encoded"),
+        ("{{ messages[0]['content'] }}{{ '\\ud800' }}", "characters cannot be encoded"),
         ("{{ 7 ** (9 ** 9) }}", "it takes more than 0.5 s"),
         ("{{ messages[0]['content'] }}{{ 'x' * 10**10 }}", "MemoryError|it needs more than 1 GiB"),
         ("{{ '%0999999999d' % 7 }}{{ '%0999999999d' % 7 }}", "MemoryError|it needs more than 1 GiB|it takes more than"),
