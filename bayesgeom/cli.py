@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from types import FunctionType
@@ -897,12 +896,10 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
     What needs no library comes first, and then what needs torch alone.
     """
-    if not isinstance(source := options.get("source"), Source):
-        return
     from bayesgeom.models.checkpoint_files import path_of
     from bayesgeom.models.served.client import is_address
 
-    if not is_address(source.checkpoint):
+    if isinstance(source := options.get("source"), Source) and not is_address(source.checkpoint):
         path_of(source.checkpoint)
     if (texts := options.get("texts")) is not None and not texts.is_file():
         raise InvalidArgument(f"--texts takes a file of prompts; there is no file {shown(str(texts))}.")
@@ -920,12 +917,11 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
 def run(command: Callable[..., Any], **options: Any) -> int:
     """Run a command with its options, and return the exit status; a report that it returns is printed and saved."""
-    _check_names(options)
-    if command.__annotations__["return"] is int:
+    has_report = command.__annotations__["return"] is not int
+    if has_report or "source" in options:
+        _check_names(options)
+    if not has_report:
         return int(command(**options))
-    if "source" not in options:  # else `_check_names` has loaded them
-        with phase("loading libraries"):
-            import_module("bayesgeom.models.resolve")
     from bayesgeom.report import check_target
 
     out = options["out"] if "out" in command.__annotations__ else options.pop("out")
