@@ -66,9 +66,10 @@ from bayesgeom.models.adapters.proof import (
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import Model, Reattachable, Replayer, Withheld, is_out_of_memory
+from bayesgeom.models.base import HeadOutput, Model, Reattachable, Replayer, Withheld, is_out_of_memory
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
+from bayesgeom.models.unembedding import matrix_of
 from bayesgeom.tasks.base import torch_seed
 
 Where = str | Callable[[Any], Any]  # a name within the owner, or a function of it
@@ -333,6 +334,7 @@ class WrappedModel(Reattachable):
         with evaluating(net), torch.no_grad():
             self.spec = self._spec(digest)
             self.withheld = Withheld(self._examined())
+        self.head_output = self._output
 
     def digest(self) -> str:
         """Return the hash of the weights as they are now; "" if there are none, as of a function."""
@@ -351,6 +353,14 @@ class WrappedModel(Reattachable):
 
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         raise MissingSite(f"{self.spec.name} offers no {site.name}: {_NOT_OFFERED}.")
+
+    def _output(self, layer: int) -> HeadOutput | None:
+        if not self._layout.out:
+            return None
+        part, width = self._layout.out[layer], self._heads[0] * (self.spec.d_value or self.spec.d_head)
+        like = next(part.parameters()).new_zeros(1, width)
+        rows = matrix_of(part.forward, torch.eye(width, dtype=torch.float64, device=like.device), like)
+        return HeadOutput(matrix=rows.unflatten(0, (self._heads[0], -1)))
 
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
