@@ -37,6 +37,7 @@ from bayesgeom.models.adapters.hooked import POINTS
 from bayesgeom.models.adapters.proof import (
     Functions,
     Passage,
+    PerHead,
     Taps,
     examined,
     per_query_head,
@@ -213,7 +214,7 @@ class LensModel(Reattachable):
         q: Float[Tensor, "batch pos head d_head"],
         k: Float[Tensor, "batch pos kv_head d_head"],
         layer: int,
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+    ) -> PerHead:
         """The pattern of rotated queries and keys with the spec's scale, over the visible keys."""
         scores = torch.einsum("b q h d, b h k d -> b h q k", q, per_query_head(k.transpose(1, 2), q.shape[2]))
         scores = self.spec.score_scale * scores.float()
