@@ -308,7 +308,8 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
 def test_a_heat_map_has_a_column_per_belief_up_to_a_bound(n_points: int, rng: np.random.Generator) -> None:
     belief = rng.dirichlet(np.ones(7), size=n_points)
     own = read(CHAIN)
-    report = replace(own, drawn_belief=belief, drawn_readout=np.stack([belief[None]] * len(STAGES)))
+    drawn = np.stack([belief[None]] * len(STAGES))
+    report = replace(own, drawn_belief=belief, drawn_readout=drawn, reachable_belief=belief[:0])
     figure = report.plot()
     n_columns = {trace.z.shape[1] for trace in figure.data if trace.type == "heatmap"}
     each = -(-n_points // -(-n_points // MAX_COLUMNS))
