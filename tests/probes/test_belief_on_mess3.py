@@ -61,7 +61,7 @@ def test_the_exact_next_token_distribution_is_a_baseline(
     # 36 beliefs are all of RRXOR; 12 symbols of Mess3 reach more than are drawn, those of its first six.
     assert (report.n_beliefs, len(report.reachable_belief)) == ((36, 36) if is_identified else (-1, 1_093))
     nearest = np.abs(report.drawn_belief[:, None] - report.reachable_belief).max(axis=2).min(axis=1)
-    assert nearest.max() < 1e-8 or not is_identified
+    assert nearest.max() < 1e-6 or not is_identified
     assert ("36" in report.panels()[0].note) == is_identified
     verdicts = {line.metric: line.verdict for line in report.headlines()}
     assert (verdicts["r2"] == Verdict.NOT_IDENTIFIED) == (not is_identified)
