@@ -260,22 +260,36 @@ def compare(
         if told := [name for name, own in others.items() if own is not None]:
             raise InvalidArgument(f"{', '.join(told)} cannot be passed with diagnoses, which are already measured.")
         return _of_diagnoses(diagnoses)
+    return _of_all(measured, task, probes, n=n, seed=seed, cka=cka, n_untrained=n_untrained)
+
+
+def _of_all(
+    models: Sequence[Model],
+    task: TaskLike | None,
+    probes: Named | Sequence[Named] | None,
+    *,
+    n: int | None,
+    seed: int | None,
+    cka: bool,
+    n_untrained: int,
+) -> CompareReport:
+    """Measure models and compare them; what cannot be measured is refused first."""
     n, seed = N_SEQUENCES if n is None else n, 0 if seed is None else seed
     if n < (least := FEWEST if cka else 2):
         raise InvalidArgument(f"n, the number of sequences, must be at least {least} for an interval; got {n}.")
-    tasks = [scored_task_of(model, task) for model in measured]
+    tasks = [scored_task_of(model, task) for model in models]
     _check_equal("task", tasks, advice="Choose one with task=… (--task).")
-    for model in measured if cka else ():
+    for model in models if cka else ():
         model.require((RESID_POST,), by="cka")
     if probes is None:
-        report = _of_models(measured, tasks[0], n=n, seed=seed)
+        report = _of_models(models, tasks[0], n=n, seed=seed)
     else:
-        each = [diagnose(own, tasks[0], probes=probes, n=n, seed=seed, n_untrained=0) for own in measured]
+        each = [diagnose(own, tasks[0], probes=probes, n=n, seed=seed, n_untrained=0) for own in models]
         report = _of_diagnoses(each)
     if not cka:
         return report
     pairs = [(int(a), int(b)) for a, b in report.pair_of]
-    alike = layers_alike(measured, pairs, tasks[0], n=n, seed=seed, n_untrained=n_untrained)
+    alike = layers_alike(models, pairs, tasks[0], n=n, seed=seed, n_untrained=n_untrained)
     return replace(report, cka=alike, other_layers=tuple(map(str, range(alike.value.shape[2]))))
 
 

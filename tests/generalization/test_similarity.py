@@ -47,7 +47,7 @@ def test_independent_layers_have_0_however_wide_they_are() -> None:
     many, width = 150, 61
     a, b = (cloud(many, 13, 1, width, seed=seed) + 0.3 * cloud(many, 13, 5, width, seed=seed + 2) for seed in (0, 1))
     found = np.array([cka_replicates(a[i, None], b[i, None], seed=0)[0, 0, 0] for i in range(many)])
-    assert abs(found.mean()) < 3 * found.std() / many**0.5 < 0.02
+    assert abs(found.mean()) < 3 * found.std() / many**0.5 < 0.03
 
 
 def test_a_report_holds_every_layer_of_every_pair_next_to_untrained_ones() -> None:
