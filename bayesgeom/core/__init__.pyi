@@ -1,5 +1,6 @@
 from .batching import even_slices as even_slices
 from .edits import SUBSPACE_KINDS as SUBSPACE_KINDS
+from .edits import UNITS as UNITS
 from .edits import AblationMode as AblationMode
 from .edits import AtPositions as AtPositions
 from .edits import Edit as Edit
@@ -75,7 +76,9 @@ from .run import ATTN_OUT as ATTN_OUT
 from .run import K_ROT as K_ROT
 from .run import LOGIT_LENS as LOGIT_LENS
 from .run import MLP_OUT as MLP_OUT
+from .run import EXPERT_WEIGHTS as EXPERT_WEIGHTS
 from .run import MLP_POST as MLP_POST
+from .run import ROUTER_LOGITS as ROUTER_LOGITS
 from .run import N_RECORDED as N_RECORDED
 from .run import NO_LABEL as NO_LABEL
 from .run import NORM_WEIGHT as NORM_WEIGHT
