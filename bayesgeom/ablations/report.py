@@ -57,7 +57,8 @@ class AblationReport(Report):
     without the ablation are resampled together.
 
     Fields: the increase in KL and entropy error (bits), the ratio of KL and the change in accuracy for every ablation.
-    `layer`, `head` and `unit_index` (of a neuron or an expert) are −1 where there is none; `attribution_bits` is NaN if it was not requested.
+    `layer`, `head` and `unit_index` (of a neuron or an expert) are −1 where there is none or there are several;
+    `attribution_bits` is NaN if it was not requested.
     `top_to_second_ratio` and `share_above_half_of_top` use only heads that were ablated alone. `picks` are the heads of
     layer 0 with the least key overlap, one for each token set and site of the keys in `pick_views`, with their mean
     |cosine| in `pick_cosine`; L0K0 is a key head that several heads share.

@@ -92,7 +92,9 @@ class Replace(Edit):
         if self.heads is not None and self.site != Z:
             raise InvalidArgument(f"heads are ablated at their output z, not at {self.site.name!r}.")
         if self.units is not None and self.site not in UNITS:
-            raise InvalidArgument(f"units are those of {' or '.join(own.name for own in UNITS)}, not of {self.site.name}.")
+            raise InvalidArgument(
+                f"units are those of {' or '.join(own.name for own in UNITS)}, not of {self.site.name}."
+            )
 
     @property
     def uses_donor(self) -> bool:

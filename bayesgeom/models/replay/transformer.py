@@ -238,9 +238,7 @@ class ReplayLayer:
         found: Tensor = torch.ops.aten.gelu_(hidden)
         return found
 
-    def out_of(
-        self, hidden: Float[Tensor, "batch pos d_mlp"], scratch: Scratch
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def out_of(self, hidden: Float[Tensor, "batch pos d_mlp"], scratch: Scratch) -> Float[Tensor, "batch pos d_model"]:
         """Return the MLP's update to the residual stream, given its hidden units."""
         return self._product("mlp_out", hidden, self._out, self._out_bias, scratch)
 

@@ -19,6 +19,7 @@ from bayesgeom.models.resolve import load
 from tests.families import ATTENTION, D_VOCAB, N_LAYERS, OTHERS, RECURRENT, Family, by_hand, each
 
 ATOL = 1e-5
+DOWN = ("down_proj", "dense_4h_to_h", "fc2", "fc_out", "c_proj")  # names of output matrices of MLPs
 _ALL = frozenset(site.name for site in SITES)
 
 
@@ -71,6 +72,8 @@ def truth(hf: Any, family: Family, tokens: Tensor) -> tuple[dict[str, list[Tenso
             ("resid_post", block, lambda given, output: first(output)),
         ):
             handles.append(part.register_forward_hook(keep(name, take), with_kwargs=True))
+        for name, part, take in inside_mlp(block, family):
+            handles.append(part.register_forward_hook(keep(name, take), with_kwargs=True))
     with torch.no_grad():
         logits = hf(input_ids=tokens, use_cache=False).logits
     for handle in handles:
@@ -80,10 +83,30 @@ def truth(hf: Any, family: Family, tokens: Tensor) -> tuple[dict[str, list[Tenso
         with torch.no_grad():
             for name, value in by_hand(family, attention, found["attention given"][layer], layer).items():
                 found.setdefault(name, []).append(value)
-    found["mlp_out"] = [x.reshape(tokens.shape[0], tokens.shape[1], -1) for x in found["mlp_out"]]
+    for name in found.keys() & {"mlp_out", "mlp_post", "router_logits", "expert_weights"}:
+        found[name] = [x.reshape(*tokens.shape, -1) for x in found[name]]
     if not family.is_parallel:
         found["resid_mid"] = [a + b for a, b in zip(found["resid_pre"], found["attn_out"], strict=True)]
     return found, logits
+
+
+def inside_mlp(block: nn.Module, family: Family) -> Iterator[tuple[str, nn.Module, Callable[[Any, Any], Tensor]]]:
+    """The output matrix of a plain MLP, and the router of a mixture: the sites that their input or output is."""
+    for path, part in block.named_modules():
+        if path.endswith(DOWN) and not path.startswith(family.attention):
+            yield "mlp_post", part, lambda given, output: given
+        if path == "mlp.gate":
+            yield "router_logits", part, lambda given, output: output[0]
+            yield "expert_weights", part, lambda given, output: dense(*output)
+
+
+def dense(logits: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """The weight of every expert, 0 where it was not chosen."""
+    found = torch.zeros_like(logits)
+    for row, (own, experts) in enumerate(zip(weights, chosen, strict=True)):
+        for weight, expert in zip(own, experts, strict=True):
+            found[row, expert] = weight
+    return found
 
 
 _BY_HAND = ATTENTION | OTHERS
@@ -93,6 +116,7 @@ _BY_HAND = ATTENTION | OTHERS
 def test_every_site_is_what_attention_by_hand_gives(name: str, folder: Callable[[str], Path]) -> None:
     family, model, trials = _BY_HAND[name], load(folder(name)), text()
     absent = family.withheld | ({"resid_mid"} if family.is_parallel else set())
+    absent |= {"mlp_post"} if name == "mixtral" else {"router_logits", "expert_weights"}
     assert {site.name for site in model.sites} == _ALL - absent, model.withheld
     expected, logits = truth(plain(folder(name)), family, trials.tokens)
     run = model.run([trials], record=model.sites, n_recorded=len(trials))
