@@ -62,6 +62,9 @@ def strongest_neurons(
         mode: As in `ablate`.
         seed: Seed of the sequences.
 
+    Returns:
+        Ablations of one neuron each. They are a plain list: join lists, or leave some out.
+
     Raises:
         InvalidArgument: `n_neurons` is below 1, or a layer does not exist.
         MissingSite: The model does not provide `mlp_post`; the error gives the reason.

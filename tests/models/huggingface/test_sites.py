@@ -13,7 +13,7 @@ from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.run import Trials
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.huggingface.sites import SITES
 from bayesgeom.models.resolve import load
 from tests.families import ATTENTION, D_VOCAB, N_LAYERS, OTHERS, RECURRENT, Family, by_hand, each
@@ -70,9 +70,8 @@ def truth(hf: Any, family: Family, tokens: Tensor) -> tuple[dict[str, list[Tenso
             ("attn_out", block.get_submodule(family.adds[0]), lambda given, output: first(output)),
             ("mlp_out", block.get_submodule(family.adds[1]), lambda given, output: first(output)),
             ("resid_post", block, lambda given, output: first(output)),
+            *inside_mlp(block, family),
         ):
-            handles.append(part.register_forward_hook(keep(name, take), with_kwargs=True))
-        for name, part, take in inside_mlp(block, family):
             handles.append(part.register_forward_hook(keep(name, take), with_kwargs=True))
     with torch.no_grad():
         logits = hf(input_ids=tokens, use_cache=False).logits
@@ -155,6 +154,44 @@ def test_ablating_a_head_is_zeroing_it_before_the_output_projection(name: str, f
     torch.testing.assert_close(baseline.logits, intact, atol=ATOL, rtol=ATOL)
     torch.testing.assert_close(found, expected, atol=ATOL, rtol=ATOL)
     assert (found - intact).abs().max() > 1e-3, "the head matters"
+
+
+@pytest.mark.parametrize("name", [*each(name for name in _BY_HAND if name != "mixtral"), "mixtral"])
+def test_ablating_a_unit_is_zeroing_what_it_writes(name: str, folder: Callable[[str], Path]) -> None:
+    """A neuron's column of the output matrix, or an expert's output matrix."""
+    family, model, trials, (layer, unit) = _BY_HAND[name], load(folder(name)), text(), (1, 2)
+    hf, is_mixed = plain(folder(name)), name == "mixtral"
+    block = hf.get_submodule(family.blocks)[layer]
+    with torch.no_grad():
+        intact = hf(input_ids=trials.tokens, use_cache=False).logits
+        if is_mixed:
+            block.mlp.experts.down_proj[unit] = 0
+        else:
+            (part,) = (part for own, part, _ in inside_mlp(block, family) if own == "mlp_post")
+            (part.weight.T if isinstance(part, nn.Linear) else part.weight)[unit] = 0  # of GPT-2 it is transposed
+        expected = hf(input_ids=trials.tokens, use_cache=False).logits
+    site = s.EXPERT_WEIGHTS if is_mixed else s.MLP_POST
+    replayer, edit = model.replayer(), Replace(site=site, layer=layer, mode="zero", units=(unit,))
+    baseline = replayer.baseline(trials, (site,))
+    (found,) = replayer.logits(baseline, [[edit]], _Nothing())
+    torch.testing.assert_close(found, expected, atol=ATOL, rtol=ATOL)
+    assert (found - intact).abs().max() > 1e-3 and baseline.stored[site, layer].shape[:2] == trials.tokens.shape
+
+
+def test_an_expert_that_gets_a_weight_writes_though_it_was_not_chosen(folder: Callable[[str], Path]) -> None:
+    """So does an expert whose logit is raised; the router chooses, and weighs, as its logits say."""
+    model, trials = load(folder("mixtral")), text()
+    run = model.run([trials], record=(s.EXPERT_WEIGHTS, s.ROUTER_LOGITS), n_recorded=5)
+    weights, logits = run.at(s.EXPERT_WEIGHTS), run.at(s.ROUTER_LOGITS)
+    assert ((weights > 0).sum(dim=-1) == 2).all() and weights.sum(dim=-1).allclose(torch.ones(3, 5, 11), atol=1e-5)
+    assert torch.equal(weights.argmax(dim=-1), logits.argmax(dim=-1))
+    seen: list[Tensor] = []
+    with torch.no_grad(), hooked_sites(model, {(s.ROUTER_LOGITS, 1): torch.neg, (s.EXPERT_WEIGHTS, 1): seen.append}):
+        model.logits(trials)
+    assert torch.equal(seen[0].argmax(dim=-1), (-logits[1]).argmax(dim=-1))
+    top = (-logits[1]).topk(2, dim=-1)
+    expected = torch.zeros_like(logits[1]).scatter(-1, top.indices, top.values.softmax(dim=-1))
+    torch.testing.assert_close(seen[0], expected, atol=1e-5, rtol=1e-5)
 
 
 class _Nothing:
