@@ -85,11 +85,11 @@ def cka_replicates(a: Cloud, b: Cloud, *, seed: int) -> Float64[np.ndarray, "rep
     n, n_pos = min(len(own[0]) for own in (a, b)), a.shape[2]  # memory may hold fewer of the larger model
     rng = np.random.default_rng(seed)
     order = torch.from_numpy(rng.permuted(np.tile(np.arange(n_pos), (n, 1)), axis=1)[:, :N_BATCHES])
-    both, of_a, of_b = 0.0, 0.0, 0.0
+    found = list[tuple[Tensor, Tensor, Tensor]]()
     for at in order.T:
         one, other = (_products(own[:, torch.arange(n), at]) for own in (a, b))
-        both = both + _hsic(one, other, "ab")
-        of_a, of_b = of_a + _hsic(one, one, "a"), of_b + _hsic(other, other, "b")
+        found.append((_hsic(one, other, "ab"), _hsic(one, one, "a"), _hsic(other, other, "b")))
+    both, of_a, of_b = (torch.stack(own).sum(dim=0) for own in zip(*found, strict=True))
     scale = (of_a[:, :, None] * of_b[:, None, :]).sqrt()
     is_known = (of_a[:, :, None] > 0) & (of_b[:, None, :] > 0)  # an estimate of a variance of 0 may be negative
     cka: np.ndarray = torch.where(is_known, both / scale, torch.nan).clamp(-1, 1).numpy()

@@ -423,7 +423,7 @@ def routing_of(
     They are a matrix of integers and one of numbers, of one shape with a row per token. The first entry of the result
     returns the arguments with others in their places.
     """
-    named = {**dict(enumerate(args)), **kwargs}
+    named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     tensors = {name: own for name, own in named.items() if isinstance(own, Tensor) and own.ndim == 2}
     whole = [name for name, own in tensors.items() if own.dtype in (torch.int64, torch.int32)]
     if len(whole) != 1:

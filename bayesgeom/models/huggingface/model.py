@@ -320,7 +320,8 @@ class _Attaching:
             self.spec = replace(self.spec, score_scale=calls[0][0].scaling)
         heads = anatomy.sizes
         self.spec = replace(self.spec, n_kv_heads=heads.n_kv_heads, d_head=heads.d_head, d_value=heads.d_value)
-        self.spec = replace(self.spec, **_mlp_sizes(anatomy, self.spec.d_mlp))
+        d_mlp, n_experts = _mlp_sizes(anatomy, self.spec.d_mlp)
+        self.spec = replace(self.spec, d_mlp=d_mlp, n_experts=n_experts)
         site_hooks = SiteHooks(self.hf, anatomy, seen.route if is_known else "modules")
         passages, functions, equations = self._perturbed(site_hooks)
         static_sites, layers = StaticSites(self.hf, anatomy, self.spec.d_model, 1.0), site_hooks.layers
@@ -594,13 +595,11 @@ def _mlp_claims(
         yield Claim("Σ weight · expert = output of the experts", (EXPERT_WEIGHTS,), out, total)
 
 
-def _mlp_sizes(anatomy: Anatomy, stated: int) -> dict[str, int]:
+def _mlp_sizes(anatomy: Anatomy, stated: int) -> tuple[int, int]:
     """The hidden units of a plain MLP, as its output matrix reads them, and the experts of a layer."""
     widths = {own.d_mlp for own in anatomy.parts if own.d_mlp}
-    return {
-        "d_mlp": widths.pop() if len(widths) == 1 else stated,
-        "n_experts": max((own.n_experts for own in anatomy.parts), default=0),
-    }
+    d_mlp = widths.pop() if len(widths) == 1 else stated
+    return d_mlp, max((own.n_experts for own in anatomy.parts), default=0)
 
 
 def _turned(
