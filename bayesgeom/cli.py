@@ -517,6 +517,7 @@ def compare(
     n: Maybe[int] = None,
     seed: Maybe[int] = None,
     probes: Maybe[tuple[str, ...]] = None,
+    cka: bool = False,
 ) -> "Report":
     """Compare checkpoints on the same sequences, or saved diagnoses.
 
@@ -527,8 +528,9 @@ def compare(
         n: Number of sequences for checkpoints. Default: 512.
         seed: Seed of the sequences and intervals, for checkpoints. Default: 0.
         probes: Compare all estimates of these probes, and not calibration alone.
+        cka: Measure how alike the layers of every two checkpoints are (linear CKA).
     """
-    return bayesgeom.compare(models, task, n=n, seed=seed, probes=probes)
+    return bayesgeom.compare(models, task, n=n, seed=seed, probes=probes, cka=cka)
 
 
 def dynamics(
