@@ -430,9 +430,8 @@ class JacobianMap:
         }
         if not Path(name).is_file() and name not in published:
             raise InvalidArgument(
-                f"there is no file {name!r} and no published J-lens of this name.{suggested(name, published)} Published: "
-                f"{', '.join(sorted(set(published.values())))}. JacobianLens.fit of transformer-lens makes one, and its "
-                f"save writes a file."
+                f"there is no file {name!r} and no published J-lens of this name.{suggested(name, published)} Pass a "
+                f"name of transformer-lens's registry, such as gemma-2-2b, or a file that its JacobianLens.save wrote."
             )
         try:
             lens = JacobianLens.from_pretrained(name)

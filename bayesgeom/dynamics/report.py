@@ -206,13 +206,14 @@ class DynamicsReport(Report):
         from bayesgeom.charts.heat import add_heat
 
         kl, there = self.lens_kl_bits.value.mean(axis=0), self.arrival.value[:, -1].mean()
-        after = f"after {there:.3g} of {len(kl[0]) - 1} layers" if np.isfinite(there) else "in no layer"
-        panel = Panel.blank(f"Posterior by layer and step: at the end it is there {after}")
+        after = f"there after {there:.3g} of {len(kl[0]) - 1} layers" if np.isfinite(there) else "never there"
+        panel = Panel.blank(f"Posterior by layer and step: {after}")
         free = float(self.kl_bits.baseline(UNIFORM).value.mean()) if self.kl_bits.baselines else np.nan
-        names = ([*map(str, range(len(kl[0]) - 1, 0, -1)), "embedding"], self.steps)
+        names = ([*(f"layer {at}" for at in reversed(range(len(kl[0]) - 1))), "embedding"], self.steps)
         limits = (0.0, free) if free > 0 else None
-        axes = ("training step", "layers read")
+        axes = ("training step", "read after")
         add_heat(panel.figure, kl.T[::-1], unit="bits to exact", baseline=0.0, names=names, axes=axes, limits=limits)
+        panel.figure.update_xaxes(type="category", nticks=8)  # each snapshot has a column, whatever its step
         return panel
 
     def _by_run(self, own: Estimate, first: Float[np.ndarray, "run 1"] | float = 1.0) -> list["Curve"]:
