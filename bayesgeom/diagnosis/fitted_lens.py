@@ -527,7 +527,7 @@ class _Axes:
         """Return the affine map into the last residual whose reading is nearest to the model's own prediction."""
         goal, target = last.flatten(0, 1), own.flatten(0, 1).to(self.points.dtype)
         start = self.points.T @ goal / len(goal)
-        size = start.square().mean().clamp_min(1e-30) * start.shape[1]
+        size = (start.square().sum() / max(1, len(start))).clamp_min(1e-30)  # a layer without variance has no axes
         matrix, offset = _minimized(
             lambda m, c: (
                 _cross_entropy(read(self.points @ m + c), target) + _NEAR / 2 * (m - start).square().sum() / size

@@ -62,7 +62,12 @@ def test_a_tuned_lens_finds_the_map_into_the_last_residual() -> None:
 
 def test_a_layer_without_variance_is_no_error() -> None:
     exact, carried, _ = planted()
-    read = _Axes(torch.zeros_like(carried)).probe(exact, 10)
+    nothing = _Axes(torch.zeros_like(carried))
+    tuned = nothing.tuned(exact.log().float(), exact, lambda x: x)
+    assert float(_kl(exact, [tuned(carried)]).mean()) == pytest.approx(
+        float(kl_bits(exact, exact.mean(dim=(0, 1)).log()).mean()), rel=1e-3
+    )
+    read = nothing.probe(exact, 10)
     assert float(_kl(exact, [read(carried)]).mean()) == pytest.approx(
         float(kl_bits(exact, exact.mean(dim=(0, 1)).log()).mean()), rel=1e-3
     )
