@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bayesgeom.core.run import LOGIT_LENS, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
-from bayesgeom.report.estimate import Baseline, Estimate, Share, smooth_estimate, with_interval
+from bayesgeom.report.estimate import Baseline, Estimate, Share, Unit, smooth_estimate, with_interval
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval
@@ -57,7 +57,7 @@ class EliminationReport(Report):
     eliminated: Annotated[Estimate, Share("stage", better="higher", label="ruled-out answers eliminated")]
     by_layer: Annotated[Estimate, Share("layer", label="ruled-out answers that the layer eliminates")]
     explained: Annotated[Estimate, Share("group", better="higher", label=_EXPLAINED)]
-    layer_of_answer: Annotated[Float[np.ndarray, " answer"], "layer"]
+    layer_of_answer: Annotated[Float[np.ndarray, " answer"], Unit("1")]
     stages: tuple[str, ...]
     groups: tuple[str, ...]
     n: int
