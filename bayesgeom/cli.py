@@ -202,7 +202,7 @@ def diagnose(
         probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
             posterior_lens, qk_alignment, value_manifold (value_manifold:standardized), and of relabeling,
             evidence_response and inside (the viewer), which run the model again. Default: all that apply. fitted_lens
-            runs only if it is named.
+            (fitted_lens:MAP with a J-lens) runs only if it is named.
         ablations: Also run the default ablation battery.
     """
     n = (24 if quick else 512) if n is None else n
