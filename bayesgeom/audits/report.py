@@ -16,6 +16,7 @@ from bayesgeom.report import (
     Quantity,
     Report,
     Share,
+    Signed,
     headline_of,
 )
 
@@ -43,8 +44,10 @@ class AuditReport(Report):
     `information_curvature` compare what a piece of evidence changes in the model's prediction and in the exact one,
     both as KL(after ‖ before). `confidence` is 1/τ, `log_odds_slope` the regression of log-odds between two answers.
     `martingale_gap` is the mean total variation between Σ_y p_t(y) p_{t+1}(· | y) and p_t, over `steps`: scored
-    positions, from 1. `order_spread` is the total variation between answers under two orders of the same
-    evidence, and `averaging_gain_bits` the KL that the mean over orders removes. `discount` minimizes KL(model ‖
+    positions, from 1; `martingale_drift` is the mean of that difference at the answer that was most probable before.
+    `order_spread` is the total variation between answers under two orders of the same evidence, `averaging_gain_bits`
+    the KL that the mean over orders removes, and `order_deviation` the standard deviation over orders of the
+    probability of the exactly most probable answer. `discount` minimizes KL(model ‖
     forgetting filter), and `discount_gain_bits` is what it removes. `weights` are those of the mixture of `predictors`
     that minimizes KL(model ‖ mixture), `mixture_kl_bits` what is left of it. Ceilings are the exact observer's values.
     """
@@ -69,8 +72,10 @@ class AuditReport(Report):
     martingale_gap: Annotated[Estimate, Share(better="lower", label="martingale gap")]
     martingale_gap_by_step: Annotated[Estimate, Share("step", better="lower", label="martingale gap")]
     steps: tuple[str, ...]
+    martingale_drift: Annotated[Estimate, Signed(label="martingale drift of the favorite answer")]
     order_spread: Annotated[Estimate, Share(better="lower", label="order spread")]
     averaging_gain_bits: Annotated[Estimate, NonNegative(unit="bits", label="gain of averaging over orders")]
+    order_deviation: Annotated[Estimate, Share(better="lower", label="standard deviation over orders")]
     discount: Annotated[Estimate, NonNegative(label="discount γ of old evidence")]
     discount_gain_bits: Annotated[Estimate, Quantity(unit="bits", label="KL from the model that the discount removes")]
     weights: Annotated[Estimate, Share("predictor", label="weight in the nearest mixture")]
@@ -129,4 +134,5 @@ class AuditReport(Report):
             if np.nan_to_num(own.value).max() >= _SEEN:
                 add_line(strategy.figure, x, own.value, name=self.predictors[at], color=color, band=own.ends)
         label_axes(strategy.figure, position, "weight")
+        strategy.figure.update_yaxes(range=(-0.02, 1.02))
         return [*drawn, strategy]

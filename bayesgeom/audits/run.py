@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -42,7 +43,7 @@ N_CONTINUED, N_ORDERED = 32, 64  # most sequences to which every answer is appen
 _ORDERS = 7  # branch of the seed
 
 
-@checked("model", "task", "predictors")
+@checked("model", "task")
 def audit(
     model: ModelLike,
     task: TaskLike | None = None,
@@ -96,7 +97,9 @@ def audit(
         n, seed = subject.sequences(chosen, n=n, seed=seed)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
-    subject.check_fits(chosen.sample(1, seed=0))
+    subject.check_fits(one := chosen.sample(2, seed=0))
+    for name, predictor in (predictors or {}).items():
+        _probabilities(name, predictor(one), one)  # before the model runs
     sizes = {"n": n, "n_positions": n_positions, "n_orders": n_orders}
     return _Audit(model=subject, task=chosen, sizes=sizes, named=predictors or {}, seed=seed).report()
 
@@ -203,11 +206,11 @@ class _Audit:
         if isinstance(task, Reason) or task.n_continued == 0:
             reason = task if isinstance(task, Reason) else Reason.NOT_EXCHANGEABLE
             empty = Estimate.of([np.nan], ([np.nan], [np.nan]), reason=reason)
-            names = ("martingale_gap", "information_slope", "information_curvature")
+            names = ("martingale_gap", "martingale_drift", "information_slope", "information_curvature")
             return _missing(reason, *names) | {"martingale_gap_by_step": empty, "steps": ("1",)}
         steps = np.linspace(0, task.n_continued - 1, self.sizes["n_positions"]).round().astype(int)
         steps, few = np.unique(steps).tolist(), trials.rows(slice(0, N_CONTINUED))
-        gaps, taught = list[np.ndarray](), list[tuple[np.ndarray, ...]]()
+        gaps, taught = list[tuple[np.ndarray, ...]](), list[tuple[np.ndarray, ...]]()
         for step in steps:
             found, read = task.continued(few, step)
             once = scored_once(found, read.flatten())
@@ -219,13 +222,14 @@ class _Audit:
             with np.errstate(divide="ignore"):
                 told = np.where(is_possible, kl_in_bits(exact[:, 2:], np.log(exact[:, 1:2])), 0.0)
             taught.append((told, kl_in_bits(model[:, 2:], log_model[:, 1:2]), exact[:, 0]))
-        by_step = mean_estimate(np.stack(gaps, axis=1), seed=self._resampling, bounds=(0.0, 1.0))
-        whole = mean_estimate(np.stack(gaps, axis=1).mean(axis=1), seed=self._resampling, bounds=(0.0, 1.0))
+        apart, drifts = (np.stack(own, axis=1) for own in zip(*gaps, strict=True))
+        estimate = partial(mean_estimate, seed=self._resampling)
         together = (np.concatenate(parts, axis=1) for parts in zip(*taught, strict=True))
         slope, curvature = information_curve(*together, seed=self._resampling)
         return {
-            "martingale_gap": _beside(whole, 0.0),
-            "martingale_gap_by_step": _beside(by_step, 0.0),
+            "martingale_gap": _beside(estimate(apart.mean(axis=1), bounds=(0.0, 1.0)), 0.0),
+            "martingale_gap_by_step": _beside(estimate(apart, bounds=(0.0, 1.0)), 0.0),
+            "martingale_drift": _beside(estimate(drifts.mean(axis=1), bounds=(-1.0, 1.0)), 0.0),
             "steps": tuple(str(step + 1) for step in steps),
             "information_slope": _beside(slope, 1.0),
             "information_curvature": _beside(curvature, 0.0),
@@ -233,7 +237,7 @@ class _Audit:
 
     def _order(self, trials: Trials) -> dict[str, Any]:
         """Permute the evidence, and return spread and gain of averaging."""
-        names, task = ("order_spread", "averaging_gain_bits"), self._free()
+        names, task = ("order_spread", "averaging_gain_bits", "order_deviation"), self._free()
         if isinstance(task, Reason):
             return _missing(task, *names)
         few = trials.rows(slice(0, N_ORDERED))
@@ -244,11 +248,10 @@ class _Audit:
         once = [scored_once(task.reordered(few, order), last) for order in orders]
         log_model = self._answers(concatenate(once), "orders of the evidence").reshape(len(once), n, -1)
         exact = once[0].at_scored(once[0].predictive)[:, 0].cpu().numpy()
-        estimates = (
-            mean_estimate(own, seed=self._resampling, bounds=bounds)
-            for own, bounds in zip(order_statistics(exact, log_model), ((0.0, 1.0), (0.0, np.inf)), strict=True)
-        )
-        return {name: _beside(own, 0.0) for name, own in zip(names, estimates, strict=True)}
+        return {
+            name: _beside(mean_estimate(own, seed=self._resampling, bounds=(0.0, most)), 0.0)
+            for name, own, most in zip(names, order_statistics(exact, log_model), (1.0, np.inf, 1.0), strict=True)
+        }
 
     def _discount(self, trials: Trials, model: np.ndarray) -> dict[str, Any]:
         """Return the discount of the nearest filter that forgets."""
@@ -264,7 +267,7 @@ class _Audit:
         """Return the weights of the nearest mixture of predictors, over all positions and at each."""
         known = {EXACT: exact}
         for name, predictor in self.named.items():
-            known[name] = _probabilities(name, predictor(trials), exact.shape)
+            known[name] = _probabilities(name, predictor(trials), trials)
         known |= {name: own.cpu().numpy() for name, own in self.task.baseline_predictives(trials).items()}
         known |= {POSITION: _by_position(exact), UNIFORM: np.full_like(exact, 1 / exact.shape[-1])}
         weights, left = mixture(model, known, seed=self._resampling)
@@ -313,12 +316,13 @@ def _by_position(exact: np.ndarray) -> np.ndarray:
     return np.asarray((exact.sum(axis=0) - exact / 2) / (len(exact) - 0.5))
 
 
-def _probabilities(name: str, found: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _probabilities(name: str, found: Any, trials: Trials) -> np.ndarray:
     """Return what a user's predictor returned, as an array.
 
     Raises:
-        InvalidArgument: It is no array of probabilities of this shape.
+        InvalidArgument: It is no array of probabilities at the scored positions.
     """
+    shape = (len(trials), trials.n_scored, len(trials.answers))
     try:
         own = np.asarray(found, dtype=np.float64)
     except (TypeError, ValueError) as error:
