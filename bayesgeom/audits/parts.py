@@ -24,13 +24,13 @@ MOST_DISCOUNT = 1.25  # above 1 old evidence weighs more than new
 _GRID, _STEP = np.linspace(0.05, MOST_DISCOUNT, 13), 1e-3  # of discounts; of the derivatives at the nearest one
 _SHARE, _UNUSED = 1e-6, 1e-5  # of the uniform distribution in each predictor; a weight that is none
 _FLAT = 1e-9  # share of a product below which a determinant is rounding
-_ROUNDING = 1e-9  # of sums of probabilities, and of bits, computed from float32 logits at best
+_ROUNDING = 1e-7  # of sums of probabilities, and of bits, computed from float32 logits
 
-Answers = Float64[np.ndarray, "*batch answer"]
+Answers = Float64[np.ndarray, "*#batch answer"]
 
 
-def kl_in_bits(p: Answers, log_q: Answers) -> Float64[np.ndarray, "*batch"]:
-    """Return KL(p ‖ q) of probabilities and natural log-probabilities; infinite where q = 0 and p > 0."""
+def kl_in_bits(p: Answers, log_q: Answers) -> Float64[np.ndarray, "..."]:
+    """Return KL(p ‖ q) of probabilities and natural log-probabilities that broadcast; infinite where q = 0 < p."""
     cross = np.where(p > 0, p * np.where(p > 0, log_q, 0.0), 0.0)
     return np.asarray((xlogy(p, p) - cross).sum(axis=-1) / NATS_PER_BIT)
 
