@@ -28,6 +28,7 @@ from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.report import Baseline, Estimate, mean_estimate, stacked, with_interval, with_provenance
 from bayesgeom.stats import POSITION, UNIFORM, tempering
 from bayesgeom.tasks.base import (
+    FORGETTING,
     Branch,
     EvidenceTask,
     ExchangeableTask,
@@ -269,6 +270,8 @@ class _Audit:
         for name, predictor in self.named.items():
             known[name] = _probabilities(name, predictor(trials), trials)
         known |= {name: own.cpu().numpy() for name, own in self.task.baseline_predictives(trials).items()}
+        if isinstance(self.task, ExchangeableTask) and self.task.is_exchangeable:
+            known["forgetting"] = self.task.discounted(trials, FORGETTING).cpu().numpy()
         known |= {POSITION: _by_position(exact), UNIFORM: np.full_like(exact, 1 / exact.shape[-1])}
         weights, left = mixture(model, known, seed=self._resampling)
         each = [

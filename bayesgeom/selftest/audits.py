@@ -11,8 +11,8 @@ from torch import Tensor
 from bayesgeom.audits.report import AuditReport
 from bayesgeom.audits.run import audit
 from bayesgeom.core import number_text
-from bayesgeom.tasks.base import discounted_sums
-from bayesgeom.tasks.dice import FORGETTING, PLUG_IN, Dice
+from bayesgeom.tasks.base import FORGETTING, discounted_sums
+from bayesgeom.tasks.dice import PLUG_IN, Dice
 
 COIN, AGE, POOL = Dice(n_faces=2, length=24), "8", (0.2, 0.5, 0.8)
 MEMORIZING = "pool of three"
