@@ -42,6 +42,7 @@ from bayesgeom.tasks.base import (
 Predictor = Callable[[Trials], Float64[Tensor, "batch query_pos answer"]]
 N_CONTINUED, N_ORDERED = 32, 64  # most sequences to which every answer is appended, and whose evidence is permuted
 _ORDERS = 7  # branch of the seed
+_FORGETTING = "forgetting"
 
 
 @checked("model", "task")
@@ -99,7 +100,10 @@ def audit(
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(2, seed=0))
+    taken = {EXACT, _FORGETTING, POSITION, UNIFORM, *chosen.baseline_predictives(one)}
     for name, predictor in (predictors or {}).items():
+        if name in taken:
+            raise InvalidArgument(f"predictor {name!r} has the name of another: {', '.join(sorted(taken))} are taken.")
         _probabilities(name, predictor(one), one)  # before the model runs
     sizes = {"n": n, "n_positions": n_positions, "n_orders": n_orders}
     return _Audit(model=subject, task=chosen, sizes=sizes, named=predictors or {}, seed=seed).report()
@@ -271,7 +275,7 @@ class _Audit:
             known[name] = _probabilities(name, predictor(trials), trials)
         known |= {name: own.cpu().numpy() for name, own in self.task.baseline_predictives(trials).items()}
         if isinstance(self.task, ExchangeableTask) and self.task.is_exchangeable:
-            known["forgetting"] = self.task.discounted(trials, FORGETTING).cpu().numpy()
+            known[_FORGETTING] = self.task.discounted(trials, FORGETTING).cpu().numpy()
         known |= {POSITION: _by_position(exact), UNIFORM: np.full_like(exact, 1 / exact.shape[-1])}
         weights, left = mixture(model, known, seed=self._resampling)
         each = [

@@ -198,6 +198,10 @@ class TestRefusals:
         with pytest.raises(InvalidArgument, match=r"predictor 'own' must return"):
             bayesgeom.audit(lively(), predictors={"own": lambda trials: found})
 
+    def test_names_of_other_predictors(self) -> None:
+        with pytest.raises(InvalidArgument, match=r"predictor 'exact' has the name of another: .*uniform are taken"):
+            bayesgeom.audit(lively(), predictors={"exact": lambda trials: trials.at_scored(trials.predictive)})
+
     def test_predictors_that_are_no_mapping(self) -> None:
         with pytest.raises(InvalidArgument, match=r"predictors must be"):
             bayesgeom.audit(lively(), predictors=[3])  # type: ignore[arg-type]
