@@ -20,6 +20,7 @@ Measure one model:
     ablate                 measure the KL increase of each ablation
     intervene              edit a subspace and report whether the model uses it
     erase_onwards          erase a quantity from one layer on
+    patch                  put activations of one text or sequence into the run on another
     fit_subspace           fit the subspaces that `intervene` would edit
     relabeling_invariance  measure how the answers change when hypotheses are renamed
     evidence_response      measure how far the answers follow old evidence, which is drawn again
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
     from bayesgeom.audits.run import audit as audit
+    from bayesgeom.circuits.patching import patch as patch
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
     from bayesgeom.diagnosis.recording import capture as capture
     from bayesgeom.diagnosis.run import diagnose as diagnose
@@ -97,6 +99,7 @@ _HOMES = {
     "load": "bayesgeom.models.resolve",
     "load_report": "bayesgeom.report.diagnosis",
     "relabeling_invariance": "bayesgeom.generalization.relabeling",
+    "patch": "bayesgeom.circuits.patching",
     "sweep": "bayesgeom.generalization.sweeps",
     "training_dynamics": "bayesgeom.dynamics.run",
     "TransformerConfig": "bayesgeom.models.native.transformer",

@@ -100,8 +100,8 @@ class Replayer(Protocol):
 
 
 def entry(variant: Variant) -> tuple[int, int]:
-    """Return the layer and stage at which a variant first differs from the baseline."""
-    return min((edit.layer, STAGES[edit.site]) for edit in variant)
+    """Return the layer and stage at which a variant first differs from the baseline; other sites count as stage 0."""
+    return min((edit.layer, STAGES.get(edit.site, 0)) for edit in variant)
 
 
 PASS_BYTES = 256 * 2**20  # memory of one forward pass on a CPU, where larger passes are not faster
@@ -389,6 +389,17 @@ def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
 
 
 BaselinePredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]
+
+
+@final
+class Withheld(dict[Site, str]):
+    """Why sites are not available, by site; printed with a line for each reason."""
+
+    def __str__(self) -> str:
+        sites = dict[str, list[str]]()
+        for site, why in self.items():
+            sites.setdefault(why, []).append(site.name)
+        return "\n".join(f"{', '.join(names)}: {why}" for why, names in sites.items()) or "{}"
 
 
 class Model(ABC):

@@ -255,8 +255,8 @@ class WindTunnel(ABC):
 
         Returns:
             `question`, `sentence` and `limits`, if any; with a posterior also `example`, labels of the last tokens
-            up to the last scored position, `is_cut`, whether tokens come before these, and `answers`, the exact
-            probability and that of the model, if known, of the most probable answers by their label.
+            up to the last scored position, `is_cut`, whether tokens come before these, `names`, the labels of all
+            answers, and `answers`, the exact probability and that of the model, if known, of the most probable ones.
         """
         words: dict[str, Any] = {"question": self.question, "sentence": self.sentence.format(task=self)}
         words |= {"limits": self.limits} if self.limits else {}
@@ -267,11 +267,13 @@ class WindTunnel(ABC):
         tokens = trials.tokens[0, max(0, last + 1 - _EXAMPLE) : last + 1].tolist()
         exact = trials.predictive[0, last].tolist()
         shares = [tuple(round(share, 4) for share in own) for own in zip(exact, *[model] * bool(model), strict=True)]
-        answers = dict(zip((labels[answer] for answer in trials.answers.tolist()), shares, strict=True))
+        names = tuple(labels[answer] for answer in trials.answers.tolist())
+        answers = dict(zip(names, shares, strict=True))
         return {
             **words,
             "example": tuple(labels[token] for token in tokens),
             "is_cut": last >= _EXAMPLE,
+            "names": names,
             "answers": {
                 name: answers[name] for name in sorted(answers, key=lambda name: -max(answers[name]))[:_ANSWERS]
             },
