@@ -32,7 +32,6 @@ from bayesgeom.tasks.base import (
     Branch,
     EvidenceTask,
     ExchangeableTask,
-    FiniteTask,
     WindTunnel,
     derived_seed,
     random_order,
@@ -97,8 +96,6 @@ def audit(
         raise TaskMismatch(f"audit requires a task with an exact posterior; {chosen.name!r} has none.")
     if isinstance(subject, CapturedModel):
         n, seed = subject.sequences(chosen, n=n, seed=seed)
-    if isinstance(chosen, FiniteTask):
-        n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(2, seed=0))
     taken = {EXACT, _FORGETTING, POSITION, UNIFORM, *chosen.baseline_predictives(one)}
     for name, predictor in (predictors or {}).items():
