@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 
 import numpy as np
 
-from bayesgeom.core import Verdict
+from bayesgeom.core import Reason, Verdict
 from bayesgeom.report import (
     Estimate,
     Headline,
@@ -88,7 +88,7 @@ class AuditReport(Report):
         oldest = int(np.flatnonzero(np.isfinite(self.response.ends[0]))[-1:].sum())
         age = "all evidence" if self.ages[oldest] == "0" else f"evidence older than {self.ages[oldest]}"
         largest = np.argsort(-np.nan_to_num(self.weights.value), kind="stable")[:2]
-        return (
+        lines = (
             headline_of(self, "regret_bits"),
             self._line("confidence"),
             self._line("response", (oldest,), f"response to {age}"),
@@ -97,6 +97,7 @@ class AuditReport(Report):
             *(self._line("weights", (int(at),), f"weight of “{self.predictors[at]}”") for at in largest),
             headline_of(self, "mixture_kl_bits"),
         )
+        return [line for line in lines if line.why != Reason.NOT_COMPUTED.label]
 
     def _line(self, metric: str, at: tuple[int, ...] = (), label: str = "") -> Headline:
         """Return an entry next to the exact observer's, or why it was not measured."""
@@ -106,25 +107,38 @@ class AuditReport(Report):
         return replace(line, levels=(Level(name=EXACT, value=float(own.ceiling)), *line.levels))
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_line, add_reference, brief, estimate_panel, times_text
+        from bayesgeom.charts.lines import (
+            N_BASELINES,
+            add_estimate,
+            add_line,
+            add_reference,
+            brief,
+            estimate_panel,
+            times_text,
+        )
         from bayesgeom.report import SERIES, label_axes
 
         x = np.arange(1, len(self.regret_bits_by_position.value) + 1)
         position, uniform = "scored position (1 is the first)", self.regret_bits.baseline("uniform")
         compared = times_text(float(self.regret_bits), float(uniform.value), "uniform")
         title = f"Regret: {brief(self.regret_bits.value)} bits a sequence, {compared}"
-        drawn = [estimate_panel(title, (position, "cumulative KL (bits)"), x, self.regret_bits_by_position)]
+        own = self.regret_bits_by_position
+        strongest = sorted(own.compared, key=lambda level: float(level.value[-1]))[:N_BASELINES]
+        regret = Panel.blank(title)
+        add_estimate(regret.figure, x, own, baselines={level.name: level.value for level in strongest})
+        label_axes(regret.figure, position, "cumulative KL (bits)")
+        drawn = [regret]
         for metric, names, axes, what in (
             ("response", self.ages, ("newest pieces that stay", "slope"), "Response to old evidence"),
             ("martingale_gap_by_step", self.steps, ("scored position", "total variation"), "Martingale gap"),
         ):
             own, places = self.estimate(metric), np.arange(len(names), dtype=float)
             title = f"{what}, where {brief(own.ceiling[0])} is exact"
-            panel = estimate_panel(title, axes, places, own, is_folded=metric != "response")
             if np.isfinite(own.value).any():
+                panel = estimate_panel(title, axes, places, own, is_folded=metric != "response")
                 add_reference(panel.figure, places, own.ceiling, name=EXACT)
                 panel.figure.layout.xaxis.update(tickvals=places.tolist(), ticktext=list(names))
-            drawn.append(panel)
+                drawn.append(panel)
         top = int(np.nanargmax(self.weights.value))
         title = f"Nearest mixture: {float(self.weights.value[top]):.0%} “{self.predictors[top]}”"
         strategy = Panel.blank(title)

@@ -1,6 +1,6 @@
 """`audit`: is a predictor Bayesian, and if not, in which way? From its predictions alone."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -20,7 +20,18 @@ from bayesgeom.audits.parts import (
     order_statistics,
 )
 from bayesgeom.audits.report import EXACT, AuditReport
-from bayesgeom.core import InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked, concatenate, phase
+from bayesgeom.core import (
+    InvalidArgument,
+    Reason,
+    Run,
+    TaskMismatch,
+    Trials,
+    Verdict,
+    checked,
+    concatenate,
+    phase,
+    unknown_name,
+)
 from bayesgeom.generalization.response import Replacement
 from bayesgeom.models.base import Model, provenance, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
@@ -40,8 +51,10 @@ from bayesgeom.tasks.base import (
 
 Predictor = Callable[[Trials], Float64[Tensor, "batch query_pos answer"]]
 N_CONTINUED, N_ORDERED = 32, 64  # most sequences to which every answer is appended, and whose evidence is permuted
+N_ORDERS = 8  # permutations of the evidence of each
 _ORDERS = 7  # branch of the seed
 _FORGETTING = "forgetting"
+PARTS = ("response", "martingale", "order")  # that run further sequences
 
 
 @checked("model", "task")
@@ -51,7 +64,7 @@ def audit(
     *,
     n: int = 128,
     n_positions: int = 4,
-    n_orders: int = 8,
+    parts: Sequence[str] = PARTS,
     predictors: Mapping[str, Predictor] | None = None,
     seed: int = 0,
 ) -> AuditReport:
@@ -65,9 +78,10 @@ def audit(
             function from ids to logits, a capture, a server.
         task: A task with an exact posterior, or its text as on the command line. Default: the task that the model was
             trained on.
-        n: Number of sequences. The martingale gap uses at most 32 of them, the orders 64.
+        n: Number of sequences. The martingale gap uses at most 32 of them, and the order 64, in 8 orders.
         n_positions: Most positions, evenly spaced, at which every answer is appended for the martingale gap.
-        n_orders: Permutations of the evidence of each sequence, at least 2.
+        parts: Parts that run the model on further sequences: "response", "martingale", "order". The others need one
+            pass: with none of these, an audit costs as much as a calibration.
         predictors: More predictors for the strategy, by name: functions of the sequences that return answer
             probabilities at their scored positions, of shape (sequence, position, answer).
         seed: Seed of the sequences, permutations, replaced evidence and intervals.
@@ -77,6 +91,7 @@ def audit(
 
     Raises:
         TaskMismatch: The task has no exact posterior.
+        UnknownName: There is no such part.
         InvalidArgument: A number is too small, or a predictor does not return probabilities.
 
     Example:
@@ -87,9 +102,11 @@ def audit(
         >>> float(report.confidence) > 1.5, float(report.martingale_gap) < 1e-6
         (True, True)
     """
-    for name, value, least in (("n", n, 2), ("n_positions", n_positions, 1), ("n_orders", n_orders, 2)):
+    for name, value, least in (("n", n, 2), ("n_positions", n_positions, 1)):
         if value < least:
             raise InvalidArgument(f"{name} must be at least {least}, got {value}.")
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise unknown_name("part of the audit", unknown[0], PARTS)
     subject = model_for(model, task)
     chosen = task_of(subject, task)
     if not chosen.has_posterior:
@@ -97,13 +114,9 @@ def audit(
     if isinstance(subject, CapturedModel):
         n, seed = subject.sequences(chosen, n=n, seed=seed)
     subject.check_fits(one := chosen.sample(2, seed=0))
-    taken = {EXACT, _FORGETTING, POSITION, UNIFORM, *chosen.baseline_predictives(one)}
-    for name, predictor in (predictors or {}).items():
-        if name in taken:
-            raise InvalidArgument(f"predictor {name!r} has the name of another: {', '.join(sorted(taken))} are taken.")
-        _probabilities(name, predictor(one), one)  # before the model runs
-    sizes = {"n": n, "n_positions": n_positions, "n_orders": n_orders}
-    return _Audit(model=subject, task=chosen, sizes=sizes, named=predictors or {}, seed=seed).report()
+    sizes, named = {"n": n, "n_positions": n_positions}, predictors or {}
+    _check_names(named, chosen, one)
+    return _Audit(model=subject, task=chosen, sizes=sizes, parts=tuple(parts), named=named, seed=seed).report()
 
 
 @final
@@ -114,6 +127,7 @@ class _Audit:
     model: Model
     task: WindTunnel
     sizes: Mapping[str, int]
+    parts: tuple[str, ...]
     named: Mapping[str, Predictor]
     seed: int
 
@@ -128,7 +142,7 @@ class _Audit:
         found |= self._response(run) | self._martingale(trials) | self._order(trials)
         found |= self._discount(trials, np.exp(log_model)) | self._strategy(trials, exact, np.exp(log_model))
         report = AuditReport(n=len(trials), **found)
-        arguments = {**self.sizes, "predictors": list(self.named), "seed": self.seed}
+        arguments = {**self.sizes, "parts": list(self.parts), "predictors": list(self.named), "seed": self.seed}
         return with_provenance(report, provenance(self.model, self.task, arguments))
 
     @property
@@ -179,8 +193,10 @@ class _Audit:
     def _response(self, run: Run) -> dict[str, Any]:
         """Return the slopes of the evidence response."""
         task, ages = self.task, ("0",)
-        reason = Reason.RECORDED if isinstance(self.model, CapturedModel) else Reason.NOT_REPLACEABLE
-        if reason == Reason.RECORDED or not isinstance(task, EvidenceTask) or task.n_evidence == 0:
+        reason = self._closed("response")
+        if reason == Reason.NONE and (not isinstance(task, EvidenceTask) or task.n_evidence == 0):
+            reason = Reason.NOT_REPLACEABLE
+        if reason != Reason.NONE or not isinstance(task, EvidenceTask):
             return {"response": Estimate.of([np.nan], ([np.nan], [np.nan]), reason=reason), "ages": ages}
         found = Replacement.of(self.model, task, n=len(run.trials), seed=self.seed).report(run)
         is_known = np.array([verdict != Verdict.NOT_IDENTIFIED for verdict in found.verdicts])
@@ -196,15 +212,21 @@ class _Audit:
         )
         return {"response": _beside(slope, 1.0), "ages": found.ages}
 
-    def _free(self) -> ExchangeableTask | Reason:
+    def _closed(self, part: str) -> Reason:
+        """Return why a part cannot run further sequences; `NONE` if it can."""
+        if part not in self.parts:
+            return Reason.NOT_COMPUTED
+        return Reason.RECORDED if isinstance(self.model, CapturedModel) else Reason.NONE
+
+    def _free(self, part: str) -> ExchangeableTask | Reason:
         """Return the task if other orders and pieces of its evidence can be run, else why they cannot."""
         if not isinstance(self.task, ExchangeableTask) or not self.task.is_exchangeable:
             return Reason.NOT_EXCHANGEABLE
-        return Reason.RECORDED if isinstance(self.model, CapturedModel) else self.task
+        return self._closed(part) or self.task
 
     def _martingale(self, trials: Trials) -> dict[str, Any]:
         """Append every answer at some positions, and return the martingale gap and what each piece teaches."""
-        task = self._free()
+        task = self._free("martingale")
         if isinstance(task, Reason) or task.n_continued == 0:
             reason = task if isinstance(task, Reason) else Reason.NOT_EXCHANGEABLE
             empty = Estimate.of([np.nan], ([np.nan], [np.nan]), reason=reason)
@@ -239,13 +261,13 @@ class _Audit:
 
     def _order(self, trials: Trials) -> dict[str, Any]:
         """Permute the evidence, and return spread and gain of averaging."""
-        names, task = ("order_spread", "averaging_gain_bits", "order_deviation"), self._free()
+        names, task = ("order_spread", "averaging_gain_bits", "order_deviation"), self._free("order")
         if isinstance(task, Reason):
             return _missing(task, *names)
         few = trials.rows(slice(0, N_ORDERED))
         generator, n = torch.Generator(trials.tokens.device), len(few)
         generator.manual_seed(derived_seed(self.seed, _ORDERS))
-        orders = [random_order(n, task.n_evidence, generator) for _ in range(self.sizes["n_orders"])]
+        orders = [random_order(n, task.n_evidence, generator) for _ in range(N_ORDERS)]
         last = torch.full((n,), -1, device=trials.tokens.device)
         once = [scored_once(task.reordered(few, order), last) for order in orders]
         log_model = self._answers(concatenate(once), "orders of the evidence").reshape(len(once), n, -1)
@@ -318,6 +340,19 @@ def _beside(own: Estimate, exact: float | np.ndarray) -> Estimate:
 def _by_position(exact: np.ndarray) -> np.ndarray:
     """Return the mean exact prediction at each position, in which a sequence has half its weight."""
     return np.asarray((exact.sum(axis=0) - exact / 2) / (len(exact) - 0.5))
+
+
+def _check_names(named: Mapping[str, Predictor], task: WindTunnel, one: Trials) -> None:
+    """Check names and results of a user's predictors before the model runs.
+
+    Raises:
+        InvalidArgument: A name is taken, or a predictor does not return probabilities.
+    """
+    taken = {EXACT, _FORGETTING, POSITION, UNIFORM, *task.baseline_predictives(one)}
+    for name, predictor in named.items():
+        if name in taken:
+            raise InvalidArgument(f"predictor {name!r} has the name of another: {', '.join(sorted(taken))} are taken.")
+        _probabilities(name, predictor(one), one)
 
 
 def _probabilities(name: str, found: Any, trials: Trials) -> np.ndarray:

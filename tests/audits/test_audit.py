@@ -22,7 +22,7 @@ from bayesgeom.audits.parts import (
     order_statistics,
 )
 from bayesgeom.audits.report import EXACT, AuditReport
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.report.storage import quantities_of
 from bayesgeom.selftest.audits import PLANTED, PlantedAudit, planted_audits
@@ -134,6 +134,15 @@ def test_parts_that_do_not_apply_say_why() -> None:
     assert (lines["order_spread"].verdict, lines["order_spread"].why) == (Verdict.NOT_MEASURED, "order matters")
 
 
+def test_parts_that_were_not_requested_are_not_run() -> None:
+    whole, one_pass = (bayesgeom.audit(lively(), n=24, parts=parts) for parts in (("order",), ()))
+    assert one_pass.order_spread.reason_at() == whole.martingale_gap.reason_at() == Reason.NOT_COMPUTED
+    assert one_pass.response.reason_at((0,)) == Reason.NOT_COMPUTED and np.isfinite(whole.order_spread.value)
+    assert one_pass.regret_bits.value == whole.regret_bits.value
+    assert not {"order_spread", "response"} & {line.metric for line in one_pass.headlines()}
+    assert len(one_pass.panels()) == 2
+
+
 def test_recorded_predictions_give_what_needs_no_other_sequence(tmp_path: Path) -> None:
     model = lively()
     folder = bayesgeom.capture(model, out=tmp_path / "capture", n=16, sites=["resid_pre"], seed=3)
@@ -144,8 +153,8 @@ def test_recorded_predictions_give_what_needs_no_other_sequence(tmp_path: Path) 
 
 
 def test_the_audit_of_a_network_runs_every_part_and_draws_it() -> None:
-    found = bayesgeom.audit(lively(), n=24, n_positions=2, n_orders=3)
-    again = bayesgeom.audit(lively(), n=24, n_positions=2, n_orders=3)
+    found = bayesgeom.audit(lively(), n=24, n_positions=2)
+    again = bayesgeom.audit(lively(), n=24, n_positions=2)
     assert found == again and found.steps == ("1", "4") and found.predictors[0] == EXACT
     assert 0 < float(found.martingale_gap) < 1 and 0 < float(found.order_spread) < 1
     assert found.regret_bits.value == found.regret_bits_by_position.value[-1]
@@ -157,7 +166,7 @@ def test_the_audit_of_a_network_runs_every_part_and_draws_it() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mamba"])
 def test_families_are_audited_in_full(family: str, tmp_path: Path) -> None:
-    found = bayesgeom.audit(saved(family, tmp_path), Bijection(n_values=5, n_pairs=4), n=12, n_positions=2, n_orders=2)
+    found = bayesgeom.audit(saved(family, tmp_path), Bijection(n_values=5, n_pairs=4), n=12, n_positions=2)
     missing = {name for name in quantities_of(AuditReport) if np.isnan(found.estimate(name).value).all()}
     assert missing == {"log_odds_slope", "discount", "discount_gain_bits"}
 
@@ -186,7 +195,6 @@ class TestRefusals:
         [
             ({"n": 1}, "n must be at least 2, got 1"),
             ({"n_positions": 0}, "n_positions must be at least 1, got 0"),
-            ({"n_orders": 1}, "n_orders must be at least 2, got 1"),
         ],
     )
     def test_small_numbers(self, given: dict[str, Any], message: str) -> None:
@@ -205,6 +213,10 @@ class TestRefusals:
     def test_predictors_that_are_no_mapping(self) -> None:
         with pytest.raises(InvalidArgument, match=r"predictors must be"):
             bayesgeom.audit(lively(), predictors=[3])  # type: ignore[arg-type]
+
+    def test_parts_that_do_not_exist(self) -> None:
+        with pytest.raises(UnknownName, match=r"part of the audit.*'oder'.*order"):
+            bayesgeom.audit(lively(), parts=["oder"])
 
     def test_tasks_without_a_posterior(self) -> None:
         task = Prompts(texts=("a word",)).bind(word_tokenizer(), d_vocab=257)
