@@ -6,6 +6,7 @@ from .evidence import LabeledEvidence as LabeledEvidence
 from .functions import from_functions as from_functions
 from .hmm import HMM as HMM
 from .in_context import InContext as InContext
+from .labels import labeled_texts as labeled_texts
 from .modular_recurrence import ModularRecurrence as ModularRecurrence
 from .process import Mess3 as Mess3
 from .process import Process as Process
