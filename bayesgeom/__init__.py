@@ -16,6 +16,7 @@ Load models and reports:
 Measure one model:
 
     diagnose               run every probe that the model supports, in one pass
+    audit                  compare predictions with the exact observer's, in seven ways
     ablate                 measure the KL increase of each ablation
     intervene              edit a subspace and report whether the model uses it
     erase_onwards          erase a quantity from one layer on
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from bayesgeom import subspaces as subspaces
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
+    from bayesgeom.audits.run import audit as audit
     from bayesgeom.circuits.patching import patch as patch
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
     from bayesgeom.diagnosis.recording import capture as capture
@@ -79,6 +81,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ablate": "bayesgeom.ablations.run",
     "as_model": "bayesgeom.models.resolve",
+    "audit": "bayesgeom.audits.run",
     "BayesGeomError": "bayesgeom.core.errors",
     "capture": "bayesgeom.diagnosis.recording",
     "checkpoints": "bayesgeom.models.checkpoint_files",

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from types import FunctionType
@@ -974,6 +975,9 @@ def run(command: Callable[..., Any], **options: Any) -> int:
     _check_names(options)
     if command.__annotations__["return"] is int:
         return int(command(**options))
+    if "source" not in options:  # else `_check_names` has loaded them
+        with phase("loading libraries"):
+            import_module("bayesgeom.models.resolve")
     from bayesgeom.report import check_target
 
     out = options["out"] if "out" in command.__annotations__ else options.pop("out")
@@ -999,9 +1003,10 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
     with contextlib.suppress(BayesGeomError):  # there is none, or it cannot be read
         reports.append(bayesgeom.Diagnosis.load(out))
     title, *before = (f"{report.title} ({', '.join(report.reports)})" for report in reports)
-    replaced = [f"It replaces that of {other}." for other in before if other != title]
-    stored = reports[-1]
-    is_saved = stored is not diagnosis and stored.reports == diagnosis.reports and (out / HTML).is_file()
+    stored = reports[-1]  # with the viewer, where the command saved it
+    is_saved = stored is not diagnosis and all(stored.get(name) == own for name, own in diagnosis.items())
+    is_saved &= (out / HTML).is_file()
+    replaced = [f"It replaces that of {other}." for other in before if other != title and not is_saved]
     try:
         if not is_saved or encoded(stored.provenance) != encoded(diagnosis.provenance):
             with phase("writing the report"):

@@ -116,15 +116,15 @@ class Intervention:
 
     def sample(self) -> Sample:
         """Return the sequences on which subspaces are fitted, with the model's activations."""
-        with phase(f"{self.model.spec.name}: sequences to fit", self.design.n_fit, "sequence"):
-            return self._sample(self.design.n_fit, _FIT)
+        return self._sample(self.design.n_fit, _FIT)
 
     def report(self) -> InterventionReport:
         """Fit the subspaces, edit, score and return the report."""
         sample, about, design = self.sample(), self.fit.about, self.design
         subspaces, empty = self.fitted(sample)
         moments = {at: covariance(sample.points(at)) for at in subspaces}
-        matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
+        with phase("controls with the same variance"):
+            matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
         random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
         means = self._means(sample)
         most = self.place.width_in(self.model.spec) // 2
@@ -300,10 +300,11 @@ class Intervention:
         task = fit_task(self.task) if branch == _FIT else score_task(self.task)
         n = at_most(task, n)
         stream = task.stream(n, seed=derived_seed(self.seed, branch), device=self.model.spec.device)
-        if self.place.site == CARRIED:
-            run = self._recorded(list(stream))
-        else:
-            run = self.model.run(stream, record=(self.place.site,), n_recorded=n, budget_bytes=_BUDGET)
+        with phase(f"{self.model.spec.name}: activations of {n:,} sequences"):
+            if self.place.site == CARRIED:
+                run = self._recorded(list(stream))
+            else:
+                run = self.model.run(stream, record=(self.place.site,), n_recorded=n, budget_bytes=_BUDGET)
         return Sample(
             model=self.model,
             run=run,

@@ -391,6 +391,17 @@ def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
 BaselinePredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]
 
 
+@final
+class Withheld(dict[Site, str]):
+    """Why sites are not available, by site; printed with a line for each reason."""
+
+    def __str__(self) -> str:
+        sites = dict[str, list[str]]()
+        for site, why in self.items():
+            sites.setdefault(why, []).append(site.name)
+        return "\n".join(f"{', '.join(names)}: {why}" for why, names in sites.items()) or "{}"
+
+
 class Model(ABC):
     """A sequence model behind one interface. Adapters locate the hook points; `run` does everything else."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import final
 
+from bayesgeom.audits.report import AuditReport
 from bayesgeom.core import Contained, Verdict, is_foreign, number_text, phase
 from bayesgeom.diagnosis.plan import AnyProbe, all_probes, broken_probes
 from bayesgeom.generalization.response import EvidenceResponseReport
@@ -20,6 +21,7 @@ from bayesgeom.interventions.report import AFTER, BEFORE, REMOVAL, VARIANCE, Int
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Survival
 from bayesgeom.probes.base import planted_masks
+from bayesgeom.selftest.audits import COLUMNS, planted_audits
 from bayesgeom.selftest.planted import (
     LAYER,
     SITE,
@@ -160,6 +162,14 @@ def planted_tables() -> Iterator[PlantedTable]:
         head=("predictor", "all evidence", *older, *(f"{own}, relative" for own in older), "verdict"),
         rows=[own.row() for own in responses],
         passed=all(own.passed for own in responses),
+    )
+    audits = list(planted_audits())
+    yield PlantedTable(
+        probe=AuditReport.name,
+        title="Audit of planted predictors of a coin",
+        head=("predictor", *COLUMNS),
+        rows=[own.row() for own in audits],
+        passed=all(own.passed for own in audits),
     )
 
 

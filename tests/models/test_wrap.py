@@ -126,6 +126,8 @@ def test_rotated_keys_are_withheld_with_the_reason_and_the_stream_stays() -> Non
     _, model = gpt(is_rotated=True)
     assert {Q, K, V, PATTERN} <= model.withheld.keys()
     assert "rotated" in model.withheld[K]
+    printed = str(model.withheld).splitlines()
+    assert len(printed) == len(set(model.withheld.values())) < len(model.withheld), "a line for each reason"
     assert {RESID_PRE, RESID_POST, ATTN_OUT, MLP_OUT, Z} <= model.sites
 
 

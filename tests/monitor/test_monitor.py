@@ -14,6 +14,7 @@ from torch import nn
 
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, OutputFault, TaskMismatch
+from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.native.wrapped import LlamaConfig
 from bayesgeom.monitor.report import ATTENTION, DIRECTIONS, OTHERS, UNIFORM, UNTRAINED, MonitorReport, measured
@@ -76,7 +77,13 @@ def test_it_measures_the_weights_as_they_are_then() -> None:
     with torch.no_grad():
         module.embed.weight.mul_(30)
     watch(1)
+    measured_then = weights_hash(module.state_dict())
+    with torch.no_grad():
+        module.embed.weight.mul_(2)  # after the measurement
     report = watch.report()
+    assert report.provenance["model"]["weights_hash"] == measured_then
+    with torch.no_grad():
+        module.embed.weight.div_(2)
     trials = watch._trials
     now = measured(bayesgeom.as_model(module), trials, seed=0)  # type: ignore[attr-defined]
     assert report.kl_bits.value[1] == pytest.approx(now.kl_bits.mean())

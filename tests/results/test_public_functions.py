@@ -1,7 +1,9 @@
 """Every public function that measures, called on something tiny: its result has the whole common face."""
 
+import html
 import inspect
 import json
+import re
 import types
 import typing
 from collections import Counter
@@ -27,6 +29,7 @@ from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.monitor.watch import Monitor, Settings
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.report import Report
+from bayesgeom.report.sentences import opening_of_all
 from bayesgeom.report.storage import parts_of
 from bayesgeom.report.tables import Headline
 from bayesgeom.subspaces.base import InterventionSite
@@ -49,6 +52,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         stored(folder), sites=[LATER], kind="remove", n=5
     ),
     "erase_onwards": lambda folder: bayesgeom.erase_onwards(stored(folder), sites=LATER, n=5),
+    "audit": lambda folder: bayesgeom.audit(stored(folder), n=5, n_positions=1, n_orders=2),
     "evidence_response": lambda folder: bayesgeom.evidence_response(stored(folder), n=5),
     "relabeling_invariance": lambda folder: bayesgeom.relabeling_invariance(stored(folder), n=5),
     "gradient_laws": lambda folder: bayesgeom.gradient_laws(stored(folder), n=5),
@@ -217,6 +221,12 @@ def test_summary_and_repr_are_short(result: Result) -> None:
     for own in (report for report in reports_of(result).values() if report.name != "inside"):
         assert str(own.headline()) in map(str, own.headlines())
         assert own.panels() and own.about and "Fields" not in own.about
+
+
+def test_it_opens_with_its_answer(result: Result) -> None:
+    answer = str(getattr(result, "answer", None) or opening_of_all(reports_of(result))[0])
+    assert answer.endswith(".") and not {"nan", "None", "–"} & set(re.findall(r"[\w–]+", answer)), answer
+    assert answer in html.unescape(result.to_html()) and answer in " ".join(result.summary().split())
 
 
 def test_it_is_a_table_a_dataset_and_a_figure(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:

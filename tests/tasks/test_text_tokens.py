@@ -7,6 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.plugins import discover
 from bayesgeom.core.tokenizer import (
     Tokenizer,
     check_ids,
@@ -124,7 +125,8 @@ def test_text_tasks_can_be_written_on_a_command_line(text: str, task: TextTask |
 
 @pytest.mark.parametrize("name", ["in-context", "evidence-in-context", "recal", "bijection-evidence"])
 def test_unknown_names_list_what_can_be_written(name: str) -> None:
-    plain = ("bijection", "hmm", "mess3", "modular-recurrence", "process", "recall", "sticky-markov")
+    tunnels, texts = (discover("bayesgeom.tasks", base) for base in (WindTunnel, TextTask))
+    plain = {*tunnels} - {*texts}
     names = sorted([*plain, *(f"{tunnel}-in-context" for tunnel in plain), "evidence", "prompts"])
     listed = re.escape(", ".join(names))
     with pytest.raises(UnknownName, match=rf"no task named '{name}'\. There are: {listed}\."):

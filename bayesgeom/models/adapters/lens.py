@@ -43,7 +43,7 @@ from bayesgeom.models.adapters.proof import (
     perturbed_pass,
     sentinel_trials,
 )
-from bayesgeom.models.base import Reattachable, Replayer
+from bayesgeom.models.base import Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.tasks.base import torch_seed
@@ -61,7 +61,7 @@ class LensModel(Reattachable):
         self.spec = _spec(self._lens, name or type(module).__name__)
         self._names = dict(self._found())
         self._taps = Taps(self._names, self.spec.n_layers)
-        self.withheld = self._disproved()
+        self.withheld = Withheld(self._disproved())
 
     def digest(self) -> str:
         return weights_hash(self._lens.state_dict())

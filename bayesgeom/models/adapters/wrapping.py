@@ -64,7 +64,7 @@ from bayesgeom.models.adapters.proof import (
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import Model, Reattachable, Replayer, is_out_of_memory
+from bayesgeom.models.base import Model, Reattachable, Replayer, Withheld, is_out_of_memory
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
 from bayesgeom.tasks.base import torch_seed
@@ -330,7 +330,7 @@ class WrappedModel(Reattachable):
         self._projected: dict[tuple[Site, int], Tensor] = {}  # of the pass that is running
         with evaluating(net), torch.no_grad():
             self.spec = self._spec(digest)
-            self.withheld: Mapping[Site, str] = self._examined()
+            self.withheld = Withheld(self._examined())
 
     def digest(self) -> str:
         """Return the hash of the weights as they are now; "" if there are none, as of a function."""

@@ -60,7 +60,7 @@ from bayesgeom.models.adapters.proof import (
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import Reattachable, Replayer
+from bayesgeom.models.base import Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.huggingface.anatomy import (
     Anatomy,
@@ -617,7 +617,7 @@ class HFModel(Reattachable):
         self._replayer: Replayer | None = None
         self._attached: Attached = attach(hf, name or type(hf).__name__, digest)
         self.spec: ModelSpec = self._attached.spec
-        self.withheld: Mapping[Site, str] = self._attached.withheld
+        self.withheld = Withheld(self._attached.withheld)
         if self.spec.n_heads:
             self.attention_kernel = lambda: str(hf.config._attn_implementation or "eager")  # noqa: SLF001
         self.rotation = self._attached.forward.rotation
