@@ -126,8 +126,7 @@ class Intervention:
         with phase("controls with the same variance"):
             matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
         random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
-        means = self._means(sample)
-        most = self.place.width_in(self.model.spec) // 2
+        means, most = self._means(sample), self.place.width_in(self.model.spec) // 2
         code = strongest_code(sample.run.trials, about.quantity.exact(sample.run.trials), most=most)
         given, by_code = _given(self, sample), _by_code(self, sample, code, subspaces)
         conditions, controls = dict[int, list[Edit]](), dict[int, list[Edit]]()
@@ -139,10 +138,9 @@ class Intervention:
         control = self.scored(min(self.n, design.n_control), controls, sample, means=means, paths=paths)
         read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
         is_identified = not is_function_of_position(about.quantity.exact(sample.run.trials))
-        n_held_out = min(N_HELD_OUT, len(read.run.trials) // 3)
+        n_held_out, seed = min(N_HELD_OUT, len(read.run.trials) // 3), derived_seed(self.seed, _SHUFFLE)
         r2 = coordinate_r2(sample, read, subspaces, random, n_held_out=n_held_out)
-        seed, n_fit = derived_seed(self.seed, _SHUFFLE), len(read.run.trials) - n_held_out
-        erasure = erasures(read, about.quantity, subspaces, n_fit=n_fit, seed=seed)
+        erasure = erasures(read, about.quantity, subspaces, n_held_out=n_held_out, seed=seed)
         setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
         overlap = overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
         outside, untrained = _outside(self, subspaces), _untrained(self) if is_identified else {}

@@ -289,12 +289,9 @@ def erase_onwards(
     chosen = scored_task_of(subject, task)
     place.check_in(subject, editable=(RESID_PRE, RESID_POST))
     if isinstance(chosen, FiniteTask):
-        raise InvalidArgument(
-            f"erase_onwards needs a task that draws new sequences; {chosen} are given ones: intervene."
-        )
+        raise InvalidArgument(f"erase_onwards needs a task that draws new sequences; {chosen} has none: use intervene.")
     device, n_layers = subject.spec.device, subject.spec.n_layers
-    one = chosen.sample(1, seed=seed, device=device)
-    subject.check_fits(one)
+    subject.check_fits(one := chosen.sample(1, seed=seed, device=device))
     quantity.check(one)
     check_room(chosen, n)
     firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)

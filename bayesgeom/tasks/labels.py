@@ -72,24 +72,7 @@ def labeled_texts(
     """
     listed: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     rows = [tuple(_plain(one) for one in _row(own)) for own in ([labels] if isinstance(labels, str) else labels)]
-    if len(listed) != len(rows):
-        raise InvalidArgument(f"there are {len(listed)} texts and labels of {len(rows)}: each text needs its own.")
-    if wrong := [own for own in listed if not isinstance(own, str) or not own.strip()]:
-        raise InvalidArgument(f"texts must be non-empty text, got {shown(wrong[0])}.")
-    if twice := [own for own, count in Counter(listed).items() if count > 1]:
-        raise InvalidArgument(
-            f"text {shown(twice[0])} is given {listed.count(twice[0])} times: a text that fits may not score. Give it "
-            f"once, with the labels of several tokens as a list."
-        )
-    if len({len(own) for own in rows}) > 1:
-        raise InvalidArgument(
-            f"every text needs as many labels; text 0 has {len(rows[0])}, others {sorted({len(own) for own in rows})}."
-        )
-    counts = Counter(own for row in rows for own in dict.fromkeys(row))
-    if len(counts) < 2:
-        raise InvalidArgument(f"labels must have at least two values, got {shown([*counts])}.")
-    if rare := [own for own, count in counts.items() if count < 2]:
-        raise InvalidArgument(f"label {rare[0]!r} is that of one text: it needs two, one to fit and one to score.")
+    counts = _checked_counts(listed, rows)
     names = tuple(sorted(counts, key=lambda own: (str(type(own)), own)))
     words = {own: str(own) for own in names} if answers is None else dict(answers)
     if set(words) != set(names):
@@ -102,6 +85,29 @@ def labeled_texts(
         answers=tuple(words[own] for own in names),
         bos=bos,
     )
+
+
+def _checked_counts(texts: Sequence[Any], rows: Sequence[Sequence[Label]]) -> Mapping[Label, int]:
+    """Return how many texts have each label, after checking that texts and labels fit each other."""
+    if len(texts) != len(rows):
+        raise InvalidArgument(f"there are {len(texts)} texts and labels of {len(rows)}: each text needs its own.")
+    if wrong := [own for own in texts if not isinstance(own, str) or not own.strip()]:
+        raise InvalidArgument(f"texts must be non-empty text, got {shown(wrong[0])}.")
+    if twice := [own for own, count in Counter(texts).items() if count > 1]:
+        raise InvalidArgument(
+            f"text {shown(twice[0])} is given {texts.count(twice[0])} times: a text that fits may not score. Give it "
+            f"once, with the labels of several tokens as a list."
+        )
+    if len({len(own) for own in rows}) > 1:
+        raise InvalidArgument(
+            f"every text needs as many labels; text 0 has {len(rows[0])}, others {sorted({len(own) for own in rows})}."
+        )
+    counts = Counter(own for row in rows for own in dict.fromkeys(row))
+    if len(counts) < 2:
+        raise InvalidArgument(f"labels must have at least two values, got {shown([*counts])}.")
+    if rare := [own for own, count in counts.items() if count < 2]:
+        raise InvalidArgument(f"label {rare[0]!r} is that of one text: it needs two, one to fit and one to score.")
+    return counts
 
 
 def _row(labels: Any) -> Sequence[Any]:
