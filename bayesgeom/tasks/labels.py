@@ -39,7 +39,7 @@ Label = str | int | bool
 @checked("texts", "labels", "answers")
 def labeled_texts(
     texts: Iterable[str],
-    labels: Iterable[Label] | Iterable[Sequence[Label]],
+    labels: Iterable[Any],
     *,
     answers: Mapping[Label, str] | None = None,
     bos: bool = True,
