@@ -225,19 +225,19 @@ class InSubspace(Edit):
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtPositions(Edit):
-    """Apply an edit at the masked positions only.
+    """Apply an edit at the masked positions only, which may differ between sequences.
 
     `rows` are the scored positions: the last layer may be computed at these positions only.
     """
 
     edit: Edit
-    mask: Bool[Tensor, " pos"]
+    mask: Bool[Tensor, "*batch pos"]
     rows: Int64[Tensor, " query_pos"]
     site: Site
     layer: int
 
     @classmethod
-    def of(cls, edit: Edit, mask: Bool[Tensor, " pos"], rows: Int64[Tensor, " query_pos"]) -> "AtPositions":
+    def of(cls, edit: Edit, mask: Bool[Tensor, "*batch pos"], rows: Int64[Tensor, " query_pos"]) -> "AtPositions":
         """Return the edit, limited to these positions."""
         return cls(edit=edit, mask=mask, rows=rows, site=edit.site, layer=edit.layer)
 
@@ -246,8 +246,8 @@ class AtPositions(Edit):
         return f"{self.edit.label} at {int(self.mask.sum())} positions"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
-        mask = self.mask if values.shape[1] == len(self.mask) else self.mask[self.rows]
-        chosen = mask.reshape(-1, *(1,) * (values.ndim - 2)).to(values.device)
+        mask = self.mask if values.shape[1] == self.mask.shape[-1] else self.mask[..., self.rows]
+        chosen = mask.reshape(*mask.shape, *(1,) * (values.ndim - 2)).to(values.device)
         return torch.where(chosen, self.edit.applied(values, reference), values)
 
 
