@@ -48,7 +48,6 @@ CALLS: dict[str, Callable[[Path], Result]] = {
     "patch": lambda folder: bayesgeom.patch(stored(folder), *TASK.sample_pair(5, seed=0)),
     "monitor.Monitor.report": lambda _: watched().report(),
     "monitor.Monitor.diagnosis": lambda _: watched().diagnosis(),
-    "patch": lambda folder: bayesgeom.patch(stored(folder), *TASK.sample_pair(5, seed=0)),
     "intervene": lambda folder: bayesgeom.intervene(stored(folder), subspace="random:2", kind=FEW, n=5),
     "intervene in several layers": lambda folder: bayesgeom.intervene(
         stored(folder), sites=[LATER], kind="remove", n=5
