@@ -21,7 +21,7 @@ _WITHOUT_NUMBER = frozenset(
 )
 _SMALL = 0.1  # share of the first value below which a curve over training has come to rest
 _DONE = {"remove": "removing", "keep": "keeping only", "rotate": "rotating", "add": "adding to", "swap": "swapping"}
-_KINDS = {"head": "heads", "attention": "attention layers", "mlp": "MLPs", "block": "blocks", "set": "sets"}
+_KINDS = {"head": "heads", "mlp": "MLPs", "block": "blocks", "neuron": "neurons", "expert": "experts", "set": "sets"}
 
 
 def opening_of_all(reports: Mapping[str, Reported]) -> list[str]:
@@ -66,7 +66,7 @@ def opening_of(report: Reported, *, is_gated: bool = False) -> list[str]:
 def _ablation(report: Any) -> str:
     top, own = report.ranked()[0], report.headline()
     name, bits = report.ablations[top], rounded(own.value)
-    what = _KINDS[report.kinds[0]] if len(set(report.kinds)) == 1 else "components"
+    what = _KINDS.get(report.kinds[0], "components") if len(set(report.kinds)) == 1 else "components"
     if report.is_preview:
         return f"A first-order preview: {name} matters most, with a KL increase of about {bits} bits."
     if not report.n_raising:
