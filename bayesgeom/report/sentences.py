@@ -49,7 +49,7 @@ def opening_of(report: Reported, *, is_gated: bool = False) -> list[str]:
     is_known = not math.isnan(line.value) or line.verdict in _WITHOUT_NUMBER
     says = _SENTENCES[report.name](report) if report.name in _SENTENCES and is_known else ""
     if gate:
-        return [gate, says or f"{_capital(number)}."]
+        return [gate, says.replace("\n", " ") or f"{_capital(number)}."]
     if says:
         says, _, why = says.partition("\n")
         interval = f", 95 % interval {line.interval}" if line.interval and not math.isnan(line.value) else ""
@@ -70,7 +70,7 @@ def _ablation(report: Any) -> str:
     if report.is_preview:
         return f"A first-order preview: {name} matters most, with a KL increase of about {bits} bits."
     if not report.n_raising:
-        return f"None of {len(report.ablations)} {what} is shown to matter: without {name}, KL rises by {bits} bits."
+        return f"None of {len(report.ablations)} {what} is shown to matter: without {name}, KL changes by {bits} bits."
     before, uniform = rounded(float(report.unablated_kl_bits)), rounded(report.uniform_kl_bits)
     return (
         f"{report.n_raising} of {len(report.ablations)} {what} matter. Without {name} KL rises most, by {bits} bits "
@@ -86,7 +86,7 @@ def _intervention(report: Any) -> str:
     if verdicts[at] in (Verdict.BY_CONSTRUCTION, Verdict.NOT_IDENTIFIED):
         return f"Shows nothing {places}: {report.against_causal[at]} ({verdicts[at]})."
     if verdicts[at] == Verdict.INERT:
-        cost = report.change_bits.value[3 if report.is_swap else 1, at, 0]
+        cost = report.effect(f"KL increase{' on removal' * report.is_swap}").value[at, 0]
         read = f"no linear map reads the {report.quantity} after removal"
         return f"Inert {places}: {read}, which costs {rounded(cost)} bits."
     amount: Callable[[float], str] = percent_text if report.is_swap else rounded
@@ -101,8 +101,9 @@ def _intervention(report: Any) -> str:
     if verdicts[at] == Verdict.CAUSAL:
         return f"Causal {places}: {did}."
     causal, inert = report.against_causal[at], report.against_inert[at]
-    against = f"Against causal: {causal}." * bool(causal) + f" Against inert: {inert}." * bool(inert)
-    return f"Undecided: {did}.\n{against}"
+    against = {"causal": causal, "inert": inert}
+    why = " ".join(f"Against {verdict}: {code}." for verdict, code in against.items() if code)
+    return f"Undecided: {did}.\n{why}"
 
 
 def _joint(report: Any) -> str:
@@ -188,7 +189,7 @@ def _response(report: Any) -> str:
         case Verdict.IN_PART:
             return f"In part: the answers follow {what} with {slope}."
         case Verdict.NOT_SHOWN:
-            return f"Not shown: the answers follow {what} with {slope}, no more than that of other sequences."
+            return f"Not shown that the answers follow {what}: {slope}."
         case Verdict.NOT_IDENTIFIED:
             return f"Not identified: the exact answer hardly depends on {what}."
         case _:
@@ -204,8 +205,10 @@ def _length(report: Any) -> str:
         found = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items())
         return f"{_capital(found)}."
     line, ratio = lines[0], float(report.extrapolation_ratio.value[0])
-    step = f"KL {'rises' if line.value > 0 else 'falls'} by {rounded(abs(line.value))} bits at the end of training"
-    return f"{_capital(line.verdict)}: {step} lengths; beyond, it is {rounded(ratio)} times that within."
+    step = (
+        f"KL {'rises' if line.value > 0 else 'falls'} by {rounded(abs(line.value))} bits where the training length ends"
+    )
+    return f"{_capital(line.verdict)}: {step}; beyond, it is {rounded(ratio)} times that within."
 
 
 def _relabeling(report: Any) -> str:
@@ -242,8 +245,8 @@ def _gradients(report: Any) -> str:
     level = f" ({rounded(float(other.value))} with another sequence's)" if other is not None else ""
     error = rounded(float(np.nanmax(report.identity_error.value)))
     return (
-        f"Attention and values follow the laws: autograd differs by at most {error} (relative). Attention goes with "
-        f"advantage at rank correlation {rounded(float(own))}{level}."
+        f"The laws differ from autograd by at most {error} (relative). Attention goes with advantage at rank "
+        f"correlation {rounded(float(own))}{level}."
     )
 
 
