@@ -25,6 +25,7 @@ from bayesgeom.ablations.engine import (
     references,
     score_batch,
 )
+from bayesgeom.ablations.inside import N_SHOWN, InsideReport, inside_of
 from bayesgeom.ablations.neurons import strongest_neurons
 from bayesgeom.ablations.report import AblationReport, ablation_report, with_attribution
 from bayesgeom.core import (
@@ -49,7 +50,7 @@ from bayesgeom.models.resolve import ModelLike, TaskLike, load, model_for, score
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.report import PROGRESS, with_provenance
 from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed, task_from_config
 
 N_REFERENCE = 256  # sequences that give the means of mean ablation
 N_KEYS = 64  # sequences, at most, that give the key overlap reported with the battery
@@ -81,7 +82,7 @@ def ablate(
         n: Sequences to draw.
         seed: Seed of the sequences, means and intervals.
         out: Directory where progress is saved after every block, so that an interrupted battery continues, and where
-            the finished report is saved in its place.
+            the finished report is saved in its place, with the viewer on its page.
         executor: Where blocks of sequences are measured, a job each (see `bayesgeom.executors`); model and battery are
             then given by their names, and progress is in the jobs' results. Default: this process.
 
@@ -223,6 +224,7 @@ class BatteryRun:
         if not chosen:
             raise InvalidArgument("battery is empty: pass at least one ablation, or omit it for the default battery.")
         check_battery(battery, mode)
+        n = at_most(task, n)
         least = 2 if any(uses_donor(ablation.mode or mode) for ablation in chosen) else 1
         if n < least:
             reason = " to resample from another sequence" if least == 2 else ""
@@ -268,7 +270,7 @@ class BatteryRun:
             )
         report = self._report(tally, "exact")
         if out is not None:
-            report.save(out)
+            report.save(out, self._inside())
             if self.model.spec.is_identified:
                 tally.save(out, self.describe())  # so that the same call reads it back
         return report
@@ -315,6 +317,14 @@ class BatteryRun:
             uniform_kl_bits=self._uniform_kl_bits(),
         )
         return with_provenance(report, self._provenance(method))
+
+    def _inside(self) -> InsideReport:
+        """Return what the viewer shows of the first sequences; every head is ablated if the battery has heads."""
+        has_heads = any(component.kind == "head" for own in self.battery for component in own.components)
+        with phase("data of the viewer"):
+            run = self.model.run(self._stream(n := min(N_SHOWN, self.n)), record=(), n_recorded=n)
+            found = inside_of(self.model, self.task, run, seed=self.seed, with_heads=has_heads, mode=self.mode)
+        return with_provenance(found, self._provenance("exact"))
 
     def _provenance(self, method: str) -> dict[str, Any]:
         counts = {"n": self.n, "seed": self.seed, "battery": len(self.battery)}
@@ -382,9 +392,9 @@ class BatteryRun:
             for edit in variant
             if not isinstance(edit, Replace) or edit.mode == "mean" or edit.by is not None
         }
-        spec, seed = self.model.spec, derived_seed(self.seed, _MEANS)
-        blocks = self.task.stream(N_REFERENCE, seed=seed, device=spec.device)
-        return position_means(replayer, blocks, spec, places, N_REFERENCE)
+        spec, seed, n = self.model.spec, derived_seed(self.seed, _MEANS), at_most(self.task, N_REFERENCE)
+        blocks = self.task.stream(n, seed=seed, device=spec.device)
+        return position_means(replayer, blocks, spec, places, n)
 
     def _attributed(
         self, batch: tuple[Trials, Trials], variants: Sequence[Variant], means: Means, replayer: Replayer

@@ -73,8 +73,8 @@ class Edit(ABC):
 class Replace(Edit):
     """Replace whole activations, or a part of them, by zero, the mean or another sequence's activation.
 
-    A part are some heads of `z`, or some units of `mlp_post` (neurons) or `expert_weights` (experts). An expert of
-    weight 0 writes nothing; the weights of the others stay.
+    A part are some heads of `z`, `q`, `k` or `v`, or some units of `mlp_post` (neurons) or `expert_weights` (experts).
+    An expert of weight 0 writes nothing; the weights of the others stay.
 
     The mode "nothing" keeps the activation: a control that shows what replaying alone changes.
     """
@@ -89,8 +89,8 @@ class Replace(Edit):
     def __post_init__(self) -> None:
         if self.by is None and self.mode not in MODES:
             raise InvalidArgument(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}.")
-        if self.heads is not None and self.site != Z:
-            raise InvalidArgument(f"heads are ablated at their output z, not at {self.site.name!r}.")
+        if self.heads is not None and self.site.axes[-1:] != Z.axes[-1:]:
+            raise InvalidArgument(f"heads are edited at z, q, k or v, not at {self.site.name!r}, which has none.")
         if self.units is not None and self.site not in UNITS:
             raise InvalidArgument(
                 f"units are those of {' or '.join(own.name for own in UNITS)}, not of {self.site.name}."
@@ -225,19 +225,19 @@ class InSubspace(Edit):
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtPositions(Edit):
-    """Apply an edit at the masked positions only.
+    """Apply an edit at the masked positions only, which may differ between sequences.
 
     `rows` are the scored positions: the last layer may be computed at these positions only.
     """
 
     edit: Edit
-    mask: Bool[Tensor, " pos"]
+    mask: Bool[Tensor, "*batch pos"]
     rows: Int64[Tensor, " query_pos"]
     site: Site
     layer: int
 
     @classmethod
-    def of(cls, edit: Edit, mask: Bool[Tensor, " pos"], rows: Int64[Tensor, " query_pos"]) -> "AtPositions":
+    def of(cls, edit: Edit, mask: Bool[Tensor, "*batch pos"], rows: Int64[Tensor, " query_pos"]) -> "AtPositions":
         """Return the edit, limited to these positions."""
         return cls(edit=edit, mask=mask, rows=rows, site=edit.site, layer=edit.layer)
 
@@ -246,8 +246,8 @@ class AtPositions(Edit):
         return f"{self.edit.label} at {int(self.mask.sum())} positions"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
-        mask = self.mask if values.shape[1] == len(self.mask) else self.mask[self.rows]
-        chosen = mask.reshape(-1, *(1,) * (values.ndim - 2)).to(values.device)
+        mask = self.mask if values.shape[1] == self.mask.shape[-1] else self.mask[..., self.rows]
+        chosen = mask.reshape(*mask.shape, *(1,) * (values.ndim - 2)).to(values.device)
         return torch.where(chosen, self.edit.applied(values, reference), values)
 
 

@@ -167,6 +167,7 @@ class Trials:
         group_names: Names of the kinds.
         observers: The filter behind the posterior, from which window observers are made, if the task has latent
             dynamics.
+        is_labeled: Whether the belief is a label of a user, for which random labels by token are a control.
     """
 
     tokens: Int64[Tensor, "batch pos"]
@@ -180,6 +181,7 @@ class Trials:
     groups: Int64[Tensor, " batch"] | None = None
     group_names: tuple[str, ...] = ()
     observers: WindowObservers | None = None
+    is_labeled: bool = False
 
     def __post_init__(self) -> None:
         counts = self.scored.sum(dim=1)
@@ -296,6 +298,7 @@ def concatenate(parts: list[Trials]) -> Trials:
         groups=torch.cat(groups) if groups else None,
         group_names=first.group_names,
         observers=observers[0].and_of(observers[1:]) if len(observers) == len(parts) else None,
+        is_labeled=first.is_labeled,
     )
 
 

@@ -1,6 +1,5 @@
 """`diagnose`: run all probes on one pass of the model over new sequences, and on untrained networks."""
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,6 @@ from bayesgeom.core import (
     NoCopy,
     Run,
     TaskMismatch,
-    apart,
     checked,
     phase,
 )
@@ -53,7 +51,7 @@ from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, require_posterior, task_of
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.report import LAYERS, SERVED, STREAMED, Diagnosis, Report
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_room, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, check_room, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 
@@ -75,7 +73,8 @@ def diagnose(
     Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
     probe that would get fewer than 16 is skipped. Two tests take passes of their own: "relabeling" on 128 sequences and
     "evidence_response" on 64 for each age. They run if no probes are named, or if they are; so does "inside", which
-    keeps eight sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences.
+    keeps eight sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences;
+    "fitted_lens:MAP" adds a J-lens.
     `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
@@ -132,9 +131,8 @@ def _diagnosed(
     """Return the reports with their provenance."""
     chosen = task_of(subject, task)
     if isinstance(subject, CapturedModel):
-        n, seed = _captured_arguments(subject, chosen, n=n, seed=seed)
-    if isinstance(chosen, FiniteTask):
-        n = min(n, chosen.n_sequences)
+        n, seed = subject.sequences(chosen, n=n, seed=seed)
+    n = at_most(chosen, n)
     subject.check_fits(one := chosen.sample(1, seed=seed))
     check_room(chosen, n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
@@ -333,23 +331,3 @@ def _provenance(
         where |= {KERNELS: list(stored.attention_kernels)} if stored.attention_kernels else {}
         where |= {"model": stored.model_spec.to_dict(), "capture": capture}
     return where
-
-
-def _captured_arguments(model: CapturedModel, task: WindTunnel, *, n: int, seed: int) -> tuple[int, int]:
-    """Return number and seed of the sequences to read from a capture: at most all of them, and its own seed.
-
-    Raises:
-        TaskMismatch: It was captured on another task.
-        InvalidArgument: Another seed than that of the capture was requested.
-    """
-    stored = model.manifest
-    if difference := apart(json.loads(json.dumps(stored.task)), json.loads(json.dumps(task.config()))):
-        raise TaskMismatch(
-            f"{model.folder} was captured on {model.task}, and cannot be measured on another task ({difference}). "
-            f"Capture that task, or omit the task."
-        )
-    if seed not in (0, stored.seed):
-        raise InvalidArgument(
-            f"{model.folder} was captured with seed {stored.seed}, got {seed}. Omit the seed, or capture again."
-        )
-    return min(n, stored.n), stored.seed

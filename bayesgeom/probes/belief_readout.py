@@ -10,6 +10,7 @@ References:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, ClassVar, final
 
@@ -75,6 +76,7 @@ from bayesgeom.stats import (
 )
 
 SHUFFLE, SUBSPACES = "shuffle within position", "random subspaces of that rank"
+RANDOM_LABELS = "random labels by token"
 MEAN_BELIEF, GAUSSIAN, CONSTANT = "mean belief", "Gaussian cloud", "one constant answer"
 EMBEDDING = "embedding"
 ANSWERS = "exact next-token distribution"
@@ -95,7 +97,8 @@ class BeliefReadoutReport(Report):
     hypotheses, and untrained networks. Where the answers are not the hypotheses, the exact distribution of the next
     token is a gray line too: if it gives the belief through a linear map, any accurate network holds the belief, and
     the read-out is not identified. On tasks with latent dynamics, so is the belief of an observer of the last few
-    symbols. "Surviving hypotheses" are those still possible.
+    symbols. "Surviving hypotheses" are those still possible. For labels of your own, another gray line is the same map
+    to random labels, drawn for each token with the frequencies of yours: what the map learns from the token alone.
 
     The other panels show whether the vectors form clusters, and whether the clusters are the best guesses (the most
     probable hypotheses) or only the token just read. k-means finds clusters in any data, so compare with the Gaussian
@@ -197,25 +200,20 @@ class BeliefReadoutReport(Report):
     def panels(self) -> Sequence[Panel]:
         layers, counts = [str(layer) for layer in range(self.r2.value.shape[1])], "number of clusters k, last layer"
         rand, confidence = "adjusted Rand index (0 is chance)", "confidence"
-        survive, best = "Accuracy on surviving hypotheses", "Agreement of clusters and best guesses"
+        survive, best = "Accuracy on surviving hypotheses", "Clusters and best guesses"
         shown = (
             (self.r2, "Belief by a linear map, R²", ("layer", "held-out R² (1 is exact)"), layers),
             (
                 self.total_variation,
-                "Distance of the belief by a linear map",
+                "Belief by a linear map, distance",
                 ("layer", "total variation (0 is exact)"),
                 layers,
             ),
             (self.balanced_accuracy, survive, ("layer", "balanced accuracy (½ is chance)"), layers),
             (self.silhouette, "Clusters, silhouette", (counts, "silhouette (−1 to 1)"), self.cluster_counts),
             (self.rand_index, best, (counts, rand), self.cluster_counts),
-            (self.token_rand_index, "Agreement of clusters and last tokens", (counts, rand), self.cluster_counts),
-            (
-                self.nearest_centroid_accuracy,
-                "Accuracy of the nearest best guess",
-                (confidence, "accuracy"),
-                self.confidences,
-            ),
+            (self.token_rand_index, "Clusters and last tokens", (counts, rand), self.cluster_counts),
+            (self.nearest_centroid_accuracy, "Nearest best guess", (confidence, "accuracy"), self.confidences),
         )
         drawn, (best_k,), _ = list(self._simplexes()), *self.silhouette[0, -1].extreme("largest")
         for row, site in enumerate(self.sites):
@@ -448,6 +446,11 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             own = linear[name]
             shown = (level.broadcast(own.value.shape) for level in known(*levels))
             linear[name] = replace(own, baselines=(*own.baselines, *shown))
+        if trials.is_labeled:
+            scores = [_of_random_labels(points, trials, beliefs, targets.n_fit, run.seed) for points in clouds]
+            for name in ("r2", "balanced_accuracy"):
+                random = Baseline.of("permutation", RANDOM_LABELS, np.stack([own[name] for own in scores]))
+                linear[name] = replace(linear[name], baselines=(*linear[name].baselines, *known(random)))
         drawn_belief, drawn_readout = _drawn(found, targets, untrained, run.seed)
         reachable, n_beliefs = _reachable(trials)
         report = BeliefReadoutReport(
@@ -509,6 +512,17 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 and "yes" not in r.r2.clears("higher")
             ),
         )
+        # Labels that follow from the token alone are read without error, and so are random labels by token.
+        for label, width, is_selective in (("by token", 11, False), ("along a direction", 2, True)):
+            sides = rng.permutation(np.arange(11) % 2) if not is_selective else np.arange(11) % 2
+            tokens = rng.integers(11, size=(83, 5))
+            code = np.eye(11) if width == 11 else np.stack([2.0 * sides - 1, rng.normal(size=11)], axis=1)
+            named = planted_trials(np.eye(2)[sides[tokens]], tokens)
+            yield Control(
+                label=f"labels {label}, against random labels by token",
+                run=planted_run(replace(named, is_labeled=True), {RESID_POST: torch.from_numpy(code[tokens])[None]}),
+                holds=partial(_tells_labels_apart, is_selective=is_selective),
+            )
         # A high R² without a carried belief: the vectors encode only the current symbol.
         chain = planted_chain(stay=0.9, seed=0)
         assert chain.observers is not None
@@ -521,6 +535,11 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 and abs(r.r2.value[0, 0] - r.window_map_r2.value[1, 0]) < 0.01 < 0.05 < 1 - r.r2.value[0, 0]
             ),
         )
+
+
+def _tells_labels_apart(report: BeliefReadoutReport, *, is_selective: bool) -> bool:
+    control = report.r2.baseline(RANDOM_LABELS).value[0, 0]
+    return bool(report.r2.value[0, 0] > 0.99 and (control < 0.5 if is_selective else control > 0.99))
 
 
 def _tells_layers_apart(report: BeliefReadoutReport) -> bool:
@@ -547,6 +566,32 @@ def _shuffles(
     rng = np.random.default_rng(seed)
     shuffled = (torch.from_numpy(shuffled_within_position(rows.numpy(), rng)) for _ in range(SHUFFLES))
     return torch.stack([rows, *shuffled])
+
+
+def _of_random_labels(
+    points: Float[Tensor, "layer point d"],
+    trials: Trials,
+    rows: Float64[Tensor, "sequence position kind hypothesis"],
+    n_fit: int,
+    seed: int,
+) -> dict[str, Float64[np.ndarray, " layer"]]:
+    """Return R² and accuracy by layer of maps to random labels, one for each token with the marginal of the true ones.
+
+    NaN where every scored token is the same, and so has one label. Means over `SHUFFLES` draws of labels.
+    """
+    rng, flat = np.random.default_rng(seed), rows.flatten(0, 1)
+    token = torch.unique(trials.at_scored(trials.tokens).cpu(), return_inverse=True)[1]
+    drawn = [flat[rng.integers(len(flat), size=int(token.max()) + 1)][token] for _ in range(SHUFFLES)]
+    targets = [
+        belief_targets(own[None], n_fit=n_fit // rows.shape[1]) for own in drawn if bool((own != own[:1, :1]).any())
+    ]
+    found = np.full((2, len(points)), np.nan)
+    if targets:
+        no_bases = torch.zeros(0, points.shape[2], 1, dtype=torch.float64, device=points.device)
+        for at, layer in enumerate(points):
+            read = [read_out(layer, own, no_bases) for own in targets]
+            found[:, at] = np.mean([(own.r2[0], own.balanced_accuracy[0]) for own in read], axis=0)
+    return {"r2": found[0], "balanced_accuracy": found[1]}
 
 
 def _tokens(trials: Trials, seed: int) -> Float[Tensor, "point shuffle token"]:

@@ -40,6 +40,7 @@ from bayesgeom.models.adapters.proof import (
     Claim,
     Functions,
     Passage,
+    PerHead,
     Side,
     Taps,
     examined,
@@ -47,7 +48,7 @@ from bayesgeom.models.adapters.proof import (
     perturbed_pass,
     sentinel_trials,
 )
-from bayesgeom.models.base import Reattachable, Replayer
+from bayesgeom.models.base import HeadOutput, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.tasks.base import torch_seed
@@ -65,7 +66,8 @@ class LensModel(Reattachable):
         self.spec = _spec(self._lens, name or type(module).__name__)
         self._names = dict(self._found())
         self._taps = Taps(self._names, self.spec.n_layers)
-        self.withheld = self._disproved()
+        self.withheld = Withheld(self._disproved())
+        self.head_output = self._output
 
     def digest(self) -> str:
         return weights_hash(self._lens.state_dict())
@@ -100,6 +102,10 @@ class LensModel(Reattachable):
 
     def replayer(self) -> Replayer:
         return PlainLoop(self)
+
+    def _output(self, layer: int) -> HeadOutput:
+        norm = next(iter(self._parts(layer, ("ln1_post",))), None)
+        return HeadOutput(matrix=self._lens.blocks[layer].attn.W_O.detach(), norm=norm)
 
     def _found(self) -> Iterator[tuple[Site, str]]:
         """Yield the hook points that every block has; without rotation the scores use q and k themselves."""
@@ -220,7 +226,7 @@ class LensModel(Reattachable):
         q: Float[Tensor, "batch pos head d_head"],
         k: Float[Tensor, "batch pos kv_head d_head"],
         layer: int,
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+    ) -> PerHead:
         """The pattern of rotated queries and keys with the spec's scale, over the visible keys."""
         scores = torch.einsum("b q h d, b h k d -> b h q k", q, per_query_head(k.transpose(1, 2), q.shape[2]))
         scores = self.spec.score_scale * scores.float()
