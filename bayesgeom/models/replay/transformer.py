@@ -10,7 +10,7 @@ to rounding with few passes over memory and reused buffers. The module itself is
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -185,17 +185,45 @@ class ReplayLayer:
             at_once = ATTENTION_ROWS * torch.get_num_threads()
             n_parts = max(1, min(len(resid), len(resid) * n_pos // at_once))
         for part, own in zip(resid.tensor_split(n_parts), out.tensor_split(n_parts), strict=True):
-            x = normed(part, self.config, scratch, out=scratch.take("normed", tuple(part.shape), part))
-            # Contiguous per head, which is fastest for the products of attention.
-            if rows is None:
-                q, k, v = self._projected("qkv", x, slice(None), scratch).chunk(3)
-            else:
-                queries = scratch.take("query_rows", (len(x), n_query, x.shape[2]), x)
-                torch.index_select(x, 1, rows, out=queries)
-                q = self._projected("q", queries, slice(n_heads), scratch)
-                k, v = self._projected("kv", x, slice(n_heads, None), scratch).chunk(2)
-            self._attention.z(q, k, v, rows, scratch, out=own)
+            self._attention.z(*self._qkv_of(part, rows, scratch), rows, scratch, out=own)
         return out
+
+    def received(
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        changed: Iterable[Float[Tensor, "batch pos d_model"]],
+        rows: Int64[Tensor, " query_pos"] | None,
+        scratch: Scratch,
+    ) -> Iterator[Float[Tensor, "input batch query_pos head d_head"]]:
+        """Yield, for each changed residual, the head outputs if q, k or v alone is computed from it."""
+        kept = self._qkv_of(resid, rows, scratch, "unchanged ")
+        n_query, n_heads, width = kept[0].shape[2], self.config.n_heads, self.config.d_head
+        for own in changed:
+            out = own.new_empty(3, len(own), n_query, n_heads, width)
+            new = self._qkv_of(own, rows, scratch)
+            for at in range(3):
+                q, k, v = (new[i] if i == at else kept[i] for i in range(3))
+                self._attention.z(q, k, v, rows, scratch, out=out[at])
+            yield out
+
+    def _qkv_of(
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        rows: Int64[Tensor, " query_pos"] | None,
+        scratch: Scratch,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, at `rows` only if given, keys and values: contiguous per head, which is fastest for attention."""
+        n_heads = self.config.n_heads
+        x = normed(resid, self.config, scratch, out=scratch.take("normed", tuple(resid.shape), resid))
+        if rows is None:
+            q, k, v = self._projected(f"{name}qkv", x, slice(None), scratch).chunk(3)
+            return q, k, v
+        queries = scratch.take("query_rows", (len(x), len(rows), x.shape[2]), x)
+        torch.index_select(x, 1, rows, out=queries)
+        q = self._projected(f"{name}q", queries, slice(n_heads), scratch)
+        k, v = self._projected(f"{name}kv", x, slice(n_heads, None), scratch).chunk(2)
+        return q, k, v
 
     def _projected(
         self, name: str, x: Float[Tensor, "batch pos d_model"], part: slice, scratch: Scratch
@@ -423,6 +451,32 @@ class Replay:
             resid = batch.whole_layer(index, resid)
         logits = self._logits(resid)
         return rearrange(logits, "(variant batch) p v -> variant batch p v", variant=len(variants))
+
+    @torch.no_grad()
+    def heads_received(
+        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterator[Float[Tensor, "input batch pos head d_head"]]:
+        """Yield, for each change of a layer's input, the head outputs if it reaches q, k or v alone."""
+        resid, rows = baseline.stored[RESID_PRE, layer], baseline.rows if layer == self.n_layers - 1 else None
+        if self._is_equal:
+            yield from self.layers[layer].received(resid, (resid + own for own in changes), rows, self.scratch)
+        else:
+            yield from self._loop.heads_received(baseline, layer, changes)
+
+    @torch.no_grad()
+    def mlp_received(
+        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterator[Float[Tensor, "batch pos d_model"]]:
+        """Yield, for each change of the input of a layer's MLP, what the MLP writes."""
+        if not self._is_equal:
+            yield from self._loop.mlp_received(baseline, layer, changes)
+            return
+        mid = baseline.stored[RESID_MID, layer]
+        for own in changes:
+            changed = mid + own
+            if layer == self.n_layers - 1:
+                changed = changed[:, baseline.rows].contiguous()
+            yield self.layers[layer].mlp_out(changed, self.scratch).clone()
 
     def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
         x = normed(resid, self.module.config, self.scratch)
