@@ -221,7 +221,7 @@ class _Terms:
         end = model.unembedding()
         assert end is not None, "the model has a logit lens"
         self.model, self.task, self.end = model, task, end
-        self.writers = Writers(model)
+        self.writers = Writers(model, by="contributions")
         self._loop = PlainLoop(model)
         self._linear: LinearEnd | None = None
         self._has_positions: bool | None = None  # until the first batch shows it
