@@ -158,8 +158,8 @@ class PathsRun:
 
     def report(self, n: int, seed: int) -> PathsReport:
         """Measure `n` sequences, with means of others, and the strongest edges with random changes."""
-        replayer, spec = self.model.replayer(), self.model.spec
-        assert isinstance(replayer, Replay | PrefixReplay | PlainLoop), "other models lack the sites"
+        own, spec = self.model.replayer(), self.model.spec
+        replayer = own if isinstance(own, Replay | PrefixReplay) else PlainLoop(self.model)
         with phase("means"):
             others = self.task.stream(N_REFERENCE, seed=derived_seed(seed, _MEANS), device=spec.device)
             means = position_means(replayer, others, spec, self.writers.places(), N_REFERENCE)

@@ -80,7 +80,7 @@ class PathsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         """Return the largest effects and the model's own KL."""
-        first, *others = headlines_of(self, self.edges, most=N_LISTED)
+        first, *others = headlines_of(self, self.edges, "strongest edge", most=N_LISTED)
         return first, headline_of(self, "model_kl_bits"), *others
 
     def panels(self) -> Sequence[Panel]:
