@@ -16,11 +16,13 @@ Load models and reports:
 Measure one model:
 
     diagnose               run every probe that the model supports, in one pass
+    audit                  compare predictions with the exact observer's, in seven ways
     ablate                 measure the KL increase of each ablation
     contributions          measure what each head and MLP adds to the answers' logits directly
     paths                  measure the KL increase of each direct edge between heads, MLPs and the output
     intervene              edit a subspace and report whether the model uses it
     erase_onwards          erase a quantity from one layer on
+    patch                  put activations of one text or sequence into the run on another
     fit_subspace           fit the subspaces that `intervene` would edit
     relabeling_invariance  measure how the answers change when hypotheses are renamed
     evidence_response      measure how far the answers follow old evidence, which is drawn again
@@ -51,8 +53,10 @@ if TYPE_CHECKING:
     from bayesgeom import subspaces as subspaces
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
+    from bayesgeom.audits.run import audit as audit
     from bayesgeom.circuits.direct import contributions as contributions
     from bayesgeom.circuits.edges import paths as paths
+    from bayesgeom.circuits.patching import patch as patch
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
     from bayesgeom.diagnosis.recording import capture as capture
     from bayesgeom.diagnosis.run import diagnose as diagnose
@@ -81,6 +85,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ablate": "bayesgeom.ablations.run",
     "as_model": "bayesgeom.models.resolve",
+    "audit": "bayesgeom.audits.run",
     "BayesGeomError": "bayesgeom.core.errors",
     "capture": "bayesgeom.diagnosis.recording",
     "checkpoints": "bayesgeom.models.checkpoint_files",
@@ -100,6 +105,7 @@ _HOMES = {
     "load_report": "bayesgeom.report.diagnosis",
     "paths": "bayesgeom.circuits.edges",
     "relabeling_invariance": "bayesgeom.generalization.relabeling",
+    "patch": "bayesgeom.circuits.patching",
     "sweep": "bayesgeom.generalization.sweeps",
     "training_dynamics": "bayesgeom.dynamics.run",
     "TransformerConfig": "bayesgeom.models.native.transformer",

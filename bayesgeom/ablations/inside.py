@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bayesgeom.ablations import Ablation, Component, every_head
 from bayesgeom.ablations.engine import edited_logits, position_means, references
-from bayesgeom.core import LOGIT_LENS, NO_LABEL, PATTERN, InvalidArgument, Run, Tokenizer, Trials, Z, decoded_text
+from bayesgeom.core import LOGIT_LENS, NO_LABEL, PATTERN, InvalidArgument, Mode, Run, Tokenizer, Trials, Z, decoded_text
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.captured.model import CapturedModel
@@ -38,7 +38,6 @@ N_SHOWN = 8  # sequences
 N_MEANS = 64  # sequences whose mean replaces a head's output
 MOST_BYTES = 3_000_000  # of attention: fewer sequences, then fewer positions, where there are many heads and tokens
 _MEANS = 5  # branch of the seed
-_MODE = "mean"
 _FIXED = (CapturedModel, ServedModel)  # these run no other sequences, or not without a head
 Without = Callable[[int, Sequence[tuple[int, int]]], tuple[np.ndarray, np.ndarray]]
 
@@ -55,7 +54,8 @@ class InsideReport(Report):
     scored positions, 255 is 1. `lens_probs` and `lens_kl_bits` are what the logit lens reads of the stream
     before each layer.
     `edited_probs` and `edited_kl_bits` are those of the model without one head, whose output is replaced by its mean
-    over 64 other sequences at the same position. Where the model does not give the numbers, an axis has length 0.
+    over 64 other sequences at the same position, or by 0 if the ablations of the same page do so. Where the model does
+    not give the numbers, an axis has length 0.
     Of a training, the same sequences are repeated for every snapshot, whose step is in `training_steps`.
     """
 
@@ -139,7 +139,8 @@ class InsideReport(Report):
             )
         model.require((Z,), by="switching heads off in view()", layers=model.layers_of(Z))
         task = task_from_config(self.provenance["task"])
-        ablation = HeadAblation(model, task, seed=self.provenance["arguments"]["seed"])
+        arguments = self.provenance["arguments"]
+        ablation = HeadAblation(model, task, seed=arguments["seed"], mode=arguments.get("mode", "mean"))
         trials = self._trials(model.spec.device)
 
         def without(
@@ -175,7 +176,9 @@ def _without_padding(texts: Sequence[str]) -> Sequence[str]:
     return texts[: max(at for at, text in enumerate(texts, start=1) if text)]
 
 
-def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int, with_heads: bool = False) -> InsideReport:
+def inside_of(
+    model: Model, task: WindTunnel, run: Run, *, seed: int, with_heads: bool = False, mode: Mode = "mean"
+) -> InsideReport:
     """Return what the viewer shows of the first sequences of a run.
 
     Args:
@@ -186,13 +189,14 @@ def inside_of(model: Model, task: WindTunnel, run: Run, *, seed: int, with_heads
         seed: Seed of the diagnosis.
         with_heads: Whether to ablate every head of any model; otherwise only of the package's transformers, where this
             takes a second.
+        mode: "zero" replaces a head's output by 0; any other mode replaces it by its mean.
     """
     shown = _shown(model, run)
     numbers = numbers_of(shown)
     if PATTERN in shown.recorded:
         numbers["attention"] = _attention(shown)
     if (with_heads or isinstance(model, HookedModel)) and model.layers_of(Z) and not isinstance(model, _FIXED):
-        numbers |= _edited(model, shown.trials, HeadAblation(model, task, seed=seed), numbers)
+        numbers |= _edited(model, shown.trials, HeadAblation(model, task, seed=seed, mode=mode), numbers)
     return inside_report(numbers, task, model.tokenizer)
 
 
@@ -296,11 +300,11 @@ def _edited(
 
 @final
 class HeadAblation:
-    """Runs a few sequences without some heads, whose output is replaced by its mean over the task's sequences."""
+    """Runs a few sequences without some heads, whose output is replaced by its mean over the task's sequences or 0."""
 
     @torch.no_grad()
-    def __init__(self, model: Model, task: WindTunnel, *, seed: int) -> None:
-        self._replayer = model.replayer()
+    def __init__(self, model: Model, task: WindTunnel, *, seed: int, mode: Mode = "mean") -> None:
+        self._replayer, self._mode = model.replayer(), "zero" if mode == "zero" else "mean"
         blocks = task.stream(N_MEANS, seed=derived_seed(seed, _MEANS), device=model.spec.device)
         places = {(Z, layer) for layer in model.layers_of(Z)}
         self._means = position_means(self._replayer, blocks, model.spec, places, N_MEANS)
@@ -310,7 +314,7 @@ class HeadAblation:
         self, trials: Trials, variants: Sequence[Ablation]
     ) -> Float[Tensor, "variant batch query_pos answer"]:
         """Return the natural log of the answers' probabilities without the heads of each variant."""
-        edits = [own.edits(_MODE) for own in variants]
+        edits = [own.edits(self._mode) for own in variants]
         reference, found = references(self._replayer, trials, trials, edits, self._means), dict[int, Tensor]()
         for chosen, logits in edited_logits(self._replayer, reference.baseline, edits, reference):
             for index, own in zip(chosen, logits, strict=True):

@@ -233,7 +233,7 @@ class AblationReport(Report):
         ]
         rows += [self._row(index) for index in self.ranked()[:most]]
         n_more = len(self.ablations) - most
-        more = [f"… and {n_more} with smaller KL increases: to_pandas() returns all"]
+        more = [f"… and {n_more} more: to_pandas() returns all"]
         return "\n".join([*fitted(rows), *(more if n_more > 0 else [])])
 
     def _row(self, index: int) -> tuple[str, ...]:

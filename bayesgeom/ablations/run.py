@@ -25,6 +25,7 @@ from bayesgeom.ablations.engine import (
     references,
     score_batch,
 )
+from bayesgeom.ablations.inside import N_SHOWN, InsideReport, inside_of
 from bayesgeom.ablations.report import AblationReport, ablation_report, with_attribution
 from bayesgeom.core import (
     HookFault,
@@ -80,7 +81,7 @@ def ablate(
         n: Sequences to draw.
         seed: Seed of the sequences, means and intervals.
         out: Directory where progress is saved after every block, so that an interrupted battery continues, and where
-            the finished report is saved in its place.
+            the finished report is saved in its place, with the viewer on its page.
         executor: Where blocks of sequences are measured, a job each (see `bayesgeom.executors`); model and battery are
             then given by their names, and progress is in the jobs' results. Default: this process.
 
@@ -264,7 +265,7 @@ class BatteryRun:
             )
         report = self._report(tally, "exact")
         if out is not None:
-            report.save(out)
+            report.save(out, self._inside())
             if self.model.spec.is_identified:
                 tally.save(out, self.describe())  # so that the same call reads it back
         return report
@@ -311,6 +312,14 @@ class BatteryRun:
             uniform_kl_bits=self._uniform_kl_bits(),
         )
         return with_provenance(report, self._provenance(method))
+
+    def _inside(self) -> InsideReport:
+        """Return what the viewer shows of the first sequences; every head is ablated if the battery has heads."""
+        has_heads = any(component.kind == "head" for own in self.battery for component in own.components)
+        with phase("data of the viewer"):
+            run = self.model.run(self._stream(n := min(N_SHOWN, self.n)), record=(), n_recorded=n)
+            found = inside_of(self.model, self.task, run, seed=self.seed, with_heads=has_heads, mode=self.mode)
+        return with_provenance(found, self._provenance("exact"))
 
     def _provenance(self, method: str) -> dict[str, Any]:
         counts = {"n": self.n, "seed": self.seed, "battery": len(self.battery)}

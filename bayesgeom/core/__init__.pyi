@@ -110,6 +110,7 @@ from .run import concatenate as concatenate
 from .run import is_untrained as is_untrained
 from .run import renamed as renamed
 from .run import seed_of as seed_of
+from .run import site_of as site_of
 from .run import untrained as untrained
 from .text import WIDTH as WIDTH
 from .text import counted as counted

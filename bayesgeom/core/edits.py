@@ -70,7 +70,7 @@ class Edit(ABC):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Replace(Edit):
-    """Replace whole activations, or some heads of `z`, by zero, the mean or another sequence's activation.
+    """Replace whole activations, or some heads of z, q, k or v, by zero, the mean or another sequence's activation.
 
     The mode "nothing" keeps the activation: a control that shows what replaying alone changes.
     """
@@ -84,8 +84,8 @@ class Replace(Edit):
     def __post_init__(self) -> None:
         if self.by is None and self.mode not in MODES:
             raise InvalidArgument(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}.")
-        if self.heads is not None and self.site != Z:
-            raise InvalidArgument(f"heads are ablated at their output z, not at {self.site.name!r}.")
+        if self.heads is not None and self.site.axes[-1:] != Z.axes[-1:]:
+            raise InvalidArgument(f"heads are edited at z, q, k or v, not at {self.site.name!r}, which has none.")
 
     @property
     def uses_donor(self) -> bool:

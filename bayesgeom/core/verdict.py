@@ -147,7 +147,7 @@ class Reason(IntEnum):
     MANY = 11, "too many"
     """It was chosen from too many entries for so small a sample."""
     FLAT = 12, "flat"
-    """The first principal component cannot be distinguished from the next one."""
+    """Nothing tells the value from others: another principal component has as much variance, or no fit is better."""
     NOISE = 13, "noise"
     """Sampling noise is more than a tenth of the squared length of the mean vectors."""
     ONE_TRAINING = 14, "one training"
@@ -164,6 +164,16 @@ class Reason(IntEnum):
     """The two sides attended with different kernels, whose rounding differs: a small difference may come from it."""
     CHOICE_IGNORED = 20, "interval ignores the choice"
     """It was chosen from too many entries for so small a sample: the interval is of the entry alone."""
+    NOT_EXCHANGEABLE = 21, "order matters"
+    """The task does not declare that the order of its evidence is free, or its answers are no pieces of evidence."""
+    NOT_REPLACEABLE = 22, "evidence not replaceable"
+    """The task has no method that draws its evidence again (`bayesgeom.tasks.base.EvidenceTask`)."""
+    RECORDED = 23, "recorded"
+    """The predictions were recorded, so the model cannot be run on other sequences."""
+    NOT_BINARY = 24, "not binary"
+    """The number is defined for two answers only."""
+    ALIKE = 25, "alike"
+    """The predictor is within 0.01 bits of one named before it, whose weight includes its own."""
 
     @classmethod
     def of(cls, number: SupportsInt) -> "Reason":

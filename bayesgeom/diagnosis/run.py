@@ -1,6 +1,5 @@
 """`diagnose`: run all probes on one pass of the model over new sequences, and on untrained networks."""
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,6 @@ from bayesgeom.core import (
     NoCopy,
     Run,
     TaskMismatch,
-    apart,
     checked,
     phase,
 )
@@ -132,7 +130,7 @@ def _diagnosed(
     """Return the reports with their provenance."""
     chosen = task_of(subject, task)
     if isinstance(subject, CapturedModel):
-        n, seed = _captured_arguments(subject, chosen, n=n, seed=seed)
+        n, seed = subject.sequences(chosen, n=n, seed=seed)
     if isinstance(chosen, FiniteTask):
         n = min(n, chosen.n_sequences)
     subject.check_fits(one := chosen.sample(1, seed=seed))
@@ -333,23 +331,3 @@ def _provenance(
         where |= {KERNELS: list(stored.attention_kernels)} if stored.attention_kernels else {}
         where |= {"model": stored.model_spec.to_dict(), "capture": capture}
     return where
-
-
-def _captured_arguments(model: CapturedModel, task: WindTunnel, *, n: int, seed: int) -> tuple[int, int]:
-    """Return number and seed of the sequences to read from a capture: at most all of them, and its own seed.
-
-    Raises:
-        TaskMismatch: It was captured on another task.
-        InvalidArgument: Another seed than that of the capture was requested.
-    """
-    stored = model.manifest
-    if difference := apart(json.loads(json.dumps(stored.task)), json.loads(json.dumps(task.config()))):
-        raise TaskMismatch(
-            f"{model.folder} was captured on {model.task}, and cannot be measured on another task ({difference}). "
-            f"Capture that task, or omit the task."
-        )
-    if seed not in (0, stored.seed):
-        raise InvalidArgument(
-            f"{model.folder} was captured with seed {stored.seed}, got {seed}. Omit the seed, or capture again."
-        )
-    return min(n, stored.n), stored.seed

@@ -154,12 +154,7 @@ class DynamicsReport(Report):
         near, none = [("stable: a tenth", NEARBY), ("start", 1.0)], [("no shift", 0.0)]
         panel, folded = self._panel, partial(self._panel, is_folded=True)
         return (
-            panel(
-                f"KL to the exact posterior, bits: {_change(self.kl_bits)}",
-                "KL (bits, log scale)",
-                self.kl_bits,
-                is_log=True,
-            ),
+            panel(f"KL, bits: {_change(self.kl_bits)}", "KL (bits, log scale)", self.kl_bits, is_log=True),
             panel("Patterns: distance from the last", "share of the first", distances, to_last, near),
             panel(f"Belief by a linear map: R² {_change(self.belief_r2)}", "held-out R²", self.belief_r2),
             panel("Swapping the frame, by layer", "answer shift (bits)", shift, shifts, none),

@@ -15,7 +15,7 @@ fewer than 8 sequences carry the exact change.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Self, final
 
@@ -25,7 +25,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core import (
-    NO_LABEL,
     InvalidArgument,
     Reason,
     Run,
@@ -59,7 +58,7 @@ from bayesgeom.stats import (
     percentile_interval,
     window_predictives,
 )
-from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed, scored_once
 
 LEAST_CHANGE = 0.003  # root mean square of the exact change below which a slope is not identified
 LEVEL_NAME = "other sequences"
@@ -309,10 +308,7 @@ class Replacement:
 
 def at_last(trials: Trials) -> Trials:
     """Return the sequences with their last scored position alone scored, without relations and window observers."""
-    scored = torch.zeros_like(trials.scored)
-    scored[torch.arange(len(trials), device=scored.device), trials.scored_positions()[:, -1]] = True
-    labels = torch.where(scored, trials.labels, NO_LABEL)
-    return replace(trials, scored=scored, labels=labels, relations={}, observers=None)
+    return scored_once(trials, torch.full((len(trials),), -1, device=trials.tokens.device))
 
 
 def known_changes(original: Trials, replaced: Sequence[Trials]) -> dict[str, list[Answers]]:

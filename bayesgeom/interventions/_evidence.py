@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bayesgeom.core import BayesGeomError
+from bayesgeom.core import BayesGeomError, phase
 from bayesgeom.stats import random_subspaces, restricted, ridge, split_moments, squared_error
 from bayesgeom.subspaces.base import Sample, Setting, Subspace
 from bayesgeom.subspaces.fits import frame
@@ -128,6 +128,7 @@ def _shuffled(
 _SCORED = 256  # sequences of the fitting sample used for the coordinates
 
 
+@phase("read-outs after removal")
 def erasures(
     sample: Sample, quantity: PosteriorQuantity, subspaces: Mapping[int, Subspace], *, n_fit: int, seed: int
 ) -> dict[int, Erasure]:
@@ -139,6 +140,7 @@ def erasures(
     return found
 
 
+@phase("read-outs of the subspace")
 def coordinate_r2(
     sample: Sample,
     read: Sample,

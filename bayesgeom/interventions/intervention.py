@@ -110,15 +110,15 @@ class Intervention:
 
     def sample(self) -> Sample:
         """Return the sequences on which subspaces are fitted, with the model's activations."""
-        with phase(f"{self.model.spec.name}: sequences to fit", self.design.n_fit, "sequence"):
-            return self._sample(self.design.n_fit, _FIT)
+        return self._sample(self.design.n_fit, _FIT)
 
     def report(self) -> InterventionReport:
         """Fit the subspaces, edit, score and return the report."""
         sample, about, design = self.sample(), self.fit.about, self.design
         subspaces, empty = self.fitted(sample)
         moments = {at: covariance(sample.points(at)) for at in subspaces}
-        matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
+        with phase("controls with the same variance"):
+            matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
         random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
         means = self._means(sample)
         most = self.place.width_in(self.model.spec) // 2
@@ -134,8 +134,7 @@ class Intervention:
         read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
         is_identified = not is_function_of_position(about.quantity.exact(sample.run.trials))
         r2 = coordinate_r2(sample, read, subspaces, random, n_held_out=N_HELD_OUT)
-        seed = derived_seed(self.seed, _SHUFFLE)
-        erasure = erasures(read, about.quantity, subspaces, n_fit=N_READ, seed=seed)
+        erasure = erasures(read, about.quantity, subspaces, n_fit=N_READ, seed=derived_seed(self.seed, _SHUFFLE))
         setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
         overlap = overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
         outside, untrained = _outside(self, subspaces), _untrained(self) if is_identified else {}
@@ -292,10 +291,11 @@ class Intervention:
     def _sample(self, n: int, branch: int) -> Sample:
         device = self.model.spec.device
         stream = self.task.stream(n, seed=derived_seed(self.seed, branch), device=device)
-        if self.place.site == CARRIED:
-            run = self._recorded(list(stream))
-        else:
-            run = self.model.run(stream, record=(self.place.site,), n_recorded=n, budget_bytes=_BUDGET)
+        with phase(f"{self.model.spec.name}: activations of {n:,} sequences"):
+            if self.place.site == CARRIED:
+                run = self._recorded(list(stream))
+            else:
+                run = self.model.run(stream, record=(self.place.site,), n_recorded=n, budget_bytes=_BUDGET)
         return Sample(
             model=self.model,
             run=run,

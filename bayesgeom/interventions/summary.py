@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 from jaxtyping import Bool, Float, Float64
 
-from bayesgeom.core import Verdict
+from bayesgeom.core import Verdict, phase
 from bayesgeom.interventions._evidence import Erasure, Overlap
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
 from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
@@ -86,6 +86,7 @@ class Context:
         return self.placed(np.array([row(own) for own in self.layers.values()])).T
 
 
+@phase("intervals")
 def intervention_report(main: Totals, control: Totals, context: Context) -> InterventionReport:
     """Return the report with intervals, ceilings, controls and verdicts; layers that were not edited are NaN."""
     scores, found = _Scores(main=main, control=control, context=context), context.layers

@@ -101,8 +101,8 @@ class Replayer(Protocol):
 
 
 def entry(variant: Variant) -> tuple[int, int]:
-    """Return the layer and stage at which a variant first differs from the baseline."""
-    return min((edit.layer, STAGES[edit.site]) for edit in variant)
+    """Return the layer and stage at which a variant first differs from the baseline; other sites count as stage 0."""
+    return min((edit.layer, STAGES.get(edit.site, 0)) for edit in variant)
 
 
 PASS_BYTES = 256 * 2**20  # memory of one forward pass on a CPU, where larger passes are not faster
@@ -220,6 +220,7 @@ class Recorder:
         self._module, self._point = module, point
         self._storage: dict[Site | str, Tensor] = {}
         self._same = self._recorded_as_another()
+        self._is_chained = False  # whether a block's input is stored as the output of the block before
         self.room = self._filled = self._reduced = 0
 
     @property
@@ -296,13 +297,29 @@ class Recorder:
         row = self.layers[site].index(layer)
 
         def store(output: Tensor) -> None:
-            kept = self._seen(site, layer, output, trials)
+            kept, rows = self._seen(site, layer, output, trials), slice(self._filled, self._filled + len(trials))
             if site not in self._storage:
-                shape = (len(self.layers[site]), self.room, *kept.shape[1:])
-                self._storage[site] = allocated(shape, kept.device)
-            self._storage[site][row, self._filled : self._filled + len(kept)] = kept
+                self._allocate(site, kept)
+            place = self._storage[site][row, rows]
+            if site == RESID_PRE and row and self._is_chained:
+                if bool((place == kept).all()):  # stored as the output of the block before
+                    return
+                self._is_chained = False  # RWKV halves the stream between two blocks
+                self._storage[site] = self._storage[site].clone()
+                place = self._storage[site][row, rows]
+            place.copy_(kept)
 
         return store
+
+    def _allocate(self, site: Site, kept: Shaped[Tensor, "batch *axes"]) -> None:
+        """Allocate the storage of a site; where every block's input and output are recorded, that of both together."""
+        shape, n = (self.room, *kept.shape[1:]), len(self.layers[site])
+        every, chain = tuple(range(self.spec.n_layers)), (RESID_PRE, RESID_POST)
+        if site in chain and all(tuple(self.layers.get(own, ())) == every and own not in self._same for own in chain):
+            both, self._is_chained = allocated((n + 1, *shape), kept.device), True
+            self._storage |= {RESID_PRE: both[:-1], RESID_POST: both[1:]}
+        else:
+            self._storage[site] = allocated((n, *shape), kept.device)
 
     def _seen(self, site: Site, layer: int, output: Tensor, trials: Trials) -> Shaped[Tensor, "*axes"]:
         """Return what is recorded of the activation at the point of a site."""
@@ -390,6 +407,17 @@ def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
 
 
 BaselinePredictives = Callable[[Trials], Mapping[str, Float64[Tensor, "batch query_pos answer"]]]
+
+
+@final
+class Withheld(dict[Site, str]):
+    """Why sites are not available, by site; printed with a line for each reason."""
+
+    def __str__(self) -> str:
+        sites = dict[str, list[str]]()
+        for site, why in self.items():
+            sites.setdefault(why, []).append(site.name)
+        return "\n".join(f"{', '.join(names)}: {why}" for why, names in sites.items()) or "{}"
 
 
 @final

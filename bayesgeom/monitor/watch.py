@@ -37,7 +37,7 @@ from bayesgeom.core import (
     with_gradients,
     write_arrays,
 )
-from bayesgeom.models.base import Model, provenance
+from bayesgeom.models.base import Model, Reattachable, provenance
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
 from bayesgeom.monitor.report import (
@@ -203,7 +203,7 @@ class Monitor:
         self._rules = Rules(thresholds)
         self._good = GoodState(self.model.module, response.optimizer, response.folder)
         self._steps, self._measures = list[int](), list[Measures]()
-        self._rollbacks, self._was_broken = 0, False
+        self._rollbacks, self._was_broken, self._digest = 0, False, ""
 
     def __call__(self, step: int) -> tuple[Event, ...]:
         """Measure if `step` is a multiple of `every`, and return the events.
@@ -229,6 +229,7 @@ class Monitor:
         found = measured(self.model, self._trials, seed=self.settings.seed)
         self._steps.append(step)
         self._measures.append(found)
+        self._digest = self.model.digest() if isinstance(self.model, Reattachable) else self.model.spec.weights_hash
         bad = self._good.non_finite()
         if self._trials.has_posterior:
             bad["kl_bits"] = int((~np.isfinite(found.kl_bits)).sum())
@@ -258,7 +259,7 @@ class Monitor:
         return bool(self._steps)
 
     def report(self) -> MonitorReport:
-        """Return the report of all measurements so far. Its provenance has the hash of the weights at the start.
+        """Return the report of all measurements so far. Its provenance has the hash of the weights measured last.
 
         Raises:
             InvalidArgument: There is no measurement yet.
@@ -297,7 +298,8 @@ class Monitor:
             n=n,
         )
         arguments = {"n": self.settings.n, "seed": self.settings.seed, "every": self.every}
-        return with_provenance(found, provenance(self.model, self.task, arguments))
+        source = provenance(self.model, self.task, arguments)
+        return with_provenance(found, {**source, "model": {**source["model"], "weights_hash": self._digest}})
 
     def diagnosis(self) -> Diagnosis:
         """Return the report as a diagnosis."""

@@ -193,25 +193,20 @@ class BeliefReadoutReport(Report):
     def panels(self) -> Sequence[Panel]:
         layers, counts = [str(layer) for layer in range(self.r2.value.shape[1])], "number of clusters k, last layer"
         rand, confidence = "adjusted Rand index (0 is chance)", "confidence"
-        survive, best = "Accuracy on surviving hypotheses", "Agreement of clusters and best guesses"
+        survive, best = "Accuracy on surviving hypotheses", "Clusters and best guesses"
         shown = (
             (self.r2, "Belief by a linear map, R²", ("layer", "held-out R² (1 is exact)"), layers),
             (
                 self.total_variation,
-                "Distance of the belief by a linear map",
+                "Belief by a linear map, distance",
                 ("layer", "total variation (0 is exact)"),
                 layers,
             ),
             (self.balanced_accuracy, survive, ("layer", "balanced accuracy (½ is chance)"), layers),
             (self.silhouette, "Clusters, silhouette", (counts, "silhouette (−1 to 1)"), self.cluster_counts),
             (self.rand_index, best, (counts, rand), self.cluster_counts),
-            (self.token_rand_index, "Agreement of clusters and last tokens", (counts, rand), self.cluster_counts),
-            (
-                self.nearest_centroid_accuracy,
-                "Accuracy of the nearest best guess",
-                (confidence, "accuracy"),
-                self.confidences,
-            ),
+            (self.token_rand_index, "Clusters and last tokens", (counts, rand), self.cluster_counts),
+            (self.nearest_centroid_accuracy, "Nearest best guess", (confidence, "accuracy"), self.confidences),
         )
         drawn, (best_k,), _ = list(self._simplexes()), *self.silhouette[0, -1].extreme("largest")
         for row, site in enumerate(self.sites):

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
-from bayesgeom.core import Behavior, Run, WindowScores
+from bayesgeom.core import Behavior, Reason, Run, Verdict, WindowScores
 from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials, with_untrained
 from bayesgeom.report import (
     AtMostOne,
@@ -171,8 +171,7 @@ class CalibrationReport(Report):
     def headlines(self) -> Sequence[Headline]:
         shown = self._with_drawn_windows()
         return (
-            headline_of(shown, "kl_bits"),
-            headline_of(shown, "entropy_mae_bits"),
+            *map(_decided, (headline_of(shown, "kl_bits"), headline_of(shown, "entropy_mae_bits"))),
             headline_of(self, "off_answer_prob"),
             *(self._windows() if self.windows else ()),
         )
@@ -232,6 +231,12 @@ class CalibrationReport(Report):
             return replace(own, baselines=tuple(each for each in own.baselines if each.name not in weaker))
 
         return replace(self, entropy_mae_bits=listed(self.entropy_mae_bits), kl_bits=listed(self.kl_bits))
+
+
+def _decided(line: Headline) -> Headline:
+    """Return an error that is the same in all sequences with the verdict that the answer reads of it."""
+    is_below = line.reason == Reason.CONSTANT and line.value < line.baseline
+    return replace(line, verdict=str(Verdict.YES)) if is_below else line
 
 
 def _entropies(title: str, curves: Float[np.ndarray, "source position"], note: str = "", **known: Any) -> Panel:

@@ -119,7 +119,9 @@ class PosteriorLensReport(Report):
         label_axes(entropy.figure, "scored position (1 is the first)", "entropy (bits)")
         title = f"One sequence, at scored position {self.example_position}: what each layer would answer"
         upward = [0, *range(len(self.sources) - 1, 0, -1)]  # exact on top, then the last layer, as in the viewer
-        names = ([self.sources[at] for at in upward], range(self.example.shape[1]))
+        answers = self.provenance.get("task_in_words", {}).get("names", ())
+        is_named = len(set(answers)) == self.example.shape[1]
+        names = ([self.sources[at] for at in upward], list(answers) if is_named else range(self.example.shape[1]))
         example, axes = Panel.blank(title, is_folded=True), ("answer", "read after")
         add_heat(example.figure, self.example[upward], unit="probability", baseline=0.0, names=names, axes=axes)
         return kl, entropy, example

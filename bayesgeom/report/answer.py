@@ -165,7 +165,10 @@ def answer_details(answer: Answer) -> str:
     parts = [f"KL {answer.kl_bits.text()} bits ({compared})"]
     # 0: certain predictions are closest; NaN: no temperature changes them.
     if float(answer.confidence) > 0 and (answer.explains or answer.is_confidence_named):
-        parts.append(f"confidence {_estimate_text(answer.confidence)}, where 1 is exact")
+        low, high = map(float, answer.confidence.ends)
+        is_cheap = not answer.is_confidence_named and (low > 1 or high < 1)
+        cost = ", at little cost" * is_cheap
+        parts.append(f"confidence {_estimate_text(answer.confidence)}, where 1 is exact{cost}")
     if answer.off_answer_prob > OFF_ANSWER:
         parts.append(f"{percent_text(answer.off_answer_prob)} of the probability is not on the answers")
     return f"{'; '.join(filter(None, (*parts, _age_text(answer))))}."
@@ -173,27 +176,26 @@ def answer_details(answer: Answer) -> str:
 
 def _confidence_word(answer: Answer) -> str:
     """Return the confidence in words where the answer names it; "" elsewhere."""
-    value, low = float(answer.confidence), float(answer.confidence.ends[0])
     if not answer.is_confidence_named:
         return ""
-    if math.isinf(value):  # uniform is closer than the predictions at any temperature
-        return f"overconfident ({'∞' if math.isnan(low) or math.isinf(low) else f'above {_rounded(low, 2)}'})"
-    return f"{'over' if value > 1 else 'under'}confident ({_rounded(value, 2)})"
+    value = float(answer.confidence)  # finite: at 1/τ = ∞ predictions are uniform, and not better than the baseline
+    return f"{'over' if value > 1 else 'under'}confident ({rounded(value, 2)})"
 
 
 def _estimate_text(own: Estimate) -> str:
     """Return a scalar with its interval, both with three digits."""
-    value, low, high = (_rounded(float(end)) for end in (own.value, *own.ends))
+    value, low, high = (rounded(float(end)) for end in (own.value, *own.ends))
     return value if low == "–" else f"{value} [{low} … {high}]"
 
 
-def _rounded(value: float, digits: int = 3) -> str:
+def rounded(value: float, digits: int = 3) -> str:
+    """Return a number as sentences print it."""
     return number_text(float(f"{value:.{digits}g}"))
 
 
 def _pair(value: float, level: float) -> str:
     """Return two numbers with as many digits, at least two, as tell them apart."""
-    texts = ((_rounded(value, digits), _rounded(level, digits)) for digits in (3, 4))
+    texts = ((rounded(value, digits), rounded(level, digits)) for digits in (3, 4))
     return " against ".join(next((own for own in texts if own[0] != own[1]), (number_text(value), number_text(level))))
 
 
@@ -218,10 +220,10 @@ def _age_text(answer: Answer) -> str:
         return "no use of the evidence is shown"
     used = np.flatnonzero((low > level) & (low > FOLLOWS))
     if not len(used):
-        return f"uses the evidence in part ({_rounded(float(slope[0]), 2)} of the exact weight)"
+        return f"uses the evidence in part ({rounded(float(slope[0]), 2)} of the exact weight)"
     if (last := int(used[-1])) == len(answer.ages) - 1:
         what = "uses evidence of every age" if last else "uses the evidence"
-        return f"{what} ({_rounded(float(slope[last]), 2)} of the exact weight)"
+        return f"{what} ({rounded(float(slope[last]), 2)} of the exact weight)"
     return f"uses evidence up to {counted(answer.ages[last + 1], 'step')} old"
 
 

@@ -163,9 +163,10 @@ class Diagnosis(Mapping[str, Report]):
             where: Where to find what is left out, such as "see report.html". Default: the methods that return it.
         """
         from bayesgeom.report.render import summary
+        from bayesgeom.report.sentences import opening_of_all
 
         answer, blocks = self.answer, dict[str, list[tuple[str, Headline]]]()
-        opening = [] if answer is None else [answer_text(answer), answer_details(answer)]
+        opening = opening_of_all(self.reports) if answer is None else [answer_text(answer), answer_details(answer)]
         for name, line in self.headlines():
             blocks.setdefault(gate_text(answer, self.reports[name]), []).append((name, line))
         return summary(self.title, opening, dict(sorted(blocks.items())), list(self._notes()), where)
@@ -331,12 +332,12 @@ def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
         ...     bayesgeom.load_report(folder).n
         8
     """
-    diagnosis, is_alone = _read(Path(path))
-    return next(iter(diagnosis.values())) if is_alone else diagnosis
+    diagnosis, alone = _read(Path(path))
+    return alone or diagnosis
 
 
-def _read(path: Path) -> tuple[Diagnosis, bool]:
-    """Return the reports of a run directory, and whether it is that of a single saved report."""
+def _read(path: Path) -> tuple[Diagnosis, Report | None]:
+    """Return the reports of a run directory, and the one that was saved alone, or with the viewer; None elsewhere."""
     own = {vars(kind)["name"]: kind for kind in Report.__subclasses__() if "name" in vars(kind)}  # without entry point
     reports, extra, unknown = read_parts(path, {**own, **report_kinds()})
     if unknown and not reports:
@@ -345,7 +346,8 @@ def _read(path: Path) -> tuple[Diagnosis, bool]:
     missing = dict.fromkeys(unknown, "report of an unknown kind; install or import what defines it")
     skipped, source, of_task = {**extra["skipped"], **missing}, extra["provenance"], extra.get("inapplicable", {})
     found = Diagnosis(reports=reports, skipped=skipped, provenance=source, inapplicable=of_task)
-    return found, extra.get(ALONE) is True and len(reports) == 1
+    shown = [report for report in found.values() if not isinstance(report, Viewed)]
+    return found, shown[0] if extra.get(ALONE) is True and len(shown) == 1 else None
 
 
 def report_kinds() -> dict[str, type[Report]]:

@@ -26,14 +26,14 @@ from bayesgeom.core import (
     counted,
     discover,
     is_foreign,
-    labeled_text,
     number_text,
     shortened,
     with_minus,
 )
 from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text
 from bayesgeom.report.panels import Chart, Panel, listed
-from bayesgeom.report.render import headline_text, interval_cell, tone, verdict_text
+from bayesgeom.report.render import interval_cell, tone, verdict_text
+from bayesgeom.report.sentences import opening_of, opening_of_all
 from bayesgeom.report.storage import fits
 from bayesgeom.report.svg import swatch, thumbnail
 from bayesgeom.report.tables import Headline, Reported, Viewed, model_name, settings_of
@@ -65,7 +65,6 @@ _WORDS: Mapping[str, Any] = {  # what the provenance says of the task; what has 
     "is_cut": bool,
     "answers": Mapping[str, tuple[float, ...]],
 }
-_COMPARED = (Verdict.YES, Verdict.BARELY, Verdict.NO, Verdict.UNDECIDED)  # then the number is the answer
 
 
 @final
@@ -121,6 +120,7 @@ def page_of(
     return _template().render(
         title=title,
         **_opening(title, sections, answer, provenance, is_alone=is_alone),
+        line_says=[] if answer else opening_of_all({own: reports[own] for own in order}),
         tiles=[] if is_alone else _tiles(sections),
         sections=sections,
         is_alone=is_alone,
@@ -129,11 +129,13 @@ def page_of(
         minus=with_minus,
         number=number_text,
         tone=tone,
+        is_code=[*map(str, Verdict)].__contains__,
         verdict=verdict_text,
-        answer_line=headline_text,
         interval=interval_cell,
         skipped=left_out,
-        provenance=json.dumps(dict(provenance), indent=1, default=str),
+        provenance=json.dumps(
+            {own: provenance[own] for own in provenance if own != "task_in_words"}, indent=1, default=str
+        ),
         introduction=_INTRODUCTION,
         css=_asset("page.css").decode(),
         js=_asset("page.js").decode(),
@@ -173,7 +175,6 @@ def _opening(
         "answer_sentence": answer_text(answer) if answer else "",
         "answer_details": answer_details(answer) if answer else "",
         "line": first["answer"] if is_one_number else None,
-        "line_says": _says(first["answer"], first["gate"]) if is_one_number else (),
         "marks": marks,
     }
 
@@ -196,6 +197,7 @@ def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, An
         "panel": first,
         "more": [own for own in panels if own is not first],
         "gate": gate_text(answer, report),
+        "says": opening_of(report, is_gated=True),
         "n": counted(report.n, report.counts),
         "fewer": _fewer(report),
     }
@@ -218,20 +220,6 @@ def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {**section, "thumbnail": thumbnail(section["panel"].plot) if section["panel"] else ""}
         for section in shown[:TILES]
     ]
-
-
-def _says(line: Headline, gate: str) -> tuple[str, str]:
-    """Return the answer of a single report and what stands behind it; the gauge shows interval and baselines.
-
-    Where the model's predictions are no better than context-free ones, this is the answer.
-    """
-    if gate:
-        return gate, headline_text(line)
-    verdict = f"{verdict_text(line.verdict)} ({line.why})" if line.verdict and line.why else line.why
-    verdict = verdict or verdict_text(line.verdict)
-    number = labeled_text(line.label, line.value_text)
-    says, details = (number, verdict) if line.verdict in _COMPARED or not line.verdict else (verdict, number)
-    return says if "=" in says.split()[0] else says[:1].upper() + says[1:], details
 
 
 def _answer_marks(answer: Answer) -> list[Mark]:

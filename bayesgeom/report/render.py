@@ -54,13 +54,6 @@ def headline_text(line: Headline) -> str:
     return "; ".join((f"{labeled_text(line.label, line.value_text)}{interval}", *line.baselines[:1]))
 
 
-def opening_of(line: Headline | None) -> list[str]:
-    """Return the first lines of a single report: its verdict with the number behind it."""
-    if line is None or not line.verdict:
-        return []
-    return [f"{verdict_text(line.verdict)}{f' ({line.why})' if line.why else ''}: {headline_text(line)}"]
-
-
 def summary(
     title: str,
     opening: Sequence[str],

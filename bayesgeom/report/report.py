@@ -145,13 +145,12 @@ class Report(ABC):
     @final
     def summary(self, where: str = "") -> str:
         """Return a table of at most 100 columns for the terminal; `where` is as in `Diagnosis.summary`."""
-        from bayesgeom.report.answer import gate_text
-        from bayesgeom.report.render import opening_of, summary
+        from bayesgeom.report.render import summary
+        from bayesgeom.report.sentences import opening_of
 
         lines = [("", line) for line in self.headlines()]
         settings = [own for own in (settings_of(self.provenance),) if own]
-        opening = [gate] if (gate := gate_text(None, self)) else opening_of(self.headline())
-        return summary(f"{self._subject()}{self.title}", opening, {"": lines}, settings, where)
+        return summary(f"{self._subject()}{self.title}", opening_of(self), {"": lines}, settings, where)
 
     @final
     def __str__(self) -> str:
@@ -230,24 +229,28 @@ class Report(ABC):
         Raises:
             OutputFault: The file cannot be written.
         """
+        return write_page(self._page({self.name: self}), path)
+
+    def _page(self, reports: "Mapping[str, Report]") -> str:
         from bayesgeom.report.page import page_of
 
-        text = page_of(self._subject().removesuffix(": ") or self.title, {self.name: self}, {}, self.provenance)
-        return write_page(text, path)
+        return page_of(self._subject().removesuffix(": ") or self.title, reports, {}, self.provenance)
 
     @final
     @checked()
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], viewer: "Report | None" = None) -> None:
         """Write a run directory: `report.json`, `arrays.safetensors`, `metrics.parquet`, `report.html`; all or none.
 
         Args:
             path: The directory. A saved report that is there already is replaced.
+            viewer: The report "inside" of the same model, which the page then shows, too.
 
         Raises:
             OutputFault: The directory cannot be written, or holds other files than a report.
         """
         extra = {"skipped": {}, "inapplicable": {}, "provenance": self.provenance, ALONE: True}
-        write_run(Path(path), {self.name: self}, extra, self.to_pandas(), self.to_html)
+        reports = {own.name: own for own in (self, viewer) if own is not None}
+        write_run(Path(path), reports, extra, self.to_pandas(), lambda: self._page(reports))
 
     @final
     @classmethod
@@ -268,7 +271,7 @@ class Report(ABC):
         if cls is Report:
             raise InvalidArgument(f"{cls.__name__} is abstract: use the class of the report, or `load_report`.")
         reports, extra, unknown = read_parts(Path(path), {cls.name: cls})
-        if unknown or not reports:
+        if not reports or (unknown and not extra.get(ALONE)):
             found = ", ".join((*unknown, *reports)) or "no report"
             raise OutputFault(f"{path} holds {found}, and not {cls.name} alone. `load_report` reads every kind.")
         return with_provenance(reports[cls.name], extra["provenance"])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import final
 
+from bayesgeom.audits.report import AuditReport
 from bayesgeom.core import Contained, Verdict, is_foreign, number_text, phase
 from bayesgeom.diagnosis.plan import AnyProbe, all_probes, broken_probes
 from bayesgeom.generalization.response import EvidenceResponseReport
@@ -20,6 +21,7 @@ from bayesgeom.interventions.report import AFTER, BEFORE, REMOVAL, VARIANCE, Int
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Survival
 from bayesgeom.probes.base import planted_masks
+from bayesgeom.selftest.audits import COLUMNS, planted_audits
 from bayesgeom.selftest.planted import (
     LAYER,
     SITE,
@@ -148,18 +150,24 @@ def planted_tables() -> Iterator[PlantedTable]:
             found = report.verdict_by_layer[LAYER], report.survival_by_layer[LAYER]
             rows.append((name, *numbers, number_text(removal.ceiling), *found))
             passed &= found == expected and control.holds(report)
-    yield PlantedTable(
-        probe=INTERVENTION, title="Entropy in planted networks: causal, inert?", head=head, rows=rows, passed=passed
-    )
+    yield PlantedTable(probe=INTERVENTION, title="Entropy in planted networks", head=head, rows=rows, passed=passed)
     yield _attention_table()
     responses = list(planted_responses())
     older = [f"older than {age}" for age in AGES[1:]]
     yield PlantedTable(
         probe=EvidenceResponseReport.name,
-        title="Evidence response of planted predictors: slopes",
+        title="Evidence response of planted predictors",
         head=("predictor", "all evidence", *older, *(f"{own}, relative" for own in older), "verdict"),
         rows=[own.row() for own in responses],
         passed=all(own.passed for own in responses),
+    )
+    audits = list(planted_audits())
+    yield PlantedTable(
+        probe=AuditReport.name,
+        title="Audit of planted predictors of a coin",
+        head=("predictor", *COLUMNS),
+        rows=[own.row() for own in audits],
+        passed=all(own.passed for own in audits),
     )
 
 

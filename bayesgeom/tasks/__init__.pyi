@@ -2,10 +2,15 @@ from .associative_recall import AssociativeRecall as AssociativeRecall
 from .base import TextTask as TextTask
 from .base import WindTunnel as WindTunnel
 from .bijection import Bijection as Bijection
+from .causal_graph import CausalGraph as CausalGraph
+from .change_point import ChangePoint as ChangePoint
+from .dice import Dice as Dice
+from .dirichlet_markov import DirichletMarkov as DirichletMarkov
 from .evidence import LabeledEvidence as LabeledEvidence
 from .functions import from_functions as from_functions
 from .hmm import HMM as HMM
 from .in_context import InContext as InContext
+from .linear_regression import LinearRegression as LinearRegression
 from .modular_recurrence import ModularRecurrence as ModularRecurrence
 from .process import Mess3 as Mess3
 from .process import Process as Process

@@ -11,7 +11,7 @@ import os
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from enum import IntEnum, unique
 from importlib.resources import files
 from typing import Any, ClassVar, TypeVar, final
@@ -254,8 +254,8 @@ class WindTunnel(ABC):
 
         Returns:
             `question`, `sentence` and `limits`, if any; with a posterior also `example`, labels of the last tokens
-            up to the last scored position, `is_cut`, whether tokens come before these, and `answers`, the exact
-            probability and that of the model, if known, of the most probable answers by their label.
+            up to the last scored position, `is_cut`, whether tokens come before these, `names`, the labels of all
+            answers, and `answers`, the exact probability and that of the model, if known, of the most probable ones.
         """
         words: dict[str, Any] = {"question": self.question, "sentence": self.sentence.format(task=self)}
         words |= {"limits": self.limits} if self.limits else {}
@@ -266,11 +266,13 @@ class WindTunnel(ABC):
         tokens = trials.tokens[0, max(0, last + 1 - _EXAMPLE) : last + 1].tolist()
         exact = trials.predictive[0, last].tolist()
         shares = [tuple(round(share, 4) for share in own) for own in zip(exact, *[model] * bool(model), strict=True)]
-        answers = dict(zip((labels[answer] for answer in trials.answers.tolist()), shares, strict=True))
+        names = tuple(labels[answer] for answer in trials.answers.tolist())
+        answers = dict(zip(names, shares, strict=True))
         return {
             **words,
             "example": tuple(labels[token] for token in tokens),
             "is_cut": last >= _EXAMPLE,
+            "names": names,
             "answers": {
                 name: answers[name] for name in sorted(answers, key=lambda name: -max(answers[name]))[:_ANSWERS]
             },
@@ -394,6 +396,61 @@ class EvidenceTask(WindTunnel):
             trials: Sequences of this task.
             keep: Which pieces stay, from the oldest to the newest.
             generator: Source of the random numbers, on the device of the sequences.
+        """
+
+
+class ExchangeableTask(EvidenceTask):
+    """A task whose evidence is exchangeable: its order does not change the exact answer. `audit` needs it.
+
+    The exact answers are then a martingale: their mean over the next piece of evidence is what they are without it. A
+    task of queries and answers states which query is asked before and after that piece.
+    """
+
+    @property
+    @abstractmethod
+    def is_exchangeable(self) -> bool:
+        """Return whether the evidence is exchangeable; a task in words follows the task that it renders."""
+
+    @abstractmethod
+    def reordered(self, trials: Trials, order: Int64[Tensor, "batch evidence"]) -> Trials:
+        """Return the sequences with their evidence in another order, and the same last query.
+
+        Args:
+            trials: Sequences of this task.
+            order: A permutation of the pieces of each sequence: piece `order[b, i]` becomes the i-th.
+        """
+
+    @property
+    @abstractmethod
+    def n_continued(self) -> int:
+        """Return the number of scored positions that `continued` accepts: 0 … this number − 1."""
+
+    @abstractmethod
+    def continued(self, trials: Trials, step: int) -> tuple[Trials, Int64[Tensor, "batch row"]]:
+        """Return the sequences up to a scored position, continued by one more piece of evidence in every way.
+
+        Each sequence gives n_answers + 2 rows, one after another. The first asks for the next piece of evidence. The
+        second asks, in its place, the query that follows it. The others have one of the answers as the piece, in the
+        order of the answers, and then that query.
+
+        Args:
+            trials: Sequences of this task.
+            step: Index of the scored position.
+
+        Returns:
+            The rows, and which scored position of each row is read.
+        """
+
+    @abstractmethod
+    def discounted(self, trials: Trials, discount: float) -> Float64[Tensor, "batch query_pos answer"]:
+        """Return the predictive of a filter that forgets: log-likelihoods are weighted by discount^age.
+
+        The newest piece before a query has age 0, and the prior is not discounted; 1 is the exact observer. Evidence
+        that rules hypotheses out does so at any weight.
+
+        Args:
+            trials: Sequences of this task.
+            discount: Weight of a piece relative to the next one, positive.
         """
 
 
@@ -616,6 +673,35 @@ def trials_at(
         labels=spread(labels, NO_LABEL),
         **others,
     )
+
+
+def discounted_sums(
+    pieces: Float64[Tensor, "batch piece hypothesis"], discount: float
+) -> Float64[Tensor, "batch piece hypothesis"]:
+    """Return Σ pieces · discount^age up to each piece, which has age 0.
+
+    Example:
+        >>> discounted_sums(torch.ones(1, 3, 1, dtype=torch.float64), 0.5).flatten().tolist()
+        [1.0, 1.5, 1.75]
+    """
+    sums = [pieces[:, 0]]
+    for piece in pieces[:, 1:].unbind(dim=1):
+        sums.append(discount * sums[-1] + piece)
+    return torch.stack(sums, dim=1)
+
+
+def scored_once(trials: Trials, query: Int64[Tensor, " batch"]) -> Trials:
+    """Return the sequences with one scored position each, without relations and window observers.
+
+    Args:
+        trials: Sequences.
+        query: Which of the scored positions of each sequence stays; −1 is the last one.
+    """
+    at = trials.scored_positions().gather(1, query.remainder(trials.n_scored)[:, None])[:, 0]
+    scored = torch.zeros_like(trials.scored)
+    scored[torch.arange(len(trials), device=scored.device), at] = True
+    labels = torch.where(scored, trials.labels, NO_LABEL)
+    return replace(trials, scored=scored, labels=labels, relations={}, observers=None)
 
 
 @final

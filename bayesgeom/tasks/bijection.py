@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials, renamed
 from bayesgeom.tasks.base import (
-    EvidenceTask,
+    ExchangeableTask,
     SymmetricTask,
     check_affordable,
     check_parameters,
@@ -32,7 +32,7 @@ _CELL_BYTES = 52.0  # a pair and a value: counts of both kinds of ids, masks and
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Bijection(SymmetricTask, EvidenceTask):
+class Bijection(SymmetricTask, ExchangeableTask):
     """A new uniform permutation of `n_values` values in each sequence; `n_pairs` keys, the last without its value.
 
     Ids: keys 0 … V−1, values V … 2V−1. With `repeats`, keys are drawn with replacement, so entropy falls to zero
@@ -153,6 +153,46 @@ class Bijection(SymmetricTask, EvidenceTask):
         known.scatter_(1, keys[:, :-1][:, keep], values[:, keep])
         value_of_key = random_completion(known, self.n_values, generator)
         return self.trials(keys, value_of_key.gather(1, keys))
+
+    @property
+    def is_exchangeable(self) -> bool:
+        return True
+
+    def reordered(self, trials: Trials, order: Int64[Tensor, "batch evidence"]) -> Trials:
+        """Reorder the pairs before the last key."""
+        keys, values = trials.at_scored(trials.tokens), trials.at_scored(trials.labels) - self.n_values
+        last = torch.full_like(order[:, :1], self.n_pairs - 1)
+        order = torch.cat([order, last], dim=1)
+        return self.trials(keys.gather(1, order), values.gather(1, order))
+
+    @property
+    def n_continued(self) -> int:
+        return min(self.n_pairs, self.n_values) - 1
+
+    def continued(self, trials: Trials, step: int) -> tuple[Trials, Int64[Tensor, "batch row"]]:
+        """Continue with a key that was not shown, whose value is the piece, and query a second such key.
+
+        These are the next two keys of the sequence that were not shown before, or else the first ones that were not.
+        """
+        n, v, device = len(trials), self.n_values, trials.tokens.device
+        keys, values = trials.at_scored(trials.tokens), trials.at_scored(trials.labels) - v
+        every = torch.cat([keys[:, step:], torch.arange(v, device=device).expand(n, -1)], dim=1)
+        place = torch.arange(every.shape[1], device=device).expand(n, -1)
+        rank = torch.full((n, v), every.shape[1], device=device).scatter_reduce(1, every, place, "amin")
+        rank.scatter_(1, keys[:, :step], every.shape[1])  # shown before
+        pair = rank.argsort(dim=1)[:, None, :2].repeat(1, v + 2, 1)
+        pair[:, 1] = pair[:, 1].flip(1)
+        answers = torch.zeros(n, v + 2, 2, dtype=torch.int64, device=device)
+        answers[:, 2:, 0] = torch.arange(v, device=device)
+        before = (own[:, None, :step].expand(-1, v + 2, -1) for own in (keys, values))
+        rows = (torch.cat([own, new], dim=2).flatten(0, 1) for own, new in zip(before, (pair, answers), strict=True))
+        read = torch.full((n, v + 2), step + 1, device=device)
+        read[:, :2] = step
+        return self.trials(*rows), read
+
+    def discounted(self, trials: Trials, discount: float) -> Float64[Tensor, "batch query_pos answer"]:
+        """Return the exact predictive: every piece of evidence rules maps out."""
+        return trials.at_scored(trials.predictive)
 
     @property
     def n_names(self) -> int:

@@ -18,7 +18,7 @@ References:
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, final
 
 import torch
@@ -37,11 +37,12 @@ from bayesgeom.core import (
     punctuation_id,
 )
 from bayesgeom.tasks.base import (
-    EvidenceTask,
+    ExchangeableTask,
     TextTask,
     candidates,
     check_affordable,
     check_parameters,
+    discounted_sums,
     random_order,
     trials_at,
 )
@@ -181,7 +182,7 @@ class LabeledEvidence(TextTask):
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class BoundEvidence(EvidenceTask):
+class BoundEvidence(ExchangeableTask):
     """`LabeledEvidence` in one tokenizer's ids. The answers are the two labels; the belief is over y, in that order."""
 
     name: ClassVar[str] = "evidence"
@@ -296,12 +297,7 @@ class BoundEvidence(EvidenceTask):
 
     def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
         """Draw some labels again, given the kept ones; words stay. In the controls, labels do not depend on y."""
-        body, device = trials.tokens[:, len(self.prefix) :], generator.device
-        index = torch.zeros(self.n_ids, dtype=torch.int64, device=device)
-        index[list(self.word_ids)] = torch.arange(len(self.word_ids), device=device)
-        words, labels = index[body[:, 0::LINE]], (body[:, 2::LINE] == self.label_ids[1]).long()
-        if self.control == "filler":
-            words = torch.cat([words, index[body[:, 2::LINE]]], dim=1)
+        words, labels = self._read(trials)
         counts = torch.nn.functional.one_hot(labels[:, keep], 2).sum(dim=1).double()
         belief = self._belief(torch.zeros_like(counts) if self.control in FLAT else counts)
         y = torch.multinomial(belief, 1, generator=generator)[:, 0]
@@ -309,9 +305,49 @@ class BoundEvidence(EvidenceTask):
         drawn[:, :-1] = torch.where(keep, labels, drawn[:, :-1])
         return self.trials(words, y, drawn)
 
+    @property
+    def is_exchangeable(self) -> bool:
+        return self.control not in ("filler", "masked")  # which show no labels
+
+    def reordered(self, trials: Trials, order: Int64[Tensor, "batch evidence"]) -> Trials:
+        """Reorder the lines with a label; the last word stays."""
+        words, labels = self._read(trials)
+        words = torch.cat([words.gather(1, order), words[:, -1:]], dim=1)
+        last = (trials.at_scored(trials.labels)[:, -1] == self.label_ids[1]).long()  # y itself, or a label not shown
+        return self.trials(words, last, torch.cat([labels.gather(1, order), last[:, None]], dim=1))
+
+    @property
+    def n_continued(self) -> int:
+        return max(self.ks) if self.query == "next" else 0  # an answer of the other query is no piece of evidence
+
+    def continued(self, trials: Trials, step: int) -> tuple[Trials, Int64[Tensor, "batch row"]]:
+        """Continue with either label of the line at `step`, and query the word after it."""
+        (words, labels), n = self._read(trials), len(trials)
+        labels = torch.nn.functional.pad(labels, (0, 1))  # that of the last word, which is not shown
+        words, labels = (own[:, None, : step + 2].repeat(1, 4, 1) for own in (words, labels))
+        words[:, 1, step:] = words[:, 1, step:].flip(1)
+        labels[:, 2:, step] = torch.arange(2, device=labels.device)
+        read = torch.tensor([0, 0, 1, 1], device=words.device).expand(n, -1)
+        cut = replace(self, ks=(step, step + 1))
+        y = torch.zeros(4 * n, dtype=torch.int64, device=words.device)
+        return cut.trials(words.flatten(0, 1), y, labels.flatten(0, 1)), read
+
+    def discounted(self, trials: Trials, discount: float) -> Float64[Tensor, "batch query_pos answer"]:
+        shown = torch.nn.functional.one_hot(self._read(trials)[1], 2).double()
+        counts = torch.nn.functional.pad(discounted_sums(shown, discount), (0, 0, 1, 0))[:, list(self.ks)]
+        return self._answer(self._belief(torch.zeros_like(counts) if self.control in FLAT else counts))
+
     def token_labels(self) -> Sequence[str]:
         names = zip((*self.word_ids, *self.label_ids), (*self.words, *self.labels), strict=True)
         return labeled(dict(names) | {self.colon_id: ":", self.separator_id: ","}, self.n_ids)
+
+    def _read(self, trials: Trials) -> tuple[Int64[Tensor, "batch word"], Int64[Tensor, "batch line"]]:
+        """Return words and shown labels of sequences, each counted from 0; `trials` is the inverse."""
+        body, device = trials.tokens[:, len(self.prefix) :], trials.tokens.device
+        index = torch.zeros(self.n_ids, dtype=torch.int64, device=device)
+        index[list(self.word_ids)] = torch.arange(len(self.word_ids), device=device)
+        words, labels = index[body[:, 0::LINE]], (body[:, 2::LINE] == self.label_ids[1]).long()
+        return (torch.cat([words, index[body[:, 2::LINE]]], dim=1) if self.control == "filler" else words), labels
 
     def _labels(self, y: Int64[Tensor, " batch"], generator: torch.Generator) -> Int64[Tensor, "batch line"]:
         size = (len(y), max(self.ks) + 1)

@@ -5,7 +5,6 @@ probabilities. Each later draw is checked, too, as that of any task.
 """
 
 import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -25,7 +24,7 @@ _TRIED = 16  # sequences that are drawn when the task is made
 _CUTS = 5  # places from which later tokens are changed
 _MOST_INPUTS = 256  # ids whose keys are compared
 _CLOSE = 1e-5  # difference between probabilities of the same sequence
-_LABELS, _SECONDS = 20_000, 0.5  # drawn tokens that are compared with their probabilities, and the time for that
+_LABELS, _MOST_DRAWN = 20_000, 1_000  # drawn tokens that are compared with their probabilities, and their sequences
 _MOST_NUMBERS = 4_000_000  # probabilities in memory at a time
 _SIGMAS = 6.0  # standard deviations at which a difference is refused
 _FLOOR = 2.0**-10  # lower probabilities count as this one, so that a rare token alone decides nothing
@@ -44,7 +43,7 @@ def from_functions(
     """Return the task of a function that draws sequences and a function that returns the exact probabilities.
 
     The functions are compared. Where the token after each scored position is one of the answers, its probability must
-    not be 0, and over some 20,000 such tokens (fewer if that takes half a second) three means must agree within six
+    not be 0, and over some 20,000 such tokens, of at most about 1,000 sequences, three means must agree within six
     standard deviations: the bits of the token and the entropy; how often each answer comes, and its probability; how
     often the token repeats the one before it, and the probability of that. A smaller error passes.
 
@@ -341,8 +340,8 @@ def _check_fit(draw: Draw, predict: Predict, d_vocab: int, answers: tuple[int, .
     place = np.full(d_vocab, -1)
     place[list(answers)] = np.arange(len(answers))
     sums, variances, bits, n_labels = np.zeros(len(answers) + 2), np.zeros(len(answers) + 2), np.zeros(2), 0
-    repeats, n, began = np.zeros(2), _TRIED, time.perf_counter()
-    while n_labels < _LABELS and time.perf_counter() - began < _SECONDS:
+    repeats, n, drawn = np.zeros(2), _TRIED, 0
+    while n_labels < _LABELS and drawn < _MOST_DRAWN:
         tokens, scored = _drawn(draw, n, np.random.default_rng([2, n]), d_vocab)
         at = scored[:, :-1]
         labels, last = place[tokens[:, 1:][at]], place[tokens[:, :-1][at]]
@@ -367,7 +366,7 @@ def _check_fit(draw: Draw, predict: Predict, d_vocab: int, answers: tuple[int, .
         variances += [spread.sum(), (again * (1 - again)).sum(), *(p * (1 - p)).sum(0)]
         bits += [-(p * np.log2(np.where(p > 0, p, 1))).sum(), -np.log2(came).sum()]
         repeats += [again.sum(), (labels == last).sum()]
-        n_labels += len(labels)
+        n_labels, drawn = n_labels + len(labels), drawn + n
         n = min(2 * n, max(1, _MOST_NUMBERS // (tokens.shape[1] * len(answers))))
     most = np.r_[-np.log2(_FLOOR), np.ones(len(answers) + 1)]  # of one term
     off = np.abs(sums)

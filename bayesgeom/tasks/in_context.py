@@ -28,7 +28,7 @@ from bayesgeom.core import (
     opening,
     punctuation_id,
 )
-from bayesgeom.tasks.base import EvidenceTask, TextTask, WindTunnel, candidates, check_affordable
+from bayesgeom.tasks.base import EvidenceTask, ExchangeableTask, TextTask, WindTunnel, candidates, check_affordable
 
 MESSAGE = "Continue the sequence."
 _MAP_BYTES = 8.0  # per pair of positions: relations, at the task's positions and at the rendered ones
@@ -95,7 +95,7 @@ class InContext(TextTask):
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class BoundInContext(EvidenceTask):
+class BoundInContext(ExchangeableTask):
     """`InContext` in one tokenizer's ids."""
 
     name: ClassVar[str] = "in-context"
@@ -174,6 +174,31 @@ class BoundInContext(EvidenceTask):
         """Draw evidence of the wind tunnel again."""
         assert isinstance(self.task, EvidenceTask), "otherwise n_evidence is 0"
         return self.rendered(self.task.replace_evidence(self.unrendered(trials), keep, generator))
+
+    @property
+    def is_exchangeable(self) -> bool:
+        return isinstance(self.task, ExchangeableTask) and self.task.is_exchangeable
+
+    def reordered(self, trials: Trials, order: Int64[Tensor, "batch evidence"]) -> Trials:
+        """Reorder evidence of the wind tunnel."""
+        return self.rendered(self._exchangeable.reordered(self.unrendered(trials), order))
+
+    @property
+    def n_continued(self) -> int:
+        return self._exchangeable.n_continued if self.is_exchangeable else 0
+
+    def continued(self, trials: Trials, step: int) -> tuple[Trials, Int64[Tensor, "batch row"]]:
+        """Continue sequences of the wind tunnel."""
+        found, read = self._exchangeable.continued(self.unrendered(trials), step)
+        return self.rendered(found), read
+
+    def discounted(self, trials: Trials, discount: float) -> Float64[Tensor, "batch query_pos answer"]:
+        return self._exchangeable.discounted(self.unrendered(trials), discount)
+
+    @property
+    def _exchangeable(self) -> ExchangeableTask:
+        assert isinstance(self.task, ExchangeableTask), "otherwise is_exchangeable is False"
+        return self.task
 
     def token_labels(self) -> Sequence[str]:
         own = self.task.token_labels()

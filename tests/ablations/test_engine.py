@@ -262,14 +262,6 @@ def test_a_tile_stays_within_the_budget_whatever_the_vocabulary(d_vocab: int) ->
         assert variants >= 1 and (len(batch) == 2 or 4 * logits.numel() * (2 + variants) <= BATCH_BYTES)
 
 
-def test_a_tile_stays_within_the_budget_whatever_the_depth() -> None:
-    block, spec = TASK.sample(128, seed=0), replace(SPEC, n_layers=80, d_model=8_192, n_heads=64, d_head=128)
-    (stream, heads), n_pos = (80 * 8_192, 80 * 64 * 128), block.tokens.shape[1]
-    longest = max(map(len, batches(block, spec)))
-    assert longest <= 3 or 4 * longest * n_pos * (5 * stream + heads) <= BATCH_BYTES
-    assert len(list(batches(block, SPEC))) == 1, "small models are cut as before"
-
-
 # Faults.
 
 

@@ -231,13 +231,6 @@ def test_the_report_opens_with_what_formed(report: DynamicsReport) -> None:
     assert shift.verdict == Verdict.BY_CONSTRUCTION
 
 
-def test_an_answer_shift_below_the_ceiling_keeps_its_verdict(report: DynamicsReport) -> None:
-    own = report.answer_shift_bits
-    lower = replace(own, value=own.value / 2, low=own.ends[0] / 2, high=own.ends[1] / 2)
-    line = replace(report, answer_shift_bits=lower).headlines()[2]
-    assert line.verdict == str(lower[0, -1, 0].clears("higher"))
-
-
 def test_the_plane_of_the_last_snapshot_has_no_verdict(rng: np.random.Generator) -> None:
     """Its axes are fitted to that snapshot: on them noise exceeds a random plane and other noise."""
     noise = rng.normal(size=(3, 11, 2, 13))

@@ -25,6 +25,7 @@ MODEL = "bijection-v20"
 CALLS: dict[str, Callable[..., Any]] = {
     "ablate": bayesgeom.ablate,
     "attribution_preview": ablations.attribution_preview,
+    "audit": bayesgeom.audit,
     "capture": lambda model, task, **given: bayesgeom.capture(model, task, out="out", **given),
     "compare": lambda model, task, **given: bayesgeom.compare([MODEL, model], task, **given),
     "diagnose": bayesgeom.diagnose,

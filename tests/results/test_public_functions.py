@@ -1,7 +1,9 @@
 """Every public function that measures, called on something tiny: its result has the whole common face."""
 
+import html
 import inspect
 import json
+import re
 import types
 import typing
 from collections import Counter
@@ -27,6 +29,7 @@ from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.monitor.watch import Monitor, Settings
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.report import Report
+from bayesgeom.report.sentences import opening_of_all
 from bayesgeom.report.storage import parts_of
 from bayesgeom.report.tables import Headline
 from bayesgeom.subspaces.base import InterventionSite
@@ -42,6 +45,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         stored(folder), n=5, n_untrained=1, probes=["calibration", "key_overlap"]
     ),
     "ablate": lambda folder: bayesgeom.ablate(stored(folder), battery="heads", n=5),
+    "patch": lambda folder: bayesgeom.patch(stored(folder), *TASK.sample_pair(5, seed=0)),
     "monitor.Monitor.report": lambda _: watched().report(),
     "monitor.Monitor.diagnosis": lambda _: watched().diagnosis(),
     "intervene": lambda folder: bayesgeom.intervene(stored(folder), subspace="random:2", kind=FEW, n=5),
@@ -49,6 +53,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         stored(folder), sites=[LATER], kind="remove", n=5
     ),
     "erase_onwards": lambda folder: bayesgeom.erase_onwards(stored(folder), sites=LATER, n=5),
+    "audit": lambda folder: bayesgeom.audit(stored(folder), n=5, n_positions=1, n_orders=2),
     "evidence_response": lambda folder: bayesgeom.evidence_response(stored(folder), n=5),
     "relabeling_invariance": lambda folder: bayesgeom.relabeling_invariance(stored(folder), n=5),
     "gradient_laws": lambda folder: bayesgeom.gradient_laws(stored(folder), n=5),
@@ -219,6 +224,12 @@ def test_summary_and_repr_are_short(result: Result) -> None:
         assert own.panels() and own.about and "Fields" not in own.about
 
 
+def test_it_opens_with_its_answer(result: Result) -> None:
+    answer = str(getattr(result, "answer", None) or opening_of_all(reports_of(result))[0])
+    assert answer.endswith(".") and not {"nan", "None", "–"} & set(re.findall(r"[\w–]+", answer)), answer
+    assert answer in html.unescape(result.to_html()) and answer in " ".join(result.summary().split())
+
+
 def test_it_is_a_table_a_dataset_and_a_figure(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     table, data = result.to_pandas(), result.to_xarray()
     assert isinstance(table, pd.DataFrame) and len(table) > 0
@@ -256,8 +267,9 @@ def test_paths_are_text_or_path(result: Result, tmp_path: Path) -> None:
 
 def test_it_says_where_it_comes_from(result: Result) -> None:
     source: Mapping[str, Any] = result.provenance
-    assert {"model", "task", "task_label", "arguments", "versions"} <= source.keys()
-    assert source["model"]["name"] and source["model"]["architecture"] and source["task_label"] and source["task"]
+    assert {"model", "task_label", "arguments", "versions"} <= source.keys()
+    assert "task" in source or source["task_label"] == "given pairs", "sequences may be given without a task"
+    assert source["model"]["name"] and source["model"]["architecture"] and source["task_label"]
     assert {"torch", "bayesgeom"} <= source["versions"].keys()
     arguments = source["arguments"]
     assert (arguments["n"], arguments["seed"]) == (5, 0)

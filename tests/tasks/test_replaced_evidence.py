@@ -14,9 +14,14 @@ from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import EvidenceTask, random_completion
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.causal_graph import CausalGraph
+from bayesgeom.tasks.change_point import ChangePoint
+from bayesgeom.tasks.dice import Dice
+from bayesgeom.tasks.dirichlet_markov import DirichletMarkov
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import InContext
+from bayesgeom.tasks.linear_regression import LinearRegression
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.tasks.process import Mess3, Process
 from bayesgeom.tasks.sticky_markov import StickyMarkov
@@ -39,9 +44,15 @@ TASKS: tuple[EvidenceTask, ...] = (
     AssociativeRecall(n_pairs=2, n_keys=3, n_values=3, n_queries=2, n_filler=1),
     AssociativeRecall(n_pairs=2, n_keys=3, n_values=3, n_queries=2, n_filler=1, pooled_pairs=True),
     HMM(n_states=2, n_symbols=2, length=4, floor=0.1, grid=0.1, stay=0.9),
+    Dice(n_faces=3, length=3),
     Mess3(length=3),
     StickyMarkov(n_states=3, length=3),
     DRIFTING,
+    CausalGraph(n_variables=2, n_rows=3),
+    ChangePoint(n_symbols=2, hazard=0.3, length=4),
+    DirichletMarkov(n_symbols=2, length=4),
+    DirichletMarkov(n_symbols=2, length=4, pool=3),
+    LinearRegression(n_inputs=2, n_bins=3, n_points=4, n_grid=5),
     ModularRecurrence(modulus=3, length=4),
     ModularRecurrence(modulus=3, length=4, kinds="rules", opaque=True),
     ModularRecurrence(modulus=3, length=4, kinds="noise", scored_to=3),
@@ -67,6 +78,8 @@ def body(task: EvidenceTask, trials: Trials) -> list[tuple[int, ...]]:
             order, tokens = task._read(tokens)
             assert order is not None
             labels = (order.argsort(dim=1)).gather(1, labels - task.modulus)
+        case CausalGraph():
+            tokens = task._read(trials)[0].flatten(1)
         case BoundEvidence():
             tokens = tokens[:, len(task.prefix) + 2 :: 4]
     return [tuple(row) for row in torch.cat([tokens, labels], dim=1).tolist()]

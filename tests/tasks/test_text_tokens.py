@@ -7,11 +7,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.plugins import discover
 from bayesgeom.core.tokenizer import (
     Tokenizer,
     check_ids,
     first_symbols,
-    opening,
     punctuation_id,
     single_tokens,
 )
@@ -62,11 +62,6 @@ def test_too_few_symbols_names_what_was_tried_and_what_there_is() -> None:
 def test_a_mark_of_several_tokens_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"'→→' is not a single token for this tokenizer; choose another mark"):
         punctuation_id(pair_tokenizer(), "→→", after="apple")
-
-
-def test_opening_is_what_the_tokenizer_itself_puts_first() -> None:
-    assert opening(word_tokenizer(), "apple") == (word_tokenizer().bos_token_id,)
-    assert opening(pair_tokenizer(), "apple") == ()
 
 
 def test_ids_that_the_model_has_not_are_refused() -> None:
@@ -124,7 +119,8 @@ def test_text_tasks_can_be_written_on_a_command_line(text: str, task: TextTask |
 
 @pytest.mark.parametrize("name", ["in-context", "evidence-in-context", "recal", "bijection-evidence"])
 def test_unknown_names_list_what_can_be_written(name: str) -> None:
-    plain = ("bijection", "hmm", "mess3", "modular-recurrence", "process", "recall", "sticky-markov")
+    tunnels, texts = (discover("bayesgeom.tasks", base) for base in (WindTunnel, TextTask))
+    plain = {*tunnels} - {*texts}
     names = sorted([*plain, *(f"{tunnel}-in-context" for tunnel in plain), "evidence", "prompts"])
     listed = re.escape(", ".join(names))
     with pytest.raises(UnknownName, match=rf"no task named '{name}'\. There are: {listed}\."):

@@ -61,8 +61,8 @@ from bayesgeom.core import (
     structure_of,
     untrained,
 )
-from bayesgeom.models.adapters.proof import Claim, Functions, Side, examined, perturbed_pass, sentinel_trials
-from bayesgeom.models.base import Model, Reattachable, Replayer
+from bayesgeom.models.adapters.proof import Claim, Functions, PerHead, Side, examined, perturbed_pass, sentinel_trials
+from bayesgeom.models.base import Model, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba, MambaBlock
@@ -129,7 +129,7 @@ class HookedModel(_NativeModel):
         }
         self._points = {site: paths[0] for site, paths in existing.items() if paths}
         self._is_readable = all(map(self._has_known_parts, every))
-        self.withheld = self._broken()
+        self.withheld = Withheld(self._broken())
 
     def attached_again(self, digest: str) -> "HookedModel":
         return HookedModel(self._transformer, name=self.spec.name, task=self.task, digest=digest)
@@ -242,7 +242,7 @@ class HookedModel(_NativeModel):
 
     def _pattern(
         self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos head d_head"], layer: int
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+    ) -> PerHead:
         scores = self.spec.score_scale * einsum(q, k, "b q h d, b k h d -> b h q k")
         bias = self._attention(layer).score_bias(q.shape[1], scores)
         scores = scores if bias is None else scores + bias
@@ -289,7 +289,7 @@ class ResidualModel(_NativeModel):
         self._module = module
         self.spec = _spec(module, name or module.config.name, digest)
         self._points = (*_STREAM, MLP_OUT if isinstance(module, PositionwiseMLP) else STATE)
-        self.withheld: Mapping[Site, str] = self._absent() | self._broken()
+        self.withheld = Withheld({**self._absent(), **self._broken()})
 
     def attached_again(self, digest: str) -> "ResidualModel":
         return ResidualModel(self._module, name=self.spec.name, task=self.task, digest=digest)

@@ -37,13 +37,14 @@ from bayesgeom.models.adapters.hooked import POINTS
 from bayesgeom.models.adapters.proof import (
     Functions,
     Passage,
+    PerHead,
     Taps,
     examined,
     per_query_head,
     perturbed_pass,
     sentinel_trials,
 )
-from bayesgeom.models.base import HeadOutput, Reattachable, Replayer
+from bayesgeom.models.base import HeadOutput, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.tasks.base import torch_seed
@@ -61,7 +62,7 @@ class LensModel(Reattachable):
         self.spec = _spec(self._lens, name or type(module).__name__)
         self._names = dict(self._found())
         self._taps = Taps(self._names, self.spec.n_layers)
-        self.withheld = self._disproved()
+        self.withheld = Withheld(self._disproved())
         self.head_output = self._output
 
     def digest(self) -> str:
@@ -213,7 +214,7 @@ class LensModel(Reattachable):
         q: Float[Tensor, "batch pos head d_head"],
         k: Float[Tensor, "batch pos kv_head d_head"],
         layer: int,
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+    ) -> PerHead:
         """The pattern of rotated queries and keys with the spec's scale, over the visible keys."""
         scores = torch.einsum("b q h d, b h k d -> b h q k", q, per_query_head(k.transpose(1, 2), q.shape[2]))
         scores = self.spec.score_scale * scores.float()

@@ -30,6 +30,7 @@ from bayesgeom.core import (
     OutputFault,
     Run,
     Site,
+    TaskMismatch,
     Trials,
     apart,
     atomic_file,
@@ -393,6 +394,30 @@ class CapturedModel(Model):
                 f"{found.folder} holds {found.spec.name}, not the untrained network of seed {seed}. Capture again."
             )
         return found
+
+    def sequences(self, task: WindTunnel, *, n: int, seed: int) -> tuple[int, int]:
+        """Return number and seed of the sequences to read: at most all of them, and the seed of the capture.
+
+        Args:
+            task: The task to measure on.
+            n: Number of sequences that was requested.
+            seed: Seed that was requested; 0 for that of the capture.
+
+        Raises:
+            TaskMismatch: The model was captured on another task.
+            InvalidArgument: Another seed than that of the capture was requested.
+        """
+        stored = self.manifest
+        if difference := apart(json.loads(json.dumps(stored.task)), json.loads(json.dumps(task.config()))):
+            raise TaskMismatch(
+                f"{self.folder} was captured on {self.task}, and cannot be measured on another task ({difference}). "
+                f"Capture that task, or omit the task."
+            )
+        if seed not in (0, stored.seed):
+            raise InvalidArgument(
+                f"{self.folder} was captured with seed {stored.seed}, got {seed}. Omit the seed, or capture again."
+            )
+        return min(n, stored.n), stored.seed
 
     def run_from_disk(
         self,

@@ -60,7 +60,7 @@ from bayesgeom.models.adapters.proof import (
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import HeadOutput, Reattachable, Replayer
+from bayesgeom.models.base import HeadOutput, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.huggingface.anatomy import (
     Anatomy,
@@ -72,6 +72,7 @@ from bayesgeom.models.huggingface.anatomy import (
     turned_of,
 )
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
+from bayesgeom.models.huggingface.prefixes import Prefixes
 from bayesgeom.models.huggingface.sites import By, SiteHooks, StaticSites, call, embedded
 from bayesgeom.models.huggingface.weights import (
     n_parameters,
@@ -192,12 +193,35 @@ class Forward:
             [*((n > own).long() for own in self._switches), *(n.clamp_min(own) for own in self._bounds)], dim=-1
         )
 
+    def takes(self, option: str) -> bool:
+        """Return whether the model's forward pass has this option."""
+        return option in self._takes
+
     def logits(self, tokens: Int64[Tensor, "batch pos"], **options: Any) -> Float[Tensor, "batch *kept_d_vocab"]:
         """Return the logits at every position, or at those in the option `logits_to_keep`.
 
         Raises:
             InvalidArgument: The model returns no logits.
         """
+        logits: Tensor = self._output(tokens, **options)["logits"]
+        return logits
+
+    def continued(
+        self, tokens: Int64[Tensor, "batch pos"], start: int, kept: Int64[Tensor, " query_pos"], cache: Any
+    ) -> tuple[Float[Tensor, "batch query_pos d_vocab"], Any]:
+        """Run the tokens from `start` on, after those in the cache.
+
+        Returns:
+            The logits at the positions `kept`, counted from `start`, and the cache with these tokens, None without one.
+        """
+        options: dict[str, Any] = {"use_cache": True, "past_key_values": cache}
+        if self.takes("logits_to_keep"):
+            options["logits_to_keep"] = kept
+        output = self._output(tokens[:, start:], attention_mask=torch.ones_like(tokens), **options)
+        logits = output["logits"] if self.takes("logits_to_keep") else output["logits"][:, kept]
+        return logits, output.get("past_key_values")
+
+    def _output(self, tokens: Int64[Tensor, "batch pos"], **options: Any) -> Mapping[str, Any]:
         for config in (self._hf.config, self._hf.config.get_text_config(decoder=True)):
             if config.return_dict is False:  # parts inside the model would return tuples
                 raise InvalidArgument(
@@ -208,12 +232,12 @@ class Forward:
                 at = torch.zeros(1, 1, device=tokens.device)
                 part(at, at.long(), **({} if kind is None else {"layer_type": kind}))
         known: Mapping[str, Any] = {"use_cache": False, "attention_mask": torch.ones_like(tokens), **options}
-        output: Mapping[str, Tensor] = self._hf(
+        output: Mapping[str, Any] = self._hf(
             input_ids=tokens, return_dict=True, **{name: value for name, value in known.items() if name in self._takes}
         )
         if "logits" not in output:
             raise InvalidArgument(f"{type(self._hf).__name__} returns no logits. Load it with AutoModelForCausalLM.")
-        return output["logits"]
+        return output
 
     def at_scored(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         """Return the logits at the scored positions; others are not computed if the model supports it."""
@@ -617,10 +641,11 @@ class HFModel(Reattachable):
         self._replayer: Replayer | None = None
         self._attached: Attached = attach(hf, name or type(hf).__name__, digest)
         self.spec: ModelSpec = self._attached.spec
-        self.withheld: Mapping[Site, str] = self._attached.withheld
+        self.withheld = Withheld(self._attached.withheld)
         if self.spec.n_heads:
             self.attention_kernel = lambda: str(hf.config._attn_implementation or "eager")  # noqa: SLF001
         self.rotation = self._attached.forward.rotation
+        self._prefixes = self._prefixes_of(self._attached.forward)
         every = tuple(range(self.spec.n_layers))
         self.partial_sites = {site: own for site, own in self._attached.layers.items() if own != every}
         self.head_output = self._output
@@ -662,7 +687,24 @@ class HFModel(Reattachable):
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         with evaluating(self._hf), self._attached.site_hooks.open():
-            return self._attached.forward.at_scored(trials)
+            own = None if self._is_watched() else self._prefixes
+            logits = None if own is None else own.logits(trials)
+            return self._attached.forward.at_scored(trials) if logits is None else logits
+
+    def _prefixes_of(self, forward: Forward) -> Prefixes | None:
+        """How sequences with common beginnings run; None if there is no cache, or a length decides on the rotation."""
+        if not forward.takes("past_key_values") or forward.rotation is not None:
+            return None
+        own = self.spec
+        of_token = own.n_layers * own.n_kv_heads * (own.d_head + (own.d_value or own.d_head)) * self._hf.dtype.itemsize
+        tolerance = tolerance_of(own.dtype) / 10
+        return Prefixes(forward.continued, forward.at_scored, tolerance=tolerance, token_bytes=max(1, of_token))
+
+    def _is_watched(self) -> bool:
+        """Whether a hook or a gradient reads the pass, so that it must be whole."""
+        taps = self._attached.site_hooks.taps
+        is_tapped = any(taps.is_watched(layer, *taps.sites()) for layer in range(taps.n_layers))
+        return is_tapped or torch.is_grad_enabled() or bool(self.foreign_hooks())
 
     def untrained_copy(self, seed: int) -> "HFModel":
         places: dict[str, Any] = vars(self._hf).get(

@@ -200,11 +200,11 @@ class _Reached(BayesGeomError):
 
 @final
 class PrefixReplay:
-    """A `Replayer` that skips the blocks before the first edit."""
+    """A `Replayer` that skips the blocks before the first edit; it can also keep and edit other sites, such as `v`."""
 
-    def __init__(self, model: Model, blocks: tuple[nn.Module, ...]) -> None:
+    def __init__(self, model: Model, blocks: tuple[nn.Module, ...], also: Sequence[Site] = ()) -> None:
         self.model, self.blocks = model, blocks
-        self._loop = PlainLoop(model)
+        self._loop = PlainLoop(model, also)
         self._forms: list[Form] | None = None
 
     @alone("model.module")

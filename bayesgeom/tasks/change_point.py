@@ -1,0 +1,236 @@
+"""Change point: predict the next symbol of a source whose distribution is drawn anew at unknown times.
+
+At each step the source changes with probability `hazard`; its distribution over symbols is then drawn again from a
+symmetric Dirichlet distribution. The exact observer carries a belief over the run length r, the number of symbols since
+the last change:
+
+    b_t(r + 1) ∝ b_{t−1}(r) (1 − h) π_r(x_t),    b_t(1) ∝ h π_0(x_t),    π_r(x) = (α + c_r(x)) / (α n_symbols + r),
+
+where c_r counts the symbols of the run, and predicts h π_0 + (1 − h) Σ_r b_t(r) π_r. Layout: the symbols. The label at
+each symbol is the next one; the last label is not shown.
+
+References:
+    Adams & MacKay 2007, arXiv:0710.3742 (the recursion over run lengths).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.core import InvalidArgument, Relations, Trials
+from bayesgeom.stats import WIDEST_BASELINE
+from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters
+
+_CELL_BYTES, _RUN_BYTES = 120.0, 32.0  # a step and a symbol; a step and a run length
+_Runs = Float64[Tensor, "batch pos run"]
+_Shown = Float64[Tensor, "batch pos symbol"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ChangePoint(EvidenceTask):
+    """`length` symbols; the belief is over the run length, from 1 to `length`; the predictive is over symbols.
+
+    Args:
+        n_symbols: Number of symbols.
+        hazard: Probability of a change before each symbol but the first; 0 … 1, both excluded.
+        concentration: α of the Dirichlet distribution of each run's source: the lower, the more it repeats a symbol.
+        length: Symbols in a sequence; each is a scored position.
+
+    Raises:
+        InvalidArgument: A parameter has the wrong type or is out of range; the message states the range.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> trials = tasks.ChangePoint(n_symbols=3, hazard=0.5, length=2).sample(1, seed=0)
+        >>> trials.belief[0, 0].tolist()  # after one symbol, the run has one symbol
+        [1.0, 0.0]
+    """
+
+    name: ClassVar[str] = "change-point"
+    sentence: ClassVar[str] = (
+        "Symbols of a source whose distribution changes at unknown times; after each of {task.length} symbols the "
+        "model predicts the next one."
+    )
+    n_symbols: int = 4
+    hazard: float = 0.05
+    concentration: float = 0.5
+    length: int = 48
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+        if self.n_symbols < 2 or self.length < 1:
+            raise InvalidArgument(
+                f"a change point task needs n_symbols ≥ 2 and length ≥ 1, got {self.n_symbols} and {self.length}."
+            )
+        if not (0 < self.hazard < 1 and 0 < self.concentration < math.inf):
+            raise InvalidArgument(
+                f"a change point task needs 0 < hazard < 1 and a positive concentration, got {self.hazard} and "
+                f"{self.concentration}."
+            )
+        length = float(self.length)
+        check_affordable(
+            self,
+            length * (_CELL_BYTES * self.n_symbols + _RUN_BYTES * length) + 8 * length * self.n_symbols,
+            n_steps=3 * length,
+            on=("n_symbols", "length"),
+        )
+
+    @property
+    def d_vocab(self) -> int:
+        return self.n_symbols
+
+    @property
+    def n_pos(self) -> int:
+        return self.length
+
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        nothing = torch.zeros(n, self.length, dtype=torch.int64, device=generator.device)
+        return self.trials(self._redrawn(nothing, torch.zeros_like(nothing[0], dtype=torch.bool), generator))
+
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        """Draw pairs of independent sequences; nothing is given."""
+        return self.draw(n, generator), self.draw(n, generator)
+
+    def trials(self, symbols: Int64[Tensor, "batch pos_and_one"]) -> Trials:
+        """Build sequences from symbols; the last symbol is the label and not shown.
+
+        Args:
+            symbols: Symbols, from 0.
+        """
+        tokens, ids = symbols[:, :-1].contiguous(), torch.arange(self.n_symbols, device=symbols.device)
+        belief, predictive = self._observed(tokens)
+        return Trials(
+            tokens=tokens,
+            scored=torch.ones_like(tokens, dtype=torch.bool),
+            answers=ids,
+            predictive=predictive,
+            belief=belief,
+            labels=symbols[:, 1:].contiguous(),
+            token_sets={"inputs": ids},
+            relations=Relations(draw=self._relations, of=tokens),
+        )
+
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+        """Return predictors that do not average over run lengths.
+
+        - `uniform`: all symbols alike.
+        - `window_1` … `window_4`: the exact observer of the last symbols alone.
+        - `no_change`: the exact observer of a source that never changes.
+        - `forgetting`: the same, with each symbol weighted by (1 − hazard) to the power of its age.
+        - `likeliest_run`: the exact observer's most probable run length, taken for certain.
+        """
+        tokens = trials.tokens
+        ones = self._indicators(tokens)
+        run = trials.at_scored(trials.belief).argmax(dim=2) + 1
+        kept = [torch.zeros_like(ones[:, 0])]
+        for step in range(self.length):
+            kept.append(kept[-1] * (1 - self.hazard) + ones[:, step])
+        before = torch.nn.functional.pad(ones.cumsum(dim=1), (0, 0, 1, 0))
+        start = torch.arange(1, self.length + 1, device=tokens.device) - run
+        counts = before[:, 1:] - before.gather(1, start[:, :, None].expand_as(ones))
+        prior = 1 / self.n_symbols
+        windows = range(1, min(WIDEST_BASELINE, self.length - 1) + 1)
+        return {
+            "uniform": torch.full_like(ones, prior),
+            **{f"window_{w}": self._windowed(tokens, w) for w in windows},
+            "no_change": self._shares(before[:, 1:]),
+            "forgetting": self._shares(torch.stack(kept[1:], dim=1)),
+            "likeliest_run": self.hazard * prior + (1 - self.hazard) * self._shares(counts),
+        }
+
+    @property
+    def n_evidence(self) -> int:
+        return self.length
+
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        """Draw some symbols again, given the kept ones: first the changes, then the symbols of each run."""
+        return self.trials(self._redrawn(trials.tokens, keep, generator))
+
+    def token_labels(self) -> Sequence[str]:
+        return [f"x{i}" for i in range(self.n_symbols)]
+
+    def _indicators(self, tokens: Int64[Tensor, "batch pos"]) -> _Shown:
+        return torch.nn.functional.one_hot(tokens, self.n_symbols).double()
+
+    def _shares(self, counts: Float64[Tensor, "*batch symbol"]) -> Float64[Tensor, "*batch symbol"]:
+        """Return π: the predictive of a source with these counts."""
+        weights = counts + self.concentration
+        return weights / weights.sum(dim=-1, keepdim=True)
+
+    def _observed(
+        self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " pos"] | None = None
+    ) -> tuple[_Runs, _Shown]:
+        """Return belief and predictive after each symbol; symbols that are not kept are steps without evidence."""
+        n, n_pos = tokens.shape
+        ones = self._indicators(tokens)
+        if keep is not None:
+            ones = ones * keep[:, None]
+        belief = torch.zeros(n, n_pos, n_pos, dtype=torch.float64, device=tokens.device)
+        predictive = torch.empty_like(ones)
+        counts = ones.new_zeros(n, n_pos, self.n_symbols)  # of the run of each length, with the latest symbol
+        for step in range(n_pos):
+            one = ones[:, step, None]
+            if step:
+                likely = torch.ones_like(belief[:, 0, :step])
+                if keep is None or bool(keep[step]):
+                    likely = (self._shares(counts[:, :step]) * one).sum(dim=2)
+                    fresh = likely.new_full((n,), self.hazard / self.n_symbols)
+                else:
+                    fresh = likely.new_full((n,), self.hazard)
+                belief[:, step, 1 : step + 1] = (1 - self.hazard) * likely * belief[:, step - 1, :step]
+                belief[:, step, 0] = fresh
+                belief[:, step] /= belief[:, step].sum(dim=1, keepdim=True)
+                counts[:, 1 : step + 1] = counts[:, :step] + one
+            else:
+                belief[:, 0, 0] = 1.0
+            counts[:, :1] = one
+            within = torch.einsum("br,brx->bx", belief[:, step, : step + 1], self._shares(counts[:, : step + 1]))
+            predictive[:, step] = self.hazard / self.n_symbols + (1 - self.hazard) * within
+        return belief, predictive
+
+    def _windowed(self, tokens: Int64[Tensor, "batch pos"], w: int) -> _Shown:
+        """Return the predictive of the last `w` symbols; before any symbol a run is as good as new."""
+        n, n_pos = tokens.shape
+        early = self._observed(tokens[:, :w])[1]
+        windows = tokens.unfold(1, w, 1)[:, 1:].reshape(-1, w)
+        late = self._observed(windows)[1][:, -1].unflatten(0, (n, n_pos - w))
+        return torch.cat([early, late], dim=1)
+
+    def _redrawn(
+        self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " pos"], generator: torch.Generator
+    ) -> Int64[Tensor, "batch pos_and_one"]:
+        """Draw symbols, the label among them, given the kept ones."""
+        n, n_steps = len(tokens), self.length + 1
+        symbols, kept = torch.nn.functional.pad(tokens, (0, 1)), torch.nn.functional.pad(keep, (0, 1))
+        belief, _ = self._observed(symbols, kept)
+        run = torch.zeros(n, n_steps, dtype=torch.int64, device=tokens.device)  # number of the run, from the last
+        left, number = torch.zeros_like(run[:, 0]), torch.full_like(run[:, 0], -1)
+        for step in reversed(range(n_steps)):
+            # Given that a run ends here, its length depends on what is kept up to here alone.
+            length = torch.multinomial(belief[:, step, : step + 1], 1, generator=generator)[:, 0] + 1
+            is_end = left == 0
+            left, number = torch.where(is_end, length, left) - 1, number + is_end.long()
+            run[:, step] = number
+        row = torch.arange(n, device=tokens.device)
+        weights = torch.full((n, n_steps, self.n_symbols), self.concentration, dtype=torch.float64, device=run.device)
+        for step in kept.nonzero()[:, 0].tolist():
+            weights[row, run[:, step], symbols[:, step]] += 1.0
+        drawn = symbols.clone()
+        for step in (~kept).nonzero()[:, 0].tolist():
+            drawn[:, step] = torch.multinomial(weights[row, run[:, step]], 1, generator=generator)[:, 0]
+            weights[row, run[:, step], drawn[:, step]] += 1.0
+        return drawn
+
+    def _relations(self, tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+        """Mark the symbols of the most probable run, and those before it."""
+        n, n_pos = tokens.shape
+        place = torch.arange(n_pos, device=tokens.device)
+        back = (place[:, None] - place[None, :]).expand(n, -1, -1)
+        is_run = back <= self._observed(tokens)[0].argmax(dim=2)[:, :, None]
+        return {"likeliest_run": (back >= 0) & is_run, "earlier_run": ~is_run}

@@ -1,0 +1,174 @@
+"""The audit: each planted predictor is caught by its own part; the statistics equal slow twins; refusals."""
+
+import itertools
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bayesgeom
+from bayesgeom.audits.parts import (
+    information_curve,
+    kl_in_bits,
+    log_odds_slope,
+    martingale_gaps,
+    mixture,
+    nearest_discount,
+    order_statistics,
+)
+from bayesgeom.audits.report import EXACT
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.selftest.audits import PLANTED, PlantedAudit, planted_audits
+from bayesgeom.tasks.hmm import HMM
+from tests.generalization.test_response import lively
+
+RNG = np.random.default_rng(0)
+N, A = 23, 3
+
+
+def probabilities(*shape: int) -> np.ndarray:
+    return RNG.dirichlet(np.ones(A), size=shape)
+
+
+@cache
+def planted() -> dict[str, PlantedAudit]:
+    return {own.name: own for own in planted_audits(n=128)}
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in PLANTED])
+def test_each_planted_predictor_is_caught_by_its_own_part(name: str) -> None:
+    own = planted()[name]
+    assert own.passed, own.numbers()
+    caught = {"overconfident": "confidence", "forgetful": "discount", "order-sensitive": "order_spread"}
+    if name in caught:
+        part = own.report.estimate(caught[name])
+        low, high = part.ends
+        assert not low <= part.ceiling <= high
+
+
+def test_a_number_out_of_its_range_fails_the_selftest() -> None:
+    assert not replace(planted()["exact"], expected={"regret": (1.0, 2.0)}).passed
+
+
+def test_the_log_odds_of_the_planted_predictors_are_the_reference() -> None:
+    """The reference's confidence is this slope: 2, 0.72, 2.18, 1.07 and 0.66."""
+    found = {name: float(own.report.log_odds_slope) for name, own in planted().items()}
+    for name, slope in {"overconfident": 2.0, "forgetful": 0.72, "plug-in": 2.18, "order-sensitive": 1.07}.items():
+        assert found[name] == pytest.approx(slope, rel=0.05), name
+    assert found["memorizing"] == pytest.approx(0.66, rel=0.1)
+
+
+def test_statistics_equal_loops() -> None:
+    own, before, after = probabilities(N), probabilities(N), probabilities(N, A)
+    gaps = martingale_gaps(own, before, after)
+    orders, exact = probabilities(5, N), probabilities(N)
+    spread, gain = order_statistics(exact, np.log(orders))
+    for row in range(N):
+        mean = sum(own[row, y] * after[row, y] for y in range(A))
+        assert gaps[row] == pytest.approx(sum(abs(mean - before[row])) / 2)
+        pairs = [abs(one[row] - two[row]).sum() / 2 for one, two in itertools.combinations(orders, 2)]
+        assert spread[row] == pytest.approx(np.mean(pairs))
+        each = np.mean([kl_in_bits(exact[row], np.log(one[row])) for one in orders])
+        assert (
+            gain[row] == pytest.approx(each - kl_in_bits(exact[row], np.log(orders[:, row].mean(axis=0))))
+            and gain[row] > 0
+        )
+    p = np.array([0.5, 0.5, 0.0])
+    assert kl_in_bits(p, np.log([0.25, 0.5, 0.25])) == pytest.approx(0.5)
+    with np.errstate(divide="ignore"):
+        assert kl_in_bits(p, np.log([0.5, 0.5, 0.0])) == 0 and math.isinf(kl_in_bits(p, np.log([0.0, 0.5, 0.5])))
+
+
+def test_information_is_told_with_its_slope_and_its_curvature() -> None:
+    bits, weights = RNG.gamma(1.0, size=(64, 5)), RNG.random((64, 5))
+    slope, curvature = information_curve(bits, 0.7 * bits + RNG.normal(size=bits.shape) / 50, weights, seed=0)
+    assert float(slope) == pytest.approx(0.7, abs=0.01) and slope.ends[0] < 0.7 < slope.ends[1]
+    assert curvature.ends[0] < 0 < curvature.ends[1]
+    concave = information_curve(bits, bits - 0.05 * bits**2, weights, seed=0)[1]
+    assert float(concave) == pytest.approx(-0.05)
+    alike, flat = information_curve(np.ones_like(bits), bits, weights, seed=0)
+    assert np.isfinite(alike.value) and flat.reason_at() == Reason.FLAT
+    assert information_curve(0 * bits, bits, weights, seed=0)[0].reason_at() == Reason.FLAT
+
+
+def test_log_odds_are_regressed_with_an_intercept() -> None:
+    exact = RNG.beta(2, 2, size=(64, 5))
+    odds = 3 * np.log(exact / (1 - exact)) + 0.8 + RNG.normal(size=exact.shape) / 10
+    model = np.stack([-np.log1p(np.exp(-odds)), -np.log1p(np.exp(odds))], axis=-1)
+    found = log_odds_slope(np.stack([exact, 1 - exact], axis=-1), model, seed=0)
+    x = np.log(exact / (1 - exact)).ravel()
+    assert float(found) == pytest.approx(np.polyfit(x, odds.ravel(), 1)[0]) and found.ends[0] < 3 < found.ends[1]
+    certain = np.stack([np.ones_like(exact), np.zeros_like(exact)], axis=-1)
+    assert log_odds_slope(certain, model, seed=0).reason_at() == Reason.MISSING
+
+
+def test_a_mixture_is_found_and_predictors_that_are_alike_share_a_weight() -> None:
+    first, second, third = (RNG.dirichlet(np.ones(A), size=(200, 2)) for _ in range(3))
+    known = {"first": first, "second": second, "like the first": 0.99 * first + 0.01 / A, "third": third}
+    weights, left = mixture(0.6 * first + 0.4 * second, known, seed=0)
+    assert weights.value[[0, 1, 3]] == pytest.approx([0.6, 0.4, 0.0], abs=1e-3) and left.max() < 1e-4
+    assert np.isnan(weights.value[2]) and weights.reason_at((2,)) == Reason.ALIKE
+    noisy = np.stack([RNG.dirichlet(60 * row) for row in (0.6 * first + 0.4 * second).reshape(-1, A)])
+    found = mixture(noisy.reshape(first.shape), known, seed=0)[0]
+    assert found.ends[0][0] < 0.6 < found.ends[1][0] and 0.02 < found.ends[1][0] - found.ends[0][0] < 0.2
+
+
+def test_evidence_that_rules_out_has_no_discount() -> None:
+    exact = probabilities(N, 4)
+    assert nearest_discount(lambda _: exact, exact, seed=0)[0].reason_at() == Reason.FLAT
+
+
+def test_parts_that_do_not_apply_say_why() -> None:
+    found = bayesgeom.audit(lively(HMM(n_states=3, n_symbols=2, length=7, floor=0.1, grid=0.1)), n=24)
+    for name in ("martingale_gap", "order_spread", "discount", "information_slope"):
+        assert np.isnan(found.estimate(name).value) and found.estimate(name).reason_at() == Reason.NOT_EXCHANGEABLE
+    assert np.isfinite(found.regret_bits.value) and np.isfinite(found.response.value[0])
+    assert found.log_odds_slope.reason_at() == Reason.NOT_BINARY
+    lines = {line.metric: line for line in found.headlines()}
+    assert (lines["order_spread"].verdict, lines["order_spread"].why) == (Verdict.NOT_MEASURED, "order matters")
+
+
+def test_recorded_predictions_give_what_needs_no_other_sequence(tmp_path: Path) -> None:
+    model = lively()
+    folder = bayesgeom.capture(model, out=tmp_path / "capture", n=16, sites=["resid_pre"], seed=3)
+    found, direct = bayesgeom.audit(folder, n=128), bayesgeom.audit(model, n=16, seed=3)
+    assert found.n == 16 and found.regret_bits.value == pytest.approx(direct.regret_bits.value, rel=1e-5)
+    assert found.response.reason_at((0,)) == found.order_spread.reason_at() == Reason.RECORDED
+    assert found.weights.value == pytest.approx(direct.weights.value, abs=1e-3, nan_ok=True)
+
+
+def test_the_audit_of_a_network_runs_every_part_and_draws_it() -> None:
+    found = bayesgeom.audit(lively(), n=24, n_positions=2, n_orders=3)
+    again = bayesgeom.audit(lively(), n=24, n_positions=2, n_orders=3)
+    assert found == again and found.steps == ("1", "4") and found.predictors[0] == EXACT
+    assert 0 < float(found.martingale_gap) < 1 and 0 < float(found.order_spread) < 1
+    assert found.regret_bits.value == found.regret_bits_by_position.value[-1]
+    drawn = {trace.name: trace for panel in found.panels() for trace in panel.figure.data}
+    assert drawn["model"] is not None and EXACT in drawn
+    weights = found.weights_by_position.value
+    assert np.nansum(weights, axis=0) == pytest.approx(np.ones(weights.shape[1]))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"n": 1}, "n must be at least 2, got 1"),
+            ({"n_positions": 0}, "n_positions must be at least 1, got 0"),
+            ({"n_orders": 1}, "n_orders must be at least 2, got 1"),
+        ],
+    )
+    def test_small_numbers(self, given: dict[str, Any], message: str) -> None:
+        with pytest.raises(InvalidArgument, match=message):
+            bayesgeom.audit(lively(), **given)
+
+    @pytest.mark.parametrize("found", [np.ones((2, 2)), "text", torch.ones(16, 7, 5)])
+    def test_predictors_that_return_no_probabilities(self, found: Any) -> None:
+        with pytest.raises(InvalidArgument, match=r"predictor 'own' must return"):
+            bayesgeom.audit(lively(), n=16, predictors={"own": lambda trials: found})
