@@ -249,3 +249,17 @@ def test_chance_levels_of_the_strongest_edges() -> None:
     assert set(known) == set(ranked(report.kl_increase_bits)[:N_LISTED])
     assert level.low is not None and (level.low[known] < level.value[known]).all()
     assert report == bayesgeom.paths(lively(), TASK, n=N)
+
+
+@pytest.mark.slow
+def test_the_two_steps_of_a_trained_network_are_found() -> None:
+    """Keys of layer 1 hold the key of a pair, which layer 0 has put there; random directions there cost little."""
+    receivers = [*(f"L1H{head}" for head in range(6)), "L0 mlp"]
+    report = bayesgeom.paths("bijection-v20-repeats", n=16, senders=["L0H4", "L0 mlp"], receivers=receivers)
+    first = [report.edges[at] for at in ranked(report.kl_increase_bits)[:3]]
+    assert set(first) == {"L0H4 → L0 mlp", "L0 mlp → L1H3 q", "L0 mlp → L1H3 k"}
+    level = report.kl_increase_bits.baseline(RANDOM)
+    assert level.high is not None
+    for edge in first:
+        at = report.edges.index(edge)
+        assert report.kl_increase_bits.value[at] > max(0.05, float(level.high[at]))
