@@ -119,7 +119,8 @@ class ContributionsReport(Report):
         from bayesgeom.charts.heat import add_heat
 
         order = ranked(self.kl_increase_bits)
-        heat = Panel.blank(f"{self.components[order[0]]} writes most of the answer")
+        is_any = self.kl_increase_bits.value[order[0]] > 0
+        heat = Panel.blank(f"{self.components[order[0]] if is_any else 'No part'} writes most of the answer")
         add_heat(heat.figure, self.kl_increase_bits_by_part, unit="bits lost", baseline=0.0)
         heads = list(range(0, self.n_heads, max(1, -(-self.n_heads // 8))))
         last = "mlp" if "mlp" in self.kinds else "block"

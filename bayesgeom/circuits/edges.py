@@ -161,9 +161,9 @@ class PathsRun:
         own, spec = self.model.replayer(), self.model.spec
         replayer = own if isinstance(own, Replay | PrefixReplay) else PlainLoop(self.model)
         with phase("means"):
-            others = self.task.stream(N_REFERENCE, seed=derived_seed(seed, _MEANS), device=spec.device)
+            others = self._blocks(N_REFERENCE, derived_seed(seed, _MEANS))
             means = position_means(replayer, others, spec, self.writers.places(), N_REFERENCE)
-        drawn = self.task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=spec.device)
+        drawn = self._blocks(n, derived_seed(seed, Branch.TRIALS))
         parts = [trials for block in drawn for trials in batches(block, spec)]
         measuring = EdgeReplay(writers=self.writers, replayer=replayer, means=means)
         with phase("edges", len(parts) * len(self.edges), "edge") as shown:
@@ -188,6 +188,11 @@ class PathsRun:
         )
         arguments = {"n": n, "seed": seed, "edges": len(self.edges)}
         return with_provenance(report, provenance(self.model, self.task, arguments))
+
+    def _blocks(self, n: int, seed: int) -> Iterator[Trials]:
+        for block in self.task.stream(n, seed=seed, device=self.model.spec.device):
+            self.model.check_fits(block)
+            yield block
 
 
 def _rotations(d_model: int, seed: int) -> Iterator[Float[Tensor, "d_model d_model"]]:

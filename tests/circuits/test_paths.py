@@ -13,7 +13,7 @@ import bayesgeom
 from bayesgeom import tasks
 from bayesgeom.circuits.effects import ranked
 from bayesgeom.circuits.graph import N_LISTED, RANDOM, PathsReport
-from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.export import export_huggingface
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
@@ -217,6 +217,11 @@ def test_edges_of_every_family(name: str, tmp_path: Path) -> None:
     ("arguments", "error", "text"),
     [
         ({"senders": []}, InvalidArgument, "senders is empty: name at least one, such as 'embedding', or omit it"),
+        (
+            {"task": tasks.Bijection(n_values=9, n_pairs=4)},
+            TaskMismatch,
+            "the task uses ids 0 … 17; transformer has 10",
+        ),
         ({"n": 0}, InvalidArgument, "n, the number of sequences, must be at least 1, got 0"),
         (
             {"senders": ["L0H9"]},
@@ -234,6 +239,19 @@ def test_edges_of_every_family(name: str, tmp_path: Path) -> None:
 def test_refusals(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         bayesgeom.paths(lively(), **{"task": TASK, "n": N, **arguments})
+
+
+def test_a_network_without_effects_has_a_figure() -> None:
+    module = lively()
+    with torch.no_grad():
+        for name in (
+            "embed.weight",
+            *(f"blocks.{i}.{own}" for i in (0, 1) for own in ("attn.W_O.weight", "mlp.W_out.weight")),
+        ):
+            module.get_parameter(name).zero_()
+    for report in (bayesgeom.paths(module, TASK, n=N), bayesgeom.contributions(module, TASK, n=N)):
+        assert not report.kl_increase_bits.value.any() and not np.any(report.kl_increase_bits.ends)
+        assert all(panel.figure.layout.height for panel in report.panels())
 
 
 def test_too_many_edges_are_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
