@@ -61,9 +61,9 @@ TaskOption = Annotated[
     str | None,
     arg(
         metavar="NAME:KEY=VALUE,…",
-        help="Another task: bijection, evidence, hmm, mess3, modular-recurrence, process, prompts, recall, "
-        "sticky-markov or, in words, NAME-in-context; hmm:length=10 sets a parameter. If it is the checkpoint's own, "
-        "all others keep the checkpoint's values.",
+        help="Another task: bijection, causal-graph, change-point, dice, dirichlet-markov, evidence, hmm, "
+        "linear-regression, mess3, modular-recurrence, process, prompts, recall, sticky-markov or, in words, "
+        "NAME-in-context; hmm:length=10 sets a parameter, and a checkpoint's own task keeps the others' values.",
         help_behavior_hint="(default: the checkpoint's own task)",
     ),
 ]
@@ -202,7 +202,7 @@ def diagnose(
         probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
             posterior_lens, qk_alignment, value_manifold (value_manifold:standardized), and of relabeling,
             evidence_response and inside (the viewer), which run the model again. Default: all that apply. fitted_lens
-            runs only if it is named.
+            (fitted_lens:MAP with a J-lens) runs only if it is named.
         ablations: Also run the default ablation battery.
     """
     n = (24 if quick else 512) if n is None else n
@@ -517,6 +517,7 @@ def compare(
     n: Maybe[int] = None,
     seed: Maybe[int] = None,
     probes: Maybe[tuple[str, ...]] = None,
+    cka: bool = False,
 ) -> "Report":
     """Compare checkpoints on the same sequences, or saved diagnoses.
 
@@ -527,8 +528,9 @@ def compare(
         n: Number of sequences for checkpoints. Default: 512.
         seed: Seed of the sequences and intervals, for checkpoints. Default: 0.
         probes: Compare all estimates of these probes, and not calibration alone.
+        cka: Measure how alike the layers of every two checkpoints are (linear CKA).
     """
-    return bayesgeom.compare(models, task, n=n, seed=seed, probes=probes)
+    return bayesgeom.compare(models, task, n=n, seed=seed, probes=probes, cka=cka)
 
 
 def dynamics(

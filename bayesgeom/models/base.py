@@ -30,13 +30,16 @@ from torch import Tensor, nn
 from bayesgeom.core import (
     ATTN_OUT,
     EVERY_MODULE,
+    EXPERT_WEIGHTS,
     LOGIT_LENS,
     MLP_OUT,
+    MLP_POST,
     PATTERN,
     Q_ROT,
     RESID_MID,
     RESID_POST,
     RESID_PRE,
+    ROUTER_LOGITS,
     W_K,
     W_K_GRAM,
     W_O,
@@ -70,7 +73,9 @@ from bayesgeom.models.unembedding import Unembedding, unembedding_of
 from bayesgeom.stats import BehaviorLog, Reduction, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.tasks.base import WindTunnel
 
-STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 4, RESID_POST: 5}
+# The order of the sites at which a replay can start. A baseline keeps those inside the MLP on request only.
+STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 7, RESID_POST: 8}
+INSIDE_MLP: Mapping[Site, int] = {ROUTER_LOGITS: 4, EXPERT_WEIGHTS: 5, MLP_POST: 6}
 Variant = Sequence[Edit]
 LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 KERNELS = "attention_kernels"  # key of the provenance
@@ -91,8 +96,8 @@ class BaselinePass:
 class Replayer(Protocol):
     """Computes a baseline pass of a model, and logits under variants of it."""
 
-    def baseline(self, trials: Trials) -> BaselinePass:
-        """Run one unedited pass and keep its activations."""
+    def baseline(self, trials: Trials, also: Sequence[Site] = ()) -> BaselinePass:
+        """Run one unedited pass and keep its activations: those of `STAGES`, and of the sites in `also`."""
 
     def logits(
         self, baseline: BaselinePass, variants: Sequence[Variant], reference: Reference
@@ -101,8 +106,13 @@ class Replayer(Protocol):
 
 
 def entry(variant: Variant) -> tuple[int, int]:
-    """Return the layer and stage at which a variant first differs from the baseline; other sites count as stage 0."""
-    return min((edit.layer, STAGES.get(edit.site, 0)) for edit in variant)
+    """Return the layer and stage at which a variant first differs from the baseline."""
+    return min((edit.layer, stage(edit.site)) for edit in variant)
+
+
+def stage(site: Site) -> int:
+    """Return where in its layer a site comes; a site without a stage, such as `v`, counts as the first."""
+    return STAGES.get(site, INSIDE_MLP.get(site, 0))
 
 
 PASS_BYTES = 256 * 2**20  # memory of one forward pass on a CPU, where larger passes are not faster

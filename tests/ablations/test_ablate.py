@@ -270,8 +270,8 @@ def test_bad_input_is_one_clear_error_before_anything_runs(
 
 def test_a_battery_may_be_named_as_on_the_command_line() -> None:
     assert_equal(ablate(lively(), battery="mlps", n=5), ablate(lively(), battery=ablations.every_mlp(lively()), n=5))
-    with pytest.raises(UnknownName, match=r"no battery named 'neurons'.*heads"):
-        ablate(lively(), battery="neurons", n=5)
+    with pytest.raises(UnknownName, match=r"no battery named 'units'.*heads"):
+        ablate(lively(), battery="units", n=5)
 
 
 def test_components_and_sets_check_themselves() -> None:

@@ -203,7 +203,7 @@ def test_what_is_replaced_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> No
     model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
     replayer = model.replayer()
     reference = engine.BatchReference(means_of(plain), replayer.baseline(TRIALS))
-    for name in ("z", "attn_out", "add_attn_out", "mlp_out", "mlp_out_of", "add_mlp_out", "add_heads_and_mlp"):
+    for name in ("z", "attn_out", "add_attn_out", "hidden", "hidden_of", "out_of", "add_mlp_out", "add_heads_and_mlp"):
         monkeypatch.delattr(ReplayLayer, name)
     parts = [
         (Component(2, "block"),),

@@ -23,7 +23,7 @@ LACKING = {
     "llama": set(),
     "gemma2": set(),
     "gpt_neox": {"q", "k", "q_rot", "k_rot"},  # its rotated keys never fire
-    "opt": {"pattern"},  # edits of its patterns do nothing
+    "opt": {"pattern", "mlp_post"},  # edits of its patterns do nothing; the bridge states 4 · d_model hidden units
     "bloom": {"q", "k", "q_rot", "k_rot"},  # its positions come in by a bias that the bridge does not show
     "mamba": {site.name for site in s.ALL_SITES} - {"resid_pre", "resid_post"},
 }

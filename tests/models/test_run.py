@@ -56,7 +56,7 @@ def test_every_site_is_what_transformer_lens_caches_there(positions: str) -> Non
     with torch.no_grad():
         cache = model.module.run_with_cache(trials.tokens)[1]
     run = model.run([trials], record=model.sites, n_recorded=5)
-    assert set(run.recorded) == model.sites == set(s.ALL_SITES) - {s.STATE}
+    assert set(run.recorded) == model.sites == set(s.ALL_SITES) - {s.STATE, s.ROUTER_LOGITS, s.EXPERT_WEIGHTS}
     for site in model.sites - STATIC:
         name = site.name
         if site in (s.Q_ROT, s.K_ROT):

@@ -55,7 +55,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         stored(folder), sites=[LATER], kind="remove", n=5
     ),
     "erase_onwards": lambda folder: bayesgeom.erase_onwards(stored(folder), sites=LATER, n=5),
-    "audit": lambda folder: bayesgeom.audit(stored(folder), n=5, n_positions=1, n_orders=2),
+    "audit": lambda folder: bayesgeom.audit(stored(folder), n=5, n_positions=1),
     "evidence_response": lambda folder: bayesgeom.evidence_response(stored(folder), n=5),
     "relabeling_invariance": lambda folder: bayesgeom.relabeling_invariance(stored(folder), n=5),
     "gradient_laws": lambda folder: bayesgeom.gradient_laws(stored(folder), n=5),

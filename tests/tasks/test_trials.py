@@ -36,7 +36,7 @@ def scored_twice(scored: list[list[bool]]) -> Trials:
 def assert_equal(one: Trials, other: Trials) -> None:
     for name in (field.name for field in fields(Trials)):
         a, b = getattr(one, name), getattr(other, name)
-        if a is None or isinstance(a, tuple):
+        if a is None or isinstance(a, tuple | bool):
             assert a == b, name
             continue
         if isinstance(a, WindowObservers):

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from bayesgeom.core import (
     ATTN_OUT,
+    MLP_OUT,
+    MLP_POST,
     PATTERN,
     PROCESS_STATE,
     RESID_MID,
@@ -35,9 +37,11 @@ from bayesgeom.core import (
 )
 from bayesgeom.models.adapters.hooked import POINTS
 from bayesgeom.models.adapters.proof import (
+    Claim,
     Functions,
     Passage,
     PerHead,
+    Side,
     Taps,
     examined,
     per_query_head,
@@ -184,7 +188,15 @@ class LensModel(Reattachable):
             pattern=partial(self._pattern, passages),
             mid_given=given.get,
         )
-        return examined(passages, functions, self.spec, tokens.shape[1])[0]
+        return examined(passages, functions, self.spec, tokens.shape[1], equations=self._equations)[0]
+
+    def _equations(self, arrived: Side, left: Side, layer: int) -> Iterator[Claim]:
+        if {MLP_POST, MLP_OUT} <= arrived.keys():
+            for matrix in self._parts(layer, ("out",), within="mlp"):
+                out = matrix(left[MLP_POST])
+                for norm in self._parts(layer, ("ln2_post",)):
+                    out = norm(out)
+                yield Claim("W_out mlp_post + b = mlp_out", (MLP_POST,), arrived[MLP_OUT], out)
 
     def _parts(self, layer: int, names: Sequence[str], within: str = "") -> list[Any]:
         """The parts of a block with these names, if they exist."""

@@ -58,11 +58,11 @@ class PlainLoop:
 
     @alone("model.module")
     @torch.no_grad()
-    def baseline(self, trials: Trials) -> BaselinePass:
-        """Run one pass and keep every replayable site at all positions."""
+    def baseline(self, trials: Trials, also: Sequence[Site] = ()) -> BaselinePass:
+        """Run one pass and keep every replayable site, and those in `also`, at all positions."""
         stored: dict[SiteLayer, Tensor] = {}
-        places = [(site, layer) for site in self._sites for layer in self.model.layers_of(site)]
-        with hooked_sites(self.model, {place: _copying(stored, place) for place in places}):
+        places = [(site, layer) for site in (*self._sites, *also) for layer in self.model.layers_of(site)]
+        with hooked_sites(self.model, {place: keeping(stored, place) for place in places}):
             logits = self.model.logits(trials)
         return BaselinePass(trials=trials, rows=trials.scored_positions()[0], stored=stored, logits=logits)
 
@@ -209,9 +209,9 @@ class PrefixReplay:
 
     @alone("model.module")
     @torch.no_grad()
-    def baseline(self, trials: Trials) -> BaselinePass:
-        """Run one pass and keep every replayable site at all positions."""
-        return self._loop.baseline(trials)
+    def baseline(self, trials: Trials, also: Sequence[Site] = ()) -> BaselinePass:
+        """Run one pass and keep every replayable site, and those in `also`, at all positions."""
+        return self._loop.baseline(trials, also)
 
     @alone("model.module")
     @torch.no_grad()
