@@ -37,6 +37,8 @@ def test_the_label_is_the_exact_answer_after_the_last_token() -> None:
     assert trials.at_scored(trials.predictive)[:, 0, 1].tolist() == [float(own) for own in LABELS]
     assert torch.equal(trials.at_scored(trials.labels)[:, 0], trials.answers[torch.tensor(LABELS).long()])
     assert bool(trials.predictive[~trials.scored].isnan().all())
+    labels = bound().token_labels()
+    assert len(set(labels)) == len(labels) and labels[trials.tokens[0, 1]] == TEXTS[0].split()[0]
 
 
 def test_a_text_may_have_a_label_for_each_of_its_last_tokens() -> None:
