@@ -26,6 +26,7 @@ from bayesgeom.ablations.engine import (
     score_batch,
 )
 from bayesgeom.ablations.inside import N_SHOWN, InsideReport, inside_of
+from bayesgeom.ablations.neurons import strongest_neurons
 from bayesgeom.ablations.report import AblationReport, ablation_report, with_attribution
 from bayesgeom.core import (
     HookFault,
@@ -75,7 +76,7 @@ def ablate(
         model: A model, its name or its directory.
         task: A task or its name; by default the one that the model was trained on.
         battery: A name as on the command line ("heads", "attention", "mlps", "layers", "pairs", "all": the first four,
-            each component alone), or a list of ablations.
+            each component alone; "neurons": the 64 with the largest estimates; "experts"), or a list of ablations.
         mode: "zero"; "mean", the task's mean at each position; "resample", the same position of another
             sequence; or a mode of another package.
         n: Sequences to draw.
@@ -216,7 +217,10 @@ class BatteryRun:
         seed: int,
     ) -> "BatteryRun":
         """Check all arguments before anything runs."""
-        chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
+        if battery == "neurons":
+            chosen = strongest_neurons(model, task, mode=mode, seed=seed)
+        else:
+            chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
         if not chosen:
             raise InvalidArgument("battery is empty: pass at least one ablation, or omit it for the default battery.")
         check_battery(battery, mode)

@@ -73,7 +73,8 @@ def diagnose(
     Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
     probe that would get fewer than 16 is skipped. Two tests take passes of their own: "relabeling" on 128 sequences and
     "evidence_response" on 64 for each age. They run if no probes are named, or if they are; so does "inside", which
-    keeps eight sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences.
+    keeps eight sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences;
+    "fitted_lens:MAP" adds a J-lens.
     `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:

@@ -30,15 +30,19 @@ from torch import Tensor, nn
 from bayesgeom.core import (
     ATTN_OUT,
     EVERY_MODULE,
+    EXPERT_WEIGHTS,
     LOGIT_LENS,
     MLP_OUT,
+    MLP_POST,
     PATTERN,
     Q_ROT,
     RESID_MID,
     RESID_POST,
     RESID_PRE,
+    ROUTER_LOGITS,
     W_K,
     W_K_GRAM,
+    W_O,
     Change,
     Edit,
     HookFault,
@@ -69,7 +73,9 @@ from bayesgeom.models.unembedding import Unembedding, unembedding_of
 from bayesgeom.stats import BehaviorLog, Reduction, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.tasks.base import WindTunnel
 
-STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 4, RESID_POST: 5}
+# The order of the sites at which a replay can start. A baseline keeps those inside the MLP on request only.
+STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 7, RESID_POST: 8}
+INSIDE_MLP: Mapping[Site, int] = {ROUTER_LOGITS: 4, EXPERT_WEIGHTS: 5, MLP_POST: 6}
 Variant = Sequence[Edit]
 LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 KERNELS = "attention_kernels"  # key of the provenance
@@ -90,8 +96,8 @@ class BaselinePass:
 class Replayer(Protocol):
     """Computes a baseline pass of a model, and logits under variants of it."""
 
-    def baseline(self, trials: Trials) -> BaselinePass:
-        """Run one unedited pass and keep its activations."""
+    def baseline(self, trials: Trials, also: Sequence[Site] = ()) -> BaselinePass:
+        """Run one unedited pass and keep its activations: those of `STAGES`, and of the sites in `also`."""
 
     def logits(
         self, baseline: BaselinePass, variants: Sequence[Variant], reference: Reference
@@ -100,8 +106,13 @@ class Replayer(Protocol):
 
 
 def entry(variant: Variant) -> tuple[int, int]:
-    """Return the layer and stage at which a variant first differs from the baseline; other sites count as stage 0."""
-    return min((edit.layer, STAGES.get(edit.site, 0)) for edit in variant)
+    """Return the layer and stage at which a variant first differs from the baseline."""
+    return min((edit.layer, stage(edit.site)) for edit in variant)
+
+
+def stage(site: Site) -> int:
+    """Return where in its layer a site comes; a site without a stage, such as `v`, counts as the first."""
+    return STAGES.get(site, INSIDE_MLP.get(site, 0))
 
 
 PASS_BYTES = 256 * 2**20  # memory of one forward pass on a CPU, where larger passes are not faster
@@ -219,6 +230,7 @@ class Recorder:
         self._module, self._point = module, point
         self._storage: dict[Site | str, Tensor] = {}
         self._same = self._recorded_as_another()
+        self._is_chained = False  # whether a block's input is stored as the output of the block before
         self.room = self._filled = self._reduced = 0
 
     @property
@@ -295,13 +307,29 @@ class Recorder:
         row = self.layers[site].index(layer)
 
         def store(output: Tensor) -> None:
-            kept = self._seen(site, layer, output, trials)
+            kept, rows = self._seen(site, layer, output, trials), slice(self._filled, self._filled + len(trials))
             if site not in self._storage:
-                shape = (len(self.layers[site]), self.room, *kept.shape[1:])
-                self._storage[site] = allocated(shape, kept.device)
-            self._storage[site][row, self._filled : self._filled + len(kept)] = kept
+                self._allocate(site, kept)
+            place = self._storage[site][row, rows]
+            if site == RESID_PRE and row and self._is_chained:
+                if bool((place == kept).all()):  # stored as the output of the block before
+                    return
+                self._is_chained = False  # RWKV halves the stream between two blocks
+                self._storage[site] = self._storage[site].clone()
+                place = self._storage[site][row, rows]
+            place.copy_(kept)
 
         return store
+
+    def _allocate(self, site: Site, kept: Shaped[Tensor, "batch *axes"]) -> None:
+        """Allocate the storage of a site; where every block's input and output are recorded, that of both together."""
+        shape, n = (self.room, *kept.shape[1:]), len(self.layers[site])
+        every, chain = tuple(range(self.spec.n_layers)), (RESID_PRE, RESID_POST)
+        if site in chain and all(tuple(self.layers.get(own, ())) == every and own not in self._same for own in chain):
+            both, self._is_chained = allocated((n + 1, *shape), kept.device), True
+            self._storage |= {RESID_PRE: both[:-1], RESID_POST: both[1:]}
+        else:
+            self._storage[site] = allocated((n, *shape), kept.device)
 
     def _seen(self, site: Site, layer: int, output: Tensor, trials: Trials) -> Shaped[Tensor, "*axes"]:
         """Return what is recorded of the activation at the point of a site."""
@@ -402,6 +430,16 @@ class Withheld(dict[Site, str]):
         return "\n".join(f"{', '.join(names)}: {why}" for why, names in sites.items()) or "{}"
 
 
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadOutput:
+    """How the heads of a layer write into the residual stream: W_O, then the norm of their sum and a factor, if any."""
+
+    matrix: Float[Tensor, "head d_head d_model"]
+    norm: nn.Module | None = None
+    factor: float = 1.0
+
+
 class Model(ABC):
     """A sequence model behind one interface. Adapters locate the hook points; `run` does everything else."""
 
@@ -416,6 +454,7 @@ class Model(ABC):
     attention_kernel: Callable[[], str] | None = None  # gives the name of the implementation of attention, if known
     # Gives each sequence, by its number of tokens, what must be equal in one pass: how the model rotates keys.
     rotation: Callable[[Int64[Tensor, " batch"]], Int64[Tensor, "batch rotation"]] | None = None
+    head_output: Callable[[int], "HeadOutput | None"] | None = None  # of a layer; None: by site W_O, where it is
     _found_unembedding: tuple[Unembedding | None, ...] = ()  # empty until it is sought
 
     @property
@@ -499,6 +538,14 @@ class Model(ABC):
             why = self.withheld.get(missing[0], "")
             return f"it is read from {missing[0].name}, which is missing{': ' if why else ''}{why}"
         return "" if self.unembedding() else "no path from resid_post of the last layer to its logits was found"
+
+    @final
+    @torch.no_grad()
+    def output_of(self, layer: int) -> "HeadOutput | None":
+        """Return what makes the attention output of the heads' outputs z; None if only their sum is known."""
+        if self.head_output is not None or layer not in self.layers_of(W_O):
+            return None if self.head_output is None else self.head_output(layer)
+        return HeadOutput(matrix=self.static(W_O, torch.zeros(0, dtype=torch.int64, device=self.spec.device), layer))
 
     @final
     @alone()

@@ -55,6 +55,7 @@ from bayesgeom.stats import (
     Readout,
     adjusted_rand,
     belief_rows,
+    belief_states,
     belief_targets,
     cluster_clouds,
     commonest,
@@ -110,7 +111,8 @@ class BeliefReadoutReport(Report):
 
     `sites` are `resid_post`, and `state` for recurrent models. `drawn_belief` are exact beliefs at held-out points, and
     `drawn_readout` their linear predictions at each of the `stages`, neither clipped nor renormalized. Both are empty
-    if there are too many hypotheses to plot.
+    if there are too many hypotheses to plot. `reachable_belief` are the beliefs that sequences of a process can reach,
+    up to 2,000, and `n_beliefs` how many there are in all; −1 if these are not all, or for other tasks.
 
     Scores are on held-out sequences. `r2` is at most 1, and 0 for the mean belief. `total_variation` (0 to 1) compares
     the prediction, clipped at 0 and renormalized, with the belief. `balanced_accuracy` (½ at chance) is for predicting
@@ -149,6 +151,8 @@ class BeliefReadoutReport(Report):
     window_map_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of a map from them")]
     drawn_belief: Annotated[Float[np.ndarray, "point hypothesis"], Unit("1")]
     drawn_readout: Annotated[Float[np.ndarray, "stage site point hypothesis"], Unit("1")]
+    reachable_belief: Annotated[Float[np.ndarray, "reachable hypothesis"], Unit("1")]
+    n_beliefs: int
     sites: tuple[str, ...]
     cluster_counts: tuple[str, ...]
     confidences: tuple[str, ...]
@@ -196,25 +200,20 @@ class BeliefReadoutReport(Report):
     def panels(self) -> Sequence[Panel]:
         layers, counts = [str(layer) for layer in range(self.r2.value.shape[1])], "number of clusters k, last layer"
         rand, confidence = "adjusted Rand index (0 is chance)", "confidence"
-        survive, best = "Accuracy on surviving hypotheses", "Agreement of clusters and best guesses"
+        survive, best = "Accuracy on surviving hypotheses", "Clusters and best guesses"
         shown = (
             (self.r2, "Belief by a linear map, R²", ("layer", "held-out R² (1 is exact)"), layers),
             (
                 self.total_variation,
-                "Distance of the belief by a linear map",
+                "Belief by a linear map, distance",
                 ("layer", "total variation (0 is exact)"),
                 layers,
             ),
             (self.balanced_accuracy, survive, ("layer", "balanced accuracy (½ is chance)"), layers),
             (self.silhouette, "Clusters, silhouette", (counts, "silhouette (−1 to 1)"), self.cluster_counts),
             (self.rand_index, best, (counts, rand), self.cluster_counts),
-            (self.token_rand_index, "Agreement of clusters and last tokens", (counts, rand), self.cluster_counts),
-            (
-                self.nearest_centroid_accuracy,
-                "Accuracy of the nearest best guess",
-                (confidence, "accuracy"),
-                self.confidences,
-            ),
+            (self.token_rand_index, "Clusters and last tokens", (counts, rand), self.cluster_counts),
+            (self.nearest_centroid_accuracy, "Nearest best guess", (confidence, "accuracy"), self.confidences),
         )
         drawn, (best_k,), _ = list(self._simplexes()), *self.silhouette[0, -1].extreme("largest")
         for row, site in enumerate(self.sites):
@@ -230,12 +229,17 @@ class BeliefReadoutReport(Report):
     def _simplexes(self) -> Iterator[Panel]:
         """Yield simplexes of exact beliefs next to read-outs, then those of layer 0 and of an untrained network."""
         from bayesgeom.charts.lines import brief
+        from bayesgeom.charts.simplex import MAX_CORNERS as POLYGON
         from bayesgeom.charts.simplex import add_simplexes
 
         for row, site in enumerate(self.sites):
             drawn, r2 = self.drawn_readout[:, row], self.r2.value[row]
-            panel = Panel.blank(f"The belief read from {site} in the last layer: R² {brief(r2[-1])}", is_folded=row > 0)
-            add_simplexes(panel.figure, {"exact belief": self.drawn_belief, "read": drawn[_LAST]}, self.drawn_belief)
+            title, shown = f"The belief read from {site} in the last layer: R² {brief(r2[-1])}", self.reachable_belief
+            n_shown = f"{'all ' * (self.n_beliefs > 0)}{len(shown):,}"
+            note = f"Gray: {n_shown} reachable beliefs" if 0 < len(shown.T) <= POLYGON and len(shown) else ""
+            panel = Panel.blank(title, is_folded=row > 0, note=note)
+            pair = {"exact belief": self.drawn_belief, "read": drawn[_LAST]}
+            add_simplexes(panel.figure, pair, self.drawn_belief, shown)
             yield panel
             panel = Panel.blank(f"The same without training, and from {site} in layer 0", is_folded=True)
             others = {"untrained, last layer": drawn[_UNTRAINED], f"layer 0, R² {brief(r2[0])}": drawn[_FIRST]}
@@ -397,6 +401,7 @@ def linear_scores(
 
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
+MOST_REACHABLE = 2_000  # beliefs of a process that are drawn
 MIN_SEQUENCES = 16  # used however long they are
 SHUFFLES, N_SUBSPACES = 5, 20
 WIDTHS = (1, 2, 3, 4, 10)  # symbols of the window observers whose beliefs are compared
@@ -447,6 +452,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 random = Baseline.of("permutation", RANDOM_LABELS, np.stack([own[name] for own in scores]))
                 linear[name] = replace(linear[name], baselines=(*linear[name].baselines, *known(random)))
         drawn_belief, drawn_readout = _drawn(found, targets, untrained, run.seed)
+        reachable, n_beliefs = _reachable(trials)
         report = BeliefReadoutReport(
             **linear,
             **_clusters(clouds, targets, _tokens(trials, run.seed), n=n, seed=run.seed),
@@ -456,6 +462,8 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             window_map_r2=window_map_r2,
             drawn_belief=drawn_belief,
             drawn_readout=drawn_readout,
+            reachable_belief=reachable,
+            n_beliefs=n_beliefs,
             sites=tuple(site.name for site in sites),
             cluster_counts=tuple(map(str, COUNTS)),
             confidences=tuple(_BANDS),
@@ -659,6 +667,17 @@ def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> tuple[tuple[s
         ends = r2_interval(np.moveaxis(error, 2, 0), spread[:, None, None], seed=seed)
         plain = with_interval(1 - error.sum(axis=2) / spread.sum(), ends, n=n)
     return tuple(map(str, widths)), plain, replace(mapped, baselines=())
+
+
+def _reachable(trials: Trials) -> tuple[Float64[np.ndarray, "reachable hypothesis"], int]:
+    """Return the beliefs that the scored symbols can reach, and how many there are; none and −1 if not known."""
+    n_hypotheses = trials.belief.shape[-1]
+    ways = None if trials.observers is None or n_hypotheses > MAX_CORNERS else trials.observers.filter.labeled
+    if trials.observers is None or ways is None:
+        return np.zeros((0, n_hypotheses)), -1
+    start = trials.observers.filter.priors["initial"][0]
+    found = belief_states(ways, start, trials.n_scored, most=MOST_REACHABLE)
+    return found.belief.numpy(), len(found) if found.is_closed else -1
 
 
 def _drawn(

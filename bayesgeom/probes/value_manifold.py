@@ -9,7 +9,7 @@ References:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Any, ClassVar, final
 
@@ -247,11 +247,16 @@ class ValueManifold(Probe[ValueManifoldReport]):
         points_of = _spanned(recorded_points)
         layers, sites = range(run.spec.n_layers), [site for site in _SITES if site in run.recorded]
         widths = {site: run.at(site)[0, 0, 0].numel() for site in sites}
-        clouds = {
-            site: [cloud_statistics(points_of(site, i), scale, width=widths[site]) for i in layers] for site in sites
-        }
+        few, least = jackknife_weights(n, most=GROUPS), {site: gaussian_first_share(n, widths[site]) for site in sites}
+        clouds: dict[Site, list[CloudStatistics]] = {site: [] for site in sites}
+        refitted = np.full((len(few), 2, len(sites), len(layers)), np.nan)
+        for (row, site), layer in product(enumerate(sites), layers):
+            cloud = cloud_statistics(points := points_of(site, layer), scale, width=widths[site])
+            if cloud.shape["pc1_share"] > _ABOVE_GAUSSIAN * least[site]:
+                refitted[:, :, row, layer] = _refitted(points, cloud, few, n=n)
+            clouds[site].append(replace(cloud, covariance=None))  # those of all layers would fill the memory
         head_share, head_related = _heads(run, scale, recorded_points)
-        pc1_share, pc12_share = _shares(clouds, points_of, n=n, widths=widths, seed=run.seed)
+        pc1_share, pc12_share = _shares(clouds, refitted, least, n=n, seed=run.seed)
         spearman, signed_spearman, p_value = _ordered(run, clouds, entropy)
         holds = (not scale.identified, not run.has_posterior, self.standardized)
         related: dict[str, Any] = {}
@@ -347,29 +352,28 @@ def _spanned(points_of: PointsOf) -> PointsOf:
     return spanned
 
 
+def _refitted(
+    points: Float[Tensor, "point d"], cloud: CloudStatistics, few: Float64[np.ndarray, "row sequence"], *, n: int
+) -> Float64[np.ndarray, "row 2"]:
+    """Return the shares of PC1 and of PC1 + PC2, fitted again for every row of weights."""
+    spread = None if cloud.covariance is None else cloud.covariance.cpu().numpy()
+    by_sequence, axes = points.unflatten(0, (n, -1)).cpu().numpy(), cloud.axes.cpu().numpy()[:, :2]
+    return refitted_axis_shares(by_sequence, axes, few, covariance=spread).cumsum(axis=1)[:, [0, -1]]
+
+
 def _shares(
     clouds: Clouds,
-    points_of: PointsOf,
+    refitted: Float64[np.ndarray, "row 2 site layer"],
+    least: Mapping[Site, float],
     *,
     n: int,
-    widths: Mapping[Site, int],
     seed: int,
 ) -> tuple[Estimate, Estimate]:
     """Return shares of PC1 and of PC1 + PC2, with intervals where PC1 is distinguishable from the next component."""
-    n_layers = len(next(iter(clouds.values())))
-    few, shape = jackknife_weights(n, most=GROUPS), (len(clouds), n_layers)
-    gaussian, shares = np.full(shape, np.nan), np.full((len(few), 2, *shape), np.nan)
-    for (row, (site, layers)), layer in product(enumerate(clouds.items()), range(n_layers)):
-        gaussian[row, layer] = least = gaussian_first_share(n, widths[site])
-        if layers[layer].shape["pc1_share"] > _ABOVE_GAUSSIAN * least:
-            points = points_of(site, layer).unflatten(0, (n, -1)).cpu().numpy()
-            axes, spread = layers[layer].axes.cpu().numpy()[:, :2], layers[layer].covariance
-            known_spread = None if spread is None else spread.cpu().numpy()
-            cumulated = refitted_axis_shares(points, axes, few, covariance=known_spread).cumsum(axis=1)
-            shares[:, :, row, layer] = cumulated[:, [0, -1]]
-    found = statistic_interval(shares, seed=seed, scale="share")
-    code = np.where(np.isnan(shares[0]), int(Reason.FLAT), found.code)
+    found = statistic_interval(refitted, seed=seed, scale="share")
+    code = np.where(np.isnan(refitted[0]), int(Reason.FLAT), found.code)
     one, two = (_shape(clouds, name) for name in ("pc1_share", "pc12_share"))
+    gaussian = np.broadcast_to(np.array([*least.values()])[:, None], one.shape).copy()
     alone = [Baseline.of("chance", GAUSSIAN, gaussian)]
     return (
         Estimate.of(one, (found.lo[0], found.hi[0]), n=n, baselines=alone, reason=code[0]),

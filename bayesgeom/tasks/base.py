@@ -105,6 +105,7 @@ def check_affordable(
 
 _SCORE_BYTES = 4  # of one number per position, which no measurement can do without
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
+FORGETTING = 0.8  # weight of a piece of evidence relative to the next one, for a baseline that forgets
 FUNCTIONS = "functions"  # the parameter of a task that was made of two functions
 _WRAPPED = "task"  # the field in which a text task holds the task that it renders
 T = TypeVar("T")

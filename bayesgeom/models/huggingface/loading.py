@@ -19,7 +19,6 @@ switches off.
 """
 
 import contextlib
-import hashlib
 import importlib.util
 import re
 import warnings
@@ -323,9 +322,7 @@ def load_gguf(
         hf, tokenizer = dequantized(file, dtype=chosen, device_map=device_map)
     if device_map is None:
         hf = hf.to(device)
-    with file.open("rb") as opened:  # the hash is over the file and the dtype of its dequantized weights
-        digest = hashlib.file_digest(opened, lambda: hashlib.sha256(f"gguf as {chosen}: ".encode())).hexdigest()[:16]
-    model = HFModel(hf, name=file.stem, tokenizer=tokenizer, digest=digest)
+    model = HFModel(hf, name=file.stem, tokenizer=tokenizer)
     model.spec = replace(model.spec, quantization=storage_of(reader))
     return model
 
