@@ -53,7 +53,7 @@ from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay, mlp_reads
 from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.report import with_provenance
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
 
 MOST_EDGES = 20_000
 N_DRAWS = 20  # random directions of each of the strongest edges
@@ -164,9 +164,10 @@ class PathsRun:
         replayer, spec = self.model.replayer(), self.model.spec
         assert isinstance(replayer, Replay | PrefixReplay | PlainLoop), "other models lack the sites"
         with phase("means"):
-            others = self.task.stream(N_REFERENCE, seed=derived_seed(seed, _MEANS), device=spec.device)
-            means = position_means(replayer, others, spec, self.writers.places(), N_REFERENCE)
-        drawn = self.task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=spec.device)
+            n_others = at_most(self.task, N_REFERENCE)
+            others = self.task.stream(n_others, seed=derived_seed(seed, _MEANS), device=spec.device)
+            means = position_means(replayer, others, spec, self.writers.places(), n_others)
+        drawn = self.task.stream(at_most(self.task, n), seed=derived_seed(seed, Branch.TRIALS), device=spec.device)
         parts = [trials for block in drawn for trials in batches(block, spec)]
         measuring = EdgeReplay(writers=self.writers, replayer=replayer, means=means)
         with phase("edges", len(parts) * len(self.edges), "edge") as shown:
