@@ -52,7 +52,7 @@ from bayesgeom.report import (
     with_provenance,
 )
 from bayesgeom.stats import NATS_PER_BIT, kl_bits
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
 
 _MEANS = 3  # branch of the seed
 _N_ROWS = 12  # of a panel
@@ -236,7 +236,7 @@ class _Terms:
 
     def batches(self, n: int, seed: int) -> Iterator[tuple[Trials, Terms, Logits]]:
         """Yield each batch with its centered terms and the logits before the soft cap, which they sum to."""
-        for block in self.task.stream(n, seed=seed, device=self.model.spec.device):
+        for block in self.task.stream(at_most(self.task, n), seed=seed, device=self.model.spec.device):
             self.model.check_fits(block)
             for trials in batches(block, self.model.spec):
                 yield trials, *self._of(trials)

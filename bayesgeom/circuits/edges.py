@@ -54,7 +54,7 @@ from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay, mlp_reads
 from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.report import with_provenance
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
 
 MOST_EDGES = 20_000
 N_DRAWS = 20  # random directions of each of the strongest edges
@@ -161,9 +161,10 @@ class PathsRun:
         own, spec = self.model.replayer(), self.model.spec
         replayer = own if isinstance(own, Replay | PrefixReplay) else PlainLoop(self.model)
         with phase("means"):
-            others = self._blocks(N_REFERENCE, derived_seed(seed, _MEANS))
-            means = position_means(replayer, others, spec, self.writers.places(), N_REFERENCE)
-        drawn = self._blocks(n, derived_seed(seed, Branch.TRIALS))
+            n_others = at_most(self.task, N_REFERENCE)
+            others = self._blocks(n_others, derived_seed(seed, _MEANS))
+            means = position_means(replayer, others, spec, self.writers.places(), n_others)
+        drawn = self._blocks(at_most(self.task, n), derived_seed(seed, Branch.TRIALS))
         parts = [trials for block in drawn for trials in batches(block, spec)]
         measuring = EdgeReplay(writers=self.writers, replayer=replayer, means=means)
         with phase("edges", len(parts) * len(self.edges), "edge") as shown:
