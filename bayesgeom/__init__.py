@@ -18,6 +18,8 @@ Measure one model:
     diagnose               run every probe that the model supports, in one pass
     audit                  compare predictions with the exact observer's, in seven ways
     ablate                 measure the KL increase of each ablation
+    contributions          measure what each head and MLP adds to the answers' logits directly
+    paths                  measure the KL increase of each direct edge between heads, MLPs and the output
     intervene              edit a subspace and report whether the model uses it
     erase_onwards          erase a quantity from one layer on
     patch                  put activations of one text or sequence into the run on another
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from bayesgeom import tasks as tasks
     from bayesgeom.ablations.run import ablate as ablate
     from bayesgeom.audits.run import audit as audit
+    from bayesgeom.circuits.direct import contributions as contributions
+    from bayesgeom.circuits.edges import paths as paths
     from bayesgeom.circuits.patching import patch as patch
     from bayesgeom.core.errors import BayesGeomError as BayesGeomError
     from bayesgeom.diagnosis.recording import capture as capture
@@ -85,6 +89,7 @@ _HOMES = {
     "BayesGeomError": "bayesgeom.core.errors",
     "capture": "bayesgeom.diagnosis.recording",
     "checkpoints": "bayesgeom.models.checkpoint_files",
+    "contributions": "bayesgeom.circuits.direct",
     "compare": "bayesgeom.generalization.comparison",
     "diagnose": "bayesgeom.diagnosis.run",
     "Diagnosis": "bayesgeom.report.diagnosis",
@@ -98,6 +103,7 @@ _HOMES = {
     "length_generalization": "bayesgeom.generalization.length",
     "load": "bayesgeom.models.resolve",
     "load_report": "bayesgeom.report.diagnosis",
+    "paths": "bayesgeom.circuits.edges",
     "relabeling_invariance": "bayesgeom.generalization.relabeling",
     "patch": "bayesgeom.circuits.patching",
     "sweep": "bayesgeom.generalization.sweeps",

@@ -4,21 +4,18 @@ A command returns a report, which is printed and saved to `--out`, or an exit st
 libraries load within the functions. Another package adds an entry point in the group `bayesgeom.commands`.
 """
 
-import codecs
 import contextlib
 import inspect
 import io
 import json
 import os
 import re
-import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from types import FunctionType
@@ -64,9 +61,9 @@ TaskOption = Annotated[
     str | None,
     arg(
         metavar="NAME:KEY=VALUE,…",
-        help="Another task: bijection, evidence, hmm, mess3, modular-recurrence, process, prompts, recall, "
-        "sticky-markov or, in words, NAME-in-context; hmm:length=10 sets a parameter. If it is the checkpoint's own, "
-        "all others keep the checkpoint's values.",
+        help="Another task: bijection, causal-graph, change-point, dice, dirichlet-markov, evidence, hmm, "
+        "linear-regression, mess3, modular-recurrence, process, prompts, recall, sticky-markov or, in words, "
+        "NAME-in-context; hmm:length=10 sets a parameter, and a checkpoint's own task keeps the others' values.",
         help_behavior_hint="(default: the checkpoint's own task)",
     ),
 ]
@@ -112,7 +109,7 @@ class Source:
     memory_gib: Maybe[float] = None
     batch_size: Maybe[int] = None
     attn_implementation: Maybe[str] = None
-    max_memory: Maybe[dict[str, str]] = None
+    max_memory: Maybe[dict[int | str, str]] = None
     quantization_config: Maybe[str] = None
     local_files_only: bool = False
     tokenizer: Maybe[str] = None
@@ -123,8 +120,6 @@ class Source:
         from bayesgeom.models.served.client import is_address
 
         options = {name: value for name, value in vars(self).items() if name != "checkpoint"}
-        if self.max_memory is not None:
-            options["max_memory"] = {int(at) if is_whole(at) else at: size for at, size in self.max_memory.items()}
         # Secrets are no arguments, which other users of a machine can read; no other host may get the server's key.
         key = os.environ.get("BAYESGEOM_SERVER_KEY") if is_address(self.checkpoint) else None
         options |= {"token": os.environ.get("BAYESGEOM_TOKEN"), "server_key": key or None}
@@ -140,7 +135,7 @@ class Source:
         """Return the name by which workers load it: options of loading, which jobs do not support, are refused."""
         default = vars(Source(self.checkpoint))
         if given := [f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value != default[name]]:
-            raise InvalidArgument(f"with --on, workers load a model as it was saved: leave out {', '.join(given)}.")
+            raise InvalidArgument(f"leave out {', '.join(given)}: jobs and snapshots are of models as they were saved.")
         return self.checkpoint
 
 
@@ -207,7 +202,7 @@ def diagnose(
         probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
             posterior_lens, qk_alignment, value_manifold (value_manifold:standardized), and of relabeling,
             evidence_response and inside (the viewer), which run the model again. Default: all that apply. fitted_lens
-            runs only if it is named.
+            (fitted_lens:MAP with a J-lens) runs only if it is named.
         ablations: Also run the default ablation battery.
     """
     n = (24 if quick else 512) if n is None else n
@@ -227,8 +222,6 @@ def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("
     Args:
         out: File to write.
     """
-    if out.is_dir():
-        raise OutputFault(f"{out} is a directory; name a file to write, such as {out / 'view.html'}.")
     found = bayesgeom.diagnose(source.load(), task, probes=["inside"], n=8, seed=seed, n_untrained=0)
     found.to_html(out)
     tell(f"page: {out}")
@@ -237,23 +230,22 @@ def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("
 
 def _text_task(task: str | None, domain: str | None, texts: Path | None, *, chat: bool) -> "str | Prompts | None":
     """Combine `--task`, `--domain`, `--texts` and `--chat`."""
-    if texts is not None:
-        from bayesgeom.models.resolve import as_task
-        from bayesgeom.tasks.prompts import Prompts, texts_in
-
-        chosen = as_task(task or "prompts", trained=None)
-        if domain is not None or not isinstance(chosen, Prompts):
-            other = "--domain chooses" if domain is not None else f"--task {task} draws"
-            raise InvalidArgument(f"--texts are your own prompts, and {other} others: leave one of them out.")
-        return replace(chosen, texts=texts_in(texts), chat=chat or chosen.chat)
-    name, _, given = (task or ("" if domain is None else "prompts")).partition(":")
-    if domain is not None and name != "prompts":
-        raise InvalidArgument(f"--domain chooses prompts; {task!r} has no domains. Use --task prompts.")
+    name, _, given = (task or ("" if domain is None and texts is None else "prompts")).partition(":")
+    if domain is not None and (name != "prompts" or texts is not None):
+        raise InvalidArgument("--domain chooses prompts of bayesgeom: use it with --task prompts and without --texts.")
     if chat and not name:
         raise InvalidArgument("--chat needs a task in text: name one with --task, such as prompts or evidence.")
     added = [] if domain is None else [f"domain={domain}"]
     added += ["style=chat" if name == "evidence" else "chat=True"] if chat else []
-    return f"{name}:{','.join(filter(None, [given, *added]))}" if added else task
+    written = f"{name}:{','.join(filter(None, [given, *added]))}" if added else task
+    if texts is None:
+        return written
+    from bayesgeom.models.resolve import as_task
+    from bayesgeom.tasks.prompts import Prompts, texts_in
+
+    if not isinstance(chosen := as_task(written or name, trained=None), Prompts):
+        raise InvalidArgument(f"--texts are your own prompts, and --task {task} draws others: leave one of them out.")
+    return replace(chosen, texts=texts_in(texts))
 
 
 def ablate(
@@ -276,18 +268,15 @@ def ablate(
         mode: Replacement for the ablated activation: zero; mean over sequences; or resample, from another sequence.
         method: exact replays every ablation; attribution is a first-order preview from one backward pass.
     """
-    from bayesgeom.ablations import batteries
     from bayesgeom.ablations.run import attribution_preview
 
-    model = source.load()
-    chosen = batteries.battery(battery, model)
+    model = source.load() if machines.on is None else source.name_alone()
     report = None
     if method != "attribution":
         with machines.executor() as executor:
-            subject, components = (model, chosen) if executor is None else (source.name_alone(), battery)
-            report = bayesgeom.ablate(subject, task, components, mode=mode, n=n, seed=seed, out=out, executor=executor)
+            report = bayesgeom.ablate(model, task, battery, mode=mode, n=n, seed=seed, out=out, executor=executor)
     if report is None or method == "both":
-        report = attribution_preview(model, task, chosen, mode=mode, n=n, seed=seed, exact=report)
+        report = attribution_preview(model, task, battery, mode=mode, n=n, seed=seed, exact=report)
     return report
 
 
@@ -337,7 +326,7 @@ def intervene(
     places = _places(site, layers)
     is_joint = any(len(place.layers or ()) > 1 for place in places)
     one_by_one = replace(places[0], layers=tuple(at for place in places for at in place.layers or ()) or None)
-    model, fit = source.load(), fit_from_text(subspace)
+    fit, model = fit_from_text(subspace), source.load()
     counts = {"n": n, "seed": seed}
     if onwards:
         if not isinstance(fit, Eraser) or fit.given:
@@ -354,18 +343,16 @@ def intervene(
 
 def _places(site: str, layers: str | None) -> "list[bayesgeom.InterventionSite]":
     """Return one site per set of layers, or one site for all layers if none is named."""
-    from bayesgeom.interventions.joint import EDITABLE
+    from bayesgeom.core import site_of
     from bayesgeom.models.replay.carried import CARRIED
 
-    known = {place.name: place for place in (*EDITABLE, CARRIED)}
-    if site not in known:
-        raise unknown_name("site to act at", site, known)
+    place = CARRIED if site == CARRIED.name else site_of(site)
     if layers is None:
-        return [bayesgeom.InterventionSite(known[site])]
+        return [bayesgeom.InterventionSite(place)]
     sets = [part.split("+") for part in layers.split(",")]
     if not all(is_whole(layer.strip()) for several in sets for layer in several):
         raise InvalidArgument(f"--layers takes whole numbers joined by , or +: 1,3 or 1+3; got {shown(layers)}.")
-    return [bayesgeom.InterventionSite(known[site], tuple(map(int, several))) for several in sets]
+    return [bayesgeom.InterventionSite(place, tuple(map(int, several))) for several in sets]
 
 
 def length(
@@ -482,15 +469,13 @@ def gradients(
         over_training: CHECKPOINT is a training run or a packed training: measure every snapshot, on the run's own task.
         n: Sequences to draw. Default: 64, or 32 per snapshot with --over-training.
     """
-    if n is None:
-        n = 32 if over_training else 64
+    counts = {"seed": seed} if n is None else {"seed": seed, "n": n}
     if not over_training:
-        return bayesgeom.gradient_laws(source.load(), task, targets=targets, n=n, seed=seed)
+        return bayesgeom.gradient_laws(source.load(), task, targets=targets, **counts)
     if task is not None:
         raise InvalidArgument("--task is not allowed with --over-training: snapshots are measured on their own task.")
-    if given := [name for name in ("dtype", "device_map", "revision") if vars(source)[name] is not None]:
-        raise InvalidArgument(f"{', '.join(given)} is for Hugging Face models, and snapshots of a training are none.")
-    return bayesgeom.gradient_movement(source.checkpoint, targets=targets, n=n, seed=seed, device=source.device)
+    run = replace(source, device="cpu").name_alone()
+    return bayesgeom.gradient_movement(run, targets=targets, device=source.device, **counts)
 
 
 def capture(
@@ -522,8 +507,7 @@ def capture(
     bayesgeom.capture(source.load(), task, out=out, sites=selection, n=n, seed=seed, n_untrained=n_untrained)
     stored = read_manifest(out)
     recorded = ", ".join([*stored.layers, *stored.static]) or "predictions only"
-    counts = f"{counted(stored.n, 'sequence')} in {counted(len(stored.slices()), 'shard')}"
-    tell(f"{out}: {counts} ({stored.dtype}): {recorded}")
+    tell(f"{out}: {counted(stored.n, 'sequence')} ({stored.dtype}): {recorded}")
     return 0
 
 
@@ -533,6 +517,7 @@ def compare(
     n: Maybe[int] = None,
     seed: Maybe[int] = None,
     probes: Maybe[tuple[str, ...]] = None,
+    cka: bool = False,
 ) -> "Report":
     """Compare checkpoints on the same sequences, or saved diagnoses.
 
@@ -543,8 +528,9 @@ def compare(
         n: Number of sequences for checkpoints. Default: 512.
         seed: Seed of the sequences and intervals, for checkpoints. Default: 0.
         probes: Compare all estimates of these probes, and not calibration alone.
+        cka: Measure how alike the layers of every two checkpoints are (linear CKA).
     """
-    return bayesgeom.compare(models, task, n=n, seed=seed, probes=probes)
+    return bayesgeom.compare(models, task, n=n, seed=seed, probes=probes, cka=cka)
 
 
 def dynamics(
@@ -603,10 +589,10 @@ def train(
     from bayesgeom.training.publish import make_checkpoint
     from bayesgeom.training.recipes import recipe
 
-    committed = recipe(name).resized(_assignments(set)).reseeded(seed)
+    chosen = recipe(name).resized(_assignments(set)).reseeded(seed)
     asked: dict[str, Any] = {"steps": steps, "snapshots": keep}
-    chosen = replace(committed, **{name: value for name, value in asked.items() if value is not None})
-    out = out or RUNS / committed.name
+    chosen = replace(chosen, **{option: value for option, value in asked.items() if value is not None})
+    out = out or RUNS / chosen.name
     scores = make_checkpoint(chosen, out, resume=resume, device=device, precision=precision, announce=note)
     tell(*map(str, scores.headlines()), f"\ncheckpoint: {out / FINISHED}")
     return 0
@@ -663,15 +649,11 @@ def _described_at(path: Path, *, is_packed: bool = False) -> Iterator[str]:
     """Yield what describes a checkpoint, or why it cannot be read: one bad entry must not end the list."""
     try:
         entries = _packed(path) if is_packed else _checkpoint(path)
-    except BayesGeomError as error:
-        entries = {"error": [str(error)]}
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        fault = f"{type(error).__name__}: {error}"
-        entries = {"error": [f"{path} cannot be read ({fault}). Restore it, or delete it."]}
-    indent = " " * 10
-    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    except (BayesGeomError, OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        fault = "" if isinstance(error, BayesGeomError) else f"{type(error).__name__}: "
+        entries = {"error": [f"{fault}{error}"]}
     for label, texts in entries.items():
-        yield from (wrapper.fill(f"{indent if at else f'  {label:7} '}{text}") for at, text in enumerate(texts))
+        yield from (f"  {'' if at else label:7} {text}" for at, text in enumerate(texts))
 
 
 def _checkpoint(path: Path) -> dict[str, Sequence[str]]:
@@ -789,21 +771,20 @@ _REWORDED = {  # messages of Python and tyro, and how to say them
     r"invalid choice ('.*') for argument '(.*)'\. Expected one of \((.*)\)": r"\2 must be one of \3; got \1",
     r"Missing value for argument '(?:source\.)?(.*)'\. Expected .*": r"\1 needs a value",
 }
-_PLAIN = "bayesgeom.plain"
-_ALIKE = {"─": "-", "–": "-", "—": "-", "−": "-", "→": ">", "‖": "|", "·": ".", "…": ".", "×": "x", "≤": "<", "≥": ">"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status. An invalid input prints one line to standard error."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with _any_encoding():
-            if given == ["--version"]:
-                tell(f"bayesgeom {version('bayesgeom')}")
-                return 0
-            command = parsed(given)
-            with _reporting(given) if arguments is None else contextlib.nullcontext():
-                return command()
+        if isinstance(sys.stdout, io.TextIOWrapper):  # it may not encode all; tables stay aligned
+            sys.stdout.reconfigure(errors="replace")
+        if given == ["--version"]:
+            tell(f"bayesgeom {version('bayesgeom')}")
+            return 0
+        command = parsed(given)
+        with _reporting(given) if arguments is None else contextlib.nullcontext():
+            return command()
     except BayesGeomError as error:
         notes = vars(error).get("__notes__", [])
         note("; ".join([f"bayesgeom: {error}".rstrip("." if notes else ""), *notes]))
@@ -819,7 +800,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         try:
-            flush()
+            print(end="", flush=True)
         except OSError:  # discard it: the interpreter would retry and complain at exit, and without /dev/null twice
             with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -835,29 +816,6 @@ def _reporting(given: Sequence[str]) -> Iterator[None]:
     note(f"{what}: finished in {time.monotonic() - begun:.3g} s")
 
 
-@contextlib.contextmanager
-def _any_encoding() -> Iterator[None]:
-    """Let standard output replace characters that it cannot encode by plain ones, so that tables stay aligned."""
-    stream = sys.stdout
-    # Python chooses "surrogateescape" in the C locale, which handles file names but no other characters.
-    if not isinstance(stream, io.TextIOWrapper) or (before := stream.errors) not in ("strict", "surrogateescape"):
-        yield
-        return
-    codecs.register_error(_PLAIN, _plain)
-    stream.reconfigure(errors=_PLAIN)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # it flushes; a broken output is reported where it was written
-            stream.reconfigure(errors=before)
-
-
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(_ALIKE.get(character, "?") for character in error.object[error.start : error.end]), error.end
-
-
 def parsed(given: Sequence[str]) -> "partial[int]":
     """Return the requested call of `run`, with the options as its keywords; `InvalidArgument` if tyro rejects them."""
     for place, text in enumerate(given, 1):
@@ -867,25 +825,21 @@ def parsed(given: Sequence[str]) -> "partial[int]":
     if name in ("--help", "-h"):
         tell(_HELP.format(commands="\n".join(_overview())))
         raise SystemExit(0)
-    known: dict[str, Callable[..., Any]] = dict(COMMANDS)
-    if name not in known:
-        known |= values("bayesgeom.commands", FunctionType, taken=COMMANDS)
+    known = COMMANDS if name in COMMANDS else COMMANDS | values("bayesgeom.commands", FunctionType, taken=COMMANDS)
     if name not in known:
         problem = unknown_name("command", name, known) if name else f"name a command: {', '.join(known)}."
         raise InvalidArgument(f"{problem} See bayesgeom --help.")
-    written, columns = io.StringIO(), os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(min(WIDTH, shutil.get_terminal_size().columns))  # tyro reads no other setting
+    written = io.StringIO()
     try:
         with contextlib.redirect_stderr(written), writing_output():
             call, text = _call_of(known[name]), "\n\n".join(map(_folded, _description(name, known[name])))
             return tyro.cli(call, prog=f"bayesgeom {name}", description=text, args=given[1:], config=(DisallowNone,))
     except SystemExit as stopped:
         if stopped.code in (None, 0):  # after --help
-            flush()
+            with writing_output():
+                print(end="", flush=True)
             raise
         raise InvalidArgument(f"{_one_line(written.getvalue())}. See bayesgeom {name} --help.") from None
-    finally:
-        os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
 
 
 def _overview() -> Iterator[str]:
@@ -944,12 +898,10 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
     What needs no library comes first, and then what needs torch alone.
     """
-    if not isinstance(source := options.get("source"), Source):
-        return
     from bayesgeom.models.checkpoint_files import path_of
     from bayesgeom.models.served.client import is_address
 
-    if not is_address(source.checkpoint):
+    if isinstance(source := options.get("source"), Source) and not is_address(source.checkpoint):
         path_of(source.checkpoint)
     if (texts := options.get("texts")) is not None and not texts.is_file():
         raise InvalidArgument(f"--texts takes a file of prompts; there is no file {shown(str(texts))}.")
@@ -960,24 +912,18 @@ def _check_names(options: Mapping[str, Any]) -> None:
             check_text(task)
         from bayesgeom.ablations.batteries import check_battery
         from bayesgeom.diagnosis.plan import check_probes
-        from bayesgeom.models.resolve import check_names
-        from bayesgeom.subspaces.fits import fit_from_text
 
-    check_names(options.get("task"), [source.checkpoint])
     check_battery(options.get("battery"), options.get("mode", "mean"))
     check_probes(options.get("probes"))
-    if (subspace := options.get("subspace")) is not None:
-        fit_from_text(subspace)
 
 
 def run(command: Callable[..., Any], **options: Any) -> int:
     """Run a command with its options, and return the exit status; a report that it returns is printed and saved."""
-    _check_names(options)
-    if command.__annotations__["return"] is int:
+    has_report = command.__annotations__["return"] is not int
+    if has_report or "source" in options:
+        _check_names(options)
+    if not has_report:
         return int(command(**options))
-    if "source" not in options:  # else `_check_names` has loaded them
-        with phase("loading libraries"):
-            import_module("bayesgeom.models.resolve")
     from bayesgeom.report import check_target
 
     out = options["out"] if "out" in command.__annotations__ else options.pop("out")
@@ -1034,13 +980,6 @@ def _folded(line: str) -> str:
         return line
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def flush() -> None:
-    """Flush standard output. Raises the errors of `tell`."""
-    with writing_output():
-        if sys.stdout is not None:
-            sys.stdout.flush()
 
 
 def note(text: str) -> None:

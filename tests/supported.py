@@ -29,6 +29,7 @@ SITES = (
     s.PATTERN,
     s.Z,
 )
+INSIDE_MLP = (s.MLP_POST, s.ROUTER_LOGITS, s.EXPERT_WEIGHTS)
 WEIGHTS = (s.TOKEN_EMBEDDINGS, s.TOKEN_INPUTS, s.TOKEN_KEYS, s.NORM_WEIGHT, s.W_K, s.W_K_GRAM, s.W_V, s.W_O)
 _EXPERTS: dict[str, Any] = {
     "intermediate_size": 28,
@@ -162,22 +163,24 @@ def row(name: str) -> list[str]:
     model = HFModel(tiny(name))
     errors = model.proof_errors()
     n_layers, found = model.spec.n_layers, list[str]()
-    for site in SITES:
+    for site in (*SITES, *INSIDE_MLP):
         layers = model.layers_of(site)
         where = "" if len(layers) == n_layers else f" ({len(layers)} of {n_layers})"
         found.append(f"{errors.get(site, 0.0):.0e}{where}" if layers else "–")
     return [name, *found, f"{sum(bool(model.layers_of(site)) for site in WEIGHTS)} of {len(WEIGHTS)}"]
 
 
-def summary(cells: list[str]) -> tuple[str, str]:
-    """What the page says of a `row`: its sites, and how many of the sites of weights there are."""
-    own = {f"`{site.name}`": cell for site, cell in zip(SITES, cells[1:-1], strict=True)}
+def summary(cells: list[str]) -> tuple[str, str, str]:
+    """What the page says of a `row`: its sites, those inside the MLP, and how many of those of weights there are."""
+    own = {f"`{site.name}`": cell for site, cell in zip((*SITES, *INSIDE_MLP), cells[1:-1], strict=True)}
+    inside = {name: own.pop(name) for name in [f"`{site.name}`" for site in INSIDE_MLP]}
     missing = [site for site, cell in own.items() if cell == "–"]
     text = "all but " + " ".join(missing) if missing else "all"
     places = {site: cell.partition(" ")[2] for site, cell in own.items()}
     for layers in sorted(set(places.values()) - {""}):
         text += f"; {layers.strip('()')} layers: " + " ".join(site for site, where in places.items() if where == layers)
-    return text, cells[-1]
+    present = {site: cell.partition(" ")[2] for site, cell in inside.items() if cell != "–"}
+    return text, " ".join(f"{site} {where}".strip() for site, where in present.items()) or "–", cells[-1]
 
 
 def table() -> str:
@@ -187,11 +190,11 @@ def table() -> str:
     return page({name: summary(row(name)) for name in FAMILIES}, transformers.__version__)
 
 
-def page(found: dict[str, tuple[str, str]], version: str) -> str:
+def page(found: dict[str, tuple[str, str, str]], version: str) -> str:
     """The page: families in groups that have the same sites, the largest group first."""
     groups = {sites: [name for name in found if found[name] == sites] for sites in found.values()}
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
-    lines = [f"| {sites} | {weights} | {', '.join(names)} |" for (sites, weights), names in ordered]
+    lines = [f"| {' | '.join(cells)} | {', '.join(names)} |" for cells, names in ordered]
     return f"""# Hugging Face families
 
 Look up which [sites](pretrained.md#available-sites) bayesgeom finds in {len(found)} families of causal language
@@ -200,12 +203,13 @@ models (transformers {version}, torch {torch.__version__.split("+")[0]}; tiny mo
 
 - **Sites**: those of the residual stream, sublayers and heads. `model.withheld` gives the reason for a missing one.
   "1 of 3 layers": only so many layers have these sites.
+- **Inside the MLP**: hidden units, or the router's logits and the weights of the experts.
 - **From weights**: of the eight sites read from the weights (token embeddings, W_K, …).
 
 The equations that tie the sites to each other hold to 1e-4 of the largest entry, with every site perturbed, in float32.
 
-| sites | from weights | families |
-| --- | --- | --- |
+| sites | inside the MLP | from weights | families |
+| --- | --- | --- | --- |
 {chr(10).join(lines)}
 
 ## Refused

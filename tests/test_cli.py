@@ -3,7 +3,6 @@
 import importlib
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,24 +14,22 @@ from bayesgeom.cli import COMMANDS, main, parsed
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import number_text
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models import resolve
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.selftest import run as selftests
-from bayesgeom.selftest.run import ControlResult, PlantedTable, intervention_controls
+from bayesgeom.selftest.run import ControlResult, PlantedTable
 from bayesgeom.tasks.base import task_kinds
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import recipes
-from bayesgeom.training.recipes import Recipe
+from tests.dynamics.trainings import a_recipe
 
 TASK = Bijection(n_values=11, n_pairs=5)
 CONFIG = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13)
 QUICK = ("--n", "7", "--n-untrained", "0", "--probes", "calibration")
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny-recipe",
     task=Bijection(n_values=5, n_pairs=3),
-    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13},
     warmup=3,
     steps=7,
     batch_size=5,
@@ -98,17 +95,6 @@ def test_diagnose_without_out_writes_nothing(folder: Path, capsys: pytest.Captur
     )
 
 
-@pytest.mark.parametrize("asked", ["tiny", "checkpoints/tiny", "./checkpoints/tiny/"])
-def test_a_checkpoint_is_a_name_or_a_path(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", asked, *QUICK]) == 0
-    assert capsys.readouterr().out.startswith("tiny on Bijection(n_values=11, n_pairs=5")
-
-
-def test_another_task_can_be_selected(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", "tiny", *QUICK, "--task", "bijection:n_values=11, n_pairs=3 ,repeats=true"]) == 0
-    assert capsys.readouterr().out.startswith("tiny on Bijection(n_values=11, n_pairs=3, repeats=True")
-
-
 def test_parameters_that_are_not_named_are_those_of_the_checkpoints_own_task(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,14 +109,6 @@ def test_parameters_that_are_not_named_are_those_of_the_checkpoints_own_task(
         assert mine in capsys.readouterr().out, command
     assert main(["diagnose", "tiny", *QUICK, "--task", "bijection"]) == 0
     assert capsys.readouterr().out.startswith(f"tiny on {TASK}")
-
-
-def test_a_seed_decides_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = []
-    for seed in ("3", "3", "4"):
-        assert main(["diagnose", "tiny", *QUICK, "--seed", seed]) == 0
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1] != printed[2]
 
 
 def plant(folder: Path, what: str) -> None:
@@ -234,32 +212,6 @@ def test_help_lists_the_probes_and_tasks_that_discovery_finds(capsys: pytest.Cap
     assert sorted(tasks) == sorted(name for name in task_kinds() if not name.endswith("-in-context"))
 
 
-@pytest.mark.exhaustive
-def test_outside_the_tests_there_is_no_traceback_either(folder: Path) -> None:
-    """The tests' shape checks refuse some bad values before the package itself does; here they are off."""
-    command = [
-        sys.executable,
-        "-m",
-        "bayesgeom",
-        "diagnose",
-        "tiny",
-        *QUICK,
-        "--task",
-        "bijection:n_values=11,n_pairs=2.5",
-    ]
-    root = str(Path(recipes.__file__).parents[2])
-    done = subprocess.run(
-        command,
-        env={"PYTHONPATH": root, "BAYESGEOM_CHECKPOINTS": str(folder / "checkpoints"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    first, *_, last = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (2, "") and first.startswith("bayesgeom diagnose: tiny --n")
-    assert last.startswith("bayesgeom: ") and "2.5" in last
-
-
 def test_a_command_of_the_shell_says_when_it_begins_and_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,15 +229,6 @@ def test_an_unusable_path_is_one_line(folder: Path, capsys: pytest.CaptureFixtur
         assert main(["diagnose", "tiny", *QUICK, "--out", text]) == 2
         captured = capsys.readouterr()
         assert captured.out == "" and captured.err.startswith("bayesgeom: ") and captured.err.count("\n") == 1
-
-
-def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*arguments: object, **named: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(resolve, "load", interrupted)
-    assert main(["diagnose", "tiny"]) == 130
-    assert capsys.readouterr() == ("", "bayesgeom: interrupted\n")
 
 
 def test_an_interrupted_command_that_keeps_its_progress_says_where(
@@ -332,18 +275,6 @@ def test_resuming_with_other_steps_names_them(folder: Path, capsys: pytest.Captu
     assert main(["train", TINY.name, "--steps", "3"]) == 0
     assert main(["train", TINY.name, "--resume"]) == 2
     assert "'tiny-recipe' (steps: 3 there, 7 requested). Use the recipe and options" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_selftest_lists_every_control(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = list(intervention_controls())[:2]  # all of them: tests/interventions
-    monkeypatch.setattr(selftests, "intervention_controls", lambda: chosen)
-    monkeypatch.setattr(selftests, "planted_tables", lambda: ())  # tests/interventions
-    assert main(["selftest"]) == 0
-    expected = [f"ok      {name}: {c.label}" for name, probe in all_probes().items() for c in probe.controls()]
-    expected += [f"ok      intervention: {control.label}" for control in chosen]
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [*expected, "", f"{len(expected)} controls hold, 0 do not"]
 
 
 def test_a_control_that_fails_fails_the_selftest(

@@ -88,8 +88,12 @@ def label(path: Path) -> str:
 def words(text: str) -> list[str]:
     """What is left of a text without numbers, rules, spacing, verdicts and their notes; baselines in one order."""
     text = re.sub(r"\d+ (?:below|at|above)(?=,| \w)|; Welch bound[^;)]*", " ", text)  # small models have a Welch bound
-    text = re.sub(r"(?m) +(?:yes|no)\*?$|^(?:beats|does not beat) every baseline", "", text)  # verdicts
-    text = re.sub(r"(?m)^(?:Matches|Close to|Partly|No|Undecided)\b.*\.$", "", text)  # the answer of a diagnosis
+    text = re.sub(r"(?m) +(?:yes|no)\*?$", "", text)  # verdicts
+    starts = "Matches|Close to|Partly|No|Undecided|Yes|In part|Not shown|Not identified"
+    text = re.sub(rf"(?m)^(?:{starts})\b.*(?:\n(?!\n).*)*?\.$", "", text)  # an answer, which may take two lines
+    text = re.sub(
+        r"[^\n]*\b(?:beats|beat)\s+every\s+baseline;(?:.|\n(?!\n))*?\)\.", "", text
+    )  # one without words of its own
     text = re.sub(r"(?m)^\*: .*$", "", text)  # untrained stand-ins give answers half of their probability
     bare = re.sub(r"[-+−]?\d[\d.,]*(?:e[-+−]?\d+)?|nan|[─…–,]", " ", text)
     return re.sub(r"\(([^()]*;[^()]*)\)", lambda baselines: _in_one_order(baselines[1]), bare).split()

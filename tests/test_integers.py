@@ -70,7 +70,7 @@ CALLS: dict[str, Callable[[Path, Any, Any], Any]] = {
     "length_generalization": lambda _, n, seed: bayesgeom.length_generalization(
         HookedModel(ENDLESS.build(seed=0), task=CHAIN), lengths=[like(n, 7)], n=n, seed=seed
     ),
-    "audit": lambda _, n, seed: bayesgeom.audit(lively(), n=n, n_positions=like(n, 1), n_orders=like(n, 2), seed=seed),
+    "audit": lambda _, n, seed: bayesgeom.audit(lively(), n=n, n_positions=like(n, 1), seed=seed),
     "evidence_response": lambda _, n, seed: bayesgeom.evidence_response(lively(), ages=[like(n, 1)], n=n, seed=seed),
     "relabeling_invariance": lambda _, n, seed: bayesgeom.relabeling_invariance(lively(), n=n, seed=seed),
     "sample": lambda _, n, seed: TASK.sample(n, seed=seed),

@@ -13,6 +13,9 @@ Batteries:
     every_attention      one ablation per attention sublayer
     every_mlp            one ablation per MLP
     every_layer          one ablation per block
+    every_neuron         one ablation per hidden unit of an MLP
+    strongest_neurons    the neurons with the largest estimated KL increase
+    every_expert         one ablation per expert of a mixture of experts
     top_attention_off    no attention in the top m layers
     cumulative           the first component, the first two, and so on
 

@@ -2,10 +2,13 @@ from .batteries import Ablation as Ablation
 from .batteries import Component as Component
 from .batteries import cumulative as cumulative
 from .batteries import every_attention as every_attention
+from .batteries import every_expert as every_expert
 from .batteries import every_head as every_head
 from .batteries import every_layer as every_layer
 from .batteries import every_mlp as every_mlp
+from .batteries import every_neuron as every_neuron
 from .batteries import every_pair_of_heads as every_pair_of_heads
 from .batteries import everything as everything
 from .batteries import top_attention_off as top_attention_off
+from .neurons import strongest_neurons as strongest_neurons
 from .run import attribution_preview as attribution_preview

@@ -11,7 +11,10 @@ from typing import Literal, final
 
 from bayesgeom.core import (
     ATTN_OUT,
+    EXPERT_WEIGHTS,
     MLP_OUT,
+    MLP_POST,
+    UNITS,
     AblationMode,
     Edit,
     InvalidArgument,
@@ -25,50 +28,59 @@ from bayesgeom.core import (
     discover,
     unknown_name,
 )
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, stage
 
-Kind = Literal["head", "attention", "mlp", "block"]
+Kind = Literal["head", "attention", "mlp", "block", "neuron", "expert"]
 BUILT_IN = ("zero", "mean", "resample")
 _SITES: Mapping[Kind, tuple[Site, ...]] = {  # of whole components; heads of one layer share an edit
     "attention": (ATTN_OUT,),
     "mlp": (MLP_OUT,),
     "block": (ATTN_OUT, MLP_OUT),
 }
+_UNITS: Mapping[Kind, Site] = {"neuron": MLP_POST, "expert": EXPERT_WEIGHTS}  # units of one layer share an edit, too
 
 
 @final
 @dataclass(frozen=True, order=True)
 class Component:
-    """A head, an attention sublayer, an MLP, or a whole block.
+    """A head, an attention sublayer, an MLP, a whole block, a neuron, or an expert of a mixture of experts.
+
+    A neuron is a hidden unit of an MLP (site `mlp_post`). Of an expert, the weight of its output is ablated (site
+    `expert_weights`): with the mode zero, its output is removed, and the weights of the others stay as they are.
 
     Args:
         layer: Layer, counted from 0.
-        kind: "head", "attention", "mlp" or "block".
+        kind: "head", "attention", "mlp", "block", "neuron" or "expert".
         head: Number of the head, counted from 0; None for the other kinds.
+        unit: Number of the neuron or expert, counted from 0; None for the other kinds.
 
     Raises:
-        InvalidArgument: The kind does not exist, or only one of `kind` and `head` names a head.
+        InvalidArgument: The kind does not exist, or `head` and `unit` do not fit it.
 
     Example:
         >>> from bayesgeom import ablations
-        >>> ablations.Component(2, "head", 3).label
-        'L2H3'
+        >>> ablations.Component(2, "head", 3).label, ablations.Component(2, "neuron", unit=17).label
+        ('L2H3', 'L2N17')
     """
 
     layer: int
     kind: Kind
     head: int | None = None
+    unit: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
-        if (self.kind == "head") != (self.head is not None):
+        if (self.kind == "head") != (self.head is not None) or (self.kind in _UNITS) != (self.unit is not None):
             raise InvalidArgument(
-                f"a component is a head with its number, or one of attention, mlp, block; got {self!r}."
+                f"a component is a head with its number, a neuron or expert with its unit, or one of attention, mlp, "
+                f"block; got {self!r}."
             )
 
     @property
     def label(self) -> str:
-        """The label in tables and plots: L2H3, L2 mlp."""
+        """The label in tables and plots: L2H3, L2 mlp, L2N17."""
+        if self.kind in _UNITS:
+            return f"L{self.layer}{UNITS[_UNITS[self.kind]]}{self.unit}"
         return f"L{self.layer}H{self.head}" if self.kind == "head" else f"L{self.layer} {self.kind}"
 
     def check_in(self, spec: ModelSpec) -> None:
@@ -84,6 +96,9 @@ class Component:
             raise InvalidArgument(f"{self.label}: {spec.name} has layers 0 … {spec.n_layers - 1}.")
         if self.head is not None and not 0 <= self.head < spec.n_heads:
             raise InvalidArgument(f"{self.label}: {spec.name} has heads 0 … {spec.n_heads - 1} in a layer.")
+        n_units = {"neuron": spec.d_mlp, "expert": spec.n_experts}.get(self.kind, 0)
+        if n_units and self.unit is not None and not 0 <= self.unit < n_units:
+            raise InvalidArgument(f"{self.label}: {spec.name} has {self.kind}s 0 … {n_units - 1} in a layer.")
 
 
 @final
@@ -123,7 +138,7 @@ class Ablation:
         return self.name or " + ".join(component.label for component in self.components)
 
     def edits(self, mode: Mode) -> tuple[Edit, ...]:
-        """Return the edits of this ablation; heads of one layer share one edit.
+        """Return the edits of this ablation; heads of one layer share one edit, and so do units.
 
         Args:
             mode: Name of an ablation mode, used unless the ablation has its own.
@@ -131,15 +146,20 @@ class Ablation:
         chosen = self.mode or mode
         by = mode_named(chosen)
         heads: dict[int, list[int]] = {}
+        units: dict[tuple[int, Site], list[int]] = {}
         edits: list[Edit] = []
-        for component in sorted(set(self.components), key=lambda c: (c.layer, c.kind, c.head or 0)):
+        for component in sorted(set(self.components), key=lambda c: (c.layer, c.kind, c.head or 0, c.unit or 0)):
             if component.head is not None:
                 heads.setdefault(component.layer, []).append(component.head)
+            if component.unit is not None:
+                units.setdefault((component.layer, _UNITS[component.kind]), []).append(component.unit)
             for site in _SITES.get(component.kind, ()):
                 replaced = {"mode": "zero"} if component.kind == "block" else {"mode": chosen, "by": by}
                 edits.append(Replace(site=site, layer=component.layer, **replaced))
         edits += [Replace(site=Z, layer=at, mode=chosen, heads=tuple(own), by=by) for at, own in heads.items()]
-        return tuple(sorted(edits, key=lambda edit: (edit.layer, edit.site != Z)))
+        for (at, site), own in units.items():
+            edits.append(Replace(site=site, layer=at, mode=chosen, units=tuple(own), by=by))
+        return tuple(sorted(edits, key=lambda edit: (edit.layer, stage(edit.site))))
 
 
 def mode_names() -> tuple[str, ...]:
@@ -245,6 +265,54 @@ def every_mlp(model: Model) -> Battery:
         ['L0 mlp', 'L1 mlp', 'L2 mlp']
     """
     return [Ablation((Component(layer, "mlp"),)) for layer in _layers(model, MLP_OUT)]
+
+
+@checked()
+def every_neuron(model: Model, layer: int | None = None) -> Battery:
+    """Return one ablation per neuron: hidden unit of an MLP.
+
+    Args:
+        model: The model, as `bayesgeom.load` or `bayesgeom.as_model` returns it.
+        layer: The layer; None: all layers that have the site `mlp_post`.
+
+    Returns:
+        Ablations, in the order of layers. They are a plain list: join lists, or leave some out.
+
+    Raises:
+        InvalidArgument: `model` is no model of this package; use `bayesgeom.as_model`.
+
+    Example:
+        >>> import bayesgeom
+        >>> from bayesgeom import ablations
+        >>> model = bayesgeom.load("sticky-small")
+        >>> len(ablations.every_neuron(model, layer=1)) == model.spec.d_mlp
+        True
+    """
+    layers = _layers(model, MLP_POST) if layer is None else (layer,)
+    return [Ablation((Component(at, "neuron", unit=unit),)) for at in layers for unit in range(model.spec.d_mlp)]
+
+
+@checked()
+def every_expert(model: Model) -> Battery:
+    """Return one ablation per expert, in the layers that are mixtures of experts with a known layout.
+
+    Args:
+        model: The model, as `bayesgeom.load` or `bayesgeom.as_model` returns it.
+
+    Returns:
+        Ablations, in the order of layers; empty if there are no experts. They are a plain list.
+
+    Raises:
+        InvalidArgument: `model` is no model of this package; use `bayesgeom.as_model`.
+
+    Example:
+        >>> import bayesgeom
+        >>> from bayesgeom import ablations
+        >>> ablations.every_expert(bayesgeom.load("sticky-small"))
+        []
+    """
+    layers, n_experts = model.layers_of(EXPERT_WEIGHTS), model.spec.n_experts
+    return [Ablation((Component(at, "expert", unit=unit),)) for at in layers for unit in range(n_experts)]
 
 
 @checked()
@@ -381,6 +449,7 @@ def everything(model: Model) -> Battery:
     ]
 
 
+# Of "neurons", `ablate` takes the strongest, as estimated on its task.
 BATTERIES: Mapping[str, Callable[[Model], Battery]] = {
     "all": everything,
     "heads": every_head,
@@ -388,6 +457,8 @@ BATTERIES: Mapping[str, Callable[[Model], Battery]] = {
     "mlps": every_mlp,
     "layers": every_layer,
     "pairs": every_pair_of_heads,
+    "neurons": every_neuron,
+    "experts": every_expert,
 }
 
 
@@ -414,7 +485,8 @@ def battery(name: str, model: Model) -> Battery:
     check_battery(name)
     found = BATTERIES[name](model)
     if not found:
-        model.require((Z,) if name in ("heads", "pairs") else (ATTN_OUT, MLP_OUT), by=f"battery {name!r}")
+        needed = {"heads": (Z,), "pairs": (Z,), "experts": (EXPERT_WEIGHTS,)}
+        model.require(needed.get(name, (ATTN_OUT, MLP_OUT)), by=f"battery {name!r}")
     return found
 
 

@@ -7,7 +7,7 @@ exact posterior; what does not depend on the logits is computed once per batch.
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Self, final
 
@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import RESID_POST, ModelSpec, NonFinite, Reference, Replace, Site, SiteLayer, Trials
-from bayesgeom.models.base import STAGES, BaselinePass, Replayer, Variant
+from bayesgeom.models.base import INSIDE_MLP, STAGES, BaselinePass, Replayer, Variant, stage
 from bayesgeom.stats import NATS_PER_BIT, entropy_bits
 
 METRICS = ("kl_bits", "entropy_error_bits", "correct")
@@ -160,12 +160,12 @@ def position_means(
     sums: dict[SiteLayer, Tensor] = {}
     if not places:
         return sums
-    blocks = list(blocks)
+    blocks, also = list(blocks), kept_on_request(site for site, _ in places)
     is_read = torch.cat([block.is_read() for block in blocks])
     is_padded = not torch.equal(is_read, is_read[:1].expand_as(is_read))
     counts: Tensor = is_read.sum(dim=0)
     for batch in (batch for block in blocks for batch in batches(block, spec)):
-        stored = replayer.baseline(batch).stored
+        stored = replayer.baseline(batch, also).stored
         for place in places:
             values = stored[place].to(torch.promote_types(stored[place].dtype, torch.float32))
             if is_padded:
@@ -219,8 +219,16 @@ def references(
     replayer: Replayer, trials: Trials, before: Trials, variants: Sequence[Variant], means: Means
 ) -> BatchReference:
     """Run a batch once without ablation, and the sequence before it if a variant needs a donor."""
-    is_resampled = any(isinstance(edit, Replace) and edit.uses_donor for variant in variants for edit in variant)
-    return BatchReference(means, replayer.baseline(trials), replayer.baseline(before) if is_resampled else None)
+    edits = [edit for variant in variants for edit in variant]
+    also = kept_on_request(edit.site for edit in edits)
+    is_resampled = any(isinstance(edit, Replace) and edit.uses_donor for edit in edits)
+    baseline = replayer.baseline(trials, also)
+    return BatchReference(means, baseline, replayer.baseline(before, also) if is_resampled else None)
+
+
+def kept_on_request(sites: Iterable[Site]) -> tuple[Site, ...]:
+    """Return those of these sites that a baseline keeps only if they are named, each once."""
+    return tuple(dict.fromkeys(site for site in sites if site in INSIDE_MLP))
 
 
 def score_batch(
@@ -269,15 +277,17 @@ def _places(variant: Variant) -> tuple[int, ...]:
     replayer that edits a site without a stage, such as `v`, has no use for the order of stages.
     """
     first = min(edit.layer for edit in variant)
-    stages = sorted(STAGES.get(edit.site, 0) for edit in variant if edit.layer == first)
-    return first, stages[0], *(stage for stage in stages if stage < STAGES[RESID_POST])
+    stages = sorted(stage(edit.site) for edit in variant if edit.layer == first)
+    return first, stages[0], *(own for own in stages if own < STAGES[RESID_POST])
 
 
 def _unchanged(variant: Variant) -> Variant:
     """Return the edits of a variant's first layer, each replaced by one that changes nothing."""
     first = min(edit.layer for edit in variant)
     return tuple(
-        Replace(site=edit.site, layer=first, mode="nothing", heads=edit.heads if isinstance(edit, Replace) else None)
+        replace(edit, mode="nothing", by=None)
+        if isinstance(edit, Replace)
+        else Replace(site=edit.site, layer=first, mode="nothing")
         for edit in variant
         if edit.layer == first
     )

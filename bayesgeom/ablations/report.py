@@ -40,6 +40,8 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "Heads": ("head",),
     "Attention and MLPs": ("attention", "mlp"),
     "Whole blocks": ("block",),
+    "Neurons": ("neuron",),
+    "Experts": ("expert",),
     "Several together": ("set",),
 }
 
@@ -55,7 +57,8 @@ class AblationReport(Report):
     without the ablation are resampled together.
 
     Fields: the increase in KL and entropy error (bits), the ratio of KL and the change in accuracy for every ablation.
-    `layer` and `head` are −1 for an ablation of several components; `attribution_bits` is NaN if it was not requested.
+    `layer`, `head` and `unit_index` (of a neuron or an expert) are −1 where there is none or there are several;
+    `attribution_bits` is NaN if it was not requested.
     `top_to_second_ratio` and `share_above_half_of_top` use only heads that were ablated alone. `picks` are the heads of
     layer 0 with the least key overlap, one for each token set and site of the keys in `pick_views`, with their mean
     |cosine| in `pick_cosine`; L0K0 is a key head that several heads share.
@@ -69,6 +72,7 @@ class AblationReport(Report):
     kinds: Annotated[tuple[str, ...], "ablation", Coordinate()]
     layer: Annotated[Int[np.ndarray, " ablation"], Unit("1"), Coordinate()]
     head: Annotated[Int[np.ndarray, " ablation"], Unit("1"), Coordinate()]
+    unit_index: Annotated[Int[np.ndarray, " ablation"], Unit("1"), Coordinate()]
     n_layers: int
     n_heads: int
     kl_increase_bits: Annotated[Estimate, Quantity("ablation", unit="bits", better="higher", label="KL increase")]
@@ -233,7 +237,7 @@ class AblationReport(Report):
         ]
         rows += [self._row(index) for index in self.ranked()[:most]]
         n_more = len(self.ablations) - most
-        more = [f"… and {n_more} with smaller KL increases: to_pandas() returns all"]
+        more = [f"… and {n_more} more: to_pandas() returns all"]
         return "\n".join([*fitted(rows), *(more if n_more > 0 else [])])
 
     def _row(self, index: int) -> tuple[str, ...]:
@@ -284,6 +288,7 @@ def ablation_report(
         kinds=tuple("set" if component is None else component.kind for component in singles),
         layer=layer,
         head=head,
+        unit_index=np.array([-1 if c is None or c.unit is None else c.unit for c in singles]),
         n_layers=shape[0],
         n_heads=shape[1],
         kl_increase_bits=kl_increase,

@@ -26,6 +26,7 @@ from bayesgeom.ablations.engine import (
     score_batch,
 )
 from bayesgeom.ablations.inside import N_SHOWN, InsideReport, inside_of
+from bayesgeom.ablations.neurons import strongest_neurons
 from bayesgeom.ablations.report import AblationReport, ablation_report, with_attribution
 from bayesgeom.core import (
     HookFault,
@@ -49,7 +50,7 @@ from bayesgeom.models.resolve import ModelLike, TaskLike, load, model_for, score
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.report import PROGRESS, with_provenance
 from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed, task_from_config
 
 N_REFERENCE = 256  # sequences that give the means of mean ablation
 N_KEYS = 64  # sequences, at most, that give the key overlap reported with the battery
@@ -75,7 +76,7 @@ def ablate(
         model: A model, its name or its directory.
         task: A task or its name; by default the one that the model was trained on.
         battery: A name as on the command line ("heads", "attention", "mlps", "layers", "pairs", "all": the first four,
-            each component alone), or a list of ablations.
+            each component alone; "neurons": the 64 with the largest estimates; "experts"), or a list of ablations.
         mode: "zero"; "mean", the task's mean at each position; "resample", the same position of another
             sequence; or a mode of another package.
         n: Sequences to draw.
@@ -216,10 +217,14 @@ class BatteryRun:
         seed: int,
     ) -> "BatteryRun":
         """Check all arguments before anything runs."""
-        chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
+        if battery == "neurons":
+            chosen = strongest_neurons(model, task, mode=mode, seed=seed)
+        else:
+            chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
         if not chosen:
             raise InvalidArgument("battery is empty: pass at least one ablation, or omit it for the default battery.")
         check_battery(battery, mode)
+        n = at_most(task, n)
         least = 2 if any(uses_donor(ablation.mode or mode) for ablation in chosen) else 1
         if n < least:
             reason = " to resample from another sequence" if least == 2 else ""
@@ -387,9 +392,9 @@ class BatteryRun:
             for edit in variant
             if not isinstance(edit, Replace) or edit.mode == "mean" or edit.by is not None
         }
-        spec, seed = self.model.spec, derived_seed(self.seed, _MEANS)
-        blocks = self.task.stream(N_REFERENCE, seed=seed, device=spec.device)
-        return position_means(replayer, blocks, spec, places, N_REFERENCE)
+        spec, seed, n = self.model.spec, derived_seed(self.seed, _MEANS), at_most(self.task, N_REFERENCE)
+        blocks = self.task.stream(n, seed=seed, device=spec.device)
+        return position_means(replayer, blocks, spec, places, n)
 
     def _attributed(
         self, batch: tuple[Trials, Trials], variants: Sequence[Variant], means: Means, replayer: Replayer

@@ -24,13 +24,13 @@ MOST_DISCOUNT = 1.25  # above 1 old evidence weighs more than new
 _GRID, _STEP = np.linspace(0.05, MOST_DISCOUNT, 13), 1e-3  # of discounts; of the derivatives at the nearest one
 _SHARE, _UNUSED = 1e-6, 1e-5  # of the uniform distribution in each predictor; a weight that is none
 _FLAT = 1e-9  # share of a product below which a determinant is rounding
-_ROUNDING = 1e-9  # of sums of probabilities, and of bits, computed from float32 logits at best
+_ROUNDING = 1e-7  # of sums of probabilities, and of bits, computed from float32 logits
 
-Answers = Float64[np.ndarray, "*batch answer"]
+Answers = Float64[np.ndarray, "*#batch answer"]
 
 
-def kl_in_bits(p: Answers, log_q: Answers) -> Float64[np.ndarray, "*batch"]:
-    """Return KL(p ‖ q) of probabilities and natural log-probabilities; infinite where q = 0 and p > 0."""
+def kl_in_bits(p: Answers, log_q: Answers) -> Float64[np.ndarray, "..."]:
+    """Return KL(p ‖ q) of probabilities and natural log-probabilities that broadcast; infinite where q = 0 < p."""
     cross = np.where(p > 0, p * np.where(p > 0, log_q, 0.0), 0.0)
     return np.asarray((xlogy(p, p) - cross).sum(axis=-1) / NATS_PER_BIT)
 
@@ -107,36 +107,45 @@ def martingale_gaps(
     own: Float64[np.ndarray, "*batch answer"],
     before: Float64[np.ndarray, "*batch answer"],
     after: Float64[np.ndarray, "*batch answer answer"],
-) -> Float64[np.ndarray, "*batch"]:
-    """Return the total variation between Σ_y p_t(y) p_{t+1}(· | y) and p_t(·), exact over all next answers y.
+) -> tuple[Float64[np.ndarray, "*batch"], Float64[np.ndarray, "*batch"]]:
+    """Return how far Σ_y p_t(y) p_{t+1}(· | y) is from p_t(·), exact over all next answers y.
 
     Args:
         own: Predictions of the next piece of evidence.
         before: Predictions of the query without it.
         after: Predictions of the query with each answer as that piece: the axis before the last one.
+
+    Returns:
+        The total variation, and the difference at the answer that was most probable before. A mean of the latter is
+        what Falck et al. estimate from sampled answers; errors of opposite sign cancel in it.
     """
-    gaps = np.abs(np.einsum("...y,...ya->...a", own, after) - before).sum(axis=-1) / 2
-    return np.where(gaps < _ROUNDING, 0.0, gaps)
+    difference = np.einsum("...y,...ya->...a", own, after) - before
+    favorite = np.take_along_axis(difference, before.argmax(axis=-1)[..., None], axis=-1)[..., 0]
+    gaps = np.abs(difference).sum(axis=-1) / 2
+    return np.where(gaps < _ROUNDING, 0.0, gaps), np.where(gaps < _ROUNDING, 0.0, favorite)
 
 
 def order_statistics(
     exact: Float64[np.ndarray, "sequence answer"], log_model: Float64[np.ndarray, "order sequence answer"]
-) -> tuple[Float64[np.ndarray, " sequence"], Float64[np.ndarray, " sequence"]]:
-    """Return the total variation between the answers under two orders, and the KL that averaging over orders removes.
-
-    The first is a mean over pairs of different orders, so it does not depend on their number. The second is the mean
-    KL of the orders minus the KL of their mean, which is never negative.
+) -> tuple[Float64[np.ndarray, " sequence"], ...]:
+    """Return how far answers depend on the order of the evidence, and the KL that averaging over orders removes.
 
     Args:
         exact: Exact probabilities, which do not depend on the order.
         log_model: Natural logarithm of the predictions under each order.
+
+    Returns:
+        The total variation between the answers under two orders: a mean over pairs, so that it does not depend on their
+        number. The mean KL of the orders minus the KL of their mean, which is never negative. The standard deviation
+        over orders of the probability of the exactly most probable answer.
     """
     model, n_orders = np.exp(log_model), len(log_model)
     apart = sum(np.abs(one - model).sum(axis=(0, 2)) / 2 for one in model) / (n_orders * (n_orders - 1))
     with np.errstate(divide="ignore"):
         averaged = kl_in_bits(exact, np.log(model.mean(axis=0)))
     gain = kl_in_bits(exact[None], log_model).mean(axis=0) - averaged
-    return np.where(apart < _ROUNDING, 0.0, apart), np.where(gain < _ROUNDING, 0.0, gain)
+    deviation = model[:, np.arange(len(exact)), exact.argmax(axis=1)].std(axis=0, ddof=1)
+    return tuple(np.where(own < _ROUNDING, 0.0, own) for own in (np.asarray(apart), gain, deviation))
 
 
 def nearest_discount(
@@ -210,7 +219,8 @@ def mixture(
     code = np.full(len(known), int(Reason.ALIKE))
     value[known], low[known], high[known], code[known] = weights, found.lo, found.hi, found.code
     mixed = np.log(np.einsum("k,knm->nm", weights, p)).reshape(model.shape)
-    return Estimate.of(value, (low, high), n=n, reason=code), kl_in_bits(model, mixed).mean(axis=1)
+    left = kl_in_bits(model, mixed).mean(axis=1)
+    return Estimate.of(value, (low, high), n=n, reason=code), np.where(left < _ROUNDING, 0.0, left)
 
 
 def _distinct(predictors: list[Float64[np.ndarray, "sequence position answer"]]) -> Bool[np.ndarray, " predictor"]:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 
 import numpy as np
 
-from bayesgeom.core import Verdict
+from bayesgeom.core import Reason, Verdict
 from bayesgeom.report import (
     Estimate,
     Headline,
@@ -16,6 +16,7 @@ from bayesgeom.report import (
     Quantity,
     Report,
     Share,
+    Signed,
     headline_of,
 )
 
@@ -43,8 +44,10 @@ class AuditReport(Report):
     `information_curvature` compare what a piece of evidence changes in the model's prediction and in the exact one,
     both as KL(after ‖ before). `confidence` is 1/τ, `log_odds_slope` the regression of log-odds between two answers.
     `martingale_gap` is the mean total variation between Σ_y p_t(y) p_{t+1}(· | y) and p_t, over `steps`: scored
-    positions, from 1. `order_spread` is the total variation between answers under two orders of the same
-    evidence, and `averaging_gain_bits` the KL that the mean over orders removes. `discount` minimizes KL(model ‖
+    positions, from 1; `martingale_drift` is the mean of that difference at the answer that was most probable before.
+    `order_spread` is the total variation between answers under two orders of the same evidence, `averaging_gain_bits`
+    the KL that the mean over orders removes, and `order_deviation` the standard deviation over orders of the
+    probability of the exactly most probable answer. `discount` minimizes KL(model ‖
     forgetting filter), and `discount_gain_bits` is what it removes. `weights` are those of the mixture of `predictors`
     that minimizes KL(model ‖ mixture), `mixture_kl_bits` what is left of it. Ceilings are the exact observer's values.
     """
@@ -69,8 +72,10 @@ class AuditReport(Report):
     martingale_gap: Annotated[Estimate, Share(better="lower", label="martingale gap")]
     martingale_gap_by_step: Annotated[Estimate, Share("step", better="lower", label="martingale gap")]
     steps: tuple[str, ...]
+    martingale_drift: Annotated[Estimate, Signed(label="martingale drift of the favorite answer")]
     order_spread: Annotated[Estimate, Share(better="lower", label="order spread")]
     averaging_gain_bits: Annotated[Estimate, NonNegative(unit="bits", label="gain of averaging over orders")]
+    order_deviation: Annotated[Estimate, Share(better="lower", label="standard deviation over orders")]
     discount: Annotated[Estimate, NonNegative(label="discount γ of old evidence")]
     discount_gain_bits: Annotated[Estimate, Quantity(unit="bits", label="KL from the model that the discount removes")]
     weights: Annotated[Estimate, Share("predictor", label="weight in the nearest mixture")]
@@ -83,7 +88,7 @@ class AuditReport(Report):
         oldest = int(np.flatnonzero(np.isfinite(self.response.ends[0]))[-1:].sum())
         age = "all evidence" if self.ages[oldest] == "0" else f"evidence older than {self.ages[oldest]}"
         largest = np.argsort(-np.nan_to_num(self.weights.value), kind="stable")[:2]
-        return (
+        lines = (
             headline_of(self, "regret_bits"),
             self._line("confidence"),
             self._line("response", (oldest,), f"response to {age}"),
@@ -92,6 +97,7 @@ class AuditReport(Report):
             *(self._line("weights", (int(at),), f"weight of “{self.predictors[at]}”") for at in largest),
             headline_of(self, "mixture_kl_bits"),
         )
+        return [line for line in lines if line.why != Reason.NOT_COMPUTED.label]
 
     def _line(self, metric: str, at: tuple[int, ...] = (), label: str = "") -> Headline:
         """Return an entry next to the exact observer's, or why it was not measured."""
@@ -101,25 +107,38 @@ class AuditReport(Report):
         return replace(line, levels=(Level(name=EXACT, value=float(own.ceiling)), *line.levels))
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_line, add_reference, brief, estimate_panel, times_text
+        from bayesgeom.charts.lines import (
+            N_BASELINES,
+            add_estimate,
+            add_line,
+            add_reference,
+            brief,
+            estimate_panel,
+            times_text,
+        )
         from bayesgeom.report import SERIES, label_axes
 
         x = np.arange(1, len(self.regret_bits_by_position.value) + 1)
         position, uniform = "scored position (1 is the first)", self.regret_bits.baseline("uniform")
         compared = times_text(float(self.regret_bits), float(uniform.value), "uniform")
         title = f"Regret: {brief(self.regret_bits.value)} bits a sequence, {compared}"
-        drawn = [estimate_panel(title, (position, "cumulative KL (bits)"), x, self.regret_bits_by_position)]
+        own = self.regret_bits_by_position
+        strongest = sorted(own.compared, key=lambda level: float(level.value[-1]))[:N_BASELINES]
+        regret = Panel.blank(title)
+        add_estimate(regret.figure, x, own, baselines={level.name: level.value for level in strongest})
+        label_axes(regret.figure, position, "cumulative KL (bits)")
+        drawn = [regret]
         for metric, names, axes, what in (
             ("response", self.ages, ("newest pieces that stay", "slope"), "Response to old evidence"),
             ("martingale_gap_by_step", self.steps, ("scored position", "total variation"), "Martingale gap"),
         ):
             own, places = self.estimate(metric), np.arange(len(names), dtype=float)
             title = f"{what}, where {brief(own.ceiling[0])} is exact"
-            panel = estimate_panel(title, axes, places, own, is_folded=metric != "response")
             if np.isfinite(own.value).any():
+                panel = estimate_panel(title, axes, places, own, is_folded=metric != "response")
                 add_reference(panel.figure, places, own.ceiling, name=EXACT)
                 panel.figure.layout.xaxis.update(tickvals=places.tolist(), ticktext=list(names))
-            drawn.append(panel)
+                drawn.append(panel)
         top = int(np.nanargmax(self.weights.value))
         title = f"Nearest mixture: {float(self.weights.value[top]):.0%} “{self.predictors[top]}”"
         strategy = Panel.blank(title)
@@ -129,4 +148,5 @@ class AuditReport(Report):
             if np.nan_to_num(own.value).max() >= _SEEN:
                 add_line(strategy.figure, x, own.value, name=self.predictors[at], color=color, band=own.ends)
         label_axes(strategy.figure, position, "weight")
+        strategy.figure.update_yaxes(range=(-0.02, 1.02))
         return [*drawn, strategy]

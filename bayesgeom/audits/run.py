@@ -1,7 +1,8 @@
 """`audit`: is a predictor Bayesian, and if not, in which way? From its predictions alone."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -19,7 +20,18 @@ from bayesgeom.audits.parts import (
     order_statistics,
 )
 from bayesgeom.audits.report import EXACT, AuditReport
-from bayesgeom.core import InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked, concatenate, phase
+from bayesgeom.core import (
+    InvalidArgument,
+    Reason,
+    Run,
+    TaskMismatch,
+    Trials,
+    Verdict,
+    checked,
+    concatenate,
+    phase,
+    unknown_name,
+)
 from bayesgeom.generalization.response import Replacement
 from bayesgeom.models.base import Model, provenance, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
@@ -27,10 +39,10 @@ from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.report import Baseline, Estimate, mean_estimate, stacked, with_interval, with_provenance
 from bayesgeom.stats import POSITION, UNIFORM, tempering
 from bayesgeom.tasks.base import (
+    FORGETTING,
     Branch,
     EvidenceTask,
     ExchangeableTask,
-    FiniteTask,
     WindTunnel,
     derived_seed,
     random_order,
@@ -39,17 +51,20 @@ from bayesgeom.tasks.base import (
 
 Predictor = Callable[[Trials], Float64[Tensor, "batch query_pos answer"]]
 N_CONTINUED, N_ORDERED = 32, 64  # most sequences to which every answer is appended, and whose evidence is permuted
+N_ORDERS = 8  # permutations of the evidence of each
 _ORDERS = 7  # branch of the seed
+_FORGETTING = "forgetting"
+PARTS = ("response", "martingale", "order")  # that run further sequences
 
 
-@checked("model", "task", "predictors")
+@checked("model", "task")
 def audit(
     model: ModelLike,
     task: TaskLike | None = None,
     *,
     n: int = 128,
     n_positions: int = 4,
-    n_orders: int = 8,
+    parts: Sequence[str] = PARTS,
     predictors: Mapping[str, Predictor] | None = None,
     seed: int = 0,
 ) -> AuditReport:
@@ -63,9 +78,10 @@ def audit(
             function from ids to logits, a capture, a server.
         task: A task with an exact posterior, or its text as on the command line. Default: the task that the model was
             trained on.
-        n: Number of sequences. The martingale gap uses at most 32 of them, the orders 64.
+        n: Number of sequences. The martingale gap uses at most 32 of them, and the order 64, in 8 orders.
         n_positions: Most positions, evenly spaced, at which every answer is appended for the martingale gap.
-        n_orders: Permutations of the evidence of each sequence, at least 2.
+        parts: Parts that run the model on further sequences: "response", "martingale", "order". The others need one
+            pass: with none of these, an audit costs as much as a calibration.
         predictors: More predictors for the strategy, by name: functions of the sequences that return answer
             probabilities at their scored positions, of shape (sequence, position, answer).
         seed: Seed of the sequences, permutations, replaced evidence and intervals.
@@ -75,6 +91,7 @@ def audit(
 
     Raises:
         TaskMismatch: The task has no exact posterior.
+        UnknownName: There is no such part.
         InvalidArgument: A number is too small, or a predictor does not return probabilities.
 
     Example:
@@ -85,20 +102,21 @@ def audit(
         >>> float(report.confidence) > 1.5, float(report.martingale_gap) < 1e-6
         (True, True)
     """
-    for name, value, least in (("n", n, 2), ("n_positions", n_positions, 1), ("n_orders", n_orders, 2)):
+    for name, value, least in (("n", n, 2), ("n_positions", n_positions, 1)):
         if value < least:
             raise InvalidArgument(f"{name} must be at least {least}, got {value}.")
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise unknown_name("part of the audit", unknown[0], PARTS)
     subject = model_for(model, task)
     chosen = task_of(subject, task)
     if not chosen.has_posterior:
         raise TaskMismatch(f"audit requires a task with an exact posterior; {chosen.name!r} has none.")
     if isinstance(subject, CapturedModel):
         n, seed = subject.sequences(chosen, n=n, seed=seed)
-    if isinstance(chosen, FiniteTask):
-        n = min(n, chosen.n_sequences)
-    subject.check_fits(chosen.sample(1, seed=0))
-    sizes = {"n": n, "n_positions": n_positions, "n_orders": n_orders}
-    return _Audit(model=subject, task=chosen, sizes=sizes, named=predictors or {}, seed=seed).report()
+    subject.check_fits(one := chosen.sample(2, seed=0))
+    sizes, named = {"n": n, "n_positions": n_positions}, predictors or {}
+    _check_names(named, chosen, one)
+    return _Audit(model=subject, task=chosen, sizes=sizes, parts=tuple(parts), named=named, seed=seed).report()
 
 
 @final
@@ -109,6 +127,7 @@ class _Audit:
     model: Model
     task: WindTunnel
     sizes: Mapping[str, int]
+    parts: tuple[str, ...]
     named: Mapping[str, Predictor]
     seed: int
 
@@ -123,7 +142,7 @@ class _Audit:
         found |= self._response(run) | self._martingale(trials) | self._order(trials)
         found |= self._discount(trials, np.exp(log_model)) | self._strategy(trials, exact, np.exp(log_model))
         report = AuditReport(n=len(trials), **found)
-        arguments = {**self.sizes, "predictors": list(self.named), "seed": self.seed}
+        arguments = {**self.sizes, "parts": list(self.parts), "predictors": list(self.named), "seed": self.seed}
         return with_provenance(report, provenance(self.model, self.task, arguments))
 
     @property
@@ -174,8 +193,10 @@ class _Audit:
     def _response(self, run: Run) -> dict[str, Any]:
         """Return the slopes of the evidence response."""
         task, ages = self.task, ("0",)
-        reason = Reason.RECORDED if isinstance(self.model, CapturedModel) else Reason.NOT_REPLACEABLE
-        if reason == Reason.RECORDED or not isinstance(task, EvidenceTask) or task.n_evidence == 0:
+        reason = self._closed("response")
+        if reason == Reason.NONE and (not isinstance(task, EvidenceTask) or task.n_evidence == 0):
+            reason = Reason.NOT_REPLACEABLE
+        if reason != Reason.NONE or not isinstance(task, EvidenceTask):
             return {"response": Estimate.of([np.nan], ([np.nan], [np.nan]), reason=reason), "ages": ages}
         found = Replacement.of(self.model, task, n=len(run.trials), seed=self.seed).report(run)
         is_known = np.array([verdict != Verdict.NOT_IDENTIFIED for verdict in found.verdicts])
@@ -191,23 +212,29 @@ class _Audit:
         )
         return {"response": _beside(slope, 1.0), "ages": found.ages}
 
-    def _free(self) -> ExchangeableTask | Reason:
+    def _closed(self, part: str) -> Reason:
+        """Return why a part cannot run further sequences; `NONE` if it can."""
+        if part not in self.parts:
+            return Reason.NOT_COMPUTED
+        return Reason.RECORDED if isinstance(self.model, CapturedModel) else Reason.NONE
+
+    def _free(self, part: str) -> ExchangeableTask | Reason:
         """Return the task if other orders and pieces of its evidence can be run, else why they cannot."""
         if not isinstance(self.task, ExchangeableTask) or not self.task.is_exchangeable:
             return Reason.NOT_EXCHANGEABLE
-        return Reason.RECORDED if isinstance(self.model, CapturedModel) else self.task
+        return self._closed(part) or self.task
 
     def _martingale(self, trials: Trials) -> dict[str, Any]:
         """Append every answer at some positions, and return the martingale gap and what each piece teaches."""
-        task = self._free()
+        task = self._free("martingale")
         if isinstance(task, Reason) or task.n_continued == 0:
             reason = task if isinstance(task, Reason) else Reason.NOT_EXCHANGEABLE
             empty = Estimate.of([np.nan], ([np.nan], [np.nan]), reason=reason)
-            names = ("martingale_gap", "information_slope", "information_curvature")
+            names = ("martingale_gap", "martingale_drift", "information_slope", "information_curvature")
             return _missing(reason, *names) | {"martingale_gap_by_step": empty, "steps": ("1",)}
         steps = np.linspace(0, task.n_continued - 1, self.sizes["n_positions"]).round().astype(int)
         steps, few = np.unique(steps).tolist(), trials.rows(slice(0, N_CONTINUED))
-        gaps, taught = list[np.ndarray](), list[tuple[np.ndarray, ...]]()
+        gaps, taught = list[tuple[np.ndarray, ...]](), list[tuple[np.ndarray, ...]]()
         for step in steps:
             found, read = task.continued(few, step)
             once = scored_once(found, read.flatten())
@@ -219,13 +246,14 @@ class _Audit:
             with np.errstate(divide="ignore"):
                 told = np.where(is_possible, kl_in_bits(exact[:, 2:], np.log(exact[:, 1:2])), 0.0)
             taught.append((told, kl_in_bits(model[:, 2:], log_model[:, 1:2]), exact[:, 0]))
-        by_step = mean_estimate(np.stack(gaps, axis=1), seed=self._resampling, bounds=(0.0, 1.0))
-        whole = mean_estimate(np.stack(gaps, axis=1).mean(axis=1), seed=self._resampling, bounds=(0.0, 1.0))
+        apart, drifts = (np.stack(own, axis=1) for own in zip(*gaps, strict=True))
+        estimate = partial(mean_estimate, seed=self._resampling)
         together = (np.concatenate(parts, axis=1) for parts in zip(*taught, strict=True))
         slope, curvature = information_curve(*together, seed=self._resampling)
         return {
-            "martingale_gap": _beside(whole, 0.0),
-            "martingale_gap_by_step": _beside(by_step, 0.0),
+            "martingale_gap": _beside(estimate(apart.mean(axis=1), bounds=(0.0, 1.0)), 0.0),
+            "martingale_gap_by_step": _beside(estimate(apart, bounds=(0.0, 1.0)), 0.0),
+            "martingale_drift": _beside(estimate(drifts.mean(axis=1), bounds=(-1.0, 1.0)), 0.0),
             "steps": tuple(str(step + 1) for step in steps),
             "information_slope": _beside(slope, 1.0),
             "information_curvature": _beside(curvature, 0.0),
@@ -233,22 +261,21 @@ class _Audit:
 
     def _order(self, trials: Trials) -> dict[str, Any]:
         """Permute the evidence, and return spread and gain of averaging."""
-        names, task = ("order_spread", "averaging_gain_bits"), self._free()
+        names, task = ("order_spread", "averaging_gain_bits", "order_deviation"), self._free("order")
         if isinstance(task, Reason):
             return _missing(task, *names)
         few = trials.rows(slice(0, N_ORDERED))
         generator, n = torch.Generator(trials.tokens.device), len(few)
         generator.manual_seed(derived_seed(self.seed, _ORDERS))
-        orders = [random_order(n, task.n_evidence, generator) for _ in range(self.sizes["n_orders"])]
+        orders = [random_order(n, task.n_evidence, generator) for _ in range(N_ORDERS)]
         last = torch.full((n,), -1, device=trials.tokens.device)
         once = [scored_once(task.reordered(few, order), last) for order in orders]
         log_model = self._answers(concatenate(once), "orders of the evidence").reshape(len(once), n, -1)
         exact = once[0].at_scored(once[0].predictive)[:, 0].cpu().numpy()
-        estimates = (
-            mean_estimate(own, seed=self._resampling, bounds=bounds)
-            for own, bounds in zip(order_statistics(exact, log_model), ((0.0, 1.0), (0.0, np.inf)), strict=True)
-        )
-        return {name: _beside(own, 0.0) for name, own in zip(names, estimates, strict=True)}
+        return {
+            name: _beside(mean_estimate(own, seed=self._resampling, bounds=(0.0, most)), 0.0)
+            for name, own, most in zip(names, order_statistics(exact, log_model), (1.0, np.inf, 1.0), strict=True)
+        }
 
     def _discount(self, trials: Trials, model: np.ndarray) -> dict[str, Any]:
         """Return the discount of the nearest filter that forgets."""
@@ -264,8 +291,10 @@ class _Audit:
         """Return the weights of the nearest mixture of predictors, over all positions and at each."""
         known = {EXACT: exact}
         for name, predictor in self.named.items():
-            known[name] = _probabilities(name, predictor(trials), exact.shape)
+            known[name] = _probabilities(name, predictor(trials), trials)
         known |= {name: own.cpu().numpy() for name, own in self.task.baseline_predictives(trials).items()}
+        if isinstance(self.task, ExchangeableTask) and self.task.is_exchangeable:
+            known[_FORGETTING] = self.task.discounted(trials, FORGETTING).cpu().numpy()
         known |= {POSITION: _by_position(exact), UNIFORM: np.full_like(exact, 1 / exact.shape[-1])}
         weights, left = mixture(model, known, seed=self._resampling)
         each = [
@@ -313,12 +342,26 @@ def _by_position(exact: np.ndarray) -> np.ndarray:
     return np.asarray((exact.sum(axis=0) - exact / 2) / (len(exact) - 0.5))
 
 
-def _probabilities(name: str, found: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _check_names(named: Mapping[str, Predictor], task: WindTunnel, one: Trials) -> None:
+    """Check names and results of a user's predictors before the model runs.
+
+    Raises:
+        InvalidArgument: A name is taken, or a predictor does not return probabilities.
+    """
+    taken = {EXACT, _FORGETTING, POSITION, UNIFORM, *task.baseline_predictives(one)}
+    for name, predictor in named.items():
+        if name in taken:
+            raise InvalidArgument(f"predictor {name!r} has the name of another: {', '.join(sorted(taken))} are taken.")
+        _probabilities(name, predictor(one), one)
+
+
+def _probabilities(name: str, found: Any, trials: Trials) -> np.ndarray:
     """Return what a user's predictor returned, as an array.
 
     Raises:
-        InvalidArgument: It is no array of probabilities of this shape.
+        InvalidArgument: It is no array of probabilities at the scored positions.
     """
+    shape = (len(trials), trials.n_scored, len(trials.answers))
     try:
         own = np.asarray(found, dtype=np.float64)
     except (TypeError, ValueError) as error:

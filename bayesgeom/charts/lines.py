@@ -114,6 +114,16 @@ def times_text(value: float, level: float, name: str) -> str:
     return f"{brief(ratio)} times {word} {name}" if ratio > _LIKE else f"like {name}"
 
 
+def change_text(what: str, kl_bits: float) -> str:
+    """Return how much an edit changes KL, for a title.
+
+    Example:
+        >>> change_text("Editing layer 2", 0.25)
+        'Editing layer 2 changes KL by 0.25 bits'
+    """
+    return f"{what} changes KL by {brief(kl_bits)} bits"
+
+
 def add_reference(figure: go.Figure, x: Places, y: Float[np.ndarray, " x"], *, name: str, color: str = EXACT) -> None:
     """Add a wide pale line, which stays visible under a line that coincides with it."""
     line = {"color": color, "width": 7}
@@ -184,7 +194,7 @@ def add_baseline(
     levels = np.broadcast_to(np.asarray(y, dtype=float), (len(x),))
     is_below, is_gray = levels < floor, color == BASELINE
     is_alone = any(len(run) == 1 for run in _runs(np.isfinite(levels)))
-    told = [f" (drawn at the end of the axis: {number_text(own)})" if own < floor else "" for own in levels]
+    told = [f" (beyond the axis: {number_text(own)})" if own < floor else "" for own in levels]
     symbols = {"symbol": "triangle-down", "size": np.where(is_below, 9, 0)} if is_below.any() else {"size": 6}
     figure.add_trace(
         go.Scatter(

@@ -42,6 +42,7 @@ def add_simplexes(
     figure: go.Figure,
     shown: Mapping[str, Float[np.ndarray, "point hypothesis"]],
     belief: Float[np.ndarray, "point hypothesis"],
+    reachable: Float[np.ndarray, "reachable hypothesis"] | None = None,
 ) -> None:
     """Draw named sets of beliefs side by side, colored by the exact ones; sets without known points are left out.
 
@@ -52,6 +53,7 @@ def add_simplexes(
         figure: An empty plot; its axes have no meaning and are hidden.
         shown: Beliefs by name: the exact ones, read-outs.
         belief: The exact belief at each point.
+        reachable: Every belief that can occur, in gray under the points of a polygon.
     """
     n = belief.shape[1]
     known = {name: points for name, points in shown.items() if np.isfinite(points).any()}
@@ -65,6 +67,9 @@ def add_simplexes(
     low, high = edge.min(axis=0) - _ROOM, edge.max(axis=0) + _ROOM
     step = float(high[0] - low[0]) + (2 * _ROOM if n == 2 else 0.0)  # points on a line reach its neighbor
     for at, (name, points) in enumerate(known.items()):
+        if reachable is not None and len(reachable):
+            (x, y), gray = placed(reachable).T, {"size": 3, "opacity": 0.6, "color": BASELINE}
+            _add(figure, x=x + at * step, y=y, mode="markers", marker=gray, hoverinfo="skip")
         _add_polygon(figure, name, points, belief, at * step)
     width = float(high[0] - low[0]) + step * (len(known) - 1)
     figure.update_xaxes(range=[low[0], low[0] + width], visible=False)

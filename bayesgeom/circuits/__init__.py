@@ -1,1 +1,1 @@
-"""Circuits: what single activations, components and paths contribute to the answer, in bits."""
+"""Circuits in bits: what the parts of a model write for the answers, and through which edges they act on each other."""

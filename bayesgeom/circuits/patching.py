@@ -184,7 +184,9 @@ def patch(
     values, ends = _measured(subject, pairs, where, layers)
     report = _report(values, ends, pairs, where, seed=derived_seed(seed, Branch.RESAMPLING))
     arguments = {"site": where.name, "metric": report.metric, "n": report.n, "seed": seed}
-    return with_provenance(report, provenance(subject, "given pairs", arguments))
+    ids = {"clean": pairs.clean.tokens.tolist(), "corrupted": pairs.corrupted.tokens.tolist()}
+    given = {**provenance(subject, "given pairs", arguments), "task": {"name": "given pairs", **ids}}
+    return with_provenance(report, given)
 
 
 @final

@@ -1,5 +1,6 @@
 from .batching import even_slices as even_slices
 from .edits import SUBSPACE_KINDS as SUBSPACE_KINDS
+from .edits import UNITS as UNITS
 from .edits import AblationMode as AblationMode
 from .edits import AtPositions as AtPositions
 from .edits import Edit as Edit
@@ -72,6 +73,7 @@ from .progress import phases_shown as phases_shown
 from .progress import progress_in as progress_in
 from .run import ALL_SITES as ALL_SITES
 from .run import ATTN_OUT as ATTN_OUT
+from .run import EXPERT_WEIGHTS as EXPERT_WEIGHTS
 from .run import K_ROT as K_ROT
 from .run import LOGIT_LENS as LOGIT_LENS
 from .run import MLP_OUT as MLP_OUT
@@ -84,6 +86,7 @@ from .run import Q_ROT as Q_ROT
 from .run import RESID_MID as RESID_MID
 from .run import RESID_POST as RESID_POST
 from .run import RESID_PRE as RESID_PRE
+from .run import ROUTER_LOGITS as ROUTER_LOGITS
 from .run import SLACK as SLACK
 from .run import STATE as STATE
 from .run import TOKEN_EMBEDDINGS as TOKEN_EMBEDDINGS

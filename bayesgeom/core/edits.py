@@ -14,12 +14,13 @@ from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import Site, Z
+from bayesgeom.core.run import EXPERT_WEIGHTS, MLP_POST, Site, Z
 
 Mode = str  # "zero", "mean", "resample", or the name of an `AblationMode`
 MODES = ("zero", "mean", "resample", "nothing")
 SubspaceKind = Literal["swap", "remove", "keep", "rotate", "add"]
 SUBSPACE_KINDS = ("swap", "remove", "keep", "rotate", "add")
+UNITS = {MLP_POST: "N", EXPERT_WEIGHTS: "E"}  # sites whose units are edited alone, and their letters: L2N17, L2E3
 ORTHONORMAL = 1e-4
 DUAL = 1e-3  # looser: an oblique projector has large entries where it reads directions of small variance
 
@@ -70,7 +71,10 @@ class Edit(ABC):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Replace(Edit):
-    """Replace whole activations, or some heads of z, q, k or v, by zero, the mean or another sequence's activation.
+    """Replace whole activations, or a part of them, by zero, the mean or another sequence's activation.
+
+    A part are some heads of `z`, `q`, `k` or `v`, or some units of `mlp_post` (neurons) or `expert_weights` (experts).
+    An expert of weight 0 writes nothing; the weights of the others stay.
 
     The mode "nothing" keeps the activation: a control that shows what replaying alone changes.
     """
@@ -79,6 +83,7 @@ class Replace(Edit):
     layer: int
     mode: Mode
     heads: tuple[int, ...] | None = None
+    units: tuple[int, ...] | None = None
     by: AblationMode | None = None  # the custom mode of this name; None for the four built-in ones
 
     def __post_init__(self) -> None:
@@ -86,6 +91,10 @@ class Replace(Edit):
             raise InvalidArgument(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}.")
         if self.heads is not None and self.site.axes[-1:] != Z.axes[-1:]:
             raise InvalidArgument(f"heads are edited at z, q, k or v, not at {self.site.name!r}, which has none.")
+        if self.units is not None and self.site not in UNITS:
+            raise InvalidArgument(
+                f"units are those of {' or '.join(own.name for own in UNITS)}, not of {self.site.name}."
+            )
 
     @property
     def uses_donor(self) -> bool:
@@ -99,14 +108,20 @@ class Replace(Edit):
 
     @property
     def label(self) -> str:
-        heads = "+".join(f"L{self.layer}H{h}" for h in self.heads or ())
-        return f"{self.mode} {f'L{self.layer} {self.site.name}' if self.heads is None else heads}"
+        if self.heads is None and self.units is None:
+            return f"{self.mode} L{self.layer} {self.site.name}"
+        letter = "H" if self.heads is not None else UNITS[self.site]
+        return f"{self.mode} {'+'.join(f'L{self.layer}{letter}{at}' for at in self.heads or self.units or ())}"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
         substitute = self.substitute(values, reference).to(values)  # a mean is float32, whatever the model is
-        if self.heads is None:
+        if self.heads is None and self.units is None:
             return substitute
         edited = values.clone()
+        if self.units is not None:
+            edited[..., list(self.units)] = substitute[..., list(self.units)]
+            return edited
+        assert self.heads is not None
         for head in self.heads:
             edited[..., head, :] = substitute[..., head, :]
         return edited
@@ -210,19 +225,19 @@ class InSubspace(Edit):
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtPositions(Edit):
-    """Apply an edit at the masked positions only.
+    """Apply an edit at the masked positions only, which may differ between sequences.
 
     `rows` are the scored positions: the last layer may be computed at these positions only.
     """
 
     edit: Edit
-    mask: Bool[Tensor, " pos"]
+    mask: Bool[Tensor, "*batch pos"]
     rows: Int64[Tensor, " query_pos"]
     site: Site
     layer: int
 
     @classmethod
-    def of(cls, edit: Edit, mask: Bool[Tensor, " pos"], rows: Int64[Tensor, " query_pos"]) -> "AtPositions":
+    def of(cls, edit: Edit, mask: Bool[Tensor, "*batch pos"], rows: Int64[Tensor, " query_pos"]) -> "AtPositions":
         """Return the edit, limited to these positions."""
         return cls(edit=edit, mask=mask, rows=rows, site=edit.site, layer=edit.layer)
 
@@ -231,8 +246,8 @@ class AtPositions(Edit):
         return f"{self.edit.label} at {int(self.mask.sum())} positions"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
-        mask = self.mask if values.shape[1] == len(self.mask) else self.mask[self.rows]
-        chosen = mask.reshape(-1, *(1,) * (values.ndim - 2)).to(values.device)
+        mask = self.mask if values.shape[1] == self.mask.shape[-1] else self.mask[..., self.rows]
+        chosen = mask.reshape(*mask.shape, *(1,) * (values.ndim - 2)).to(values.device)
         return torch.where(chosen, self.edit.applied(values, reference), values)
 
 

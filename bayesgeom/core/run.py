@@ -50,6 +50,8 @@ RESID_POST = Site("resid_post", _RESIDUAL)
 ATTN_OUT = Site("attn_out", _RESIDUAL)
 MLP_OUT = Site("mlp_out", _RESIDUAL)
 MLP_POST = Site("mlp_post", ("batch", "pos", "d_mlp"))  # hidden units of the MLP, after the activation function
+ROUTER_LOGITS = Site("router_logits", ("batch", "pos", "expert"))  # of a mixture of experts, before its choice
+EXPERT_WEIGHTS = Site("expert_weights", ("batch", "pos", "expert"))  # factors of the experts' outputs; 0: not chosen
 STATE = Site("state", ("batch", "pos", "d_state"))
 
 Q = Site("q", _QUERY)  # before rotation and norm
@@ -165,6 +167,7 @@ class Trials:
         group_names: Names of the kinds.
         observers: The filter behind the posterior, from which window observers are made, if the task has latent
             dynamics.
+        is_labeled: Whether the belief is a label of a user, for which random labels by token are a control.
     """
 
     tokens: Int64[Tensor, "batch pos"]
@@ -178,6 +181,7 @@ class Trials:
     groups: Int64[Tensor, " batch"] | None = None
     group_names: tuple[str, ...] = ()
     observers: WindowObservers | None = None
+    is_labeled: bool = False
 
     def __post_init__(self) -> None:
         counts = self.scored.sum(dim=1)
@@ -294,6 +298,7 @@ def concatenate(parts: list[Trials]) -> Trials:
         groups=torch.cat(groups) if groups else None,
         group_names=first.group_names,
         observers=observers[0].and_of(observers[1:]) if len(observers) == len(parts) else None,
+        is_labeled=first.is_labeled,
     )
 
 
@@ -416,7 +421,7 @@ def _first(
 
 _HASH = re.compile(r"[0-9a-f]{16}")
 _UNTRAINED = "untrained, seed "
-_OMITTED = ("quantization", "d_value")  # where they say nothing
+_OMITTED = ("quantization", "d_value", "n_experts")  # where they say nothing
 
 
 @final
@@ -432,6 +437,7 @@ class ModelSpec:
         weights_hash: Hash of the weights before they were wrapped. For an untrained network, the text of
             `untrained(seed)`.
         d_value: Width of a head's values and output; 0 if it is `d_head`.
+        n_experts: Experts of a layer; 0 if there are none, or they are not known.
         d_state: Width of one layer's recurrent state at one position; 0 if there is none.
         quantization: Format from which the weights were dequantized; empty if they were not quantized.
     """
@@ -454,6 +460,7 @@ class ModelSpec:
     d_state: int = 0
     quantization: str = ""
     d_value: int = 0
+    n_experts: int = 0
 
     @property
     def d_of_value(self) -> int:
@@ -469,7 +476,8 @@ class ModelSpec:
             "d_model": self.d_model,
             "d_mlp": self.d_mlp,
         }
-        return sizes | ({"d_state": self.d_state} if self.d_state else {})
+        optional = {"d_state": self.d_state, "expert": self.n_experts}
+        return sizes | {axis: size for axis, size in optional.items() if size}
 
     @property
     def is_identified(self) -> bool:
@@ -477,7 +485,7 @@ class ModelSpec:
         return bool(_HASH.fullmatch(self.weights_hash))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON types, without `quantization` and `d_value` if they say nothing."""
+        """Return the fields as JSON types, without those in `_OMITTED` that say nothing."""
         return {name: value for name, value in asdict(self).items() if name not in _OMITTED or value}
 
 

@@ -83,7 +83,7 @@ def _rendered(render: Callable[[str], object], message: str) -> tuple[str, str]:
     if " ".join(message.split()) not in " ".join(text.split()):
         return text, "it leaves the user's message out"
     if any("\ud800" <= character <= "\udfff" for character in text):
-        return "", "it makes characters that cannot be encoded_text"
+        return "", "its characters cannot be encoded"
     return text, ""
 
 

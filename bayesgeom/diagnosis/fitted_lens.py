@@ -5,42 +5,64 @@ Two maps are fitted to every layer and scored on other sequences:
     tuned lens      an affine map into the last residual, read by the model's own end, fitted to the model's predictions
     softmax probe   a linear map to the answers' log-odds, fitted to the exact predictive
 
-Both act on the layer's principal axes, scaled to variance 1; axes with less than 1e-10 of the largest variance are left
-out. Both have an intercept, without a penalty. The objective is the cross-entropy in nats, minimized by L-BFGS on all
-points. The probe's penalty is ½ · 1e-6 · ‖W‖². The tuned lens starts at the least squares solution M and its penalty is
-½ · 1e-4 · mean over columns of ‖column change‖² / mean square of M.
+With "fitted_lens:MAP" a third one is loaded: the J-lens, the mean Jacobian of the last residual in each layer's, read
+by the model's own end. transformer-lens loads MAP. Plain text has no exact posterior: there nothing is fitted, and the
+logit lens and the J-lens are compared with the model's own last prediction.
+
+The fitted maps act on the layer's principal axes, scaled to variance 1; axes with less than 1e-10 of the largest
+variance are left out. Both have an intercept, without a penalty. The objective is the cross-entropy in nats, minimized
+by L-BFGS on all points. The probe's penalty is ½ · 1e-6 · ‖W‖². The tuned lens starts at the least squares solution M
+and its penalty is ½ · 1e-4 · mean over columns of ‖column change‖² / mean square of M.
 
 References:
-    Belrose et al. 2023, arXiv:2303.08112 (tuned lens).
+    Belrose et al. 2023, arXiv:2303.08112 (tuned lens). Gurnee et al. 2026, "Verbalizable Representations Form a Global
+    Workspace in Language Models" (J-lens).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, ClassVar, Self, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import LOGIT_LENS, RESID_POST, RESID_PRE, InvalidArgument, NoCopy, Run, Trials, concatenate
+from bayesgeom.core import (
+    LOGIT_LENS,
+    RESID_POST,
+    RESID_PRE,
+    InvalidArgument,
+    ModelSpec,
+    NoCopy,
+    Run,
+    Trials,
+    concatenate,
+    phase,
+    suggested,
+)
 from bayesgeom.models.base import Model, Stream, bytes_per_sequence, recording_bytes
 from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.resolve import require_posterior
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.models.unembedding import Unembedding
 from bayesgeom.report import (
+    UNTRAINED,
     Baseline,
     Estimate,
     Headline,
+    Kind,
     NonNegative,
     Panel,
+    Quantity,
     Report,
     headline_of,
     mean_estimate,
-    of_untrained,
     stacked,
+    with_interval,
 )
 from bayesgeom.stats import (
     ARRIVED,
@@ -50,17 +72,25 @@ from bayesgeom.stats import (
     arrival,
     context_free_kl_bits,
     kl_bits,
+    ratio_interval,
     shuffled_within_position,
 )
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
 
-LENSES = ("logit lens", "tuned lens", "softmax probe")
-SHUFFLED = "shuffled labels"
+LOGIT, TUNED, PROBE, JACOBIAN = "logit lens", "tuned lens", "softmax probe", "J-lens"
+LENSES = (LOGIT, TUNED, PROBE)
+EXACT, OWN = "exact posterior", "the model's own prediction"  # what lenses are compared with
+REGISTRY = "jacobian_lens_registry.json"  # of published maps, by transformer-lens
+SHUFFLED, MEAN = "shuffled labels", "mean prediction"
+ANSWERS = ("all", "confident wrong")
+CONFIDENT, WRONG = 0.5, 0.5  # least probability of a confident answer, and share of the exact's best that is wrong
 N_FIT, N_TEST, LEAST = 1_024, 256, 80  # sequences; with fewer than LEAST in all nothing is fitted
 _FITS = 3  # branch of seeds
 _SMALLEST, _RIDGE, _NEAR = 1e-10, 1e-6, 1e-4
+_AT_ONCE = 2**24  # logits over the whole vocabulary that are in memory together
 _STEPS_PROBE, _STEPS_TUNED, _STEPS_SHUFFLED = 100, 20, 30
 _BEFORE = Reduction("lens input", RESID_PRE, lambda values, *_: values, lambda *_: 0)
+Scored = Float64[np.ndarray, "sequence position stage"]  # KL in bits
 _LAST = Reduction("lens last", RESID_POST, lambda values, *_: values, lambda *_: 0)
 
 
@@ -75,46 +105,67 @@ class FittedLensReport(Report):
     finds need not be used. "Shuffled labels" is the same probe fitted to posteriors of other sequences at the same
     position: it knows the position alone, and is worse by what it overfits.
 
-    Fields: KL(exact ‖ lens) by lens and stage: the embedding, then after each layer.
+    Fields: KL(target ‖ lens) by lens and stage: the embedding, then after each layer. The `target` is the exact
+    posterior, or the model's own prediction on plain text, where nothing is fitted.
 
     `arrival` is the number of layers from which the KL stays below a tenth of that of the stronger context-free
-    predictor, NaN if it never does. The baselines "shuffled labels" and "untrained networks" (one, of the same shape)
-    are of the softmax probe alone. `n` sequences are scored, and the maps were fitted on `n_fit` others.
+    predictor, NaN if it never does. `removed_bits` is the fall of the KL by each layer. `kept_bits` is
+    KL(exact ‖ output) − KL(exact ‖ softmax probe), of the layer whose probe is best on the other half of the scored
+    sequences: over all positions, and where the output is confidently wrong. There its best answer has a probability of
+    at least one half, and less than half of the exact best's by the exact posterior. The baselines "shuffled labels"
+    and "untrained networks" (one, of the same shape) are of the softmax probe alone. `n` sequences are scored, and the
+    maps were fitted on `n_fit` others. `jacobian` names the loaded map of the J-lens.
     """
 
     name: ClassVar[str] = "fitted_lens"
     title: ClassVar[str] = "Posterior by layer, fitted lenses"
 
-    kl_bits: Annotated[Estimate, NonNegative("lens_name stage", unit="bits", better="lower", label="KL(exact ‖ lens)")]
+    kl_bits: Annotated[Estimate, NonNegative("lens_name stage", unit="bits", better="lower", label="KL(target ‖ lens)")]
+    removed_bits: Annotated[Estimate, Quantity("lens_name layer", unit="bits", label="bits that the layer removes")]
+    kept_bits: Annotated[
+        Estimate,
+        Quantity(
+            "answer_kind", unit="bits", better="higher", label="bits that the best layer holds and the output not"
+        ),
+    ]
     arrival: Annotated[Estimate, NonNegative("lens_name", unit="layers", label="layers until the posterior is there")]
     lens_names: tuple[str, ...]
+    answer_kinds: tuple[str, ...]
     stages: tuple[str, ...]
+    target: str
+    jacobian: str
     n_fit: int
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        rows = [headline_of(self, "kl_bits", (2, -1), f"KL(exact ‖ softmax probe), {self.stages[-1]}", verdict="")]
-        rows += [
-            headline_of(self, "arrival", (at,), f"layers until it is there, {own}") for at, own in enumerate(LENSES)
+        rows = [
+            headline_of(self, "arrival", (at,), f"layers until it is there, {own}", verdict="")
+            for at, own in enumerate(self.lens_names)
         ]
-        return rows
+        if PROBE not in self.lens_names:
+            return rows
+        probe = self.lens_names.index(PROBE)
+        first = headline_of(self, "kl_bits", (probe, -1), f"KL(exact ‖ {PROBE}), {self.stages[-1]}", verdict="")
+        known = [at for at in range(len(ANSWERS)) if np.isfinite(self.kept_bits.value[at])]
+        return [first, *(headline_of(self, "kept_bits", (at,)) for at in known), *rows]
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, label_layers, log_floor
         from bayesgeom.report import SERIES, label_axes, log_axes
 
-        n_layers, probe = len(self.stages) - 1, len(self.lens_names) - 1
-        x = np.arange(-1, n_layers)  # the embedding, then the layers
-        threshold = ARRIVED * min(float(self.kl_bits.baseline(name).value[0, 0]) for name in (UNIFORM, POSITION))
+        n_layers, names = len(self.stages) - 1, self.lens_names
+        x, main = np.arange(-1, n_layers), names.index(PROBE if PROBE in names else LOGIT)
+        levels = (own for own in self.kl_bits.baselines if own.name in (UNIFORM, POSITION, MEAN))
+        threshold = ARRIVED * min(float(own.value[0, 0]) for own in levels)
         panel = Panel.blank("KL by layer of each lens")
         add_baseline(panel.figure, x, threshold, name="there: a tenth of context-free")
-        for at, lens in enumerate(self.lens_names[:probe]):
+        for at in (own for own in range(len(names)) if own != main):
             own = self.kl_bits[at]
-            add_line(panel.figure, x, own.value, name=lens, band=own.ends, color=SERIES[at + 1])
-        add_estimate(panel.figure, x, self.kl_bits[probe], name=self.lens_names[probe], is_log=True)
+            add_line(panel.figure, x, own.value, name=names[at], band=own.ends, color=SERIES[at + 1])
+        add_estimate(panel.figure, x, self.kl_bits[main], name=names[main], is_log=True)
         log_axes(panel.figure, floor=log_floor(self.kl_bits.value, np.asarray(threshold)))
         label_layers(panel.figure, n_layers)
-        label_axes(panel.figure, "read after layer (emb: the embedding)", "KL(exact ‖ lens) (bits)")
+        label_axes(panel.figure, "read after layer (emb: the embedding)", f"KL({self.target} ‖ lens) (bits)")
         return [panel]
 
 
@@ -126,20 +177,27 @@ class LensFit:
     model: Model
     task: WindTunnel
     unembedding: Unembedding
+    jacobian: "JacobianMap | None"
     n_fit: int
     n_test: int
     seed: int
 
     @classmethod
-    def of(cls, model: Model, task: WindTunnel, *, n: int, seed: int) -> Self:
-        """Check that the lenses can be fitted, on at most 2 n sequences.
+    def of(cls, model: Model, task: WindTunnel, *, n: int, seed: int, jacobian: str = "") -> Self:
+        """Check that the lenses can be fitted, on at most 2 n sequences, or read on n texts.
+
+        Args:
+            model: The model.
+            task: The task; one without an exact posterior is text.
+            n: Number of sequences.
+            seed: Seed of the sequences.
+            jacobian: File or published name of a J-lens; "" for none.
 
         Raises:
-            InvalidArgument: The model cannot be run, or there are too few sequences or too little memory.
+            InvalidArgument: The model cannot be run, there are too few sequences or too little memory, or the J-lens
+                does not exist or is of another model.
             MissingSite: The model has no logit lens.
-            TaskMismatch: The task has no exact posterior.
         """
-        require_posterior(task)
         if isinstance(model, CapturedModel | ServedModel):
             raise InvalidArgument(f"fitted_lens runs the model on more sequences: pass the model of {model.spec.name}.")
         model.require([LOGIT_LENS], by="fitted_lens")
@@ -147,41 +205,149 @@ class LensFit:
         assert unembedding is not None, "there is a logit lens"
         layers = {RESID_PRE: range(model.spec.n_layers), RESID_POST: range(1)}
         each = bytes_per_sequence(model.spec, layers, one)
-        most = min(N_FIT + N_TEST, 2 * n + n // 2, recording_bytes(model.spec.device, model.memory_gib) // each)
-        if most < LEAST:
+        room = recording_bytes(model.spec.device, model.memory_gib) // each
+        wanted = min(N_FIT + N_TEST, 2 * n + n // 2) if task.has_posterior else n
+        most, least = min(wanted, room), LEAST if task.has_posterior else 1
+        if isinstance(task, FiniteTask):
+            most = min(most, task.n_sequences)
+        if most < least:
             raise InvalidArgument(
-                f"fitted_lens needs {LEAST} sequences and would get {most}: raise n to at least {LEAST // 2}, or the "
+                f"fitted_lens needs {least} sequences and would get {most}: raise n to at least {least // 2}, or the "
                 f"memory for activations by memory_gib of load (--memory-gib); a sequence takes {each / 2**20:.3g} MiB."
             )
-        n_test = most // 5
-        return cls(model=model, task=task, unembedding=unembedding, n_fit=most - n_test, n_test=n_test, seed=seed)
+        return cls(
+            model=model,
+            task=task,
+            unembedding=unembedding,
+            jacobian=JacobianMap.of(jacobian, model.spec) if jacobian else None,
+            n_fit=most - most // 5 if task.has_posterior else 0,
+            n_test=most // 5 if task.has_posterior else most,
+            seed=seed,
+        )
 
     def report(self, n_untrained: int) -> FittedLensReport:
         """Fit and score every layer; with untrained networks, the probe of one of them is a baseline."""
         run, residuals = _recorded(self.model, self._trials())
+        if not self.task.has_posterior:
+            return self._of_text(residuals)
         exact = run.trials.at_scored(run.trials.predictive)
-        found = self._scored(run, residuals, exact)
-        stages = len(residuals)
+        scored = self._scored(run, residuals, exact)
         test = exact[self.n_fit :].cpu().numpy()
         references = context_free_kl_bits(test)
-        shuffled = np.full((len(LENSES), stages), np.nan)
-        shuffled[2] = self._shuffled(residuals, exact).mean(axis=0)
-        levels = [
-            *(Baseline.of("baseline", name, float(own.mean())) for name, own in references.items()),
-            Baseline.of("permutation", SHUFFLED, shuffled),
-            *(self._untrained() if n_untrained else ()),
-        ]
-        reference = min(references.values(), key=np.mean)
-        arrivals = [arrival(own, reference, seed=self.seed) for own in found]
-        whole = Baseline.of("baseline", "all layers", stages - 1)
+        probes = {SHUFFLED: self._shuffled(residuals, exact)}
+        if n_untrained and (untrained := self._untrained()) is not None:
+            probes[UNTRAINED] = untrained
+        by_sequence, levels = ({name: own.mean(axis=1) for name, own in each.items()} for each in (scored, probes))
+        found = self._assembled(by_sequence, references, levels)
+        wrong = _is_wrong(test, run.log_answers[self.n_fit :].exp().cpu().numpy())
+        return replace(found, kept_bits=self._kept(scored, probes, wrong))
+
+    def _of_text(self, residuals: Sequence[Float[Tensor, "batch query_pos d_model"]]) -> FittedLensReport:
+        """Compare the logit lens, and the J-lens if there is one, with the model's own prediction, over all ids."""
+        dtype, (n, n_pos, _), d_vocab = (
+            getattr(torch, self.model.spec.dtype),
+            residuals[-1].shape,
+            self.model.spec.d_vocab,
+        )
+        parts = torch.arange(n).split(max(1, _AT_ONCE // (n_pos * d_vocab)))
+
+        def read(resid: Tensor) -> Float[Tensor, "batch query_pos d_vocab"]:
+            return self.unembedding.logits(resid.to(dtype)).double().log_softmax(dim=-1)
+
+        with torch.no_grad(), phase("lenses on text", len(residuals), "layer") as shown:
+            mean = sum(read(residuals[-1][part]).exp().sum(dim=(0, 1)) for part in parts) / (n * n_pos)
+            assert isinstance(mean, Tensor)
+            names = (LOGIT, *((JACOBIAN,) if self.jacobian else ()))
+            found = {name: np.full((n, len(residuals)), np.nan) for name in names}
+            references = {name: np.zeros(n) for name in (UNIFORM, MEAN)}
+            for stage, resid in enumerate(residuals):
+                for part in parts:
+                    own = read(residuals[-1][part]).exp()
+                    read_by = {LOGIT: resid[part], **self._transported(resid[part], stage)}
+                    for name, moved in read_by.items():
+                        found[name][part, stage] = _of_sequences(kl_bits(own, read(moved)))
+                    if stage == 0:
+                        flat = torch.full_like(mean, 1 / d_vocab)
+                        for name, level in ((UNIFORM, flat), (MEAN, mean)):
+                            references[name][part] = _of_sequences(kl_bits(own, level.log().expand_as(own)))
+                shown.update(1)
+        return self._assembled(found, references, {})
+
+    def _transported(self, resid: Tensor, stage: int) -> dict[str, Tensor]:
+        """Return the last residual that the J-lens expects from a layer's; empty without one, and at the embedding."""
+        if self.jacobian is None or stage == 0:
+            return {}
+        matrix = self.jacobian.matrices.get(stage - 1)  # none after the last layer: the residual itself
+        return {JACOBIAN: resid if matrix is None else resid.float() @ matrix.to(resid.device).T}
+
+    def _assembled(
+        self,
+        found: Mapping[str, Float64[np.ndarray, "sequence stage"]],
+        references: Mapping[str, Float64[np.ndarray, " sequence"]],
+        probes: Mapping[str, Float64[np.ndarray, "sequence stage"]],
+    ) -> FittedLensReport:
+        """Return the report from the KL of each lens and of what the probe is compared with; `kept_bits` is unknown."""
+        names, stages = tuple(found), len(found[LOGIT][0])
+
+        def of_probe(name: str, own: Float64[np.ndarray, " stage"]) -> Baseline:
+            level = np.full((len(names), len(own)), np.nan)
+            level[names.index(PROBE)] = own
+            return Baseline.of(_kind(name), name, level)
+
+        context_free = [Baseline.of("baseline", name, float(own.mean())) for name, own in references.items()]
+        levels = [of_probe(name, own.mean(axis=0)) for name, own in probes.items()]
+        falls = [of_probe(name, -np.diff(own.mean(axis=0))) for name, own in probes.items()]
+        kl = np.stack([*found.values()], axis=1)
+        reference, whole = min(references.values(), key=np.mean), Baseline.of("baseline", "all layers", stages - 1)
+        arrivals = []
+        for own in found.values():
+            known = int(np.isnan(own[0]).sum())  # the J-lens does not read the embedding
+            at, ends = arrival(own[:, known:], reference, seed=self.seed)
+            ends = (ends[0] + known, ends[1] + known)
+            arrivals.append(Estimate.of(at + known, ends, n=self.n_test, baselines=[whole]))
         return FittedLensReport(
-            kl_bits=mean_estimate(np.stack(found, axis=1), seed=self.seed, bounds=(0.0, np.inf), baselines=levels),
-            arrival=stacked([Estimate.of(*own, n=self.n_test, baselines=[whole]) for own in arrivals]),
-            lens_names=LENSES,
+            kl_bits=mean_estimate(kl, seed=self.seed, bounds=(0.0, np.inf), baselines=[*context_free, *levels]),
+            removed_bits=mean_estimate(-np.diff(kl, axis=2), seed=self.seed, baselines=falls),
+            kept_bits=Estimate.of(np.full(len(ANSWERS), np.nan), n=self.n_test),
+            arrival=stacked(arrivals),
+            lens_names=names,
+            answer_kinds=ANSWERS,
             stages=("embedding", *(f"layer {layer}" for layer in range(stages - 1))),
+            target=EXACT if self.task.has_posterior else OWN,
+            jacobian=self.jacobian.name if self.jacobian else "",
             n_fit=self.n_fit,
             n=self.n_test,
         )
+
+    def _kept(
+        self,
+        scored: Mapping[str, Scored],
+        probes: Mapping[str, Scored],
+        wrong: Bool[np.ndarray, "sequence position"],
+    ) -> Estimate:
+        """Return what the best layer's probe is nearer to exact than the output, over all and over wrong answers."""
+        output = scored[LOGIT][..., -1]
+        weights = np.stack([np.ones_like(output), wrong.astype(np.float64)], axis=-1)
+        counts = weights.sum(axis=1)
+
+        def beyond(own: Scored) -> Float64[np.ndarray, "sequence kind"]:
+            return np.asarray(np.einsum("sp,spk->sk", output - _of_best_layer(own), weights))
+
+        def ratio(sums: Float64[np.ndarray, "sequence kind"]) -> Float64[np.ndarray, " kind"]:
+            total = counts.sum(axis=0)
+            unknown = np.full(len(ANSWERS), np.nan)
+            return np.asarray(np.divide(sums.sum(axis=0), total, out=unknown, where=total > 0))
+
+        sums, parts = beyond(scored[PROBE]), list[Estimate]()
+        levels = [Baseline.of(_kind(name), name, ratio(beyond(own))) for name, own in probes.items()]
+        for at, value in enumerate(ratio(sums)):
+            own = [level[at] for level in levels]
+            if np.isnan(value):
+                parts.append(Estimate.of(value, (np.nan, np.nan), n=self.n_test, baselines=own))
+            else:
+                ends = ratio_interval(sums[:, at], counts[:, at], seed=self.seed)
+                parts.append(with_interval(value, ends, n=self.n_test, baselines=own))
+        return stacked(parts)
 
     def _trials(self) -> list[Trials]:
         seed = derived_seed(self.seed, Branch.TRIALS, _FITS)
@@ -189,29 +355,32 @@ class LensFit:
 
     def _scored(
         self, run: Run, residuals: Sequence[Tensor], exact: Float64[Tensor, "batch query_pos answer"]
-    ) -> list[Float64[np.ndarray, "sequence stage"]]:
+    ) -> dict[str, Scored]:
         """Return the KL of each lens on the sequences that are not fitted."""
-        answers, n_fit = run.trials.answers, self.n_fit
-        read = partial(self.unembedding.logits, ids=answers)
+        answers, n_fit, dtype = run.trials.answers, self.n_fit, getattr(torch, run.spec.dtype)
         own, last = run.log_answers.exp(), residuals[-1]
-        columns: list[list[Tensor]] = [[], [], []]
+
+        def read(x: Tensor) -> Tensor:
+            return self.unembedding.logits(x.to(dtype), answers)
+
+        columns: dict[str, list[Tensor]] = {name: [] for name in (*LENSES, *((JACOBIAN,) if self.jacobian else ()))}
         for stage, resid in enumerate(residuals):
             axes = _Axes(resid[:n_fit])
-            probe = axes.probe(exact[:n_fit], _STEPS_PROBE)
+            probe, is_last = axes.probe(exact[:n_fit], _STEPS_PROBE), stage == len(residuals) - 1
+            # The map of the last residual into itself is the identity.
+            tuned = read if is_last else axes.tuned(last[:n_fit], own[:n_fit], lambda x: read(x).float())
             with torch.no_grad():
-                columns[0].append(read(resid[n_fit:].to(getattr(torch, run.spec.dtype))))
-                columns[2].append(probe(resid[n_fit:]))
-            if stage == len(residuals) - 1:
-                columns[1].append(columns[0][-1])  # the map into the last residual is the identity
-                continue
-            tuned = axes.tuned(last[:n_fit], own[:n_fit], lambda x: read(x.to(getattr(torch, run.spec.dtype))).float())
-            with torch.no_grad():
-                columns[1].append(tuned(resid[n_fit:]))
-        return [_kl(exact[n_fit:], logits) for logits in columns]
+                test = resid[n_fit:]
+                columns[LOGIT].append(read(test))
+                columns[TUNED].append(tuned(test))
+                columns[PROBE].append(probe(test))
+                if self.jacobian:
+                    moved = self._transported(test, stage)
+                    unread = torch.full_like(columns[LOGIT][-1], torch.nan)
+                    columns[JACOBIAN].append(read(moved[JACOBIAN]) if moved else unread)
+        return {name: _kl(exact[n_fit:], logits) for name, logits in columns.items()}
 
-    def _shuffled(
-        self, residuals: Sequence[Tensor], exact: Float64[Tensor, "batch query_pos answer"]
-    ) -> Float64[np.ndarray, "sequence stage"]:
+    def _shuffled(self, residuals: Sequence[Tensor], exact: Float64[Tensor, "batch query_pos answer"]) -> Scored:
         """Return the KL of probes that were fitted to posteriors of other sequences at the same position."""
         rng = np.random.default_rng(derived_seed(self.seed, Branch.RESAMPLING, _FITS))
         others = torch.from_numpy(shuffled_within_position(exact[: self.n_fit].cpu().numpy(), rng)).to(exact.device)
@@ -223,18 +392,60 @@ class LensFit:
         """Return the logits of a probe on the sequences that are not fitted."""
         return _Axes(resid[: self.n_fit]).probe(target, steps)(resid[self.n_fit :])
 
-    def _untrained(self) -> tuple[Baseline, ...]:
-        """Return the KL of the probe on an untrained network; empty if none can be built."""
+    def _untrained(self) -> Scored | None:
+        """Return the KL of the probe on an untrained network; None if none can be built."""
         try:
             network = self.model.untrained_copy(derived_seed(self.seed, Branch.UNTRAINED, 0))
         except NoCopy:
-            return ()
+            return None
         run, residuals = _recorded(network, self._trials())
         exact = run.trials.at_scored(run.trials.predictive)
-        logits = [self._probed(own, exact[: self.n_fit], _STEPS_PROBE) for own in residuals]
-        level = np.full((len(LENSES), len(residuals)), np.nan)
-        level[2] = _kl(exact[self.n_fit :], logits).mean(axis=0)
-        return of_untrained([level])
+        return _kl(exact[self.n_fit :], [self._probed(own, exact[: self.n_fit], _STEPS_PROBE) for own in residuals])
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class JacobianMap:
+    """A J-lens: the mean Jacobian of the last residual in each layer's, by layer; none for the last layer."""
+
+    name: str
+    matrices: Mapping[int, Float[Tensor, "d_model d_model"]]
+
+    @classmethod
+    def of(cls, name: str, spec: ModelSpec) -> Self:
+        """Load a map by transformer-lens, from a file, or by the name of a published one.
+
+        Raises:
+            InvalidArgument: It cannot be loaded, or is of a model of other sizes.
+        """
+        try:
+            from transformer_lens.tools.analysis import JacobianLens
+        except ImportError as error:
+            raise InvalidArgument(
+                f"fitted_lens:{name} loads a J-lens by transformer-lens 4.3 or later: pip install -U transformer-lens."
+            ) from error
+        listed = json.loads((files("transformer_lens.tools.analysis") / REGISTRY).read_text(encoding="utf-8"))
+        published = {
+            alias: key for key, own in listed.items() if isinstance(own, dict) for alias in (key, *own["aliases"])
+        }
+        if not Path(name).is_file() and name not in published:
+            raise InvalidArgument(
+                f"there is no file {name!r} and no published J-lens of this name.{suggested(name, published)} Pass a "
+                f"name of transformer-lens's registry, such as gemma-2-2b, or a file that its JacobianLens.save wrote."
+            )
+        try:
+            lens = JacobianLens.from_pretrained(name)
+        except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise InvalidArgument(f"the J-lens {name!r} cannot be loaded by transformer-lens: {reason}") from error
+        expected, target = [*range(spec.n_layers - 1)], lens.metadata.get("target_layer", spec.n_layers - 1)
+        if (lens.d_model, lens.source_layers, target) != (spec.d_model, expected, spec.n_layers - 1):
+            raise InvalidArgument(
+                f"the J-lens {name!r} has {len(lens.source_layers)} maps of width {lens.d_model} into layer {target}; "
+                f"{spec.name} needs {len(expected)} of width {spec.d_model} into layer {spec.n_layers - 1}, one for "
+                f"each layer but the last. Pass the J-lens of this model."
+            )
+        return cls(name=Path(name).name if Path(name).is_file() else name, matrices=lens.jacobians)
 
 
 def _recorded(model: Model, blocks: Sequence[Trials]) -> tuple[Run, list[Float[Tensor, "batch query_pos d_model"]]]:
@@ -248,10 +459,36 @@ def _recorded(model: Model, blocks: Sequence[Trials]) -> tuple[Run, list[Float[T
 
 def _kl(
     exact: Float64[Tensor, "batch query_pos answer"], logits: Sequence[Float[Tensor, "batch query_pos answer"]]
-) -> Float64[np.ndarray, "batch stage"]:
-    """Return the KL in bits of every sequence from logits of the answers, by stage."""
-    found = [kl_bits(exact, own.double().log_softmax(dim=-1)).mean(dim=1).clamp_min(0.0) for own in logits]
-    return np.asarray(torch.stack(found, dim=1).cpu().numpy())
+) -> Scored:
+    """Return the KL in bits of every sequence and position from logits of the answers, by stage."""
+    found = [kl_bits(exact, own.double().log_softmax(dim=-1)).clamp_min(0.0) for own in logits]
+    return np.asarray(torch.stack(found, dim=2).cpu().numpy())
+
+
+def _kind(name: str) -> Kind:
+    return "permutation" if name == SHUFFLED else "baseline"
+
+
+def _of_sequences(kl: Float[Tensor, "batch query_pos"]) -> Float64[np.ndarray, " sequence"]:
+    return np.asarray(kl.clamp_min(0.0).mean(dim=1).cpu().numpy())
+
+
+def _of_best_layer(kl: Scored) -> Float64[np.ndarray, "sequence position"]:
+    """Return the KL of the stage that is best on the other half of the sequences, for each half."""
+    found = kl[..., 0].copy()
+    for half in (slice(0, None, 2), slice(1, None, 2)):
+        others = np.delete(kl, half, axis=0)
+        found[half] = kl[half][..., int(others.mean(axis=(0, 1)).argmin())]
+    return found
+
+
+def _is_wrong(
+    exact: Float64[np.ndarray, "sequence position answer"], output: Float64[np.ndarray, "sequence position answer"]
+) -> Bool[np.ndarray, "sequence position"]:
+    """Return where the output's best answer is confident, and far less probable than the exact best one."""
+    best = output.argmax(axis=-1)[..., None]
+    of_best = np.take_along_axis(exact, best, axis=-1)[..., 0]
+    return np.asarray((output.max(axis=-1) >= CONFIDENT) & (of_best < WRONG * exact.max(axis=-1)))
 
 
 Reader = Callable[[Float[Tensor, "batch query_pos d_model"]], Float[Tensor, "batch query_pos answer"]]
@@ -290,7 +527,7 @@ class _Axes:
         """Return the affine map into the last residual whose reading is nearest to the model's own prediction."""
         goal, target = last.flatten(0, 1), own.flatten(0, 1).to(self.points.dtype)
         start = self.points.T @ goal / len(goal)
-        size = start.square().mean().clamp_min(1e-30) * start.shape[1]
+        size = (start.square().sum() / max(1, len(start))).clamp_min(1e-30)  # a layer without variance has no axes
         matrix, offset = _minimized(
             lambda m, c: (
                 _cross_entropy(read(self.points @ m + c), target) + _NEAR / 2 * (m - start).square().sum() / size

@@ -36,7 +36,7 @@ from bayesgeom.report import (
     mean_estimate,
     of_untrained,
 )
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
 
 Function = Callable[[Run], Any]
 Numbers = Mapping[str, Float64[np.ndarray, "..."]]
@@ -286,8 +286,7 @@ def _sizes(model: Model, task: WindTunnel) -> tuple[int, int]:
     """Return the numbers of sequences of the two trials; equal if there is only one sequence."""
     is_slow = model.spec.n_parameters >= LARGE or isinstance(model, ServedModel)
     most = _TRIED_LARGE if is_slow else _TRIED
-    if isinstance(task, FiniteTask):
-        most = min(most, task.n_sequences)
+    most = at_most(task, most)
     if isinstance(model, CapturedModel):
         most = min(most, model.manifest.n)
     return max(1, most - 1), most

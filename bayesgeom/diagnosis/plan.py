@@ -106,7 +106,7 @@ def check_probes(probes: Named | Sequence[Named] | None) -> None:
     taken: dict[str, Named] = {}
     for item in probes or ():
         if isinstance(item, str):
-            own = item if item in SECOND_PASSES else named_probe(item, known)
+            own = item if _second_pass(item) else named_probe(item, known)
             name = item.partition(":")[0]
         else:
             own, name = item, item.name if isinstance(item, Probe) else function_name(item)
@@ -142,7 +142,7 @@ def plan_of(
     check_probes(probes)
     known, probes = all_probes(), listed(probes)
     requested: dict[str, AnyProbe] = {}
-    for item in known.values() if probes is None else [own for own in probes if own not in SECOND_PASSES]:
+    for item in known.values() if probes is None else [own for own in probes if not _second_pass(own)]:
         probe = named_probe(item, known) if isinstance(item, str) else item
         if not isinstance(probe, Probe):
             probe = tried(probe, model, task, seed=seed)
@@ -161,7 +161,8 @@ def plan_of(
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
             continue
         supported[name] = probe
-    named = [name for name in SECOND_PASSES if (name not in BY_NAME if probes is None else name in probes)]
+    options = dict(filter(None, map(_second_pass, probes or ())))
+    named = options if probes is not None else {name: "" for name in SECOND_PASSES if name not in BY_NAME}
     second, more, others = _second_passes(model, task, named, n=n, seed=seed, is_named=probes is not None)
     skipped, inapplicable = skipped | more, inapplicable | others
     # Calibration is first: the other probes explain it.
@@ -186,17 +187,26 @@ def plan_of(
 
 
 def _second_passes(
-    model: Model, task: WindTunnel, names: Iterable[str], *, n: int, seed: int, is_named: bool
+    model: Model, task: WindTunnel, names: Mapping[str, str], *, n: int, seed: int, is_named: bool
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """Return the tests that run the model again, and why others are skipped or do not apply, by name."""
+    """Return the tests that run the model again, and why others are skipped or do not apply, by name.
+
+    Args:
+        model: The model.
+        task: The task.
+        names: The option of each test by its name.
+        n: Number of sequences.
+        seed: Seed of the sequences.
+        is_named: Whether a test that cannot run is an error.
+    """
     found, skipped, inapplicable = dict[str, Any](), dict[str, str](), dict[str, str]()
-    for name in names:
+    for name, option in names.items():
         try:
             if name == InsideReport.name:
                 require_posterior(task)
                 found[name] = True
             elif name == FittedLensReport.name:
-                found[name] = LensFit.of(model, task, n=n, seed=seed)
+                found[name] = LensFit.of(model, task, n=n, seed=seed, jacobian=option)
             elif name == RelabelingReport.name:
                 found[name] = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
             else:
@@ -208,6 +218,12 @@ def _second_passes(
     if EvidenceResponseReport.name in inapplicable and task.has_posterior:
         inapplicable[EvidenceResponseReport.name] = str(Verdict.NOT_REPLACEABLE)
     return found, skipped, inapplicable
+
+
+def _second_pass(item: Named) -> tuple[str, str] | None:
+    """Return the name and the option of a test that runs the model again, such as fitted_lens:MAP; None for others."""
+    name, _, option = item.partition(":") if isinstance(item, str) else ("", "", "")
+    return (name, option) if name in SECOND_PASSES and (not option or name == FittedLensReport.name) else None
 
 
 def affordable(plan: ProbePlan, model: Model, trials: Trials, budget: int, n: int) -> ProbePlan:

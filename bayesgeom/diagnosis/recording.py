@@ -26,7 +26,7 @@ from bayesgeom.diagnosis.plan import all_probes, check_untrained
 from bayesgeom.models.base import Model, kernels_of, numerics
 from bayesgeom.models.captured.model import UNTRAINED, CapturedModel, Manifest, rows_per_shard, write
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, block_size, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, block_size, derived_seed, task_from_config
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -109,7 +109,7 @@ def capture(
     if isinstance(subject, CapturedModel):
         raise InvalidArgument(f"{subject.folder} is a capture already; pass the model itself.")
     chosen = task_of(subject, task)
-    n = min(n, chosen.n_sequences) if isinstance(chosen, FiniteTask) else n
+    n = at_most(chosen, n)
     copies = [derived_seed(seed, Branch.UNTRAINED, index) for index in range(n_untrained)]
     manifest = _manifest(subject, chosen, selection, n=n, seed=seed)
     for own in copies[:1]:

@@ -51,7 +51,7 @@ from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, require_posterior, task_of
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.report import LAYERS, SERVED, STREAMED, Diagnosis, Report
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_room, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, check_room, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 
@@ -73,7 +73,8 @@ def diagnose(
     Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
     probe that would get fewer than 16 is skipped. Two tests take passes of their own: "relabeling" on 128 sequences and
     "evidence_response" on 64 for each age. They run if no probes are named, or if they are; so does "inside", which
-    keeps eight sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences.
+    keeps eight sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences;
+    "fitted_lens:MAP" adds a J-lens.
     `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
@@ -131,8 +132,7 @@ def _diagnosed(
     chosen = task_of(subject, task)
     if isinstance(subject, CapturedModel):
         n, seed = subject.sequences(chosen, n=n, seed=seed)
-    if isinstance(chosen, FiniteTask):
-        n = min(n, chosen.n_sequences)
+    n = at_most(chosen, n)
     subject.check_fits(one := chosen.sample(1, seed=seed))
     check_room(chosen, n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with

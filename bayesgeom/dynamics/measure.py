@@ -46,6 +46,7 @@ from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import KL, KL_DONOR, EditPlan, score_pairs
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes
+from bayesgeom.probes.posterior_lens import PosteriorLens
 from bayesgeom.report import Baseline, Estimate, Kind, quantities_of, smooth_estimate, with_ceiling, with_interval
 from bayesgeom.stats import (
     EntropyScale,
@@ -128,7 +129,8 @@ class LastSnapshot:
 
 
 def _sites_of(model: Model) -> tuple[Site, ...]:
-    return tuple(site for site in (K, V, PATTERN, RESID_POST) if site in model.sites)
+    lens = (LOGIT_LENS,) if len(model.layers_of(LOGIT_LENS)) == model.spec.n_layers else ()
+    return (*(site for site in (K, V, PATTERN, RESID_POST) if site in model.sites), *lens)
 
 
 def _bytes_recorded(model: Model, task: WindTunnel) -> int:
@@ -165,8 +167,9 @@ class SnapshotPass:
 def measured(at: SnapshotPass) -> SnapshotNumbers:
     """Return every measurement that this architecture supports; the others are NaN."""
     by_layer, missing = np.full(at.model.spec.n_layers, np.nan), dict[str, str]()
+    sizes = {"layer": at.model.spec.n_layers, "stage": at.model.spec.n_layers + 1}
     estimates = {
-        name: Estimate.of(by_layer if "layer" in own.dims else np.nan, n=at.bench.n)
+        name: Estimate.of(np.full([sizes[dim] for dim in own.dims if dim in sizes], np.nan), n=at.bench.n)
         for name, own in quantities_of(DynamicsReport).items()
         if "run" in own.dims
     }
@@ -197,6 +200,12 @@ def _calibration(at: SnapshotPass) -> Found:
         "kl_bits": smooth_estimate(weights @ kl, seed=seed, n=n, baselines=uniform),
         "entropy_mae_bits": smooth_estimate(weights @ error.mean(axis=1), seed=seed, n=n),
     }
+
+
+def _lens(at: SnapshotPass) -> Found:
+    at.model.require((LOGIT_LENS,), by="the posterior lens")
+    found = PosteriorLens().measure(at.run)
+    return {"lens_kl_bits": found.kl_bits, "arrival": found.arrival}
 
 
 def _patterns(at: SnapshotPass) -> Found:
@@ -329,6 +338,7 @@ def _frame(at: SnapshotPass) -> Found:
 
 PARTS: Mapping[str, Callable[[SnapshotPass], Found]] = {
     "calibration": _calibration,
+    "posterior lens": _lens,
     "attention-pattern distance": _patterns,
     "attention maps": _maps,
     "viewer": _viewed,

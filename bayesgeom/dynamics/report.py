@@ -77,6 +77,8 @@ class DynamicsReport(Report):
 
     Intervals of one training are over sequences. `kl_bits_mean` is the mean over trainings, with Student's interval.
 
+    - `lens_kl_bits`: what the logit lens reads from the embedding (stage 0) and after each layer, against the exact
+      posterior. `arrival`: layers after which it stays below a tenth of context-free, as in `posterior_lens`.
     - `pattern_distance_bits`: Jensen–Shannon divergence of attention rows at scored positions from the last snapshot.
     - `key_overlap`: mean |cosine| between hypothesis tokens' keys. `pc1_share`, `curve_share`: for the last layer's
       values (for its residual stream in models without values). `belief_r2`: held out, from the last layer's residual
@@ -95,6 +97,10 @@ class DynamicsReport(Report):
     kl_bits: Annotated[Estimate, NonNegative("run step", unit="bits", label="KL(exact ‖ model)")]
     kl_bits_mean: Annotated[Estimate, NonNegative("step", unit="bits", label="KL, mean over trainings")]
     entropy_mae_bits: Annotated[Estimate, NonNegative("run step", unit="bits", better="lower", label="entropy error")]
+    lens_kl_bits: Annotated[
+        Estimate, NonNegative("run step stage", unit="bits", better="lower", label="KL(exact ‖ logit lens)")
+    ]
+    arrival: Annotated[Estimate, NonNegative("run step", unit="layers", label="layers until the posterior is there")]
     pattern_distance_bits: Annotated[
         Estimate, Quantity("run step", unit="bits", label="distance of attention patterns from the last snapshot")
     ]
@@ -154,12 +160,8 @@ class DynamicsReport(Report):
         near, none = [("stable: a tenth", NEARBY), ("start", 1.0)], [("no shift", 0.0)]
         panel, folded = self._panel, partial(self._panel, is_folded=True)
         return (
-            panel(
-                f"KL to the exact posterior, bits: {_change(self.kl_bits)}",
-                "KL (bits, log scale)",
-                self.kl_bits,
-                is_log=True,
-            ),
+            panel(f"KL, bits: {_change(self.kl_bits)}", "KL (bits, log scale)", self.kl_bits, is_log=True),
+            self._lens_panel(),
             panel("Patterns: distance from the last", "share of the first", distances, to_last, near),
             panel(f"Belief by a linear map: R² {_change(self.belief_r2)}", "held-out R²", self.belief_r2),
             panel("Swapping the frame, by layer", "answer shift (bits)", shift, shifts, none),
@@ -194,6 +196,21 @@ class DynamicsReport(Report):
         drawn = [*compared, *levels]
         return steps_panel(title, unit, self.steps, curves[:_MAX_CURVES], drawn, is_log=is_log, is_folded=is_folded)
 
+    def _lens_panel(self) -> Panel:
+        """Draw the KL of the logit lens by stage, upward, and step; the color ends at that of the uniform predictor."""
+        from bayesgeom.charts.heat import add_heat
+
+        kl, there = self.lens_kl_bits.value.mean(axis=0), self.arrival.value[:, -1].mean()
+        after = f"there after {there:.3g} of {len(kl[0]) - 1} layers" if np.isfinite(there) else "never there"
+        panel = Panel.blank(f"Posterior by layer and step: {after}")
+        free = float(self.kl_bits.baseline(UNIFORM).value.mean()) if self.kl_bits.baselines else np.nan
+        names = ([*(f"layer {at}" for at in reversed(range(len(kl[0]) - 1))), "embedding"], self.steps)
+        limits = (0.0, free) if free > 0 else None
+        axes = ("training step", "read after")
+        add_heat(panel.figure, kl.T[::-1], unit="bits to exact", baseline=0.0, names=names, axes=axes, limits=limits)
+        panel.figure.update_xaxes(type="category", nticks=8)  # each snapshot has a column, whatever its step
+        return panel
+
     def _by_run(self, own: Estimate, first: Float[np.ndarray, "run 1"] | float = 1.0) -> list["Curve"]:
         """Return a curve per training with its band, divided by `first`."""
         from bayesgeom.charts.curves import Curve
@@ -207,6 +224,7 @@ class DynamicsReport(Report):
         """Return means over trainings by snapshot, and the chance levels."""
         columns = {
             "KL (bits)": self.kl_bits,
+            "arrival (layers)": self.arrival,
             "entropy error (bits)": self.entropy_mae_bits,
             "pattern distance (bits)": self.pattern_distance_bits,
             "key overlap": self.key_overlap[..., 0],

@@ -31,7 +31,7 @@ from bayesgeom.tasks.base import checked_seed, task_from_config
 CACHE = "dynamics"  # the folder of a run for saved results of snapshots
 N_LEAST = 4
 _REFERENCES: dict[tuple[object, ...], LastSnapshot] = {}  # at most one: many snapshots of one training are measured
-_METHOD = 11  # version of the measurements: increase it when they or their names change
+_METHOD = 12  # version of the measurements: increase it when they or their names change
 
 
 @checked()

@@ -134,7 +134,7 @@ def _of_snapshots(
             f"{folder or name} has {counted(len(each), 'snapshot')}; at least 2 are needed to show a training."
         )
     for own in each:
-        _check_alike(first, own, "snapshots of different {} are not one training")
+        _check_alike(first, own, "snapshots")
         if deciding(own.recipe) != deciding(first.recipe):
             raise InvalidArgument(
                 f"{first.name} and {own.name} are of different trainings; for several seeds, pass the run "
@@ -164,7 +164,7 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
     """Check that several trainings differ only in their seed."""
     first = runs[0]
     for run in runs[1:]:
-        _check_alike(first, run, "trainings of different {} cannot be put together")
+        _check_alike(first, run, "trainings")
         if _seedless(run.recipe) != _seedless(first.recipe):
             one, other = _seedless(first.recipe), _seedless(run.recipe)
             apart = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
@@ -199,7 +199,7 @@ def _seeds(recipe: Mapping[str, Any]) -> str:
     return " after ".join(str(stage.seed) for stage in reversed([*recipe_from_dict(recipe).stages()]))
 
 
-def _check_alike(one: TrainingRun, other: TrainingRun, fault: str) -> None:
+def _check_alike(one: TrainingRun, other: TrainingRun, what: str) -> None:
     """Raise `InvalidArgument` with the fields in which two architectures or tasks differ."""
     for plural, a, b in (
         ("architectures", one.config.to_dict(), other.config.to_dict()),
@@ -210,4 +210,6 @@ def _check_alike(one: TrainingRun, other: TrainingRun, fault: str) -> None:
             continue
         shown = apart[:1] if apart[0] in ("architecture", "name") else apart
         here, there = (", ".join(f"{key} {own[key]}" for key in shown) for own in (a, b))
-        raise InvalidArgument(f"{fault.format(plural)}: {one.name} has {here}, {other.name} has {there}.")
+        raise InvalidArgument(
+            f"{what} of different {plural} cannot be put together: {one.name} has {here}, {other.name} has {there}."
+        )

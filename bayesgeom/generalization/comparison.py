@@ -4,7 +4,7 @@ Differences of scores per sequence are paired. All other intervals are conservat
 wide enough for any correlation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from bayesgeom.core import (
+    RESID_POST,
     InvalidArgument,
     Reason,
     Verdict,
@@ -25,8 +26,9 @@ from bayesgeom.core import (
     phase,
     shown,
 )
-from bayesgeom.diagnosis.plan import Named, check_probes
+from bayesgeom.diagnosis.plan import Named, check_probes, check_untrained
 from bayesgeom.diagnosis.run import diagnose
+from bayesgeom.generalization.similarity import FEWEST, layers_alike
 from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance
 from bayesgeom.models.config import architectures
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, scored_task_of
@@ -41,6 +43,7 @@ from bayesgeom.report import (
     Panel,
     Quantity,
     Report,
+    Signed,
     Unit,
     headline_of,
     load_report,
@@ -81,6 +84,11 @@ class CompareReport(Report):
     intervals are paired over sequences. `share_closed` is 1 − value / value of the uniform predictor where 0 is exact:
     1 is exact, 0 no better than that predictor, NaN below −1. The first `n_leading` rows are the headlines.
     `attention_kernels` names the implementations of attention behind each model's numbers; "" if it has only one.
+
+    `cka` is, on request, the linear CKA of `resid_post` between every layer of the pair's first model and every other
+    layer, that of its second: 1 if they are equal up to rotation and scale, 0 in expectation if they are independent.
+    NaN where a model has fewer layers. Its baseline are pairs of untrained networks of the same architectures, which
+    share the input. A sample is a sequence at one scored position; intervals leave out whole sequences.
     """
 
     name: ClassVar[str] = "compare"
@@ -100,6 +108,8 @@ class CompareReport(Report):
     n_leading: int
     n: int
     attention_kernels: Annotated[tuple[str, ...], "model"] = ()
+    cka: Annotated[Estimate, Signed("pair layer other_layer", label="linear CKA")]
+    other_layers: tuple[str, ...]
 
     def kernel_code(self, pair: int) -> Reason:
         """Return `OTHER_KERNEL` if the models of a pair attended with different kernels, else `NONE`."""
@@ -126,6 +136,9 @@ class CompareReport(Report):
                 label, verdict = f"{self.rows[row]}, {short[b]} − {short[a]}", self.verdict(row, pair)
                 line = headline_of(self, "difference", (row, pair), label, verdict=verdict)
                 lines.append(replace(line, unit=self.units[row]))
+        for pair, (a, b) in enumerate(self.pair_of if self.other_layers else ()):
+            last = tuple((np.isfinite(self.cka.value[pair]).sum(axis=axis).max() - 1) for axis in (0, 1))
+            lines.append(headline_of(self, "cka", (pair, *last), f"CKA of the last layers, {short[b]} and {short[a]}"))
         return lines
 
     def table(self) -> str:
@@ -160,6 +173,7 @@ class CompareReport(Report):
             axes, limits = ("model", ""), (0.0, 1.0)
             add_heat(panel.figure, shares, unit="share closed", baseline=0.0, names=names, axes=axes, limits=limits)
             panels.append(panel)
+        panels += self._alike()
         drawn = [(row, pair) for row in range(len(self.rows)) for pair in range(len(self.pairs))]
         drawn = [at for at in drawn if np.isfinite(self.difference.value[at])][:_DRAWN]
         low, high = self.difference.ends
@@ -174,6 +188,20 @@ class CompareReport(Report):
             panels.append(panel)
         return panels
 
+    def _alike(self) -> Iterator[Panel]:
+        """Yield the CKA of all layers of each pair."""
+        from bayesgeom.charts.heat import add_heat
+        from bayesgeom.charts.lines import brief
+
+        for pair, (a, b) in enumerate(self.pair_of if self.other_layers else ()):
+            cells = self.cka.value[pair]
+            cells = cells[np.isfinite(cells).any(axis=1)][:, np.isfinite(cells).any(axis=0)]
+            levels = [brief(float(np.nanmax(own.value[pair]))) for own in self.cka.baselines]
+            note = f"Untrained pairs: at most {levels[0]}" if levels else ""
+            panel = Panel.blank(f"Which layers are alike: {self.models[a]} ↑, {self.models[b]} →", note=note)
+            add_heat(panel.figure, cells, unit="CKA", baseline=0.0, axes=("layer", "layer"), limits=(0.0, 1.0))
+            yield panel
+
 
 @checked("models", "task")
 def compare(
@@ -183,6 +211,8 @@ def compare(
     n: int | None = None,
     seed: int | None = None,
     probes: Named | Sequence[Named] | None = None,
+    cka: bool = False,
+    n_untrained: int = 3,
 ) -> CompareReport:
     """Compare two or more models on the same sequences, or diagnoses, with an interval for every difference.
 
@@ -198,13 +228,16 @@ def compare(
         seed: Seed of the sequences and of the intervals, for models. Default: 0.
         probes: Probes to measure on each model, as in `diagnose`; all estimates of these are then compared. Default:
             the scores of calibration only.
+        cka: Whether to measure how alike the layers of every two models are, on up to 192 of the sequences.
+        n_untrained: Number of pairs of untrained networks that give the baseline of `cka`.
 
     Returns:
         Values, differences and their intervals for each quantity.
 
     Raises:
         InvalidArgument: There are fewer than two; some are diagnoses and others models; tasks, n or seeds differ; or
-            diagnoses are given with a task, n, seed or probes.
+            diagnoses are given with a task, n, seed, probes or cka.
+        MissingSite: `cka` is requested, and a model does not provide `resid_post`.
         TaskMismatch: The task has no exact posterior, or does not fit a model.
 
     Example:
@@ -216,24 +249,48 @@ def compare(
         ('KL(exact ‖ model)', (6, 1))
     """
     check_probes(probes)
+    check_untrained(n_untrained)
     subjects = _subjects(models, task)
     diagnoses = [own for own in subjects if isinstance(own, Diagnosis)]
     measured = [own for own in subjects if isinstance(own, Model)]
     if diagnoses and measured:
         raise InvalidArgument("some of these are diagnoses and others models: pass models only, or diagnoses only.")
     if diagnoses:
-        others = {"task": task, "n": n, "seed": seed, "probes": probes}
+        others = {"task": task, "n": n, "seed": seed, "probes": probes, "cka": cka or None}
         if told := [name for name, own in others.items() if own is not None]:
             raise InvalidArgument(f"{', '.join(told)} cannot be passed with diagnoses, which are already measured.")
         return _of_diagnoses(diagnoses)
+    return _of_all(measured, task, probes, n=n, seed=seed, cka=cka, n_untrained=n_untrained)
+
+
+def _of_all(
+    models: Sequence[Model],
+    task: TaskLike | None,
+    probes: Named | Sequence[Named] | None,
+    *,
+    n: int | None,
+    seed: int | None,
+    cka: bool,
+    n_untrained: int,
+) -> CompareReport:
+    """Measure models and compare them; what cannot be measured is refused first."""
     n, seed = N_SEQUENCES if n is None else n, 0 if seed is None else seed
-    if n < 2:
-        raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
-    tasks = [scored_task_of(model, task) for model in measured]
+    if n < (least := FEWEST if cka else 2):
+        raise InvalidArgument(f"n, the number of sequences, must be at least {least} for an interval; got {n}.")
+    tasks = [scored_task_of(model, task) for model in models]
     _check_equal("task", tasks, advice="Choose one with task=… (--task).")
+    for model in models if cka else ():
+        model.require((RESID_POST,), by="cka")
     if probes is None:
-        return _of_models(measured, tasks[0], n=n, seed=seed)
-    return _of_diagnoses([diagnose(own, tasks[0], probes=probes, n=n, seed=seed, n_untrained=0) for own in measured])
+        report = _of_models(models, tasks[0], n=n, seed=seed)
+    else:
+        each = [diagnose(own, tasks[0], probes=probes, n=n, seed=seed, n_untrained=0) for own in models]
+        report = _of_diagnoses(each)
+    if not cka:
+        return report
+    pairs = [(int(a), int(b)) for a, b in report.pair_of]
+    alike = layers_alike(models, pairs, tasks[0], n=n, seed=seed, n_untrained=n_untrained)
+    return replace(report, cka=alike, other_layers=tuple(map(str, range(alike.value.shape[2]))))
 
 
 def _subjects(given: object, task: TaskLike | None) -> list[Model | Diagnosis]:
@@ -460,6 +517,8 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
             [Baseline.of("baseline", "no difference", 0.0)],
         ),
         is_paired=np.array([[is_paired for _, is_paired in of_row] for of_row in shown_in]),
+        cka=Estimate.of(np.zeros((len(pairs), 0, 0))),
+        other_layers=(),
         n_leading=max(1, sum(rows[key].is_leading for key in keys)),
         n=n,
         attention_kernels=tuple(own.kernels for own in sides),

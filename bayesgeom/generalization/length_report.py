@@ -177,9 +177,11 @@ class LengthReport(Report):
         if len(self.models) > 1:
             means = np.nanmean(self.kl_bits.value[:, is_beyond], axis=1)
             best = int(np.nanargmin(means))
-            return f"Beyond the training length “{self._short_names[best]}” errs least, {brief(means[best])} bits"
-        within, beyond = (float(np.nanmean(self.kl_bits.value[0, mask])) for mask in (~is_beyond, is_beyond))
-        return f"Beyond the training length KL is {times_text(beyond, within, 'that within it')}"
+            found = f"“{self._short_names[best]}” errs least, {brief(means[best])} bits"
+        else:
+            within, beyond = (float(np.nanmean(self.kl_bits.value[0, mask])) for mask in (~is_beyond, is_beyond))
+            found = f"KL is {times_text(beyond, within, 'that within it')}"
+        return f"Beyond the training length {found}"
 
     def table(self) -> str:
         """Return one row per model, then whole-sequence means by length."""

@@ -99,12 +99,12 @@ class RelabelingReport(Report):
     def panels(self) -> Sequence[Panel]:
         import plotly.graph_objects as go
 
-        from bayesgeom.charts.lines import add_baseline, add_line, brief
+        from bayesgeom.charts.lines import add_baseline, add_line, change_text
         from bayesgeom.report import BASELINE, MEASURED, label_axes, log_axes
 
         before, after = self.kl_before_bits_by_sequence, self.kl_after_bits_by_sequence
         points = Panel.blank("KL before and after, a point per sequence", is_folded=True)
-        along = Panel.blank(f"Renaming the hypotheses changes KL by {brief(self.kl_difference_bits.value)} bits")
+        along = Panel.blank(change_text("Renaming the hypotheses", float(self.kl_difference_bits.value)))
         difference = self.kl_difference_bits_by_position
         points.figure.add_trace(
             go.Scatter(
@@ -114,7 +114,7 @@ class RelabelingReport(Report):
                 marker={"color": MEASURED, "size": 5, "opacity": 0.6},
                 name="sequences",
                 showlegend=False,
-                hovertemplate="KL before %{x:.3~g} bits<br>after %{y:.3~g} bits<extra></extra>",
+                hovertemplate="%{x:.3~g} → %{y:.3~g} bits<extra></extra>",
             )
         )
         seen = np.concatenate([before, after])

@@ -133,8 +133,8 @@ class SweepReport(Report):
         known, kl_title = self.kl_bits.value, "KL to the exact posterior"
         if np.isfinite(known).any():
             kl_title += f" is largest for {self.vary}={self.values[int(np.nanargmax(known))]}"
-        titles = ("Observations until the entropy has converged", f"{kl_title} (log scale)")
-        converged, kl, error = (Panel.blank(title) for title in (*titles, "Entropy error (log scale)"))
+        converged = Panel.blank("Observations until the entropy has converged")
+        kl, error = Panel.blank(f"{kl_title} (log scale)"), Panel.blank("Entropy error (log scale)")
         add_reference(converged.figure, x, self.exact_tokens.value, name="exact")
         converged.figure.update_yaxes(rangemode="tozero")
         units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")

@@ -36,13 +36,12 @@ from bayesgeom.gradients.attention_laws import (
     value_gradient,
 )
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.adapters.proof import per_query_head
+from bayesgeom.models.adapters.proof import PerHead, per_query_head
 from bayesgeom.models.base import Model, visible
 from bayesgeom.models.native.transformer import Transformer
 
 Targets = Literal["sampled", "exact"]
 SITES = (s.Q_ROT, s.K_ROT, s.V, s.Z)
-PerHead = Float[Tensor, "batch head query_pos key_pos"]
 Vectors = Float[Tensor, "batch head pos d_head"]
 KeyVectors = Float[Tensor, "batch kv_head pos d_head"]
 ValueVectors = Float[Tensor, "batch kv_head pos d_value"]

@@ -130,10 +130,10 @@ _SCORED = 256  # sequences of the fitting sample used for the coordinates
 
 @phase("read-outs after removal")
 def erasures(
-    sample: Sample, quantity: PosteriorQuantity, subspaces: Mapping[int, Subspace], *, n_fit: int, seed: int
+    sample: Sample, quantity: PosteriorQuantity, subspaces: Mapping[int, Subspace], *, n_held_out: int, seed: int
 ) -> dict[int, Erasure]:
-    """Return R² of the quantity before and after each subspace is removed; the first `n_fit` sequences fit the map."""
-    values, found = quantity.exact(sample.run.trials), {}
+    """Return R² of the quantity before and after each subspace is removed; the last sequences are held out."""
+    values, found, n_fit = quantity.exact(sample.run.trials), {}, len(sample.run.trials) - n_held_out
     for layer, subspace in subspaces.items():
         points = sample.points(layer).unflatten(0, tuple(values.shape[:2]))
         found[layer] = erasure(points, values, subspace, n_fit=n_fit, seed=seed + layer)

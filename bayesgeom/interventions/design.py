@@ -122,16 +122,15 @@ class Positions:
             return ("all later", "next scored", "second next")
         return ("all", "first third", "middle third", "last third")[: 4 if n_scored >= 3 else 1]
 
-    def mask(self, trials: Trials, batch: int) -> Bool[Tensor, " pos"] | None:
-        """Return the positions to edit in this batch; None means all."""
+    def mask(self, trials: Trials, batch: int) -> Bool[Tensor, "*batch pos"] | None:
+        """Return the positions to edit in this batch, by sequence if these score different ones; None means all."""
         if not self.are_scored and not self.score_after:
             return None
-        mask: Tensor = trials.scored[0].clone()
+        mask = trials.scored
         if self.score_after:
-            chosen = mask.nonzero()[_index(trials.n_scored, batch), 0]
-            mask = torch.zeros_like(mask)
-            mask[chosen] = True
-        return mask
+            at = trials.scored_positions()[:, [_index(trials.n_scored, batch)]]
+            mask = torch.zeros_like(mask).scatter(1, at, True)
+        return mask[0].clone() if torch.equal(mask, mask[:1].expand_as(mask)) else mask
 
     def weights(self, n_scored: int, batch: int) -> Float64[np.ndarray, "position band"]:
         """Return the weights that average over each band."""

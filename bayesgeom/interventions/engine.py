@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches, edited_logits, position_means
@@ -22,7 +22,7 @@ from bayesgeom.interventions.design import Positions
 from bayesgeom.models.base import BaselinePass, Replayer, Variant
 from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
 from bayesgeom.subspaces.quantity import PosteriorQuantity
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.base import WindTunnel, at_most
 
 KL, KL_DONOR, ENTROPY_ERROR, MOVED, DISTANCE = range(5)  # the first three in bits
 MAX_UNITS = 2_048
@@ -37,6 +37,7 @@ class PairReference:
 
     means: Means
     donors: BaselinePass | None
+    ends: Int64[Tensor, " batch"] | None = None  # of sequences of unequal length: their donors are aligned at the ends
 
     def mean(self, site: Site, layer: int) -> Float[Tensor, "pos *rest"]:
         """Return the task's mean at each position."""
@@ -45,7 +46,12 @@ class PairReference:
     def donor(self, site: Site, layer: int) -> Float[Tensor, "batch pos *rest"]:
         """Return the donor's unedited activation."""
         assert self.donors is not None, "only swaps need donors, and swaps have them"
-        return self.donors.stored[site, layer]
+        stored = self.donors.stored[site, layer]
+        if self.ends is None:
+            return stored
+        away = (self.donors.trials.ends() - self.ends)[:, None]
+        at = (torch.arange(stored.shape[1], device=away.device) + away).clamp(0, stored.shape[1] - 1)
+        return stored[torch.arange(len(stored), device=at.device)[:, None], at]
 
 
 @final
@@ -142,6 +148,15 @@ class EditPlan:
     label: str = ""
 
 
+def reference_of(replayer: Replayer, originals: Trials, donors: Trials | None, means: Means) -> PairReference:
+    """Return the replacements for a batch of pairs, after a pass on the donors."""
+    if donors is None:
+        return PairReference(means, None)
+    ends = originals.ends()
+    is_even = bool((ends == ends[0]).all()) and torch.equal(ends, donors.ends())
+    return PairReference(means, replayer.baseline(donors), None if is_even else ends)
+
+
 def score_pairs(pairs: Iterator[Pair], plan: EditPlan, n: int) -> Totals:
     """Score every condition on `n` sequences or pairs, which are drawn in blocks."""
     per_unit = -(-n // plan.max_units)
@@ -169,7 +184,7 @@ def _scores_of(number: int, pair: Pair, plan: EditPlan) -> Float[np.ndarray, "se
     """Return the scores of one batch: of the unedited model, then of every condition."""
     originals, donors = pair
     baseline = plan.replayer.baseline(originals)
-    reference = PairReference(plan.means, None if donors is None else plan.replayer.baseline(donors))
+    reference = reference_of(plan.replayer, originals, donors, plan.means)
     batch = PairPass(number=number, pair=pair, baseline=baseline, reference=reference)
     variants, scorer = plan.conditions(batch), _Scorer(batch, plan)
     scores = [scorer.scores(baseline.logits, None), *[np.zeros(0)] * len(variants)]
@@ -236,8 +251,9 @@ def role_means(
     replayer: Replayer, task: WindTunnel, spec: ModelSpec, places: Sequence[SiteLayer], *, seed: int
 ) -> Means:
     """Return the mean activation over `N_MEAN` sequences: one vector for scored positions, one for the others."""
-    blocks = list(task.stream(N_MEAN, seed=seed, device=spec.device))
-    means, is_scored = position_means(replayer, blocks, spec, places, N_MEAN), blocks[0].scored[0]
+    n = at_most(task, N_MEAN)
+    blocks = list(task.stream(n, seed=seed, device=spec.device))
+    means, is_scored = position_means(replayer, blocks, spec, places, n), blocks[0].scored[0]
     for mean in means.values():
         for role in (is_scored.to(mean.device), ~is_scored.to(mean.device)):
             if bool(role.any()):

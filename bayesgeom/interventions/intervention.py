@@ -23,6 +23,7 @@ from bayesgeom.interventions.engine import (
     Pair,
     PairPass,
     Totals,
+    reference_of,
     role_means,
     score_pairs,
 )
@@ -38,7 +39,7 @@ from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Sub
 from bayesgeom.subspaces.erasers import Eraser, JointMoments, NothingLeft, covariance_subspace
 from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position, strongest_code
 from bayesgeom.subspaces.trained import TrainedSwap
-from bayesgeom.tasks.base import BLOCK, Branch, WindTunnel, check_room, derived_seed
+from bayesgeom.tasks.base import BLOCK, Branch, FiniteTask, LabeledTask, WindTunnel, at_most, check_room, derived_seed
 
 N_READ, N_HELD_OUT = 256, 128  # sequences on which read-outs are fitted, and on which they are scored
 N_COMPARED = 32  # pairs for the share outside a subspace
@@ -75,7 +76,7 @@ class Intervention:
         seed: int,
     ) -> "Intervention":
         """Check all arguments before anything runs."""
-        check_room(task, n)
+        n = at_most(score_task(task), check_room(task, n))
         place.check_in(model)
         one = task.sample(1, seed=seed, device=model.spec.device)
         model.check_fits(one)
@@ -84,6 +85,8 @@ class Intervention:
         donors = _donors_of(task, fit, design, seed) if has_donors else ""
         checked = cls(model=model, task=task, fit=fit, design=design, place=place, donors=donors, n=n, seed=seed)
         checked.positions.check(one)
+        if isinstance(fit, TrainedSwap) or not (checked.positions.are_scored or place.score_after):
+            check_even(task, f"{fit.label} at {checked.positions.label}")
         return checked
 
     @property
@@ -100,11 +103,14 @@ class Intervention:
     def pairs(self, n: int) -> Iterator[Pair]:
         """Yield the scored sequences in blocks, with donors under a swap and None otherwise."""
         if self.design.kind != "swap":
-            stream = self.task.stream(n, seed=derived_seed(self.seed, _PAIRS), device=self.model.spec.device)
+            stream = score_task(self.task).stream(
+                n, seed=derived_seed(self.seed, _PAIRS), device=self.model.spec.device
+            )
             yield from ((trials, None) for trials in stream)
             return
-        for block, start in enumerate(range(0, n, BLOCK)):
-            both = self._drawn(BLOCK, derived_seed(self.seed, _PAIRS, block))
+        size = n if isinstance(self.task, FiniteTask) else BLOCK  # so that each of its sequences is edited once
+        for block, start in enumerate(range(0, n, size)):
+            both = self._drawn(score_task(self.task), size, derived_seed(self.seed, _PAIRS, block))
             originals, donors = (trials.rows(slice(0, n - start)) for trials in both)
             yield originals, donors
 
@@ -120,8 +126,7 @@ class Intervention:
         with phase("controls with the same variance"):
             matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
         random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
-        means = self._means(sample)
-        most = self.place.width_in(self.model.spec) // 2
+        means, most = self._means(sample), self.place.width_in(self.model.spec) // 2
         code = strongest_code(sample.run.trials, about.quantity.exact(sample.run.trials), most=most)
         given, by_code = _given(self, sample), _by_code(self, sample, code, subspaces)
         conditions, controls = dict[int, list[Edit]](), dict[int, list[Edit]]()
@@ -133,8 +138,9 @@ class Intervention:
         control = self.scored(min(self.n, design.n_control), controls, sample, means=means, paths=paths)
         read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
         is_identified = not is_function_of_position(about.quantity.exact(sample.run.trials))
-        r2 = coordinate_r2(sample, read, subspaces, random, n_held_out=N_HELD_OUT)
-        erasure = erasures(read, about.quantity, subspaces, n_fit=N_READ, seed=derived_seed(self.seed, _SHUFFLE))
+        n_held_out, seed = min(N_HELD_OUT, len(read.run.trials) // 3), derived_seed(self.seed, _SHUFFLE)
+        r2 = coordinate_r2(sample, read, subspaces, random, n_held_out=n_held_out)
+        erasure = erasures(read, about.quantity, subspaces, n_held_out=n_held_out, seed=seed)
         setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
         overlap = overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
         outside, untrained = _outside(self, subspaces), _untrained(self) if is_identified else {}
@@ -289,8 +295,9 @@ class Intervention:
         return score_pairs(self.pairs(n), plan, n).by_layer(len(conditions))
 
     def _sample(self, n: int, branch: int) -> Sample:
-        device = self.model.spec.device
-        stream = self.task.stream(n, seed=derived_seed(self.seed, branch), device=device)
+        task = fit_task(self.task) if branch == _FIT else score_task(self.task)
+        n = at_most(task, n)
+        stream = task.stream(n, seed=derived_seed(self.seed, branch), device=self.model.spec.device)
         with phase(f"{self.model.spec.name}: activations of {n:,} sequences"):
             if self.place.site == CARRIED:
                 run = self._recorded(list(stream))
@@ -301,7 +308,7 @@ class Intervention:
             run=run,
             place=self.place,
             seed=derived_seed(self.seed, branch, 1),
-            draw_pairs=lambda n, seed: self._drawn(n, derived_seed(self.seed, _TRAIN, seed)),
+            draw_pairs=lambda n, seed: self._drawn(fit_task(self.task), n, derived_seed(self.seed, _TRAIN, seed)),
             mask=self.positions.mask(run.trials, 0),
         )
 
@@ -319,12 +326,12 @@ class Intervention:
                 found.append(torch.stack(layers))
         return replace(run, recorded={CARRIED: torch.cat(found, dim=1)}, trials=concatenate(blocks))
 
-    def _drawn(self, n: int, seed: int) -> tuple[Trials, Trials]:
+    def _drawn(self, task: WindTunnel, n: int, seed: int) -> tuple[Trials, Trials]:
         """Return recipients and donors: pairs of the task, or independent sequences."""
-        device = self.model.spec.device
+        n, device = at_most(task, n), self.model.spec.device
         if self.donors == "independent":
-            return _independent(self.task, n, seed, device)
-        return self.task.sample_pair(n, seed=seed, device=device)
+            return _independent(task, n, seed, device)
+        return task.sample_pair(n, seed=seed, device=device)
 
     def _means(self, sample: Sample) -> Means:
         """Return the mean activation of each layer: one vector for scored positions, one for the others."""
@@ -337,17 +344,21 @@ class Intervention:
                 for at in self.layers
             }
         places = [(site, at) for at in self.layers]
-        return role_means(self._replayer(), self.task, self.model.spec, places, seed=derived_seed(self.seed, _FIT))
+        return role_means(
+            self._replayer(), fit_task(self.task), self.model.spec, places, seed=derived_seed(self.seed, _FIT)
+        )
 
     @torch.no_grad()
     def differences(self, layers: Iterable[int], n: int) -> dict[int, Float64[Tensor, "point d"]]:
         """Return donor − recipient at the edited positions of `n` pairs."""
         replayer, site = self._replayer(), self.place.site
-        both = self._drawn(n, derived_seed(self.seed, _PAIRS, 0, 1))
-        originals, donors = (replayer.baseline(trials) for trials in both)
-        mask = Positions(are_scored=self.positions.are_scored or self.place.score_after).mask(both[0], 0)
-        found = {at: (donors.stored[site, at] - originals.stored[site, at]).double().flatten(2) for at in layers}
-        return {at: (own if mask is None else own[:, mask.to(own.device)]).flatten(0, 1) for at, own in found.items()}
+        both = self._drawn(score_task(self.task), n, derived_seed(self.seed, _PAIRS, 0, 1))
+        stored, reference = replayer.baseline(both[0]).stored, reference_of(replayer, *both, {})
+        chosen = (
+            both[0].scored if self.positions.are_scored or self.place.score_after else torch.ones_like(both[0].scored)
+        )
+        found = {at: (reference.donor(site, at) - stored[site, at]).double().flatten(2) for at in layers}
+        return {at: own[chosen.to(own.device)] for at, own in found.items()}
 
 
 def fitted_where_possible(
@@ -369,6 +380,30 @@ def fitted_where_possible(
     return subspaces, failed
 
 
+def fit_task(task: WindTunnel) -> WindTunnel:
+    """Return the sequences to fit on."""
+    return task.halves()[0] if isinstance(task, LabeledTask) else task
+
+
+def score_task(task: WindTunnel) -> WindTunnel:
+    """Return the sequences to score on."""
+    return task.halves()[1] if isinstance(task, LabeledTask) else task
+
+
+def check_even(task: WindTunnel, by: str) -> None:
+    """Check that sequences have one length.
+
+    Raises:
+        InvalidArgument: They do not.
+    """
+    ends = task.in_order().ends().tolist() if isinstance(task, FiniteTask) else [0]
+    if min(ends) < max(ends):
+        raise InvalidArgument(
+            f"{by} needs sequences of one length; {task} have {min(ends)} … {max(ends)} tokens. Edit scored positions "
+            f"alone, or pass texts of one length."
+        )
+
+
 def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
     """Return "paired" or "independent".
 
@@ -379,7 +414,7 @@ def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
     originals, donors = _independent(task, 2, seed, "cpu")
     if chosen != "independent":
         try:
-            pairs = task.sample_pair(N_COMPARED, seed=seed)
+            pairs = task.sample_pair(at_most(task, N_COMPARED), seed=seed)
             own, other = map(fit.about.quantity.exact, pairs)
             spread = float((own - own.mean(dim=(0, 1))).square().sum())
             differ = own.shape == other.shape and float((own - other).square().sum()) > _SAME * spread
@@ -390,8 +425,12 @@ def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
                 raise InvalidArgument(
                     f"{task} has no pairs. Use donors='independent' or 'auto', or kind 'remove' or 'keep'."
                 ) from error
-    same = [torch.equal(vars(originals)[name], vars(donors)[name]) for name in ("scored", "answers")]
-    if originals.tokens.shape != donors.tokens.shape or not all(same):
+    from_end = [own.ends()[:, None] - own.scored_positions() for own in (originals, donors)]
+    if originals.tokens.shape != donors.tokens.shape or not (
+        torch.equal(originals.answers, donors.answers)
+        and from_end[0].shape == from_end[1].shape
+        and (torch.equal(*from_end) if isinstance(task, LabeledTask) else torch.equal(originals.scored, donors.scored))
+    ):
         raise InvalidArgument(
             f"the pairs of {task} do not score the same positions and answers, so they cannot be swapped. Use kind "
             f"'remove' or 'keep'."

@@ -17,7 +17,7 @@ from torch import Tensor
 from bayesgeom.core import SUBSPACE_KINDS, Edit, InvalidArgument, Reference, Site, SubspaceKind, V
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, EditPlan, PairPass, Totals, role_means, score_pairs
-from bayesgeom.interventions.intervention import Intervention, fitted_where_possible
+from bayesgeom.interventions.intervention import Intervention, check_even, fit_task, fitted_where_possible, score_task
 from bayesgeom.interventions.report import ENTROPIES, METRICS, ORTHOGONAL, UNEDITED, JointInterventionReport
 from bayesgeom.interventions.verdicts import joint_verdict
 from bayesgeom.models.base import STAGES, Model, Variant, provenance
@@ -36,7 +36,7 @@ from bayesgeom.stats import (
     without_level_means,
 )
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
-from bayesgeom.tasks.base import WindTunnel, check_room, derived_seed
+from bayesgeom.tasks.base import WindTunnel, at_most, check_room, derived_seed
 
 N_RANDOM = 20  # random subspaces of the same rank
 N_KEPT = 256  # sequences whose coordinates are correlated with entropy
@@ -74,7 +74,7 @@ class JointIntervention:
             )
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for a correlation; got {n}.")
-        check_room(task, n)
+        n = at_most(score_task(task), check_room(task, n))
         if not sites or len({place.site for place in sites}) > 1:
             named = ", ".join(dict.fromkeys(place.site.name for place in sites)) or "(none)"
             raise InvalidArgument(
@@ -86,6 +86,7 @@ class JointIntervention:
         everywhere = InterventionSite(sites[0].site)
         one = task.sample(1, seed=seed, device=model.spec.device)
         model.check_fits(one)
+        check_even(task, "an edit of several layers at once")
         fit.check(Setting(model=model, place=everywhere, trials=one))
         single = Intervention(
             model=model,
@@ -111,18 +112,18 @@ class JointIntervention:
         for layers in self.sets:
             conditions += zip(*(self._edits(sample, layer, subspaces[layer]) for layer in layers), strict=True)
         kept = _Coordinates(site, axes, conditions, spec.n_layers)
-        places = [(site, layer) for layer in edited]
+        places, loop = [(site, layer) for layer in edited], PlainLoop(model, also=(V,))
         plan = EditPlan(
             # Whole passes: `v` has no replay, and the rounding of a replay would change the ranks of a coordinate that
             # an edit leaves nearly constant.
-            replayer=PlainLoop(model, also=(V,)),
+            replayer=loop,
             spec=spec,
             conditions=kept.conditions,
-            means=role_means(PlainLoop(model, also=(V,)), single.task, spec, places, seed=derived_seed(seed, _FIT)),
+            means=role_means(loop, fit_task(single.task), spec, places, seed=derived_seed(seed, _FIT)),
             watch=kept.watch,
             label=f"{single.design.kind} {single.fit.label}",
         )
-        stream = single.task.stream(n, seed=derived_seed(seed, _TRIALS), device=spec.device)
+        stream = score_task(single.task).stream(n, seed=derived_seed(seed, _TRIALS), device=spec.device)
         totals = score_pairs(((block, None) for block in stream), plan, n)
         report = self._report(totals, kept, subspaces[self.sets[0][0]].rank)
         arguments = {

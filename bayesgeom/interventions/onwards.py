@@ -43,7 +43,7 @@ from bayesgeom.stats import covariance, mean_interval, random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace
 from bayesgeom.subspaces.quantity import PosteriorQuantity, is_function_of_position
-from bayesgeom.tasks.base import Branch, WindTunnel, check_count, check_room, derived_seed
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_count, check_room, derived_seed
 
 N_FIT, N_READ, N_HELD_OUT = 768, 256, 128  # sequences to fit erasers, to fit read-outs and to score read-outs
 N_RANDOM, N_CONTROL = 20, 16  # random (and matched) subspaces, and the sequences on which they are scored
@@ -288,9 +288,10 @@ def erase_onwards(
     subject = model_for(model, task)
     chosen = scored_task_of(subject, task)
     place.check_in(subject, editable=(RESID_PRE, RESID_POST))
+    if isinstance(chosen, FiniteTask):
+        raise InvalidArgument(f"erase_onwards needs a task that draws new sequences; {chosen} has none: use intervene.")
     device, n_layers = subject.spec.device, subject.spec.n_layers
-    one = chosen.sample(1, seed=seed, device=device)
-    subject.check_fits(one)
+    subject.check_fits(one := chosen.sample(1, seed=seed, device=device))
     quantity.check(one)
     check_room(chosen, n)
     firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)

@@ -45,8 +45,7 @@ EFFECTS = (
     "KL increase",
     "entropy error increase",
     "KL increase on removal",
-    "answer shift without the direct path",
-    "KL increase without the direct path",
+    *(f"{own} without the direct path" for own in ("answer shift", "KL increase")),
 )
 SHIFT, KL, ERROR, REMOVAL, INDIRECT_SHIFT, INDIRECT_KL = range(6)  # entries of `effects`
 STAGES, TARGETS = ("before", "after"), ("entropy", "belief")
@@ -243,11 +242,9 @@ class InterventionReport(EditReport):
             lines.append(ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}"))
         lines.append(headline_of(self, "r2", (AFTER, at), f"R² after removal, layer {at} ({self.quantity})"))
         for at in self.layers:
-            if self.is_swap:
-                lines.append(self._line("indirect_movement", (at, 0), f"layer {at}: movement without the direct path"))
-            else:
-                label = f"layer {at}: KL increase without the direct path"
-                lines.append(self._line("change_bits", (INDIRECT_KL, at, 0), label))
+            label = f"layer {at}: {'movement' if self.is_swap else 'KL increase'} without the direct path"
+            metric, place = ("indirect_movement", ()) if self.is_swap else ("change_bits", (INDIRECT_KL,))
+            lines.append(self._line(metric, (*place, at, 0), label))
         return [own for own in lines if own.verdict or not math.isnan(own.value)]
 
     def _line(self, metric: str, at: tuple[int, ...], label: str, *, verdict: str | None = None) -> Headline:
@@ -271,12 +268,12 @@ class InterventionReport(EditReport):
         return replace(line, why=why)
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import brief
+        from bayesgeom.charts.lines import change_text
         from bayesgeom.interventions.drawing import bands_panel, profile_panel
 
         layer, everywhere = self.strongest(), f"{self.bands[0]} positions"
         kl = "KL increase (bits)"
-        title = f"Editing layer {layer} changes KL by {brief(self.kl_increase_bits.value[layer, 0])} bits"
+        title = change_text(f"Editing layer {layer}", self.kl_increase_bits.value[layer, 0])
         increase = profile_panel(title, kl, self.kl_increase_bits, everywhere)
         if self.is_swap and np.isfinite(self.movement.value[:, 0]).any():
             moved = f"{percent_text(self.movement.value[layer, 0])} of the way to the donor's {self.quantity}"
@@ -531,13 +528,13 @@ class OnwardsReport(EditReport):
         return lines
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_line, brief
+        from bayesgeom.charts.lines import add_line, change_text
         from bayesgeom.interventions.drawing import profile_panel
         from bayesgeom.report import EXACT, MEASURED, label_axes
 
         at, kl = self.layers, self.kl_increase_bits
         most = int(np.nan_to_num(kl.value, nan=-np.inf).argmax())
-        title = f"Erasing it from layer {most} on changes KL by {brief(kl.value[most])} bits"
+        title = change_text(f"Erasing it from layer {most} on", kl.value[most])
         read = Panel.blank("R² of the quantity, before and after", is_folded=True)
         cost = profile_panel(title, "KL increase (bits)", kl[:, np.newaxis], "erased", is_along=True)
         for name, values, color in zip(self.stages, self.r2.value, (EXACT, MEASURED), strict=True):

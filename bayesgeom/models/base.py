@@ -30,15 +30,19 @@ from torch import Tensor, nn
 from bayesgeom.core import (
     ATTN_OUT,
     EVERY_MODULE,
+    EXPERT_WEIGHTS,
     LOGIT_LENS,
     MLP_OUT,
+    MLP_POST,
     PATTERN,
     Q_ROT,
     RESID_MID,
     RESID_POST,
     RESID_PRE,
+    ROUTER_LOGITS,
     W_K,
     W_K_GRAM,
+    W_O,
     Change,
     Edit,
     HookFault,
@@ -69,7 +73,9 @@ from bayesgeom.models.unembedding import Unembedding, unembedding_of
 from bayesgeom.stats import BehaviorLog, Reduction, answer_log_probabilities, are_finite, whole_entropy_bits
 from bayesgeom.tasks.base import WindTunnel
 
-STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 4, RESID_POST: 5}
+# The order of the sites at which a replay can start. A baseline keeps those inside the MLP on request only.
+STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 7, RESID_POST: 8}
+INSIDE_MLP: Mapping[Site, int] = {ROUTER_LOGITS: 4, EXPERT_WEIGHTS: 5, MLP_POST: 6}
 Variant = Sequence[Edit]
 LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 KERNELS = "attention_kernels"  # key of the provenance
@@ -90,8 +96,8 @@ class BaselinePass:
 class Replayer(Protocol):
     """Computes a baseline pass of a model, and logits under variants of it."""
 
-    def baseline(self, trials: Trials) -> BaselinePass:
-        """Run one unedited pass and keep its activations."""
+    def baseline(self, trials: Trials, also: Sequence[Site] = ()) -> BaselinePass:
+        """Run one unedited pass and keep its activations: those of `STAGES`, and of the sites in `also`."""
 
     def logits(
         self, baseline: BaselinePass, variants: Sequence[Variant], reference: Reference
@@ -100,8 +106,13 @@ class Replayer(Protocol):
 
 
 def entry(variant: Variant) -> tuple[int, int]:
-    """Return the layer and stage at which a variant first differs from the baseline; other sites count as stage 0."""
-    return min((edit.layer, STAGES.get(edit.site, 0)) for edit in variant)
+    """Return the layer and stage at which a variant first differs from the baseline."""
+    return min((edit.layer, stage(edit.site)) for edit in variant)
+
+
+def stage(site: Site) -> int:
+    """Return where in its layer a site comes; a site without a stage, such as `v`, counts as the first."""
+    return STAGES.get(site, INSIDE_MLP.get(site, 0))
 
 
 PASS_BYTES = 256 * 2**20  # memory of one forward pass on a CPU, where larger passes are not faster
@@ -419,6 +430,16 @@ class Withheld(dict[Site, str]):
         return "\n".join(f"{', '.join(names)}: {why}" for why, names in sites.items()) or "{}"
 
 
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadOutput:
+    """How the heads of a layer write into the residual stream: W_O, then the norm of their sum and a factor, if any."""
+
+    matrix: Float[Tensor, "head d_head d_model"]
+    norm: nn.Module | None = None
+    factor: float = 1.0
+
+
 class Model(ABC):
     """A sequence model behind one interface. Adapters locate the hook points; `run` does everything else."""
 
@@ -433,6 +454,7 @@ class Model(ABC):
     attention_kernel: Callable[[], str] | None = None  # gives the name of the implementation of attention, if known
     # Gives each sequence, by its number of tokens, what must be equal in one pass: how the model rotates keys.
     rotation: Callable[[Int64[Tensor, " batch"]], Int64[Tensor, "batch rotation"]] | None = None
+    head_output: Callable[[int], "HeadOutput | None"] | None = None  # of a layer; None: by site W_O, where it is
     _found_unembedding: tuple[Unembedding | None, ...] = ()  # empty until it is sought
 
     @property
@@ -516,6 +538,14 @@ class Model(ABC):
             why = self.withheld.get(missing[0], "")
             return f"it is read from {missing[0].name}, which is missing{': ' if why else ''}{why}"
         return "" if self.unembedding() else "no path from resid_post of the last layer to its logits was found"
+
+    @final
+    @torch.no_grad()
+    def output_of(self, layer: int) -> "HeadOutput | None":
+        """Return what makes the attention output of the heads' outputs z; None if only their sum is known."""
+        if self.head_output is not None or layer not in self.layers_of(W_O):
+            return None if self.head_output is None else self.head_output(layer)
+        return HeadOutput(matrix=self.static(W_O, torch.zeros(0, dtype=torch.int64, device=self.spec.device), layer))
 
     @final
     @alone()

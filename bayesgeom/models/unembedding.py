@@ -15,13 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import RESID_POST, Hook, ModelSpec, Site, Trials, evaluating, hooked, site_hook
 from bayesgeom.models.adapters.proof import NOISE, first_input, sentinel_trials, tolerance_of
 
 _LONGEST = 4  # parts between the last block and the output matrix
+_LARGE = 64.0  # size at which the ε of a norm is negligible; exact in half precision
+_AT_ONCE = 64  # unit vectors in a product that gives a matrix
 _ROUNDING = 1e-3  # of a factor of many bfloat16 numbers
 
 
@@ -61,22 +63,146 @@ class Unembedding:
         for part, factor in zip(self.parts, self.factors[1:], strict=True):
             x = part.forward(x)  # without hooks: these belong to the model's own pass
             x = x * factor if factor != 1 else x
+        logits = self._read(x, ids)
+        return self.capped(logits * self.scale if self.scale != 1 else logits)
+
+    def _read(
+        self, x: Float[Tensor, "*batch d_model"], ids: Int64[Tensor, " answer"] | None
+    ) -> Float[Tensor, "*batch answer"]:
         if self.matrix is None:
             assert self.output is not None, "it has a matrix or a module"
             every: Tensor = self.output.forward(x)
-            logits = every if ids is None else every[..., ids.to(every.device)]
-        else:
-            rows = slice(None) if ids is None else ids.to(self.matrix.device)
-            bias = None if self.bias is None else self.bias[rows]
-            logits = nn.functional.linear(x.to(self.matrix), self.matrix[rows], bias)
-        logits = logits * self.scale if self.scale != 1 else logits
+            return every if ids is None else every[..., ids.to(every.device)]
+        rows = slice(None) if ids is None else ids.to(self.matrix.device)
+        bias = None if self.bias is None else self.bias[rows]
+        return nn.functional.linear(x.to(self.matrix), self.matrix[rows], bias)
+
+    def capped(self, logits: Float[Tensor, "*batch answer"]) -> Float[Tensor, "*batch answer"]:
+        """Return logits after the soft cap, if there is one."""
         return logits if self.soft_cap is None else self.soft_cap * (logits / self.soft_cap).tanh()
+
+    @torch.no_grad()
+    def linear(self, ids: Int64[Tensor, " answer"], like: Float[Tensor, "*batch d_model"]) -> "LinearEnd | None":
+        """Return the path with the factors of its norms apart; None if a part is neither linear nor a norm.
+
+        Args:
+            ids: Token ids.
+            like: Residuals, which give width, dtype and device.
+        """
+        steps, width = list[tuple[nn.Module, float, FrozenNorm | None]](), like.shape[-1]
+        matrix = self.factors[0] * torch.eye(width, dtype=torch.float64, device=like.device)
+        for part, factor in zip(self.parts, self.factors[1:], strict=True):
+            probe = like.new_zeros(1, matrix.shape[1])
+            norm = FrozenNorm.of(part, probe)
+            if norm is None and not _is_affine(part.forward, probe):
+                return None
+            matrix = factor * (matrix_of(part.forward, matrix, probe) if norm is None else norm.applied(matrix))
+            steps.append((part, factor, norm))
+        probe = like.new_zeros(1, matrix.shape[1])
+        matrix = self.scale * matrix_of(lambda x: self._read(x, ids), matrix, probe)
+        return LinearEnd(matrix=matrix.T.contiguous(), factor=self.factors[0], steps=tuple(steps))
 
     def log_answers(
         self, resid: Float[Tensor, "*batch d_model"], answers: Int64[Tensor, " answer"]
     ) -> Float[Tensor, "*batch answer"]:
         """Return the natural-log probabilities of the answers, renormalized over them, in float64."""
         return self.logits(resid, answers).double().log_softmax(dim=-1)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FrozenNorm:
+    """A norm without its factor: x, centered if the norm centers, times its weight. The norm is a multiple of that.
+
+    Attributes:
+        part: The norm.
+        weight: Its weight, up to a factor.
+        bias: Its output for 0.
+        is_centered: Whether it subtracts the mean.
+    """
+
+    part: nn.Module
+    weight: Float64[Tensor, " d"]
+    bias: Float64[Tensor, " d"]
+    is_centered: bool
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, part: nn.Module, like: Float[Tensor, "*batch d"]) -> "FrozenNorm | None":
+        """Return a norm of vectors like these; None if the part is none."""
+        width = like.shape[-1]
+        signs = like.new_ones(1, width)
+        signs[:, 1::2] = -1
+        large, shifted = _LARGE * signs, _LARGE * (signs + 0.5)  # both exact in half precision
+        bias = part.forward(torch.zeros_like(large)).double()[0]
+        odd = part.forward(large).double() - bias
+        if odd.shape[-1] != width:
+            return None
+        is_centered = _error(part.forward(shifted).double() - bias, odd) <= _ROUNDING
+        centered = large.double() - large.double().mean() * is_centered
+        found = cls(part=part, weight=(odd / centered)[0], bias=bias, is_centered=is_centered)
+        noise = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).to(like)
+        lengths = torch.tensor([[0.5], [1.0], [4.0]]).to(like)
+        given = noise * lengths
+        out = part.forward(given).double() - bias
+        expected = found.scale(given) * found.applied(given.double())
+        tolerance = max(_ROUNDING, 8 * torch.finfo(like.dtype).eps)
+        return found if _error(out, expected) <= tolerance else None
+
+    def applied(self, x: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "*batch d"]:
+        """Return vectors, centered if the norm centers, times the weight. It is linear."""
+        return (x - x.mean(dim=-1, keepdim=True) if self.is_centered else x) * self.weight
+
+    @torch.no_grad()
+    def scale(self, x: Float[Tensor, "*batch d"]) -> Float64[Tensor, "*batch 1"]:
+        """Return the factor by which the norm's output for x, without its bias, exceeds `applied(x)`."""
+        plain, out = self.applied(x.double()), self.part.forward(x).double() - self.bias
+        squared = plain.square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        scale: Tensor = (plain * out).sum(dim=-1, keepdim=True) / squared
+        return scale
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinearEnd:
+    """The path from the last residual to the logits before the soft cap, as a matrix times a factor of each residual.
+
+    Attributes:
+        matrix: Maps residuals, or parts of them, to logits, up to the factor of the final norm.
+        factor: Of the residual.
+        steps: Each part with the factor of its output and, if it is one, its norm.
+    """
+
+    matrix: Float64[Tensor, "answer d_model"]
+    factor: float
+    steps: tuple[tuple[nn.Module, float, FrozenNorm | None], ...]
+
+    @torch.no_grad()
+    def scale(self, resid: Float[Tensor, "*batch d_model"]) -> Float64[Tensor, "*batch 1"]:
+        """Return the factor that the norms give a residual: frozen, all of its parts share it."""
+        x = resid * self.factor
+        scale = torch.ones_like(resid[..., :1], dtype=torch.float64)
+        for part, factor, norm in self.steps:
+            scale = scale if norm is None else scale * norm.scale(x)
+            x = part.forward(x) * factor
+        return scale
+
+
+@torch.no_grad()
+def matrix_of(
+    part: Callable[[Tensor], Tensor], rows: Float64[Tensor, "row width"], like: Float[Tensor, "*batch width"]
+) -> Float64[Tensor, "row out"]:
+    """Return what an affine function makes of rows, without its constant; a few rows at a time."""
+    none = part(like.new_zeros(1, 1, rows.shape[1]))
+    return torch.cat([(part(own[None].to(like)) - none)[0].double() for own in rows.split(_AT_ONCE)])
+
+
+def _is_affine(part: Callable[[Tensor], Tensor], like: Float[Tensor, "*batch width"]) -> bool:
+    noise = torch.randn(1, 2, like.shape[-1], generator=torch.Generator().manual_seed(0)).to(like)
+    none, one, other, both = (
+        part(x) for x in (torch.zeros_like(noise[:, :1]), noise[:, :1], noise[:, 1:], noise.sum(1, keepdim=True))
+    )
+    return _error(both + none, one + other) <= max(_ROUNDING, 8 * torch.finfo(like.dtype).eps)
 
 
 @final

@@ -89,7 +89,7 @@ class Event:
 
     def __str__(self) -> str:
         if self.kind == "rolled back":
-            return f"step {self.step:,}: rolled back to step {self.value:,.0f}, because {self.metric} went wrong"
+            return f"step {self.step:,}: rolled back to step {self.value:,.0f} ({self.metric})"
         if self.kind == "not finite":
             return f"step {self.step:,}: {self.value:,.0f} entries of {self.metric} are NaN or infinite"
         chance = "" if math.isnan(self.chance) else f", chance {self.chance:.3g}"

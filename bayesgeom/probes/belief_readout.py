@@ -10,6 +10,7 @@ References:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, ClassVar, final
 
@@ -54,6 +55,7 @@ from bayesgeom.stats import (
     Readout,
     adjusted_rand,
     belief_rows,
+    belief_states,
     belief_targets,
     cluster_clouds,
     commonest,
@@ -74,6 +76,7 @@ from bayesgeom.stats import (
 )
 
 SHUFFLE, SUBSPACES = "shuffle within position", "random subspaces of that rank"
+RANDOM_LABELS = "random labels by token"
 MEAN_BELIEF, GAUSSIAN, CONSTANT = "mean belief", "Gaussian cloud", "one constant answer"
 EMBEDDING = "embedding"
 ANSWERS = "exact next-token distribution"
@@ -94,7 +97,8 @@ class BeliefReadoutReport(Report):
     hypotheses, and untrained networks. Where the answers are not the hypotheses, the exact distribution of the next
     token is a gray line too: if it gives the belief through a linear map, any accurate network holds the belief, and
     the read-out is not identified. On tasks with latent dynamics, so is the belief of an observer of the last few
-    symbols. "Surviving hypotheses" are those still possible.
+    symbols. "Surviving hypotheses" are those still possible. For labels of your own, another gray line is the same map
+    to random labels, drawn for each token with the frequencies of yours: what the map learns from the token alone.
 
     The other panels show whether the vectors form clusters, and whether the clusters are the best guesses (the most
     probable hypotheses) or only the token just read. k-means finds clusters in any data, so compare with the Gaussian
@@ -107,7 +111,8 @@ class BeliefReadoutReport(Report):
 
     `sites` are `resid_post`, and `state` for recurrent models. `drawn_belief` are exact beliefs at held-out points, and
     `drawn_readout` their linear predictions at each of the `stages`, neither clipped nor renormalized. Both are empty
-    if there are too many hypotheses to plot.
+    if there are too many hypotheses to plot. `reachable_belief` are the beliefs that sequences of a process can reach,
+    up to 2,000, and `n_beliefs` how many there are in all; −1 if these are not all, or for other tasks.
 
     Scores are on held-out sequences. `r2` is at most 1, and 0 for the mean belief. `total_variation` (0 to 1) compares
     the prediction, clipped at 0 and renormalized, with the belief. `balanced_accuracy` (½ at chance) is for predicting
@@ -146,6 +151,8 @@ class BeliefReadoutReport(Report):
     window_map_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of a map from them")]
     drawn_belief: Annotated[Float[np.ndarray, "point hypothesis"], Unit("1")]
     drawn_readout: Annotated[Float[np.ndarray, "stage site point hypothesis"], Unit("1")]
+    reachable_belief: Annotated[Float[np.ndarray, "reachable hypothesis"], Unit("1")]
+    n_beliefs: int
     sites: tuple[str, ...]
     cluster_counts: tuple[str, ...]
     confidences: tuple[str, ...]
@@ -193,25 +200,20 @@ class BeliefReadoutReport(Report):
     def panels(self) -> Sequence[Panel]:
         layers, counts = [str(layer) for layer in range(self.r2.value.shape[1])], "number of clusters k, last layer"
         rand, confidence = "adjusted Rand index (0 is chance)", "confidence"
-        survive, best = "Accuracy on surviving hypotheses", "Agreement of clusters and best guesses"
+        survive, best = "Accuracy on surviving hypotheses", "Clusters and best guesses"
         shown = (
             (self.r2, "Belief by a linear map, R²", ("layer", "held-out R² (1 is exact)"), layers),
             (
                 self.total_variation,
-                "Distance of the belief by a linear map",
+                "Belief by a linear map, distance",
                 ("layer", "total variation (0 is exact)"),
                 layers,
             ),
             (self.balanced_accuracy, survive, ("layer", "balanced accuracy (½ is chance)"), layers),
             (self.silhouette, "Clusters, silhouette", (counts, "silhouette (−1 to 1)"), self.cluster_counts),
             (self.rand_index, best, (counts, rand), self.cluster_counts),
-            (self.token_rand_index, "Agreement of clusters and last tokens", (counts, rand), self.cluster_counts),
-            (
-                self.nearest_centroid_accuracy,
-                "Accuracy of the nearest best guess",
-                (confidence, "accuracy"),
-                self.confidences,
-            ),
+            (self.token_rand_index, "Clusters and last tokens", (counts, rand), self.cluster_counts),
+            (self.nearest_centroid_accuracy, "Nearest best guess", (confidence, "accuracy"), self.confidences),
         )
         drawn, (best_k,), _ = list(self._simplexes()), *self.silhouette[0, -1].extreme("largest")
         for row, site in enumerate(self.sites):
@@ -227,12 +229,17 @@ class BeliefReadoutReport(Report):
     def _simplexes(self) -> Iterator[Panel]:
         """Yield simplexes of exact beliefs next to read-outs, then those of layer 0 and of an untrained network."""
         from bayesgeom.charts.lines import brief
+        from bayesgeom.charts.simplex import MAX_CORNERS as POLYGON
         from bayesgeom.charts.simplex import add_simplexes
 
         for row, site in enumerate(self.sites):
             drawn, r2 = self.drawn_readout[:, row], self.r2.value[row]
-            panel = Panel.blank(f"The belief read from {site} in the last layer: R² {brief(r2[-1])}", is_folded=row > 0)
-            add_simplexes(panel.figure, {"exact belief": self.drawn_belief, "read": drawn[_LAST]}, self.drawn_belief)
+            title, shown = f"The belief read from {site} in the last layer: R² {brief(r2[-1])}", self.reachable_belief
+            n_shown = f"{'all ' * (self.n_beliefs > 0)}{len(shown):,}"
+            note = f"Gray: {n_shown} reachable beliefs" if 0 < len(shown.T) <= POLYGON and len(shown) else ""
+            panel = Panel.blank(title, is_folded=row > 0, note=note)
+            pair = {"exact belief": self.drawn_belief, "read": drawn[_LAST]}
+            add_simplexes(panel.figure, pair, self.drawn_belief, shown)
             yield panel
             panel = Panel.blank(f"The same without training, and from {site} in layer 0", is_folded=True)
             others = {"untrained, last layer": drawn[_UNTRAINED], f"layer 0, R² {brief(r2[0])}": drawn[_FIRST]}
@@ -394,6 +401,7 @@ def linear_scores(
 
 
 MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
+MOST_REACHABLE = 2_000  # beliefs of a process that are drawn
 MIN_SEQUENCES = 16  # used however long they are
 SHUFFLES, N_SUBSPACES = 5, 20
 WIDTHS = (1, 2, 3, 4, 10)  # symbols of the window observers whose beliefs are compared
@@ -438,7 +446,13 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             own = linear[name]
             shown = (level.broadcast(own.value.shape) for level in known(*levels))
             linear[name] = replace(own, baselines=(*own.baselines, *shown))
+        if trials.is_labeled:
+            scores = [_of_random_labels(points, trials, beliefs, targets.n_fit, run.seed) for points in clouds]
+            for name in ("r2", "balanced_accuracy"):
+                random = Baseline.of("permutation", RANDOM_LABELS, np.stack([own[name] for own in scores]))
+                linear[name] = replace(linear[name], baselines=(*linear[name].baselines, *known(random)))
         drawn_belief, drawn_readout = _drawn(found, targets, untrained, run.seed)
+        reachable, n_beliefs = _reachable(trials)
         report = BeliefReadoutReport(
             **linear,
             **_clusters(clouds, targets, _tokens(trials, run.seed), n=n, seed=run.seed),
@@ -448,6 +462,8 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             window_map_r2=window_map_r2,
             drawn_belief=drawn_belief,
             drawn_readout=drawn_readout,
+            reachable_belief=reachable,
+            n_beliefs=n_beliefs,
             sites=tuple(site.name for site in sites),
             cluster_counts=tuple(map(str, COUNTS)),
             confidences=tuple(_BANDS),
@@ -496,6 +512,17 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 and "yes" not in r.r2.clears("higher")
             ),
         )
+        # Labels that follow from the token alone are read without error, and so are random labels by token.
+        for label, width, is_selective in (("by token", 11, False), ("along a direction", 2, True)):
+            sides = rng.permutation(np.arange(11) % 2) if not is_selective else np.arange(11) % 2
+            tokens = rng.integers(11, size=(83, 5))
+            code = np.eye(11) if width == 11 else np.stack([2.0 * sides - 1, rng.normal(size=11)], axis=1)
+            named = planted_trials(np.eye(2)[sides[tokens]], tokens)
+            yield Control(
+                label=f"labels {label}, against random labels by token",
+                run=planted_run(replace(named, is_labeled=True), {RESID_POST: torch.from_numpy(code[tokens])[None]}),
+                holds=partial(_tells_labels_apart, is_selective=is_selective),
+            )
         # A high R² without a carried belief: the vectors encode only the current symbol.
         chain = planted_chain(stay=0.9, seed=0)
         assert chain.observers is not None
@@ -508,6 +535,11 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 and abs(r.r2.value[0, 0] - r.window_map_r2.value[1, 0]) < 0.01 < 0.05 < 1 - r.r2.value[0, 0]
             ),
         )
+
+
+def _tells_labels_apart(report: BeliefReadoutReport, *, is_selective: bool) -> bool:
+    control = report.r2.baseline(RANDOM_LABELS).value[0, 0]
+    return bool(report.r2.value[0, 0] > 0.99 and (control < 0.5 if is_selective else control > 0.99))
 
 
 def _tells_layers_apart(report: BeliefReadoutReport) -> bool:
@@ -534,6 +566,32 @@ def _shuffles(
     rng = np.random.default_rng(seed)
     shuffled = (torch.from_numpy(shuffled_within_position(rows.numpy(), rng)) for _ in range(SHUFFLES))
     return torch.stack([rows, *shuffled])
+
+
+def _of_random_labels(
+    points: Float[Tensor, "layer point d"],
+    trials: Trials,
+    rows: Float64[Tensor, "sequence position kind hypothesis"],
+    n_fit: int,
+    seed: int,
+) -> dict[str, Float64[np.ndarray, " layer"]]:
+    """Return R² and accuracy by layer of maps to random labels, one for each token with the marginal of the true ones.
+
+    NaN where every scored token is the same, and so has one label. Means over `SHUFFLES` draws of labels.
+    """
+    rng, flat = np.random.default_rng(seed), rows.flatten(0, 1)
+    token = torch.unique(trials.at_scored(trials.tokens).cpu(), return_inverse=True)[1]
+    drawn = [flat[rng.integers(len(flat), size=int(token.max()) + 1)][token] for _ in range(SHUFFLES)]
+    targets = [
+        belief_targets(own[None], n_fit=n_fit // rows.shape[1]) for own in drawn if bool((own != own[:1, :1]).any())
+    ]
+    found = np.full((2, len(points)), np.nan)
+    if targets:
+        no_bases = torch.zeros(0, points.shape[2], 1, dtype=torch.float64, device=points.device)
+        for at, layer in enumerate(points):
+            read = [read_out(layer, own, no_bases) for own in targets]
+            found[:, at] = np.mean([(own.r2[0], own.balanced_accuracy[0]) for own in read], axis=0)
+    return {"r2": found[0], "balanced_accuracy": found[1]}
 
 
 def _tokens(trials: Trials, seed: int) -> Float[Tensor, "point shuffle token"]:
@@ -609,6 +667,17 @@ def _windows(trials: Trials, targets: BeliefTargets, seed: int) -> tuple[tuple[s
         ends = r2_interval(np.moveaxis(error, 2, 0), spread[:, None, None], seed=seed)
         plain = with_interval(1 - error.sum(axis=2) / spread.sum(), ends, n=n)
     return tuple(map(str, widths)), plain, replace(mapped, baselines=())
+
+
+def _reachable(trials: Trials) -> tuple[Float64[np.ndarray, "reachable hypothesis"], int]:
+    """Return the beliefs that the scored symbols can reach, and how many there are; none and −1 if not known."""
+    n_hypotheses = trials.belief.shape[-1]
+    ways = None if trials.observers is None or n_hypotheses > MAX_CORNERS else trials.observers.filter.labeled
+    if trials.observers is None or ways is None:
+        return np.zeros((0, n_hypotheses)), -1
+    start = trials.observers.filter.priors["initial"][0]
+    found = belief_states(ways, start, trials.n_scored, most=MOST_REACHABLE)
+    return found.belief.numpy(), len(found) if found.is_closed else -1
 
 
 def _drawn(

@@ -165,7 +165,10 @@ def answer_details(answer: Answer) -> str:
     parts = [f"KL {answer.kl_bits.text()} bits ({compared})"]
     # 0: certain predictions are closest; NaN: no temperature changes them.
     if float(answer.confidence) > 0 and (answer.explains or answer.is_confidence_named):
-        parts.append(f"confidence {_estimate_text(answer.confidence)}, where 1 is exact")
+        low, high = map(float, answer.confidence.ends)
+        is_cheap = not answer.is_confidence_named and (low > 1 or high < 1)
+        cost = ", at little cost" * is_cheap
+        parts.append(f"confidence {_estimate_text(answer.confidence)}, where 1 is exact{cost}")
     if answer.off_answer_prob > OFF_ANSWER:
         parts.append(f"{percent_text(answer.off_answer_prob)} of the probability is not on the answers")
     return f"{'; '.join(filter(None, (*parts, _age_text(answer))))}."

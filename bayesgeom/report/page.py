@@ -133,7 +133,9 @@ def page_of(
         verdict=verdict_text,
         interval=interval_cell,
         skipped=left_out,
-        provenance=json.dumps(dict(provenance), indent=1, default=str),
+        provenance=json.dumps(
+            {own: provenance[own] for own in provenance if own != "task_in_words"}, indent=1, default=str
+        ),
         introduction=_INTRODUCTION,
         css=_asset("page.css").decode(),
         js=_asset("page.js").decode(),

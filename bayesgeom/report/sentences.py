@@ -16,6 +16,7 @@ from bayesgeom.report.render import verdict_text
 from bayesgeom.report.tables import Reported, Viewed
 
 _COMPARED = (Verdict.YES, Verdict.BARELY, Verdict.NO, Verdict.UNDECIDED)  # then the number is the answer
+_WITHOUT_NUMBER = (Verdict.NOT_IDENTIFIED, Verdict.BY_CONSTRUCTION, Verdict.VALUES_LATER, Verdict.ROUTING_LATER)
 _SMALL = 0.1  # share of the first value below which a curve over training has come to rest
 _DONE = {"remove": "removing", "keep": "keeping only", "rotate": "rotating", "add": "adding to", "swap": "swapping"}
 _KINDS = {"head": "heads", "attention": "attention layers", "mlp": "MLPs", "block": "blocks", "set": "sets"}
@@ -43,12 +44,13 @@ def opening_of(report: Reported, *, is_gated: bool = False) -> list[str]:
     if line is None:
         return []
     number, verdict = labeled_text(line.label, line.value_text), verdict_text(line.verdict)
-    says = _SENTENCES[report.name](report) if report.name in _SENTENCES and not math.isnan(line.value) else ""
+    is_known = not math.isnan(line.value) or line.verdict in _WITHOUT_NUMBER
+    says = _SENTENCES[report.name](report) if report.name in _SENTENCES and is_known else ""
     if gate:
         return [gate, says or f"{_capital(number)}."]
     if says:
         says, _, why = says.partition("\n")
-        interval = f", 95 % interval {line.interval}" if line.interval else ""
+        interval = f", 95 % interval {line.interval}" if line.interval and not math.isnan(line.value) else ""
         return [says, why or f"{_capital(number)}{interval}{f' ({line.why})' if line.why else ''}."]
     verdict = f"{verdict} ({line.why})" if verdict and line.why else line.why or verdict
     level = f"; the strongest is {line.baselines[0]}" if line.levels else ""
@@ -103,7 +105,8 @@ def _intervention(report: Any) -> str:
 
 def _joint(report: Any) -> str:
     own, layers = report.headline(), _listed(report.sets[0].split("+"), "layer")
-    did = f"{_DONE[report.kind]} {report.subspace} in {layers} together raises KL by {rounded(own.value)} bits"
+    where = f"{layers}{' together' * ('+' in report.sets[0])}"
+    did = f"{_DONE[report.kind]} {report.subspace} in {where} raises KL by {rounded(own.value)} bits"
     level = next((f"; random subspaces by at most {rounded(of.value)}" for of in own.levels if of.bound), "")
     return f"{_capital(own.verdict)}: {did}{level}."
 
@@ -111,8 +114,27 @@ def _joint(report: Any) -> str:
 def _onwards(report: Any) -> str:
     own, verdict = report.headline(), report.headline().verdict
     first = own.label.rpartition("from layer ")[2]
-    did = f"erasing the {report.quantity} from layer {first} raises KL by {rounded(own.value)} bits"
+    did = f"erasing the {report.quantity} from layer {first} changes KL by {rounded(own.value)} bits"
     return f"Inert from layer {first}: {did}." if verdict == Verdict.INERT else f"{_capital(verdict)}: {did}."
+
+
+def _audit(report: Any) -> str:
+    own = report.headlines()[0]
+    level = f", against {rounded(own.baseline)} of {own.baseline_name}" if own.levels else ""
+    says, weights = f"Regret is {rounded(own.value)} bits a sequence{level}", np.nan_to_num(report.weights.value)
+    if not weights.any():
+        return f"{says}."
+    top = int(weights.argmax())
+    return f"{says}. The nearest predictor is “{report.predictors[top]}” (weight {percent_text(weights[top])})."
+
+
+def _patch(report: Any) -> str:
+    if not np.isfinite(report.recovered.value).any():
+        return ""
+    (layer, position), _ = report.recovered.extreme("largest")
+    share = percent_text(report.recovered.value[layer, position])
+    at = f"“{report.tokens[position]}” in layer {layer}"
+    return f"{at} carries most: patching {report.site} there recovers {share} of the difference."
 
 
 def _compare(report: Any) -> str:
@@ -149,14 +171,13 @@ def _length(report: Any) -> str:
     lines = [line for line in report.headlines() if line.metric == "discontinuity_bits"]
     if len(lines) > 1:
         by_verdict: dict[str, list[str]] = {}
-        for name, line in zip(report.models, lines, strict=True):
-            by_verdict.setdefault(line.verdict or "not measured", []).append(name)
+        for line in lines:
+            by_verdict.setdefault(line.verdict or "not measured", []).append(line.label.partition(": ")[0])
         found = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items())
         return f"{_capital(found)}."
     line, ratio = lines[0], float(report.extrapolation_ratio.value[0])
-    beyond = f"KL beyond the training length is {rounded(ratio)} times that within"
-    step = f"it {'rises' if line.value > 0 else 'falls'} by {rounded(abs(line.value))} bits at its end"
-    return f"{_capital(line.verdict)}: {beyond}, and {step}." if line.verdict else ""
+    step = f"KL {'rises' if line.value > 0 else 'falls'} by {rounded(abs(line.value))} bits at the end of training"
+    return f"{_capital(line.verdict)}: {step} lengths; beyond, it is {rounded(ratio)} times that within."
 
 
 def _relabeling(report: Any) -> str:
@@ -199,9 +220,11 @@ def _gradients(report: Any) -> str:
 
 
 def _movement(report: Any) -> str:
-    at = [f"{float(own.value):,.0f}" for own in (report.routing_stable_step, report.values_stable_step)]
-    steps = f"patterns are stable from step {at[0]}, values from step {at[1]}".replace("step nan", "no step")
-    return f"{_capital(report.headline().verdict)}: {steps}."
+    parts = []
+    for name, own in (("patterns are stable", report.routing_stable_step), ("values", report.values_stable_step)):
+        step = float(own.value)
+        parts.append(f"{name} {'not before the last snapshot' if math.isnan(step) else f'from step {step:,.0f}'}")
+    return f"{_capital(report.headline().verdict)}: {', '.join(parts)}."
 
 
 def _dynamics(report: Any) -> str:
@@ -234,6 +257,7 @@ def _monitor(report: Any) -> str:
 
 _SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "ablation": _ablation,
+    "audit": _audit,
     "compare": _compare,
     "dynamics": _dynamics,
     "erasure_onwards": _onwards,
@@ -244,6 +268,7 @@ _SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "joint_intervention": _joint,
     "length": _length,
     "monitor": _monitor,
+    "patch": _patch,
     "relabeling": _relabeling,
     "sweep": _sweep,
 }

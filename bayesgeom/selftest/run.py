@@ -150,15 +150,13 @@ def planted_tables() -> Iterator[PlantedTable]:
             found = report.verdict_by_layer[LAYER], report.survival_by_layer[LAYER]
             rows.append((name, *numbers, number_text(removal.ceiling), *found))
             passed &= found == expected and control.holds(report)
-    yield PlantedTable(
-        probe=INTERVENTION, title="Entropy in planted networks: causal, inert?", head=head, rows=rows, passed=passed
-    )
+    yield PlantedTable(probe=INTERVENTION, title="Entropy in planted networks", head=head, rows=rows, passed=passed)
     yield _attention_table()
     responses = list(planted_responses())
     older = [f"older than {age}" for age in AGES[1:]]
     yield PlantedTable(
         probe=EvidenceResponseReport.name,
-        title="Evidence response of planted predictors: slopes",
+        title="Evidence response of planted predictors",
         head=("predictor", "all evidence", *older, *(f"{own}, relative" for own in older), "verdict"),
         rows=[own.row() for own in responses],
         passed=all(own.passed for own in responses),

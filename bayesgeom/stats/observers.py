@@ -37,12 +37,14 @@ class Filter:
         weighed: Returns the beliefs after the first symbol of windows that begin at these positions.
         moved: Returns the beliefs after one more symbol, the one at these positions.
         answers: Returns the predictive over the task's answers for a belief.
+        labeled: The labeled matrices, if they are the same in all sequences and steps; see `belief_states`.
     """
 
     priors: Mapping[str, Float64[Tensor, "#batch state"]]
     weighed: Callable[[Beliefs, int], Beliefs]
     moved: Callable[[Beliefs, int], Beliefs]
     answers: Callable[[Beliefs], Float64[Tensor, "batch query_pos answer"]]
+    labeled: Float64[Tensor, "symbol state state"] | None = None
 
 
 @final

@@ -12,6 +12,7 @@ Subspaces for `bayesgeom.intervene(model, subspace=…)`:
     frame          the span of the hypothesis tokens
     top_jacobian   the main directions of the gradients of the answer logits
     trained_swap   directions trained so that a swap moves the model's own quantity
+    units          the single coordinates that covary most with a quantity
     random         a random subspace
     Subspace       orthonormal columns, and how activations are projected onto them
     basis          your own columns, the same in every layer

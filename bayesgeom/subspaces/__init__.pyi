@@ -9,3 +9,4 @@ from .fits import leace as leace
 from .fits import random as random
 from .fits import top_jacobian as top_jacobian
 from .fits import trained_swap as trained_swap
+from .fits import units as units

@@ -234,7 +234,7 @@ class Sample:
     place: InterventionSite
     seed: int
     draw_pairs: DrawPairs | None = None
-    mask: Bool[Tensor, " pos"] | None = None
+    mask: Bool[Tensor, "*batch pos"] | None = None
 
     def points(self, layer: int) -> Float64[Tensor, "point d"]:
         """Return vectors at the scored positions, with the heads concatenated for z and v."""

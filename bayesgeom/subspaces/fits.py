@@ -7,11 +7,12 @@
     entropy_axis("pc1")         the first principal component, signed by entropy
     frame("embedding")          the span of the hypothesis tokens' embeddings, pulled back through keys or written by OV
     top_jacobian(r)             the r directions to which current and later answer logits are most sensitive
+    units(k, "belief")          the k single coordinates of the site that covary most with a quantity: a sparse probe
     random(r), basis(tensor)    a random subspace (chance level), and your own basis
 
-References: Belrose et al. 2023, arXiv:2306.03819 (LEACE); Geiger et al. 2024, arXiv:2303.02536 (trained swap); Agarwal,
-Dalal & Misra, *Geometric Scaling*, section 4.5 (entropy axis), and the J-lens note (frame, Jacobian); Shai et al. 2024,
-arXiv:2405.15943 (belief decoder).
+References: Belrose et al. 2023, arXiv:2306.03819 (LEACE); Gurnee et al. 2023, arXiv:2305.01610 (sparse probes); Geiger
+et al. 2024, arXiv:2303.02536 (trained swap); Agarwal, Dalal & Misra, *Geometric Scaling*, section 4.5 (entropy axis),
+and the J-lens note (frame, Jacobian); Shai et al. 2024, arXiv:2405.15943 (belief decoder).
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from torch import Tensor
 from bayesgeom.core import InvalidArgument, checked, shown, unknown_name
 from bayesgeom.stats import random_subspaces
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank, named_fits
-from bayesgeom.subspaces.erasers import Decoder, Eraser, checked_points, checked_values
+from bayesgeom.subspaces.erasers import Decoder, Eraser, JointMoments, checked_points, checked_values
 from bayesgeom.subspaces.frames import FrameKind, TokenFrame
 from bayesgeom.subspaces.jacobian import TopJacobian
 from bayesgeom.subspaces.quantity import ENTROPY, PosteriorQuantity
@@ -46,6 +47,7 @@ FORMS = (
     "frame:keys,HEAD",
     "frame:ov,HEAD",
     "top_jacobian:RANK",
+    "units:K,QUANTITY",
     "random:RANK",
 )
 
@@ -120,6 +122,30 @@ def trained_swap(rank: int, quantity: str | PosteriorQuantity = "belief", *, ste
         'trained swap (belief, rank 2)'
     """
     return TrainedSwap(rank, PosteriorQuantity.of(quantity), steps)
+
+
+@checked()
+def units(k: int, quantity: str | PosteriorQuantity = "belief") -> Fit:
+    """Return the k single coordinates of the site that covary most with a quantity, by squared correlation.
+
+    They are chosen on the sequences that fit. `intervene` then reports how well they predict the quantity on others.
+
+    Args:
+        k: Number of units.
+        quantity: As in `covariance`.
+
+    Returns:
+        A fit for `intervene` and `fit_subspace`; it is applied to a model there.
+
+    Raises:
+        UnknownName: There is no such quantity.
+
+    Example:
+        >>> from bayesgeom import subspaces
+        >>> subspaces.units(3).label
+        '3 units (belief)'
+    """
+    return _Units(k, PosteriorQuantity.of(quantity))
 
 
 @checked()
@@ -311,6 +337,8 @@ def _built_in(name: str, parts: Sequence[str]) -> Fit | None:
             return Eraser(PosteriorQuantity.of(quantity), oblique=name == "leace", given=given)
         case "trained_swap", [r, quantity] if r.isdecimal():
             return trained_swap(int(r), quantity)
+        case "units", [k, quantity] if k.isdecimal():
+            return units(int(k), quantity)
         case "decoder", [quantity]:
             return decoder(quantity)
         case "entropy_axis", [] | ["readout" | "pc1" | "pc1_standardized"]:
@@ -372,6 +400,35 @@ class _EntropyAxis(Fit):
         first = first / first.norm()
         is_opposed = float((centered @ first * target).sum()) < 0
         return -first if is_opposed else first
+
+
+@final
+@dataclass(frozen=True)
+class _Units(Fit):
+    k: int
+    quantity: PosteriorQuantity
+
+    @property
+    def label(self) -> str:
+        return f"{self.k} units ({self.quantity.label})"
+
+    @property
+    def about(self) -> About:
+        return About(quantity=self.quantity, at_scored=True)
+
+    def check(self, setting: Setting) -> None:
+        self.quantity.check(setting.trials)
+        check_rank(self.k, setting, name="k")
+
+    def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
+        values, found = checked_values(sample, self.quantity), dict[int, Subspace]()
+        for layer in layers:
+            moments = JointMoments.of(checked_points(sample, layer, self.label), values)
+            power = moments.within.diagonal()
+            score = torch.where(power > 0, moments.cross.square().sum(dim=1) / power, 0.0)
+            chosen = score.topk(self.k).indices.sort().values
+            found[layer] = Subspace(self.label, torch.eye(len(power)).to(power)[:, chosen])
+        return found
 
 
 @final

@@ -22,6 +22,7 @@ In words, for language models:
 
 Your own:
 
+    labeled_texts      texts with labels, in place of a posterior
     from_functions     a function that draws sequences, and one that returns their exact probabilities
 
 `WindTunnel` and `TextTask` are the base classes of new tasks. `help(bayesgeom.tasks.HMM)` describes one task.

@@ -10,6 +10,7 @@ typing errors and faulty configs.
 import os
 import tomllib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from enum import IntEnum, unique
@@ -45,6 +46,7 @@ BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
 MOST_BYTES, MOST_SECONDS = 4e9, 600.0
 MOST_BITS = 63  # of an integer: torch's largest
+MAX_INPUTS = 64  # ids of prompts whose keys are compared: the most frequent ones, which recur often enough
 _EXAMPLE, _ANSWERS = 12, 2  # tokens and answers of the example on pages
 _COMPARED = 16  # sequences of two draws that are compared
 _TOKEN_BYTES = 25  # per position, without its posterior: id, scored flag, label, id for the model
@@ -103,6 +105,7 @@ def check_affordable(
 
 _SCORE_BYTES = 4  # of one number per position, which no measurement can do without
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
+FORGETTING = 0.8  # weight of a piece of evidence relative to the next one, for a baseline that forgets
 FUNCTIONS = "functions"  # the parameter of a task that was made of two functions
 _WRAPPED = "task"  # the field in which a text task holds the task that it renders
 T = TypeVar("T")
@@ -352,6 +355,19 @@ class FiniteTask(WindTunnel):
     @abstractmethod
     def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "FiniteTask":
         """Return a task with only the selected sequences, given an entropy for each in listed order."""
+
+
+class LabeledTask(FiniteTask):
+    """Sequences with labels of a user in place of a posterior. What is fitted is scored on other sequences."""
+
+    @abstractmethod
+    def halves(self) -> "tuple[LabeledTask, LabeledTask]":
+        """Return the sequences that fit, and those that score."""
+
+
+def at_most(task: WindTunnel, n: int) -> int:
+    """Return `n`, or the number of sequences of a task that has fewer."""
+    return min(n, task.n_sequences) if isinstance(task, FiniteTask) else n
 
 
 class SymmetricTask(WindTunnel):
@@ -766,6 +782,24 @@ def derived_seed(seed: int, *path: int) -> int:
     """
     state = np.random.SeedSequence(checked_seed(seed), spawn_key=path).generate_state(1, np.uint64)
     return DerivedSeed(state[0] >> 1)
+
+
+def padded_rows(
+    prompts: Sequence[Sequence[int]], index: Int64[Tensor, " row"], n_ids: int
+) -> tuple[Int64[Tensor, "batch pos"], Int64[Tensor, "batch 1"], Int64[Tensor, " token"]]:
+    """Return the ids of chosen prompts, padded on the right to the longest of all, and their lengths.
+
+    The third value are the most frequent ids of all prompts: those whose keys are worth comparing.
+    """
+    device, longest, counts = index.device, max(map(len, prompts)), Counter(i for prompt in prompts for i in prompt)
+    # What fills up a row is an id of no prompt, so that no mean over a token's positions takes padding in.
+    unused = next((i for i in range(n_ids) if i not in counts), 0)
+    common = [i for i, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_INPUTS]]
+    rows = [torch.tensor(prompts[i], device=device) for i in index.tolist()]
+    padding = [torch.full((longest - len(row),), unused, device=device) for row in rows]
+    tokens = torch.stack([torch.cat(pair) for pair in zip(rows, padding, strict=True)])
+    lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
+    return tokens, lengths, torch.tensor(common, dtype=torch.int64, device=device)
 
 
 def candidates(kind: str) -> tuple[str, ...]:

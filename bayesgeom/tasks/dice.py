@@ -20,9 +20,9 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.tasks.base import ExchangeableTask, check_affordable, check_parameters, discounted_sums
+from bayesgeom.tasks.base import FORGETTING, ExchangeableTask, check_affordable, check_parameters, discounted_sums
 
-FORGETTING, PLUG_IN = 0.8, 0.01  # discount of a roll with each later one; pseudo-count, so that no face is impossible
+PLUG_IN = 0.01  # pseudo-count, so that no face is impossible
 _FACE_BYTES = 40.0  # per roll and face: counts, posterior and baselines
 
 

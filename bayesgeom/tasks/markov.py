@@ -32,8 +32,10 @@ from bayesgeom.stats import (
     STARTS,
     WIDEST_BASELINE,
     Beliefs,
+    BeliefStates,
     Filter,
     WindowObservers,
+    belief_states,
     exact_beliefs,
     full_support,
     window_name,
@@ -174,6 +176,7 @@ class DynamicTask(EvidenceTask):
         return {"stationary": by_start["stationary"][0]} | named
 
 
+_MOST_BELIEFS = 50_000  # a second of work
 _PRODUCT_SECONDS = 3e-9  # one product of an entry of the belief and one of a matrix, on one core
 
 
@@ -250,7 +253,37 @@ class MarkovProcess(DynamicTask):
             weighed=moved,
             moved=moved,
             answers=lambda belief: _shown_next(labeled, belief),
+            labeled=labeled,
         )
+
+    @final
+    def belief_states(self, depth: int) -> BeliefStates:
+        """Return the mixed-state presentation: the beliefs that sequences reach, their probabilities and transitions.
+
+        It answers how many beliefs an exact observer needs: `len` of it if `is_closed`, else more than `depth` symbols
+        reach. Beliefs whose entries differ by at most 1e-9 are one.
+
+        Args:
+            depth: Number of symbols to follow from the start, at least 1.
+
+        Raises:
+            InvalidArgument: depth is below 1, or reaches more than 50,000 beliefs.
+
+        Example:
+            >>> from bayesgeom import tasks
+            >>> golden = tasks.Process([[[0.5, 0.0], [1.0, 0.0]], [[0.0, 0.5], [0.0, 0.0]]])  # never two 1s in a row
+            >>> golden.belief_states(depth=8)
+            BeliefStates(3 beliefs, all, reached after 1 symbols)
+        """
+        if depth < 1:
+            raise InvalidArgument(f"depth, the number of symbols to follow, must be at least 1, got {depth}.")
+        found = belief_states(self.labeled(), self.start(), depth, most=_MOST_BELIEFS)
+        if found.depth < depth:
+            raise InvalidArgument(
+                f"{depth} symbols of {self.name} reach more than {_MOST_BELIEFS:,} beliefs, the limit. Use depth ≤ "
+                f"{found.depth}, which reaches {len(found):,}."
+            )
+        return found
 
     @final
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:

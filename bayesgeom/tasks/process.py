@@ -32,7 +32,7 @@ _ROUNDING = 1e-6
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Process(MarkovProcess):
-    """`length` symbols of a generator: entry [x][i][j] is the probability to go from i to j and emit x.
+    """`length` symbols of a generator: entry `[x][i][j]` is the probability to go from i to j and emit x.
 
     Entries are at least 0 and sum to one over x and j for each i. The state before the first symbol has the
     distribution `initial`, or the stationary distribution if `initial` is empty. Arrays, tensors and lists are stored

@@ -11,7 +11,6 @@ References:
 
 import json
 import tomllib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -37,10 +36,9 @@ from bayesgeom.core import (
     opened,
     unknown_name,
 )
-from bayesgeom.tasks.base import FiniteTask, TextTask
+from bayesgeom.tasks.base import FiniteTask, TextTask, padded_rows
 
 QUINTILES = 5
-MAX_INPUTS = 64  # ids whose keys are compared: the most frequent ones, which recur often enough
 JOINT, BETWEEN = "+", "\n\n"
 _KEYS = ("text", "prompt")  # of a line of JSONL
 
@@ -242,16 +240,9 @@ class BoundPrompts(FiniteTask):
 
     def trials(self, index: Int64[Tensor, " row"]) -> Trials:
         """The trials of these prompts, by their place in the list."""
-        device, longest = index.device, self.n_pos
-        counts = Counter(i for prompt in self.prompts for i in prompt)
-        # What fills up a row is an id of no prompt, so that no mean over a token's positions takes padding in.
-        unused = next((i for i in range(self.n_ids) if i not in counts), 0)
-        common = [i for i, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_INPUTS]]
-        rows = [torch.tensor(self.prompts[i], device=device) for i in index.tolist()]
-        padding = [torch.full((longest - len(row),), unused, device=device) for row in rows]
-        tokens = torch.stack([torch.cat(pair) for pair in zip(rows, padding, strict=True)])
-        lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
-        position = torch.arange(longest, device=device)
+        device = index.device
+        tokens, lengths, common = padded_rows(self.prompts, index, self.n_ids)
+        position = torch.arange(tokens.shape[1], device=device)
         nothing = torch.zeros(*tokens.shape, 0, dtype=torch.float64, device=device)
         return Trials(
             tokens=tokens,
@@ -260,7 +251,7 @@ class BoundPrompts(FiniteTask):
             predictive=nothing,
             belief=nothing,
             labels=torch.full_like(tokens, NO_LABEL),
-            token_sets={"inputs": torch.tensor(common, dtype=torch.int64, device=device)},
+            token_sets={"inputs": common},
             relations={},
             groups=torch.tensor(self.groups, device=device)[index],
             group_names=self.group_names,

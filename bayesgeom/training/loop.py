@@ -340,7 +340,7 @@ def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int, precision
     path = out / SNAPSHOTS / f"step-{step:07d}"
     if not path.exists():
         check_finite(recipe, module, step)
-        card = f"# {recipe.name} at step {step}\n\nA snapshot of training; weights {{weights_hash}}.\n"
+        card = f"# {recipe.name} at step {step}\n\nWeights: `{{weights_hash}}`\n"
         made: dict[str, Any] = {"recipe": recipe.to_dict(), "step": step, "entries": {"precision": precision}}
         save_checkpoint(path, module, recipe.model_config(), card=card, **made)
 

@@ -164,6 +164,36 @@ def pass_thresholds(
     _conclude(found[PassThresholds.name], out)
 
 
+def elimination(
+    checkpoint: str,
+    /,
+    *,
+    n: int = 128,
+    seed: int = 0,
+    n_untrained: int = 1,
+    device: str = "cpu",
+    out: Path | None = None,
+) -> None:
+    """Find the layer at which the logit lens eliminates each answer that the evidence rules out.
+
+    A shipped checkpoint takes about ten seconds on one CPU core.
+
+    Args:
+        checkpoint: Name of a shipped checkpoint, or a directory.
+        n: Number of sequences.
+        seed: Seed of sequences and intervals.
+        n_untrained: Number of untrained networks to compare with.
+        device: Where to run: cpu, cuda, …
+        out: Directory for the report. Default: it is not saved.
+    """
+    from examples.replication.elimination import Elimination
+
+    _check(out)
+    model = load(checkpoint, device=device)
+    found = diagnose(model, probes=[Elimination()], n=n, seed=seed, n_untrained=n_untrained)
+    _conclude(found[Elimination.name], out)
+
+
 def settling(
     runs: tuple[str, ...] = (),
     /,

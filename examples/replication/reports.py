@@ -2,6 +2,7 @@
 
 from examples.replication.comparison.replication import ReplicationReport
 from examples.replication.comparison.report import ComparisonReport
+from examples.replication.elimination import EliminationReport
 from examples.replication.em.report import EMReport
 from examples.replication.settling import SettlingReport
 from examples.replication.shares import ShareControlsReport, SwapSharesReport
@@ -12,6 +13,7 @@ from examples.replication.writes import WriteReport
 __all__ = [
     "ComparisonReport",
     "EMReport",
+    "EliminationReport",
     "PassThresholdsReport",
     "ReplicationReport",
     "SettlingReport",

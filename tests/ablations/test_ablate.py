@@ -113,12 +113,6 @@ def test_the_default_battery_takes_every_part_away_once() -> None:
     assert len(report.picks) == len(report.pick_views) and np.isfinite(report.pick_cosine).all()
 
 
-def test_the_seed_decides_every_number() -> None:
-    first, again, other = (ablate(lively(), battery=SMALL, n=17, seed=seed) for seed in (0, 0, 1))
-    assert_equal(first, again)
-    assert first.kl_increase_bits.value[0] != other.kl_increase_bits.value[0]
-
-
 def test_no_sequence_is_its_own_donor(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
@@ -203,10 +197,6 @@ def progress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_progress_of_the_same_battery_is_read_back_equal(progress: Path) -> None:
-    assert_equal(ablate(lively(), **ASKED, out=str(progress)), ablate(lively(), **ASKED))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -280,8 +270,8 @@ def test_bad_input_is_one_clear_error_before_anything_runs(
 
 def test_a_battery_may_be_named_as_on_the_command_line() -> None:
     assert_equal(ablate(lively(), battery="mlps", n=5), ablate(lively(), battery=ablations.every_mlp(lively()), n=5))
-    with pytest.raises(UnknownName, match=r"no battery named 'neurons'.*heads"):
-        ablate(lively(), battery="neurons", n=5)
+    with pytest.raises(UnknownName, match=r"no battery named 'units'.*heads"):
+        ablate(lively(), battery="units", n=5)
 
 
 def test_components_and_sets_check_themselves() -> None:
@@ -302,20 +292,6 @@ def test_diagnose_can_take_the_battery_along() -> None:
     assert list(diagnosis) == ["calibration", "ablation"]
     assert_equal(diagnosis["ablation"], ablate(lively(), n=17))
     assert "ablation" in diagnosis.summary()
-
-
-def test_command_line_prints_the_report_and_saves_it(
-    tmp_path: Path, tiny_checkpoints: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    arguments = ["ablate", "bijection-v20", "--battery", "heads", "--mode", "zero", "--n", "7", "--out", str(out)]
-    assert cli.main(arguments) == 0
-    printed = capsys.readouterr().out
-    report = Diagnosis.load(out)["ablation"]
-    assert isinstance(report, AblationReport)
-    assert printed == f"{report.summary('see report.html')}\n\nreport: {out / 'report.html'}\n"
-    assert report.ablations == tuple(f"L{layer}H{head}" for layer in range(2) for head in range(3))
-    assert (out / PROGRESS).is_file() and (out / "report.html").stat().st_size > 1_000
 
 
 def test_command_line_goes_on_where_it_was_stopped(

@@ -69,7 +69,7 @@ def kl_at(plain: Plain, ablation: Ablation, mode: str, share: float) -> np.ndarr
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean", "resample"])
-@pytest.mark.parametrize("positions", ["learned", "rotary", "alibi", "prior"])
+@pytest.mark.parametrize("positions", ["rotary", "prior"])
 def test_attribution_is_the_derivative_of_the_kl_increase(mode: str, positions: str) -> None:
     model = double(positions=positions)
     plain = Plain.of(model.module, TRIALS, OTHERS)
@@ -127,8 +127,10 @@ def test_both_methods_report_their_rank_correlation() -> None:
     assert np.isnan(preview.entropy_mae_increase_bits.value).all() and not preview.inert.any()
 
 
-@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("n_frozen", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("mode", "n_frozen"),
+    [(contextlib.nullcontext, 1), (contextlib.nullcontext, 3), (torch.inference_mode, 0), (torch.inference_mode, 3)],
+)
 def test_the_preview_needs_no_weight_with_a_gradient(mode: type, n_frozen: int) -> None:
     """Frozen: nothing, the first blocks with the embedding, or all."""
     expected = ablations.attribution_preview(lively(), n=9).attribution_bits

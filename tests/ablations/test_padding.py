@@ -15,7 +15,6 @@ import bayesgeom
 from bayesgeom.ablations.engine import donors_of, position_means
 from bayesgeom.core.run import MLP_OUT, RESID_POST, Trials
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.stats.reduction import token_occurrences
 from bayesgeom.tasks.base import WindTunnel
 
 N_IDS, N_ANSWERS = 31, 3
@@ -105,12 +104,6 @@ def test_keys_of_padding_are_no_keys_of_its_token(model: HFModel) -> None:
     assert np.isfinite(values[0]).any()
     for other in values[1:]:
         np.testing.assert_allclose(values[0], other, rtol=0, atol=1e-5)
-
-
-def test_padding_of_equally_long_rows_is_no_occurrence_of_its_token() -> None:
-    ragged = Ragged(padding=7).sample(200, seed=0)
-    short = ragged.rows((ragged.ends() == 6).nonzero()[:, 0])
-    assert len(short) > 5 and not token_occurrences(short)[:, :, 6:].any() and token_occurrences(short)[:, :, :6].any()
 
 
 def test_means_are_those_of_the_sequences_that_reach_a_position(model: HFModel) -> None:

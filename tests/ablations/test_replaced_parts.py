@@ -72,10 +72,6 @@ def biased_queries(module: Transformer) -> None:
     module.blocks[1].attn.W_Q = nn.Linear(30, 30)
 
 
-def replaced_norm(module: Transformer) -> None:
-    module.blocks[0].ln1 = nn.LayerNorm(30)
-
-
 def no_final_norm(module: Transformer) -> None:
     module.ln_final = nn.Identity()
 
@@ -97,14 +93,6 @@ def appended_block(module: Transformer) -> None:
     module.blocks.append(copy.deepcopy(module.blocks[1]))
 
 
-def shortened(module: Transformer) -> None:
-    module.blocks = module.blocks[:2]
-
-
-def pruned_mlp(module: Transformer) -> None:
-    prune.l1_unstructured(module.blocks[0].mlp.W_in, "weight", 0.5)
-
-
 def pruned_keys(module: Transformer) -> None:
     prune.l1_unstructured(module.blocks[0].attn.W_K, "weight", 0.5)
 
@@ -120,14 +108,11 @@ CHANGES = [
     patched_attention,
     replaced_mlp,
     biased_queries,
-    replaced_norm,
     no_final_norm,
     hook,
     pre_hook,
     hook_of_every_edit,
     appended_block,
-    shortened,
-    pruned_mlp,
     pruned_keys,
     subclass,
 ]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from bayesgeom.charts.forest import add_forest
-from bayesgeom.charts.lines import add_band, add_baseline, add_estimate, add_line, estimate_panel, with_baseline
+from bayesgeom.charts.lines import add_estimate, add_line, estimate_panel, with_baseline
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.panels import Panel, figure_of
-from bayesgeom.report.theme import BASELINE, EXACT, MEASURED
+from bayesgeom.report.theme import MEASURED
 from tests.pages import READINGS
 
 
@@ -50,26 +50,6 @@ def test_lines_keep_numbers_and_gaps() -> None:
     assert list(line.x) == [2, 3, 5] and (line.name, line.line.color) == ("measured", MEASURED)
     np.testing.assert_array_equal(line.y, y)
     assert not line.connectgaps, "a missing value leaves a gap"
-
-
-def test_bands_go_up_one_side_and_down_the_other() -> None:
-    figure = Panel.blank().figure
-    add_band(figure, [2, 3, 5], np.array([0.1, 0.2, 0.3]), np.array([0.4, 0.5, 0.6]), name="95 % interval")
-    (band,) = figure.data
-    corners = set(zip(band.x.tolist(), band.y.tolist(), strict=True))
-    assert corners == {(2, 0.1), (3, 0.2), (5, 0.3), (2, 0.4), (3, 0.5), (5, 0.6)}
-    assert band.x.tolist() == [2, 3, 5, 5, 3, 2] and band.fill == "toself" and band.mode == "lines"
-    red, green, blue = (int(MEASURED[i : i + 2], 16) for i in (1, 3, 5))
-    assert band.fillcolor == f"rgba({red},{green},{blue},0.18)"
-
-
-@pytest.mark.parametrize(("level", "drawn"), [(0.25, [0.25] * 3), (np.array([0.1, 0.2, 0.3]), [0.1, 0.2, 0.3])])
-def test_baselines_are_gray_and_dashed(level: float | np.ndarray, drawn: list[float]) -> None:
-    figure = Panel.blank().figure
-    add_baseline(figure, [2, 3, 5], level, name="baseline: chance")
-    (line,) = figure.data
-    assert (list(line.x), list(line.y)) == ([2, 3, 5], drawn)
-    assert (line.mode, line.line.color, line.line.dash) == ("lines", BASELINE, "dash")
 
 
 def test_a_known_baseline_stands_in_the_title() -> None:
@@ -139,15 +119,3 @@ def test_forests_reach_to_their_intervals() -> None:
     np.testing.assert_allclose((rows.error_x.arrayminus, rows.error_x.array), [[0.1] * 3, [0.3] * 3])
     assert (line.x0, line.x1, line.y0, line.y1, line.yref) == (0, 0, 0, 1, "y domain"), "from edge to edge"
     assert "%{y}" in rows.hovertemplate and "0.4 … 0.8" in rows.text[0] and figure.layout.xaxis.title.text == "bits"
-
-
-def test_forests_mark_levels_and_cut_at_their_limits() -> None:
-    figure, values, unknown = Panel.blank().figure, np.array([0.5, 5.0]), np.full(2, np.nan)
-    levels = {"baseline: chance": np.array([0.1, 9.0]), "threshold": np.array([0.2, 0.3]), "nothing": unknown}
-    names = ["a row whose name has no room beside it", "b"]
-    add_forest(figure, names, values, (unknown, unknown), unit="share", levels=levels, limits=(0.0, 1.0))
-    own, chance, threshold = figure.data
-    assert (own.name, chance.name, threshold.name) == ("estimate", "baseline: chance", "threshold")
-    assert list(own.x) == [0.5, 1.0] and own.customdata[1] == 5.0, "cut, and told on hover"
-    assert chance.marker.color == BASELINE and threshold.marker.color == EXACT and not figure.layout.shapes
-    assert [note.text for note in figure.layout.annotations] == names and figure.layout.yaxis.ticktext is None

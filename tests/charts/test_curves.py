@@ -4,7 +4,7 @@ import numpy as np
 
 from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.report.panels import Panel, listed
-from bayesgeom.report.theme import BASELINE, EXACT, MEASURED, SERIES
+from bayesgeom.report.theme import BASELINE, SERIES
 
 STEPS = np.array([0, 10, 100, 1_000])
 
@@ -38,23 +38,3 @@ def test_step_zero_has_a_place_on_a_log_axis() -> None:
         "100": 100,
         "1,000": 1_000,
     }
-
-
-def test_many_points_have_no_markers() -> None:
-    figure = Panel.blank().figure
-    add_curves(figure, np.arange(200), [Curve(name="x", values=np.ones(200))], unit="bits")
-    assert figure.data[0].mode == "lines"
-
-
-def test_many_series_and_a_single_curve_have_their_colors() -> None:
-    figure, values = Panel.blank().figure, np.array([1.0, 2.0])
-    curves = [Curve(name=f"seed{i}", values=values) for i in range(5)]
-    add_curves(figure, np.array([10, 20]), curves, unit="loss (nats)")
-    assert [trace.line.color for trace in figure.data] == list(SERIES[:5])
-    single = Panel.blank().figure
-    add_curves(single, np.array([10, 20]), curves[:1], unit="KL (bits)")
-    assert single.data[0].line.color == MEASURED
-    both = [Curve(name="ceiling", values=values, color=EXACT), Curve(name="layer 0", values=values)]
-    add_curves(figure, np.array([10, 20]), both, unit="shift (bits)")
-    ceiling, layer = figure.data[5:]
-    assert ceiling.line.width > 5 and ceiling.opacity < 0.5 and layer.opacity is None, "both are seen"

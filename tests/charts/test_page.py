@@ -211,14 +211,6 @@ def test_tables_keep_their_roles_where_they_are_stacked(tmp_path: Path, rng: np.
     assert n_cells % n_headings == 0, "each row has a cell under every heading"
 
 
-def test_narrow_screens_and_paper_have_a_layout_of_their_own() -> None:
-    css, js = _asset("page.css").decode(), _asset("page.js").decode()
-    narrow, paper = css.split("@media screen and (max-width: 700px)")[1].split("@media print")
-    assert "td { display: block; }" in narrow and "td.verdict { grid-area: 1 / 2;" in narrow
-    assert "grid-template-columns: minmax(0, 1fr)" in css and css.count("prefers-color-scheme: dark") == 1
-    assert "break-inside: avoid" in paper and "beforeprint" in js
-
-
 def test_numbers_are_compact_and_json() -> None:
     found = compact({"a": np.array([0.123456789, np.inf, 2.0]), "b": None, "c": (True, "x")})
     assert json.loads(json.dumps(found)) == {"a": [0.12346, None, 2], "c": [True, "x"]}

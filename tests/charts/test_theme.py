@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_reference
+from bayesgeom.charts.lines import add_band, add_baseline, add_line
 from bayesgeom.report.page import _asset
 from bayesgeom.report.panels import MOST_LABELS, Panel, _apart, figure_of, listed
 from bayesgeom.report.theme import (
@@ -173,13 +173,6 @@ def test_joined_panels_keep_labels_beside_their_own_plot() -> None:
     assert figure.layout.xaxis.domain[1] < figure.layout.xaxis2.domain[0] - 0.1, "room for the labels"
 
 
-def test_legends_lie_under_their_panel() -> None:
-    figure = figure_of("Whole", [with_lines(MOST_LABELS + 1) for _ in range(3)])
-    tops = {trace.xaxis: figure.layout[trace.legend].y for trace in figure.data if trace.showlegend}
-    assert tops["x"] == tops["x2"] < figure.layout.yaxis.domain[0] and tops["x"] > figure.layout.yaxis3.domain[1]
-    assert len({trace.legend for trace in figure.data if trace.showlegend}) >= 3, "a legend of its own for each panel"
-
-
 def test_a_log_axis_ends_where_the_lines_do() -> None:
     figure = Panel.blank().figure
     add_band(figure, [1, 2, 3], np.array([1e-12, 1e-9, 0.1]), np.ones(3), name="band")
@@ -190,32 +183,9 @@ def test_a_log_axis_ends_where_the_lines_do() -> None:
     assert list(figure.layout.yaxis.ticktext) == ["0.01", "0.1", "1"]
 
 
-def test_a_narrow_log_axis_has_ticks_between_decades() -> None:
-    figure = Panel.blank().figure
-    add_line(figure, [1, 2], np.array([2.0, 4.0]), name="model")
-    log_axes(figure)
-    assert list(figure.layout.yaxis.ticktext) == ["2", "5"]
-
-
 def test_rounding_is_no_trend() -> None:
     figure = Panel.blank().figure
     add_line(figure, [1, 2], np.array([1e-4, 2e-4]), name="model")
     at_least(figure, 0.01)
     low, high = figure.layout.yaxis.range
     assert low == 0 and high == pytest.approx(0.01), "and nothing below zero where no number is"
-
-
-def test_the_exact_line_is_seen_around_the_models() -> None:
-    figure = Panel.blank().figure
-    add_reference(figure, [1, 2], np.ones(2), name="exact")
-    add_line(figure, [1, 2], np.ones(2), name="model")
-    exact, model = figure.data
-    assert exact.line.width >= 6 and exact.opacity < 0.5 and model.line.color != exact.line.color
-
-
-def test_hover_names_places_as_the_axis_does() -> None:
-    panel = Panel.blank("x")
-    add_line(panel.figure, [-1, 0, 1], np.ones(3), name="model")
-    panel.figure.update_xaxes(tickvals=[-1, 1], ticktext=["embedding", "1"])
-    line = panel.finished().data[0]
-    assert list(line.text) == ["embedding", "0", "1"] and "%{text}" in line.hovertemplate

@@ -92,4 +92,4 @@ def test_the_command_line_gives_the_same_report_on_processes(
     assert main([*asked, "--on-options", "x.toml"]) == 2
     assert "name it with --on" in capsys.readouterr().err
     assert main(["diagnose", str(tmp_path / "tiny"), "--dtype", "float64", "--on", "local:2"]) == 2
-    assert "with --on, workers load a model as it was saved: leave out --dtype" in capsys.readouterr().err
+    assert "leave out --dtype: jobs and snapshots are of models as they were saved" in capsys.readouterr().err

@@ -2,11 +2,9 @@
 
 import shutil
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -31,7 +29,6 @@ from bayesgeom.probes.value_manifold import ValueManifold
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.training import publish
 from tests.dynamics.trainings import SIZES, STEPS, a_recipe, a_run
 from tests.executors.stand_ins import AtOnce, Backward
 from tests.tiny import tiny_checkpoint
@@ -72,24 +69,11 @@ def assert_near(one: Any, other: Any, tolerance: float) -> None:
         assert one == other
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "N_SCORED", 16)
-
-
 def test_sweep(checkpoint: Path, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"task": "bijection:n_values=5,n_pairs=4", "vary": "n_pairs", "values": (2, 3, 4), "n": 32}
     batch = Batch(executor=Backward(3), folder=tmp_path / "jobs")
     assert_same(sweep(**asked, executor=batch), sweep(**asked))
     assert_same(sweep(**asked, model=checkpoint, executor=batch_of(tmp_path)), sweep(**asked, model=checkpoint))
-
-
-@pytest.mark.slow
-def test_sweep_in_two_processes(checkpoint: Path, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"task": "bijection:n_values=5,n_pairs=4", "vary": "n_pairs", "values": (3, 4), "n": 32}
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        batch = Batch(executor=pool, folder=tmp_path)
-        assert_same(sweep(**asked, model=str(checkpoint), executor=batch), sweep(**asked, model=str(checkpoint)))
 
 
 @pytest.mark.slow

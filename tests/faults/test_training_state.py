@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.core.errors import CheckpointFault, OutputFault
 from bayesgeom.core.files import read_safetensors
 from bayesgeom.training import state
 from bayesgeom.training.loop import Pace, train
-from bayesgeom.training.state import append_log, locked, read_log
+from bayesgeom.training.state import append_log, read_log
 from tests.training.test_loop import TINY, assert_same_weights
 
 QUIET = Pace(quiet=True, log_every=4)
@@ -99,22 +97,6 @@ def test_a_half_written_log_line_is_dropped_with_a_warning(run: Path) -> None:
 def test_a_full_disk_under_the_log_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(OutputFault, match=r"cannot write .*Free some space, then --resume"):
         append_log(Path("/dev/full"), {"step": 1})
-
-
-@pytest.mark.exhaustive
-def test_a_second_process_is_refused_and_a_killed_one_forgotten(run: Path) -> None:
-    holding = (
-        "import sys, time; from pathlib import Path; from bayesgeom.training.state import locked\n"
-        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", holding, str(run)], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with pytest.raises(InvalidArgument, match=r"another process is training in .*run"):
-            train(TINY, run, resume=True, pace=QUIET)
-        other.kill()
-        other.wait()
-    with locked(run):
-        pass
 
 
 def test_the_hash_sees_the_step_the_seed_and_every_number() -> None:

@@ -1,7 +1,6 @@
 """Comparisons of models and of diagnoses, against a slow twin and against what must be refused."""
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +72,6 @@ def test_equal_accuracies_differ_by_0_and_not_by_rounding(rng: np.random.Generat
 
 def diagnosed(own: Model, n: int = 41, **arguments: Any) -> Diagnosis:
     return bayesgeom.diagnose(own, n=n, **({"n_untrained": 0, "probes": ["calibration"]} | arguments))
-
-
-@cache
-def whole(seed: int) -> Diagnosis:
-    """Every probe on one model, measured once."""
-    return bayesgeom.diagnose(model(seed), n=19, n_untrained=0)
 
 
 def changed(diagnosis: Diagnosis, **fields: Any) -> Diagnosis:
@@ -156,15 +149,6 @@ def test_infinite_scores_have_no_interval() -> None:
     row = report.rows.index("calibration: cross-entropy on the labels")
     assert np.isnan(report.difference.ends[0][row]).all()
     assert [report.value.reason_at((row, side)) for side in range(2)] == [Reason.MISSING] * 2
-
-
-def test_the_other_way_round_is_the_negative() -> None:
-    a, b = model(0), model(1, noise=0.1)
-    one, other = bayesgeom.compare([a, b], n=23), bayesgeom.compare([b, a], n=23)
-    np.testing.assert_allclose(one.difference.value, -other.difference.value, atol=1e-12)
-    verdicts = [[own.verdict(row, 0) for row in range(6)] for own in (one, other)]
-    assert verdicts[0] == verdicts[1] and verdicts[0][0] in ("seed0", "seed1")
-    assert [line.verdict for line in one.headlines()] == verdicts[0]
 
 
 def test_lower_and_higher_are_better_where_they_are() -> None:

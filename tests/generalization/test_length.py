@@ -26,18 +26,17 @@ from bayesgeom.generalization.longer_tasks import (
     without_top_attention,
 )
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.models.resolve import ModelLike, of_module
+from bayesgeom.models.resolve import of_module
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
-from bayesgeom.tasks.modular_recurrence import ModularRecurrence
-from bayesgeom.training.recipes import Recipe
+from tests.dynamics.trainings import SIZES as SIZES_OF_RECIPE
+from tests.dynamics.trainings import a_recipe
 
 TASK = HMM(n_states=2, n_symbols=3, length=7)
 SIZES = TransformerConfig(d_vocab=TASK.d_vocab, n_ctx=61, n_layers=2, n_heads=3, d_model=30, d_mlp=13)
@@ -69,19 +68,13 @@ def test_curves_are_the_errors_at_each_position(two_models: LengthReport) -> Non
         assert (low <= own.value).all() and (own.value <= high).all() and own.n == 23
 
 
-@pytest.mark.parametrize(
-    "task", [TASK, Bijection(n_values=5, n_pairs=7, repeats=True), ModularRecurrence(length=7)], ids=lambda t: t.name
-)
-def test_one_long_run_says_all_of_the_short_ones(task: WindTunnel) -> None:
+def test_one_long_run_says_all_of_the_short_ones() -> None:
     """A causal model's errors at the first positions do not depend on how long the sequence is."""
-    model = small(task=task)
-    stretch = length_field_of(task)
-    whole = run_on(model, stretch.to(task, 19), n=5, seed=0).behavior
+    model, stretch = small(), length_field_of(TASK)
+    whole = run_on(model, stretch.to(TASK, 19), n=5, seed=0).behavior
     for n_steps in (7, 11):
-        short = model.run(stretch.to(task, n_steps).stream(5, seed=derived_seed(0, 0))).behavior
-        if stretch.field == "length" and task.name == "hmm":  # draws step by step, so that the sequences are the same
-            np.testing.assert_allclose(short.kl_bits, whole.kl_bits[:, :n_steps], atol=1e-5)
-        assert short.kl_bits.shape[1] == n_steps
+        short = model.run(stretch.to(TASK, n_steps).stream(5, seed=derived_seed(0, 0))).behavior
+        np.testing.assert_allclose(short.kl_bits, whole.kl_bits[:, :n_steps], atol=1e-5)
 
 
 def test_a_planted_break_is_found_where_it_is_and_in_the_first_layer() -> None:
@@ -244,11 +237,6 @@ def test_lengths_that_say_nothing(lengths: Any, message: str) -> None:
         check(length_field_of(TASK), 7, lengths)
 
 
-def test_lengths_may_come_from_numpy() -> None:
-    check = inspect.unwrap(checked_lengths)
-    assert check(length_field_of(TASK), 7, np.array([19, 11])) == (7, 11, 19)
-
-
 def test_a_table_that_ends_is_refused_with_the_kinds_that_do_not() -> None:
     with pytest.raises(
         TaskMismatch,
@@ -300,23 +288,6 @@ def test_other_refusals() -> None:
         length_generalization(small(task=Bijection(n_values=5, n_pairs=5)), n=5)
 
 
-def test_each_named_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = list[str]()
-
-    def loaded(name: ModelLike) -> Model:
-        if isinstance(name, Model):
-            return name
-        loads.append(str(name))
-        return small(str(name))
-
-    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "as_model", loaded)
-    monkeypatch.setattr(sys.modules["bayesgeom.generalization.length"], "check_names", lambda *_: None)
-    hashes = length_generalization(["rotary", "none"], lengths=[11], n=3).provenance["weights"]
-    assert loads == ["rotary", "none"] and hashes["none 0"] == small("none").spec.weights_hash
-    found = length_generalization(["alibi"], lengths=[11], n=3)
-    assert found.provenance["model"] == small("alibi").spec.to_dict() and loads[2:] == ["alibi"]
-
-
 @pytest.mark.exhaustive
 def test_long_sequences_are_scored_without_their_relations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four relations of each query to each position: of 128 sequences of 3,000 steps they would be 9 GB."""
@@ -333,23 +304,11 @@ def test_long_sequences_are_scored_without_their_relations(monkeypatch: pytest.M
     assert sum(blocks) == 131 and max(blocks) == 127, "a block of so long ones is smaller"
 
 
-def _sizes(positions: str) -> dict[str, object]:
-    return {
-        "architecture": "transformer",
-        "n_layers": 2,
-        "n_heads": 3,
-        "d_model": 30,
-        "d_mlp": 13,
-        "positions": positions,
-    }
-
-
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for positions in ("rotary", "none"):
-        recipe = Recipe(name=positions, task=TASK, sizes=_sizes(positions), steps=1)
-        module = recipe.model_config().build(seed=0)
-        config = recipe.model_config()
-        save_checkpoint(tmp_path / positions, module, config, recipe=recipe.to_dict(), step=0, card="# tiny\n")
+        made = a_recipe(name=positions, task=TASK, sizes={**SIZES_OF_RECIPE, "d_model": 30, "positions": positions})
+        config = made.model_config()
+        save_checkpoint(tmp_path / positions, config.build(seed=0), config, recipe=made.to_dict(), step=0, card="tiny")
     named = [str(tmp_path / "rotary"), str(tmp_path / "none")]
     assert main(["length", *named, "--to", "11,19", "--n", "5", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out

@@ -233,17 +233,6 @@ def test_a_capture_cannot_be_run_again(tmp_path: Path) -> None:
         evidence_response(folder)
 
 
-def test_the_figure_draws_the_stored_numbers() -> None:
-    found = evidence_response(lively(SLOW_TASK), n=N)
-    drawn = {trace.name: trace for trace in found.panels()[0].figure.data}
-    np.testing.assert_array_equal(drawn["model"].y, found.slope.value)
-    np.testing.assert_array_equal(drawn[f"baseline: {LEVEL_NAME}"].y, found.slope.baseline(LEVEL_NAME).value)
-    np.testing.assert_array_equal(drawn[MIXED].y, found.predictor_slopes[found.predictors.index(MIXED)])
-    assert found.verdict_at(8) == found.verdicts[found.ages.index("8")]
-    with pytest.raises(InvalidArgument, match=r"age 10 was not measured; there are 0, 1, 2, 4, 8"):
-        found.verdict_at()
-
-
 INDEPENDENT = {  # another implementation, n = 240: interval of the slope on evidence older than 10, 16 and 20 symbols
     "slow-hmm-transformer": ((0.83, 0.94), (0.69, 0.92), (0.50, 0.81)),
     "slow-hmm-mamba": ((0.40, 0.58), None, (0.04, 0.26)),

@@ -169,10 +169,3 @@ def test_tasks_in_words_vary_by_their_own_and_the_inner_tasks_parameters() -> No
     assert inner == InContext(task=replace(TASK, floor=0.1))
     with pytest.raises(InvalidArgument, match="pass a model"):
         sweep(LabeledEvidence(), "reliability", [0.7], n=5)
-
-
-def test_the_figure_draws_model_exact_posterior_and_shortcut() -> None:
-    report = sweep(TASK, "floor", [0.05, 0.1], small(), n=7)
-    names = {trace.name for trace in report.plot().data}
-    assert {"floor=0.1", "floor=0.1, exact", "exact", "model", "baseline: strongest shortcut"} <= names
-    assert report.headlines()[0].baseline > 0

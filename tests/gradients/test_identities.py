@@ -21,9 +21,6 @@ from bayesgeom.models.native.wrapped import LlamaConfig
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
 from tests.ablations.plain import TASK, lively, n_hooks
-from tests.tiny import tiny_checkpoints, tiny_folder
-
-__all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
 TRIALS = TASK.sample(3, seed=0)
 
@@ -56,11 +53,6 @@ def test_the_identities_hold_for_grouped_keys_where_defined() -> None:
 
 def test_the_laws_hold_for_the_exact_targets_too() -> None:
     assert (errors(lively(), "exact") < 1e-10).all()
-
-
-@pytest.mark.exhaustive
-def test_the_laws_hold_on_checkpoints(tiny_checkpoints: object) -> None:
-    assert (errors(load("hmm-s5")) < 1e-10).all()
 
 
 @pytest.mark.slow

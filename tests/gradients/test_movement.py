@@ -124,8 +124,8 @@ def test_options_that_have_no_say_are_refused(run: Path, capsys: pytest.CaptureF
     refused = {
         ("--task", "hmm"): "--task is not allowed with --over-training",
         ("--device", "foo"): "device 'foo' cannot be used here",
-        ("--dtype", "float16"): "dtype is for Hugging Face models",
-        ("--device-map", "auto"): "device_map is for Hugging Face models",
+        ("--dtype", "float16"): "leave out --dtype",
+        ("--device-map", "auto"): "leave out --device-map",
         ("--n", "0"): "at least 2 for the baseline; got 0",
         ("--seed", "-1"): "seed must be a non-negative integer below 2^63, got -1",
     }

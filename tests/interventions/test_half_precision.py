@@ -52,13 +52,12 @@ def test_every_fit_runs_in_half_precision(fit: str, dtype: str) -> None:
     assert np.isfinite(report.movement.value[0, 0]) and np.isfinite(report.kl_increase_bits.value[0]).all()
 
 
-@pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("kind", SUBSPACE_KINDS)
-def test_every_kind_of_edit_runs_in_half_precision(kind: str, dtype: str) -> None:
+def test_every_kind_of_edit_runs_in_half_precision(kind: str) -> None:
     place = InterventionSite(RESID_PRE, (1,))
     reports = [
         intervene(model_in(own), subspace=fits.random(7), kind=Design(kind, **_FEW), sites=place, n=17)  # type: ignore[arg-type]
-        for own in (HALF[dtype], torch.float32)
+        for own in (torch.bfloat16, torch.float32)
     ]
     half, whole = (own.kl_increase_bits.value[1, 0] for own in reports)
     assert half == pytest.approx(whole, abs=0.05)

@@ -71,28 +71,6 @@ def test_every_kind_is_what_a_loop_over_positions_gives() -> None:
                 torch.testing.assert_close(acted(kind)[n, p], value, atol=1e-12, rtol=0)
 
 
-def test_removing_and_keeping_are_idempotent_and_share_the_whole_between_them() -> None:
-    for kind in ("remove", "keep"):
-        torch.testing.assert_close(acted(kind, acted(kind)), acted(kind), atol=1e-12, rtol=0)
-    torch.testing.assert_close(acted("remove") + acted("keep"), VALUES + REFERENCE.mean_values, atol=1e-12, rtol=0)
-    torch.testing.assert_close(acted("remove", acted("keep")), REFERENCE.mean_values.expand(SHAPE), atol=1e-12, rtol=0)
-
-
-def test_rotation_keeps_norms_and_what_lies_outside() -> None:
-    turned = acted("rotate")
-    torch.testing.assert_close(turned.norm(dim=-1), VALUES.norm(dim=-1), atol=1e-12, rtol=0)
-    torch.testing.assert_close((turned @ BASIS).norm(dim=-1), (VALUES @ BASIS).norm(dim=-1), atol=1e-12, rtol=0)
-    outside = turned - turned @ BASIS @ BASIS.T
-    torch.testing.assert_close(outside, VALUES - VALUES @ BASIS @ BASIS.T, atol=1e-12, rtol=0)
-    assert (turned - VALUES).abs().max() > 0.1, "something turned"
-
-
-def test_a_full_basis_swaps_everything() -> None:
-    full = random_subspaces(D, D, draws=1, seed=8)[0]
-    torch.testing.assert_close(acted("swap", basis=full), REFERENCE.donor_values, atol=1e-12, rtol=0)
-    torch.testing.assert_close(acted("keep", basis=full), VALUES, atol=1e-12, rtol=0)
-
-
 def test_the_activation_itself_is_left_as_it_is() -> None:
     before = VALUES.clone()
     for kind in SUBSPACE_KINDS:

@@ -1,6 +1,6 @@
 """Interventions on planted models whose used subspace is known; the report against a slow twin; what is refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesgeom.ablations.run import ablate
 from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
 from bayesgeom.core.run import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Trials, Z
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.intervention import Intervention
-from bayesgeom.interventions.onwards import erase_onwards
 from bayesgeom.interventions.report import (
     AFTER,
     INSIDE,
@@ -25,17 +23,14 @@ from bayesgeom.interventions.report import (
 )
 from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.interventions.verdicts import Obstacle
-from bayesgeom.report.tables import records_of
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace, span
+from bayesgeom.subspaces.base import InterventionSite, Subspace, span
 from bayesgeom.subspaces.quantity import ENTROPY, confounds
-from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from tests.interventions.worlds import (
     N_ANSWERS,
-    TASK,
     Echo,
     checked,
     coordinates,
@@ -214,14 +209,6 @@ def test_frames_are_spans_of_what_they_say() -> None:
         torch.testing.assert_close(found.basis @ found.basis.T, own.basis @ own.basis.T, atol=1e-4, rtol=0)
 
 
-def test_bands_and_effects_are_rows_of_the_table(swapped: InterventionReport) -> None:
-    assert swapped.bands == ("all", "first third", "middle third", "last third")
-    assert swapped.headlines()[0].metric == "movement"
-    changes = [row for row in records_of(swapped) if row.metric == "change_bits"]
-    rows = [row for row in changes if row.places["effect"] == "KL increase"]
-    assert len(rows) == 8 and rows[1].places["band"] == "first third" and np.isfinite(rows[1].baseline)
-
-
 def test_fits_have_names_on_the_command_line() -> None:
     forms = {
         "entropy_axis": fits.entropy_axis(),
@@ -320,56 +307,9 @@ def test_bad_input_is_refused_before_anything_runs(what: str, monkeypatch: pytes
         ask()
 
 
-def test_the_frame_is_the_default_and_runs_on_the_task() -> None:
-    report = intervene(lively(), Bijection(n_values=11, n_pairs=5), n=5)
-    assert (
-        report.subspace == "frame (embedding)"
-        and report.kind == "swap"
-        and report.where == "resid_pre, all positions; donors: paired"
-        and TASK.n_values == report.rank[0] == 11
-    )
-
-
 def test_one_pair_gives_numbers_and_no_verdict() -> None:
     report = intervene(lively(), subspace=fits.random(3), kind=FEW, sites=InterventionSite(RESID_POST), n=1)
     shift = report.effect("answer shift")
     assert np.isfinite(shift.value).all() and np.isnan(shift.ends[0]).all()
     assert set(report.verdict_by_layer) == {"undecided"} and set(report.against_causal) == {Obstacle.FEW_SEQUENCES}
     assert report.table() and report.plot().data
-
-
-def test_every_sequence_is_drawn_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, stream = list[object](), WindTunnel.stream
-
-    def watched(self: WindTunnel, n: int, *, seed: int, device: str = "not stated") -> Iterator[Trials]:
-        drawn.append(device)
-        return stream(self, n, seed=seed, device="cpu" if device == "not stated" else device)
-
-    monkeypatch.setattr(WindTunnel, "stream", watched)
-    intervene(lively(), subspace=fits.random(2), kind=FEW, n=8)
-    ablate(lively(), battery="mlps", n=8)
-    assert len(drawn) > 3 and set(drawn) == {"cpu"}
-
-
-@pytest.mark.parametrize("fit", [fits.random(2), fits.trained_swap(1, "belief", steps=1), fits.top_jacobian(2)])
-def test_seeds_that_differ_in_high_bits_give_other_draws(fit: Fit) -> None:
-    place = InterventionSite(RESID_POST, (0,))
-    found = [
-        intervene(lively(), subspace=fit, kind=FEW, sites=place, n=np.int64(5), seed=seed)
-        for seed in (3, np.uint64(3), 3 + 2**32)
-    ]
-    same, again, other = (own.change_bits.value[KL, 0] for own in found)
-    np.testing.assert_array_equal(same, again)
-    assert np.abs(same - other).min() > 1e-6
-    bases = [fit_subspace(lively(), None, fit, sites=place, seed=seed)[0].basis for seed in (3, 3 + 2**32)]
-    assert float((bases[0] - bases[1]).abs().max()) > 1e-4
-
-
-def test_seeds_of_onward_and_joint_edits_differ_in_high_bits() -> None:
-    place = InterventionSite(RESID_PRE, (1,))
-    onwards = [erase_onwards(lively(), quantity="belief", sites=place, n=5, seed=seed) for seed in (3, 3 + 2**32)]
-    joint = [
-        intervene(lively(), None, "random:2", kind="remove", sites=[place], n=5, seed=seed) for seed in (3, 3 + 2**32)
-    ]
-    assert len({float(own.kl_increase_bits.value[1]) for own in onwards}) == 2
-    assert len({float(own.increase_bits.value[0, 0]) for own in joint}) == 2

@@ -23,7 +23,7 @@ from bayesgeom.selftest.planted import (
     entropies,
     factors,
 )
-from bayesgeom.stats.information import entropy_bits, kl_bits
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.stats.subspace import random_subspaces
 
 TOKENS = torch.arange(PlantedTask().n_tokens)[:, None]
@@ -129,48 +129,3 @@ def test_the_task_is_what_a_loop_over_its_tokens_says() -> None:
         assert parts[donor].tolist()[2:] == [g, k]
     own = PlantedTask(length=3, shares_nuisance=False).sample_pair(11, seed=5)
     assert (parts[own[0].tokens][..., 2:] != parts[own[1].tokens][..., 2:]).any()
-
-
-@final
-@dataclass(frozen=True)
-class Swapped:
-    """The model's own y after a swap, over every pair of posteriors and every nuisance, without sampling."""
-
-    own: Tensor
-    donor: Tensor
-    edited: Tensor
-
-    def slope(self) -> float:
-        """Of the edited y on the donor's; own and donor's are independent, so that own y needs no second regressor."""
-        donor = self.donor - self.donor.mean(dim=0)
-        return float((self.edited * donor).sum() / donor.square().sum())
-
-
-def swapped(here: World, through: Tensor) -> Swapped:
-    """Own x plus (donor's − own) times this matrix."""
-    own_id, donor_id, nuisance = torch.cartesian_prod(*(torch.arange(15),) * 3).T
-    own, donor = own_id * 15 + nuisance, donor_id * 15 + nuisance
-
-    def y_of(x: Tensor) -> Tensor:
-        block = here.model.module.blocks[LAYER]
-        assert isinstance(block, PlantedBlock)
-        with torch.no_grad():
-            logits = here.model.module.unembed(block(x.float()[:, None]))[:, 0, EVERY.answers]
-        answers = logits.double().softmax(-1)
-        return entropy_bits(answers)[:, None] if here.y.shape[1] == 1 else answers
-
-    before = y_of(here.x)
-    return Swapped(before[own], before[donor], y_of(here.x[own] + (here.x[donor] - here.x[own]) @ through))
-
-
-def projector(directions: Tensor) -> Tensor:
-    basis = torch.linalg.qr(directions).Q
-    return basis @ basis.T
-
-
-@pytest.mark.parametrize("build", USED + IGNORED)
-def test_a_swap_along_the_covariance_moves_the_answer_all_the_way_or_not_at_all(
-    build: Callable[[], PlantedModel],
-) -> None:
-    here = world(build)
-    assert swapped(here, projector(here.covariance())).slope() == pytest.approx(float(build in USED), abs=1e-3)

@@ -10,18 +10,16 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from bayesgeom.cli import main
-from bayesgeom.core.edits import InSubspace
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.run import RESID_PRE, Site, Trials, V
-from bayesgeom.interventions.design import RANDOM
-from bayesgeom.interventions.engine import N_MEAN, PairReference
+from bayesgeom.core.run import RESID_PRE, Trials, V
+from bayesgeom.interventions.engine import N_MEAN
 from bayesgeom.interventions.joint import JointIntervention, orthogonal_to
-from bayesgeom.interventions.report import ORTHOGONAL, UNEDITED, JointInterventionReport
+from bayesgeom.interventions.report import UNEDITED, JointInterventionReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import joint_verdict
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model
-from bayesgeom.report.diagnosis import Diagnosis, report_kinds
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.stats.subspace import random_subspaces
@@ -143,32 +141,6 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
         np.testing.assert_allclose(report.axis_correlation.value[row, 0, :2], unedited[0, :2])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "site"),
-    [("remove", RESID_PRE), *(pytest.param(kind, V, marks=pytest.mark.exhaustive) for kind in ("keep", "add"))],
-)
-def test_labeled_evidence_on_a_model_with_a_tokenizer(reader: Model, kind: Any, site: Site, tmp_path: Path) -> None:
-    task, axis = LabeledEvidence(k_max=3, n_words=11), fits.entropy_axis("pc1_standardized")
-    places = [InterventionSite(site, (1,)), InterventionSite(site, (1, 2))]
-    report = intervene(reader, task, axis, sites=places, kind=kind, n=9)
-    assert report.n == report.n_kept == 9 and report.n_random == 20 and report.rank == 1
-    increase, order_along = report.increase_bits, report.axis_correlation.value
-    assert np.isfinite(increase.value).all() and np.isfinite(order_along[:, 1:]).all()
-    assert np.isnan(order_along[:, 0]).all(), "every colon has the same embedding"
-    low, high = increase.ends
-    assert (low <= high)[np.isfinite(low)].all()  # nine sequences may be too few for an interval
-    for family in (RANDOM, ORTHOGONAL):
-        least, most = increase.baseline(family).low, increase.baseline(family).high
-        assert least is not None and most is not None
-        assert (least < most).all(), "random directions differ from one another"
-    differences = increase.value - increase.baseline(RANDOM).value
-    np.testing.assert_allclose(report.beyond_random_bits.value, differences, atol=1e-12)
-    assert len(report.plot().data) > 5 and "1+2" in report.table()
-    report.save(tmp_path / "report")
-    assert report_kinds()["joint_intervention"].load(tmp_path / "report").table() == report.table()  # type: ignore[attr-defined]
-
-
 def test_an_edit_at_values_is_one_of_all_key_heads_together(reader: Model) -> None:
     task, axis = LabeledEvidence(k_max=2, n_words=7), fits.covariance()
     report = intervene(reader, task, axis, sites=[InterventionSite(V, (1, 2))], kind="remove", n=5)
@@ -234,14 +206,6 @@ def test_mistakes_are_named(model: Model, arguments: dict[str, Any], error: type
         intervene(model, TASK, **{"sites": [BOTH], "kind": "remove", "n": 3, **arguments})
 
 
-def test_an_edit_of_values_takes_the_heads_side_by_side() -> None:
-    values = torch.randn(2, 5, 3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    basis = random_subspaces(21, 1, draws=1, seed=0)[0]
-    edit = InSubspace(site=V, layer=0, kind="add", basis=basis, shift=torch.tensor([2.0], dtype=torch.float64))
-    expected = values.flatten(2) + 2 * basis[:, 0]
-    torch.testing.assert_close(edit.applied(values, PairReference({}, None)), expected.reshape(values.shape))
-
-
 @pytest.fixture(scope="module")
 def directory(reader: Model, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tiny Llama and its tokenizer, saved."""
@@ -274,7 +238,7 @@ def test_layers_joined_by_a_plus_are_edited_at_once_from_the_shell(
     [
         (("--layers", "1-2"), "--layers takes whole numbers joined by , or +"),
         (("--layers", "1+7"), "layers [1, 7]: choose at least one of"),
-        (("--site", "nowhere"), "there is no site to act at named 'nowhere'"),
+        (("--site", "nowhere"), "there is no site named 'nowhere'"),
         (
             ("--site", "v", "--layers", "1"),
             "an intervention can edit resid_pre, z, attn_out, resid_mid, mlp_out, resid_post",

@@ -1,10 +1,10 @@
 """Captures: the same numbers from disk, resumed to the same bytes, and refused by name."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,18 +23,14 @@ from bayesgeom.core.errors import (
     OutputFault,
     TaskMismatch,
 )
-from bayesgeom.core.run import Run
-from bayesgeom.diagnosis import plan as diagnosing
 from bayesgeom.diagnosis.recording import Selection
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.captured import model as writing
 from bayesgeom.models.captured.model import MANIFEST, CapturedModel
 from bayesgeom.models.checkpoint_files import config_hash
-from bayesgeom.probes.base import Control, Needs, Probe
 from bayesgeom.tasks.bijection import Bijection
 from tests.models.test_run import TASK, lively
-from tests.probes.test_layers import Counted
 from tests.probes.test_streamed import assert_alike
 
 N = 23
@@ -84,30 +80,6 @@ def test_a_diagnosis_from_disk_streams_when_memory_is_small(folder: Path) -> Non
     assert found.provenance["streamed"] == {"attention_entropy": N}
     for name in found:
         assert_alike(direct[name], found[name], within=1e-3)  # passes of other sizes round differently
-
-
-@final
-@dataclass(frozen=True)
-class Counting(Probe[Counted]):
-    """Stands for a plug-in whose report holds integers along `layer`."""
-
-    name: ClassVar[str] = "counted"
-    needs: ClassVar[Needs] = Needs(sites=(s.K,))
-
-    def measure(self, run: Run, untrained: Sequence[Counted] = ()) -> Counted:
-        return Counted(rows=np.arange(run.spec.n_layers), n=run.n)
-
-    def controls(self) -> Iterator[Control[Counted]]:
-        return iter(())
-
-
-def test_a_plug_in_without_nan_loses_only_its_own_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = bayesgeom.capture(lively(), out=tmp_path / "c", n=5, sites=Selection(sites="k", layers=[1]))
-    known = {"counted": Counting(), "calibration": diagnosing.all_probes()["calibration"]}
-    monkeypatch.setattr(diagnosing, "all_probes", lambda: known)
-    monkeypatch.setattr(diagnosing, "is_foreign", lambda kind: kind is Counting)
-    found = bayesgeom.diagnose(out, n_untrained=1)
-    assert set(found) == {"calibration", "inside"} and "rows cannot be NaN in the layers" in found.skipped["counted"]
 
 
 class Killed(BaseException):
@@ -263,16 +235,6 @@ def test_damage_is_noticed(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps({**manifest, "schema": 2}))
     with pytest.raises(CheckpointFault, match=r"has schema 2; .*Make it again with `bayesgeom capture MODEL --out NEW"):
         CapturedModel(folder)
-
-
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_args: Any, **_kwargs: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OutputFault, match=r"cannot write .*static\.safetensors: No space left on device"):
-        bayesgeom.capture(lively(), out=tmp_path / "c", n=5)
-    assert [path.name for path in (tmp_path / "c").iterdir()] == [MANIFEST]
 
 
 EDITS: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -27,7 +27,7 @@ from bayesgeom.models.native.transformer import NORMS, POSITIONS, Transformer, T
 from tests.weights import perturbed
 
 SIZES = TransformerConfig(d_vocab=23, n_ctx=11, n_layers=2, n_heads=3, d_model=30, d_mlp=17)
-EXPOSED = set(s.ALL_SITES) - {s.STATE}
+EXPOSED = set(s.ALL_SITES) - {s.STATE, s.ROUTER_LOGITS, s.EXPERT_WEIGHTS}
 SCORES, MIX = {s.Q, s.K, s.Q_ROT, s.K_ROT}, {s.PATTERN, s.V, s.Z}
 RESIDUAL = {s.RESID_PRE, s.ATTN_OUT, s.MLP_OUT, s.RESID_POST}
 Held = dict[Site, Tensor]

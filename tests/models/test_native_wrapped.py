@@ -80,21 +80,6 @@ def test_an_untrained_copy_is_what_training_starts_from(trained: Trained) -> Non
     assert all(torch.equal(fresh[name], weight) for name, weight in built.state_dict().items())
 
 
-def test_a_resumed_run_ends_at_the_same_weights(trained: Trained) -> None:
-    kind, home, module = trained
-    again = train(recipe(kind), home / "run", resume=True, pace=Pace(quiet=True))
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), module.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("kind", SIZES)
-def test_building_draws_nothing_from_the_global_generator(kind: str) -> None:
-    config, state = config_from_dict({"d_vocab": 11, "n_ctx": 7, **SIZES[kind]}), torch.get_rng_state()
-    one, same, other = (config.build(seed=seed).state_dict() for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    assert any(not torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize("kind", SIZES)
 def test_matrices_of_the_blocks_are_muons(kind: str) -> None:
     module = config_from_dict({"d_vocab": 11, "n_ctx": 7, **SIZES[kind]}).build(seed=1)

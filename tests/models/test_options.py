@@ -1,11 +1,8 @@
 """Options of load, passes that run out of memory, and untrained networks that do not fit."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,13 +12,10 @@ from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import Trials
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.capacity import capacity_matched
-from bayesgeom.models.config import config_from_dict
 from bayesgeom.report.estimate import UNTRAINED
 from tests.families import _sizes
 from tests.models.test_recording import save
 from tests.models.test_run import TASK, blocks, lively
-from tests.shape_checks import ARE_ON
 
 
 @pytest.fixture
@@ -58,21 +52,6 @@ def test_wrong_options_are_named(folder: Path, options: dict[str, Any], message:
         bayesgeom.load(folder, **options)
 
 
-@pytest.mark.skipif(ARE_ON, reason="checks of annotations would refuse first")
-@pytest.mark.parametrize("kind", [np.int64, np.uint32, np.array, torch.tensor])
-def test_integers_of_other_libraries_are_integers(kind: Callable[[int], Any], tmp_path: Path) -> None:
-    save(tmp_path / "tiny")
-    model = bayesgeom.load(tmp_path / "tiny", batch_size=kind(3))
-    assert (type(model.batch_size), model.batch_size) == (int, 3)
-    sizes = {"d_vocab": kind(10), "n_ctx": kind(7), "n_layers": kind(2), "d_model": kind(16)}
-    config = config_from_dict({"architecture": "lstm", **sizes})
-    assert json.loads(json.dumps(config.to_dict()))["d_model"] == 16
-    first, same = (config.build(seed=seed) for seed in (kind(4), 4))
-    assert torch.equal(first.embed.weight, same.embed.weight)
-    matched = capacity_matched("lstm", config, n_layers=kind(2))
-    assert (type(matched.n_layers), matched.n_layers) == (int, 2)
-
-
 def test_options_of_other_models_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "tiny")
     with pytest.raises(InvalidArgument, match=r"attn_implementation is for Hugging Face models; tiny is"):
@@ -87,7 +66,7 @@ def test_names_that_the_hub_once_had(name: str, full: str) -> None:
 
 
 def test_options_on_the_command_line(folder: Path) -> None:
-    source = Source(str(folder), attn_implementation="eager", batch_size=5, max_memory={"0": "1GiB", "cpu": "2GiB"})
+    source = Source(str(folder), attn_implementation="eager", batch_size=5, max_memory={0: "1GiB", "cpu": "2GiB"})
     model = source.load()
     assert model.batch_size == 5 and model.module.config._attn_implementation == "eager"
     with pytest.raises(InvalidArgument, match=r"--quantization-config must be a JSON object, got 'int8'"):

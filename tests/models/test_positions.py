@@ -100,13 +100,6 @@ def sizes(**changes: object) -> dict[str, object]:
     return {name: value for name, value in fields.items() if name not in ("d_vocab", "n_ctx")}
 
 
-def test_a_config_comes_back_from_json() -> None:
-    import json
-
-    config = replace(SIZES, prior_slopes=(0.5, 0.25, 0.0), prior_exponents=(1.0, 2.0, 3.0), prior_is_learned=False)
-    assert config_from_dict(json.loads(json.dumps(config.to_dict()))) == config
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -92,16 +92,6 @@ def test_the_spec_is_what_the_config_says(folder: Path) -> None:
     assert spec.n_parameters == sum(parameter.numel() for parameter in CONFIG.build(seed=0).parameters())
 
 
-def test_untrained_copies_are_new_and_of_the_same_shape(folder: Path) -> None:
-    model = load("tiny")
-    one, again, other = (model.untrained_copy(seed) for seed in (7, 7, 11))
-    assert one.spec.weights_hash == again.spec.weights_hash
-    assert len({one.spec.weights_hash, other.spec.weights_hash, model.spec.weights_hash}) == 3
-    same = {"name": "", "weights_hash": ""}
-    assert one.spec.to_dict() | same == model.spec.to_dict() | same
-    assert one.task == TASK and one.spec.name == "tiny at initialization 7"
-
-
 def test_what_is_no_checkpoint_directory_is_refused(folder: Path) -> None:
     with pytest.raises(
         CheckpointFault, match=r"notes\.md is a file; a checkpoint is a directory of model\.safetensors and"

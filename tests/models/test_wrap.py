@@ -116,12 +116,6 @@ def test_an_edit_of_the_pattern_changes_the_logits_as_it_would_in_the_module() -
     assert float(abs(report.kl_increase_bits.value).min()) > 0
 
 
-def test_a_diagnosis_and_an_ablation_run_on_a_wrapped_module() -> None:
-    _, model = gpt()
-    diagnosis = bayesgeom.diagnose(model, TASK, n=16, n_untrained=1)
-    assert {"calibration", "attention_entropy", "qk_alignment", "value_manifold", "belief_readout"} <= set(diagnosis)
-
-
 def test_rotated_keys_are_withheld_with_the_reason_and_the_stream_stays() -> None:
     _, model = gpt(is_rotated=True)
     assert {Q, K, V, PATTERN} <= model.withheld.keys()

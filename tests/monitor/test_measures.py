@@ -107,17 +107,6 @@ def test_chance_is_random_directions_uniform_attention_and_uniform_answers(model
     assert 0 < chance["coverage"] < 1
 
 
-def test_the_model_is_undisturbed(model: HookedModel) -> None:
-    module = lively().module
-    module.train()
-    module.get_submodule("blocks.1").eval()
-    modes, hooks, before = [m.training for m in module.modules()], n_hooks(module), torch.random.get_rng_state()
-    measured(HookedModel(module, task=TASK), TRIALS, seed=0)  # type: ignore[arg-type]
-    assert [m.training for m in module.modules()] == modes and n_hooks(module) == hooks
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in module.parameters())
-
-
 def test_and_so_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     model = lively()
     model.module.train()

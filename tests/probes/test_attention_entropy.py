@@ -15,7 +15,6 @@ from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes.attention_entropy import OTHER, UNIFORM, AttentionEntropy, AttentionEntropyReport, _is_uniform
 from bayesgeom.probes.base import planted_masks, planted_run, planted_trials
-from bayesgeom.report.estimate import UNTRAINED
 from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.tasks.bijection import Bijection
@@ -141,26 +140,6 @@ def test_shuffled_attention_keeps_what_position_decides_alone(rng: np.random.Gen
     assert other.value[1, 0] == pytest.approx(report.consistency.value[1, 0], abs=1e-5)
 
 
-def test_exchanging_hypotheses_and_their_tokens_together_changes_nothing(rng: np.random.Generator) -> None:
-    run = run_of(rng)
-    order = [3, 0, 4, 1, 2]
-    exact = run.trials.at_scored(run.trials.belief)[..., order]
-    renamed = planted_trials(
-        exact.numpy(), run.trials.tokens.numpy(), token_sets={"hypotheses": [IDS[i] for i in order]}
-    )
-    before, after = (AttentionEntropy().measure(planted_run(t, run.recorded)) for t in (run.trials, renamed))
-    np.testing.assert_allclose(after.consistency.value, before.consistency.value, atol=1e-6)
-    np.testing.assert_allclose(after.consistency_quantiles, before.consistency_quantiles, atol=1e-6)
-
-
-def test_entropy_lies_between_nothing_and_uniform(rng: np.random.Generator) -> None:
-    report = AttentionEntropy().measure(run_of(rng))
-    bits, consistency = report.entropy_bits.value, report.consistency.value
-    assert (bits >= 0).all() and (bits <= report.entropy_bits.baseline(UNIFORM).value).all()
-    assert (consistency >= 0).all() and (consistency <= 1).all()
-    assert (np.diff(report.consistency_quantiles, axis=0) >= 0).all()
-
-
 def test_in_the_bijection_without_repeats_consistency_cannot_be_other_than_zero(rng: np.random.Generator) -> None:
     task = Bijection(n_values=7, n_pairs=5)
     trials = task.sample(13, seed=1)
@@ -210,33 +189,6 @@ def test_a_single_layer_reduces_nothing(rng: np.random.Generator) -> None:
     run = run_of(rng)
     report = AttentionEntropy().measure(planted_run(run.trials, {s.PATTERN: run.recorded[s.PATTERN][:1]}))
     assert math.isnan(float(report.reduction))
-
-
-def test_untrained_networks_are_a_baseline_with_their_range(rng: np.random.Generator) -> None:
-    copies = [AttentionEntropy().measure(run_of(rng)) for _ in range(2)]
-    report = AttentionEntropy().measure(run_of(rng), copies)
-    for own, found in (
-        (report.entropy_bits, [copy.entropy_bits.value for copy in copies]),
-        (report.entropy_share, [copy.entropy_share.value for copy in copies]),
-        (report.consistency, [copy.consistency.value for copy in copies]),
-        (report.reduction, [copy.reduction.value for copy in copies]),
-    ):
-        fresh = own.baseline(UNTRAINED)
-        assert fresh.kind == "baseline" and fresh.low is not None and fresh.high is not None
-        np.testing.assert_allclose(fresh.value, np.mean(found, axis=0))
-        np.testing.assert_array_equal((fresh.low, fresh.high), (np.min(found, axis=0), np.max(found, axis=0)))
-        assert (fresh.low < fresh.high).all()
-    assert UNTRAINED in str(report.headlines()[0])
-
-
-def test_figure_draws_the_baselines(rng: np.random.Generator) -> None:
-    report = AttentionEntropy().measure(run_of(rng), [AttentionEntropy().measure(run_of(rng))])
-    figure = report.plot()
-    names = {trace.name for trace in figure.data}
-    assert all(any(own in (name or "") for name in names) for own in (UNIFORM, UNTRAINED, OTHER))
-    maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
-    assert len(maps) == 2 and any("(uniform: 1)" in (note.text or "") for note in figure.layout.annotations)
-    np.testing.assert_array_equal(maps[0].z, report.entropy_share.value)
 
 
 def test_consistency_over_another_sequence_equals_a_loop(rng: np.random.Generator) -> None:

@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.charts.lines import N_BASELINES, brief
-from bayesgeom.charts.simplex import MAX_COLUMNS
+from bayesgeom.charts.lines import brief
 from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes import belief_readout
 from bayesgeom.probes.base import planted_chain, planted_run
 from bayesgeom.probes.belief_readout import (
     CONSTANT,
-    COUNTS,
     EMBEDDING,
     GAUSSIAN,
-    MEAN_BELIEF,
     N_SUBSPACES,
     SHUFFLE,
     STAGES,
@@ -29,7 +26,7 @@ from bayesgeom.probes.belief_readout import (
     BeliefReadoutReport,
     window_levels,
 )
-from bayesgeom.report.estimate import UNTRAINED, Estimate
+from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.tables import records_of
 from bayesgeom.stats.observers import window_beliefs
 from bayesgeom.tasks.base import WindTunnel
@@ -123,30 +120,6 @@ def test_a_code_for_position_reads_no_belief_of_its_own() -> None:
     assert abs(report.balanced_accuracy.value[0, 0] - 0.5) < 0.1
 
 
-def estimates(report: BeliefReadoutReport) -> list[Estimate]:
-    return [
-        report.r2,
-        report.total_variation,
-        report.balanced_accuracy,
-        report.silhouette,
-        report.rand_index,
-        report.token_rand_index,
-        report.nearest_centroid_accuracy,
-    ]
-
-
-def test_untrained_networks_are_a_baseline() -> None:
-    probe = BeliefReadout()
-    copies = [read(seed=seed) for seed in (1, 2, 3)]
-    alone, report = read(), probe.measure(planted(), copies)
-    for own, without, *found in zip(estimates(report), estimates(alone), *map(estimates, copies), strict=True):
-        level, values = own.baseline(UNTRAINED), [copy.value for copy in found]
-        np.testing.assert_allclose(level.value, np.mean(values, axis=0))
-        np.testing.assert_allclose(level.low, np.min(values, axis=0))
-        np.testing.assert_allclose(level.high, np.max(values, axis=0))
-        assert UNTRAINED not in [each.name for each in without.baselines]
-
-
 def test_subspaces_have_the_rank_of_the_belief_and_never_more_than_there_is() -> None:
     assert N_SUBSPACES >= 20
     report = read(CHAIN)
@@ -158,14 +131,6 @@ def test_subspaces_have_the_rank_of_the_belief_and_never_more_than_there_is() ->
     assert narrow.subspace_rank == 2
     turned = narrow.r2.baseline(SUBSPACES).value  # the whole space
     np.testing.assert_allclose(turned, narrow.r2.value, atol=1e-5)
-
-
-def test_intervals_hold_the_estimate() -> None:
-    report = read()
-    for own in (report.r2, report.total_variation, report.balanced_accuracy):
-        low, high = own.ends
-        for layer in (NOISE, GUESSES):
-            assert low[0, layer] < own.value[0, layer] < high[0, layer]
 
 
 def test_sizes_of_halves_and_clusters_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,41 +149,6 @@ def test_few_sequences_give_fewer_answers_and_no_fault(n: int) -> None:
     report = BeliefReadout().measure(planted(n=n))
     assert np.isnan(report.r2.value).all() == (n == 1)
     assert report.plot().data and report.headlines() and records_of(report)
-
-
-def test_headlines_quote_every_baseline_of_the_last_layer() -> None:
-    probe = BeliefReadout()
-    report = probe.measure(planted(), [read(seed=1)])
-    first, own = report.headlines()[0], report.r2[0, -1]
-    assert [level.name for level in own.baselines] == [SHUFFLE, SUBSPACES, EMBEDDING, UNTRAINED]
-    hardest = max(own.baselines, key=lambda level: float(level.bar("higher")))
-    assert (first.metric, first.value, first.baseline) == ("r2", float(own), float(hardest.bar("higher")))
-    assert (first.low, first.high) == own.ends and first.baseline_name == hardest.name
-    levels = {level.name: float(level.bar("higher")) for level in own.baselines}
-    assert {level.name: level.value for level in first.levels} == levels
-    assert list(levels.values()) != (ordered := [level.value for level in first.levels])
-    assert ordered == sorted(ordered, reverse=True), "the strongest first"
-    distance, levels = report.headlines()[1], report.total_variation[0, -1].baselines
-    assert [level.name for level in levels] == [MEAN_BELIEF, EMBEDDING, UNTRAINED]
-    assert distance.baseline == min(float(level.value) for level in levels)
-    assert "total variation" in distance.label
-    best, silhouette = report.headlines()[3], report.silhouette.value[0, -1]
-    assert best.value == silhouette.max() and f"k = {COUNTS[silhouette.argmax()]}" in best.label
-
-
-def test_the_figure_draws_every_baseline() -> None:
-    probe = BeliefReadout()
-    report = probe.measure(planted(CHAIN), [read(CHAIN, 1)])
-    figure = report.plot()
-    assert figure.layout.title.text == report.title
-    names = [trace.name or "" for trace in figure.data]
-    for baseline in ("shuffle within position", "untrained networks", "mean belief", "Gaussian cloud"):
-        assert f"baseline: {baseline}" in names, baseline
-    assert "baseline: one constant answer" in names
-    by_panel = [t for t in figure.data if t.xaxis == "x5" and (t.name or "").startswith("baseline") and t.line.dash]
-    assert 1 <= len(by_panel) <= N_BASELINES, "tables list all"
-    titles = [axis.title.text for axis in (*figure.select_xaxes(), *figure.select_yaxes()) if axis.visible is not False]
-    assert len(titles) >= 10 and all(titles) and "total variation (0 is exact)" in titles
 
 
 def recurrent(task: WindTunnel = CHAIN, *, n: int = N, seed: int = 0) -> Run:
@@ -302,17 +232,6 @@ def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -
     assert figure.layout.title.text == report.title
     captions = [t.text[0] for t in alone.panels()[1].figure.data if t.mode == "text" and len(t.text) == 1]
     assert captions == [f"layer 0, R² {brief(alone.r2.value[0, 0])}"], "what was not measured is left out"
-
-
-@pytest.mark.parametrize("n_points", [1, 200, 201, 1000, 1001])
-def test_a_heat_map_has_a_column_per_belief_up_to_a_bound(n_points: int, rng: np.random.Generator) -> None:
-    belief = rng.dirichlet(np.ones(7), size=n_points)
-    own = read(CHAIN)
-    report = replace(own, drawn_belief=belief, drawn_readout=np.stack([belief[None]] * len(STAGES)))
-    figure = report.plot()
-    n_columns = {trace.z.shape[1] for trace in figure.data if trace.type == "heatmap"}
-    each = -(-n_points // -(-n_points // MAX_COLUMNS))
-    assert n_columns == {2 * each + max(1, each // 40)} and each <= MAX_COLUMNS, "exact and read, side by side"
 
 
 def test_too_many_hypotheses_are_measured_and_not_drawn() -> None:

@@ -2,24 +2,18 @@
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 import torch
 
 from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.base import planted_chain, planted_run, planted_trials
-from bayesgeom.probes.calibration import SCORES, Calibration, CalibrationReport
-from bayesgeom.report import storage
-from bayesgeom.report.diagnosis import load_report
-from bayesgeom.report.estimate import UNTRAINED, Estimate
+from bayesgeom.probes.calibration import SCORES, Calibration
+from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.tables import records_of
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.bootstrap import mean_interval
@@ -85,18 +79,6 @@ def test_every_profile_equals_a_loop(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(report.example_entropy_bits, examples)
 
 
-def test_scalars_are_the_means_of_their_profiles(rng: np.random.Generator) -> None:
-    report = Calibration().measure(planted(rng)[0])
-    for scalar, profile in (
-        (report.entropy_mae_bits, report.entropy_mae_bits_by_position.value),
-        (report.kl_bits, report.kl_bits_by_position.value),
-        (report.total_variation, report.total_variation_by_position),
-        (report.off_answer_prob, report.off_answer_prob_by_position),
-    ):
-        assert float(scalar) == pytest.approx(profile.mean(), abs=1e-12)
-    assert report.n == report.kl_bits.n == report.kl_bits_by_position.n == N
-
-
 def test_scores_of_sequences_are_the_means_of_their_positions(rng: np.random.Generator) -> None:
     run, exact, text = planted(rng)
     report, seen = Calibration().measure(run), run.behavior
@@ -130,26 +112,6 @@ def test_means_first_hides_errors_of_opposite_sign() -> None:
     report = Calibration().measure(planted_run(trials, {}, model=torch.from_numpy(text)))
     assert report.entropy_mae_of_means_bits == pytest.approx(0, abs=1e-12)
     assert float(report.entropy_mae_bits) == pytest.approx(1 - entropy(np.array([0.7, 0.3])))
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.1, 2.0])
-def test_bounds(noise: float, rng: np.random.Generator) -> None:
-    report = Calibration().measure(planted(rng, noise=noise)[0])
-    error, variation, kl = (float(of) for of in (report.entropy_mae_bits, report.total_variation, report.kl_bits))
-    assert 0 <= report.entropy_mae_of_means_bits <= error + 1e-12
-    assert kl >= -1e-12 and 0 <= variation <= 1 and 0 <= float(report.off_answer_prob) <= 1
-    assert 2 * variation**2 / math.log(2) <= kl + 1e-12, "Pinsker"
-    scalars = (
-        report.entropy_mae_bits,
-        report.kl_bits,
-        report.total_variation,
-        report.off_answer_prob,
-        report.accuracy[1],
-    )
-    for own in scalars:
-        low, high = own.ends
-        assert math.isnan(low) or low <= own.value + 1e-12 <= high + 2e-12
-        assert (own.reason_at() not in (Reason.NONE, Reason.CONSERVATIVE)) == math.isnan(low)
 
 
 def baseline_run(task: WindTunnel, n: int) -> Run:
@@ -232,17 +194,6 @@ def test_probability_outside_the_answers_is_a_headline(rng: np.random.Generator,
     assert float(report.kl_bits) == float(Calibration().measure(run).kl_bits), "it renormalizes over the answers"
 
 
-def test_a_model_beats_every_baseline_but_not_a_wider_window_that_predicts_as_well() -> None:
-    """Observers of more than ten symbols are no baselines; the equivalent window says which it does not beat."""
-    slow = planted_chain(stay=0.985, seed=0)
-    for width in (7, 13):
-        window = next(islice(window_predictives(slow, "stationary"), width, None))
-        report = Calibration().measure(planted_run(slow, {}, model=window))
-        kl, error = report.headlines()[:2]
-        assert (kl.verdict == "yes") == (width > 10) and error.metric == "entropy_mae_bits"
-        assert float(report.equivalent_window_symbols) == width
-
-
 def test_an_exactly_right_model_has_the_same_report_on_every_processor(rng: np.random.Generator) -> None:
     """Rounding of the model's probabilities decides neither an interval nor the verdict: no exception was observed."""
     trials = planted_chain(stay=0.985, seed=0)
@@ -276,19 +227,6 @@ def test_the_constant_baseline_is_the_best_constant(rng: np.random.Generator) ->
     assert levels(Calibration().measure(run).entropy_mae_bits)["constant"] == pytest.approx(best, abs=1e-3)
 
 
-def test_untrained_networks_are_a_baseline_with_their_range(rng: np.random.Generator) -> None:
-    copies = [Calibration().measure(planted(rng, noise=noise)[0]) for noise in (1.0, 2.0)]
-    report = Calibration().measure(planted(rng)[0], copies)
-    for own, found in (
-        (report.entropy_mae_bits, [float(copy.entropy_mae_bits) for copy in copies]),
-        (report.kl_bits, [float(copy.kl_bits) for copy in copies]),
-    ):
-        fresh = own.baseline(UNTRAINED)
-        assert fresh.low is not None and fresh.high is not None and fresh.low < fresh.value < fresh.high
-        assert (fresh.value, fresh.low, fresh.high) == pytest.approx((np.mean(found), min(found), max(found)))
-    assert UNTRAINED not in levels(Calibration().measure(planted(rng)[0]).kl_bits)
-
-
 def test_profiles_of_baselines_follow_their_names() -> None:
     report = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
     windows = tuple(sorted(f"window {w} {start}" for w in range(1, 5) for start in ("uniform", "stationary")))
@@ -314,54 +252,12 @@ def test_window_observers_stand_in_labeled_rows() -> None:
     assert gain.clears("higher")[0] == "yes" and float(report.equivalent_window_symbols) > 0
 
 
-def traces(figure: go.Figure, axis: str) -> dict[str, go.Scatter]:
-    return {trace.name: trace for trace in figure.data if (trace.yaxis or "y") == axis}
-
-
-def test_the_figure_draws_the_stored_numbers() -> None:
-    report: CalibrationReport = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
-    figure = report.plot()
-    entropies, errors = traces(figure, "y"), traces(figure, "y2")
-    assert list(entropies["exact"].x) == [1, 2, 3, 4, 5]
-    exact, model = report.entropy_bits_by_position
-    np.testing.assert_array_equal(entropies["exact"].y, exact)
-    np.testing.assert_array_equal(entropies["model"].y, model)
-    np.testing.assert_array_equal(errors["model"].y, report.entropy_mae_bits_by_position.value)
-    drawn = [name.removeprefix("baseline: ") for name in errors if name.startswith("baseline: ")]
-    mean = {own.name: own.value.mean() for own in report.entropy_mae_bits_by_position.baselines}
-    assert len(drawn) == 3 and "uniform" not in drawn and max(mean[name] for name in drawn) < mean["uniform"]
-    for name in drawn:
-        level = report.entropy_mae_bits_by_position.baseline(name).value
-        np.testing.assert_array_equal(errors[f"baseline: {name}"].y, level)
-    assert all("window" in name for name in drawn), "wider windows are stronger than the other shortcuts"
-    for axis, example in (("y3", 0), ("y4", 1)):
-        for source, own in zip(report.sources, report.example_entropy_bits, strict=True):
-            np.testing.assert_array_equal(traces(figure, axis)[source].y, own[example])
-
-
 def test_the_equivalent_window_has_no_verdict() -> None:
     report = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
     line = next(line for line in report.headlines() if line.metric == "equivalent_window_symbols")
     assert line.verdict == "" and line.value == report.equivalent_window_symbols.value
     without = Calibration().measure(baseline_run(Bijection(n_values=5, n_pairs=4), 11))
     assert not any(line.metric == "equivalent_window_symbols" for line in without.headlines())
-
-
-def test_a_report_with_the_old_name_of_the_window_loads_as_not_stored(tmp_path: Path) -> None:
-    report = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 11))
-    report.save(tmp_path / "new")
-    parts, extra = storage.read(tmp_path / "new")
-
-    def renamed(names: Mapping[str, Any]) -> dict[str, Any]:
-        return {name.replace("equivalent_window", "effective_memory"): own for name, own in names.items()}
-
-    (tmp_path / "old").mkdir()
-    old = {name: (renamed(scalars), renamed(arrays)) for name, (scalars, arrays) in parts.items()}
-    storage.write(tmp_path / "old", old, extra)
-    found = load_report(tmp_path / "old")
-    assert isinstance(found, CalibrationReport) and found.kl_bits.value == report.kl_bits.value
-    assert np.isnan(found.equivalent_window_symbols.value)
-    assert found.equivalent_window_symbols.reason_at() == Reason.NOT_STORED
 
 
 def test_the_reliability_curve_has_the_mean_exact_probability_of_each_stated_one(rng: np.random.Generator) -> None:

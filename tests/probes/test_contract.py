@@ -18,7 +18,7 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.probes.base import Control, Probe
 from bayesgeom.report.diagnosis import Diagnosis, left_out, report_kinds
-from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.estimate import UNTRAINED, Estimate
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of, quantities_of
 from bayesgeom.report.tables import records_of
@@ -165,6 +165,21 @@ def test_the_first_headline_has_a_baseline(name: str) -> None:
     if name in diagnosed():
         first = diagnosed()[name].headlines()[0]
         assert math.isfinite(first.baseline) and first.baseline_name, f"{first.label} has no baseline"
+
+
+@every_probe
+def test_untrained_networks_are_a_baseline(name: str) -> None:
+    """Two of them that are the network itself: the level is its value wherever it is known."""
+    probe, run = probe_of(name), controls_of(name)[0].run
+    alone = probe.measure(run)
+    report, n_levels = probe.measure(run, [alone, alone]), 0
+    for metric in quantities_of(type(report)):
+        own, without = report.estimate(metric), alone.estimate(metric)
+        assert UNTRAINED not in [level.name for level in without.baselines]
+        for level in (level for level in own.baselines if level.name == UNTRAINED):
+            np.testing.assert_allclose(level.value, np.where(np.isnan(level.value), np.nan, without.value), atol=1e-9)
+            n_levels += 1
+    assert n_levels, "no quantity has them"
 
 
 def axes_used(figure: go.Figure) -> dict[str, Any]:

@@ -17,12 +17,10 @@ from bayesgeom.core.verdict import Reason
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.probes.base import planted_run, planted_trials
 from bayesgeom.probes.key_overlap import (
-    LEVELS,
     RANDOM_DIRECTIONS,
     RANDOM_W_K,
     KeyOverlap,
     KeyOverlapReport,
-    overlap_by_view,
 )
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate
 from bayesgeom.report.storage import parts_of
@@ -208,21 +206,6 @@ def test_there_is_no_interval_where_noise_in_the_means_takes_off_more_than_it_sp
     assert math.isnan(report.verdict(RANDOM_DIRECTIONS)[0, 0, 0])
 
 
-@pytest.mark.parametrize(("n", "is_decided"), [(7, False), (31, True)])
-def test_a_sample_without_an_interval_has_no_verdict(n: int, is_decided: bool, rng: np.random.Generator) -> None:
-    n_items, width = 11, 13
-    trials = planted_trials(
-        np.full((n, 1, 2), 0.5), np.tile(np.arange(n_items), (n, 1)), token_sets={"inputs": range(n_items)}
-    )
-    keys = 1 + rng.normal(size=(n_items, 1, width)) + 0.1 * rng.normal(size=(1, n, n_items, 1, width))
-    report = KeyOverlap().measure(planted_run(trials, {s.K: torch.from_numpy(keys).float()}))
-    verdict = report.verdict(RANDOM_DIRECTIONS)[0, 0, 0]
-    assert np.isfinite(report.overlap.ends[0][0, 0, 0]) == is_decided
-    assert (verdict == 1) if is_decided else math.isnan(verdict)
-    assert report.n_by_level(0) == ({RANDOM_DIRECTIONS: (0, 0, 1)} if is_decided else {})
-    assert is_decided or report.headlines()[0].verdict == "undecided"
-
-
 def test_keys_that_are_the_same_in_every_sequence_are_exact(rng: np.random.Generator) -> None:
     """As in layer 0 without positions: nothing is left to chance, also where the overlap is exactly 0 or 1."""
     n, n_items, width = 17, 11, 13
@@ -265,28 +248,6 @@ def test_levels_of_random_directions_are_those_of_each_views_size(everything: tu
     np.testing.assert_allclose(report.welch, [welch_bound(n, d) for n, d in zip(counts, widths, strict=True)])
 
 
-def test_headlines_are_layer_0_of_every_view_inputs_first(everything: tuple[Run, KeyOverlapReport]) -> None:
-    _, report = everything
-    lines = report.headlines()
-    assert len(lines) == 2 * len(report.views)
-    for i, view in enumerate(report.views):
-        for line, values in ((lines[i], report.overlap), (lines[i + len(report.views)], report.centered_overlap)):
-            assert line.label.startswith(f"keys of {view.split(' / ')[0]} (") or view == "columns"
-            assert line.value == pytest.approx(values.value[i, 0].mean(), abs=1e-9, nan_ok=True)
-    assert lines[0].label == "keys of inputs (activation): |cos|, layer 0"
-    of_hypotheses = lines[report.views.index("hypotheses / activation")]
-    assert of_hypotheses.low < of_hypotheses.value < of_hypotheses.high
-    assert "untrained" not in lines[0].baseline_name
-    assert "centered" in lines[-1].label
-
-
-def test_the_overlap_alone_is_the_reports(everything: tuple[Run, KeyOverlapReport]) -> None:
-    run, report = everything
-    found = overlap_by_view(run)
-    assert tuple(found) == report.views
-    np.testing.assert_array_equal(np.stack([*found.values()]), report.overlap.value)
-
-
 def test_random_w_k_of_one_direction_is_one_and_of_many_is_chance(rng: np.random.Generator) -> None:
     sets = {"hypotheses": tuple(range(TOKENS))}
     extra = static(rng, sets)
@@ -305,40 +266,6 @@ def test_random_w_k_of_one_direction_is_one_and_of_many_is_chance(rng: np.random
     assert np.isnan(level.value[report.views.index("columns")]).all()
     recorded = level.value[report.views.index("hypotheses / activation")]
     assert np.isfinite(recorded[0]).all() and np.isnan(recorded[1]).all(), "deeper keys are not of bare embeddings"
-
-
-def test_levels_are_ranges_of_one_head(rng: np.random.Generator) -> None:
-    copies = [KeyOverlap().measure(run_of(rng, W_K_GRAM=static(rng)["W_K_GRAM"])) for _ in range(3)]
-    report = KeyOverlap().measure(run_of(rng, **static(rng)), copies)
-    untrained, of_means = report.overlap.baseline(UNTRAINED), report.mean_overlap.baseline(UNTRAINED)
-    assert tuple(own.name for own in report.overlap.baselines) == LEVELS
-    assert untrained.low is not None and untrained.high is not None
-    expected = [chance_overlap(WIDTH)] * 7
-    known = [i for i, n in enumerate(report.n_vectors) if n > 1 and report.views[i] != "columns"]
-    np.testing.assert_allclose(report.level(RANDOM_DIRECTIONS)[known, 0, 0], expected[: len(known)], atol=0.04)
-    for i, view in enumerate(report.views):
-        if view.endswith("weights"):
-            assert np.isnan([untrained.value[i], untrained.low[i], untrained.high[i]]).all()
-            continue
-        found = np.stack([copy.overlap.value[copy.views.index(view)] for copy in copies])
-        np.testing.assert_array_equal(untrained.value[i], found.mean(axis=0))
-        ends = [found.mean(axis=(0, 2)), found.min(axis=(0, 2)), found.max(axis=(0, 2))]
-        shown = [of_means.value[i], untrained.low[i, :, 0], untrained.high[i, :, -1]]
-        np.testing.assert_allclose(shown, ends, err_msg=view)
-
-
-def test_every_head_gets_its_own_verdict(rng: np.random.Generator) -> None:
-    """One head's keys are orthonormal, one's parallel, one's random directions: below, above and at chance."""
-    n_items, width, n = 11, 13, 17
-    trials = planted_trials(
-        np.full((n, 1, 2), 0.5), np.tile(np.arange(n_items), (n, 1)), token_sets={"inputs": range(n_items)}
-    )
-    heads = np.stack([np.eye(n_items, width), np.ones((n_items, width)), rng.normal(size=(n_items, width))], axis=1)
-    k = torch.from_numpy(np.tile(heads, (1, n, 1, 1, 1)) + 1e-3 * rng.normal(size=(1, n, n_items, 3, width)))
-    report = KeyOverlap().measure(planted_run(trials, {s.K: k.float()}))
-    assert report.verdict(RANDOM_DIRECTIONS)[0, 0].tolist() == [-1, 1, 0]
-    assert report.n_by_level(0) == {RANDOM_DIRECTIONS: (1, 1, 1)}
-    assert report.headlines()[0].verdict == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -443,32 +370,3 @@ def test_without_named_tokens_the_answer_is_nan(rng: np.random.Generator, tmp_pa
     assert isinstance(report.plot(), go.Figure)
     report.save(tmp_path / "r")
     np.testing.assert_equal(parts_of(KeyOverlapReport.load(tmp_path / "r"))[1], parts_of(report)[1])
-
-
-def test_heads_of_one_layer_do_not_mix(rng: np.random.Generator) -> None:
-    run = run_of(rng)
-    turned = run.recorded[s.K].clone()
-    rotation = torch.from_numpy(np.linalg.qr(rng.normal(size=(WIDTH, WIDTH)))[0].astype(np.float32))
-    turned[1, :, :, 2] = turned[1, :, :, 2] @ rotation
-    turned[0, :, :, 1] *= 7
-    before, after = (KeyOverlap().measure(planted_run(run.trials, {s.K: k})) for k in (run.recorded[s.K], turned))
-    np.testing.assert_allclose(after.overlap.value, before.overlap.value, atol=1e-5)
-    np.testing.assert_allclose(after.centered_overlap.value, before.centered_overlap.value, atol=1e-5)
-
-
-def test_figure_shows_every_view_its_chance_and_the_untrained(everything: tuple[Run, KeyOverlapReport]) -> None:
-    run, report = everything
-    figure = KeyOverlap().measure(run, [report]).plot()
-    titles = [panel.title for panel in KeyOverlap().measure(run, [report]).panels()]
-    assert any("hypotheses / weights (chance: " in title and "; random W_K: " in title for title in titles)
-    names = {trace.name for trace in figure.data}
-    assert {
-        "baseline: random directions",
-        "baseline: untrained networks",
-        "keys as they are",
-        "mean key removed",
-    } <= names
-    maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
-    assert len(maps) == 7, "the three views of the empty set have no map"
-    np.testing.assert_array_equal(maps[0].z, report.overlap.value[0])
-    assert "inputs / activation" in titles[1]

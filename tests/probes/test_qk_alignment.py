@@ -14,8 +14,8 @@ from bayesgeom.core import run as s
 from bayesgeom.core.run import Run, Trials
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.qk_alignment import OTHER, SHIFTS, STRONGEST, QKAlignment, QKAlignmentReport, _farthest
-from bayesgeom.report.estimate import UNTRAINED, Estimate
+from bayesgeom.probes.qk_alignment import SHIFTS, QKAlignment, QKAlignmentReport, _farthest
+from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.storage import parts_of, quantities_of
 from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
 from bayesgeom.stats.bounds import within_bounds
@@ -168,35 +168,6 @@ def test_uniform_mass_is_the_mean_share_of_related_positions(rng: np.random.Gene
     assert report.uniform_mass[0] == pytest.approx(sum(rows) / len(rows))
 
 
-def test_what_is_hidden_does_not_count(rng: np.random.Generator) -> None:
-    run = run_of(rng)
-    later = torch.arange(POSITIONS) > run.trials.scored_positions()[..., None]
-    relations = {name: (related | later).numpy() for name, related in run.trials.relations.items()}
-    trials = planted_trials(np.full((N, QUERIES, 2), 0.5), run.trials.tokens.numpy(), relations=relations)
-    seen, marked = (QKAlignment().measure(planted_run(t, run.recorded)) for t in (run.trials, trials))
-    for metric in METRICS:
-        np.testing.assert_array_equal(estimates(seen)[metric].value, estimates(marked)[metric].value)
-
-
-def test_rotating_queries_and_keys_together_changes_nothing(rng: np.random.Generator) -> None:
-    run = run_of(rng)
-    turn = torch.from_numpy(np.linalg.qr(rng.normal(size=(WIDTH, WIDTH)))[0].astype(np.float32))
-    turned = run.recorded | {site: run.recorded[site] @ turn for site in (s.Q_ROT, s.K_ROT)}
-    before, after = QKAlignment().measure(run), QKAlignment().measure(planted_run(run.trials, turned, seed=3))
-    np.testing.assert_allclose(after.contrast.value[0], before.contrast.value[0], atol=1e-5)
-    np.testing.assert_allclose(after.auc.value[0], before.auc.value[0], atol=2e-3)  # rounding may swap a near tie
-
-
-def test_relations_complementary_to_each_other_mirror(rng: np.random.Generator) -> None:
-    run = run_of(rng)
-    relations = {"yes": run.trials.relations["random"].numpy(), "no": ~run.trials.relations["random"].numpy()}
-    trials = planted_trials(np.full((N, QUERIES, 2), 0.5), run.trials.tokens.numpy(), relations=relations)
-    report = QKAlignment().measure(planted_run(trials, run.recorded))
-    for metric, total in zip(METRICS, (0, 0, 1), strict=True):
-        np.testing.assert_allclose(estimates(report)[metric].value.sum(axis=0), total, atol=1e-5)
-    assert report.uniform_mass.sum() == pytest.approx(1)
-
-
 def test_layer_trend_is_the_order_of_the_head_means(rng: np.random.Generator) -> None:
     run = run_of(rng, n=31)
     report = QKAlignment().measure(run)
@@ -211,26 +182,6 @@ def test_layer_trend_is_the_order_of_the_head_means(rng: np.random.Generator) ->
     assert (trend.baselines[0].low, trend.baselines[0].high) == (-1, 1), "1.96 / √2 is beyond the range"
 
 
-def test_untrained_networks_are_a_baseline(rng: np.random.Generator) -> None:
-    copies = [QKAlignment().measure(run_of(rng)) for _ in range(3)]
-    report = QKAlignment().measure(run_of(rng), copies)
-    for metric, own in (*estimates(report).items(), ("mass_over_other", report.mass_over_other)):
-        found = [copy.mass_over_other if metric == "mass_over_other" else estimates(copy)[metric] for copy in copies]
-        level, values = own.baseline(UNTRAINED), [copy.value for copy in found]
-        np.testing.assert_array_equal(level.value, np.mean(values, axis=0))
-        np.testing.assert_array_equal(level.low, np.min(values, axis=0))
-        np.testing.assert_array_equal(level.high, np.max(values, axis=0))
-    by_layer = report.mass_over_other_by_layer
-    most = np.max([np.abs(copy.mass_over_other_by_layer.value).max(axis=1) for copy in copies], axis=0)
-    np.testing.assert_array_equal(by_layer.baseline(STRONGEST).value, np.repeat(most[:, None], LAYERS, axis=1))
-    first = report.headlines()[0]
-    names = [line.partition(" (")[2] for line in first.baselines]
-    assert first.baseline == most[0] and names[0] == f"{STRONGEST})" and names[2] == f"{OTHER})"
-    assert names[1].startswith(f"{UNTRAINED}, mean "), "the stronger first"
-    assert [own.name for own in copies[0].auc.baselines] == ["no difference"]
-    assert [own.name for own in copies[0].mass_over_other_by_layer.baselines] == [OTHER]
-
-
 def test_without_relations_there_is_no_number(rng: np.random.Generator, tmp_path: Path) -> None:
     run = run_of(rng)
     trials = planted_trials(np.full((N, QUERIES, 2), 0.5), run.trials.tokens.numpy())
@@ -239,18 +190,6 @@ def test_without_relations_there_is_no_number(rng: np.random.Generator, tmp_path
     assert isinstance(report.plot(), go.Figure)
     report.save(tmp_path / "r")
     np.testing.assert_equal(parts_of(QKAlignmentReport.load(tmp_path / "r"))[1], parts_of(report)[1])
-
-
-def test_figure_holds_a_map_per_relation_and_its_baseline(rng: np.random.Generator) -> None:
-    report = QKAlignment().measure(run_of(rng), [QKAlignment().measure(run_of(rng))])
-    figure = report.plot()
-    names = {trace.name for trace in figure.data}
-    assert {"random", "once", "baseline: another sequence's relation", "baseline: untrained networks, once"} <= names
-    maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
-    assert len(maps) == 3, "relations without rows have no map, and one that holds in one sequence has no baseline"
-    titles = [panel.title for panel in report.panels()]
-    assert "random: attention above another sequence's relation (baseline: 0)" in titles
-    assert not any(title.startswith("all") for title in titles), "it is not identified"
 
 
 def other_row(run: Run, relation: str, layer: int, head: int, shift: int) -> list[tuple[float, ...]]:

@@ -23,13 +23,6 @@ def test_ranks_equal_counting_among_the_visible(rng: np.random.Generator) -> Non
                 assert float(found[index][k]) == below + (equal + 1) / 2
 
 
-def test_ranks_leave_the_scores_alone() -> None:
-    scores = torch.tensor([[3.0, 1.0, 1.0, 2.0]])
-    before = scores.clone()
-    assert visible_ranks(scores, torch.tensor([[True, True, True, False]])).tolist()[0][:3] == [3.0, 1.5, 1.5]
-    assert torch.equal(scores, before)
-
-
 def test_close_scores_tie_pair_by_pair(rng: np.random.Generator) -> None:
     """Against counting, on a chain in which a ties with b and b with c, but not a with c."""
     scores = torch.from_numpy(rng.integers(7, size=(3, 5, 2, 11)).astype(np.float32))

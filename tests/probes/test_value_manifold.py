@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 import torch
 
@@ -11,8 +10,8 @@ from bayesgeom.core.run import ATTN_OUT, RESID_POST, Run, V, Z
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.probes import value_manifold
 from bayesgeom.probes.base import planted_run
-from bayesgeom.probes.value_manifold import LEAST_SHARE, SHUFFLE, STANDARDIZED, ValueManifold, ValueManifoldReport
-from bayesgeom.report.estimate import UNTRAINED, Estimate, codes_of
+from bayesgeom.probes.value_manifold import SHUFFLE, STANDARDIZED, ValueManifold, ValueManifoldReport
+from bayesgeom.report.estimate import codes_of
 from bayesgeom.stats.intervals import Interval
 from bayesgeom.stats.manifold import cloud_statistics, shuffled_scale
 from bayesgeom.stats.regression import absolute_interval
@@ -37,12 +36,6 @@ def lively(task: WindTunnel = REPEATS, *, n: int = N, seed: int = 0) -> Run:
 
 def row_of(report: ValueManifoldReport, site: str) -> int:
     return report.sites.index(site)
-
-
-def test_sites_keep_their_names_and_their_order() -> None:
-    report = ValueManifold().measure(lively())
-    assert report.sites == ("v", "z", "attn_out", "resid_post") and report.shown_sites == ("v", "resid_post")
-    assert report.pc1_share.value.shape == (4, LAYERS) and report.head_pc1_share.value.shape == (LAYERS, HEADS)
 
 
 def test_shapes_are_those_of_heads_side_by_side_at_scored_positions() -> None:
@@ -107,33 +100,6 @@ def test_without_returning_keys_nothing_is_identified() -> None:
     related = [line for line in report.headlines() if line.metric in ("spearman", "entropy_r2", "curve_share")]
     assert len(related) == 4 and all(line.verdict == Verdict.NOT_IDENTIFIED for line in related)
     assert Verdict.NOT_IDENTIFIED not in {line.verdict for line in ValueManifold().measure(lively()).headlines()}
-
-
-def estimates(report: ValueManifoldReport) -> list[Estimate]:
-    return [
-        report.pc1_share,
-        report.pc12_share,
-        report.participation_ratio,
-        report.spearman,
-        report.pearson,
-        report.entropy_r2,
-        report.curve_share,
-        report.head_pc1_share,
-        report.head_spearman,
-    ]
-
-
-def test_untrained_networks_are_a_baseline() -> None:
-    run, probe = lively(), ValueManifold()
-    copies = [estimates(probe.measure(lively(seed=seed))) for seed in (1, 2, 3)]
-    alone, report = probe.measure(run), probe.measure(run, [probe.measure(lively(seed=seed)) for seed in (1, 2, 3)])
-    for own, without, *found in zip(estimates(report), estimates(alone), *copies, strict=True):
-        level, values = own.baseline(UNTRAINED), [copy.value for copy in found]
-        np.testing.assert_allclose(level.value, np.mean(values, axis=0))
-        np.testing.assert_allclose(level.low, np.min(values, axis=0))
-        np.testing.assert_allclose(level.high, np.max(values, axis=0))
-        assert UNTRAINED not in [each.name for each in without.baselines]
-        np.testing.assert_array_equal(own.value, without.value)
 
 
 def test_the_level_of_a_relation_is_its_mean_over_shuffles() -> None:
@@ -242,29 +208,6 @@ def test_shown_points_are_a_sample_of_the_cloud_with_their_entropies() -> None:
         ((cloud - cloud.mean(0)) @ axes[:, :3]).abs().numpy(),
         atol=1e-9,
     )
-
-
-def test_the_figure_draws_clouds_curves_and_baselines() -> None:
-    run = lively()
-    report = ValueManifold().measure(run, [ValueManifold().measure(lively(seed=1))])
-    figure = report.plot()
-    assert isinstance(figure, go.Figure) and figure.layout.title.text == report.title
-    names = [trace.name for trace in figure.data]
-    shares = [report.curve_share.value[report.sites.index(site), -1] for site in report.shown_sites]
-    n_curves = sum(share >= LEAST_SHARE for share in shares)
-    assert names.count("scored position") == 4 and names.count("smooth curve in entropy") == n_curves
-    for label in ("untrained networks", "shuffle within position"):
-        assert sum(name.startswith(f"baseline: {label}, ") for name in names) == 4, "one for each line"
-    colors = [trace.marker.color for trace in figure.data if trace.name == "scored position"]
-    np.testing.assert_allclose(colors[0], report.shown_entropy_bits, atol=1e-4)
-    np.testing.assert_array_equal(colors[1], report.shown_position + 1, "counted from 1")
-    bars = [trace.marker.colorbar.title.text for trace in figure.data if trace.name == "scored position"]
-    assert bars[:2] == ["exact entropy (bits)", "scored position"]
-    assert set(colors[1]) == set(range(1, run.trials.n_scored + 1))
-    for axis in ("xaxis", "yaxis"):
-        for panel in ("", "2", "3", "4", "5", "6"):
-            assert figure.layout[f"{axis}{panel}"].title.text
-    assert figure.layout.xaxis2.title.text == "exact entropy (bits)"
 
 
 def test_hmm_entropies_are_no_function_of_position() -> None:

@@ -4,10 +4,12 @@ import importlib.util
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import bayesgeom
+from bayesgeom.interventions.design import Design
 from bayesgeom.models.base import Model
 from tests.structure.source import ROOT
 
@@ -54,6 +56,26 @@ def test_labeled_evidence_is_worse_than_the_last_label(model: Model) -> None:
     found = diagnosis["calibration"]
     assert 0.3 < float(found.entropy_mae_bits.value) < 0.6
     assert float(found.kl_bits.value) > 0.5
+
+
+def test_patching_moves_the_capital(model: Model) -> None:
+    texts = "The capital of France is the city of", "The capital of Italy is the city of"
+    report = bayesgeom.patch(model, *texts, answers=("Paris", "Rome"))
+    country = report.tokens.index("France | Italy")
+    assert report.recovered.value[:20, country].min() > 0.9 and report.recovered.value[25:, -1].min() > 0.5
+
+
+def test_a_users_labels_are_read_and_their_subspace_is_edited(model: Model) -> None:
+    things = ("movie", "book", "meal", "hotel", "concert", "game", "lecture", "trip", "phone", "car", "coat", "song")
+    texts = {f"I {verb} the {thing}. It was really": verb for verb in ("loved", "hated") for thing in things}
+    task = bayesgeom.tasks.labeled_texts(texts, texts.values(), answers={"loved": "good", "hated": "bad"})
+    read = bayesgeom.diagnose(model, task, probes=["belief_readout"], n_untrained=0)["belief_readout"]
+    assert read.estimate("r2").value[0, -1] > 0.8
+    sites = bayesgeom.InterventionSite(layers=(15,))
+    quick = Design("remove", n_random=2, n_matched=2, n_control=4, n_untrained=0)
+    report = bayesgeom.intervene(model, task, "covariance:belief", kind=quick, sites=sites, n=12)
+    assert report.n == 12 and np.isfinite(report.change_bits.value[:2, 15]).all()
+    assert report.share.value[0, 15] < 0.1  # one direction of 576
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

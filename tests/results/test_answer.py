@@ -200,8 +200,11 @@ def test_the_answer_is_one_sentence() -> None:
 def test_the_details_say_what_stands_behind_it() -> None:
     own = given(Verdict.MATCHES, 0.9981, 0.002)
     assert (
-        answer_details(own) == "KL 0.002 [0.001 … 0.004] bits (uniform 0.42); confidence 4.6 [4 … 5], where 1 is exact."
+        answer_details(own)
+        == "KL 0.002 [0.001 … 0.004] bits (uniform 0.42); confidence 4.6 [4 … 5], where 1 is exact, at little cost."
     )
+    assert answer_details(replace(own, is_confidence_named=True)).endswith("where 1 is exact.")
+    assert answer_details(replace(own, confidence=Estimate.of(1.1, (0.9, 1.2)))).endswith("where 1 is exact.")
     outside = replace(own, off_answer_prob=0.12, confidence=UNKNOWN, baseline=POSITION, baseline_kl_bits=0.3)
     assert answer_details(outside) == (
         "KL 0.002 [0.001 … 0.004] bits (position alone 0.3, uniform 0.42); "

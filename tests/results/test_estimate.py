@@ -253,11 +253,6 @@ def test_rounding_beyond_a_bound_is_the_bound(excess: float) -> None:
     assert own.reason_at((2,)) == Reason.NONE
 
 
-def test_an_estimate_in_its_range_is_the_same_object() -> None:
-    own = Estimate.of([0.5, np.nan], ([0.25, np.nan], [0.75, np.nan]), baselines=[Baseline.of("chance", "one", 0.25)])
-    assert within(own, 0.0, 1.0) is own and within(own, -np.inf, np.inf) is own
-
-
 @pytest.mark.exhaustive
 def test_every_report_holds_only_values_in_their_ranges() -> None:
     """Few sequences, on which fits carry nothing over: an R² of −153, a share of −2,488 and an AUC of 1.0000002."""

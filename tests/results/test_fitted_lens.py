@@ -1,5 +1,7 @@
 """Fitted lenses against what is planted in the residual stream, and the reference table of single checkpoints."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,22 @@ import torch
 import bayesgeom
 from bayesgeom.core import LOGIT_LENS
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.diagnosis.fitted_lens import LENSES, SHUFFLED, FittedLensReport, LensFit, _Axes, _kl
+from bayesgeom.diagnosis.fitted_lens import (
+    LENSES,
+    SHUFFLED,
+    FittedLensReport,
+    JacobianMap,
+    LensFit,
+    _Axes,
+    _is_wrong,
+    _kl,
+    _of_best_layer,
+)
 from bayesgeom.models.resolve import as_model
 from bayesgeom.stats import kl_bits
+from bayesgeom.tasks.prompts import BoundPrompts
+from tests.families import D_VOCAB, N_LAYERS, saved
+from tests.models.test_lens import bridge
 
 LOGIT, TUNED, PROBE = range(len(LENSES))
 
@@ -47,7 +62,12 @@ def test_a_tuned_lens_finds_the_map_into_the_last_residual() -> None:
 
 def test_a_layer_without_variance_is_no_error() -> None:
     exact, carried, _ = planted()
-    read = _Axes(torch.zeros_like(carried)).probe(exact, 10)
+    nothing = _Axes(torch.zeros_like(carried))
+    tuned = nothing.tuned(exact.log().float(), exact, lambda x: x)
+    assert float(_kl(exact, [tuned(carried)]).mean()) == pytest.approx(
+        float(kl_bits(exact, exact.mean(dim=(0, 1)).log()).mean()), rel=1e-3
+    )
+    read = nothing.probe(exact, 10)
     assert float(_kl(exact, [read(carried)]).mean()) == pytest.approx(
         float(kl_bits(exact, exact.mean(dim=(0, 1)).log()).mean()), rel=1e-3
     )
@@ -65,6 +85,10 @@ def test_the_lenses_of_a_network_agree_where_they_must(fitted: FittedLensReport)
     assert np.isnan(fitted.kl_bits.baseline(SHUFFLED).value[:PROBE]).all()
     assert (fitted.kl_bits.baseline(SHUFFLED).value[PROBE] > kl[PROBE, -1]).all()
     assert np.isfinite(fitted.kl_bits.baseline("untrained networks").value[PROBE]).all()
+    assert fitted.removed_bits.value == pytest.approx(-np.diff(kl, axis=1), abs=1e-12)
+    kept = float(fitted.kept_bits.value[0])  # the same layer is best on both halves
+    assert kept == pytest.approx(kl[LOGIT, -1] - kl[PROBE].min(), abs=1e-7)
+    assert np.isnan(fitted.kept_bits.value[1])  # this network is never confidently wrong
     assert fitted.plot().data
 
 
@@ -80,6 +104,77 @@ def test_a_capture_cannot_be_fitted(tmp_path: Any) -> None:
     bayesgeom.capture("mess3-small", out=tmp_path, n=4, sites=[LOGIT_LENS.name])
     with pytest.raises(InvalidArgument, match=r"runs the model on more sequences: pass the model of mess3-small"):
         bayesgeom.diagnose(tmp_path, probes=["fitted_lens"], n_untrained=0)
+
+
+def test_the_best_layer_is_chosen_on_the_other_half() -> None:
+    kl = np.full((4, 1, 2), 5.0)
+    kl[::2, :, 0], kl[1::2, :, 1] = 1.0, 2.0  # each half has its own best layer, so the other one is scored
+    assert _of_best_layer(kl).ravel().tolist() == [5.0] * 4
+
+
+def test_a_wrong_answer_is_confident_and_unlikely() -> None:
+    exact = np.array([[0.6, 0.3, 0.1], [0.6, 0.1, 0.3], [0.4, 0.5, 0.1], [0.6, 0.1, 0.3]])[None]
+    output = np.array([[0.1, 0.0, 0.9], [0.9, 0.0, 0.1], [0.9, 0.1, 0.0], [0.4, 0.3, 0.3]])[None]
+    assert _is_wrong(exact, output).ravel().tolist() == [True, False, False, False]
+
+
+def random_lens(path: Path, d_model: int, n_maps: int) -> Any:
+    """A J-lens of random maps, saved by transformer-lens."""
+    from transformer_lens.tools.analysis import JacobianLens
+
+    generator = torch.Generator().manual_seed(0)
+    maps = {layer: torch.randn(d_model, d_model, generator=generator) / d_model**0.5 for layer in range(n_maps)}
+    lens = JacobianLens(maps, n_prompts=1, d_model=d_model)
+    lens.save(str(path), dtype=torch.float32)
+    return lens
+
+
+def texts(n: int = 5, length: int = 11) -> BoundPrompts:
+    rows = torch.randint(1, D_VOCAB, (n, length), generator=torch.Generator().manual_seed(1)).tolist()
+    return BoundPrompts(n_ids=D_VOCAB, prompts=tuple(map(tuple, rows)), groups=(0,) * n, group_names=("all",), last=3)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+def test_lenses_on_text_are_those_of_transformer_lens(name: str, tmp_path: Path) -> None:
+    model, task = bayesgeom.load(saved(name, tmp_path / name)), texts()
+    lens = random_lens(tmp_path / "maps.pt", model.spec.d_model, N_LAYERS - 1)
+    found = LensFit.of(model, task, n=9, seed=0, jacobian=str(tmp_path / "maps.pt")).report(0)
+    assert (found.lens_names, found.jacobian, found.n, found.n_fit) == (("logit lens", "J-lens"), "maps.pt", 5, 0)
+    assert found.kl_bits.value[:, -1] == pytest.approx([0, 0], abs=1e-12) and np.isnan(found.kl_bits.value[1, 0])
+    assert np.isnan(found.kept_bits.value).all() and found.plot().data and found.summary()
+    peer, slow = bridge(tmp_path / name), np.zeros((2, N_LAYERS - 1))
+    for prompt in task.prompts:
+        for row, is_moved in enumerate((False, True)):
+            own = lens.readout(peer, torch.tensor([prompt]), use_jacobian=is_moved, return_full_logits=True)
+            exact = own.model_logits[-3:].double().softmax(-1)
+            for layer in range(N_LAYERS - 1):
+                read = own.lens_logits[layer][-3:].double().log_softmax(-1)
+                slow[row, layer] += float((exact * (exact.log() - read)).sum(-1).mean()) / np.log(2) / len(task.prompts)
+    assert found.kl_bits.value[:, 1:-1] == pytest.approx(slow, rel=1e-4)
+
+
+def test_a_j_lens_stands_next_to_the_fitted_ones(tmp_path: Path) -> None:
+    model = as_model("mess3-small")
+    path = tmp_path / "maps.pt"
+    torch.save({"J": {0: torch.eye(64), 1: torch.eye(64)}, "n_prompts": 1, "d_model": 64}, path)
+    found: Any = bayesgeom.diagnose(model, probes=[f"fitted_lens:{path}"], n=32, n_untrained=0)["fitted_lens"]
+    assert found.lens_names == (*LENSES, "J-lens")  # the identity is the logit lens
+    assert found.kl_bits.value[3, 1:] == pytest.approx(found.kl_bits.value[LOGIT, 1:], abs=1e-9)
+
+
+def test_a_j_lens_of_another_model_or_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = as_model("mess3-small").spec
+    random_lens(tmp_path / "other.pt", 16, 2)
+    with pytest.raises(InvalidArgument, match=r"has 2 maps of width 16 into layer 2; mess3-small needs 2 of width 64"):
+        JacobianMap.of(str(tmp_path / "other.pt"), spec)
+    (tmp_path / "junk.pt").write_bytes(b"no maps")
+    with pytest.raises(InvalidArgument, match=r"J-lens '.*junk.pt' cannot be loaded by transformer-lens: "):
+        JacobianMap.of(str(tmp_path / "junk.pt"), spec)
+    with pytest.raises(InvalidArgument, match=r"no file 'gpt2-smal' and no published J-lens .* 'gpt2-small'"):
+        JacobianMap.of("gpt2-smal", spec)
+    monkeypatch.setitem(sys.modules, "transformer_lens.tools.analysis", None)
+    with pytest.raises(InvalidArgument, match=r"transformer-lens 4.3 or later"):
+        JacobianMap.of("gpt2-small", spec)
 
 
 # Measured independently, with 1,024 sequences to fit and 256 to score; from after layer 0 on.

@@ -20,7 +20,6 @@ from bayesgeom.report import diagnosis as module
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.render import NOTES, ROWS, interval_cell, summary
 from bayesgeom.report.report import with_provenance
-from bayesgeom.report.storage import write_run
 from bayesgeom.report.tables import Headline, Level
 from examples.replication import reports as _of_the_study  # noqa: F401  # its classes: committed reports load
 from tests.pages import READINGS
@@ -207,41 +206,11 @@ def test_a_table_names_model_and_task_where_they_are_known(report: PlantedReport
     assert {str(known[column].dtype) for column in ("layer", "head", "position")} == {"Int64"}
 
 
-def test_a_table_of_a_diagnosis_holds_the_rows_of_its_reports(diagnosis: Diagnosis) -> None:
-    assert len(diagnosis.to_pandas()) == 2 * len(diagnosis["planted"].to_pandas())
-
-
-@pytest.mark.parametrize("as_path", [str, Path])
-def test_a_page_is_returned_and_written_to_the_given_path(as_path: Any, report: PlantedReport, tmp_path: Path) -> None:
-    text = report.to_html()
-    assert text.startswith("<!doctype html>") and "<title>tiny on Bijection(n=11)</title>" in text
-    assert list(tmp_path.iterdir()) == []
-    returned = report.to_html(as_path(tmp_path / "page.html"))
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == returned
-
-
 def test_provenance_is_added_to_a_copy(rng: np.random.Generator) -> None:
     own = planted(rng)
     found = with_provenance(own, SOURCE)
     assert own.provenance == {} and found.provenance == SOURCE and found is not own
     assert_equal(found, own)
-
-
-@pytest.mark.usefixtures("with_planted")
-@pytest.mark.parametrize("as_path", [str, Path])
-def test_what_a_folder_holds_is_loaded(
-    as_path: Any, report: PlantedReport, diagnosis: Diagnosis, tmp_path: Path
-) -> None:
-    report.save(as_path(tmp_path / "alone"))
-    diagnosis.save(as_path(tmp_path / "whole"))
-    alone, whole = load_report(as_path(tmp_path / "alone")), load_report(as_path(tmp_path / "whole"))
-    assert isinstance(alone, PlantedReport) and alone.provenance == SOURCE
-    assert_equal(alone, report)
-    assert isinstance(whole, Diagnosis) and list(whole) == ["planted", "other"]
-    assert whole.skipped == diagnosis.skipped and whole.inapplicable == diagnosis.inapplicable
-    for name, own in whole.items():
-        assert own.provenance == SOURCE
-        assert_equal(own, diagnosis[name])
 
 
 @pytest.mark.usefixtures("with_planted")
@@ -261,33 +230,6 @@ def test_a_report_made_by_hand_is_loaded_as_it_is(rng: np.random.Generator, tmp_
     found = load_report(tmp_path / "alone")
     assert isinstance(found, PlantedReport) and found.provenance == {}
     assert Diagnosis.load(tmp_path / "alone").provenance == {}
-
-
-@pytest.mark.usefixtures("with_planted")
-def test_a_diagnosis_made_by_hand_is_loaded_as_it_is(rng: np.random.Generator, tmp_path: Path) -> None:
-    Diagnosis.of(planted(rng)).save(tmp_path / "run")
-    found = load_report(tmp_path / "run")
-    assert isinstance(found, Diagnosis) and found.provenance == {} and list(found) == ["planted"]
-
-
-@pytest.mark.usefixtures("with_planted")
-@pytest.mark.parametrize("source", [{"model": {}}, {"task_label": "hmm"}, {**SOURCE, "task_label": 5}])
-def test_a_provenance_without_model_or_task_is_refused(
-    source: dict[str, Any], rng: np.random.Generator, tmp_path: Path
-) -> None:
-    write_run(
-        tmp_path / "run",
-        {"planted": planted(rng)},
-        {"skipped": {}, "provenance": source},
-        planted(rng).to_pandas(),
-        lambda: "",
-    )
-    with pytest.raises(OutputFault, match=r"run does not say of what model and task"):
-        Diagnosis.load(tmp_path / "run")
-
-
-def test_a_changed_copy_keeps_its_provenance(report: PlantedReport) -> None:
-    assert replace(report, tail=" again").provenance == SOURCE
 
 
 def test_a_report_is_looked_up_by_its_class(report: PlantedReport, diagnosis: Diagnosis) -> None:

@@ -26,7 +26,6 @@ from bayesgeom.report.storage import (
     estimate_of,
     estimate_parts,
     quantities_of,
-    read_parts,
     units_of,
 )
 from bayesgeom.report.tables import Headline, Level, Record, _of_estimate, headline_of, records_of
@@ -111,19 +110,6 @@ def test_entries_are_rows_with_their_own_baseline(rng: np.random.Generator) -> N
         assert (row.place("position"), row.n) == (None, 19)
     assert math.isnan(rows[-1].value)
     assert (rows[-1].baseline, rows[-1].baseline_name) == (0.25, "flat"), "the other one is not known here"
-
-
-def test_named_axes_are_columns(rng: np.random.Generator) -> None:
-    report = planted(rng)
-    rows = rows_of(report, "by_set")
-    assert len(rows) == 2 * 3 * 5
-    for row in rows:
-        index = ("inputs", "hypotheses").index(str(row.places["set"]))
-        assert (
-            row.value == report.by_set.value[index, row.places["head"], row.places["position"]] and len(row.places) == 3
-        )
-        assert (row.baseline, row.baseline_name, row.unit) == ((7.0, 11.0)[index], "shuffled", "nats")
-        assert math.isnan(row.low) and math.isnan(row.high)
 
 
 @pytest.mark.parametrize("better", ["higher", "lower", ""])
@@ -257,11 +243,6 @@ def test_a_saved_report_comes_back_bit_for_bit(tmp_path: Path, rng: np.random.Ge
     loaded = PlantedReport.load(tmp_path / "deep" / "planted")
     assert_equal(loaded, report)
     assert loaded.provenance == SOURCE and str(loaded) == str(report) and loaded.plot() == report.plot()
-
-
-def test_a_path_may_be_text(tmp_path: Path, rng: np.random.Generator) -> None:
-    planted(rng).save(str(tmp_path / "planted"))
-    assert PlantedReport.load(str(tmp_path / "planted")).n == 19
 
 
 def test_views_of_other_arrays_are_saved_as_they_look(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -431,15 +412,6 @@ def test_reports_are_equal_by_value(rng: np.random.Generator) -> None:
     assert report == with_provenance(report, SOURCE)
     assert report == replace(report) and report != replace(report, share=0.5) and report != 3
     assert report != replace(report, cloud=report.cloud + 1e-12) and len({report, replace(report)}) == 1
-
-
-def test_a_directory_without_this_report_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
-    planted(rng).save(tmp_path / "planted")
-    change_json(lambda data: data.update(reports={}))(tmp_path / "planted")
-    with pytest.raises(OutputFault, match=r"planted: .* holds arrays of no report: planted/"):
-        PlantedReport.load(tmp_path / "planted")
-    with pytest.raises(OutputFault, match=r"nowhere holds no readable report"):
-        read_parts(tmp_path / "nowhere", {})
 
 
 def test_a_report_is_loaded_by_its_own_class_alone(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -10,7 +10,6 @@ from sklearn.neighbors import NearestCentroid
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.clusters import (
     adjusted_rand,
-    cluster_clouds,
     k_means,
     left_out_silhouettes,
     meetings,
@@ -123,19 +122,6 @@ def test_nearest_centroid_is_scikit_learns(blobs: tuple[torch.Tensor, np.ndarray
     labels, without = nearest_centroid_labels(points, of_draws, is_known).T
     assert labels.tolist() == reference.predict(points).tolist()
     assert 1 not in without
-
-
-def test_blobs_stand_out_from_a_gaussian_cloud_and_a_gaussian_cloud_does_not(rng: np.random.Generator) -> None:
-    truth = rng.integers(BLOBS, size=211)
-    blob = 20 * np.eye(BLOBS, D)[truth] + rng.normal(size=(211, D))
-    gaussian = rng.normal(size=(211, D)) @ rng.normal(size=(D, D))
-    found = cluster_clouds(torch.from_numpy(np.stack([blob, gaussian])), [2, BLOBS], seeded())
-    assert found.labels.shape == (2, 2, 211)
-    of_counts = zip(found.labels, (2, BLOBS), strict=True)
-    scores = torch.stack([point_silhouettes(found.distances, own, k).mean(1) for own, k in of_counts], dim=1)
-    baseline = found.gaussian_scores
-    assert scores[0, 1] > 0.8 > 0.6 > baseline[0, 1]
-    assert (scores[1] - baseline[1]).abs().max() < 0.08
 
 
 def test_a_sequence_that_is_left_out_counts_neither_as_points_nor_in_distances(rng: np.random.Generator) -> None:

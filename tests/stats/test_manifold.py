@@ -77,18 +77,6 @@ def test_other_draws_are_what_shuffled_entropies_would_give(points: torch.Tensor
             assert found.relation[name][draw] == pytest.approx(alone.relation[name][0], abs=1e-6), (name, draw)
 
 
-def test_a_curve_in_entropy_is_all_explained_and_noise_is_not(entropy: np.ndarray, rng: np.random.Generator) -> None:
-    flat, scale = entropy.ravel(), scale_of(entropy)
-    curve = cloud_statistics(
-        torch.from_numpy(natural_spline(flat, even_knots(flat, N_KNOTS)) @ rng.normal(size=(4, D))), scale
-    )
-    assert curve.relation["curve_share"][0] == pytest.approx(1, abs=1e-5)
-    assert curve.relation["entropy_r2"][0] > 0.9
-    noise = cloud_statistics(torch.from_numpy(rng.normal(size=(len(flat), D))), scale)
-    assert noise.relation["curve_share"][0] < 0.02
-    assert noise.relation["entropy_r2"][0] < 0.1
-
-
 def test_entropy_that_follows_position_is_not_identified(points: torch.Tensor, rng: np.random.Generator) -> None:
     scale = scale_of(np.sqrt(LEVEL.astype(float)))
     found = cloud_statistics(points, scale)

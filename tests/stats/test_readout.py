@@ -116,17 +116,6 @@ def test_centroids_are_scikit_learns(points: torch.Tensor, targets: BeliefTarget
         assert (found.hits[:, :, draw].ravel() == twin).all()
 
 
-def test_r2_is_one_where_the_belief_is_embedded_and_not_above_zero_in_noise(
-    belief: torch.Tensor, targets: BeliefTargets, rng: np.random.Generator
-) -> None:
-    embedded = belief.flatten(0, 1) @ torch.from_numpy(rng.normal(size=(H, D))) - 4
-    found = read_out(embedded, targets, BASES)
-    assert found.r2[0] == pytest.approx(1, abs=1e-3)
-    assert held_out_scores(found, targets, EVEN)["total_variation"][0] < 0.01
-    noise = read_out(torch.from_numpy(rng.normal(size=(SEQUENCES * POSITIONS, D))), targets, BASES)
-    assert noise.r2[0] < 0.05 and abs(noise.balanced_accuracy[0] - 0.5) < 0.1
-
-
 def test_rows_say_who_lives_and_who_leads() -> None:
     belief = torch.tensor([[[0.5, 0.5, 0.0], [0.2, 0.8, 0.0], [0.0, 0.0, 1.0]]], dtype=torch.float64)
     rows = belief_rows(belief)[0]

@@ -198,8 +198,3 @@ def test_curves_are_compared_with_every_window_of_up_to_ten_symbols() -> None:
     assert all(wider_window(kl_bits, float(symbols)) in found for symbols in range(5, 19))
     near = np.geomspace(1, 1e-9, 12)[None].repeat(2, axis=0)  # that of eight symbols is below 1e-6 bits
     assert [width for _, width in windows_beyond_own(near)] == [5, 6, 7]
-
-
-def test_without_windows_there_is_no_wider_one() -> None:
-    assert windows_beyond_own(np.zeros((0, 0))) == ()
-    assert wider_window(np.zeros((0, 0)), math.nan) is None

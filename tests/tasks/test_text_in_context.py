@@ -162,7 +162,7 @@ def test_a_separator_where_an_answer_belongs_is_refused() -> None:
         ("{{ 'x ' * 10**6 }}", "it makes 2,000,000 characters of a message"),
         ("user", "it leaves the user's message out"),
         ({"one": "x", "other": "y"}, "ValueError: This model has multiple chat templates"),
-        ("{{ messages[0]['content'] }}{{ '\\ud800' }}", "characters that cannot be encoded"),
+        ("{{ messages[0]['content'] }}{{ '\\ud800' }}", "characters cannot be encoded"),
         ("{{ 7 ** (9 ** 9) }}", "it takes more than 0.5 s"),
         ("{{ messages[0]['content'] }}{{ 'x' * 10**10 }}", "MemoryError|it needs more than 1 GiB"),
         ("{{ '%0999999999d' % 7 }}{{ '%0999999999d' % 7 }}", "MemoryError|it needs more than 1 GiB|it takes more than"),
@@ -175,14 +175,6 @@ def test_a_chat_template_that_fails_or_drops_the_message_is_refused(
     tokenizer = copy.deepcopy(pair_tokenizer())
     tokenizer.chat_template = template
     with pytest.raises(InvalidArgument, match=f"^the chat template of this tokenizer cannot be used: [^\n]*({fault})"):
-        chat_prompts(tokenizer, ["Continue the list."])
-
-
-def test_a_chat_template_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 0.05)
-    tokenizer = copy.deepcopy(pair_tokenizer())
-    tokenizer.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(InvalidArgument, match=r"cannot be used: it takes more than 0\.05 s"):
         chat_prompts(tokenizer, ["Continue the list."])
 
 

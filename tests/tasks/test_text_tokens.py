@@ -12,7 +12,6 @@ from bayesgeom.core.tokenizer import (
     Tokenizer,
     check_ids,
     first_symbols,
-    opening,
     punctuation_id,
     single_tokens,
 )
@@ -63,11 +62,6 @@ def test_too_few_symbols_names_what_was_tried_and_what_there_is() -> None:
 def test_a_mark_of_several_tokens_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"'→→' is not a single token for this tokenizer; choose another mark"):
         punctuation_id(pair_tokenizer(), "→→", after="apple")
-
-
-def test_opening_is_what_the_tokenizer_itself_puts_first() -> None:
-    assert opening(word_tokenizer(), "apple") == (word_tokenizer().bos_token_id,)
-    assert opening(pair_tokenizer(), "apple") == ()
 
 
 def test_ids_that_the_model_has_not_are_refused() -> None:

@@ -1,17 +1,16 @@
 """Trials: cutting, joining and reading the scored positions; a task's way to JSON and back."""
 
 import itertools
-import re
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
 
-from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import NO_LABEL, Relations, Trials, checked_trials, concatenate
 from bayesgeom.stats.observers import WindowObservers
-from bayesgeom.tasks.base import BLOCK, WindTunnel, checked_seed, derived_seed, task_from_config, task_from_text
+from bayesgeom.tasks.base import BLOCK, WindTunnel, checked_seed, derived_seed, task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 
@@ -37,7 +36,7 @@ def scored_twice(scored: list[list[bool]]) -> Trials:
 def assert_equal(one: Trials, other: Trials) -> None:
     for name in (field.name for field in fields(Trials)):
         a, b = getattr(one, name), getattr(other, name)
-        if a is None or isinstance(a, tuple):
+        if a is None or isinstance(a, tuple | bool):
             assert a == b, name
             continue
         if isinstance(a, WindowObservers):
@@ -49,31 +48,11 @@ def assert_equal(one: Trials, other: Trials) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=str)
-def test_cut_and_joined_trials_are_the_same_trials(task: WindTunnel) -> None:
-    trials = task.sample(11, seed=1)
-    assert_equal(concatenate([trials.rows(slice(0, 2)), trials.rows(slice(2, 7)), trials.rows(slice(7, 11))]), trials)
-    assert_equal(concatenate([trials]), trials)
-
-
-@pytest.mark.parametrize("task", TASKS, ids=str)
 def test_rows_by_index_are_those_sequences(task: WindTunnel) -> None:
     trials, index = task.sample(11, seed=2), torch.tensor([7, 2, 2])
     chosen = trials.rows(index)
     assert len(chosen) == 3
     assert_equal(chosen, concatenate([trials.rows(slice(i, i + 1)) for i in index.tolist()]))
-
-
-@pytest.mark.parametrize(
-    "row",
-    [[0, 1, 0, 0, 0], [0, 0, 1, 1, 1], [1, 0, 1, 1, 0]],
-    ids=lambda row: "".join(map(str, row)),
-)
-def test_at_scored_is_the_mask_however_positions_lie(row: list[int]) -> None:
-    values = torch.randn(3, 5, 2, generator=torch.Generator().manual_seed(0))
-    alike = scored_twice([[bool(x) for x in row]] * 3)
-    other = scored_twice([[bool(x) for x in row], [bool(x) for x in reversed(row)], [bool(x) for x in row]])
-    for trials in (alike, other):
-        assert torch.equal(trials.at_scored(values), values[trials.scored].reshape(3, -1, 2))
 
 
 def test_at_scored_reads_each_sequence_in_order() -> None:
@@ -106,14 +85,6 @@ def test_a_stream_is_a_prefix_of_a_longer_one_in_blocks(n: int) -> None:
     assert_equal(concatenate(blocks), concatenate(longer).rows(slice(0, n)))
 
 
-def test_an_empty_stream_is_refused_before_anything_is_drawn() -> None:
-    for draw in (TASKS[0].stream, TASKS[0].sample_pair):
-        with pytest.raises(
-            InvalidArgument, match=r"the number of sequences to draw, must be a positive integer, got 0\."
-        ):
-            draw(0, seed=0)
-
-
 @pytest.mark.parametrize(("task", "shared"), [(TASKS[0], slice(0, None, 2)), (TASKS[1], slice(0, 18))], ids=str)
 def test_pairs_share_what_is_given_and_differ_in_the_latent(task: WindTunnel, shared: slice) -> None:
     original, donor = task.sample_pair(53, seed=5)
@@ -126,28 +97,6 @@ def test_pairs_share_what_is_given_and_differ_in_the_latent(task: WindTunnel, sh
         assert given.min() > 0, "each half's answers are possible under its own posterior"
     again = task.sample_pair(53, seed=5)
     assert_equal(concatenate([original, donor]), concatenate(list(again)))
-
-
-def test_every_parameter_is_in_the_config() -> None:
-    assert TASKS[0].config() == {
-        "name": "bijection",
-        "n_values": 7,
-        "n_pairs": 5,
-        "repeats": True,
-        "pooled_keys": False,
-    }
-    assert task_from_config(TASKS[0].config() | {"n_pairs": 3}) == replace(TASKS[0], n_pairs=3)
-
-
-@pytest.mark.parametrize("config", [{"name": "bijektion"}, {"n_values": 7}])
-def test_unknown_tasks_name_those_that_exist(config: dict[str, object]) -> None:
-    with pytest.raises(UnknownName, match=r"no WindTunnel named .* There are: .*bijection.*hmm"):
-        task_from_config(config)
-
-
-def test_unknown_parameters_are_named() -> None:
-    with pytest.raises(InvalidArgument, match=r"task 'hmm' has no parameter 'n_stats'\. It has: floor, grid, length, "):
-        task_from_config({"name": "hmm", "n_stats": 3})
 
 
 @pytest.mark.parametrize(
@@ -181,14 +130,6 @@ def test_what_is_not_written_is_the_trained_tasks_own_where_the_names_agree() ->
 def test_texts_that_are_no_task_are_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         task_from_text(text)
-
-
-@pytest.mark.parametrize("seed", [np.int64(-1), "a", True])
-def test_what_is_no_seed_is_refused(seed: object) -> None:
-    with pytest.raises(
-        InvalidArgument, match=rf"seed must be a non-negative integer.*, got (?:a int64|{re.escape(repr(seed))})"
-    ):
-        checked_seed(seed)
 
 
 def test_every_draw_checks_its_seed() -> None:

@@ -8,16 +8,14 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.run import Trials
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.stats.observers import STARTS
-from bayesgeom.stats.windows import RESOLUTION_BITS, window_name, window_predictives, window_scores
-from bayesgeom.tasks.hmm import HMM, SLOW
+from bayesgeom.stats.windows import window_name, window_predictives, window_scores
+from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.markov import DynamicTask, MarkovProcess, stationary, stationary_rows
 from bayesgeom.tasks.process import Mess3, Process
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 
-UNIFORM, STATIONARY = range(2)
 HMMS = [
     HMM(n_states=3, n_symbols=2, length=5),
     HMM(n_states=3, n_symbols=5, length=5, floor=0.0),
@@ -128,29 +126,6 @@ def test_renamed_states_have_renamed_observers() -> None:
         own = task.window_predictives(trials, w, start)
         expected = torch.empty_like(own).scatter_(2, names[:, None].expand_as(own), own)
         torch.testing.assert_close(task.window_predictives(renamed, w, start), expected, atol=1e-12, rtol=0)
-
-
-@pytest.fixture(scope="module")
-def paper_trials() -> Trials:
-    return HMM().sample(2_000, seed=1)
-
-
-def test_three_symbols_suffice_on_the_papers_hmm(paper_trials: Trials) -> None:
-    scores = window_scores(paper_trials)
-    assert scores is not None
-    kl = scores.kl_bits.mean(axis=2)
-    assert kl[UNIFORM, 1:5] == pytest.approx([0.111, 0.0116, 0.0014, 0.0002], rel=0.2)
-    assert kl[STATIONARY, 1:5] == pytest.approx([0.031, 0.0037, 0.0005, 0.0001], rel=0.2)
-    assert float(HMM().mixing_times(paper_trials).median()) == pytest.approx(0.94, abs=0.04)
-
-
-def test_ten_symbols_are_too_few_on_the_slow_hmm() -> None:
-    scores = window_scores(SLOW.sample(300, seed=1))
-    assert scores is not None
-    kl = scores.kl_bits.mean(axis=2)
-    assert kl[STATIONARY, 10] == pytest.approx(0.028, abs=0.004) and kl[STATIONARY, 10] >= 0.02
-    assert (np.diff(kl, axis=1) < 0).all(), "whoever sees more knows more"
-    assert kl[:, 50].min() > RESOLUTION_BITS > kl[:, 63].max() and kl[:, 64].max() == 0
 
 
 def test_the_baselines_are_named_after_width_and_start() -> None:

@@ -9,8 +9,9 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish as duration
 from bayesgeom.training.publish import estimated_seconds
 from bayesgeom.training.recipes import Recipe
+from tests.dynamics.trainings import a_recipe
 
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny",
     task=Bijection(n_values=5, n_pairs=3),
     sizes={"architecture": "lstm", "n_layers": 2, "d_model": 11},

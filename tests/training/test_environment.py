@@ -106,18 +106,6 @@ def test_a_stage_after_a_finished_one_continues_it(tmp_path: Path, monkeypatch: 
     assert len(caught) == 1
 
 
-def test_another_kind_of_device_is_refused_in_a_half_trained_first_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    staged = replace(TINY, name="second", after=TINY)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        _stop_after(patch, 1)
-        train(staged, tmp_path, pace=Pace(quiet=True, save_seconds=0.0))
-    _rewrite(tmp_path / "before", device="cuda")
-    with pytest.raises(InvalidArgument, match="was started on cuda and cannot continue on cpu"):
-        check_startable(staged, tmp_path, resume=True)
-
-
 @pytest.mark.parametrize("text", ["{", "[]", json.dumps(HERE | {"n_threads": "two"})])
 def test_a_damaged_record_is_named(text: str, run: Path) -> None:
     (run / ENVIRONMENT).write_text(text)

@@ -1,6 +1,5 @@
 """Training on a part of the labels."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.training import loop
 from bayesgeom.training.loop import Pace, labeled, loss_nats, train
-from bayesgeom.training.recipes import RECIPES, Recipe, deciding, recipe_from_dict
+from bayesgeom.training.recipes import Recipe
+from tests.dynamics.trainings import a_recipe
 
 QUIET = Pace(quiet=True)
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny",
     task=ModularRecurrence(modulus=3, length=7, opaque=True),
-    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13},
     warmup=3,
     steps=6,
     batch_size=11,
@@ -100,14 +99,6 @@ def test_a_stopped_run_trains_on_the_same_labels(tmp_path: Path, monkeypatch: py
     assert len({tuple(own.flatten().tolist()) for own in seen}) == 4
     other = train(replace(TINY, label_share=0.0), tmp_path / "other", pace=QUIET).state_dict()
     assert not torch.equal(other["embed.weight"], whole["embed.weight"]), "labels beyond the horizon count"
-
-
-def test_recipes_without_these_fields_read_as_ever() -> None:
-    plain = RECIPES["bijection-v20"].to_dict()
-    assert not {"loss_positions", "label_share"} & plain.keys()
-    assert recipe_from_dict(json.loads(json.dumps(TINY.to_dict()))) == TINY
-    assert TINY.to_dict()["loss_positions"] == 2 and TINY.to_dict()["label_share"] == 0.3
-    assert deciding(TINY.to_dict()) != deciding(replace(TINY, label_share=0.4).to_dict())
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,7 @@
 import contextlib
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,19 +18,18 @@ from bayesgeom.core.errors import CheckpointFault, InvalidArgument, NonFinite
 from bayesgeom.core.run import Trials
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.stats.information import kl_bits
-from bayesgeom.tasks.base import BLOCK
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import loop
 from bayesgeom.training.loop import Pace, check_startable, loss_nats, snapshot_steps, train
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import Recipe, recipe_from_dict
 from bayesgeom.training.state import locked, read_log
+from tests.dynamics.trainings import a_recipe
 
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny",
     targets="exact",
     task=Bijection(n_values=5, n_pairs=3),
-    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13},
     warmup=3,
     steps=11,
     batch_size=7,
@@ -47,22 +42,6 @@ QUIET = Pace(quiet=True)
 SAVING = Pace(quiet=True, save_seconds=0.0)  # a state after every step
 STOP_AT, LAST_STATE = 8, 5
 INTERRUPTIONS = [(RuntimeError, "undone"), *((KeyboardInterrupt, where) for where in ("undone", "half done", "done"))]
-
-KILLED_WHILE_SAVING = """
-import json, os, signal, sys
-from pathlib import Path
-from bayesgeom.training import loop, state
-from bayesgeom.training.recipes import recipe_from_dict
-
-def dying(tensors, path, metadata, framework):
-    if json.loads(metadata["state"])["step"] == 7:
-        Path(path).write_bytes(b"half")
-        os.kill(os.getpid(), signal.SIGKILL)
-    whole(tensors, path, metadata, framework=framework)
-
-whole, state.write_arrays = state.write_arrays, dying
-loop.train(recipe_from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), pace=loop.Pace(quiet=True, save_seconds=0.0))
-"""
 
 
 def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
@@ -223,15 +202,6 @@ def test_an_interrupted_run_ends_at_the_same_weights(
         assert load_checkpoint(snapshot).weights_hash == twin.weights_hash
 
 
-@pytest.mark.exhaustive
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
-def test_a_run_killed_while_saving_ends_at_the_same_weights(finished: Path, tmp_path: Path) -> None:
-    arguments = [json.dumps(TINY.to_dict()), str(tmp_path / "run")]
-    ended = subprocess.run([sys.executable, "-c", KILLED_WHILE_SAVING, *arguments], env=dict(os.environ), check=False)
-    assert ended.returncode == -signal.SIGKILL
-    assert_same_weights(train(TINY, tmp_path / "run", resume=True, pace=QUIET), last_weights(finished))
-
-
 def test_a_run_stopped_before_its_first_state_starts_over(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,13 +238,6 @@ def test_a_directory_with_a_run_is_refused_and_unchanged(finished: Path) -> None
     assert tree(finished) == before
 
 
-@pytest.mark.parametrize("seed", [loop.batch_seed(TINY, 0), loop.batch_seed(TINY, 1), loop.held_out_seed(TINY)])
-def test_streams_share_no_draw_with_training(seed: int) -> None:
-    drawn = TINY.task.sample(BLOCK, seed=seed).tokens
-    for block in TINY.task.stream(3 * BLOCK, seed=TINY.seed):
-        assert not torch.equal(block.tokens, drawn)
-
-
 def test_a_folder_of_other_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InvalidArgument, match=r"holds other files than a run: name an empty or a new directory"):
@@ -286,12 +249,6 @@ def test_what_a_run_writes_before_its_recipe_is_no_obstacle(finished: Path, tmp_
     for name in (".lock", "environment.json", "precision.json"):
         (tmp_path / name).write_bytes((finished / name).read_bytes() if (finished / name).exists() else b"")
     assert_same_weights(train(TINY, tmp_path, pace=QUIET), last_weights(finished))
-
-
-def test_nothing_cannot_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"nothing to resume: .*none contains no run"):
-        train(TINY, tmp_path / "none", resume=True, pace=QUIET)
-    assert tree(tmp_path) == {}
 
 
 def test_a_directory_in_which_another_process_trains_is_refused_and_unchanged(tmp_path: Path) -> None:
@@ -318,12 +275,6 @@ def test_a_run_that_another_process_starts_meanwhile_is_not_continued(
     with pytest.raises(InvalidArgument, match="already contains a run"):
         train(TINY, tmp_path / "run", pace=QUIET)
     assert tree(tmp_path / "run") == before
-
-
-def test_an_autocast_of_the_caller_does_not_change_the_weights(tmp_path: Path) -> None:
-    with torch.autocast("cpu", torch.bfloat16):
-        weights = train(TINY, tmp_path / "run", precision="float32", pace=QUIET)
-    assert_same_weights(weights, train(TINY, tmp_path / "plain", precision="float32", pace=QUIET))
 
 
 def test_the_precision_is_chosen_once_and_without_an_autocast_of_the_caller(

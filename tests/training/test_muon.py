@@ -12,17 +12,9 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.environment import Precision
 from bayesgeom.training.loop import training_step
 from bayesgeom.training.optimizers import Float32Muon, Optimizers, orthogonalized
-from bayesgeom.training.recipes import Recipe
+from tests.dynamics.trainings import a_recipe
 
-TINY = Recipe(
-    name="tiny",
-    task=Bijection(n_values=5, n_pairs=3),
-    sizes={"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13},
-    warmup=3,
-    steps=7,
-    batch_size=5,
-    snapshots=0,
-)
+TINY = a_recipe(name="tiny", task=Bijection(n_values=5, n_pairs=3), warmup=3, steps=7, batch_size=5, snapshots=0)
 
 
 @pytest.mark.parametrize("shape", [(13, 7), (7, 13), (11, 11)])

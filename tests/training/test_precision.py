@@ -14,12 +14,13 @@ from bayesgeom.models.checkpoint_files import read_description
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import environment as precision
 from bayesgeom.training import loop
-from bayesgeom.training.environment import is_bfloat16_fast, missing_kernel, recorded_precision, resolve_precision
+from bayesgeom.training.environment import missing_kernel, recorded_precision, resolve_precision
 from bayesgeom.training.loop import Pace, remaining_stages, run_precision, train
 from bayesgeom.training.publish import publish
-from bayesgeom.training.recipes import Recipe, deciding
+from bayesgeom.training.recipes import deciding
+from tests.dynamics.trainings import a_recipe
 
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny",
     task=Bijection(n_values=5, n_pairs=3),
     sizes={"architecture": "lstm", "n_layers": 2, "d_model": 11},
@@ -49,12 +50,6 @@ def test_auto_is_what_the_processor_is_fast_at_and_has_a_kernel_for(is_fast: boo
 def test_the_faster_product_decides(own: float, other: float, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "_product_seconds", lambda x: own if x.dtype == torch.bfloat16 else other)
     assert precision._is_measured_fast() == expected
-
-
-def test_the_timed_choice_is_the_same_twice_and_known_to_be_false_without_the_instructions() -> None:
-    found = is_bfloat16_fast("cpu")
-    assert precision._is_measured_fast() == found
-    assert not (found and "AVX2" in torch.backends.cpu.get_cpu_capability() and not HAS_KERNEL)
 
 
 def test_a_missing_kernel_is_float32_where_left_open_and_refused_where_not(monkeypatch: pytest.MonkeyPatch) -> None:

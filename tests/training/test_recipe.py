@@ -1,16 +1,11 @@
 """Recipes: what they say at each step, their way to JSON and back, the committed ones, and their optimizers."""
 
-import inspect
 import itertools
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.checkpoint_files import checkpoints, read_description
@@ -20,13 +15,12 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training.optimizers import Optimizers, schedule
 from bayesgeom.training.recipes import RECIPES, Recipe, deciding, recipe, recipe_from_dict
-from tests.shape_checks import ARE_ON
+from tests.dynamics.trainings import a_recipe
 
 SIZES = {"architecture": "transformer", "n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 13}
-TINY = Recipe(
+TINY = a_recipe(
     name="tiny",
     task=Bijection(n_values=5, n_pairs=3),
-    sizes=SIZES,
     steps=20,
     batch_size=7,
     late_batch_size=11,
@@ -89,12 +83,6 @@ def test_the_architecture_is_fitted_to_the_task() -> None:
     assert replace(TINY, sizes=SIZES | {"n_ctx": 17}).model_config() == replace(expected, n_ctx=17)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_committed_recipes_are_found_by_name(name: str) -> None:
-    assert recipe(name) is RECIPES[name]
-    assert recipe(name).name == name
-
-
 def test_unknown_recipes_name_those_that_exist() -> None:
     with pytest.raises(UnknownName, match=r"no recipe named 'bijection-20'\. There are: .*bijection-v20, .*hmm-s5"):
         recipe("bijection-20")
@@ -145,14 +133,6 @@ def test_values_of_another_type_are_refused(field: str, value: object, message: 
         changed.__post_init__()
 
 
-@pytest.mark.skipif(ARE_ON, reason="shape checks refuse it first")
-def test_a_size_of_another_type_on_the_command_line_names_its_field() -> None:
-    with pytest.raises(
-        InvalidArgument, match=r"recipe 'mess3-small-batch_size7\.5': batch_size must be an integer, got"
-    ):
-        recipe("mess3-small").resized({"batch_size": 7.5})
-
-
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     module = TINY.model_config().build(seed=0)
     names = {id(p): name for name, p in module.named_parameters()}
@@ -165,18 +145,3 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     assert parts[0] == set(names.values()) - parts[1]
     everything = Optimizers(replace(TINY, optimizer="adamw"), module).parts
     assert [sum(len(group["params"]) for group in part.param_groups) for part in everything] == [len(names)]
-
-
-@pytest.mark.skipif(ARE_ON, reason="checks of annotations would refuse first")
-@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.uint32, torch.tensor])
-def test_integers_of_numpy_and_torch_are_pythons(kind: Callable[[int], Any]) -> None:
-    sizes = {name: kind(size) if name != "architecture" else size for name, size in TINY.sizes.items()}
-    made = replace(TINY, steps=kind(20), seed=kind(3), sizes=sizes, lr=np.float32(0.5)).reseeded(kind(1))
-    assert made == replace(TINY, seed=3, lr=0.5).reseeded(1) and made.seed == 1_003
-    assert recipe_from_dict(json.loads(json.dumps(made.to_dict()))) == made
-
-
-@pytest.mark.parametrize("by", [True, 1.5, "1", -1, 2**63])
-def test_other_seeds_are_refused(by: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"seed must be "):
-        inspect.unwrap(Recipe.reseeded)(TINY, by)

@@ -16,12 +16,13 @@ from safetensors.numpy import load
 import bayesgeom
 from bayesgeom.ablations import inside
 from bayesgeom.ablations.inside import N_MEANS, InsideReport
+from bayesgeom.ablations.report import AblationReport
 from bayesgeom.cli import main
 from bayesgeom.core import LOGIT_LENS, PATTERN, Z
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.native.lstm import LSTMConfig
-from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.stats import answer_log_probabilities, kl_bits
 from bayesgeom.tasks.base import Branch, derived_seed
 from tests.tiny import tiny_checkpoints, tiny_folder
@@ -124,6 +125,23 @@ def test_it_is_stored_as_any_report_and_has_no_rows(tmp_path: Path) -> None:
 def test_it_is_part_of_every_diagnosis_with_a_posterior() -> None:
     assert "inside" in bayesgeom.diagnose(model(), TASK, n=8, n_untrained=0)
     assert "inside" not in bayesgeom.diagnose(model(), TASK, n=8, n_untrained=0, probes=["calibration"])
+
+
+@pytest.mark.parametrize("mode", ["mean", "zero"])
+def test_the_page_of_an_ablation_has_the_viewer(mode: Any, tmp_path: Path) -> None:
+    saved = bayesgeom.ablate(model(), TASK, "heads", mode=mode, n=11, out=tmp_path / "run")
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert page.count('id="viewer-data"') == 1 and load_report(tmp_path / "run") == saved
+    assert AblationReport.load(tmp_path / "run") == saved
+    own = report(Diagnosis.load(tmp_path / "run"))
+    effects = (own.edited_kl_bits - own.kl_bits[:, None, None]).mean(axis=(0, 3))
+    assert own.n == 8 and own.edited_kl_bits.shape[1:3] == (LAYERS, HEADS)
+    assert np.corrcoef(effects.ravel(), saved.kl_increase_bits.value)[0, 1] > 0.9, (
+        "the same effects, of 8 sequences of 11"
+    )
+    is_same = np.allclose(own.edited_kl_bits, report().edited_kl_bits, atol=1e-5)
+    assert is_same == (mode == "mean"), "the mode of the battery is that of the viewer"
+    np.testing.assert_allclose(own._without(model())(2, [(1, 2)])[1], own.edited_kl_bits[2, 1, 2], atol=1e-5)
 
 
 def test_without_attention_there_are_predictions_alone() -> None:

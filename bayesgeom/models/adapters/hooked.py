@@ -61,7 +61,7 @@ from bayesgeom.core import (
     structure_of,
     untrained,
 )
-from bayesgeom.models.adapters.proof import Claim, Functions, Side, examined, perturbed_pass, sentinel_trials
+from bayesgeom.models.adapters.proof import Claim, Functions, PerHead, Side, examined, perturbed_pass, sentinel_trials
 from bayesgeom.models.base import Model, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.lstm import LSTM
@@ -242,7 +242,7 @@ class HookedModel(_NativeModel):
 
     def _pattern(
         self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos head d_head"], layer: int
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+    ) -> PerHead:
         scores = self.spec.score_scale * einsum(q, k, "b q h d, b k h d -> b h q k")
         bias = self._attention(layer).score_bias(q.shape[1], scores)
         scores = scores if bias is None else scores + bias

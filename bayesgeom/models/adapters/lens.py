@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from bayesgeom.core import (
     ATTN_OUT,
+    MLP_OUT,
+    MLP_POST,
     PATTERN,
     PROCESS_STATE,
     RESID_MID,
@@ -35,15 +37,18 @@ from bayesgeom.core import (
 )
 from bayesgeom.models.adapters.hooked import POINTS
 from bayesgeom.models.adapters.proof import (
+    Claim,
     Functions,
     Passage,
+    PerHead,
+    Side,
     Taps,
     examined,
     per_query_head,
     perturbed_pass,
     sentinel_trials,
 )
-from bayesgeom.models.base import Reattachable, Replayer, Withheld
+from bayesgeom.models.base import HeadOutput, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.tasks.base import torch_seed
@@ -62,6 +67,7 @@ class LensModel(Reattachable):
         self._names = dict(self._found())
         self._taps = Taps(self._names, self.spec.n_layers)
         self.withheld = Withheld(self._disproved())
+        self.head_output = self._output
 
     def digest(self) -> str:
         return weights_hash(self._lens.state_dict())
@@ -96,6 +102,10 @@ class LensModel(Reattachable):
 
     def replayer(self) -> Replayer:
         return PlainLoop(self)
+
+    def _output(self, layer: int) -> HeadOutput:
+        norm = next(iter(self._parts(layer, ("ln1_post",))), None)
+        return HeadOutput(matrix=self._lens.blocks[layer].attn.W_O.detach(), norm=norm)
 
     def _found(self) -> Iterator[tuple[Site, str]]:
         """Yield the hook points that every block has; without rotation the scores use q and k themselves."""
@@ -178,7 +188,15 @@ class LensModel(Reattachable):
             pattern=partial(self._pattern, passages),
             mid_given=given.get,
         )
-        return examined(passages, functions, self.spec, tokens.shape[1])[0]
+        return examined(passages, functions, self.spec, tokens.shape[1], equations=self._equations)[0]
+
+    def _equations(self, arrived: Side, left: Side, layer: int) -> Iterator[Claim]:
+        if {MLP_POST, MLP_OUT} <= arrived.keys():
+            for matrix in self._parts(layer, ("out",), within="mlp"):
+                out = matrix(left[MLP_POST])
+                for norm in self._parts(layer, ("ln2_post",)):
+                    out = norm(out)
+                yield Claim("W_out mlp_post + b = mlp_out", (MLP_POST,), arrived[MLP_OUT], out)
 
     def _parts(self, layer: int, names: Sequence[str], within: str = "") -> list[Any]:
         """The parts of a block with these names, if they exist."""
@@ -208,7 +226,7 @@ class LensModel(Reattachable):
         q: Float[Tensor, "batch pos head d_head"],
         k: Float[Tensor, "batch pos kv_head d_head"],
         layer: int,
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+    ) -> PerHead:
         """The pattern of rotated queries and keys with the spec's scale, over the visible keys."""
         scores = torch.einsum("b q h d, b h k d -> b h q k", q, per_query_head(k.transpose(1, 2), q.shape[2]))
         scores = self.spec.score_scale * scores.float()

@@ -153,6 +153,7 @@ def per_query_head(x: Float[Tensor, "b kv p d"], n_heads: int) -> Float[Tensor, 
     return x if x.shape[1] == n_heads else repeat(x, "b kv p d -> b (kv group) p d", group=n_heads // x.shape[1])
 
 
+PerHead = Float[Tensor, "batch head query_pos key_pos"]
 TOLERANCE = 1e-4  # relative to the largest entry, in float32
 SUM = "resid_pre + attn_out + mlp_out = resid_post"
 _RESIDUAL = (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST)

@@ -56,33 +56,36 @@ from bayesgeom.core import (
     with_plain_integers,
 )
 from bayesgeom.models.adapters.proof import (
+    SUM,
     Claim,
     Passage,
+    PerHead,
     Taps,
     per_query_head,
     perturbed_pass,
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import Model, Reattachable, Replayer, Withheld, is_out_of_memory
+from bayesgeom.models.base import HeadOutput, Model, Reattachable, Replayer, Withheld, is_out_of_memory
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
+from bayesgeom.models.unembedding import matrix_of
 from bayesgeom.tasks.base import torch_seed
 
 Where = str | Callable[[Any], Any]  # a name within the owner, or a function of it
 _HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN)
 _SLACK = 1e-3  # of a sum of probabilities, in half precision
-_NEXT, _SUM = "resid_post = next resid_pre", "resid_pre + attn_out + mlp_out = resid_post"
-_OUT, _PLAIN = "out(z) = attn_out", "softmax(q·k / √d_head) · v = z"
+_NEXT, _OUT, _PLAIN = "resid_post = next resid_pre", "out(z) = attn_out", "softmax(q·k / √d_head) · v = z"
 _HINTS = {
     _NEXT: ": something changes the stream between blocks",
-    _SUM: ": declare as attn and mlp what the block adds to its stream, and norms=… if it normalizes the sums",
+    SUM: ": declare as attn and mlp what the block adds to its stream, and norms=… if it normalizes the sums",
     _OUT: ": out=… must be the last projection of the heads before attn",
     _PLAIN: ": n_heads=… is wrong, queries or keys are rotated, normed or swapped, or the mask is not causal",
 }
+_PART = "declare {}=…, the part of a block whose output is added to the stream"
 _TO_DECLARE: Mapping[Site, str] = {
-    ATTN_OUT: "declare attn=…, the part of a block whose output is added to the stream",
-    MLP_OUT: "declare mlp=…, the part of a block whose output is added to the stream",
+    ATTN_OUT: _PART.format("attn"),
+    MLP_OUT: _PART.format("mlp"),
     **dict.fromkeys(_HEADS, "declare n_heads, out=… and qkv=…, or q=…, k=… and v=…"),
 }
 _WITH: Mapping[Site, str] = {  # what else an equation of a declared site needs
@@ -331,6 +334,7 @@ class WrappedModel(Reattachable):
         with evaluating(net), torch.no_grad():
             self.spec = self._spec(digest)
             self.withheld = Withheld(self._examined())
+        self.head_output = self._output
 
     def digest(self) -> str:
         """Return the hash of the weights as they are now; "" if there are none, as of a function."""
@@ -349,6 +353,14 @@ class WrappedModel(Reattachable):
 
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         raise MissingSite(f"{self.spec.name} offers no {site.name}: {_NOT_OFFERED}.")
+
+    def _output(self, layer: int) -> HeadOutput | None:
+        if not self._layout.out:
+            return None
+        part, width = self._layout.out[layer], self._heads[0] * (self.spec.d_value or self.spec.d_head)
+        like = next(part.parameters()).new_zeros(1, width)
+        rows = matrix_of(part.forward, torch.eye(width, dtype=torch.float64, device=like.device), like)
+        return HeadOutput(matrix=rows.unflatten(0, (self._heads[0], -1)))
 
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
@@ -551,7 +563,7 @@ class WrappedModel(Reattachable):
 
     def _pattern(
         self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos kv_head d_head"]
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+    ) -> PerHead:
         """Return the pattern of plain causal attention."""
         keys = per_query_head(k.transpose(1, 2), self.spec.n_heads)
         scores = self.spec.score_scale * einsum(q, keys, "b q h d, b h k d -> b h q k")
@@ -560,7 +572,7 @@ class WrappedModel(Reattachable):
         return scores.masked_fill(later, -torch.inf).softmax(-1)
 
     def _weighted(
-        self, pattern: Float[Tensor, "batch head query_pos key_pos"], v: Float[Tensor, "batch pos kv_head d_head"]
+        self, pattern: PerHead, v: Float[Tensor, "batch pos kv_head d_head"]
     ) -> Float[Tensor, "batch pos head d_head"]:
         """Return the values that a pattern weights."""
         values = per_query_head(v.transpose(1, 2), self.spec.n_heads)
@@ -613,7 +625,7 @@ class WrappedModel(Reattachable):
         if {RESID_PRE, RESID_POST, ATTN_OUT, MLP_OUT} <= known:
             first, second = layout.norms[layer] if layout.norms else (nn.Identity(), nn.Identity())
             right = second(first(left[RESID_PRE] + left[ATTN_OUT]) + left[MLP_OUT])
-            yield Claim(_SUM, (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST), arrived[RESID_POST], right)
+            yield Claim(SUM, (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST), arrived[RESID_POST], right)
         if {RESID_PRE, RESID_POST} <= known and layer + 1 < self.spec.n_layers:
             following = passages[RESID_PRE, layer + 1].arrived[0]
             yield Claim(_NEXT, (RESID_PRE, RESID_POST), following, left[RESID_POST])
@@ -637,13 +649,13 @@ class WrappedModel(Reattachable):
         if bool((one >= 0).all()) and bool(((one.sum(-1) - 1).abs() < _SLACK).all()):
             raise InvalidArgument(f"{self.spec.name} returns probabilities, not logits: return their logarithms.")
         bound = tolerance_of(self.spec.dtype)
-        if not (error := Claim("the same tokens give the same logits", (), same, one).error()) <= bound:
+        if not (error := Claim("", (), same, one).error()) <= bound:
             raise InvalidArgument(
                 f"{self.spec.name} returns other logits for the same tokens, by {error:.1e} of their largest: switch "
                 f"dropout and other noise off (net.eval())."
             )
         has_parts = bool(self._layout.blocks)
-        if not (error := Claim("earlier logits do not see the last token", (), other, one).error()) <= bound:
+        if not (error := Claim("", (), other, one).error()) <= bound:
             raise InvalidArgument(
                 f"{self.spec.name} sees later tokens: another last token changes earlier logits by {error:.1e} of "
                 f"their largest. A causal model is needed: "

@@ -136,6 +136,12 @@ class Parts:
         key_input: The norm whose output enters W_K; "" for the residual stream itself.
         projections: Projections of queries, keys and values.
         norms: Norms of queries and keys after the projection.
+        down: The output matrix of a plain MLP, whose input is `mlp_post`.
+        d_mlp: Number of its hidden units; 0 without `down`.
+        is_down_normed: Whether a norm stands between that matrix and the residual stream.
+        experts: The part that is called with the chosen experts of every token and their weights.
+        router: The part that computes a logit for every expert, if there is such a part.
+        n_experts: Number of experts; 0 without `experts`.
         late_norms: Norms of rotated queries and keys (Llama 4, Hunyuan): their path, and which of its calls it is.
     """
 
@@ -151,6 +157,12 @@ class Parts:
     projections: Mapping[Site, Projection] = field(default_factory=dict)
     norms: Mapping[Site, str] = field(default_factory=dict)
     late_norms: Mapping[Site, tuple[str, int]] = field(default_factory=dict)
+    down: str | None = None
+    d_mlp: int = 0
+    is_down_normed: bool = False
+    experts: str | None = None
+    router: str | None = None
+    n_experts: int = 0
 
     @property
     def is_patched(self) -> bool:
@@ -180,10 +192,11 @@ class Anatomy:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """First input and first output of a part that ran once."""
+    """First input and first output of a part that ran once, and whether it was called with a choice of experts."""
 
     given: Tensor | None
     gave: Tensor
+    is_routed: bool = False
 
 
 def blocks_of(hf: nn.Module, n_layers: int) -> tuple[nn.Module, ...]:
@@ -241,6 +254,8 @@ def _parts_of(block: nn.Module, calls: "Watched", sizes: HeadSizes, handed: Hand
     found: dict[str, Any] = {"attention": attention, "output": _output(block, attention, sizes, seen)}
     writers, scale, found["mid_reader"] = _writers(seen, attention, found["output"])
     found["writers"], found["write_scale"], output = writers, scale, found["output"]
+    if writers is not None:
+        found |= _mlp_parts(block, seen, attention, writers[1])
     if writers is not None and output in seen:
         found["is_plain_write"] = is_close(seen[writers[0]].gave, seen[output].gave)
     if output is None:
@@ -277,7 +292,8 @@ def _watching(block: nn.Module) -> Iterator[Watched]:
             )
             own: Seen | None = None
             if isinstance(gave, Tensor):  # copies: Falcon adds the attention output to the MLP's output in place
-                own = Seen(given=None if given is None else given.clone(), gave=gave.clone())
+                is_routed = routing_of(args, kwargs) is not None
+                own = Seen(given=None if given is None else given.clone(), gave=gave.clone(), is_routed=is_routed)
             seen.setdefault(path, []).append(own)
 
         return keep
@@ -354,6 +370,74 @@ def _writers(
     middle = entered + scale * gave[writers[0]]
     readers = (path for path in seen if path and path not in inside and path != attention)
     return writers, scale, _least({path: difference(seen[path].given, middle) for path in readers})
+
+
+def _mlp_parts(block: nn.Module, seen: Mapping[str, Seen], attention: str, writer: str) -> dict[str, Any]:
+    """The output matrix of a plain MLP whose output this part writes; or the experts of a mixture, and their router."""
+    for path in (path for path, own in seen.items() if own.is_routed and path and not path.startswith(attention)):
+        for stacked in (own for own in block.get_submodule(path).parameters() if own.ndim == 3):
+            n_experts = len(stacked)
+            return {"experts": path, "n_experts": n_experts, "router": _router(block, seen, n_experts)}
+    for is_normed, target in ((False, seen[writer].gave), (True, seen[writer].given)):
+        alike = [path for path, own in seen.items() if path and is_close(own.gave, target)]
+        # The outermost part that is affine: of an adapted matrix, the matrix with its adapter.
+        for path in reversed(alike):
+            given = seen[path].given
+            if (
+                given is not None
+                and not is_close(given, seen[path].gave)
+                and _is_affine(block.get_submodule(path), given)
+            ):
+                return {"down": path, "d_mlp": given.shape[-1], "is_down_normed": is_normed}
+    return {}
+
+
+def _router(block: nn.Module, seen: Mapping[str, Seen], n_experts: int) -> str | None:
+    """The part whose output, or the first entry of it, is affine in its input and has an entry for every expert."""
+    for path, own in seen.items():
+        if own.given is not None and own.gave.is_floating_point() and own.gave.shape[-1] == n_experts:
+            with contextlib.suppress(TypeError):  # it needs more than its input (MiniMax M2)
+                if _is_affine(block.get_submodule(path), own.given):
+                    return path
+    return None
+
+
+def _is_affine(part: nn.Module, x: Float[Tensor, "*batch d"]) -> bool:
+    """Whether f(2x) − f(x) = f(x) − f(0), and f(x) ≠ f(0)."""
+    zero, once, twice = (first_output(part(factor * x)) for factor in (0.0, 1.0, 2.0))
+    first, second = (once.double() - zero.double()).to(zero), (twice.double() - once.double()).to(zero)
+    return is_close(second, first) and not is_close(once, zero)  # to the rounding of the part's own dtype
+
+
+def first_output(output: Any) -> Tensor:
+    """Return what a part returned, or the first of several outputs."""
+    found: Tensor = output[0] if isinstance(output, tuple | list) else output
+    return found
+
+
+def routing_of(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Callable[[Tensor, Tensor], tuple[tuple[Any, ...], dict[str, Any]]], Tensor, Tensor] | None:
+    """Return the chosen experts of every token and their weights, from the arguments of a part; None if it has none.
+
+    They are a matrix of integers and one of numbers, of one shape with a row per token. The first entry of the result
+    returns the arguments with others in their places.
+    """
+    named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    tensors = {name: own for name, own in named.items() if isinstance(own, Tensor) and own.ndim == 2}
+    whole = [name for name, own in tensors.items() if own.dtype in (torch.int64, torch.int32)]
+    if len(whole) != 1:
+        return None
+    shape = tensors[whole[0]].shape
+    numbers = [name for name, own in tensors.items() if own.is_floating_point() and own.shape == shape]
+    if len(numbers) != 1 or not any(own.is_floating_point() and len(own) == shape[0] for own in tensors.values()):
+        return None
+
+    def put(chosen: Tensor, weights: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        changed = {**named, whole[0]: chosen, numbers[0]: weights}
+        return tuple(changed[at] for at in range(len(args))), {name: changed[name] for name in kwargs}
+
+    return put, tensors[whole[0]], tensors[numbers[0]]
 
 
 def _least(errors: Mapping[T, float]) -> T | None:

@@ -12,7 +12,7 @@ reason.
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,10 +23,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import (
+    EXPERT_WEIGHTS,
+    MLP_OUT,
+    MLP_POST,
     NORM_WEIGHT,
     PROCESS_STATE,
     RESID_POST,
     RESID_PRE,
+    ROUTER_LOGITS,
     TOKEN_EMBEDDINGS,
     TOKEN_INPUTS,
     TOKEN_KEYS,
@@ -51,8 +55,11 @@ from bayesgeom.core import (
     untrained,
 )
 from bayesgeom.models.adapters.proof import (
+    Claim,
+    Equations,
     Functions,
     Passages,
+    Side,
     Taps,
     examined,
     first_input,
@@ -60,7 +67,7 @@ from bayesgeom.models.adapters.proof import (
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import Reattachable, Replayer, Withheld
+from bayesgeom.models.base import HeadOutput, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.huggingface.anatomy import (
     Anatomy,
@@ -68,7 +75,9 @@ from bayesgeom.models.huggingface.anatomy import (
     anatomy_of,
     attention_of,
     blocks_of,
+    first_output,
     is_close,
+    routing_of,
     turned_of,
 )
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
@@ -335,12 +344,14 @@ class _Attaching:
             self.spec = replace(self.spec, score_scale=calls[0][0].scaling)
         heads = anatomy.sizes
         self.spec = replace(self.spec, n_kv_heads=heads.n_kv_heads, d_head=heads.d_head, d_value=heads.d_value)
+        d_mlp, n_experts = _mlp_sizes(anatomy, self.spec.d_mlp)
+        self.spec = replace(self.spec, d_mlp=d_mlp, n_experts=n_experts)
         site_hooks = SiteHooks(self.hf, anatomy, seen.route if is_known else "modules")
-        passages, functions = self._perturbed(site_hooks)
+        passages, functions, equations = self._perturbed(site_hooks)
         static_sites, layers = StaticSites(self.hf, anatomy, self.spec.d_model, 1.0), site_hooks.layers
         if layers.get(K, ()) == layers.get(TOKEN_INPUTS):
             functions = replace(functions, projected=static_sites.projected)
-        withheld, errors = examined(passages, functions, self.spec, self.tokens.shape[1])
+        withheld, errors = examined(passages, functions, self.spec, self.tokens.shape[1], equations=equations)
         scale = self._embedding_scale(passages[RESID_PRE, 0].arrived[0])
         if scale is None:
             reason = f"{RESID_PRE.name} of layer 0 is no embedding"
@@ -352,6 +363,7 @@ class _Attaching:
             withheld[W_O] = f"the attention of layer {patched[0]} changes what its output matrix returns"
         self._check_causal(site_hooks, withheld)
         self._check_gated(site_hooks, withheld)
+        self._check_routing(site_hooks, withheld)
         return Attached(
             spec=self.spec,
             forward=self.forward,
@@ -434,9 +446,10 @@ class _Attaching:
             )
         return anatomy, seen
 
-    def _perturbed(self, site_hooks: SiteHooks) -> tuple[Passages, Functions]:
-        """Inputs and outputs of the taps in one pass with noise, and the model's functions in that pass."""
+    def _perturbed(self, site_hooks: SiteHooks) -> tuple[Passages, Functions, Equations]:
+        """Inputs and outputs of the taps in one pass with noise, and functions and equations of the model there."""
         anatomy = site_hooks.anatomy
+        ran: dict[tuple[int, str], Ran] = {}
         entered: dict[tuple[int, str | None], list[Tensor]] = {}
         alibi: dict[int, Tensor | None] = {}
 
@@ -455,6 +468,9 @@ class _Attaching:
                 calls += [] if parts.attention is None else [(parts.attention, partial(attend, layer))]
                 for path, each in calls:
                     hooks.append(Hook(part=anatomy.part(layer, path), call=each, kind="pre", with_kwargs=True))
+                for path in filter(None, (parts.experts, parts.router)):
+                    run = partial(_keep, ran, (layer, path))
+                    hooks.append(Hook(part=anatomy.part(layer, path), call=run, with_kwargs=True))
             with hooked(self.hf, hooks, by=self.spec.name, times=None), site_hooks.open(is_witnessed=True):
                 self.forward.logits(self.tokens)
 
@@ -464,7 +480,7 @@ class _Attaching:
         hooked_sites = ((site, own) for site, own in site_hooks.layers.items() if not site.is_static)
         places = [(site, layer) for site, layers in hooked_sites for layer in layers]
         passages = perturbed_pass(self.hf, forward, site_hooks.taps.at, places)
-        return passages, Functions(
+        functions = Functions(
             written=partial(_written, anatomy),
             projected=None,
             normed=partial(_normed, anatomy),
@@ -472,6 +488,7 @@ class _Attaching:
             mid_given=mid_given,
             turned=partial(_turned, anatomy, entered),
         )
+        return passages, functions, partial(_mlp_claims, anatomy, ran)
 
     def _pattern(
         self,
@@ -530,6 +547,18 @@ class _Attaching:
         if is_close(logits[:, 0], self.logits[:, 0]):
             withheld.setdefault(RESID_POST, f"edits without effect in layer {last}")
 
+    def _check_routing(self, site_hooks: SiteHooks, withheld: dict[Site, str]) -> None:
+        """Check, in the last mixture of experts, that logits and weights of the experts have an effect."""
+        for site in (ROUTER_LOGITS, EXPERT_WEIGHTS):
+            if site in withheld or site not in site_hooks.layers:
+                continue
+            last = site_hooks.layers[site][-1]
+            hook = site_hook((site, last), site_hooks.taps.at(site, last), torch.neg)
+            with hooked(self.hf, [hook], by=self.spec.name), site_hooks.open():
+                logits = self.forward.logits(self.tokens)
+            if is_close(logits, self.logits):
+                withheld[site] = f"edits without effect in layer {last}"
+
     def _check_gated(self, site_hooks: SiteHooks, withheld: dict[Site, str]) -> None:
         """Check, where a gate or a norm follows z, that the input of W_O is zero for heads whose z is zero."""
         anatomy = site_hooks.anatomy
@@ -547,6 +576,54 @@ class _Attaching:
             self.forward.logits(self.tokens)
         if (wrong := next((layer for layer, most in found.items() if most > 0), None)) is not None:
             withheld[Z] = f"W_O of layer {wrong} reads beyond z"
+
+
+Ran = tuple[tuple[Any, ...], dict[str, Any], Tensor]  # arguments of a part and what it returned first
+
+
+def _keep(
+    ran: dict[tuple[int, str], Ran],
+    place: tuple[int, str],
+    _module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> None:
+    ran[place] = args, kwargs, first_output(output).clone()
+
+
+def _mlp_claims(
+    anatomy: Anatomy, ran: Mapping[tuple[int, str], Ran], arrived: Side, left: Side, layer: int
+) -> Iterator[Claim]:
+    """The equations inside an MLP, or inside a mixture of experts."""
+    parts = anatomy.parts[layer]
+    if {MLP_POST, MLP_OUT} <= arrived.keys():
+        assert parts.down is not None and parts.writers is not None, "the sites exist"
+        out = call(anatomy.part(layer, parts.down), left[MLP_POST])
+        out = call(anatomy.part(layer, parts.writers[1]), out) if parts.is_down_normed else out
+        yield Claim("W_out mlp_post + b = mlp_out", (MLP_POST,), arrived[MLP_OUT], parts.write_scale * out)
+    if ROUTER_LOGITS in arrived and (layer, str(parts.router)) in ran:
+        found = ran[layer, str(parts.router)][2].reshape(left[ROUTER_LOGITS].shape)
+        yield Claim("the router returns router_logits", (ROUTER_LOGITS,), found, left[ROUTER_LOGITS])
+    if EXPERT_WEIGHTS in arrived and (layer, str(parts.experts)) in ran:
+        args, kwargs, out = ran[layer, str(parts.experts)]
+        weights, experts = left[EXPERT_WEIGHTS].flatten(0, 1), anatomy.part(layer, str(parts.experts))
+        found_routing = routing_of(args, kwargs)
+        assert found_routing is not None, "it was seen in this pass"
+        total = torch.zeros_like(out, dtype=torch.float64)
+        for expert, weight in enumerate(weights.T):  # each one alone, with the weight 1
+            one = found_routing[1].new_full((len(weights), 1), expert)
+            own_args, own_kwargs = found_routing[0](one, torch.ones_like(one, dtype=weights.dtype))
+            alone = first_output(experts(*own_args, **own_kwargs)).double()
+            total += weight.double()[:, None] * alone.reshape(len(weights), -1).reshape(out.shape)
+        yield Claim("Σ weight · expert = output of the experts", (EXPERT_WEIGHTS,), out, total)
+
+
+def _mlp_sizes(anatomy: Anatomy, stated: int) -> tuple[int, int]:
+    """The hidden units of a plain MLP, as its output matrix reads them, and the experts of a layer."""
+    widths = {own.d_mlp for own in anatomy.parts if own.d_mlp}
+    d_mlp = widths.pop() if len(widths) == 1 else stated
+    return d_mlp, max((own.n_experts for own in anatomy.parts), default=0)
 
 
 def _turned(
@@ -648,10 +725,21 @@ class HFModel(Reattachable):
         self._prefixes = self._prefixes_of(self._attached.forward)
         every = tuple(range(self.spec.n_layers))
         self.partial_sites = {site: own for site, own in self._attached.layers.items() if own != every}
+        self.head_output = self._output
 
     @property
     def sites(self) -> frozenset[Site]:
         return frozenset(self._attached.layers).difference(self.partial_sites)
+
+    def _output(self, layer: int) -> HeadOutput | None:
+        anatomy, none = self._attached.site_hooks.anatomy, torch.zeros(0, dtype=torch.int64, device=self.spec.device)
+        parts = anatomy.parts[layer]
+        if parts.output is None or parts.writers is None or parts.is_gated or parts.is_patched:
+            return None
+        matrix, norm = self.static(W_O, none, layer), None
+        if not parts.is_plain_write:
+            norm, matrix = anatomy.part(layer, parts.writers[0]), matrix / parts.write_scale
+        return HeadOutput(matrix=matrix, norm=norm, factor=parts.write_scale if norm is not None else 1.0)
 
     def digest(self) -> str:
         """Return the hash of the weights as they are now, made as that of the spec."""

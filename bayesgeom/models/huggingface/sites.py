@@ -20,14 +20,17 @@ from torch import Tensor, nn
 
 from bayesgeom.core import (
     ATTN_OUT,
+    EXPERT_WEIGHTS,
     K_ROT,
     MLP_OUT,
+    MLP_POST,
     NORM_WEIGHT,
     PATTERN,
     Q_ROT,
     RESID_MID,
     RESID_POST,
     RESID_PRE,
+    ROUTER_LOGITS,
     TOKEN_EMBEDDINGS,
     TOKEN_INPUTS,
     TOKEN_KEYS,
@@ -44,7 +47,7 @@ from bayesgeom.core import (
     hooked,
 )
 from bayesgeom.models.adapters.proof import SUM, Taps, first_input
-from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, is_close
+from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_output, is_close, routing_of
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
 
 if TYPE_CHECKING:
@@ -54,7 +57,8 @@ if TYPE_CHECKING:
 By = Literal["interface", "functions", "modules"]  # where a model's attention is reached
 _INTERFACE = (Q_ROT, K_ROT, PATTERN)
 _STATIC = (TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_K, W_K_GRAM, W_V, W_O)
-SITES = (RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, Q, Q_ROT, K, K_ROT, V, Z, PATTERN, *_STATIC)
+_IN_MLP = (MLP_POST, ROUTER_LOGITS, EXPERT_WEIGHTS)
+SITES = (RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, *_IN_MLP, Q, Q_ROT, K, K_ROT, V, Z, PATTERN, *_STATIC)
 
 
 @final
@@ -93,7 +97,8 @@ class SiteHooks:
         """Route activations through every hooked tap inside the block; `is_witnessed` fills `handed`."""
         self.handed = [[] for _ in self.anatomy.blocks]
         layers = range(self.taps.n_layers)
-        hooks = [hook for layer in layers for hook in (*self._on_block(layer), *self._on_attention(layer))]
+        kinds = (self._on_block, self._on_attention, self._on_mlp)
+        hooks = [hook for layer in layers for kind in kinds for hook in kind(layer)]
         # Calls are counted at the taps; these hooks only lead to them.
         with hooked(self._hf, hooks, by="this model", times=None), self._interface(is_witnessed):
             try:
@@ -133,7 +138,7 @@ class SiteHooks:
 
     def _on_block(self, layer: int) -> Iterator[Hook]:
         taps, block, writers = self.taps, self.anatomy.blocks[layer], self.anatomy.parts[layer].writers
-        if taps.is_watched(layer, RESID_PRE, RESID_MID, MLP_OUT, ATTN_OUT):
+        if taps.is_watched(layer, RESID_PRE, RESID_MID, MLP_OUT, ATTN_OUT, *_IN_MLP):
             yield Hook(part=block, call=partial(self._enter, layer), kind="pre", with_kwargs=True)
         if writers is not None and taps.is_watched(layer, ATTN_OUT, RESID_MID):
             part = self.anatomy.part(layer, writers[0])
@@ -143,6 +148,58 @@ class SiteHooks:
             yield Hook(part=part, call=_output(partial(self._mlp_writes, layer)))
         if taps.is_watched(layer, RESID_POST):
             yield Hook(part=block, call=_output(partial(taps.through, RESID_POST, layer)))
+
+    def _on_mlp(self, layer: int) -> Iterator[Hook]:
+        taps, anatomy, parts = self.taps, self.anatomy, self.anatomy.parts[layer]
+        if parts.down is not None and taps.is_watched(layer, MLP_POST):
+            yield Hook(part=anatomy.part(layer, parts.down), call=partial(self._units, layer), kind="pre")
+        if parts.router is not None and taps.is_watched(layer, ROUTER_LOGITS):
+            part = anatomy.part(layer, parts.router)
+            yield Hook(part=part, call=partial(self._routes, layer), kind="pre", with_kwargs=True)
+        if parts.experts is not None and taps.is_watched(layer, EXPERT_WEIGHTS):
+            part = anatomy.part(layer, parts.experts)
+            yield Hook(part=part, call=partial(self._chooses, layer), kind="pre", with_kwargs=True)
+
+    def _units(self, layer: int, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        units = self._by_position(args[0])
+        return (self.taps.through(MLP_POST, layer, units).reshape(args[0].shape), *args[1:])
+
+    def _routes(
+        self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give the router the input that makes its logits those that left the tap: the nearest one to its own input."""
+        given = first_input(args, kwargs)
+        assert given is not None, "seen when the model was attached"
+        logits = first_output(module.forward(given))
+        passed = self.taps.through(ROUTER_LOGITS, layer, before := self._by_position(logits))
+        if passed is before:
+            return args, kwargs
+        width = given.shape[-1]
+        unit = torch.eye(width + 1, width, dtype=given.dtype, device=given.device)  # the last row is zero
+        rows = first_output(module.forward(unit)).double()
+        change = (passed.reshape(logits.shape).double() - logits.double()) @ torch.linalg.pinv(rows[:-1] - rows[-1])
+        moved = given + change.reshape(given.shape).to(given)
+        return ((moved, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": moved})
+
+    def _chooses(
+        self, layer: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give the experts the weights that left the tap; every expert then runs on every token."""
+        found = routing_of(args, kwargs)
+        assert found is not None, "seen when the model was attached"
+        put, chosen, weights = found
+        n_experts = self.anatomy.parts[layer].n_experts
+        # A choice of no expert has the number after the last one.
+        dense = weights.new_zeros(len(weights), n_experts + 1).scatter_add(1, chosen.long(), weights)[:, :-1]
+        passed = self.taps.through(EXPERT_WEIGHTS, layer, before := self._by_position(dense))
+        if passed is before and not torch.is_grad_enabled():
+            return args, kwargs
+        every = torch.arange(n_experts, device=chosen.device).to(chosen.dtype).expand(len(chosen), -1)
+        return put(every.contiguous(), passed.reshape(dense.shape))
+
+    def _by_position(self, flat: Shaped[Tensor, "*flat d"]) -> Shaped[Tensor, "batch pos d"]:
+        assert self._entered is not None, "the block was entered before"
+        return flat.reshape(*self._entered.shape[:2], -1)
 
     def _on_attention(self, layer: int) -> Iterator[Hook]:
         taps, anatomy, parts = self.taps, self.anatomy, self.anatomy.parts[layer]
@@ -332,6 +389,7 @@ def _absent_in(parts: Parts, route: By) -> dict[Site, str]:
         reasons |= dict.fromkeys((ATTN_OUT, MLP_OUT, RESID_MID), f"no two parts with {SUM}")
     elif parts.mid_reader is None:
         reasons[RESID_MID] = "attention and MLP are parallel"
+    reasons |= _absent_in_mlp(parts)
     if parts.key_input is None or K in unknown:
         reasons |= dict.fromkeys((TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_V), "no key projection or input")
     reasons |= {site: unknown[of] for site, of in ((W_K, K), (W_K_GRAM, K), (W_V, V)) if of in unknown}
@@ -342,6 +400,14 @@ def _absent_in(parts: Parts, route: By) -> dict[Site, str]:
     }
     reason = next((reason for reason, is_so in not_w_o.items() if is_so), "")
     return reasons | ({W_O: reason} if reason else {})
+
+
+def _absent_in_mlp(parts: Parts) -> dict[Site, str]:
+    if parts.experts is None:
+        no_mixture = dict.fromkeys((ROUTER_LOGITS, EXPERT_WEIGHTS), "no mixture of experts of a known layout")
+        return no_mixture | ({} if parts.down is not None else {MLP_POST: "no plain MLP found"})
+    no_router = {} if parts.router is not None else {ROUTER_LOGITS: "no router whose logits are linear in its input"}
+    return no_router | {MLP_POST: "each expert has its own hidden units"}
 
 
 def embedded(hf: "PreTrainedModel", tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_embed"]:

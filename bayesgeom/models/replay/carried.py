@@ -48,7 +48,7 @@ class CarriedReplayer:
         self.module = model.module
 
     @torch.no_grad()
-    def baseline(self, trials: Trials) -> BaselinePass:
+    def baseline(self, trials: Trials, also: Sequence[Site] = ()) -> BaselinePass:
         """Run one pass and keep the input of each layer and its state after each position."""
         stored: dict[tuple[Site, int], Tensor] = {}
         resid: Tensor = self.module.embed(trials.tokens)

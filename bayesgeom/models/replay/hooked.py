@@ -11,7 +11,8 @@ stream, such as keys. It is checked when a replayer is created, and such a model
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -19,14 +20,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.core import (
+    ATTN_OUT,
+    K_ROT,
+    MLP_OUT,
+    Q_ROT,
+    RESID_MID,
     RESID_PRE,
+    BayesGeomError,
     Change,
     Edit,
     Hook,
+    K,
+    Q,
     Reference,
     Site,
     SiteLayer,
     Trials,
+    V,
+    Z,
     alone,
     hooked,
     keeping,
@@ -34,6 +45,8 @@ from bayesgeom.core import (
 )
 from bayesgeom.models.adapters.proof import first_input, sentinel_trials
 from bayesgeom.models.base import STAGES, BaselinePass, Model, Variant, entry, hooked_sites
+
+_INPUTS = ((Q, Q_ROT), (K, K_ROT), (V, V))  # of a head; rotated where a model does not provide the others
 
 
 @final
@@ -45,10 +58,10 @@ class PlainLoop:
 
     @alone("model.module")
     @torch.no_grad()
-    def baseline(self, trials: Trials) -> BaselinePass:
-        """Run one pass and keep every replayable site at all positions."""
+    def baseline(self, trials: Trials, also: Sequence[Site] = ()) -> BaselinePass:
+        """Run one pass and keep every replayable site, and those in `also`, at all positions."""
         stored: dict[SiteLayer, Tensor] = {}
-        places = [(site, layer) for site in self._sites for layer in self.model.layers_of(site)]
+        places = [(site, layer) for site in (*self._sites, *also) for layer in self.model.layers_of(site)]
         with hooked_sites(self.model, {place: keeping(stored, place) for place in places}):
             logits = self.model.logits(trials)
         return BaselinePass(trials=trials, rows=trials.scored_positions()[0], stored=stored, logits=logits)
@@ -64,6 +77,91 @@ class PlainLoop:
             HookFault: The hook of an edit did not fire exactly once.
         """
         return torch.stack([edited_pass(self.model, baseline.trials, variant, reference) for variant in variants])
+
+    @torch.no_grad()
+    def heads_received(
+        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterator[Float[Tensor, "input batch pos head d_head"]]:
+        """Yield, for each change of a layer's input, the head outputs if it reaches q, k or v alone."""
+        yield from _heads_received(self.model, self._within, baseline, layer, changes)
+
+    @torch.no_grad()
+    def mlp_received(
+        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterator[Float[Tensor, "batch pos d_model"]]:
+        """Yield, for each change of the input of a layer's MLP, what the MLP writes."""
+        yield from _mlp_received(self.model, self._within, baseline, layer, changes)
+
+    def _within(self, baseline: BaselinePass, layer: int, hooks: Mapping[SiteLayer, Change]) -> None:
+        """Run one pass with these hooks."""
+        with hooked_sites(self.model, hooks):
+            self.model.logits(baseline.trials)
+
+
+Within = Callable[[BaselinePass, int, Mapping[SiteLayer, Change]], Tensor | None]  # runs a layer with hooks
+
+
+def _heads_received(
+    model: Model,
+    within: Within,
+    baseline: BaselinePass,
+    layer: int,
+    changes: Iterable[Float[Tensor, "batch pos d_model"]],
+) -> Iterator[Float[Tensor, "input batch pos head d_head"]]:
+    """Run a layer once with its changed input for q, k and v, and once for each of them alone."""
+    inputs = [(site if layer in model.layers_of(site) else rotated, layer) for site, rotated in _INPUTS]
+    for change in changes:
+        found = dict[SiteLayer, Tensor]()
+        hooks: dict[SiteLayer, Change] = {place: keeping(found, place) for place in inputs}
+        within(baseline, layer, {(RESID_PRE, layer): _adding(change), **hooks})
+        each = list[Tensor]()
+        for place in inputs:
+            kept = dict[SiteLayer, Tensor]()
+            own = found[place]
+            within(baseline, layer, {place: _giving(own), (Z, layer): keeping(kept, (Z, layer))})
+            each.append(kept[Z, layer])
+        yield torch.stack(each)
+
+
+def _mlp_received(
+    model: Model,
+    within: Within,
+    baseline: BaselinePass,
+    layer: int,
+    changes: Iterable[Float[Tensor, "batch pos d_model"]],
+) -> Iterator[Float[Tensor, "batch pos d_model"]]:
+    """Run a layer with the input of its MLP changed."""
+    reads = (mlp_reads(model, layer), layer)
+    for change in changes:
+        kept = dict[SiteLayer, Tensor]()
+        within(baseline, layer, {reads: _adding(change), (MLP_OUT, layer): _copying(kept, (MLP_OUT, layer))})
+        yield kept[MLP_OUT, layer]
+
+
+@alone()
+@torch.no_grad()
+def mlp_reads(model: Model, layer: int) -> Site:
+    """Return the site at which a change reaches the input of a layer's MLP: resid_pre if it is parallel to attention.
+
+    Only what the MLP writes is read after such a change, so that it does not matter what else changes.
+    """
+    if layer in model.layers_of(RESID_MID) or layer not in model.layers_of(ATTN_OUT):
+        return RESID_MID if layer in model.layers_of(RESID_MID) else RESID_PRE
+    place, trials = (MLP_OUT, layer), sentinel_trials(model.spec.d_vocab, model.spec.n_ctx, model.spec.device)
+    found, other = dict[SiteLayer, Tensor](), dict[SiteLayer, Tensor]()
+    with hooked_sites(model, {place: keeping(found, place)}):
+        model.logits(trials)
+    with hooked_sites(model, {place: keeping(other, place), (ATTN_OUT, layer): torch.zeros_like}):
+        model.logits(trials)
+    return RESID_PRE if torch.equal(found[place], other[place]) else ATTN_OUT
+
+
+def _adding(change: Float[Tensor, "batch pos d_model"]) -> Change:
+    return lambda output: output + change.to(output)
+
+
+def _giving(values: Float[Tensor, "batch pos head d_head"]) -> Change:
+    return lambda _output: values
 
 
 def edited_pass(
@@ -83,12 +181,21 @@ def edited_pass(
         return model.logits(trials)
 
 
+def _copying(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
+    """Return a function that stores the activation, or a copy of an update: Falcon adds one update to the other."""
+
+    def keep(output: Tensor) -> None:
+        stored[place] = output.clone() if place[0] in (ATTN_OUT, MLP_OUT) else output
+
+    return keep
+
+
 Form = tuple[type[Any], int] | None  # tuple or list and its length; None is a bare tensor
 _CLOSE = 1e-5  # tolerance of a replay without edits, relative to each number and to the mean magnitude
 
 
-class _Reached(Exception):
-    """Raised to stop a pass at a block."""
+class _Reached(BayesGeomError):
+    """Raised to stop a pass at a block; of this package, so that no adapter takes it for a fault of a model."""
 
 
 @final
@@ -102,9 +209,9 @@ class PrefixReplay:
 
     @alone("model.module")
     @torch.no_grad()
-    def baseline(self, trials: Trials) -> BaselinePass:
-        """Run one pass and keep every replayable site at all positions."""
-        return self._loop.baseline(trials)
+    def baseline(self, trials: Trials, also: Sequence[Site] = ()) -> BaselinePass:
+        """Run one pass and keep every replayable site, and those in `also`, at all positions."""
+        return self._loop.baseline(trials, also)
 
     @alone("model.module")
     @torch.no_grad()
@@ -120,6 +227,20 @@ class PrefixReplay:
         assert all(entry(variant) == (first, stage) for variant in variants), "variants of one batch share their entry"
         return self._replayed(baseline, first, variants, reference)
 
+    @torch.no_grad()
+    def heads_received(
+        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterator[Float[Tensor, "input batch pos head d_head"]]:
+        """Yield, for each change of a layer's input, the head outputs if it reaches q, k or v alone."""
+        yield from _heads_received(self.model, self._within, baseline, layer, changes)
+
+    @torch.no_grad()
+    def mlp_received(
+        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterator[Float[Tensor, "batch pos d_model"]]:
+        """Yield, for each change of the input of a layer's MLP, what the MLP writes."""
+        yield from _mlp_received(self.model, self._within, baseline, layer, changes)
+
     @alone("model.module")
     @torch.no_grad()
     def inexact_from(self) -> int | None:
@@ -133,7 +254,8 @@ class PrefixReplay:
         baseline = self.baseline(trials)
         for layer in range(1, spec.n_layers):
             if layer + 1 < spec.n_layers:
-                found, exact = self._entering(baseline, layer), baseline.stored[RESID_PRE, layer + 1]
+                found, exact = self._within(baseline, layer), baseline.stored[RESID_PRE, layer + 1]
+                assert found is not None, "the next block was reached"
             else:
                 found, exact = self._replayed(baseline, layer, [()], None)[0], baseline.logits
             wide = exact.double()
@@ -143,8 +265,10 @@ class PrefixReplay:
                 return layer
         return None
 
-    def _entering(self, baseline: BaselinePass, first: int) -> Float[Tensor, "batch pos d_model"]:
-        """The input of the block after `first` with all blocks before `first` skipped; later blocks do not run."""
+    def _within(
+        self, baseline: BaselinePass, layer: int, hooks: Mapping[SiteLayer, Change] = MappingProxyType({})
+    ) -> Float[Tensor, "batch pos d_model"] | None:
+        """Run one block alone, with hooks; return the input of the next one, or None after the last."""
         found: list[Tensor] = []
         self._forms_given()
 
@@ -154,12 +278,13 @@ class PrefixReplay:
             found.append(given)
             raise _Reached
 
-        hook = Hook(part=self.blocks[first + 1], call=stop, kind="pre", with_kwargs=True, is_first=True)
-        skipping = self._from(first, baseline.stored[RESID_PRE, first], 1)
-        with contextlib.suppress(_Reached), hooked(self.model.module, [hook], by=self.model.spec.name), skipping:
+        following = self.blocks[layer + 1 : layer + 2]
+        stops = [Hook(part=own, call=stop, kind="pre", with_kwargs=True, is_first=True) for own in following]
+        skipping = self._from(layer, baseline.stored[RESID_PRE, layer], 1)
+        stopping = hooked(self.model.module, stops, by=self.model.spec.name)
+        with contextlib.suppress(_Reached), hooked_sites(self.model, hooks), stopping, skipping:
             self.model.logits(baseline.trials)
-        (resid,) = found
-        return resid
+        return found[0] if found else None
 
     def _replayed(
         self, baseline: BaselinePass, first: int, variants: Sequence[Variant], reference: Reference | None

@@ -10,7 +10,7 @@ to rounding with few passes over memory and reused buffers. The module itself is
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from bayesgeom.core import (
     ATTN_OUT,
     MLP_OUT,
+    MLP_POST,
     RESID_MID,
     RESID_POST,
     RESID_PRE,
@@ -33,7 +34,7 @@ from bayesgeom.core import (
     Trials,
     Z,
 )
-from bayesgeom.models.base import STAGES, BaselinePass, Model, Variant, entry
+from bayesgeom.models.base import INSIDE_MLP, STAGES, BaselinePass, Model, Variant, entry
 from bayesgeom.models.native.positions import causal_mask, rotated
 from bayesgeom.models.native.transformer import EPS, MLP, MultiHeadAttention, Norm, Transformer, TransformerConfig
 from bayesgeom.models.replay.hooked import PlainLoop, warn_of_full_passes
@@ -185,17 +186,45 @@ class ReplayLayer:
             at_once = ATTENTION_ROWS * torch.get_num_threads()
             n_parts = max(1, min(len(resid), len(resid) * n_pos // at_once))
         for part, own in zip(resid.tensor_split(n_parts), out.tensor_split(n_parts), strict=True):
-            x = normed(part, self.config, scratch, out=scratch.take("normed", tuple(part.shape), part))
-            # Contiguous per head, which is fastest for the products of attention.
-            if rows is None:
-                q, k, v = self._projected("qkv", x, slice(None), scratch).chunk(3)
-            else:
-                queries = scratch.take("query_rows", (len(x), n_query, x.shape[2]), x)
-                torch.index_select(x, 1, rows, out=queries)
-                q = self._projected("q", queries, slice(n_heads), scratch)
-                k, v = self._projected("kv", x, slice(n_heads, None), scratch).chunk(2)
-            self._attention.z(q, k, v, rows, scratch, out=own)
+            self._attention.z(*self._qkv_of(part, rows, scratch), rows, scratch, out=own)
         return out
+
+    def received(
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        changed: Iterable[Float[Tensor, "batch pos d_model"]],
+        rows: Int64[Tensor, " query_pos"] | None,
+        scratch: Scratch,
+    ) -> Iterator[Float[Tensor, "input batch query_pos head d_head"]]:
+        """Yield, for each changed residual, the head outputs if q, k or v alone is computed from it."""
+        kept = self._qkv_of(resid, rows, scratch, "unchanged ")
+        n_query, n_heads, width = kept[0].shape[2], self.config.n_heads, self.config.d_head
+        for own in changed:
+            out = own.new_empty(3, len(own), n_query, n_heads, width)
+            new = self._qkv_of(own, rows, scratch)
+            for at in range(3):
+                q, k, v = (new[i] if i == at else kept[i] for i in range(3))
+                self._attention.z(q, k, v, rows, scratch, out=out[at])
+            yield out
+
+    def _qkv_of(
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        rows: Int64[Tensor, " query_pos"] | None,
+        scratch: Scratch,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, at `rows` only if given, keys and values: contiguous per head, which is fastest for attention."""
+        n_heads = self.config.n_heads
+        x = normed(resid, self.config, scratch, out=scratch.take("normed", tuple(resid.shape), resid))
+        if rows is None:
+            q, k, v = self._projected(f"{name}qkv", x, slice(None), scratch).chunk(3)
+            return q, k, v
+        queries = scratch.take("query_rows", (len(x), len(rows), x.shape[2]), x)
+        torch.index_select(x, 1, rows, out=queries)
+        q = self._projected(f"{name}q", queries, slice(n_heads), scratch)
+        k, v = self._projected(f"{name}kv", x, slice(n_heads, None), scratch).chunk(2)
+        return q, k, v
 
     def _projected(
         self, name: str, x: Float[Tensor, "batch pos d_model"], part: slice, scratch: Scratch
@@ -216,10 +245,10 @@ class ReplayLayer:
         """Return the sum of the heads' updates to the residual stream."""
         return self._product("attn_out", z.flatten(2), self._o, None, scratch)
 
-    def mlp_out(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_model"]:
-        """Return the MLP's update to the residual stream."""
+    def hidden(self, mid: Float[Tensor, "batch pos d_model"], scratch: Scratch) -> Float[Tensor, "batch pos d_mlp"]:
+        """Return the MLP's hidden units."""
         hidden = scratch.take("hidden", (*mid.shape[:-1], self.config.d_mlp), mid)
-        return self.mlp_out_of(mid, self.mid_in(mid, hidden), scratch)
+        return self.hidden_of(mid, self.mid_in(mid, hidden), scratch)
 
     def mid_in(
         self, mid: Float[Tensor, "batch pos d_model"], out: Float[Tensor, "batch pos d_mlp"]
@@ -228,13 +257,28 @@ class ReplayLayer:
         torch.mm(mid.reshape(-1, self.config.d_model), self._mid_in, out=out.view(-1, self.config.d_mlp))
         return out
 
-    def mlp_out_of(
+    def hidden_of(
         self, mid: Float[Tensor, "batch pos d_model"], mid_in: Float[Tensor, "batch pos d_mlp"], scratch: Scratch
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """Return the MLP's update given the precomputed product `mid_in`, which is not modified."""
+    ) -> Float[Tensor, "batch pos d_mlp"]:
+        """Return the MLP's hidden units given the precomputed product `mid_in`, which is not modified."""
         hidden = scratch.take("hidden", tuple(mid_in.shape), mid)
         torch.addcmul(self._in_bias, mid_in, norm_scale(mid, self.config, scratch), out=hidden)
-        return self._product("mlp_out", torch.ops.aten.gelu_(hidden), self._out, self._out_bias, scratch)
+        found: Tensor = torch.ops.aten.gelu_(hidden)
+        return found
+
+    def out_of(self, hidden: Float[Tensor, "batch pos d_mlp"], scratch: Scratch) -> Float[Tensor, "batch pos d_model"]:
+        """Return the MLP's update to the residual stream, given its hidden units."""
+        return self._product("mlp_out", hidden, self._out, self._out_bias, scratch)
+
+    def add_units(
+        self,
+        written: Float[Tensor, "batch pos d_model"],
+        change: Float[Tensor, "batch pos unit"],
+        units: tuple[int, ...] | None,
+    ) -> None:
+        """Add to the MLP's update, in place, a change of these hidden units, or of all: of rank one for one unit."""
+        weight = self._out if units is None else self._out[list(units)]
+        written.view(-1, self.config.d_model).addmm_(change.flatten(0, 1), weight)
 
     def add_attn_out(
         self, resid: Float[Tensor, "batch pos d_model"], z: Float[Tensor, "batch pos head d_head"]
@@ -363,8 +407,8 @@ class Replay:
             self._output, self._output_bias = folded(module.ln_final, output.weight, None)
 
     @torch.no_grad()
-    def baseline(self, trials: Trials) -> BaselinePass:
-        """Run one unedited pass and keep its activations.
+    def baseline(self, trials: Trials, also: Sequence[Site] = ()) -> BaselinePass:
+        """Run one unedited pass and keep its activations; hidden units of the MLPs if `also` names them.
 
         Raises:
             InvalidArgument: Sequences have different scored positions.
@@ -378,7 +422,7 @@ class Replay:
                 f"sequence {other} scores {positions[other].tolist()[:8]}. Run the model instead."
             )
         if self._is_equal:
-            baseline = self._recomputed(trials, rows)
+            baseline = self._recomputed(trials, rows, has_units=MLP_POST in also)
             # Of later baselines an eighth: their parts are those of the first.
             compared = slice(0, None if self._is_first else max(1, len(trials) // 8))
             expected, self._is_first = self.model.logits(trials.rows(compared)), False
@@ -387,9 +431,9 @@ class Replay:
             if self._is_equal:
                 return baseline
             warn_of_full_passes(self.model.spec.name, "a part of it computes something else than its weights say")
-        return self._loop.baseline(trials)
+        return self._loop.baseline(trials, also)
 
-    def _recomputed(self, trials: Trials, rows: Int64[Tensor, " query_pos"]) -> BaselinePass:
+    def _recomputed(self, trials: Trials, rows: Int64[Tensor, " query_pos"], *, has_units: bool) -> BaselinePass:
         stored: dict[tuple[Site, int], Tensor] = {}
         mid_ins: dict[int, Tensor] = {}
         resid = self.module.embedded(trials.tokens)
@@ -400,7 +444,10 @@ class Replay:
             stored[RESID_MID, index] = resid + stored[ATTN_OUT, index]
             # Use the product from which edits of heads start, so that an edit without effect is bit-exact.
             mid_ins[index] = layer.mid_in(stored[RESID_MID, index], self._wide_buffer(f"mid_in {index}", resid))
-            stored[MLP_OUT, index] = layer.mlp_out_of(stored[RESID_MID, index], mid_ins[index], self.scratch).clone()
+            hidden = layer.hidden_of(stored[RESID_MID, index], mid_ins[index], self.scratch)
+            if has_units:
+                stored[MLP_POST, index] = hidden.clone()
+            stored[MLP_OUT, index] = layer.out_of(hidden, self.scratch).clone()
             stored[RESID_POST, index] = resid = stored[RESID_MID, index] + stored[MLP_OUT, index]
         mid_ins[self.n_layers - 1] = mid_ins[self.n_layers - 1].index_select(1, rows)
         baseline = BaselinePass(trials=trials, rows=rows, stored=stored, logits=self._logits(resid[:, rows]))
@@ -423,6 +470,33 @@ class Replay:
             resid = batch.whole_layer(index, resid)
         logits = self._logits(resid)
         return rearrange(logits, "(variant batch) p v -> variant batch p v", variant=len(variants))
+
+    @torch.no_grad()
+    def heads_received(
+        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterator[Float[Tensor, "input batch pos head d_head"]]:
+        """Yield, for each change of a layer's input, the head outputs if it reaches q, k or v alone."""
+        resid, rows = baseline.stored[RESID_PRE, layer], baseline.rows if layer == self.n_layers - 1 else None
+        if self._is_equal:
+            yield from self.layers[layer].received(resid, (resid + own for own in changes), rows, self.scratch)
+        else:
+            yield from self._loop.heads_received(baseline, layer, changes)
+
+    @torch.no_grad()
+    def mlp_received(
+        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterator[Float[Tensor, "batch pos d_model"]]:
+        """Yield, for each change of the input of a layer's MLP, what the MLP writes."""
+        if not self._is_equal:
+            yield from self._loop.mlp_received(baseline, layer, changes)
+            return
+        mid = baseline.stored[RESID_MID, layer]
+        for own in changes:
+            changed = mid + own
+            if layer == self.n_layers - 1:
+                changed = changed[:, baseline.rows].contiguous()
+            part = self.layers[layer]
+            yield part.out_of(part.hidden(changed, self.scratch), self.scratch).clone()
 
     def _logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
         x = normed(resid, self.module.config, self.scratch)
@@ -463,6 +537,9 @@ class _Batch:
             return self.whole_layer(index, self._stacked(RESID_PRE, index, cut=False))
         if stage == STAGES[RESID_POST]:
             return self._edited(RESID_POST, index, self._stacked(RESID_POST, index))
+        if stage == INSIDE_MLP[MLP_POST]:
+            written = self._edited(MLP_OUT, index, self._after_units(index))
+            return self._edited(RESID_POST, index, self._stacked(RESID_MID, index).add_(written))
         if stage == STAGES[MLP_OUT]:
             written = self._edited(MLP_OUT, index, self._stacked(MLP_OUT, index))
             return self._edited(RESID_POST, index, self._stacked(RESID_MID, index).add_(written))
@@ -492,8 +569,9 @@ class _Batch:
         layer, scratch = self.replay.layers[index], self.replay.scratch
         if self._is_replaced(MLP_OUT, index):
             mid.add_(self._edited(MLP_OUT, index, scratch.take("mlp_out", tuple(mid.shape), mid)))
-        elif (MLP_OUT, index) in self.places:
-            mid.add_(self._edited(MLP_OUT, index, layer.mlp_out(mid, scratch)))
+        elif not self.places.isdisjoint({(MLP_POST, index), (MLP_OUT, index)}):
+            hidden = self._edited(MLP_POST, index, layer.hidden(mid, scratch))
+            mid.add_(self._edited(MLP_OUT, index, layer.out_of(hidden, scratch)))
         else:
             layer.add_mlp_out(mid, scratch)
         return self._edited(RESID_POST, index, mid)
@@ -508,6 +586,23 @@ class _Batch:
             assert isinstance(edit, Replace) and edit.heads is not None, "checked by _has_heads_alone"
             layer.add_heads_and_mlp(own, mid_in, edit.substitute(z, reference), z, edit.heads, scratch)
         return mid
+
+    def _after_units(self, index: int) -> Float[Tensor, "stacked pos d_model"]:
+        """The MLP's update with some of its hidden units replaced."""
+        layer, reference = self.replay.layers[index], _Cut(self.reference, self._rows(index))
+        written, base = self._stacked(MLP_OUT, index), self._base(MLP_POST, index)
+        for variant, own in zip(self.variants, written.chunk(len(self.variants)), strict=True):
+            edits = _at(variant, MLP_POST, index)
+            if len(edits) == 1 and isinstance(edits[0], Replace) and (units := edits[0].units) is not None:
+                # A slice is a view; indexing by a list would copy.
+                at = slice(units[0], units[0] + 1) if len(units) == 1 else list(units)
+                layer.add_units(own, edits[0].substitute(base, reference)[..., at].to(base) - base[..., at], units)
+            else:
+                edited = base
+                for edit in edits:
+                    edited = edit.applied(edited, reference)
+                layer.add_units(own, edited - base, None)
+        return written
 
     def _mid(self, index: int) -> Float[Tensor, "stacked pos d_model"]:
         """The residual after attention, with edits of z and attn_out of this layer applied."""

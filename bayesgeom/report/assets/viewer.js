@@ -72,7 +72,7 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
   .bgv .table { gap: 1px; font-size: .7rem; } .bgv .name.short { font-size: .6rem; } .bgv .name.short.odd { visibility: hidden; } .bgv .attended { min-height: 0; }
   .bgv .bar { gap: .35rem .6rem; } .bgv .step b { min-width: 1.7em; } }
 @media (max-width: 599px) { .bgv { padding: .7rem; } }
-@media print { .bgv .bar, .bgv .keys { display: none; } }
+@media print { .bgv { break-inside: avoid; } .bgv .bar, .bgv .keys { display: none; } }
 `;
 
 // ---- data
@@ -210,22 +210,22 @@ class Viewer {
     if (this.hasHeads) keys.splice(1, 0, "↑ ↓ layer", "[ ] head");
     if (this.hasEffects || this.ask) keys.push("o head off");
     const root = made(`<style>${STYLE}</style><div class="bar">${steps.join("")}</div><p class="keys">Keys: ${keys.join(" · ")}</p>` +
-      '<div class="tokens" role="group" aria-label="Tokens"></div><div class="grid"></div><p class="said" aria-live="polite"></p>', "bgv");
+      '<div class="tokens" role="img"></div><div class="grid"></div><p class="said" aria-live="polite"></p>', "bgv");
     root.tabIndex = 0;
     root.setAttribute("role", "group");
     root.setAttribute("aria-label", `Look inside. Keys: ${keys.join(", ")}`);
     const grid = root.querySelector(".grid");
     grid.classList.toggle("plain", !this.hasHeads);
     const lens = this.hasLens ? '<p class="soft">each row: what the logit lens reads after this layer (model: layer ' + (this.lens_probs.shape[1] - 1) + ')<span class="intact"></span></p>' : "";
-    grid.append(made(`<div class="legend"></div><div class="table"></div>${lens}`, "answers"));
+    grid.append(made(`<div class="legend"></div><div class="table" role="img" aria-label="probabilities by answer${this.hasLens ? ", and read after each layer" : ""}; the sentence at the end says the largest"></div>${lens}`, "answers"));
     if (this.hasHeads) {
       const what = this.hasEffects ? "bits lost without each head" : "largest attention weight of each head";
-      grid.append(made(`<h3>${what} <span class="soft">in this sequence, at this position</span></h3><div class="map"></div><div class="part"><h3 class="of-head"></h3><div class="attended"></div></div>`, "heads"));
+      grid.append(made(`<h3>${what} <span class="soft">in this sequence, at this position</span></h3><div class="map" role="img" aria-label="${what}: layers by heads; the sentence at the end says that of the chosen head"></div><div class="part"><h3 class="of-head"></h3><div class="attended"></div></div>`, "heads"));
     }
-    const pattern = '<div class="part"><h3 class="of-pattern"></h3><div class="pattern"><canvas></canvas><div class="at"></div></div>' +
+    const pattern = '<div class="part"><h3 class="of-pattern"></h3><div class="pattern" role="img" aria-label="attention of the chosen head from every scored position"><canvas></canvas><div class="at"></div></div>' +
       '<div class="ends"><span>attended token →</span><span>scored position ↓</span></div></div>';
-    const effect = '<div class="part"><h3>lost without it <span class="soft"></span></h3><div class="plot low effects"></div><div class="ends"></div></div>';
-    grid.append(made('<h3>entropy <span class="soft"></span><span class="soft intact"></span></h3><div class="plot entropy"></div><div class="ends"></div>' +
+    const effect = '<div class="part"><h3>lost without it <span class="soft"></span></h3><div class="plot low effects" role="img" aria-label="bits lost without the chosen head, by position"></div><div class="ends"></div></div>';
+    grid.append(made('<h3>entropy <span class="soft"></span><span class="soft intact"></span></h3><div class="plot entropy" role="img" aria-label="entropy of exact and model, by position"></div><div class="ends"></div>' +
       (this.hasEffects ? effect : "") + (this.hasHeads ? pattern : ""), "curves"));
     this.root = root;
     this.part = (name) => root.querySelector(name);
@@ -327,6 +327,7 @@ class Viewer {
       const isScored = places.has(at);
       return `<span${isScored ? ` class="scored" data-place="${places.get(at)}"` : ""} title="${escaped(text)} at ${at + 1}">${marked(text)}</span>`;
     }).join("");
+    this.part(".tokens").setAttribute("aria-label", `Tokens: ${texts.join(" ")}`);
     this.chips = [...this.part(".tokens").children], this.shades = null;
     if (this.hasEffects) {
       const kl = rows(this.kl_bits, this.row);  // the largest effect in this sequence has the full color
@@ -344,6 +345,7 @@ class Viewer {
       const isOff = this.off.has(`${this.layer},${this.head}`), name = `layer ${this.layer} head ${this.head}`;
       this.part(".switch").textContent = isOff ? `${name} is off: switch on` : `switch ${name} off`;
       this.part(".switch").classList.toggle("off", isOff);
+      this.part(".switch").setAttribute("aria-pressed", isOff);
     }
     this.root.querySelectorAll(".intact").forEach((own) => { own.textContent = this.off.size ? "; all heads on" : ""; });
     const attention = this.hasHeads ? rows(this.attention, this.row, this.layer, this.head, this.place) : null;

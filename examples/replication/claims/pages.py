@@ -37,6 +37,7 @@ _GROUPS = {
     "Y": "Related literature",
     "D": "Gradients and training",
     "J": "Interventions and formation",
+    "E": "Layers and evidence",
     "L": "Language models",
     "C": "The construction boundary",
 }

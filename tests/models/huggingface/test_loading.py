@@ -3,8 +3,6 @@
 import json
 import logging
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import bayesgeom
 from bayesgeom.core import run as s
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, MissingSite, NonFinite, TaskMismatch
 from bayesgeom.models.config import quiet
@@ -276,26 +273,6 @@ def test_code_that_comes_with_a_model_is_not_run(copied: Path) -> None:
         load(copied)
 
 
-def test_encoders_are_refused(tmp_path: Path) -> None:
-    import transformers as t
-
-    bert = t.BertConfig(vocab_size=31, hidden_size=30, num_hidden_layers=2, num_attention_heads=3, intermediate_size=13)
-    t.BertForMaskedLM(bert).save_pretrained(tmp_path / "bert")
-    with pytest.raises(InvalidArgument, match=r"bert is not causal: "):
-        load(tmp_path / "bert")
-    t5 = t.T5Config(vocab_size=31, d_model=30, d_kv=10, d_ff=13, num_layers=2, num_heads=3)
-    t.T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
-    with pytest.raises(InvalidArgument, match=r"t5 is a t5, which is not a causal language model"):
-        load(tmp_path / "t5")
-
-
-def test_options_are_for_hugging_face(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidArgument, match=r"revision, dtype is for Hugging Face models; bijection-v20 is bayesgeom"
-    ):
-        load("bijection-v20", revision="main", dtype="bfloat16")
-
-
 def test_sharded_heads_are_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
@@ -329,27 +306,6 @@ def test_a_site_whose_identity_fails_is_withheld(llama: Path) -> None:
         MissingSite, match=r"\(identity softmax\(scale · q_rot·k_rot\) = pattern fails by .* in layer 2"
     ):
         model.run([text()], record=(s.K,))
-
-
-@pytest.mark.exhaustive
-def test_what_the_libraries_print_does_not_reach_standard_error(llama: Path) -> None:
-    """transformers imports torchao, which warns of kernels that are not installed, and torch of torchao's classes."""
-    command = [sys.executable, "-m", "bayesgeom", "diagnose", str(llama), "--task", "bijection:n_values=5,n_pairs=3"]
-    done = subprocess.run(
-        [*command, "--quick", "--n", "7", "--probes", "calibration"],
-        env={"PYTHONPATH": str(Path(bayesgeom.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    begin, *phases, end = done.stderr.splitlines()
-    assert (begin.split(":")[0], end.split(" in ")[0]) == ("bayesgeom diagnose", "bayesgeom diagnose: finished")
-    assert phases == [
-        "  loading libraries",
-        f"  loading {llama}",
-        "  untrained network 1 of 1",
-        f"  {llama.name} (7 sequences)",
-    ]
 
 
 def test_loggers_of_libraries_are_restored_after_loading() -> None:

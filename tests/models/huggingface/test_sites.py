@@ -13,12 +13,13 @@ from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.run import Trials
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.huggingface.sites import SITES
 from bayesgeom.models.resolve import load
 from tests.families import ATTENTION, D_VOCAB, N_LAYERS, OTHERS, RECURRENT, Family, by_hand, each
 
 ATOL = 1e-5
+DOWN = ("down_proj", "dense_4h_to_h", "fc2", "fc_out", "c_proj")  # names of output matrices of MLPs
 _ALL = frozenset(site.name for site in SITES)
 
 
@@ -69,6 +70,7 @@ def truth(hf: Any, family: Family, tokens: Tensor) -> tuple[dict[str, list[Tenso
             ("attn_out", block.get_submodule(family.adds[0]), lambda given, output: first(output)),
             ("mlp_out", block.get_submodule(family.adds[1]), lambda given, output: first(output)),
             ("resid_post", block, lambda given, output: first(output)),
+            *inside_mlp(block, family),
         ):
             handles.append(part.register_forward_hook(keep(name, take), with_kwargs=True))
     with torch.no_grad():
@@ -80,10 +82,30 @@ def truth(hf: Any, family: Family, tokens: Tensor) -> tuple[dict[str, list[Tenso
         with torch.no_grad():
             for name, value in by_hand(family, attention, found["attention given"][layer], layer).items():
                 found.setdefault(name, []).append(value)
-    found["mlp_out"] = [x.reshape(tokens.shape[0], tokens.shape[1], -1) for x in found["mlp_out"]]
+    for name in found.keys() & {"mlp_out", "mlp_post", "router_logits", "expert_weights"}:
+        found[name] = [x.reshape(*tokens.shape, -1) for x in found[name]]
     if not family.is_parallel:
         found["resid_mid"] = [a + b for a, b in zip(found["resid_pre"], found["attn_out"], strict=True)]
     return found, logits
+
+
+def inside_mlp(block: nn.Module, family: Family) -> Iterator[tuple[str, nn.Module, Callable[[Any, Any], Tensor]]]:
+    """The output matrix of a plain MLP, and the router of a mixture: the sites that their input or output is."""
+    for path, part in block.named_modules():
+        if path.endswith(DOWN) and not path.startswith(family.attention):
+            yield "mlp_post", part, lambda given, output: given
+        if path == "mlp.gate":
+            yield "router_logits", part, lambda given, output: output[0]
+            yield "expert_weights", part, lambda given, output: dense(*output)
+
+
+def dense(logits: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """The weight of every expert, 0 where it was not chosen."""
+    found = torch.zeros_like(logits)
+    for row, (own, experts) in enumerate(zip(weights, chosen, strict=True)):
+        for weight, expert in zip(own, experts, strict=True):
+            found[row, expert] = weight
+    return found
 
 
 _BY_HAND = ATTENTION | OTHERS
@@ -93,6 +115,7 @@ _BY_HAND = ATTENTION | OTHERS
 def test_every_site_is_what_attention_by_hand_gives(name: str, folder: Callable[[str], Path]) -> None:
     family, model, trials = _BY_HAND[name], load(folder(name)), text()
     absent = family.withheld | ({"resid_mid"} if family.is_parallel else set())
+    absent |= {"mlp_post"} if name == "mixtral" else {"router_logits", "expert_weights"}
     assert {site.name for site in model.sites} == _ALL - absent, model.withheld
     expected, logits = truth(plain(folder(name)), family, trials.tokens)
     run = model.run([trials], record=model.sites, n_recorded=len(trials))
@@ -131,6 +154,44 @@ def test_ablating_a_head_is_zeroing_it_before_the_output_projection(name: str, f
     torch.testing.assert_close(baseline.logits, intact, atol=ATOL, rtol=ATOL)
     torch.testing.assert_close(found, expected, atol=ATOL, rtol=ATOL)
     assert (found - intact).abs().max() > 1e-3, "the head matters"
+
+
+@pytest.mark.parametrize("name", [*each(name for name in _BY_HAND if name != "mixtral"), "mixtral"])
+def test_ablating_a_unit_is_zeroing_what_it_writes(name: str, folder: Callable[[str], Path]) -> None:
+    """A neuron's column of the output matrix, or an expert's output matrix."""
+    family, model, trials, (layer, unit) = _BY_HAND[name], load(folder(name)), text(), (1, 2)
+    hf, is_mixed = plain(folder(name)), name == "mixtral"
+    block = hf.get_submodule(family.blocks)[layer]
+    with torch.no_grad():
+        intact = hf(input_ids=trials.tokens, use_cache=False).logits
+        if is_mixed:
+            block.mlp.experts.down_proj[unit] = 0
+        else:
+            (part,) = (part for own, part, _ in inside_mlp(block, family) if own == "mlp_post")
+            (part.weight.T if isinstance(part, nn.Linear) else part.weight)[unit] = 0  # of GPT-2 it is transposed
+        expected = hf(input_ids=trials.tokens, use_cache=False).logits
+    site = s.EXPERT_WEIGHTS if is_mixed else s.MLP_POST
+    replayer, edit = model.replayer(), Replace(site=site, layer=layer, mode="zero", units=(unit,))
+    baseline = replayer.baseline(trials, (site,))
+    (found,) = replayer.logits(baseline, [[edit]], _Nothing())
+    torch.testing.assert_close(found, expected, atol=ATOL, rtol=ATOL)
+    assert (found - intact).abs().max() > 1e-3 and baseline.stored[site, layer].shape[:2] == trials.tokens.shape
+
+
+def test_an_expert_that_gets_a_weight_writes_though_it_was_not_chosen(folder: Callable[[str], Path]) -> None:
+    """So does an expert whose logit is raised; the router chooses, and weighs, as its logits say."""
+    model, trials = load(folder("mixtral")), text()
+    run = model.run([trials], record=(s.EXPERT_WEIGHTS, s.ROUTER_LOGITS), n_recorded=5)
+    weights, logits = run.at(s.EXPERT_WEIGHTS), run.at(s.ROUTER_LOGITS)
+    assert ((weights > 0).sum(dim=-1) == 2).all() and weights.sum(dim=-1).allclose(torch.ones(3, 5, 11), atol=1e-5)
+    assert torch.equal(weights.argmax(dim=-1), logits.argmax(dim=-1))
+    seen: list[Tensor] = []
+    with torch.no_grad(), hooked_sites(model, {(s.ROUTER_LOGITS, 1): torch.neg, (s.EXPERT_WEIGHTS, 1): seen.append}):
+        model.logits(trials)
+    assert torch.equal(seen[0].argmax(dim=-1), (-logits[1]).argmax(dim=-1))
+    top = (-logits[1]).topk(2, dim=-1)
+    expected = torch.zeros_like(logits[1]).scatter(-1, top.indices, top.values.softmax(dim=-1))
+    torch.testing.assert_close(seen[0], expected, atol=1e-5, rtol=1e-5)
 
 
 class _Nothing:

@@ -104,17 +104,6 @@ def test_the_hash_names_the_adapters_that_are_active() -> None:
     assert hash_of(wrapped) == first
 
 
-def test_the_hash_reads_projections_that_are_not_saved() -> None:
-    def of_seed(seed: int) -> str:
-        config = peft.VeraConfig(
-            r=2, target_modules=["q_proj"], save_projection=False, projection_prng_key=seed, task_type="CAUSAL_LM"
-        )
-        return hash_of(peft.get_peft_model(llama(), config))
-
-    with pytest.warns(UserWarning, match="save_projection"):
-        assert of_seed(0) == of_seed(0) != of_seed(1)
-
-
 def saved(tmp_path: Path, **options: Any) -> Path:
     """The directory of an adapter, next to that of its base model."""
     base, folder = tmp_path / "base", tmp_path / "adapter"

@@ -1,0 +1,133 @@
+"""The strongest neurons: which hidden units of the MLPs to ablate, from gradients on sequences that are not scored.
+
+To second order in the change δ of the logits, KL(exact ‖ model) grows by g·δ + ½ δᵀFδ, with g its gradient and F the
+Fisher information of the model's answers. Where the model is nearly exact, g is nearly 0 and the second term is what is
+left. Its mean over answers y that are drawn from the model needs one gradient: δᵀFδ = E[(δ·∇ log q(y))²].
+
+References:
+    Michel, Levy & Neubig 2019 (gradients as importance); Hassibi & Stork 1993 (second order, for weights).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from bayesgeom.ablations.batteries import Ablation, Battery, Component, check_battery, mode_named
+from bayesgeom.ablations.engine import batches_with_donors, position_means, references
+from bayesgeom.core import (
+    MLP_POST,
+    InvalidArgument,
+    Mode,
+    Reference,
+    Replace,
+    SiteLayer,
+    Trials,
+    check_differentiable,
+    checked,
+    keeping_leaf,
+    phase,
+    with_gradients,
+)
+from bayesgeom.models.base import Model, hooked_sites
+from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
+from bayesgeom.stats import NATS_PER_BIT, answer_log_probabilities, kl_bits
+from bayesgeom.tasks.base import derived_seed
+
+N_STRONGEST = 64
+_N, _SEQUENCES = 256, 4  # sequences that give the means and the estimates, and the branch of their seed
+
+
+@checked("model", "task")
+@with_gradients
+def strongest_neurons(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    n_neurons: int = N_STRONGEST,
+    *,
+    layers: Sequence[int] | None = None,
+    mode: Mode = "mean",
+    seed: int = 0,
+) -> Battery:
+    """Return one ablation for each of the neurons with the largest estimated KL increase, the largest first.
+
+    The estimate is of second order, from two backward passes over 256 sequences other than those of `ablate`.
+
+    Args:
+        model: As in `ablate`.
+        task: As in `ablate`.
+        n_neurons: Number of neurons, or all if there are fewer.
+        layers: Layers whose neurons are compared. Default: all that have the site `mlp_post`.
+        mode: As in `ablate`.
+        seed: Seed of the sequences.
+
+    Returns:
+        Ablations of one neuron each. They are a plain list: join lists, or leave some out.
+
+    Raises:
+        InvalidArgument: `n_neurons` is below 1, or a layer does not exist.
+        MissingSite: The model does not provide `mlp_post`; the error gives the reason.
+
+    Example:
+        >>> import bayesgeom
+        >>> from bayesgeom import ablations
+        >>> len(ablations.strongest_neurons("sticky-small", n_neurons=5))
+        5
+    """
+    check_battery("neurons", mode)
+    if n_neurons < 1:
+        raise InvalidArgument(f"n_neurons must be at least 1, got {n_neurons}.")
+    subject = model_for(model, task)
+    check_differentiable(subject.module, subject.spec.name)
+    wanted = tuple(layers) if layers is not None else subject.layers_of(MLP_POST)
+    for layer in wanted:
+        Component(layer, "mlp").check_in(subject.spec)
+    subject.require((MLP_POST,), by="a neuron", layers=wanted or None)
+    estimates = _estimates(subject, task, wanted, mode, seed)
+    order = estimates.flatten().argsort(descending=True, stable=True)[:n_neurons].tolist()
+    at = [divmod(index, estimates.shape[1]) for index in order]
+    return [Ablation((Component(wanted[row], "neuron", unit=unit),)) for row, unit in at]
+
+
+def _estimates(
+    model: Model, task: TaskLike | None, layers: Sequence[int], mode: Mode, seed: int
+) -> Float64[Tensor, "layer d_mlp"]:
+    """Return the estimated KL increase of every neuron, in bits, summed over sequences."""
+    spec, replayer, places = model.spec, model.replayer(), [(MLP_POST, layer) for layer in layers]
+    stream = scored_task_of(model, task).stream(_N, seed=derived_seed(seed, _SEQUENCES), device=spec.device)
+    blocks, by = list(stream), mode_named(mode)
+    variants = [(Replace(site=MLP_POST, layer=layer, mode=mode, by=by),) for layer in layers]
+    means = position_means(replayer, blocks, spec, places, _N)
+    found, generator = torch.zeros(len(layers), spec.d_mlp, dtype=torch.float64), torch.Generator().manual_seed(seed)
+    with phase("gradients of the neurons", _N, "sequence") as progress:
+        for batch, before in (both for block in blocks for both in batches_with_donors(block, spec)):
+            reference = references(replayer, batch, before, variants, means)
+            found += _of_batch(model, batch, variants, reference, generator)
+            progress.update(len(batch))
+    return found
+
+
+def _of_batch(
+    model: Model,
+    trials: Trials,
+    variants: Sequence[tuple[Replace]],
+    reference: Reference,
+    generator: torch.Generator,
+) -> Float64[Tensor, "layer d_mlp"]:
+    stored: dict[SiteLayer, Tensor] = {}
+    places = [(edit.site, edit.layer) for (edit,) in variants]
+    with hooked_sites(model, {place: keeping_leaf(stored, place) for place in places}):
+        log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
+    increase = kl_bits(trials.at_scored(trials.predictive), log_answers).sum()
+    drawn = torch.multinomial(log_answers.detach().exp().flatten(0, 1).cpu(), 1, generator=generator)
+    surprise = log_answers.flatten(0, 1).gather(1, drawn.to(log_answers.device)).sum()
+    leaves = [stored[place] for place in places]
+    first, second = (torch.autograd.grad(own, leaves, retain_graph=True) for own in (increase, surprise))
+    rows = []
+    for (edit,), leaf, slope, score in zip(variants, leaves, first, second, strict=True):
+        change = edit.applied(leaf.detach(), reference) - leaf.detach()
+        # Positions are ablated together. The draws of different positions are independent, so their products average 0.
+        linear, random = ((change * own).double().sum(dim=1) for own in (slope, score))
+        rows.append((linear + random.square() / (2 * NATS_PER_BIT)).sum(dim=0).cpu() / trials.n_scored)
+    return torch.stack(rows)

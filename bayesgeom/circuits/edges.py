@@ -1,0 +1,309 @@
+"""`paths`: how many bits the prediction loses without one direct edge between two parts of a model.
+
+An edge leads from a sender to one input of a receiver. The sender is the embedding, a head, or an MLP; the input is
+q, k or v of a later head, the input of a later MLP, or the output. Path patching removes this edge alone:
+
+1. The sender's update of the residual stream is replaced by its mean over sequences at each position, in what this one
+   input reads. Everything between sender and receiver keeps its activations: no other part sees the change.
+2. What the receiver then writes reaches all later layers as usual, and the prediction is scored again.
+
+A norm at the receiver's input is computed anew. The increase of KL(exact ‖ model) is what the edge is worth.
+
+References:
+    Goldowsky-Dill, MacLeod, Sato & Arora 2023, "Localizing model behavior with path patching", arXiv:2304.05969;
+    Wang et al. 2022, "Interpretability in the wild", arXiv:2211.00593.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import ClassVar, TypeVar, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+
+from bayesgeom.ablations.engine import BatchReference, Exact, Means, batches, edited_logits, position_means
+from bayesgeom.ablations.run import N_REFERENCE
+from bayesgeom.circuits.graph import N_LISTED, PathsReport, paths_report
+from bayesgeom.circuits.writers import HEAD_INPUTS, Receiver, Writer, Writers
+from bayesgeom.core import (
+    K_ROT,
+    MLP_OUT,
+    Q_ROT,
+    RESID_POST,
+    RESID_PRE,
+    AblationMode,
+    InvalidArgument,
+    K,
+    Q,
+    Reference,
+    Replace,
+    Site,
+    Trials,
+    V,
+    Z,
+    checked,
+    phase,
+    unknown_name,
+)
+from bayesgeom.models.base import BaselinePass, Model, Variant, provenance
+from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay, mlp_reads
+from bayesgeom.models.replay.transformer import Replay
+from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
+from bayesgeom.report import with_provenance
+from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+
+MOST_EDGES = 20_000
+N_DRAWS = 20  # random directions of each of the strongest edges
+_MEANS, _CHANCE = 3, 4  # branches of the seed
+_AT_ONCE = 8  # senders whose receivers are replayed together
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Given(AblationMode):
+    """Replace an activation by this one, at all positions or at the scored ones; at site z by that of one head."""
+
+    name: ClassVar[str] = "given"
+    values: Tensor
+    rows: Tensor
+
+    def replacement(
+        self, values: Shaped[Tensor, "..."], site: Site, layer: int, reference: Reference
+    ) -> Shaped[Tensor, "..."]:
+        own = self.values if self.values.shape[1] == values.shape[1] else self.values[:, self.rows]
+        return own[:, :, None] if site == Z else own
+
+
+Edge = tuple[Writer, Receiver]
+Own = TypeVar("Own", Writer, Receiver)
+
+
+@checked("model", "task")
+def paths(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    *,
+    senders: Sequence[str] | None = None,
+    receivers: Sequence[str] | None = None,
+    n: int = 64,
+    seed: int = 0,
+) -> PathsReport:
+    """Measure the KL increase without each direct edge between the embedding, heads, MLPs and the output.
+
+    Args:
+        model: A model, its name or its directory.
+        task: A task or its name; by default the one that the model was trained on.
+        senders: Labels such as "embedding", "L0H2", "L1 mlp". Default: all.
+        receivers: Labels such as "L2H3 k" (one input), "L2H3" (its q, k and v), "L2 mlp", "output". Default: all.
+        n: Sequences to draw.
+        seed: Seed of the sequences, means and intervals.
+
+    Returns:
+        The KL increase of every edge from a sender to a later receiver, with intervals over sequences.
+
+    Raises:
+        InvalidArgument: n < 1, no sender comes before a receiver, or there are more than 20,000 edges.
+        UnknownName: There is no such sender or receiver.
+        MissingSite: The model lacks a site that an edge needs.
+        TaskMismatch: The task has no exact posterior, or does not fit the model.
+
+    Example:
+        >>> import bayesgeom
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> bayesgeom.paths(config.build(seed=0), task, n=9, receivers=["L0 mlp", "output"]).edges
+        ('embedding → L0 mlp', 'L0H0 → L0 mlp', 'embedding → output', 'L0H0 → output', 'L0 mlp → output')
+    """
+    if n < 1:
+        raise InvalidArgument(f"n, the number of sequences, must be at least 1, got {n}.")
+    subject = model_for(model, task)
+    return PathsRun.of(subject, scored_task_of(subject, task), senders, receivers).report(n, seed)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PathsRun:
+    """Checked edges of a model on a task. Internal."""
+
+    model: Model
+    task: WindTunnel
+    writers: Writers
+    edges: tuple[Edge, ...]  # ordered by layer and input of the receiver
+
+    @classmethod
+    def of(
+        cls, model: Model, task: WindTunnel, senders: Sequence[str] | None, receivers: Sequence[str] | None
+    ) -> "PathsRun":
+        """Check all arguments before anything runs."""
+        writers = Writers(model)
+        every = _receivers(model)
+        serial = frozenset(layer for layer in model.layers_of(MLP_OUT) if mlp_reads(model, layer) != RESID_PRE)
+        sending = _chosen("sender", senders, {own.label: [own] for own in writers.every}, writers.every)
+        named = {own.label: [own] for own in every}
+        for own in (own for own in every if own.head >= 0):
+            named.setdefault(f"L{own.layer}H{own.head}", []).append(own)
+        receiving = _chosen("receiver", receivers, named, every)
+        edges = tuple((a, b) for b in sorted(receiving, key=_order) for a in sending if b.reads(a, serial))
+        if not edges:
+            raise InvalidArgument(
+                f"no edge leads from {', '.join(own.label for own in sending)} to "
+                f"{', '.join(own.label for own in receiving)}: a sender must write before the receiver reads."
+            )
+        if len(edges) > MOST_EDGES:
+            raise InvalidArgument(
+                f"{model.spec.name} has {len(edges):,} edges between these senders and receivers; at most "
+                f"{MOST_EDGES:,} are measured at once. Name some: receivers=['output'], or senders=['embedding']."
+            )
+        return cls(model=model, task=task, writers=writers, edges=edges)
+
+    def report(self, n: int, seed: int) -> PathsReport:
+        """Measure `n` sequences, with means of others, and the strongest edges with random changes."""
+        replayer, spec = self.model.replayer(), self.model.spec
+        assert isinstance(replayer, Replay | PrefixReplay | PlainLoop), "other models lack the sites"
+        with phase("means"):
+            others = self.task.stream(N_REFERENCE, seed=derived_seed(seed, _MEANS), device=spec.device)
+            means = position_means(replayer, others, spec, self.writers.places(), N_REFERENCE)
+        drawn = self.task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=spec.device)
+        parts = [trials for block in drawn for trials in batches(block, spec)]
+        measuring = EdgeReplay(writers=self.writers, replayer=replayer, means=means)
+        with phase("edges", len(parts) * len(self.edges), "edge") as shown:
+            found = [measuring.kl_bits(trials, self.edges, shown.update) for trials in parts]
+        kl = np.concatenate([own for own, _ in found])
+        lost = np.concatenate([without for _, without in found], axis=1).T - kl[:, None]
+        strongest = np.argsort(-lost.mean(axis=0), kind="stable")[:N_LISTED]
+        chance = np.full((N_DRAWS, len(self.edges)), np.nan)
+        turns = _rotations(spec.d_model, derived_seed(seed, _CHANCE))
+        edges = [self.edges[at] for at in sorted(strongest)]
+        with phase("random directions", len(parts) * len(edges) * N_DRAWS, "edge") as shown:
+            for draw, turn in zip(range(N_DRAWS), turns, strict=False):
+                turned = [measuring.kl_bits(trials, edges, shown.update, turn)[1] for trials in parts]
+                chance[draw, sorted(strongest)] = np.concatenate(turned, axis=1).mean(axis=1) - kl.mean()
+        report = paths_report(
+            self.edges,
+            lost,
+            kl,
+            chance=chance,
+            shape=(spec.n_layers, spec.n_heads),
+            seed=derived_seed(seed, Branch.RESAMPLING),
+        )
+        arguments = {"n": n, "seed": seed, "edges": len(self.edges)}
+        return with_provenance(report, provenance(self.model, self.task, arguments))
+
+
+def _rotations(d_model: int, seed: int) -> Iterator[Float[Tensor, "d_model d_model"]]:
+    """Yield random orthogonal matrices."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield torch.linalg.qr(torch.randn(d_model, d_model, generator=generator)).Q
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EdgeReplay:
+    """Replays edges, each removed alone."""
+
+    writers: Writers
+    replayer: Replay | PrefixReplay | PlainLoop
+    means: Means
+
+    def kl_bits(
+        self,
+        trials: Trials,
+        edges: Sequence[Edge],
+        tell: Callable[[int], object],
+        turn: Float[Tensor, "d_model d_model"] | None = None,
+    ) -> tuple[Float[np.ndarray, " sequence"], Float[np.ndarray, "edge sequence"]]:
+        """Return the KL of every sequence, mean over scored positions, with all edges and without each of them.
+
+        Args:
+            trials: The sequences.
+            edges: The edges.
+            tell: Is told how many edges were replayed.
+            turn: Rotates what senders lose, so that it points in random directions and is as long.
+        """
+        baseline, exact = self.replayer.baseline(trials), Exact.of(trials)
+        stored, places = baseline.stored, self.writers.places()
+        deviations = {place: self.means[place].to(stored[place]) - stored[place] for place in places}
+        every, senders = self.writers.updates(deviations, stored), {sender for sender, _ in edges}
+        changes = {own: (x.clone() if turn is None else x @ turn.to(x)) for own, x in every if own in senders}
+
+        def kl_of(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float[np.ndarray, " sequence"]:
+            kl: np.ndarray = exact.scores(logits)[0].mean(axis=1)
+            return kl
+
+        without, reference = np.zeros((len(edges), len(trials))), BatchReference({}, baseline)
+        for numbers, variants in self._variants(baseline, edges, changes):
+            for which, logits in edited_logits(self.replayer, baseline, variants, reference):
+                for at, own in zip(which, logits, strict=True):
+                    without[numbers[at]] = kl_of(own)
+            tell(len(numbers))
+        return kl_of(baseline.logits), without
+
+    def _variants(
+        self, baseline: BaselinePass, edges: Sequence[Edge], changes: Mapping[Writer, Tensor]
+    ) -> Iterator[tuple[list[int], list[Variant]]]:
+        """Yield edits that stand for edges to one kind of input in one layer, a few senders at a time."""
+        numbered = sorted(enumerate(edges), key=lambda own: _order(own[1][1])[:2])
+        for (layer, kind), group in groupby(numbered, key=lambda own: _order(own[1][1])[:2]):
+            by_sender: dict[Writer, list[tuple[int, Receiver]]] = {}
+            for number, (sender, receiver) in group:
+                by_sender.setdefault(sender, []).append((number, receiver))
+            listed = list(by_sender)
+            for start in range(0, len(listed), _AT_ONCE):
+                chosen = listed[start : start + _AT_ONCE]
+                received = self._received(baseline, kind, layer, [changes[own] for own in chosen])
+                each = [
+                    (number, (_edit(receiver, values, baseline.rows),))
+                    for sender, values in zip(chosen, received, strict=True)
+                    for number, receiver in by_sender[sender]
+                ]
+                yield [number for number, _ in each], [variant for _, variant in each]
+
+    def _received(
+        self, baseline: BaselinePass, kind: str, layer: int, changes: Sequence[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterable[Tensor]:
+        """Yield, for each change, what the receivers of one kind in a layer then write."""
+        match kind:
+            case "heads":
+                return self.replayer.heads_received(baseline, layer, changes)
+            case "mlp":
+                return self.replayer.mlp_received(baseline, layer, changes)
+        return (baseline.stored[RESID_POST, layer - 1] + own for own in changes)
+
+
+def _edit(receiver: Receiver, values: Tensor, rows: Int64[Tensor, " query_pos"]) -> Replace:
+    """Return the edit by which what a receiver writes takes these values."""
+    if receiver.head >= 0:
+        by = _Given(values[HEAD_INPUTS.index(receiver.input), :, :, receiver.head], rows)
+        return Replace(site=Z, layer=receiver.layer, mode=by.name, heads=(receiver.head,), by=by)
+    by = _Given(values, rows)
+    if receiver.input == "mlp":
+        return Replace(site=MLP_OUT, layer=receiver.layer, mode=by.name, by=by)
+    return Replace(site=RESID_POST, layer=receiver.layer - 1, mode=by.name, by=by)
+
+
+def _order(receiver: Receiver) -> tuple[int, str, int, str]:
+    """Return what receivers are ordered by: inputs of the heads of a layer are replayed together."""
+    return receiver.layer, "heads" if receiver.head >= 0 else receiver.input, receiver.head, receiver.input
+
+
+def _receivers(model: Model) -> tuple[Receiver, ...]:
+    """Return all receivers whose inputs can be changed."""
+    n_layers, n_heads = model.spec.n_layers, model.spec.n_heads
+    has = {site: frozenset(model.layers_of(site)) for site in (Q, Q_ROT, K, K_ROT)}
+    heads = sorted(frozenset(model.layers_of(Z, V)) & (has[Q] | has[Q_ROT]) & (has[K] | has[K_ROT]))
+    found = [Receiver(layer=at, input=own, head=head) for at in heads for head in range(n_heads) for own in HEAD_INPUTS]
+    found += [Receiver(layer=layer, input="mlp") for layer in model.layers_of(MLP_OUT)]
+    return (*found, Receiver(layer=n_layers, input="output"))
+
+
+def _chosen(what: str, labels: Sequence[str] | None, named: Mapping[str, list[Own]], every: Sequence[Own]) -> list[Own]:
+    if labels is None:
+        return list(every)
+    for label in labels:
+        if label not in named:
+            raise unknown_name(what, label, named)
+    return list(dict.fromkeys(own for label in labels for own in named[label]))

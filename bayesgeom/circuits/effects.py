@@ -1,0 +1,36 @@
+"""Bits lost without a part or an edge: their estimates, and the largest of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float
+
+from bayesgeom.core import Reason
+from bayesgeom.report import Baseline, Estimate, Headline, Report, headline_of, mean_estimate
+
+NO_EFFECT = "no effect"
+FIELD = "kl_increase_bits"
+
+
+def effects_of(lost: Float[np.ndarray, "sequence entry"], seed: int) -> Estimate:
+    """Return the mean KL increase of every entry; one that is 0 in every sequence has no effect, which is exact."""
+    found = mean_estimate(lost, seed=seed, baselines=[Baseline.of("baseline", NO_EFFECT, 0.0)])
+    low, high = (np.where((lost == 0).all(axis=0), 0.0, end) for end in found.ends)
+    return replace(found, low=low, high=high)
+
+
+def ranked(effects: Estimate) -> list[int]:
+    """Return the indices of the entries, largest KL increase first."""
+    return [int(index) for index in np.argsort(-effects.value, kind="stable")]
+
+
+def headlines_of(report: Report, labels: Sequence[str], *, most: int) -> Sequence[Headline]:
+    """Return the largest effects; the interval of the first allows for its choice, if there are enough sequences."""
+    effects = report.estimate(FIELD)
+    (top,), own = effects.extreme("largest")
+    first = headline_of(report, FIELD, (top,), f"largest: {labels[top]}", own=own, chosen_of=len(labels))
+    if own.reason_at() in (Reason.MANY, Reason.HIDDEN) and not effects[top].is_withheld:
+        first = headline_of(report, FIELD, (top,), f"largest: {labels[top]}", own=effects[top], verdict="")
+        first = replace(first, why=str(Reason.CHOICE_IGNORED))
+    return first, *(headline_of(report, FIELD, (at,), labels[at]) for at in ranked(effects)[1:most])

@@ -1,0 +1,266 @@
+"""Texts with labels of your own: the label stands where other tasks have an exact posterior.
+
+A label is a belief that is certain. Its answer is a token that you name, so that predictions can be scored: KL to the
+exact answer is then the cross-entropy of the label, and with two labels the log-odds are the difference of two logits.
+
+References:
+    Hewitt & Liang 2019, arXiv:1909.03368 (random labels by type, the control of `belief_readout` on these tasks).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from bayesgeom.core import (
+    InvalidArgument,
+    Tokenizer,
+    Trials,
+    check_distinct,
+    check_ids,
+    checked,
+    encoded_text,
+    first_symbols,
+    labeled,
+    opened,
+    shown,
+)
+from bayesgeom.tasks.base import LabeledTask, TextTask, padded_rows, trials_at
+
+NAME = "labeled-texts"
+Label = str | int | bool
+
+
+@checked("texts", "labels", "answers")
+def labeled_texts(
+    texts: Iterable[str],
+    labels: Iterable[Any],
+    *,
+    answers: Mapping[Label, str] | None = None,
+    bos: bool = True,
+) -> TextTask:
+    """Return the task of texts with your labels, for `diagnose`, `fit_subspace`, `intervene`, `ablate` and `patch`.
+
+    What is fitted is scored on other texts: `belief_readout` fits on half of them, and so does `intervene`, which draws
+    both halves from each label. Swaps take another text as donor.
+
+    Args:
+        texts: The texts, such as a column of a table; each one once.
+        labels: One label for each text, which is that of its last token; or for each text a list with the labels of its
+            last tokens, as many for every text. Text, whole numbers or True and False.
+        answers: By label, the word that a model would answer, one token of its vocabulary. Default: the labels
+            themselves. Probes of activations do not read them.
+        bos: Whether a text begins with the tokenizer's beginning-of-sequence token, if it has one.
+
+    Returns:
+        The task, which is bound to a model's tokenizer where it is measured.
+
+    Raises:
+        InvalidArgument: Texts and labels differ in number, a text is empty or given twice, there are fewer than two
+            labels, or one of them occurs only once.
+
+    Example:
+        >>> from bayesgeom import tasks
+        >>> texts = ["I loved it. It was", "I hated it. It was", "We loved this. It was", "We hated this. It was"]
+        >>> tasks.labeled_texts(texts, [1, 0, 1, 0], answers={1: "good", 0: "bad"})
+        4 texts with labels 0, 1
+    """
+    listed: list[Any] = [texts] if isinstance(texts, str) else list(texts)
+    rows = [tuple(_plain(one) for one in _row(own)) for own in ([labels] if isinstance(labels, str) else labels)]
+    counts = _checked_counts(listed, rows)
+    names = tuple(sorted(counts, key=lambda own: (str(type(own)), own)))
+    words = {own: str(own) for own in names} if answers is None else dict(answers)
+    if set(words) != set(names):
+        raise InvalidArgument(f"answers must name a word for each of {list(names)}, got {shown(answers)}.")
+    index = {own: at for at, own in enumerate(names)}
+    return _LabeledTexts(
+        texts=tuple(listed),
+        labels=tuple(tuple(index[own] for own in row) for row in rows),
+        names=tuple(map(str, names)),
+        answers=tuple(words[own] for own in names),
+        bos=bos,
+    )
+
+
+def _checked_counts(texts: Sequence[Any], rows: Sequence[Sequence[Label]]) -> Mapping[Label, int]:
+    """Return how many texts have each label, after checking that texts and labels fit each other."""
+    if len(texts) != len(rows):
+        raise InvalidArgument(f"there are {len(texts)} texts and labels of {len(rows)}: each text needs its own.")
+    if wrong := [own for own in texts if not isinstance(own, str) or not own.strip()]:
+        raise InvalidArgument(f"texts must be non-empty text, got {shown(wrong[0])}.")
+    if twice := [own for own, count in Counter(texts).items() if count > 1]:
+        raise InvalidArgument(
+            f"text {shown(twice[0])} is given {texts.count(twice[0])} times: a text that fits may not score. Give it "
+            f"once, with the labels of several tokens as a list."
+        )
+    if len({len(own) for own in rows}) > 1:
+        raise InvalidArgument(
+            f"every text needs as many labels; text 0 has {len(rows[0])}, others {sorted({len(own) for own in rows})}."
+        )
+    counts = Counter(own for row in rows for own in dict.fromkeys(row))
+    if len(counts) < 2:
+        raise InvalidArgument(f"labels must have at least two values, got {shown([*counts])}.")
+    if rare := [own for own, count in counts.items() if count < 2]:
+        raise InvalidArgument(f"label {rare[0]!r} is that of one text: it needs two, one to fit and one to score.")
+    return counts
+
+
+def _row(labels: Any) -> Sequence[Any]:
+    """Return the labels of one text."""
+    is_several = isinstance(labels, Sequence | np.ndarray | Tensor) and not isinstance(labels, str)
+    return (
+        list(labels) if is_several and not (isinstance(labels, np.ndarray | Tensor) and not labels.ndim) else [labels]
+    )
+
+
+def _plain(label: Any) -> Label:
+    """Return a label as Python's own value."""
+    own = label.item() if isinstance(label, np.generic | Tensor) else label
+    if not isinstance(own, str | int):
+        raise InvalidArgument(f"labels must be text, whole numbers, or True and False; got {shown(label)}.")
+    return own
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _LabeledTexts(TextTask):
+    """Checked texts, and the index of each label into `names`."""
+
+    name: ClassVar[str] = NAME
+    texts: tuple[str, ...]
+    labels: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+    answers: tuple[str, ...]
+    bos: bool
+
+    def __repr__(self) -> str:
+        return f"{len(self.texts)} texts with labels {', '.join(self.names)}"
+
+    def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "_BoundLabels":
+        ids = opened(tokenizer, self.texts) if self.bos else [tuple(encoded_text(tokenizer, own)) for own in self.texts]
+        check_ids((i for prompt in ids for i in prompt), d_vocab)
+        check_distinct(self.texts, ids)
+        n_last, shortest = len(self.labels[0]), min(range(len(ids)), key=lambda at: len(ids[at]))
+        if len(ids[shortest]) < n_last:
+            raise InvalidArgument(
+                f"{n_last} labels for {self.texts[shortest]!r}, which has {len(ids[shortest])} tokens."
+            )
+        remedy = "Pass answers={label: word} with words that are one token each."
+        found = first_symbols(tokenizer, self.answers, len(self.names), kind="answers", remedy=remedy)
+        return _BoundLabels(
+            n_ids=d_vocab,
+            prompts=tuple(ids),
+            labels=self.labels,
+            names=self.names,
+            answers=tuple(found),
+            answer_ids=tuple(found.values()),
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _BoundLabels(LabeledTask):
+    """Labeled texts in one tokenizer's ids, padded on the right. Answers and hypotheses are the labels, in order."""
+
+    name: ClassVar[str] = NAME
+    question: ClassVar[str] = "Does {model} give the labels of these texts?"
+    sentence: ClassVar[str] = "Texts with labels of a user: the exact answer is the word of the label."
+    n_ids: int
+    prompts: tuple[tuple[int, ...], ...]
+    labels: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+    answers: tuple[str, ...]
+    answer_ids: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"{self.n_sequences} texts with labels {', '.join(self.names)}"
+
+    @property
+    def d_vocab(self) -> int:
+        return self.n_ids
+
+    @property
+    def n_pos(self) -> int:
+        return max(map(len, self.prompts))
+
+    @property
+    def n_sequences(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def is_selective(self) -> bool:
+        return False
+
+    def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "_BoundLabels":
+        return self
+
+    def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
+        return self.trials(torch.arange(self.n_sequences, device=device))
+
+    def halves(self) -> "tuple[_BoundLabels, _BoundLabels]":
+        """Return two halves with different texts and nearly equal shares of each label."""
+        order = np.random.default_rng(0).permutation(self.n_sequences)
+        by_label = sorted(order.tolist(), key=lambda at: self.labels[at])
+        first, second = (sorted(by_label[start::2]) for start in (0, 1))
+        return self._of(first), self._of(second)
+
+    def _of(self, kept: Sequence[int]) -> "_BoundLabels":
+        return replace(
+            self, prompts=tuple(self.prompts[at] for at in kept), labels=tuple(self.labels[at] for at in kept)
+        )
+
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        return self.trials(self._order(n, generator)[:n])
+
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        """Draw different texts, each with another text as its donor, whatever the labels of both are."""
+        order = self._order(n, generator)
+        return self.trials(order[:n]), self.trials(order.roll(-1)[:n])
+
+    def _order(self, n: int, generator: torch.Generator) -> Int64[Tensor, " row"]:
+        if n > self.n_sequences:
+            raise InvalidArgument(f"{n} texts are requested and there are {self.n_sequences}: use a smaller n.")
+        return torch.randperm(self.n_sequences, generator=generator, device=generator.device)
+
+    def trials(self, index: Int64[Tensor, " row"]) -> Trials:
+        """Return the trials of these texts, by their place in the list."""
+        tokens, lengths, common = padded_rows(self.prompts, index, self.n_ids)
+        answers, chosen = torch.tensor(self.answer_ids, device=index.device), torch.tensor(self.labels)[index.cpu()]
+        chosen = chosen.to(index.device)
+        n_last = chosen.shape[1]
+        # Built at the end of a row, then moved to the end of each text.
+        aligned = trials_at(
+            slice(tokens.shape[1] - n_last, None),
+            tokens,
+            predictive=torch.nn.functional.one_hot(chosen, len(self.names)).double(),
+            labels=answers[chosen],
+            answers=answers,
+            token_sets={"hypotheses": answers, "inputs": common},
+            relations={},
+            is_labeled=True,
+        )
+        position = torch.arange(tokens.shape[1], device=index.device)
+        at = (position - lengths) % tokens.shape[1]
+        exact = aligned.predictive.gather(1, at[..., None].expand_as(aligned.predictive))
+        return replace(
+            aligned,
+            scored=aligned.scored.gather(1, at),
+            predictive=exact,
+            belief=exact,
+            labels=aligned.labels.gather(1, at),
+        )
+
+    def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
+        """Return `uniform`, and the frequency of each label among all texts."""
+        exact = trials.at_scored(trials.predictive)
+        counts = torch.bincount(torch.tensor(self.labels).flatten(), minlength=len(self.names)).to(exact)
+        frequencies = (counts / counts.sum()).expand_as(exact)
+        return {"uniform": torch.full_like(exact, 1 / len(self.names)), "label_frequencies": frequencies}
+
+    def token_labels(self) -> Sequence[str]:
+        return labeled(dict(zip(self.answer_ids, self.answers, strict=True)), self.n_ids)

@@ -1,0 +1,234 @@
+"""Path patching: a planted circuit is found exactly, and every edge equals a loop over hooks."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import bayesgeom
+from bayesgeom import tasks
+from bayesgeom.circuits.effects import ranked
+from bayesgeom.circuits.graph import N_LISTED, RANDOM, PathsReport
+from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.export import export_huggingface
+from bayesgeom.models.native.transformer import Transformer, TransformerConfig
+from bayesgeom.models.resolve import load
+from bayesgeom.stats import kl_bits
+from bayesgeom.tasks.base import Branch, derived_seed
+from tests import families
+from tests.circuits.planted import EDGES, induction
+from tests.models.test_wrap import gpt
+
+TASK, NARROW = tasks.Bijection(n_values=5, n_pairs=4), tasks.Bijection(n_values=5, n_pairs=3)
+HEADS = ("embedding", "L0H0", "L0H1", "L0 mlp")
+N = 9
+
+
+def lively(seed: int = 0, **kinds: Any) -> Transformer:
+    """A random transformer whose edges all matter."""
+    config = TransformerConfig(
+        d_vocab=TASK.d_vocab, n_ctx=TASK.n_pos, n_layers=2, n_heads=3, d_model=18, d_mlp=11, **kinds
+    )
+    module, generator = Transformer(config), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            spread = 0.3 if parameter.ndim == 1 else 1.5 / parameter.shape[-1] ** 0.5
+            parameter.add_(spread * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+Hooks = dict[str, Callable[..., Tensor]]
+
+
+class Loop:
+    """Path patching by hooks of transformer-lens: a whole pass for each edge, written without the engine."""
+
+    def __init__(self, module: Transformer, task: Any, seed: int = 0) -> None:
+        self.module, self.trials = module, next(task.stream(N, seed=derived_seed(seed, Branch.TRIALS)))
+        with torch.no_grad():
+            _, self.cache = module.run_with_cache(self.trials.tokens)
+            others = next(task.stream(256, seed=derived_seed(seed, 3)))
+            rest = next(iter(list(task.stream(256, seed=derived_seed(seed, 3)))[1:]), None)
+            tokens = torch.cat([others.tokens] + ([] if rest is None else [rest.tokens]))
+            _, reference = module.run_with_cache(tokens)
+            self.means = {name: own.mean(dim=0) for name, own in reference.items()}
+
+    def written(self, sender: str, values: Any) -> Tensor:
+        """What a sender writes, given activations by name."""
+        if sender == "embedding":
+            return values["blocks.0.hook_resid_pre"]
+        layer = int(sender[1])
+        if sender.endswith("mlp"):
+            return values[f"blocks.{layer}.hook_mlp_out"]
+        head, width = int(sender[3]), self.module.config.d_head
+        z = values[f"blocks.{layer}.attn.hook_z"][..., head, :]
+        return z @ self.module.get_parameter(f"blocks.{layer}.attn.W_O.weight")[:, head * width : (head + 1) * width].T
+
+    def logits(self, sender: str, receiver: str) -> Tensor:
+        change = self.written(sender, self.means) - self.written(sender, self.cache)
+        return self.module.run_with_hooks(self.trials.tokens, fwd_hooks=list(self.hooks(receiver, change).items()))
+
+    def hooks(self, receiver: str, change: Tensor) -> Hooks:
+        last = self.module.config.n_layers - 1
+        if receiver == "output":
+            return {f"blocks.{last}.hook_resid_post": lambda own, hook: own + change}
+        layer = int(receiver[1])
+        block = self.module.blocks[layer]
+        if receiver.endswith("mlp"):
+            mid = self.cache[f"blocks.{layer}.hook_resid_mid"] + change
+            with torch.no_grad():
+                written = block.mlp.W_out(torch.nn.functional.gelu(block.mlp.W_in(block.ln2(mid))))
+            return {f"blocks.{layer}.hook_mlp_out": lambda own, hook: written}
+        head, letter = int(receiver[3]), receiver[-1]
+        x = block.ln1(self.cache[f"blocks.{layer}.hook_resid_pre"] + change)
+        new = block.attn.get_submodule(f"W_{letter.upper()}")(x).unflatten(-1, (self.module.config.n_heads, -1))
+
+        def edit(own: Tensor, hook: Any) -> Tensor:
+            own = own.clone()
+            own[:, :, head] = new[:, :, head]
+            return own
+
+        return {f"blocks.{layer}.attn.hook_{letter}": edit}
+
+    def bits(self, logits: Tensor) -> float:
+        answers = self.trials.at_scored(logits)[..., self.trials.answers].double().log_softmax(-1)
+        return float(kl_bits(self.trials.at_scored(self.trials.predictive), answers).mean())
+
+    @torch.no_grad()
+    def kl_increase_bits(self, report: PathsReport) -> np.ndarray:
+        plain = self.bits(self.module(self.trials.tokens))
+        edges = [own.split(" → ") for own in report.edges]
+        return np.array([self.bits(self.logits(*edge)) - plain for edge in edges])
+
+
+KINDS = [{}, {"positions": "rotary", "tied": False}, {"positions": "alibi", "norm": "layernorm"}]
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_every_edge_equals_a_loop_over_hooks(kinds: dict[str, Any]) -> None:
+    module = lively(**kinds)
+    report = bayesgeom.paths(module, TASK, n=N)
+    assert len(report.edges) == 9 * (1 + 5) + (1 + 3) + (1 + 4 + 3) + 9
+    np.testing.assert_allclose(report.kl_increase_bits.value, Loop(module, TASK).kl_increase_bits(report), atol=2e-5)
+    assert (np.abs(report.kl_increase_bits.value) > 1e-3).mean() > 0.9
+
+
+def test_a_planted_induction_circuit_is_found_exactly() -> None:
+    report = bayesgeom.paths(induction(), n=16)
+    bits = dict(zip(report.edges, report.kl_increase_bits.value, strict=True))
+    assert {edge for edge, own in bits.items() if own > 1e-6} == EDGES
+    assert all(bits[edge] > 10 for edge in EDGES)
+    # A contribution to the output sees only the last step: nothing of the head that copies the keys.
+    direct = bayesgeom.contributions(induction(), n=16)
+    lost = dict(zip(direct.components, direct.kl_increase_bits.value, strict=True))
+    assert lost["L1H0"] > 10 and lost["L1H1"] > 10 and abs(lost["L0H0"]) < 1e-6
+
+
+@pytest.mark.parametrize("kinds", [{"positions": "rotary"}, {"positions": "learned", "norm": "layernorm"}])
+def test_the_same_weights_in_hugging_face_have_the_same_edges(kinds: dict[str, Any], tmp_path: Path) -> None:
+    module = lively(**kinds)
+    export_huggingface(module, tmp_path / "exported")
+    hf = load(str(tmp_path / "exported"))
+    assert not isinstance(hf, HookedModel)
+    found, own = bayesgeom.paths(hf, TASK, n=N), bayesgeom.paths(module, TASK, n=N)
+    assert found.edges == own.edges
+    np.testing.assert_allclose(found.kl_increase_bits.value, own.kl_increase_bits.value, atol=1e-4)
+
+
+def test_keys_that_heads_share_count_for_each_head_alone() -> None:
+    """Grouped keys and values, written out for every head, have the same edges."""
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "vocab_size": TASK.d_vocab,
+        "hidden_size": 24,
+        "intermediate_size": 13,
+        "num_hidden_layers": 2,
+    }
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": TASK.n_pos}
+    grouped, whole = (
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=n_heads))
+        for n_heads in (2, 4)
+    )
+    weights = families.lively(grouped).state_dict()
+    for name in (own for own in weights if "k_proj" in own or "v_proj" in own):
+        weights[name] = weights[name].unflatten(0, (2, -1)).repeat_interleave(2, dim=0).flatten(0, 1)
+    whole.load_state_dict(weights)
+    found, expected = (bayesgeom.paths(own.eval(), TASK, n=N) for own in (grouped, whole))
+    assert found.edges == expected.edges and "L0H3 → L1H2 k" in found.edges
+    np.testing.assert_allclose(found.kl_increase_bits.value, expected.kl_increase_bits.value, atol=1e-5)
+    assert (np.abs(found.kl_increase_bits.value) > 1e-4).mean() > 0.9
+
+
+def test_an_mlp_beside_the_attention_reads_what_came_before_the_layer() -> None:
+    net, model = gpt("parallel")
+    report = bayesgeom.paths(model, NARROW, n=N, receivers=["L0 mlp", "L1 mlp"])
+    assert report.edges == tuple(
+        f"{sender} → L{layer} mlp" for layer, senders in ((0, HEADS[:1]), (1, HEADS)) for sender in senders
+    )
+    trials = next(NARROW.stream(N, seed=derived_seed(0, Branch.TRIALS)))
+    others = torch.cat([own.tokens for own in NARROW.stream(256, seed=derived_seed(0, 3))])
+
+    def entered(ids: Tensor) -> Tensor:
+        return net.wte(ids) + net.wpe(torch.arange(ids.shape[1]))
+
+    def bits(x: Tensor) -> float:
+        answers = net.lm_head(net.ln_f(x))[:, ::2][..., trials.answers].double().log_softmax(-1)
+        return float(kl_bits(trials.at_scored(trials.predictive), answers).mean())
+
+    with torch.no_grad():
+        x, first = entered(trials.tokens), net.h[0]
+        changed = first.mlp(first.ln_1(entered(others).mean(0).expand_as(x)))
+        after = x + first.attn(first.ln_1(x)) + changed
+        expected = bits(net.h[1](after)) - bits(net.h[1](net.h[0](x)))
+    assert float(report.kl_increase_bits.value[0]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", families.each(families.ATTENTION))
+def test_edges_of_every_family(name: str, tmp_path: Path) -> None:
+    report = bayesgeom.paths(
+        load(str(families.saved(name, tmp_path))), TASK, n=N, receivers=["L2H1", "L2 mlp", "output"]
+    )
+    assert {"embedding → L2H1 k", "L1H0 → L2H1 q", "L0 mlp → L2H1 v", "L1 mlp → L2 mlp", "L2H3 → output"} <= {
+        *report.edges
+    }
+    bits = np.abs(report.kl_increase_bits.value)
+    assert (bits > 1e-7).mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"n": 0}, InvalidArgument, "n, the number of sequences, must be at least 1, got 0"),
+        ({"senders": ["L0H9"]}, UnknownName, r"there is no sender named 'L0H9'. There are: L0 mlp, L0H0"),
+        ({"receivers": ["L1H0 z"]}, UnknownName, r"there is no receiver named 'L1H0 z'.*L1H0 k"),
+        (
+            {"senders": ["L1 mlp"], "receivers": ["L0H0"]},
+            InvalidArgument,
+            "no edge leads from L1 mlp to L0H0 q",
+        ),
+    ],
+)
+def test_refusals(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        bayesgeom.paths(lively(), **{"task": TASK, "n": N, **arguments})
+
+
+def test_too_many_edges_are_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesgeom.circuits.edges.MOST_EDGES", 10)
+    with pytest.raises(InvalidArgument, match=r"has 75 edges .* at most 10 are measured at once. Name some: receivers"):
+        bayesgeom.paths(lively(), TASK)
+
+
+def test_chance_levels_of_the_strongest_edges() -> None:
+    report = bayesgeom.paths(lively(), TASK, n=N)
+    level = report.kl_increase_bits.baseline(RANDOM)
+    known = np.flatnonzero(np.isfinite(level.value))
+    assert set(known) == set(ranked(report.kl_increase_bits)[:N_LISTED])
+    assert level.low is not None and (level.low[known] < level.value[known]).all()
+    assert report == bayesgeom.paths(lively(), TASK, n=N)
