@@ -46,7 +46,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {
     ),
     "ablate": lambda folder: bayesgeom.ablate(stored(folder), battery="heads", n=5),
     "contributions": lambda folder: bayesgeom.contributions(stored(folder), n=5),
-    "paths": lambda folder: bayesgeom.paths(stored(folder), n=5),
+    "paths": lambda folder: bayesgeom.paths(stored(folder), n=5, receivers=["output"]),
     "patch": lambda folder: bayesgeom.patch(stored(folder), *TASK.sample_pair(5, seed=0)),
     "monitor.Monitor.report": lambda _: watched().report(),
     "monitor.Monitor.diagnosis": lambda _: watched().diagnosis(),
