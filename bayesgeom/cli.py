@@ -70,6 +70,7 @@ TaskOption = Annotated[
 Out = Annotated[Path | None, arg(help="Directory for the report.", help_behavior_hint="(default: not saved)")]
 N = Annotated[int, arg(help="Sequences to draw.")]
 Seed = Annotated[int, arg(help="Seed of sequences, fits, controls and intervals.")]
+Device = Annotated[str, arg(help="Where to run: cpu, cuda, cuda:1, …")]
 
 
 def described(entry: T) -> T:
@@ -86,7 +87,6 @@ class Source:
 
     Args:
         checkpoint: A shipped checkpoint (`bayesgeom checkpoints`), a directory, or owner/name on the Hugging Face hub.
-        device: Where to run: cpu, cuda, cuda:1, …
         dtype: Hugging Face models: float32, bfloat16, … Default: the dtype in which the model was saved.
         device_map: Hugging Face models: auto distributes whole layers over the devices. Default: all on --device.
         revision: Hugging Face models: branch, tag or commit. Default: the hub's main branch.
@@ -102,7 +102,7 @@ class Source:
     """
 
     checkpoint: Checkpoint
-    device: str = "cpu"
+    device: Device = "cpu"
     dtype: Maybe[str] = None
     device_map: Maybe[str] = None
     revision: Maybe[str] = None
@@ -535,10 +535,10 @@ def compare(
 
 def dynamics(
     runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN …", help_behavior_hint="(required)")],
-    n: int = 256,
+    n: N = 256,
     seed: Seed = 0,
     maps_at: Maybe[tuple[int, ...]] = None,
-    device: str = "cpu",
+    device: Device = "cpu",
     out: Out = None,
     machines: On = HERE,
 ) -> "bayesgeom.Diagnosis":
@@ -548,9 +548,7 @@ def dynamics(
 
     Args:
         runs: Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training.
-        n: Number of sequences on which each snapshot is measured.
         maps_at: Steps whose attention is plotted. Default: four, from first to last.
-        device: Where to run: cpu, cuda, cuda:1, …
     """
     with machines.executor() as executor:
         return bayesgeom.training_dynamics(
@@ -566,7 +564,7 @@ def train(
     steps: Maybe[int] = None,
     seed: int = 0,
     keep: Maybe[int] = None,
-    device: str = "cpu",
+    device: Device = "cpu",
     precision: Literal["auto", "bfloat16", "float32"] = "auto",
 ) -> int:
     """Train a recipe.
@@ -582,7 +580,6 @@ def train(
         steps: Number of steps of the last stage. Default: the recipe's.
         seed: Index of the recipe's seed: 0 is the recipe itself.
         keep: Number of log-spaced snapshots to keep after step 0; 0 keeps only the last step. Default: the recipe's.
-        device: Where to train: cpu, cuda, …
         precision: Of matrix products. auto: that of a resumed run, else bfloat16 where it is fast, or float32.
     """
     from bayesgeom.models.checkpoint_files import FINISHED

@@ -197,8 +197,10 @@ def connect(name: str, options: str | Path | Mapping[str, Any] | None = None) ->
     """
     kind, _, address = name.replace("://", ":").partition(":")
     if not re.fullmatch(r"local:[1-9]\d{0,4}|slurm|ray|(ray|dask)://.+", name):
-        forms = "local:N, slurm, ray, ray://ADDRESS, ray://auto, ray://local, dask://HOST:PORT or dask://local"
-        raise InvalidArgument(f"there is no engine {name!r}. There are: {forms}.")
+        raise InvalidArgument(
+            f"there is no engine {name!r}. There are: local:N, slurm, ray, ray://ADDRESS, ray://auto, ray://local, "
+            f"dask://HOST:PORT or dask://local."
+        )
     own = dict(_tables(options).get(kind, {}))
     with contextlib.ExitStack() as stack:
         try:

@@ -16,6 +16,9 @@ from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.recipes import Recipe, recipe
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
+from tests.test_cli import folder
+
+__all__ = ["folder"]  # a fixture
 
 
 def test_sizes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -279,7 +279,7 @@ def every_neuron(model: Model, layer: int | None = None) -> Battery:
         Ablations, in the order of layers. They are a plain list: join lists, or leave some out.
 
     Raises:
-        InvalidArgument: `model` is no model of this package; use `bayesgeom.as_model`.
+        InvalidArgument: The layer does not exist, or `model` is no model of this package; use `bayesgeom.as_model`.
 
     Example:
         >>> import bayesgeom
@@ -289,6 +289,8 @@ def every_neuron(model: Model, layer: int | None = None) -> Battery:
         True
     """
     layers = _layers(model, MLP_POST) if layer is None else (layer,)
+    for at in layers:
+        Component(at, "mlp").check_in(model.spec)
     return [Ablation((Component(at, "neuron", unit=unit),)) for at in layers for unit in range(model.spec.d_mlp)]
 
 

@@ -157,14 +157,17 @@ class AblationReport(Report):
         """Return the largest KL increases, those of the heads with the least key overlap, and what describes all."""
         is_known = not math.isnan(float(self.attribution_rank_correlation))
         share = "heads above half of largest, share"
+        of_heads = (
+            headline_of(self, "top_to_second_ratio"),
+            Headline.computed("share_above_half_of_top", share, self.share_above_half_of_top),
+        )
         return (
             self._largest(),
             headline_of(self, "unablated_kl_bits"),
             Headline.computed("n_raising", f"ablations that raise KL, of {len(self.ablations)}", self.n_raising),
             *map(self._effect, self.ranked()[1:N_LISTED]),
             *self._picked(),
-            headline_of(self, "top_to_second_ratio"),
-            Headline.computed("share_above_half_of_top", share, self.share_above_half_of_top),
+            *(of_heads if (self.head >= 0).any() else ()),
             *([headline_of(self, "attribution_rank_correlation")] if is_known else []),
         )
 

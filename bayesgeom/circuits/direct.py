@@ -52,7 +52,7 @@ from bayesgeom.report import (
     with_provenance,
 )
 from bayesgeom.stats import NATS_PER_BIT, kl_bits
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
 
 _MEANS = 3  # branch of the seed
 _N_ROWS = 12  # of a panel
@@ -111,7 +111,7 @@ class ContributionsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         """Return the largest effects and the model's own KL."""
-        first, *others = headlines_of(self, self.components, most=_N_ROWS)
+        first, *others = headlines_of(self, self.components, "most bits lost", most=_N_ROWS)
         return first, headline_of(self, "model_kl_bits"), *others
 
     def panels(self) -> Sequence[Panel]:
@@ -119,11 +119,13 @@ class ContributionsReport(Report):
         from bayesgeom.charts.heat import add_heat
 
         order = ranked(self.kl_increase_bits)
-        heat = Panel.blank(f"{self.components[order[0]]} writes most of the answer")
-        columns = [*map(str, range(self.n_heads)), "mlp"]
-        layers = [str(layer) for layer in reversed(range(self.n_layers))]
-        by_part = self.kl_increase_bits_by_part[::-1]
-        add_heat(heat.figure, by_part, unit="bits lost", baseline=0.0, names=(layers, columns))
+        is_any = self.kl_increase_bits.value[order[0]] > 0
+        heat = Panel.blank(f"{self.components[order[0]] if is_any else 'No part'} writes most of the answer")
+        add_heat(heat.figure, self.kl_increase_bits_by_part, unit="bits lost", baseline=0.0)
+        heads = list(range(0, self.n_heads, max(1, -(-self.n_heads // 8))))
+        last = "mlp" if "mlp" in self.kinds else "block"
+        ticks = {"tickvals": [*heads, self.n_heads], "ticktext": [*map(str, heads), last]}
+        heat.figure.update_xaxes(tickmode="array", **ticks)
         forest, found = Panel.blank("Bits lost without each term, largest first"), order[:_N_ROWS]
         own = self.kl_increase_bits[found]
         add_forest(forest.figure, [self.components[at] for at in found], own.value, own.ends, unit="bits lost")
@@ -221,7 +223,7 @@ class _Terms:
         end = model.unembedding()
         assert end is not None, "the model has a logit lens"
         self.model, self.task, self.end = model, task, end
-        self.writers = Writers(model)
+        self.writers = Writers(model, by="contributions")
         self._loop = PlainLoop(model)
         self._linear: LinearEnd | None = None
         self._has_positions: bool | None = None  # until the first batch shows it
@@ -234,7 +236,7 @@ class _Terms:
 
     def batches(self, n: int, seed: int) -> Iterator[tuple[Trials, Terms, Logits]]:
         """Yield each batch with its centered terms and the logits before the soft cap, which they sum to."""
-        for block in self.task.stream(n, seed=seed, device=self.model.spec.device):
+        for block in self.task.stream(at_most(self.task, n), seed=seed, device=self.model.spec.device):
             self.model.check_fits(block)
             for trials in batches(block, self.model.spec):
                 yield trials, *self._of(trials)

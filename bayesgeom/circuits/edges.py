@@ -16,7 +16,7 @@ References:
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from typing import ClassVar, TypeVar, final
 
 import numpy as np
@@ -42,18 +42,19 @@ from bayesgeom.core import (
     Replace,
     Site,
     Trials,
+    UnknownName,
     V,
     Z,
     checked,
     phase,
-    unknown_name,
+    suggested,
 )
 from bayesgeom.models.base import BaselinePass, Model, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay, mlp_reads
 from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.report import with_provenance
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
 
 MOST_EDGES = 20_000
 N_DRAWS = 20  # random directions of each of the strongest edges
@@ -138,19 +139,15 @@ class PathsRun:
         cls, model: Model, task: WindTunnel, senders: Sequence[str] | None, receivers: Sequence[str] | None
     ) -> "PathsRun":
         """Check all arguments before anything runs."""
-        writers = Writers(model)
-        every = _receivers(model)
+        writers = Writers(model, by="paths")
         serial = frozenset(layer for layer in model.layers_of(MLP_OUT) if mlp_reads(model, layer) != RESID_PRE)
-        sending = _chosen("sender", senders, {own.label: [own] for own in writers.every}, writers.every)
-        named = {own.label: [own] for own in every}
-        for own in (own for own in every if own.head >= 0):
-            named.setdefault(f"L{own.layer}H{own.head}", []).append(own)
-        receiving = _chosen("receiver", receivers, named, every)
-        edges = tuple((a, b) for b in sorted(receiving, key=_order) for a in sending if b.reads(a, serial))
+        sending = _chosen("sender", senders, {own.label: [own] for own in writers.every})
+        receiving = sorted(_chosen("receiver", receivers, _receivers(model)), key=_order)
+        edges = tuple((a, b) for b in receiving for a in sending if b.reads(a, serial))
         if not edges:
             raise InvalidArgument(
-                f"no edge leads from {', '.join(own.label for own in sending)} to "
-                f"{', '.join(own.label for own in receiving)}: a sender must write before the receiver reads."
+                f"no edge leads from {sending[0].label}{', …' * (len(sending) > 1)} to {receiving[0].label}"
+                f"{', …' * (len(receiving) > 1)}: a sender must write before the receiver reads."
             )
         if len(edges) > MOST_EDGES:
             raise InvalidArgument(
@@ -161,12 +158,13 @@ class PathsRun:
 
     def report(self, n: int, seed: int) -> PathsReport:
         """Measure `n` sequences, with means of others, and the strongest edges with random changes."""
-        replayer, spec = self.model.replayer(), self.model.spec
-        assert isinstance(replayer, Replay | PrefixReplay | PlainLoop), "other models lack the sites"
+        own, spec = self.model.replayer(), self.model.spec
+        replayer = own if isinstance(own, Replay | PrefixReplay) else PlainLoop(self.model)
         with phase("means"):
-            others = self.task.stream(N_REFERENCE, seed=derived_seed(seed, _MEANS), device=spec.device)
-            means = position_means(replayer, others, spec, self.writers.places(), N_REFERENCE)
-        drawn = self.task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=spec.device)
+            n_others = at_most(self.task, N_REFERENCE)
+            others = self._blocks(n_others, derived_seed(seed, _MEANS))
+            means = position_means(replayer, others, spec, self.writers.places(), n_others)
+        drawn = self._blocks(at_most(self.task, n), derived_seed(seed, Branch.TRIALS))
         parts = [trials for block in drawn for trials in batches(block, spec)]
         measuring = EdgeReplay(writers=self.writers, replayer=replayer, means=means)
         with phase("edges", len(parts) * len(self.edges), "edge") as shown:
@@ -191,6 +189,11 @@ class PathsRun:
         )
         arguments = {"n": n, "seed": seed, "edges": len(self.edges)}
         return with_provenance(report, provenance(self.model, self.task, arguments))
+
+    def _blocks(self, n: int, seed: int) -> Iterator[Trials]:
+        for block in self.task.stream(n, seed=seed, device=self.model.spec.device):
+            self.model.check_fits(block)
+            yield block
 
 
 def _rotations(d_model: int, seed: int) -> Iterator[Float[Tensor, "d_model d_model"]]:
@@ -285,25 +288,32 @@ def _edit(receiver: Receiver, values: Tensor, rows: Int64[Tensor, " query_pos"])
     return Replace(site=RESID_POST, layer=receiver.layer - 1, mode=by.name, by=by)
 
 
-def _order(receiver: Receiver) -> tuple[int, str, int, str]:
+def _order(receiver: Receiver) -> tuple[int, str, int, int]:
     """Return what receivers are ordered by: inputs of the heads of a layer are replayed together."""
-    return receiver.layer, "heads" if receiver.head >= 0 else receiver.input, receiver.head, receiver.input
+    is_head = receiver.head >= 0
+    at = HEAD_INPUTS.index(receiver.input) if is_head else 0
+    return receiver.layer, "heads" if is_head else receiver.input, receiver.head, at
 
 
-def _receivers(model: Model) -> tuple[Receiver, ...]:
-    """Return all receivers whose inputs can be changed."""
-    n_layers, n_heads = model.spec.n_layers, model.spec.n_heads
+def _receivers(model: Model) -> Mapping[str, list[Receiver]]:
+    """Return all receivers whose inputs can be changed, by their labels; that of a head stands for its three inputs."""
     has = {site: frozenset(model.layers_of(site)) for site in (Q, Q_ROT, K, K_ROT)}
-    heads = sorted(frozenset(model.layers_of(Z, V)) & (has[Q] | has[Q_ROT]) & (has[K] | has[K_ROT]))
-    found = [Receiver(layer=at, input=own, head=head) for at in heads for head in range(n_heads) for own in HEAD_INPUTS]
-    found += [Receiver(layer=layer, input="mlp") for layer in model.layers_of(MLP_OUT)]
-    return (*found, Receiver(layer=n_layers, input="output"))
+    heads = frozenset(model.layers_of(Z, V)) & (has[Q] | has[Q_ROT]) & (has[K] | has[K_ROT])
+    found = dict[str, list[Receiver]]()
+    for layer, head, own in product(sorted(heads), range(model.spec.n_heads), HEAD_INPUTS):
+        receiver = Receiver(layer=layer, input=own, head=head)
+        found.setdefault(receiver.part, []).append(receiver)
+        found[receiver.label] = [receiver]
+    rest = [Receiver(layer=layer, input="mlp") for layer in model.layers_of(MLP_OUT)]
+    return found | {own.label: [own] for own in (*rest, Receiver(layer=model.spec.n_layers, input="output"))}
 
 
-def _chosen(what: str, labels: Sequence[str] | None, named: Mapping[str, list[Own]], every: Sequence[Own]) -> list[Own]:
-    if labels is None:
-        return list(every)
-    for label in labels:
-        if label not in named:
-            raise unknown_name(what, label, named)
-    return list(dict.fromkeys(own for label in labels for own in named[label]))
+def _chosen(what: str, labels: Sequence[str] | None, named: Mapping[str, list[Own]]) -> list[Own]:
+    """Return what these labels stand for; without labels all, in their order."""
+    known = list(named)
+    if labels is not None and not labels:
+        raise InvalidArgument(f"{what}s is empty: name at least one, such as {known[0]!r}, or omit it for all.")
+    for label in (own for own in labels or () if own not in named):
+        few = f"{', '.join(known[:3])} … {known[-1]}"
+        raise UnknownName(f"there is no {what} named {label!r}. There are: {few}.{suggested(label, known)}")
+    return list(dict.fromkeys(own for label in (known if labels is None else labels) for own in named[label]))

@@ -25,12 +25,13 @@ def ranked(effects: Estimate) -> list[int]:
     return [int(index) for index in np.argsort(-effects.value, kind="stable")]
 
 
-def headlines_of(report: Report, labels: Sequence[str], *, most: int) -> Sequence[Headline]:
+def headlines_of(report: Report, labels: Sequence[str], first: str, *, most: int) -> Sequence[Headline]:
     """Return the largest effects; the interval of the first allows for its choice, if there are enough sequences."""
     effects = report.estimate(FIELD)
     (top,), own = effects.extreme("largest")
-    first = headline_of(report, FIELD, (top,), f"largest: {labels[top]}", own=own, chosen_of=len(labels))
+    label = f"{first}: {labels[top]}"
+    line = headline_of(report, FIELD, (top,), label, own=own, chosen_of=len(labels))
     if own.reason_at() in (Reason.MANY, Reason.HIDDEN) and not effects[top].is_withheld:
-        first = headline_of(report, FIELD, (top,), f"largest: {labels[top]}", own=effects[top], verdict="")
-        first = replace(first, why=str(Reason.CHOICE_IGNORED))
-    return first, *(headline_of(report, FIELD, (at,), labels[at]) for at in ranked(effects)[1:most])
+        line = headline_of(report, FIELD, (top,), label, own=effects[top], verdict="")
+        line = replace(line, why=str(Reason.CHOICE_IGNORED))
+    return line, *(headline_of(report, FIELD, (at,), labels[at]) for at in ranked(effects)[1:most])

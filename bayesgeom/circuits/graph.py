@@ -80,7 +80,7 @@ class PathsReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         """Return the largest effects and the model's own KL."""
-        first, *others = headlines_of(self, self.edges, most=N_LISTED)
+        first, *others = headlines_of(self, self.edges, "strongest edge", most=N_LISTED)
         return first, headline_of(self, "model_kl_bits"), *others
 
     def panels(self) -> Sequence[Panel]:
@@ -101,9 +101,13 @@ class PathsReport(Report):
         """Draw edges as lines as wide as they are strong, in the color of the input that they lead to."""
         import plotly.graph_objects as go
 
+        from bayesgeom.charts.lines import add_note
         from bayesgeom.core import number_text
         from bayesgeom.report import EXACT, PAPER, SERIES, label_axes
 
+        if not shown:
+            add_note(figure, "no edge raises KL")
+            return
         bits, colors = self.kl_increase_bits.value, dict(zip(_PORTS, SERIES, strict=False))
         ends = [(self._sender(at), self._receiver(at)) for at in shown]
         places = _places({part for edge in ends for part in edge})

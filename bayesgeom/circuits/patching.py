@@ -174,9 +174,10 @@ def patch(
         >>> bayesgeom.patch(config.build(seed=0), clean, corrupted, "z").recovered.value.shape
         (2, 5)
     """
-    subject, where = as_model(model), site_of(site)
+    where = site_of(site)
     if where not in ALL_SITES or where.axes[:2] not in (("batch", "pos"), ("batch", "key_pos")):
         raise InvalidArgument(f"site {where.name!r} has no activation at each position: patch resid_pre, z, mlp_out, …")
+    subject = as_model(model)
     if not (layers := subject.layers_of(where)):
         subject.require((where,), by="patching")
     subject.check_surroundings()

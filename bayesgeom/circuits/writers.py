@@ -71,8 +71,8 @@ class Writers:
     parts are not known.
     """
 
-    def __init__(self, model: Model) -> None:
-        model.require((RESID_PRE, RESID_POST), by="this measurement")
+    def __init__(self, model: Model, by: str) -> None:
+        model.require((RESID_PRE, RESID_POST), by=by)
         has = {site: frozenset(model.layers_of(site)) for site in (Z, ATTN_OUT, MLP_OUT)}
         with_heads = sorted(has[Z] & has[ATTN_OUT])
         self._outputs = {layer: own for layer in with_heads if (own := model.output_of(layer)) is not None}

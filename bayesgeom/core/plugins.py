@@ -93,16 +93,17 @@ def discovered(
     """
     found: dict[str, type[T]] = {}
     for plugin in _from_folder(package, base):  # type: ignore[arg-type]  # mypy: an abstract class is no Hashable
-        if fault := _fault(plugin, found, base):
-            raise InvalidArgument(fault)
+        _check_name(plugin, found, base)
         found[vars(plugin)["name"]] = plugin
     broken: list[Broken] = []
     for entry in _entry_points(group or package, _places()):
         members, fault = _loaded(entry, package, base)
-        for kind in members:
-            fault = fault or _fault(kind, found, base)
-            if not fault:
+        try:
+            for kind in members:
+                _check_name(kind, found, base)
                 found[vars(kind)["name"]] = kind
+        except InvalidArgument as error:
+            fault = str(error)
         if fault:
             broken.append(_broken(entry, fault))
     return dict(sorted(found.items())), tuple(broken)
@@ -232,18 +233,21 @@ def _loaded(entry: Any, package: str, base: type[T]) -> tuple[list[type[T]], str
     return [], loading.fault
 
 
-def _fault(plugin: type, found: Mapping[str, type], base: type) -> str:
-    """The reason why a class cannot be registered under its name; "" if it can."""
+def _check_name(plugin: type, found: Mapping[str, type], base: type) -> None:
+    """Raise `InvalidArgument` if a class cannot be registered under its name."""
     name = vars(plugin).get("name")
     if not isinstance(plugin.__module__, str):
-        return f"its __module__ must be the name of a module, got {shown(plugin.__module__)}."
+        raise InvalidArgument(f"its __module__ must be the name of a module, got {shown(plugin.__module__)}.")
     if type(name) is not str or not name:
-        return f"{plugin.__module__}.{plugin.__qualname__} has no attribute `name` of its own: add `name = …`."
+        raise InvalidArgument(
+            f"{plugin.__module__}.{plugin.__qualname__} has no attribute `name` of its own: add `name = …`."
+        )
     if not name.isprintable() or len(name) > _LONGEST:
-        return f"its name must be printable text of at most {_LONGEST} characters, got {shown(name)}."
+        raise InvalidArgument(f"its name must be printable text of at most {_LONGEST} characters, got {shown(name)}.")
     if name in found and found[name] is not plugin:
-        return f"two {base.__name__}s are named {name!r}: {found[name].__module__} and {plugin.__module__}. Rename one."
-    return ""
+        raise InvalidArgument(
+            f"two {base.__name__}s are named {name!r}: {found[name].__module__} and {plugin.__module__}. Rename one."
+        )
 
 
 def _is_plugin(member: object, base: type) -> bool:

@@ -20,7 +20,6 @@ References:
 """
 
 import json
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -36,6 +35,7 @@ from bayesgeom.core import (
     LOGIT_LENS,
     RESID_POST,
     RESID_PRE,
+    Contained,
     InvalidArgument,
     ModelSpec,
     NoCopy,
@@ -49,6 +49,7 @@ from bayesgeom.models.base import Model, Stream, bytes_per_sequence, recording_b
 from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.served.model import ServedModel
 from bayesgeom.models.unembedding import Unembedding
+from bayesgeom.probes.posterior_lens import stages_of
 from bayesgeom.report import (
     UNTRAINED,
     Baseline,
@@ -312,7 +313,7 @@ class LensFit:
             arrival=stacked(arrivals),
             lens_names=names,
             answer_kinds=ANSWERS,
-            stages=("embedding", *(f"layer {layer}" for layer in range(stages - 1))),
+            stages=stages_of(stages - 1),
             target=EXACT if self.task.has_posterior else OWN,
             jacobian=self.jacobian.name if self.jacobian else "",
             n_fit=self.n_fit,
@@ -433,11 +434,13 @@ class JacobianMap:
                 f"there is no file {name!r} and no published J-lens of this name.{suggested(name, published)} Pass a "
                 f"name of transformer-lens's registry, such as gemma-2-2b, or a file that its JacobianLens.save wrote."
             )
-        try:
+        with Contained() as loading:
             lens = JacobianLens.from_pretrained(name)
-        except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise InvalidArgument(f"the J-lens {name!r} cannot be loaded by transformer-lens: {reason}") from error
+        if loading.error is not None:
+            reason = str(loading.error).strip().partition("\n")[0]
+            raise InvalidArgument(
+                f"the J-lens {name!r} cannot be loaded by transformer-lens: {reason}"
+            ) from loading.error
         expected, target = [*range(spec.n_layers - 1)], lens.metadata.get("target_layer", spec.n_layers - 1)
         if (lens.d_model, lens.source_layers, target) != (spec.d_model, expected, spec.n_layers - 1):
             raise InvalidArgument(

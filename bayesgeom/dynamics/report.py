@@ -171,7 +171,7 @@ class DynamicsReport(Report):
                 self.entropy_mae_bits,
                 is_log=True,
             ),
-            folded("Patterns: distance from the last, by layer", "Jensen–Shannon (bits)", distances, by_layer),
+            folded("Pattern distances, by layer", "Jensen–Shannon (bits)", distances, by_layer),
             folded("Key overlap, by layer", "mean |cosine|", self.key_overlap),
             folded("Shape of the last values", "share of variance", self.curve_share, shape),
             folded("Frame ratio, by layer", "over chance", self.frame_ratio),
@@ -321,7 +321,7 @@ class AttentionMapsReport(Report):
                 self,
                 "focus",
                 at=(-1, row),
-                label=f"largest weight of a row, layer {layer}, step {int(self.shown_steps[-1]):,}",
+                label=f"largest weight, layer {layer}, step {int(self.shown_steps[-1]):,}",
             )
             for row, layer in enumerate(self.shown_layers)
         )

@@ -191,7 +191,7 @@ class CalibrationReport(Report):
         means = np.asarray(self.entropy_bits_by_position)
         apart = np.abs(self.example_entropy_bits - means[:, None]).max(initial=0.0)
         is_alike = bool(apart <= _ALIKE * max(float(np.ptp(means)), LEAST_BITS))
-        note = "Single sequences have the same curves." * is_alike
+        note = "All sequences have these curves." * is_alike
         title = f"Uncertainty of the answers: {brief(measured)} bits from exact"
         drawn = [_entropies(title, means, note)]
         title = "Entropy error, log scale"

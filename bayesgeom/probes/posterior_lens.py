@@ -153,7 +153,7 @@ class PosteriorLens(Probe[PosteriorLensReport]):
         estimate = partial(mean_estimate, seed=run.seed, bounds=(0.0, np.inf))
         reference = min(references.values(), key=np.mean)
         whole = Baseline.of("baseline", "all layers", len(read) - 1)
-        middle, stages = exact.shape[1] // 2, (EMBEDDING, *(f"layer {layer}" for layer in range(len(read) - 1)))
+        middle, stages = exact.shape[1] // 2, stages_of(len(read) - 1)
         report = PosteriorLensReport(
             kl_bits=estimate(kl.mean(axis=2), baselines=baselines),
             entropy_mae_bits=estimate(errors.mean(axis=2)),
@@ -209,6 +209,11 @@ class PosteriorLens(Probe[PosteriorLensReport]):
             run=unlearned,
             holds=lambda r: np.isnan(r.arrival.value) and r.headlines()[0].verdict == Verdict.NOT_REACHED,
         )
+
+
+def stages_of(n_layers: int) -> tuple[str, ...]:
+    """Return the names of what a lens reads: the embedding, then each layer."""
+    return (EMBEDDING, *(f"layer {layer}" for layer in range(n_layers)))
 
 
 def _exp(log_probabilities: Float[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos answer"]:

@@ -37,6 +37,7 @@ _WITH_REPORTS = (
     "probes",
     "diagnosis",
     "ablations",
+    "audits",
     "circuits",
     "interventions",
     "dynamics",

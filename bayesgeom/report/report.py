@@ -23,7 +23,7 @@ import numpy as np
 from bayesgeom.core import InvalidArgument, OutputFault, checked, labeled_text, shortened
 from bayesgeom.report import storage
 from bayesgeom.report.estimate import Estimate, within
-from bayesgeom.report.storage import ALONE, parts_of, quantities_of, read_parts, write_page, write_run
+from bayesgeom.report.storage import ALONE, VIEWER, parts_of, quantities_of, read_parts, write_page, write_run
 from bayesgeom.report.tables import Headline, frame, model_name, records_of, settings_of
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ class Report(ABC):
         if cls is Report:
             raise InvalidArgument(f"{cls.__name__} is abstract: use the class of the report, or `load_report`.")
         reports, extra, unknown = read_parts(Path(path), {cls.name: cls})
-        if not reports or (unknown and not extra.get(ALONE)):
+        if not reports or set(unknown) - {VIEWER}:
             found = ", ".join((*unknown, *reports)) or "no report"
             raise OutputFault(f"{path} holds {found}, and not {cls.name} alone. `load_report` reads every kind.")
         return with_provenance(reports[cls.name], extra["provenance"])

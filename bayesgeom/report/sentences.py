@@ -16,10 +16,12 @@ from bayesgeom.report.render import verdict_text
 from bayesgeom.report.tables import Reported, Viewed
 
 _COMPARED = (Verdict.YES, Verdict.BARELY, Verdict.NO, Verdict.UNDECIDED)  # then the number is the answer
-_WITHOUT_NUMBER = (Verdict.NOT_IDENTIFIED, Verdict.BY_CONSTRUCTION, Verdict.VALUES_LATER, Verdict.ROUTING_LATER)
+_WITHOUT_NUMBER = frozenset(
+    {Verdict.NOT_IDENTIFIED, Verdict.BY_CONSTRUCTION, Verdict.VALUES_LATER, Verdict.ROUTING_LATER, Verdict.NOT_REACHED}
+)
 _SMALL = 0.1  # share of the first value below which a curve over training has come to rest
 _DONE = {"remove": "removing", "keep": "keeping only", "rotate": "rotating", "add": "adding to", "swap": "swapping"}
-_KINDS = {"head": "heads", "attention": "attention layers", "mlp": "MLPs", "block": "blocks", "set": "sets"}
+_KINDS = {"head": "heads", "mlp": "MLPs", "block": "blocks", "neuron": "neurons", "expert": "experts", "set": "sets"}
 
 
 def opening_of_all(reports: Mapping[str, Reported]) -> list[str]:
@@ -47,7 +49,7 @@ def opening_of(report: Reported, *, is_gated: bool = False) -> list[str]:
     is_known = not math.isnan(line.value) or line.verdict in _WITHOUT_NUMBER
     says = _SENTENCES[report.name](report) if report.name in _SENTENCES and is_known else ""
     if gate:
-        return [gate, says or f"{_capital(number)}."]
+        return [gate, says.replace("\n", " ") or f"{_capital(number)}."]
     if says:
         says, _, why = says.partition("\n")
         interval = f", 95 % interval {line.interval}" if line.interval and not math.isnan(line.value) else ""
@@ -64,11 +66,11 @@ def opening_of(report: Reported, *, is_gated: bool = False) -> list[str]:
 def _ablation(report: Any) -> str:
     top, own = report.ranked()[0], report.headline()
     name, bits = report.ablations[top], rounded(own.value)
-    what = _KINDS[report.kinds[0]] if len(set(report.kinds)) == 1 else "components"
+    what = _KINDS.get(report.kinds[0], "components") if len(set(report.kinds)) == 1 else "components"
     if report.is_preview:
         return f"A first-order preview: {name} matters most, with a KL increase of about {bits} bits."
     if not report.n_raising:
-        return f"None of {len(report.ablations)} {what} is shown to matter: without {name}, KL rises by {bits} bits."
+        return f"None of {len(report.ablations)} {what} is shown to matter: without {name}, KL changes by {bits} bits."
     before, uniform = rounded(float(report.unablated_kl_bits)), rounded(report.uniform_kl_bits)
     return (
         f"{report.n_raising} of {len(report.ablations)} {what} matter. Without {name} KL rises most, by {bits} bits "
@@ -84,7 +86,7 @@ def _intervention(report: Any) -> str:
     if verdicts[at] in (Verdict.BY_CONSTRUCTION, Verdict.NOT_IDENTIFIED):
         return f"Shows nothing {places}: {report.against_causal[at]} ({verdicts[at]})."
     if verdicts[at] == Verdict.INERT:
-        cost = report.change_bits.value[3 if report.is_swap else 1, at, 0]
+        cost = report.effect(f"KL increase{' on removal' * report.is_swap}").value[at, 0]
         read = f"no linear map reads the {report.quantity} after removal"
         return f"Inert {places}: {read}, which costs {rounded(cost)} bits."
     amount: Callable[[float], str] = percent_text if report.is_swap else rounded
@@ -99,8 +101,9 @@ def _intervention(report: Any) -> str:
     if verdicts[at] == Verdict.CAUSAL:
         return f"Causal {places}: {did}."
     causal, inert = report.against_causal[at], report.against_inert[at]
-    against = f"Against causal: {causal}." * bool(causal) + f" Against inert: {inert}." * bool(inert)
-    return f"Undecided: {did}.\n{against}"
+    against = {"causal": causal, "inert": inert}
+    why = " ".join(f"Against {verdict}: {code}." for verdict, code in against.items() if code)
+    return f"Undecided: {did}.\n{why}"
 
 
 def _joint(report: Any) -> str:
@@ -126,6 +129,32 @@ def _audit(report: Any) -> str:
         return f"{says}."
     top = int(weights.argmax())
     return f"{says}. The nearest predictor is “{report.predictors[top]}” (weight {percent_text(weights[top])})."
+
+
+def _contributions(report: Any) -> str:
+    return f"The largest direct term is that of {report.components[_largest(report)]}: without it {_rise(report)}."
+
+
+def _paths(report: Any) -> str:
+    edge = report.edges[_largest(report)]
+    return f"The strongest of {counted(len(report.edges), 'edge')} is {edge}: without it {_rise(report)}."
+
+
+def _largest(report: Any) -> int:
+    return int(np.nanargmax(report.kl_increase_bits.value))
+
+
+def _rise(report: Any) -> str:
+    """Return what the KL does without the strongest part."""
+    bits, before = np.nanmax(report.kl_increase_bits.value), rounded(float(report.model_kl_bits))
+    return f"KL rises by {rounded(float(bits))} bits (from {before})"
+
+
+def _lens(report: Any) -> str:
+    of = len(report.stages) - 1
+    if math.isnan(report.arrival.value):
+        return f"The posterior is there after none of {counted(of, 'layer')}."
+    return f"The posterior is there after {float(report.arrival):.0f} of {counted(of, 'layer')}."
 
 
 def _patch(report: Any) -> str:
@@ -160,7 +189,7 @@ def _response(report: Any) -> str:
         case Verdict.IN_PART:
             return f"In part: the answers follow {what} with {slope}."
         case Verdict.NOT_SHOWN:
-            return f"Not shown: the answers follow {what} with {slope}, no more than that of other sequences."
+            return f"Not shown that the answers follow {what}: {slope}."
         case Verdict.NOT_IDENTIFIED:
             return f"Not identified: the exact answer hardly depends on {what}."
         case _:
@@ -176,8 +205,10 @@ def _length(report: Any) -> str:
         found = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items())
         return f"{_capital(found)}."
     line, ratio = lines[0], float(report.extrapolation_ratio.value[0])
-    step = f"KL {'rises' if line.value > 0 else 'falls'} by {rounded(abs(line.value))} bits at the end of training"
-    return f"{_capital(line.verdict)}: {step} lengths; beyond, it is {rounded(ratio)} times that within."
+    step = (
+        f"KL {'rises' if line.value > 0 else 'falls'} by {rounded(abs(line.value))} bits where the training length ends"
+    )
+    return f"{_capital(line.verdict)}: {step}; beyond, it is {rounded(ratio)} times that within."
 
 
 def _relabeling(report: Any) -> str:
@@ -214,8 +245,8 @@ def _gradients(report: Any) -> str:
     level = f" ({rounded(float(other.value))} with another sequence's)" if other is not None else ""
     error = rounded(float(np.nanmax(report.identity_error.value)))
     return (
-        f"Attention and values follow the laws: autograd differs by at most {error} (relative). Attention goes with "
-        f"advantage at rank correlation {rounded(float(own))}{level}."
+        f"The laws differ from autograd by at most {error} (relative). Attention goes with advantage at rank "
+        f"correlation {rounded(float(own))}{level}."
     )
 
 
@@ -259,6 +290,7 @@ _SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "ablation": _ablation,
     "audit": _audit,
     "compare": _compare,
+    "contributions": _contributions,
     "dynamics": _dynamics,
     "erasure_onwards": _onwards,
     "evidence_response": _response,
@@ -269,6 +301,8 @@ _SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "length": _length,
     "monitor": _monitor,
     "patch": _patch,
+    "paths": _paths,
+    "posterior_lens": _lens,
     "relabeling": _relabeling,
     "sweep": _sweep,
 }

@@ -56,6 +56,7 @@ PROGRESS = "progress.safetensors"  # of an interrupted battery
 PARTS = "parts"  # results per snapshot of an interrupted analysis
 METRICS, HTML = "metrics.parquet", "report.html"
 ALONE = "alone"  # whether a folder holds one report, not a diagnosis
+VIEWER = "inside"  # the report that may be saved with one that is alone
 _PROVENANCE: Mapping[str, Any] = {  # what tables and pages read, where it is present
     **dict.fromkeys(("arguments", "recipe", "task", "task_in_words"), Mapping[str, Any]),
     **dict.fromkeys(("attention_kernels", "foreign_hooks"), tuple[str, ...]),

@@ -164,7 +164,7 @@ def planted_tables() -> Iterator[PlantedTable]:
     audits = list(planted_audits())
     yield PlantedTable(
         probe=AuditReport.name,
-        title="Audit of planted predictors of a coin",
+        title="Audit of planted predictors",
         head=("predictor", *COLUMNS),
         rows=[own.row() for own in audits],
         passed=all(own.passed for own in audits),

@@ -130,11 +130,7 @@ def _keys_of_tokens(spec: ModelSpec, trials: Trials) -> int:
     return len(trials.token_ids()) * spec.n_kv_heads * spec.d_head
 
 
-LAST_VALUES = Reduction(
-    "values at the last scored position", V, _last_values, lambda spec, _: spec.n_kv_heads * spec.d_of_value
-)
-LAST_RESIDUAL = Reduction(
-    "resid_post at the last scored position", RESID_POST, lambda x, _t, _r, _m: x[:, -1], lambda spec, _: spec.d_model
-)
-KEY_SUMS = Reduction("sums of keys over the occurrences of each token", K, _token_sums, _keys_of_tokens)
-ROTATED_KEY_SUMS = Reduction("the same of rotated keys", K_ROT, _token_sums, _keys_of_tokens)
+LAST_VALUES = Reduction("last values", V, _last_values, lambda spec, _: spec.n_kv_heads * spec.d_of_value)
+LAST_RESIDUAL = Reduction("last resid_post", RESID_POST, lambda x, _t, _r, _m: x[:, -1], lambda spec, _: spec.d_model)
+KEY_SUMS = Reduction("key sums", K, _token_sums, _keys_of_tokens)
+ROTATED_KEY_SUMS = Reduction("rotated key sums", K_ROT, _token_sums, _keys_of_tokens)

@@ -24,6 +24,7 @@ from bayesgeom.core import (
     check_distinct,
     check_ids,
     checked,
+    decoded_text,
     encoded_text,
     first_symbols,
     labeled,
@@ -159,7 +160,15 @@ class _LabeledTexts(TextTask):
             names=self.names,
             answers=tuple(found),
             answer_ids=tuple(found.values()),
+            spelled=_spelled(tokenizer, {i for prompt in ids for i in prompt} - {*found.values()}, taken=found),
         )
+
+
+def _spelled(tokenizer: Tokenizer, ids: Iterable[int], *, taken: Iterable[str]) -> tuple[tuple[int, str], ...]:
+    """Return ids with their texts, without those that several ids share, such as parts of a letter."""
+    texts = {i: decoded_text(tokenizer, [i]) for i in sorted(ids)}
+    counts = Counter([*texts.values(), *taken])
+    return tuple((i, text) for i, text in texts.items() if counts[text] == 1)
 
 
 @final
@@ -176,6 +185,7 @@ class _BoundLabels(LabeledTask):
     names: tuple[str, ...]
     answers: tuple[str, ...]
     answer_ids: tuple[int, ...]
+    spelled: tuple[tuple[int, str], ...] = ()  # other ids and their texts, for pages
 
     def __repr__(self) -> str:
         return f"{self.n_sequences} texts with labels {', '.join(self.names)}"
@@ -263,4 +273,4 @@ class _BoundLabels(LabeledTask):
         return {"uniform": torch.full_like(exact, 1 / len(self.names)), "label_frequencies": frequencies}
 
     def token_labels(self) -> Sequence[str]:
-        return labeled(dict(zip(self.answer_ids, self.answers, strict=True)), self.n_ids)
+        return labeled({**dict(self.spelled), **dict(zip(self.answer_ids, self.answers, strict=True))}, self.n_ids)

@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, Relations, Trials, unknown_name
+from bayesgeom.core import InvalidArgument, Relations, Trials, checked, unknown_name
 from bayesgeom.stats import (
     STARTS,
     WIDEST_BASELINE,
@@ -257,6 +257,7 @@ class MarkovProcess(DynamicTask):
         )
 
     @final
+    @checked("self")
     def belief_states(self, depth: int) -> BeliefStates:
         """Return the mixed-state presentation: the beliefs that sequences reach, their probabilities and transitions.
 
@@ -267,7 +268,7 @@ class MarkovProcess(DynamicTask):
             depth: Number of symbols to follow from the start, at least 1.
 
         Raises:
-            InvalidArgument: depth is below 1, or reaches more than 50,000 beliefs.
+            InvalidArgument: depth is no integer, is below 1, or reaches more than 50,000 beliefs.
 
         Example:
             >>> from bayesgeom import tasks

@@ -1,15 +1,20 @@
-"""Hooks of the site: pages that lie outside docs/, notebooks, the reference, and the live viewer."""
+"""Hooks of the site: pages that lie outside docs/, notebooks, the gallery, the reference, and the live viewer."""
 
 import json
+import os
 import posixpath
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import nbformat
 from mkdocs.structure.files import File, Files
+from nbclient import NotebookClient
+from plotly.offline import get_plotlyjs
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = "examples/replication"
@@ -27,7 +32,7 @@ PAGES = {
     **{f"notebooks/{path.stem}.md": f"examples/{path.name}" for path in (ROOT / "examples").glob("*.ipynb")},
 }
 SHOWN_AT = {origin: page for page, origin in PAGES.items()}
-IMAGES = ("image/png", "image/svg+xml")
+PLOTLY, WIDGET = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json"
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 
 
@@ -37,13 +42,20 @@ def on_files(files: Files, config: Any) -> Files:
         if (former := files.get_file_from_path(page)) is not None:
             files.remove(former)
         path = ROOT / origin
-        text = _notebook(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=text))
+        text = path.read_text(encoding="utf-8")
+        content = _page(json.loads(text), source=origin) if path.suffix == ".ipynb" else text
+        files.append(File.generated(config, page, content=content))
+    gallery = sorted((ROOT / "examples/gallery").glob("*.ipynb"))
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # each notebook runs in a process of its own
+        for path, content in zip(gallery, threads.map(_executed, gallery), strict=True):
+            files.append(File.generated(config, f"gallery/{path.stem}.md", content=content))
     for name, text in _reference().items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     for path in sorted((ROOT / STUDY).glob("plots/*")):
         files.append(File.generated(config, f"study/plots/{path.name}", abs_src_path=str(path)))
-    files.append(File.generated(config, "stylesheets/site.css", abs_src_path=str(ROOT / "docs/site/site.css")))
+    for kind, name in (("stylesheets", "site.css"), ("javascripts", "figures.js")):
+        files.append(File.generated(config, f"{kind}/{name}", abs_src_path=str(ROOT / "docs/site" / name)))
+    files.append(File.generated(config, "javascripts/plotly.min.js", content=get_plotlyjs()))
     return files
 
 
@@ -89,23 +101,43 @@ def _reference() -> dict[str, str]:
     }
 
 
-def _notebook(path: Path) -> str:
-    """Return a stored notebook as a page: text, code, and what was printed or drawn."""
+def _executed(path: Path) -> str:
+    """Run a notebook of the gallery, and return it as a page; its figures are drawn by plotly in the browser."""
+    notebook: Any = nbformat.read(path, as_version=4)
+    environment = {**os.environ, "PLOTLY_RENDERER": "plotly_mimetype", "PYTHONPATH": str(ROOT)}
+    NotebookClient(notebook, timeout=600).execute(env=environment)
+    return _page(notebook, source=f"examples/gallery/{path.name}")
+
+
+def _page(notebook: Any, *, source: str) -> str:
+    """Return a notebook as a page: text, code, and what was printed or drawn."""
     parts = list[str]()
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        source = "".join(cell["source"])
+    for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            parts.append(source)
+            parts.append(_text(cell["source"]))
             continue
-        parts.append(f"```python\n{source}\n```")
-        for output in cell["outputs"]:
-            data = output.get("data", {})
-            printed = "".join(output.get("text", []) or data.get("text/plain", []))
-            image = next((data[kind] for kind in IMAGES if kind in data), None)
-            if "text/html" in data and image is None:
-                parts.append(f'<div class="output" markdown="0">{"".join(data["text/html"])}</div>')
-            elif image is not None:
-                parts.append(f'<img alt="figure" src="data:image/png;base64,{"".join(image).strip()}">')
-            elif printed.strip():
-                parts.append(f"```text\n{printed.rstrip()}\n```")
-    return "\n\n".join(parts)
+        parts.append(f"```python\n{_text(cell['source'])}\n```")
+        parts += [_output(output, f"{source}-{len(parts)}-{i}") for i, output in enumerate(cell["outputs"])]
+    return "\n\n".join(filter(None, parts))
+
+
+def _output(output: Any, key: str) -> str:
+    """Return what a cell printed or drew; nothing for progress on stderr."""
+    data = output.get("data", {})
+    if output.get("name") == "stderr" or WIDGET in data:
+        return ""
+    if PLOTLY in data:
+        figure = json.dumps(data[PLOTLY]).replace("</", "<\\/")
+        place = re.sub(r"\W", "-", key)
+        stored = f'<script type="application/json" data-figure="{place}">{figure}</script>'
+        return f'<div class="figure" id="{place}"></div>\n{stored}'
+    if "image/png" in data:
+        return f'<img alt="figure" src="data:image/png;base64,{_text(data["image/png"]).strip()}">'
+    if "text/html" in data:
+        return f'<div class="output" markdown="0">{_text(data["text/html"])}</div>'
+    printed = _text(output.get("text", data.get("text/plain", "")))
+    return f"```text\n{printed.rstrip()}\n```" if printed.strip() else ""
+
+
+def _text(lines: str | list[str]) -> str:
+    return "".join(lines)

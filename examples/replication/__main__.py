@@ -20,6 +20,7 @@ COMMANDS = {  # name: "module:function", or a dataclass that is called
     "length": "comparison.commands:length",
     "em": "measurements:em",
     "settling": "measurements:settling",
+    "audit": "measurements:audit",
     "elimination": "measurements:elimination",
     "pass-thresholds": "measurements:pass_thresholds",
     "write-strength": "measurements:write_strength",

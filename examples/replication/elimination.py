@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bayesgeom.core.run import LOGIT_LENS, Run
 from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
+from bayesgeom.probes.posterior_lens import stages_of
 from bayesgeom.report.estimate import Baseline, Estimate, Share, Unit, smooth_estimate, with_interval
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
@@ -114,7 +115,7 @@ class Elimination(Probe[EliminationReport]):
             by_layer=of(counts[:, 1:], line[1:]),
             explained=_explained(at, dead & (at < stages), seed=run.seed),
             layer_of_answer=_means(at - 1.0, dead & (at < stages)),
-            stages=("embedding", *(f"layer {layer}" for layer in range(stages - 1))),
+            stages=stages_of(stages - 1),
             groups=GROUPS,
             n=len(at),
         )

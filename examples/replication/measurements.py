@@ -5,6 +5,7 @@ A keyword is an option of the command line: `em(seeds=2)` is `python -m examples
 
 from pathlib import Path
 
+from bayesgeom.audits.run import audit as audited
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics
@@ -162,6 +163,30 @@ def pass_thresholds(
     model = load(checkpoint, device=device)
     found = diagnose(model, task, probes=[PassThresholds()], n=n, seed=seed, n_untrained=n_untrained)
     _conclude(found[PassThresholds.name], out)
+
+
+def audit(
+    checkpoint: str,
+    /,
+    *,
+    task: str | None = None,
+    n: int = 128,
+    seed: int = 0,
+    device: str = "cpu",
+    out: Path | None = None,
+) -> None:
+    """Audit the predictions of a model part by part, among them what a piece of evidence teaches.
+
+    Args:
+        checkpoint: Name of a shipped checkpoint, or a directory.
+        task: Another task, as for `bayesgeom diagnose`. Default: the checkpoint's own.
+        n: Number of sequences.
+        seed: Seed of sequences and intervals.
+        device: Where to run: cpu, cuda, …
+        out: Directory for the report. Default: it is not saved.
+    """
+    _check(out)
+    _conclude(audited(load(checkpoint, device=device), task, n=n, seed=seed), out)
 
 
 def elimination(

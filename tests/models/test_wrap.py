@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import bayesgeom
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, NoCopy, NonFinite
-from bayesgeom.core.run import ATTN_OUT, K_ROT, MLP_OUT, PATTERN, RESID_POST, RESID_PRE, K, Q, V, Z
+from bayesgeom.core.run import ATTN_OUT, K_ROT, MLP_OUT, MLP_POST, PATTERN, RESID_POST, RESID_PRE, K, Q, V, Z
 from bayesgeom.models.adapters.wrapping import WrappedModel
 
 TASK = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
@@ -114,6 +114,21 @@ def test_an_edit_of_the_pattern_changes_the_logits_as_it_would_in_the_module() -
     _, model = gpt()
     report = bayesgeom.ablate(model, TASK, n=16, battery="heads")
     assert float(abs(report.kl_increase_bits.value).min()) > 0
+
+
+def test_hidden_units_need_the_last_projection_of_the_mlp() -> None:
+    net, model = gpt(down="mlp.2")
+    assert MLP_POST in model.sites and model.spec.d_mlp == 4 * WIDTH
+    trials = TASK.sample(4, seed=0)
+    run = model.run([trials], record=[MLP_POST], n_recorded=4)
+    with torch.no_grad():
+        x = net.wte(trials.tokens) + net.wpe(torch.arange(trials.tokens.shape[1]))
+        units = net.h[0].mlp[:2](net.h[0].ln_2(x + net.h[0].attn(net.h[0].ln_1(x))))
+    torch.testing.assert_close(run.at(MLP_POST)[0], units[:, trials.scored_positions()[0]], atol=1e-5, rtol=1e-5)
+    report = bayesgeom.ablate(model, TASK, "neurons", n=8)
+    assert set(report.kinds) == {"neuron"} and not report.inert.all()
+    assert "declare down=" in gpt()[1].withheld[MLP_POST]
+    assert "down=… must be the last projection" in gpt(down="mlp.0")[1].withheld[MLP_POST]
 
 
 def test_rotated_keys_are_withheld_with_the_reason_and_the_stream_stays() -> None:

@@ -58,6 +58,13 @@ def test_labeled_evidence_is_worse_than_the_last_label(model: Model) -> None:
     assert float(found.kl_bits.value) > 0.5
 
 
+def test_the_audit_finds_overconfidence(model: Model) -> None:
+    # The same script: slope of the model's log-odds in the exact ones 4.6.
+    found = bayesgeom.audit(model, "evidence", parts=[], n=24)
+    assert 3.5 < float(found.log_odds_slope) < 5.7 and float(found.confidence) > 4
+    assert float(found.regret_bits) > float(found.regret_bits.baseline("uniform").value)
+
+
 def test_patching_moves_the_capital(model: Model) -> None:
     texts = "The capital of France is the city of", "The capital of Italy is the city of"
     report = bayesgeom.patch(model, *texts, answers=("Paris", "Rome"))

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from examples.replication.elimination import Elimination, _explained, eliminated_at, interpolated
+from bayesgeom.report.diagnosis import load_report
+from examples.replication.elimination import Elimination, EliminationReport, _explained, eliminated_at, interpolated
+from tests.pages import READINGS, named_rows, section
 
 
 @pytest.mark.parametrize("control", [*Elimination().controls()], ids=lambda own: own.label)
@@ -47,3 +49,18 @@ def test_explained_variance_is_that_of_group_means() -> None:
     found = _explained(at, dead, seed=0)
     assert found.value[0] == pytest.approx(1 - within / ((values - values.mean()) ** 2).sum())
     assert found.low is not None and found.low[0] > found.baselines[0].value[0] + 0.1
+
+
+NAMED = named_rows(section("readings.md", "Layer by layer"))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_row_of_the_readings_is_its_report(name: str) -> None:
+    report = load_report(READINGS / "claims" / f"elimination-{name}")
+    assert isinstance(report, EliminationReport)
+    shares, line, explained = NAMED[name]
+    assert [float(own) for own in shares.split()] == pytest.approx(report.by_layer.value, abs=0.0051)
+    assert float(line) == pytest.approx(report.by_layer.baseline("interpolated logits").value.max(), abs=0.0051)
+    assert float(explained) == pytest.approx(float(report.explained.value[0]), abs=0.00051)
+    assert float(report.explained.baseline("shuffled answers").value[0]) < 0.0055
+    assert report.by_layer.baseline("untrained networks").value.max() < 0.01

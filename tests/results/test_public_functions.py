@@ -45,6 +45,8 @@ CALLS: dict[str, Callable[[Path], Result]] = {
         stored(folder), n=5, n_untrained=1, probes=["calibration", "key_overlap"]
     ),
     "ablate": lambda folder: bayesgeom.ablate(stored(folder), battery="heads", n=5),
+    "contributions": lambda folder: bayesgeom.contributions(stored(folder), n=5),
+    "paths": lambda folder: bayesgeom.paths(stored(folder), n=5, receivers=["output"]),
     "patch": lambda folder: bayesgeom.patch(stored(folder), *TASK.sample_pair(5, seed=0)),
     "monitor.Monitor.report": lambda _: watched().report(),
     "monitor.Monitor.diagnosis": lambda _: watched().diagnosis(),

@@ -57,7 +57,7 @@ def test_relabeling(verdict: Verdict, first: str) -> None:
     [
         (Verdict.TRANSPORTS, "Yes: "),
         (Verdict.IN_PART, "In part: "),
-        (Verdict.NOT_SHOWN, "Not shown: "),
+        (Verdict.NOT_SHOWN, "Not shown that "),
         (Verdict.NOT_IDENTIFIED, "Not identified: "),
         (Verdict.UNDECIDED, "Undecided: "),
     ],

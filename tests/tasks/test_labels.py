@@ -1,5 +1,6 @@
 """Texts with labels: what a sequence holds, how texts are split, and what is refused."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.tasks.base import FiniteTask, LabeledTask, WindTunnel
+from bayesgeom.tasks.base import FiniteTask, LabeledTask, WindTunnel, task_from_config
 from bayesgeom.tasks.labels import labeled_texts
 from tests.tasks.tokenizers import pair_tokenizer, word_tokenizer
 
@@ -37,6 +38,8 @@ def test_the_label_is_the_exact_answer_after_the_last_token() -> None:
     assert trials.at_scored(trials.predictive)[:, 0, 1].tolist() == [float(own) for own in LABELS]
     assert torch.equal(trials.at_scored(trials.labels)[:, 0], trials.answers[torch.tensor(LABELS).long()])
     assert bool(trials.predictive[~trials.scored].isnan().all())
+    labels = bound().token_labels()
+    assert len(set(labels)) == len(labels) and labels[trials.tokens[0, 1]] == TEXTS[0].split()[0]
 
 
 def test_a_text_may_have_a_label_for_each_of_its_last_tokens() -> None:
@@ -47,6 +50,10 @@ def test_a_text_may_have_a_label_for_each_of_its_last_tokens() -> None:
     assert trials.n_scored == 2
     assert trials.at_scored(trials.predictive)[..., 1].tolist() == np.array(rows, dtype=float).tolist()
     assert words_of(trials.at_scored(trials.tokens)[0]) == TEXTS[0].split()[-2:]
+
+
+def test_the_task_survives_json() -> None:
+    assert task_from_config(json.loads(json.dumps(bound().config()))) == bound()
 
 
 def test_halves_share_no_text_and_have_as_many_of_each_label() -> None:

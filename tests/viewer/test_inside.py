@@ -204,7 +204,7 @@ def test_the_command_writes_the_viewer_alone(
     assert page.count('id="viewer-data"') == 1 and 'id="library"' not in page and len(page) < 1e6
     assert main(["view", "bijection-v20", "--out", str(tmp_path)]) == 2
     assert main(["view", "bijection-v20", "--task", "hmm", "--out", str(tmp_path / "other.html")]) == 2
-    assert "is a directory; name a file" in capsys.readouterr().err and not (tmp_path / "other.html").exists()
+    assert "Is a directory" in capsys.readouterr().err and not (tmp_path / "other.html").exists()
 
 
 def test_a_task_without_a_posterior_has_no_viewer() -> None:

@@ -24,6 +24,7 @@ from bayesgeom.core import (
     ATTN_OUT,
     K_ROT,
     MLP_OUT,
+    MLP_POST,
     PATTERN,
     PROCESS_STATE,
     Q_ROT,
@@ -76,21 +77,25 @@ Where = str | Callable[[Any], Any]  # a name within the owner, or a function of 
 _HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN)
 _SLACK = 1e-3  # of a sum of probabilities, in half precision
 _NEXT, _OUT, _PLAIN = "resid_post = next resid_pre", "out(z) = attn_out", "softmax(q·k / √d_head) · v = z"
+_DOWN = "down(mlp_post) = mlp_out"
 _HINTS = {
     _NEXT: ": something changes the stream between blocks",
     SUM: ": declare as attn and mlp what the block adds to its stream, and norms=… if it normalizes the sums",
     _OUT: ": out=… must be the last projection of the heads before attn",
+    _DOWN: ": down=… must be the last projection of the MLP before mlp",
     _PLAIN: ": n_heads=… is wrong, queries or keys are rotated, normed or swapped, or the mask is not causal",
 }
 _PART = "declare {}=…, the part of a block whose output is added to the stream"
 _TO_DECLARE: Mapping[Site, str] = {
     ATTN_OUT: _PART.format("attn"),
     MLP_OUT: _PART.format("mlp"),
+    MLP_POST: "declare down=…, the last projection of the MLP",
     **dict.fromkeys(_HEADS, "declare n_heads, out=… and qkv=…, or q=…, k=… and v=…"),
 }
 _WITH: Mapping[Site, str] = {  # what else an equation of a declared site needs
     ATTN_OUT: "mlp=…",
     MLP_OUT: "attn=…",
+    MLP_POST: "mlp=…",
     Z: "attn=…, or the projections to q, k and v",
     **dict.fromkeys((Q, K, V), "out=…, the last projection of the heads"),
 }
@@ -113,6 +118,7 @@ class Layout:
     mlp: tuple[nn.Module, ...] = ()
     qkv: tuple[tuple[nn.Module, ...], ...] = ()
     out: tuple[nn.Module, ...] = ()
+    down: tuple[nn.Module, ...] = ()
     norms: tuple[tuple[nn.Module, ...], ...] = ()
 
     @property
@@ -121,7 +127,8 @@ class Layout:
         if not self.blocks:
             return ()
         heads = (*(Q, K, V) * bool(self.qkv), *(Z,) * bool(self.out), *(PATTERN,) * bool(self.qkv and self.out))
-        return (RESID_PRE, RESID_POST, *(ATTN_OUT,) * bool(self.attn), *(MLP_OUT,) * bool(self.mlp), *heads)
+        in_mlp = (*(MLP_OUT,) * bool(self.mlp), *(MLP_POST,) * bool(self.down))
+        return (RESID_PRE, RESID_POST, *(ATTN_OUT,) * bool(self.attn), *in_mlp, *heads)
 
     def within(self, net: nn.Module, other: nn.Module) -> "Layout":
         """Return the parts of the same names in another module of the same architecture."""
@@ -143,6 +150,7 @@ class Options(TypedDict, total=False):
         k: The projection to keys.
         v: The projection to values.
         out: The projection of the heads' outputs.
+        down: The last projection of the MLP, whose input are its hidden units.
         norms: The norms that follow the two sums, in blocks that normalize the stream itself (post-norm).
         forward: A function of `net` and the ids that returns the logits at all positions, where `net(ids)` does not.
         n_ctx: Longest sequence in tokens. Default: any length.
@@ -158,6 +166,7 @@ class Options(TypedDict, total=False):
     k: Where
     v: Where
     out: Where
+    down: Where
     norms: tuple[Where, Where]
     forward: Callable[[Any, Int64[Tensor, "batch pos"]], Any]
     n_ctx: int
@@ -278,6 +287,7 @@ def _layout(
         mlp=each("mlp", mlp),
         qkv=tuple(zip(*(each(what, where) for what, where in projections.items()), strict=True)),
         out=each("out", options.get("out")),
+        down=each("down", options.get("down")),
         norms=tuple(zip(*(each("norms", where) for where in options.get("norms", ())), strict=True)),
     )
 
@@ -462,6 +472,7 @@ class WrappedModel(Reattachable):
 
         parts = [("stream", first, first is not last) for first, last in layout.blocks]
         parts += [("stream", last, True) for _, last in layout.blocks]
+        parts += [("units", part, False) for part in layout.down]
         parts += [("heads", part, False) for part in layout.out] + [("q", own[0], True) for own in layout.qkv]
         hooks = [
             Hook(part=part, call=seen(name, is_output), kind="forward" if is_output else "pre", with_kwargs=True)
@@ -489,7 +500,7 @@ class WrappedModel(Reattachable):
             n_kv_heads=n_kv_heads,
             d_model=stream[0],
             d_head=d_head,
-            d_mlp=max(wide, default=4 * stream[0]),
+            d_mlp=(widths.get("units") or [max(wide, default=4 * stream[0])])[0],
             d_vocab=d_vocab,
             n_ctx=self._options.get("n_ctx"),
             score_scale=d_head**-0.5 if d_head else 1.0,
@@ -517,6 +528,8 @@ class WrappedModel(Reattachable):
         for site, parts in ((ATTN_OUT, layout.attn), (MLP_OUT, layout.mlp)):
             if parts:
                 yield _after(parts[layer], partial(self._through, site, layer))
+        if layout.down:
+            yield _before(layout.down[layer], partial(self._through, MLP_POST, layer))
         for own, part in enumerate(layout.qkv[layer] if layout.qkv else ()):
             yield _after(
                 part, partial(self._split, (Q, K, V) if len(layout.qkv[layer]) == 1 else ((Q, K, V)[own],), layer)
@@ -632,6 +645,8 @@ class WrappedModel(Reattachable):
         if {Z, ATTN_OUT} <= known:
             written = layout.out[layer](rearrange(left[Z], "b p h d -> b p (h d)"))
             yield Claim(_OUT, (Z,), arrived[ATTN_OUT], written)
+        if {MLP_POST, MLP_OUT} <= known:
+            yield Claim(_DOWN, (MLP_POST,), arrived[MLP_OUT], layout.down[layer](left[MLP_POST]))
         if {Q, K, V, Z} <= known:
             q, k, v = (left[site] for site in (Q, K, V))
             right = self._weighted(self._pattern(q, k), v)

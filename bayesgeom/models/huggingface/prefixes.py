@@ -75,6 +75,8 @@ class Prefixes:
         for start, stop in pairwise([0, *cuts]):
             # Each different beginning, at the first of its sequences; sequences that have ended run no further.
             runs = (ends > start).nonzero()[:, 0]
+            if not len(runs):  # a few of the sequences may all end before the last cut
+                break
             _, place = numbers[stop - 1][runs].unique(return_inverse=True)
             first = torch.full((int(place.max()) + 1,), len(trials), device=at.device)
             first = runs[first.scatter_reduce(0, place, torch.arange(len(runs), device=at.device), "amin")]
