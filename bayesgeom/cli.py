@@ -264,7 +264,7 @@ def ablate(
     A shipped checkpoint takes 3 to 6 minutes on two CPU cores. With --out, an interrupted run continues there.
 
     Args:
-        battery: heads, attention, mlps, layers, pairs, or all (the first four).
+        battery: heads, attention, mlps, layers, pairs, neurons (the strongest 64), experts, or all (the first four).
         mode: Replacement for the ablated activation: zero; mean over sequences; or resample, from another sequence.
         method: exact replays every ablation; attribution is a first-order preview from one backward pass.
     """

@@ -36,7 +36,8 @@ from bayesgeom.stats import NATS_PER_BIT, answer_log_probabilities, kl_bits
 from bayesgeom.tasks.base import derived_seed
 
 N_STRONGEST = 64
-_N, _N_LARGE, _SEQUENCES = 256, 32, 4  # sequences that give means and estimates, and the branch of their seed
+_N, _N_LARGE = 256, 32  # sequences that give means and estimates
+_SEQUENCES, _DRAWS = 4, 5  # branches of the seed
 
 
 @checked("model", "task")
@@ -101,7 +102,8 @@ def _estimates(
     blocks = list(stream)
     variants = [(Replace(site=MLP_POST, layer=layer, mode=mode, by=by),) for layer in layers]
     means = position_means(replayer, blocks, spec, places, n)
-    found, generator = torch.zeros(len(layers), spec.d_mlp, dtype=torch.float64), torch.Generator().manual_seed(seed)
+    found = torch.zeros(len(layers), spec.d_mlp, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(derived_seed(seed, _DRAWS))
     with phase("gradients of the neurons", n, "sequence") as progress:
         for batch, before in (both for block in blocks for both in batches_with_donors(block, spec)):
             reference = references(replayer, batch, before, variants, means)

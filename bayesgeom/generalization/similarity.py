@@ -30,6 +30,7 @@ from bayesgeom.report import Estimate, of_untrained, smooth_estimate, stacked
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 N_BATCHES = 32  # positions of each sequence that are used, at most
+_MOST = 1 - 1e-12
 FEWEST = 5  # sequences: an interval leaves out one, and the estimator needs four
 Cloud = Float[Tensor, "layer sequence position d"]
 
@@ -92,7 +93,8 @@ def cka_replicates(a: Cloud, b: Cloud, *, seed: int) -> Float64[np.ndarray, "rep
     both, of_a, of_b = (torch.stack(own).sum(dim=0) for own in zip(*found, strict=True))
     scale = (of_a[:, :, None] * of_b[:, None, :]).sqrt()
     is_known = (of_a[:, :, None] > 0) & (of_b[:, None, :] > 0)  # an estimate of a variance of 0 may be negative
-    cka: np.ndarray = torch.where(is_known, both / scale, torch.nan).clamp(-1, 1).numpy()
+    # Just below 1 for equal layers, because an interval of a correlation is infinite at 1.
+    cka: np.ndarray = torch.where(is_known, both / scale, torch.nan).clamp(-_MOST, _MOST).numpy()
     return cka
 
 
