@@ -148,3 +148,35 @@ def test_help_names_what_is_public_on_a_few_screens(module: ModuleType) -> None:
     described, *_ = re.split(r"^(?:PACKAGE CONTENTS|CLASSES|FUNCTIONS)$", text, flags=re.MULTILINE)
     assert [name for name in dir(module) if name != "__version__" and not re.search(rf"\b{name}\b", described)] == []
     assert len(described.splitlines()) <= MOST_LINES and "importlib" not in text and "TYPE_CHECKING" not in text
+
+
+SIGNATURES = ROOT / "tests/public_signatures.txt"
+
+
+def signatures() -> str:
+    """Every public function and class with the names and defaults of its parameters, a line each."""
+    lines = []
+    for package in PACKAGES:
+        for name in dir(package):
+            own = getattr(package, name)
+            if not callable(own) or (inspect.isclass(own) and issubclass(own, Exception | Enum)):
+                continue
+            parameters = inspect.signature(own).parameters.values()
+            lines.append(f"{package.__name__}.{name}({', '.join(_shown(own) for own in parameters)})")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    """A parameter without its annotation; `*` marks what only a keyword passes."""
+    mark = "*" if parameter.kind is inspect.Parameter.KEYWORD_ONLY else ""
+    default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+    return mark + str(parameter.replace(annotation=parameter.empty, default=parameter.empty)) + default
+
+
+def test_public_signatures_are_the_listed_ones() -> None:
+    """A change here is a change for users: see CONTRIBUTING.md. `python -m tests.test_public_names` writes the list."""
+    assert signatures() == SIGNATURES.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    SIGNATURES.write_text(signatures(), encoding="utf-8")

@@ -203,7 +203,9 @@ def _length(report: Any) -> str:
         for line in lines:
             by_verdict.setdefault(line.verdict or "not measured", []).append(line.label.partition(": ")[0])
         found = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items())
-        return f"{_capital(found)}."
+        beyond = report.kl_bits.value[:, report.at > report.trained].mean(axis=1)
+        best = lines[int(beyond.argmin())].label.partition(": ")[0]
+        return f"{best} errs least beyond the training length, {rounded(beyond.min())} bits. {_capital(found)}."
     line, ratio = lines[0], float(report.extrapolation_ratio.value[0])
     step = (
         f"KL {'rises' if line.value > 0 else 'falls'} by {rounded(abs(line.value))} bits where the training length ends"
