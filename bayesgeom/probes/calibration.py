@@ -192,8 +192,7 @@ class CalibrationReport(Report):
         apart = np.abs(self.example_entropy_bits - means[:, None]).max(initial=0.0)
         is_alike = bool(apart <= _ALIKE * max(float(np.ptp(means)), LEAST_BITS))
         note = "All sequences have these curves." * is_alike
-        title = f"Uncertainty of the answers: {brief(measured)} bits from exact"
-        drawn = [_entropies(title, means, note)]
+        entropies = Panel.blank(f"Uncertainty of the answers: {brief(measured)} bits from exact", note=note)
         title = "Entropy error, log scale"
         if levels:
             best = min(levels, key=lambda name: float(np.nan_to_num(levels[name], nan=np.inf).mean()))
@@ -202,8 +201,8 @@ class CalibrationReport(Report):
         add_estimate(error.figure, x, own, baselines=levels, is_log=True)
         label_axes(error.figure, _POSITION, "|H model − H exact| (bits)")
         pairs = [] if is_alike else zip(("One", "Another"), self.example_entropy_bits.swapaxes(0, 1), strict=False)
-        singles = [_entropies(f"{which} sequence", curves, is_folded=True) for which, curves in pairs]
-        return [*drawn, error, *singles, *([self._reliability_panel()] if self.bins else [])]
+        singles = [_entropies(Panel.blank(f"{which} sequence", is_folded=True), curves) for which, curves in pairs]
+        return [_entropies(entropies, means), error, *singles, *([self._reliability_panel()] if self.bins else [])]
 
     def _reliability_panel(self) -> Panel:
         from bayesgeom.charts.lines import add_line, add_reference
@@ -239,12 +238,12 @@ def _decided(line: Headline) -> Headline:
     return replace(line, verdict=str(Verdict.YES)) if is_below else line
 
 
-def _entropies(title: str, curves: Float[np.ndarray, "source position"], note: str = "", **known: Any) -> Panel:
+def _entropies(panel: Panel, curves: Float[np.ndarray, "source position"]) -> Panel:
     """Draw the exact entropy, wide and pale, and the model's on it."""
     from bayesgeom.charts.lines import LEAST_BITS, add_line, add_reference
     from bayesgeom.report import at_least, label_axes
 
-    panel, x = Panel.blank(title, note=note, **known), np.arange(1, curves.shape[1] + 1)
+    x = np.arange(1, curves.shape[1] + 1)
     add_reference(panel.figure, x, curves[0], name="exact")
     add_line(panel.figure, x, curves[1], name="model")
     at_least(panel.figure, LEAST_BITS)

@@ -8,6 +8,7 @@ import pytest
 from bayesgeom.ablations import _tally as module
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.engine import BatchScores
+from bayesgeom.core.errors import OutputFault
 from bayesgeom.report.storage import PROGRESS
 
 VARIANTS, METRICS, POSITIONS = 5, 3, 7
@@ -73,6 +74,14 @@ def test_progress_comes_back_as_it_was_and_goes_on_to_the_same_sums(tmp_path: Pa
     assert_equal(resumed, halfway)
     assert_equal(resumed.plus(batches[1]).plus(batches[2]), tallied(batches))
     assert [path.name for path in (tmp_path / "new").iterdir()] == [PROGRESS]
+
+
+def test_a_broken_file_is_one_clear_error(tmp_path: Path, rng: np.random.Generator) -> None:
+    Tally.empty(23, VARIANTS, POSITIONS).save(tmp_path, JOB)
+    file = tmp_path / PROGRESS
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(OutputFault, match=r"cannot be read .*delete it and start again"):
+        Tally.load(tmp_path, JOB)
 
 
 @pytest.mark.parametrize(("n_variants", "units"), [(1, 64), (10, 64), (20, 50), (50, 20), (100, 13), (10_000, 13)])

@@ -78,18 +78,19 @@ _HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN)
 _SLACK = 1e-3  # of a sum of probabilities, in half precision
 _NEXT, _OUT, _PLAIN = "resid_post = next resid_pre", "out(z) = attn_out", "softmax(q·k / √d_head) · v = z"
 _DOWN = "down(mlp_post) = mlp_out"
+_LAST_OF = "the last projection of the"
 _HINTS = {
     _NEXT: ": something changes the stream between blocks",
     SUM: ": declare as attn and mlp what the block adds to its stream, and norms=… if it normalizes the sums",
-    _OUT: ": out=… must be the last projection of the heads before attn",
-    _DOWN: ": down=… must be the last projection of the MLP before mlp",
+    _OUT: f": out=… must be {_LAST_OF} heads before attn",
+    _DOWN: f": down=… must be {_LAST_OF} MLP before mlp",
     _PLAIN: ": n_heads=… is wrong, queries or keys are rotated, normed or swapped, or the mask is not causal",
 }
 _PART = "declare {}=…, the part of a block whose output is added to the stream"
 _TO_DECLARE: Mapping[Site, str] = {
     ATTN_OUT: _PART.format("attn"),
     MLP_OUT: _PART.format("mlp"),
-    MLP_POST: "declare down=…, the last projection of the MLP",
+    MLP_POST: f"declare down=…, {_LAST_OF} MLP",
     **dict.fromkeys(_HEADS, "declare n_heads, out=… and qkv=…, or q=…, k=… and v=…"),
 }
 _WITH: Mapping[Site, str] = {  # what else an equation of a declared site needs
@@ -97,7 +98,7 @@ _WITH: Mapping[Site, str] = {  # what else an equation of a declared site needs
     MLP_OUT: "attn=…",
     MLP_POST: "mlp=…",
     Z: "attn=…, or the projections to q, k and v",
-    **dict.fromkeys((Q, K, V), "out=…, the last projection of the heads"),
+    **dict.fromkeys((Q, K, V), f"out=…, {_LAST_OF} heads"),
 }
 _NOT_OFFERED = "no declaration of `wrap` gives it: write a subclass of Model (docs/extending.md, section A model)"
 _OF_WEIGHTS = "`wrap` reads no weights: name a subspace that is fitted to activations, such as covariance:belief"
