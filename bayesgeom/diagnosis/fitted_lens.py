@@ -213,8 +213,9 @@ class LensFit:
             most = min(most, task.n_sequences)
         if most < least:
             raise InvalidArgument(
-                f"fitted_lens needs {least} sequences and would get {most}: raise n to at least {max(1, least // 2)}, or "
-                f"the memory for activations by memory_gib of load (--memory-gib); a sequence takes {each / 2**20:.3g} MiB."
+                f"fitted_lens needs {least} sequences and would get {most}: raise n to at least {max(1, least // 2)}, "
+                f"or the memory for activations by memory_gib of load (--memory-gib); a sequence takes "
+                f"{each / 2**20:.3g} MiB."
             )
         return cls(
             model=model,
