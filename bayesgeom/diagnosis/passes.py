@@ -20,7 +20,7 @@ from bayesgeom.models.served.model import ServedModel
 from bayesgeom.stats import joined
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
-_PART = 8  # sequences that a large model runs at once
+_PART = 16  # sequences that a large model runs at once
 _STEP = 64  # sequences of a step: when probes end, the other threads wait for the end of the step
 
 
