@@ -298,9 +298,11 @@ def _outputs(
     for call in wide:
         own = dict(call.part.named_parameters(recurse=False))
         matrix, bias = own.get("weight"), own.get("bias")
-        if matrix is not None and matrix.shape == (n_ids, call.given.shape[-1]) and matrix.is_floating_point():
+        if matrix is None or matrix.is_meta or not matrix.is_floating_point():
+            continue
+        if matrix.shape == (n_ids, call.given.shape[-1]):
             yield call.given, matrix, bias, None
-    for call in wide:  # quantized, or with an adapter
+    for call in wide:  # quantized, offloaded, or with an adapter
         yield call.given, None, None, call.part
     for matrix in (own for own in module.parameters() if not wide and own.ndim == 2 and len(own) == n_ids):
         for entered in (*(call.gave for call in reversed(calls)), resid):  # a table that is used twice is no module
