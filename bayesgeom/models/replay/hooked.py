@@ -62,7 +62,7 @@ class PlainLoop:
         """Run one pass and keep every replayable site, and those in `also`, at all positions."""
         stored: dict[SiteLayer, Tensor] = {}
         places = [(site, layer) for site in (*self._sites, *also) for layer in self.model.layers_of(site)]
-        with hooked_sites(self.model, {place: keeping(stored, place) for place in places}):
+        with hooked_sites(self.model, {place: _copying(stored, place) for place in places}):
             logits = self.model.logits(trials)
         return BaselinePass(trials=trials, rows=trials.scored_positions()[0], stored=stored, logits=logits)
 
