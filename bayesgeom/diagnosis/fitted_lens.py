@@ -213,8 +213,8 @@ class LensFit:
             most = min(most, task.n_sequences)
         if most < least:
             raise InvalidArgument(
-                f"fitted_lens needs {least} sequences and would get {most}: raise n to at least {least // 2}, or the "
-                f"memory for activations by memory_gib of load (--memory-gib); a sequence takes {each / 2**20:.3g} MiB."
+                f"fitted_lens needs {least} sequences and would get {most}: raise n to at least {max(1, least // 2)}, or "
+                f"the memory for activations by memory_gib of load (--memory-gib); a sequence takes {each / 2**20:.3g} MiB."
             )
         return cls(
             model=model,
@@ -245,11 +245,8 @@ class LensFit:
 
     def _of_text(self, residuals: Sequence[Float[Tensor, "batch query_pos d_model"]]) -> FittedLensReport:
         """Compare the logit lens, and the J-lens if there is one, with the model's own prediction, over all ids."""
-        dtype, (n, n_pos, _), d_vocab = (
-            getattr(torch, self.model.spec.dtype),
-            residuals[-1].shape,
-            self.model.spec.d_vocab,
-        )
+        (n, n_pos, _), d_vocab = residuals[-1].shape, self.model.spec.d_vocab
+        dtype = getattr(torch, self.model.spec.dtype)
         parts = torch.arange(n).split(max(1, _AT_ONCE // (n_pos * d_vocab)))
 
         def read(resid: Tensor) -> Float[Tensor, "batch query_pos d_vocab"]:

@@ -12,7 +12,7 @@ from bayesgeom.core.errors import HookFault, InvalidArgument, TaskMismatch
 from bayesgeom.gradients.attention_laws import advantage
 from bayesgeom.gradients.capture import IDENTITIES, OTHER, captured, in_float64, loss_nats
 from bayesgeom.gradients.report import GradientReport
-from bayesgeom.gradients.run import gradient_laws
+from bayesgeom.gradients.run import batches, gradient_laws
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.tasks.bijection import Bijection
@@ -72,6 +72,14 @@ def test_descent_on_the_loss_lowers_it_as_the_advantage_says() -> None:
     predicted = size * (pattern * gain.square()).sum((1, 2, 3))
     torch.testing.assert_close(before - after, predicted, rtol=1e-2, atol=0)
     assert bool((predicted > 0).all())
+
+
+def test_tiles_hold_at_least_two_and_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = bayesgeom.gradient_laws(lively(), n=11)
+    monkeypatch.setattr(MODULE, "BUDGET_BYTES", 1)
+    assert [len(batch) for batch in batches(TASK.sample(11, seed=0), lively().spec)] == [3, 2, 2, 2, 2]
+    small = bayesgeom.gradient_laws(lively(), n=11)
+    np.testing.assert_allclose(small.correlation.value, whole.correlation.value, atol=1e-12)
 
 
 def test_bad_input_is_refused() -> None:

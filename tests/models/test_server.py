@@ -419,6 +419,13 @@ def test_no_message_contains_a_part_of_the_key(address: str, acts: Behavior, bod
     assert KEY[:5] not in str(caught.value)
 
 
+def test_a_key_with_quotes_is_scrubbed_in_json_too(address: str, acts: Behavior) -> None:
+    client = client_of(address, key='sk-"a\\b')
+    acts.body = ['Bearer sk-"a\\b']
+    with pytest.raises(ServerFault, match=r'without choices: \["Bearer \(key\)"\]'):
+        client.next_tokens([1])
+
+
 def test_only_a_refusal_of_ids_switches_to_text(address: str, acts: Behavior) -> None:
     trials = TASK.sample(2, seed=0)
     for code in (503, 429, 500, 401):

@@ -16,7 +16,7 @@ from tests.families import ALL, D_VOCAB, OTHERS, TYPICAL, each
 from tests.models.huggingface.test_sites import text
 
 
-def continued(n_continuations: int = 7) -> Trials:
+def continued(*, is_early: bool = True, n_continuations: int = 7) -> Trials:
     """Every prompt with several continuations of its last three tokens, in no order, one of them twice."""
     prompts = text(n_pos=29)
     parts = list[Trials]()
@@ -28,14 +28,15 @@ def continued(n_continuations: int = 7) -> Trials:
     every = concatenate(parts)
     scored = torch.zeros_like(every.scored)
     for row in range(len(every)):  # sequences differ in their positions, and in where they end
-        scored[row, [3 + row % 2, 24, 26 + row % 3]] = True
+        scored[row, [3 + row % 2, 24, 26 + row % 3] if is_early else [27 + row % 2]] = True
     every = replace(every, scored=scored)
     return every.rows(torch.randperm(len(every), generator=torch.Generator().manual_seed(0)))
 
 
+@pytest.mark.parametrize("is_early", [True, False])
 @pytest.mark.parametrize("name", each([*ALL, *OTHERS]))
-def test_logits_are_those_of_whole_passes(name: str, folder: Callable[[str], Path]) -> None:
-    model, trials = load(folder(name)), continued()
+def test_logits_are_those_of_whole_passes(name: str, is_early: bool, folder: Callable[[str], Path]) -> None:
+    model, trials = load(folder(name)), continued(is_early=is_early)
     assert isinstance(model, HFModel)
     with torch.no_grad():
         found = None if model._prefixes is None else model._prefixes.logits(trials)
