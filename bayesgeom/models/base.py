@@ -454,7 +454,6 @@ class Model(ABC):
     attention_kernel: Callable[[], str] | None = None  # gives the name of the implementation of attention, if known
     # Gives each sequence, by its number of tokens, what must be equal in one pass: how the model rotates keys.
     rotation: Callable[[Int64[Tensor, " batch"]], Int64[Tensor, "batch rotation"]] | None = None
-    head_output: Callable[[int], "HeadOutput | None"] | None = None  # of a layer; None: by site W_O, where it is
     _found_unembedding: tuple[Unembedding | None, ...] = ()  # empty until it is sought
 
     @property
@@ -543,8 +542,12 @@ class Model(ABC):
     @torch.no_grad()
     def output_of(self, layer: int) -> "HeadOutput | None":
         """Return what makes the attention output of the heads' outputs z; None if only their sum is known."""
-        if self.head_output is not None or layer not in self.layers_of(W_O):
-            return None if self.head_output is None else self.head_output(layer)
+        return self._head_output(layer)
+
+    def _head_output(self, layer: int) -> "HeadOutput | None":
+        """Return what `output_of` returns: here, by the site W_O."""
+        if layer not in self.layers_of(W_O):
+            return None
         return HeadOutput(matrix=self.static(W_O, torch.zeros(0, dtype=torch.int64, device=self.spec.device), layer))
 
     @final

@@ -36,7 +36,7 @@ def test_each_planted_kind_has_one_verdict_at_every_noise_level() -> None:
     found = [row[-2:] for row in table.rows]
     assert table.passed and found == [expected for _, _, expected in KINDS for _ in NOISES]
     own_kl = [float(row[2].replace("−", "-")) for row in table.rows]
-    assert responses.passed and len(responses.rows) == 5
+    assert responses.passed and {row[0] for row in responses.rows} >= {"exact", "forgetful"}
     assert max(own_kl) > 1e4 * min(own_kl), "the networks differ in accuracy by four orders of magnitude"
 
 

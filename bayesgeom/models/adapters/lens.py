@@ -67,7 +67,6 @@ class LensModel(Reattachable):
         self._names = dict(self._found())
         self._taps = Taps(self._names, self.spec.n_layers)
         self.withheld = Withheld(self._disproved())
-        self.head_output = self._output
 
     def digest(self) -> str:
         return weights_hash(self._lens.state_dict())
@@ -103,7 +102,7 @@ class LensModel(Reattachable):
     def replayer(self) -> Replayer:
         return PlainLoop(self)
 
-    def _output(self, layer: int) -> HeadOutput:
+    def _head_output(self, layer: int) -> HeadOutput:
         norm = next(iter(self._parts(layer, ("ln1_post",))), None)
         return HeadOutput(matrix=self._lens.blocks[layer].attn.W_O.detach(), norm=norm)
 

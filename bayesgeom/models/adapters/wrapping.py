@@ -345,7 +345,6 @@ class WrappedModel(Reattachable):
         with evaluating(net), torch.no_grad():
             self.spec = self._spec(digest)
             self.withheld = Withheld(self._examined())
-        self.head_output = self._output
 
     def digest(self) -> str:
         """Return the hash of the weights as they are now; "" if there are none, as of a function."""
@@ -365,7 +364,7 @@ class WrappedModel(Reattachable):
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         raise MissingSite(f"{self.spec.name} offers no {site.name}: {_NOT_OFFERED}.")
 
-    def _output(self, layer: int) -> HeadOutput | None:
+    def _head_output(self, layer: int) -> HeadOutput | None:
         if not self._layout.out:
             return None
         part, width = self._layout.out[layer], self._heads[0] * (self.spec.d_value or self.spec.d_head)

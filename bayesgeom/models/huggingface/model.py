@@ -725,13 +725,12 @@ class HFModel(Reattachable):
         self._prefixes = self._prefixes_of(self._attached.forward)
         every = tuple(range(self.spec.n_layers))
         self.partial_sites = {site: own for site, own in self._attached.layers.items() if own != every}
-        self.head_output = self._output
 
     @property
     def sites(self) -> frozenset[Site]:
         return frozenset(self._attached.layers).difference(self.partial_sites)
 
-    def _output(self, layer: int) -> HeadOutput | None:
+    def _head_output(self, layer: int) -> HeadOutput | None:
         anatomy, none = self._attached.site_hooks.anatomy, torch.zeros(0, dtype=torch.int64, device=self.spec.device)
         parts = anatomy.parts[layer]
         if parts.output is None or parts.writers is None or parts.is_gated or parts.is_patched:
