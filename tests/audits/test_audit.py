@@ -86,6 +86,12 @@ def test_statistics_equal_loops() -> None:
         assert kl_in_bits(p, np.log([0.5, 0.5, 0.0])) == 0 and math.isinf(kl_in_bits(p, np.log([0.0, 0.5, 0.5])))
 
 
+def test_averaging_gains_where_probabilities_round_to_zero() -> None:
+    log_model = np.array([[[0.0, -1000.0]], [[0.0, -2000.0]]])
+    _, gain, _ = order_statistics(np.array([[0.5, 0.5]]), log_model)
+    assert gain == pytest.approx([0.5 * (500 / math.log(2) - 1)], rel=1e-9)
+
+
 def test_information_is_told_with_its_slope_and_its_curvature() -> None:
     bits, weights = RNG.gamma(1.0, size=(64, 5)), RNG.random((64, 5))
     slope, curvature = information_curve(bits, 0.7 * bits + RNG.normal(size=bits.shape) / 50, weights, seed=0)
