@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from jaxtyping import Bool, Float64
 from scipy.optimize import minimize, minimize_scalar
-from scipy.special import xlogy
+from scipy.special import logsumexp, xlogy
 
 from bayesgeom.core import Reason
 from bayesgeom.report import Estimate, mean_estimate, smooth_estimate, with_interval
@@ -141,8 +141,7 @@ def order_statistics(
     """
     model, n_orders = np.exp(log_model), len(log_model)
     apart = sum(np.abs(one - model).sum(axis=(0, 2)) / 2 for one in model) / (n_orders * (n_orders - 1))
-    with np.errstate(divide="ignore"):
-        averaged = kl_in_bits(exact, np.log(model.mean(axis=0)))
+    averaged = kl_in_bits(exact, logsumexp(log_model, axis=0) - np.log(n_orders))
     gain = kl_in_bits(exact[None], log_model).mean(axis=0) - averaged
     deviation = model[:, np.arange(len(exact)), exact.argmax(axis=1)].std(axis=0, ddof=1)
     return tuple(np.where(own < _ROUNDING, 0.0, own) for own in (np.asarray(apart), gain, deviation))

@@ -362,6 +362,8 @@ def _probabilities(name: str, found: Any, trials: Trials) -> np.ndarray:
         InvalidArgument: It is no array of probabilities at the scored positions.
     """
     shape = (len(trials), trials.n_scored, len(trials.answers))
+    if isinstance(found, Tensor):
+        found = found.detach().double().cpu().numpy()
     try:
         own = np.asarray(found, dtype=np.float64)
     except (TypeError, ValueError) as error:

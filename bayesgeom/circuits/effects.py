@@ -11,10 +11,12 @@ from bayesgeom.report import Baseline, Estimate, Headline, Report, headline_of, 
 
 NO_EFFECT = "no effect"
 FIELD = "kl_increase_bits"
+_ROUNDING = 1e-7  # bits, of logits in float32
 
 
 def effects_of(lost: Float[np.ndarray, "sequence entry"], seed: int) -> Estimate:
-    """Return the mean KL increase of every entry; one that is 0 in every sequence has no effect, which is exact."""
+    """Return the mean KL increase of every entry; one that is rounding in every sequence has no effect, exactly."""
+    lost = np.where((np.abs(lost) < _ROUNDING).all(axis=0), 0.0, lost)
     found = mean_estimate(lost, seed=seed, baselines=[Baseline.of("baseline", NO_EFFECT, 0.0)])
     low, high = (np.where((lost == 0).all(axis=0), 0.0, end) for end in found.ends)
     return replace(found, low=low, high=high)

@@ -314,7 +314,8 @@ def _check_drawn(clean: Trials, corrupted: Trials, *, is_named: bool) -> None:
 def _answer_ids(model: Model, answers: Any, n: int) -> list[tuple[int, int]]:
     """Return the ids of both answers of each pair."""
     is_one = isinstance(answers, tuple) and len(answers) == 2 and all(isinstance(own, str | int) for own in answers)
-    listed = [answers] * n if is_one else list(answers)
+    listed = [answers] * n if is_one else answers
+    listed = listed if isinstance(listed, list | tuple) else []
     if len(listed) != n or not all(isinstance(own, Sequence) and len(own) == 2 for own in listed):
         raise InvalidArgument(
             f"answers must be (right, wrong), or a list of {n} of these, one for each pair; got {shown(answers)}."

@@ -132,10 +132,14 @@ def _audit(report: Any) -> str:
 
 
 def _contributions(report: Any) -> str:
+    if np.nanmax(report.kl_increase_bits.value) <= 0:
+        return f"Without any one of {counted(len(report.components), 'direct term')}, KL does not rise."
     return f"The largest direct term is that of {report.components[_largest(report)]}: without it {_rise(report)}."
 
 
 def _paths(report: Any) -> str:
+    if np.nanmax(report.kl_increase_bits.value) <= 0:
+        return f"Without any one of {counted(len(report.edges), 'edge')}, KL does not rise."
     edge = report.edges[_largest(report)]
     return f"The strongest of {counted(len(report.edges), 'edge')} is {edge}: without it {_rise(report)}."
 

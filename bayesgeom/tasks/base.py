@@ -46,6 +46,7 @@ BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
 MOST_BYTES, MOST_SECONDS = 4e9, 600.0
 MOST_BITS = 63  # of an integer: torch's largest
+_MOST_CONCENTRATION = 1e6  # there log Γ has an error of 1e-9, and a sequence tells next to nothing
 MAX_INPUTS = 64  # ids of prompts whose keys are compared: the most frequent ones, which recur often enough
 _EXAMPLE, _ANSWERS = 12, 2  # tokens and answers of the example on pages
 _COMPARED = 16  # sequences of two draws that are compared
@@ -727,6 +728,18 @@ def scored_once(trials: Trials, query: Int64[Tensor, " batch"]) -> Trials:
 @final
 class DerivedSeed(int):
     """A seed that `derived_seed` made: its lowest 32 bits are as random as all of them."""
+
+
+def check_concentration(alpha: float) -> None:
+    """Check α of a Dirichlet or Beta prior.
+
+    Raises:
+        InvalidArgument: It is not positive, or so large that marginal likelihoods would be rounding.
+    """
+    if not 0 < alpha <= _MOST_CONCENTRATION:
+        raise InvalidArgument(
+            f"concentration must be a positive number, at most {_MOST_CONCENTRATION:,.0f}, got {alpha}."
+        )
 
 
 def checked_seed(seed: Any) -> int:

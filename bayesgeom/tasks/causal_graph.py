@@ -21,7 +21,6 @@ References:
 
 import functools
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -32,7 +31,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, trials_at
+from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_concentration, check_parameters, trials_at
 
 _FEWEST, _MOST = 2, 4  # variables
 _GRAPH_BYTES, _FAMILY_BYTES = 40.0, 24.0  # a row and a graph; a row, a variable, a set of parents and a combination
@@ -82,11 +81,9 @@ class CausalGraph(EvidenceTask):
                 f"a causal graph needs n_variables from {_FEWEST} to {_MOST} and n_rows ≥ 1, got {self.n_variables} "
                 f"and {self.n_rows}."
             )
-        if not (0 <= self.intervened <= 1 and 0 < self.concentration < math.inf):
-            raise InvalidArgument(
-                f"intervened must be a probability and concentration a positive number, got {self.intervened} and "
-                f"{self.concentration}."
-            )
+        if not 0 <= self.intervened <= 1:
+            raise InvalidArgument(f"intervened must be a probability, got {self.intervened}.")
+        check_concentration(self.concentration)
         n_graphs, combinations = float(len(self.graphs())), 2.0**self.n_variables
         families = self.n_variables * combinations**2
         check_affordable(
@@ -107,7 +104,7 @@ class CausalGraph(EvidenceTask):
 
     def graphs(self) -> Int64[np.ndarray, "graph variable"]:
         """Return the parents of each variable in every graph; bit j of an entry says that j is a parent."""
-        return _acyclic(self.n_variables)
+        return _acyclic(self.n_variables).copy()  # the graphs are kept: an edit would change the posterior
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
         given = self._given(n, generator)

@@ -13,7 +13,6 @@ References:
     Adams & MacKay 2007, arXiv:0710.3742 (the recursion over run lengths).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
 from bayesgeom.stats import WIDEST_BASELINE
-from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters
+from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_concentration, check_parameters
 
 _CELL_BYTES, _RUN_BYTES = 120.0, 32.0  # a step and a symbol; a step and a run length
 _Runs = Float64[Tensor, "batch pos run"]
@@ -68,11 +67,9 @@ class ChangePoint(EvidenceTask):
             raise InvalidArgument(
                 f"a change point task needs n_symbols ≥ 2 and length ≥ 1, got {self.n_symbols} and {self.length}."
             )
-        if not (0 < self.hazard < 1 and 0 < self.concentration < math.inf):
-            raise InvalidArgument(
-                f"a change point task needs 0 < hazard < 1 and a positive concentration, got {self.hazard} and "
-                f"{self.concentration}."
-            )
+        if not 0 < self.hazard < 1:
+            raise InvalidArgument(f"a change point task needs 0 < hazard < 1, got {self.hazard}.")
+        check_concentration(self.concentration)
         length = float(self.length)
         check_affordable(
             self,

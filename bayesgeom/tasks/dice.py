@@ -20,7 +20,14 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.tasks.base import FORGETTING, ExchangeableTask, check_affordable, check_parameters, discounted_sums
+from bayesgeom.tasks.base import (
+    FORGETTING,
+    ExchangeableTask,
+    check_affordable,
+    check_concentration,
+    check_parameters,
+    discounted_sums,
+)
 
 PLUG_IN = 0.01  # pseudo-count, so that no face is impossible
 _FACE_BYTES = 40.0  # per roll and face: counts, posterior and baselines
@@ -62,8 +69,7 @@ class Dice(ExchangeableTask):
         check_parameters(self)
         if self.n_faces < 2 or self.length < 1:
             raise InvalidArgument(f"dice need n_faces ≥ 2 and length ≥ 1, got {self.n_faces} and {self.length}.")
-        if not 0 < self.concentration < float("inf"):
-            raise InvalidArgument(f"concentration must be a positive number, got {self.concentration}.")
+        check_concentration(self.concentration)
         check_affordable(
             self, _FACE_BYTES * self.length * self.n_faces, n_steps=float(self.length), on=("n_faces", "length")
         )

@@ -15,7 +15,6 @@ References:
 """
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -26,7 +25,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, checked_seed
+from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_concentration, check_parameters, checked_seed
 
 PLUG_IN = 0.01  # pseudo-count of the plug-in baseline, so that no transition is impossible
 _CELL_BYTES, _CHAIN_BYTES = 56.0, 24.0  # a step and a pair of symbols; a step and a chain
@@ -78,8 +77,7 @@ class DirichletMarkov(EvidenceTask):
                 f"a Dirichlet–Markov task needs n_symbols ≥ 2, length ≥ 1 and pool ≥ 0 (0: a new chain in each "
                 f"sequence), got {self.n_symbols}, {self.length} and {self.pool}."
             )
-        if not 0 < self.concentration < math.inf:
-            raise InvalidArgument(f"concentration must be a positive number, got {self.concentration}.")
+        check_concentration(self.concentration)
         if self.fresh and not self.pool:
             raise InvalidArgument("fresh=True draws chains that are not in the pool: it needs pool=K with K ≥ 1.")
         checked_seed(self.pool_seed)
@@ -107,7 +105,7 @@ class DirichletMarkov(EvidenceTask):
 
     def chains(self) -> Float64[Tensor, "chain symbol symbol"]:
         """Return the transition matrices of the pool; none without a pool."""
-        return _drawn_pool(self.pool, self.n_symbols, self.concentration, self.pool_seed)
+        return self._pool().clone()  # the pool is kept: an edit would change the exact posterior
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
         nothing = torch.zeros(n, self.length, dtype=torch.int64, device=generator.device)
@@ -179,6 +177,9 @@ class DirichletMarkov(EvidenceTask):
     def token_labels(self) -> Sequence[str]:
         return [f"x{i}" for i in range(self.n_symbols)]
 
+    def _pool(self) -> Float64[Tensor, "chain symbol symbol"]:
+        return _drawn_pool(self.pool, self.n_symbols, self.concentration, self.pool_seed)
+
     def _transitions(self, tokens: Int64[Tensor, "batch pos"]) -> _Counts:
         """Return the transitions so far at each position."""
         pairs = torch.nn.functional.one_hot(tokens[:, :-1] * self.n_symbols + tokens[:, 1:], self.n_symbols**2)
@@ -193,11 +194,11 @@ class DirichletMarkov(EvidenceTask):
 
     def _chain_belief(self, tokens: Int64[Tensor, "batch pos"]) -> Float64[Tensor, "batch pos chain"]:
         """Return the posterior over the chains of the pool."""
-        steps = self.chains().to(tokens.device).log()[:, tokens[:, :-1], tokens[:, 1:]].movedim(0, 2)
+        steps = self._pool().to(tokens.device).log()[:, tokens[:, :-1], tokens[:, 1:]].movedim(0, 2)
         return torch.nn.functional.pad(steps.cumsum(dim=1), (0, 0, 1, 0)).softmax(dim=2)
 
     def _by_chains(self, tokens: Int64[Tensor, "batch pos"], belief: Float64[Tensor, "batch pos chain"]) -> _Shown:
-        rows = self.chains().to(tokens.device).movedim(1, 0)  # by latest symbol: chain and next symbol
+        rows = self._pool().to(tokens.device).movedim(1, 0)  # by latest symbol: chain and next symbol
         every = torch.einsum("bpk,ikj->bpij", belief, rows)
         return every.gather(2, tokens[:, :, None, None].expand(-1, -1, 1, self.n_symbols))[:, :, 0]
 
@@ -247,7 +248,7 @@ class DirichletMarkov(EvidenceTask):
         self, weights: Float64[Tensor, "row symbol symbol"], generator: torch.Generator
     ) -> Float64[Tensor, "row symbol symbol"]:
         """Draw one of the pool's chains for each sequence, given its counts plus α."""
-        chains = self.chains().to(weights.device)
+        chains = self._pool().to(weights.device)
         logs = torch.einsum("rij,kij->rk", weights - self.concentration, chains.log())
         return chains[torch.multinomial(logs.softmax(dim=1), 1, generator=generator)[:, 0]]
 

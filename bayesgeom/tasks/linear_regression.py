@@ -14,7 +14,6 @@ References:
     Raventós et al. 2023, arXiv:2306.15063 (pools of tasks; ridge regression is the generalizing observer).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -28,6 +27,7 @@ from bayesgeom.core import InvalidArgument, Relations, Trials
 from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, checked_seed, trials_at
 
 _WIDEST_WEIGHT, _WIDEST_OUTPUT = 2.5, 3.0  # ends of the grid and of the bins; standard deviation of a weight is 1
+_MOST_NOISE = 1000.0  # there outputs tell nothing of the weights
 _FLOOR = 1e-6  # share of the uniform distribution in a baseline, so that no output is impossible
 _LEAST = 1e-300  # a probability that rounds to 0
 _CELL_BYTES, _OUTPUT_BYTES = 32.0, 120.0  # a point and a hypothesis; a point and an output
@@ -87,10 +87,10 @@ class LinearRegression(EvidenceTask):
                 f"a regression needs n_dims 1 or 2, n_inputs ≥ 2, n_bins ≥ 2 and n_points ≥ 1, got {self.n_dims}, "
                 f"{self.n_inputs}, {self.n_bins} and {self.n_points}."
             )
-        if not (0 < self.noise < math.inf and self.n_grid > 1 and self.pool >= 0):
+        if not (0 < self.noise <= _MOST_NOISE and self.n_grid > 1 and self.pool >= 0):
             raise InvalidArgument(
-                f"a regression needs a positive noise, n_grid ≥ 2 and pool ≥ 0 (0: any weights on the grid), got "
-                f"{self.noise}, {self.n_grid} and {self.pool}."
+                f"a regression needs a noise above 0 and at most {_MOST_NOISE:.0f}, n_grid ≥ 2 and pool ≥ 0 (0: any "
+                f"weights on the grid), got {self.noise}, {self.n_grid} and {self.pool}."
             )
         if self.fresh and not self.pool:
             raise InvalidArgument("fresh=True draws weights that are not in the pool: it needs pool=K with K ≥ 1.")

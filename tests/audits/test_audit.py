@@ -27,6 +27,7 @@ from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.report.storage import quantities_of
 from bayesgeom.selftest.audits import PLANTED, PlantedAudit, planted_audits
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.dice import Dice
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.prompts import Prompts
@@ -83,6 +84,12 @@ def test_statistics_equal_loops() -> None:
     assert kl_in_bits(p, np.log([0.25, 0.5, 0.25])) == pytest.approx(0.5)
     with np.errstate(divide="ignore"):
         assert kl_in_bits(p, np.log([0.5, 0.5, 0.0])) == 0 and math.isinf(kl_in_bits(p, np.log([0.0, 0.5, 0.5])))
+
+
+def test_averaging_gains_where_probabilities_round_to_zero() -> None:
+    log_model = np.array([[[0.0, -1000.0]], [[0.0, -2000.0]]])
+    _, gain, _ = order_statistics(np.array([[0.5, 0.5]]), log_model)
+    assert gain == pytest.approx([0.5 * (500 / math.log(2) - 1)], rel=1e-9)
 
 
 def test_information_is_told_with_its_slope_and_its_curvature() -> None:
@@ -205,6 +212,12 @@ class TestRefusals:
     def test_predictors_that_return_no_probabilities(self, found: Any) -> None:
         with pytest.raises(InvalidArgument, match=r"predictor 'own' must return"):
             bayesgeom.audit(lively(), predictors={"own": lambda trials: found})
+
+    def test_tensors_that_carry_gradients_or_few_digits_are_probabilities(self) -> None:
+        task, half = Dice(n_faces=2, length=3), torch.full((9, 3, 2), 0.5, dtype=torch.bfloat16, requires_grad=True)
+        known: dict[str, Any] = {"own": lambda trials: half[: len(trials)]}
+        report = bayesgeom.audit(lambda tokens: torch.zeros(*tokens.shape, 2), task, n=9, predictors=known, parts=[])
+        assert float(report.mixture_kl_bits) == 0 and "own" in report.predictors
 
     def test_names_of_other_predictors(self) -> None:
         with pytest.raises(InvalidArgument, match=r"predictor 'exact' has the name of another: .*uniform are taken"):

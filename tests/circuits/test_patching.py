@@ -155,6 +155,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
     "a site that the model lacks": (CLEAN, CORRUPTED, {"site": "state"}, MissingSite, "patching requires site 'state'"),
     "no answers": (CLEAN, CORRUPTED, {"answers": None}, InvalidArgument, "need answers="),
     "answers of more pairs": (CLEAN, CORRUPTED, {"answers": [(1, 3)] * 2}, InvalidArgument, "list of 1 of these"),
+    "one answer": (CLEAN, CORRUPTED, {"answers": 3}, InvalidArgument, "must be .right, wrong."),
     "the same answer twice": (CLEAN, CORRUPTED, {"answers": (3, 3)}, InvalidArgument, "same token"),
     "an answer that is no id": (CLEAN, CORRUPTED, {"answers": (1, 99)}, InvalidArgument, "99 is no token.*0 … 13"),
     "answers as text": (CLEAN, CORRUPTED, {"answers": ("a", "b")}, InvalidArgument, "no tokenizer"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import bayesgeom
 from bayesgeom import tasks
-from bayesgeom.circuits.effects import ranked
+from bayesgeom.circuits.effects import effects_of, ranked
 from bayesgeom.circuits.graph import N_LISTED, RANDOM, PathsReport
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -252,6 +252,13 @@ def test_a_network_without_effects_has_a_figure() -> None:
     for report in (bayesgeom.paths(module, TASK, n=N), bayesgeom.contributions(module, TASK, n=N)):
         assert not report.kl_increase_bits.value.any() and not np.any(report.kl_increase_bits.ends)
         assert all(panel.figure.layout.height for panel in report.panels())
+        assert "KL does not rise" in str(report)
+
+
+def test_rounding_is_no_effect() -> None:
+    lost = np.random.default_rng(0).normal(size=(N, 2)) * [1e-9, 1e-3]
+    found = effects_of(lost, seed=0)
+    assert found.value[0] == found.ends[0][0] == found.ends[1][0] == 0 and found.value[1] != 0
 
 
 def test_too_many_edges_are_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.tasks.causal_graph import CausalGraph
@@ -51,7 +52,21 @@ def test_seeing_is_not_doing() -> None:
     assert float(apart.mean()) > 0.03
 
 
-@pytest.mark.parametrize("given", [{"n_variables": 5}, {"n_rows": 0}, {"intervened": 1.2}, {"concentration": 0.0}])
+@pytest.mark.parametrize(
+    "given", [{"n_variables": 5}, {"n_rows": 0}, {"intervened": 1.2}, {"concentration": 0.0}, {"concentration": 1e14}]
+)
 def test_parameters_out_of_range_are_named(given: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(given))):
         CausalGraph(**given)  # type: ignore[arg-type]
+
+
+def test_an_edited_copy_of_the_graphs_changes_no_posterior() -> None:
+    task = CausalGraph(n_variables=2, n_rows=2)
+    before = task.sample(2, seed=0)
+    task.graphs()[:] = 0
+    assert torch.equal(task.sample(2, seed=0).belief.nan_to_num(), before.belief.nan_to_num())
+
+
+def test_a_large_concentration_leaves_the_graph_unknown() -> None:
+    trials = CausalGraph(n_variables=2, concentration=1e6).sample(3, seed=0)
+    assert float((trials.at_scored(trials.belief) - 1 / 3).abs().max()) < 1e-4

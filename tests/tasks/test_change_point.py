@@ -54,7 +54,9 @@ def test_a_window_is_exact_for_what_it_sees() -> None:
         torch.testing.assert_close(windowed[row, 3], exact, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("given", [{"hazard": 0.0}, {"hazard": 1.0}, {"concentration": 0.0}, {"n_symbols": 1}])
+@pytest.mark.parametrize(
+    "given", [{"hazard": 0.0}, {"hazard": 1.0}, {"concentration": 0.0}, {"concentration": 1e308}, {"n_symbols": 1}]
+)
 def test_parameters_out_of_range_are_named(given: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(given))):
         ChangePoint(**given)  # type: ignore[arg-type]

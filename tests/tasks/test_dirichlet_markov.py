@@ -62,7 +62,16 @@ def test_a_symbol_between_kept_ones_is_drawn_from_both_sides() -> None:
     assert between == pytest.approx(through_one / (through_one + through_zero), abs=0.02)
 
 
-@pytest.mark.parametrize("given", [{"pool": -1}, {"concentration": 0.0}, {"n_symbols": 1}, {"fresh": True}])
+@pytest.mark.parametrize(
+    "given", [{"pool": -1}, {"concentration": 0.0}, {"concentration": 1e308}, {"n_symbols": 1}, {"fresh": True}]
+)
 def test_parameters_out_of_range_are_named(given: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(given))):
         DirichletMarkov(**given)  # type: ignore[arg-type]
+
+
+def test_an_edited_copy_of_the_pool_changes_no_posterior() -> None:
+    task = DirichletMarkov(n_symbols=3, length=5, pool=2)
+    before = task.sample(2, seed=0)
+    task.chains().zero_()
+    assert torch.equal(task.sample(2, seed=0).predictive, before.predictive)

@@ -96,7 +96,7 @@ def test_dice_follow_the_integral_over_biases() -> None:
         torch.testing.assert_close(trials.predictive[row, roll], logs.double().exp(), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("given", [{"n_faces": 1}, {"length": 0}, {"concentration": 0.0}, {"concentration": -1.0}])
+@pytest.mark.parametrize("given", [{"n_faces": 1}, {"length": 0}, {"concentration": 0.0}, {"concentration": 1e308}])
 def test_impossible_dice_are_refused(given: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument, match=f"{'concentration' if 'concentration' in given else 'n_faces'}.*got"):
         Dice(**given)  # type: ignore[arg-type]

@@ -62,7 +62,8 @@ def test_each_observer_of_a_pool_is_the_other_s_baseline() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"n_dims": 3}, {"n_bins": 1}, {"noise": 0.0}, {"n_grid": 1}, {"pool": -1}, {"fresh": True}]
+    "given",
+    [{"n_dims": 3}, {"n_bins": 1}, {"noise": 0.0}, {"noise": 1e300}, {"n_grid": 1}, {"pool": -1}, {"fresh": True}],
 )
 def test_parameters_out_of_range_are_named(given: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(given))):
