@@ -105,7 +105,7 @@ def _followed(
     total = joint.sum(axis=1)
     possible = np.flatnonzero(total > 0)
     beliefs = joint[possible] / total[possible, None]
-    # Equal beliefs are one before pairs are sought: a symbol that resets the state gives thousands, and all their pairs.
+    # Equal beliefs are one before pairs are sought: a symbol that resets the state gives thousands of them.
     _, shown, same = np.unique(np.round(beliefs / _EQUAL), axis=0, return_index=True, return_inverse=True)
     order = shown.argsort()
     beliefs, same = beliefs[shown[order]], order.argsort()[same.reshape(-1)]
