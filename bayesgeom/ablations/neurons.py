@@ -33,7 +33,7 @@ from bayesgeom.core import (
 from bayesgeom.models.base import LARGE, Model, hooked_sites
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.stats import NATS_PER_BIT, answer_log_probabilities, kl_bits
-from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.base import at_most, derived_seed, fit_task
 
 N_STRONGEST = 64
 _N, _N_LARGE = 256, 32  # sequences that give means and estimates
@@ -54,7 +54,8 @@ def strongest_neurons(
     """Return one ablation for each of the neurons with the largest estimated KL increase, the largest first.
 
     The estimate is of second order, from two backward passes over 256 sequences other than those of `ablate`; over 32
-    for models of 50 million parameters or more.
+    for models of 50 million parameters or more. Of texts with labels it is from half, and `ablate` scores the others
+    if it is given the battery's name.
 
     Args:
         model: As in `ablate`.
@@ -82,7 +83,9 @@ def strongest_neurons(
         raise InvalidArgument(f"n_neurons must be at least 1, got {n_neurons}.")
     subject = model_for(model, task)
     check_differentiable(subject.module, subject.spec.name)
-    wanted = tuple(layers) if layers is not None else subject.layers_of(MLP_POST)
+    wanted = tuple(dict.fromkeys(layers)) if layers is not None else subject.layers_of(MLP_POST)
+    if layers is not None and not wanted:
+        raise InvalidArgument("layers is empty: name at least one layer, or omit it for all.")
     for layer in wanted:
         Component(layer, "mlp").check_in(subject.spec)
     subject.require((MLP_POST,), by="a neuron", layers=wanted or None)
@@ -98,8 +101,9 @@ def _estimates(
     """Return the estimated KL increase of every neuron, in bits, summed over sequences."""
     spec, replayer, places = model.spec, model.replayer(), [(MLP_POST, layer) for layer in layers]
     n, by = _N_LARGE if spec.n_parameters >= LARGE else _N, mode_named(mode)
-    stream = scored_task_of(model, task).stream(n, seed=derived_seed(seed, _SEQUENCES), device=spec.device)
-    blocks = list(stream)
+    chosen = fit_task(scored_task_of(model, task))
+    n = at_most(chosen, n)
+    blocks = list(chosen.stream(n, seed=derived_seed(seed, _SEQUENCES), device=spec.device))
     variants = [(Replace(site=MLP_POST, layer=layer, mode=mode, by=by),) for layer in layers]
     means = position_means(replayer, blocks, spec, places, n)
     found = torch.zeros(len(layers), spec.d_mlp, dtype=torch.float64)

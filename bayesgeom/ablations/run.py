@@ -50,7 +50,7 @@ from bayesgeom.models.resolve import ModelLike, TaskLike, load, model_for, score
 from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.report import PROGRESS, with_provenance
 from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
-from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed, score_task, task_from_config
 
 N_REFERENCE = 256  # sequences that give the means of mean ablation
 N_KEYS = 64  # sequences, at most, that give the key overlap reported with the battery
@@ -107,7 +107,8 @@ def ablate(
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     check_battery(battery, mode)
     subject = model_for(model, task)
-    run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
+    chosen = scored_task_of(subject, task)
+    run = BatteryRun.of(subject, chosen, battery, mode=mode, n=n, seed=seed)
     folder = None if out is None else Path(out)
     if sent is None:
         return run.exact(folder)
@@ -117,7 +118,7 @@ def ablate(
             f"{len(battery)} ablations. Pass a name, or omit executor=."
         )
     batch, name = sent
-    shared = job_arguments(name, subject.spec, run.task, battery=battery, mode=mode, n=n, seed=seed)
+    shared = job_arguments(name, subject.spec, chosen, battery=battery, mode=mode, n=n, seed=seed)
     return run.reported(_joined(batch, run, shared), folder)
 
 
@@ -185,10 +186,10 @@ def attribution_preview(
     subject = model_for(model, task)
     check_differentiable(subject.module, subject.spec.name)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
-    if exact is not None and (exact.ablations, exact.mode, exact.n) != (run.labels, mode, n):
+    if exact is not None and (exact.ablations, exact.mode, exact.n) != (run.labels, mode, run.n):
         raise InvalidArgument(
             f"exact is a report on {len(exact.ablations)} ablations, mode {exact.mode!r}, {exact.n} sequences; the "
-            f"preview is of {len(run.battery)}, mode {mode!r}, {n} sequences. Use the same arguments."
+            f"preview is of {len(run.battery)}, mode {mode!r}, {run.n} sequences. Use the same arguments."
         )
     return run.preview(exact)
 
@@ -219,6 +220,7 @@ class BatteryRun:
         """Check all arguments before anything runs."""
         if battery == "neurons":
             chosen = strongest_neurons(model, task, mode=mode, seed=seed)
+            task = score_task(task)  # neurons that were chosen on texts with labels are scored on others
         else:
             chosen = named_battery(battery, model) if isinstance(battery, str) else list(battery)
         if not chosen:

@@ -39,9 +39,21 @@ from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Sub
 from bayesgeom.subspaces.erasers import Eraser, JointMoments, NothingLeft, covariance_subspace
 from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position, strongest_code
 from bayesgeom.subspaces.trained import TrainedSwap
-from bayesgeom.tasks.base import BLOCK, Branch, FiniteTask, LabeledTask, WindTunnel, at_most, check_room, derived_seed
+from bayesgeom.tasks.base import (
+    BLOCK,
+    Branch,
+    FiniteTask,
+    LabeledTask,
+    WindTunnel,
+    at_most,
+    check_room,
+    derived_seed,
+    fit_task,
+    score_task,
+)
 
 N_READ, N_HELD_OUT = 256, 128  # sequences on which read-outs are fitted, and on which they are scored
+_LEAST_TEXTS = 6  # with labels: a read-out holds out a third of the half that is scored
 N_COMPARED = 32  # pairs for the share outside a subspace
 _PAIRS, _FIT, _HELD_OUT, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = range(4, 12)  # branches of the seed
 _BUDGET = 2**30  # bytes of activations that fits may record
@@ -77,6 +89,8 @@ class Intervention:
     ) -> "Intervention":
         """Check all arguments before anything runs."""
         n = at_most(score_task(task), check_room(task, n))
+        if isinstance(task, LabeledTask) and task.n_sequences < _LEAST_TEXTS:
+            raise InvalidArgument(f"intervene scores a half of the texts: pass at least {_LEAST_TEXTS}, got {task}.")
         place.check_in(model)
         one = task.sample(1, seed=seed, device=model.spec.device)
         model.check_fits(one)
@@ -378,16 +392,6 @@ def fitted_where_possible(
             except but as error:
                 failed[layer] = error.reason if isinstance(error, NothingLeft) else str(error)
     return subspaces, failed
-
-
-def fit_task(task: WindTunnel) -> WindTunnel:
-    """Return the sequences to fit on."""
-    return task.halves()[0] if isinstance(task, LabeledTask) else task
-
-
-def score_task(task: WindTunnel) -> WindTunnel:
-    """Return the sequences to score on."""
-    return task.halves()[1] if isinstance(task, LabeledTask) else task
 
 
 def check_even(task: WindTunnel, by: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from bayesgeom.core import SUBSPACE_KINDS, Edit, InvalidArgument, Reference, Site, SubspaceKind, V
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, EditPlan, PairPass, Totals, role_means, score_pairs
-from bayesgeom.interventions.intervention import Intervention, check_even, fit_task, fitted_where_possible, score_task
+from bayesgeom.interventions.intervention import Intervention, check_even, fitted_where_possible
 from bayesgeom.interventions.report import ENTROPIES, METRICS, ORTHOGONAL, UNEDITED, JointInterventionReport
 from bayesgeom.interventions.verdicts import joint_verdict
 from bayesgeom.models.base import STAGES, Model, Variant, provenance
@@ -36,7 +36,7 @@ from bayesgeom.stats import (
     without_level_means,
 )
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
-from bayesgeom.tasks.base import WindTunnel, at_most, check_room, derived_seed
+from bayesgeom.tasks.base import WindTunnel, at_most, check_room, derived_seed, fit_task, score_task
 
 N_RANDOM = 20  # random subspaces of the same rank
 N_KEPT = 256  # sequences whose coordinates are correlated with entropy

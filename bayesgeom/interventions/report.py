@@ -220,11 +220,17 @@ class InterventionReport(EditReport):
     def strongest(self) -> int:
         """Return the layer with the largest share of the ceiling's effect, over all positions.
 
-        Layers with the verdict "causal" come first; layers with the verdict "by construction" come last.
+        Layers with the verdict "causal" come first; layers with the verdict "by construction" come last. It is a layer
+        that was edited, if there is one, even where no ceiling is known.
         """
+        edited = frozenset(self.layers)
         shares = np.nan_to_num(self.share_of_ceiling[:, 0], nan=-math.inf)
         ranks = [(own == Verdict.CAUSAL) - (own == Verdict.BY_CONSTRUCTION) for own in self.verdict_by_layer]
-        return max(range(len(shares)), key=lambda layer: (np.isfinite(shares[layer]), ranks[layer], shares[layer]))
+
+        def key(layer: int) -> tuple[bool, bool, int, float]:
+            return layer in edited, bool(np.isfinite(shares[layer])), int(ranks[layer]), float(shares[layer])
+
+        return max(range(len(shares)), key=key)
 
     def headlines(self) -> Sequence[Headline]:
         """Return the effect in every layer with its verdict, the strongest layer first; then the others there."""

@@ -18,6 +18,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 MERGED = 1e-9  # beliefs whose entries differ by at most this are one node: far above rounding
+_EQUAL = 1e-2 * MERGED  # the grid of entries that count as equal
 
 
 @final
@@ -104,6 +105,10 @@ def _followed(
     total = joint.sum(axis=1)
     possible = np.flatnonzero(total > 0)
     beliefs = joint[possible] / total[possible, None]
+    # Equal beliefs are one before pairs are sought: a symbol that resets the state gives thousands of them.
+    _, shown, same = np.unique(np.round(beliefs / _EQUAL), axis=0, return_index=True, return_inverse=True)
+    order = shown.argsort()
+    beliefs, same = beliefs[shown[order]], order.argsort()[same.reshape(-1)]
     # The first belief of a cluster stands for it, so that the order of nodes is that of sequences.
     every = np.concatenate([nodes, beliefs])
     first = np.arange(len(every))
@@ -114,7 +119,7 @@ def _followed(
     is_new = first == np.arange(len(every))
     number = np.where(is_new, np.cumsum(is_new) - 1, -1)[first]
     after = np.full(len(joint), -1)
-    after[possible] = number[len(nodes) :]
+    after[possible] = number[len(nodes) :][same]
     return after.reshape(len(last), len(ways)), beliefs[is_new[len(nodes) :]]
 
 

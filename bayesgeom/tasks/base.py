@@ -371,6 +371,16 @@ def at_most(task: WindTunnel, n: int) -> int:
     return min(n, task.n_sequences) if isinstance(task, FiniteTask) else n
 
 
+def fit_task(task: WindTunnel) -> WindTunnel:
+    """Return the sequences to fit on."""
+    return task.halves()[0] if isinstance(task, LabeledTask) else task
+
+
+def score_task(task: WindTunnel) -> WindTunnel:
+    """Return the sequences to score on."""
+    return task.halves()[1] if isinstance(task, LabeledTask) else task
+
+
 class SymmetricTask(WindTunnel):
     """A task whose answers have arbitrary names: renaming them consistently does not change the problem."""
 

@@ -71,12 +71,17 @@ def labeled_texts(
         >>> tasks.labeled_texts(texts, [1, 0, 1, 0], answers={1: "good", 0: "bad"})
         4 texts with labels 0, 1
     """
+    both: Mapping[str, Any] = {"texts": texts, "labels": labels}
+    for name, given in both.items():
+        if not isinstance(given, Iterable) or isinstance(given, set | frozenset):
+            raise InvalidArgument(f"{name} must be a list, an array or a column of a table, got {shown(given)}.")
     listed: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     rows = [tuple(_plain(one) for one in _row(own)) for own in ([labels] if isinstance(labels, str) else labels)]
     counts = _checked_counts(listed, rows)
     names = tuple(sorted(counts, key=lambda own: (str(type(own)), own)))
-    words = {own: str(own) for own in names} if answers is None else dict(answers)
-    if set(words) != set(names):
+    words: Any = {own: str(own) for own in names} if answers is None else answers
+    is_named = isinstance(words, Mapping) and {*words} == {*names}
+    if not is_named or not all(isinstance(own, str) for own in words.values()):
         raise InvalidArgument(f"answers must name a word for each of {list(names)}, got {shown(answers)}.")
     index = {own: at for at, own in enumerate(names)}
     return _LabeledTexts(
@@ -121,7 +126,7 @@ def _row(labels: Any) -> Sequence[Any]:
 
 def _plain(label: Any) -> Label:
     """Return a label as Python's own value."""
-    own = label.item() if isinstance(label, np.generic | Tensor) else label
+    own = label.item() if isinstance(label, np.generic) or (isinstance(label, Tensor) and not label.ndim) else label
     if not isinstance(own, str | int):
         raise InvalidArgument(f"labels must be text, whole numbers, or True and False; got {shown(label)}.")
     return own

@@ -90,6 +90,7 @@ def test_refusals() -> None:
             r"has neurons 0 …",
         ),
         (lambda: ablations.strongest_neurons(lively(), n_neurons=0), InvalidArgument, "at least 1, got 0"),
+        (lambda: ablations.strongest_neurons(lively(), layers=[]), InvalidArgument, "layers is empty"),
         (lambda: ablations.strongest_neurons(lively(), layers=[7]), InvalidArgument, "has layers 0 … 2"),
         (lambda: ablations.strongest_neurons(lively(), mode="most"), InvalidArgument, "mode must be"),
         (lambda: bayesgeom.ablate(lively(), battery="experts"), MissingSite, "requires site 'expert_weights'"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom import InterventionSite, subspaces
+from bayesgeom import InterventionSite, ablations, subspaces
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import RESID_POST, RESID_PRE, Trials
 from bayesgeom.interventions.design import Design
@@ -136,6 +136,25 @@ def test_ablations_are_scored_by_the_label(llama: Model, ragged: TextTask) -> No
     with torch.no_grad():
         expected = score(trials, llama.logits(trials)).mean()
     assert float(report.unablated_kl_bits) == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_neurons_are_chosen_on_half_of_the_texts_and_scored_on_the_others(llama: Model, ragged: TextTask) -> None:
+    _, others = bound(ragged).halves()
+    report = bayesgeom.ablate(llama, ragged, "neurons")
+    assert report.n == len(others.in_order()) == 40 and set(report.kinds) == {"neuron"}
+    with torch.no_grad():
+        expected = score(others.in_order(), llama.logits(others.in_order())).mean()
+    assert float(report.unablated_kl_bits) == pytest.approx(float(expected), abs=1e-4)
+    preview = ablations.attribution_preview(llama, ragged, "neurons", exact=report)
+    assert preview.n == report.n and preview.ablations == report.ablations
+
+
+def test_too_few_texts_to_hold_some_out(llama: Model) -> None:
+    few = [f"{a} {b}" for b in WORDS[:4] for a in WORDS[:1]]
+    with pytest.raises(InvalidArgument, match="pass at least 6, got 4 texts"):
+        bayesgeom.intervene(llama, task_of(few), "covariance:belief", kind=FEW)
+    more = [f"{a} {b}" for b in WORDS[:6] for a in WORDS[:1]]
+    assert bayesgeom.intervene(llama, task_of(more), "covariance:belief", kind=FEW).n == 3
 
 
 @pytest.mark.parametrize(

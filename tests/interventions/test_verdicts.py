@@ -381,3 +381,13 @@ def test_headlines_are_of_a_layer_that_is_no_identity() -> None:
     causal = replace(report, verdict_by_layer=("causal", "undecided"))
     assert causal.strongest() == 0
     assert replace(report, verdict_by_layer=("by construction",) * 2).strongest() == 0
+
+
+def test_headlines_are_of_a_layer_that_was_edited_where_no_ceiling_is_known() -> None:
+    """Layer 0 was named, with the number of layer 1."""
+    design = replace(FEW, kind="remove")
+    report = intervene(lively(), subspace=fits.frame(), kind=design, sites=InterventionSite(RESID_PRE, (1,)), n=11)
+    unknown = replace(report, change_bits=replace(report.change_bits, baselines=report.change_bits.compared))
+    assert np.isnan(unknown.share_of_ceiling).all()
+    assert unknown.layers == [1] and unknown.strongest() == 1
+    assert "layer 1" in unknown.headlines()[0].label

@@ -1,12 +1,14 @@
 """The mixed-state presentation against an enumeration of all sequences, and the known count of RRXOR."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.spatial import cKDTree
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.stats import belief_states
+from bayesgeom.stats import belief_states, mixed_states
 from bayesgeom.tasks.markov import MarkovProcess
 from bayesgeom.tasks.process import Mess3, Process
 from tests.probes.test_belief_on_mess3 import RRXOR
@@ -52,6 +54,25 @@ def test_a_chain_of_close_beliefs_is_one_node() -> None:
     ways = np.array([[[0.5, 0.0], [step, 0.5 - step]], [[0.5, 0.0], [0.0, 0.5]]])
     found = Process(ways.tolist(), initial=(0.5, 0.5), length=5).belief_states(5)
     assert len(found) == 1 and found.is_closed and found.probability[-1, 0] == pytest.approx(1)
+
+
+def test_a_symbol_that_resets_the_state_costs_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At depth 9 it leads 512 beliefs to the same one: their pairs would be the square of that."""
+    counts = list[int]()
+
+    class Tree(cKDTree):
+        def query_pairs(self, *args: Any, **kwargs: Any) -> np.ndarray:
+            counts.append(len(pairs := super().query_pairs(*args, **kwargs)))
+            return np.asarray(pairs)
+
+    monkeypatch.setattr(mixed_states, "cKDTree", Tree)
+    ways = np.zeros((3, 3, 3))
+    ways[:2] = random_tensors(2, 3) * 0.7
+    ways[2, :, 0] = 0.3
+    found = Process(ways.tolist(), length=12).belief_states(9)
+    assert len(found) > 1_000 and not found.is_closed and max(counts) < len(found)
+    reset = found.successor[:, 2]
+    assert reset[0] >= 0 and (reset[found.reached_after < 9] == reset[0]).all()
 
 
 def test_a_limit_gives_whole_depths() -> None:

@@ -89,6 +89,11 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "a label of one text": (TEXTS, [*LABELS[:-1], "other"], {}, "label 'other' is that of one text"),
     "fractions": (TEXTS, [0.5] * 30, {}, "whole numbers.*got 0.5"),
     "rows of unequal length": (TEXTS, [[1, 0], *[[1]] * 29], {}, "as many labels; text 0 has 2"),
+    "labels that are no list": (TEXTS, None, {}, "labels must be a list.*got None"),
+    "labels without an order": (TEXTS, {"x", "y"}, {}, "labels must be a list"),
+    "labels of three axes": (TEXTS, np.zeros((30, 1, 1), dtype=int), {}, "whole numbers"),
+    "answers without labels": (TEXTS, LABELS, {"answers": ["A", "B"]}, "a word for each"),
+    "answers that are no words": (TEXTS, LABELS, {"answers": {True: 1, False: 0}}, "a word for each"),
     "no answer for a label": (TEXTS, LABELS, {"answers": {True: "A"}}, "a word for each"),
 }
 
