@@ -303,14 +303,16 @@ def _watching(block: nn.Module) -> Iterator[Watched]:
         yield seen
 
 
-def is_close(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -> bool:
-    """Return whether two activations have the same numbers up to rounding, ignoring their shapes."""
+def is_close(a: Shaped[Tensor, "..."] | None, b: Shaped[Tensor, "..."] | None) -> bool:
+    """Return whether two activations have the same numbers up to rounding, ignoring their shapes; ids have not."""
     return difference(a, b) <= 1
 
 
-def difference(a: Float[Tensor, "..."] | None, b: Float[Tensor, "..."] | None) -> float:
+def difference(a: Shaped[Tensor, "..."] | None, b: Shaped[Tensor, "..."] | None) -> float:
     """Return the largest difference divided by b's largest entry and the tolerance: at most 1 is close."""
     if a is None or b is None or a.numel() != b.numel() or not a.numel():
+        return math.inf
+    if not (a.is_floating_point() and b.is_floating_point()):
         return math.inf
     tolerance = max(_CLOSE, *(8 * torch.finfo(x.dtype).eps for x in (a, b)))
     a, b = a.double().flatten(), b.to(a.device).double().flatten()
