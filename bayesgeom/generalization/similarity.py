@@ -75,7 +75,9 @@ def layers_alike(
     return stacked(found)
 
 
-def cka_replicates(a: Cloud, b: Cloud, *, seed: int) -> Float64[np.ndarray, "replicate layer other_layer"]:
+def cka_replicates(
+    a: Cloud, b: Float[Tensor, "other_layer sequence position other_d"], *, seed: int
+) -> Float64[np.ndarray, "replicate layer other_layer"]:
     """Return the CKA of every two layers: of all sequences, then with each sequence left out.
 
     Args:

@@ -57,6 +57,7 @@ def test_a_battery_and_a_small_diagnosis_show_nearly_all_intervals() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_shipped_checkpoints_give_shows_nearly_all_intervals() -> None:
     names = (
         "bijection-v20",
