@@ -34,7 +34,6 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
         "quantization_config": None, "local_files_only": None, "server_key": None,
     }  # fmt: skip
     several = {"n": 4, "seed": 0, "n_untrained": 0}
-    clean, corrupted = TASK.sample_pair(2, seed=0)
     return {
         "load, options": (bayesgeom.load, {"name": held, **options}),
         "capture": (
@@ -45,27 +44,7 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             bayesgeom.evidence_response,
             {"model": model, "task": TASK, "ages": (0, 1), "single": False, "n": 16, "seed": 0},
         ),
-        "audit": (
-            bayesgeom.audit,
-            {
-                "model": model,
-                "task": TASK,
-                "n": 8,
-                "n_positions": 1,
-                "parts": ("response",),
-                "predictors": None,
-                "seed": 0,
-            },
-        ),
-        "contributions": (bayesgeom.contributions, {"model": model, "task": TASK, "n": 4, "seed": 0}),
-        "paths": (
-            bayesgeom.paths,
-            {"model": model, "task": TASK, "senders": None, "receivers": ("output",), "n": 4, "seed": 0},
-        ),
-        "patch": (
-            bayesgeom.patch,
-            {"model": model, "clean": clean, "corrupted": corrupted, "site": "resid_pre", "answers": None, "seed": 0},
-        ),
+        **of_circuits(model),
         "wrap": (
             bayesgeom.wrap,
             {
@@ -108,6 +87,34 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             {"every": 10, "settings": Settings(), "thresholds": Thresholds(), "response": Response()},
         ),
         **of_tasks(),
+    }
+
+
+def of_circuits(model: Model) -> dict[str, Call]:
+    """The audit, and the parts of a model and their edges."""
+    clean, corrupted = TASK.sample_pair(2, seed=0)
+    return {
+        "audit": (
+            bayesgeom.audit,
+            {
+                "model": model,
+                "task": TASK,
+                "n": 8,
+                "n_positions": 1,
+                "parts": ("response",),
+                "predictors": None,
+                "seed": 0,
+            },
+        ),
+        "contributions": (bayesgeom.contributions, {"model": model, "task": TASK, "n": 4, "seed": 0}),
+        "paths": (
+            bayesgeom.paths,
+            {"model": model, "task": TASK, "senders": None, "receivers": ("output",), "n": 4, "seed": 0},
+        ),
+        "patch": (
+            bayesgeom.patch,
+            {"model": model, "clean": clean, "corrupted": corrupted, "site": "resid_pre", "answers": None, "seed": 0},
+        ),
     }
 
 

@@ -7,7 +7,7 @@ import torch
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.tasks.causal_graph import CausalGraph
 
-N_DRAWN = 400_000
+N_DRAWN = 150_000
 
 
 @pytest.mark.parametrize(("n_variables", "n_graphs"), [(2, 3), (3, 25), (4, 543)])

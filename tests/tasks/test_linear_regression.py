@@ -32,7 +32,7 @@ def test_the_posterior_is_the_sum_over_the_grid() -> None:
                 odds = [odd * own[ids[2 * point + 1] - 3] for odd, own in zip(odds, likely, strict=True)]
 
 
-@pytest.mark.parametrize("n_dims", [1, 2])
+@pytest.mark.parametrize("n_dims", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_with_fine_bins_and_grid_it_is_conjugate_regression(n_dims: int) -> None:
     task = LinearRegression(n_dims=n_dims, n_inputs=5, n_bins=300, n_points=6, n_grid=101 if n_dims == 1 else 61)
     trials = task.sample(3, seed=1)
