@@ -45,6 +45,7 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             {"model": model, "task": TASK, "ages": (0, 1), "single": False, "n": 16, "seed": 0},
         ),
         **of_circuits(model),
+        **of_monitors(model),
         "wrap": (
             bayesgeom.wrap,
             {
@@ -78,6 +79,13 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             Event,
             {"step": 1, "kind": "reached", "metric": "kl_bits", "value": 0.1, "threshold": 0.2, "chance": 0.3},
         ),
+        **of_tasks(),
+    }
+
+
+def of_monitors(model: Model) -> dict[str, Call]:
+    """A monitor, by itself and in a trainer."""
+    return {
         "monitor.trainer_callback": (
             monitor.trainer_callback,
             {"task": TASK, "every": 5, "settings": Settings(), "thresholds": Thresholds(), "response": Response()},
@@ -86,7 +94,6 @@ def further(folder: Path, model: Model, held: Path) -> dict[str, Call]:
             lambda **own: monitor.Monitor(model.module, TASK, **own),
             {"every": 10, "settings": Settings(), "thresholds": Thresholds(), "response": Response()},
         ),
-        **of_tasks(),
     }
 
 

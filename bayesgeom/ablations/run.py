@@ -106,10 +106,9 @@ def ablate(
     """
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     check_battery(battery, mode)
-    subject = model_for(model, task)
+    subject, folder = model_for(model, task), None if out is None else Path(out)
     chosen = scored_task_of(subject, task)
     run = BatteryRun.of(subject, chosen, battery, mode=mode, n=n, seed=seed)
-    folder = None if out is None else Path(out)
     if sent is None:
         return run.exact(folder)
     if not isinstance(battery, str):
