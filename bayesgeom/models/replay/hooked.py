@@ -11,6 +11,7 @@ stream, such as keys. It is checked when a replayer is created, and such a model
 
 import contextlib
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, final
@@ -49,8 +50,51 @@ from bayesgeom.models.base import STAGES, BaselinePass, Model, Variant, entry, h
 _INPUTS = ((Q, Q_ROT), (K, K_ROT), (V, V))  # of a head; rotated where a model does not provide the others
 
 
+class _Receiving(ABC):
+    """What a change of one input makes a layer write, by passes with hooks."""
+
+    model: Model
+
+    @abstractmethod
+    def _within(self, baseline: BaselinePass, layer: int, hooks: Mapping[SiteLayer, Change]) -> object:
+        """Run a layer of the baseline with these hooks."""
+
+    @final
+    @torch.no_grad()
+    def heads_received(
+        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterator[Float[Tensor, "input batch pos head d_head"]]:
+        """Yield, for each change of a layer's input, the head outputs if it reaches q, k or v alone."""
+        has = self.model.layers_of
+        inputs = [(site if layer in has(site) else rotated, layer) for site, rotated in _INPUTS]
+        for change in changes:
+            found = dict[SiteLayer, Tensor]()
+            hooks: dict[SiteLayer, Change] = {place: keeping(found, place) for place in inputs}
+            self._within(baseline, layer, {(RESID_PRE, layer): _adding(change), **hooks})
+            each = list[Tensor]()
+            for place in inputs:
+                kept = dict[SiteLayer, Tensor]()
+                own = found[place]
+                self._within(baseline, layer, {place: _giving(own), (Z, layer): keeping(kept, (Z, layer))})
+                each.append(kept[Z, layer])
+            yield torch.stack(each)
+
+    @final
+    @torch.no_grad()
+    def mlp_received(
+        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
+    ) -> Iterator[Float[Tensor, "batch pos d_model"]]:
+        """Yield, for each change of the input of a layer's MLP, what the MLP writes."""
+        reads = (mlp_reads(self.model, layer), layer)
+        for change in changes:
+            kept = dict[SiteLayer, Tensor]()
+            hooks = {reads: _adding(change), (MLP_OUT, layer): _copying(kept, (MLP_OUT, layer))}
+            self._within(baseline, layer, hooks)
+            yield kept[MLP_OUT, layer]
+
+
 @final
-class PlainLoop:
+class PlainLoop(_Receiving):
     """A `Replayer` that runs the full model for every variant; it can also keep and edit other sites, such as `v`."""
 
     def __init__(self, model: Model, also: Sequence[Site] = ()) -> None:
@@ -78,64 +122,10 @@ class PlainLoop:
         """
         return torch.stack([edited_pass(self.model, baseline.trials, variant, reference) for variant in variants])
 
-    @torch.no_grad()
-    def heads_received(
-        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
-    ) -> Iterator[Float[Tensor, "input batch pos head d_head"]]:
-        """Yield, for each change of a layer's input, the head outputs if it reaches q, k or v alone."""
-        yield from _heads_received(self.model, self._within, baseline, layer, changes)
-
-    @torch.no_grad()
-    def mlp_received(
-        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
-    ) -> Iterator[Float[Tensor, "batch pos d_model"]]:
-        """Yield, for each change of the input of a layer's MLP, what the MLP writes."""
-        yield from _mlp_received(self.model, self._within, baseline, layer, changes)
-
     def _within(self, baseline: BaselinePass, layer: int, hooks: Mapping[SiteLayer, Change]) -> None:
         """Run one pass with these hooks."""
         with hooked_sites(self.model, hooks):
             self.model.logits(baseline.trials)
-
-
-Within = Callable[[BaselinePass, int, Mapping[SiteLayer, Change]], Tensor | None]  # runs a layer with hooks
-
-
-def _heads_received(
-    model: Model,
-    within: Within,
-    baseline: BaselinePass,
-    layer: int,
-    changes: Iterable[Float[Tensor, "batch pos d_model"]],
-) -> Iterator[Float[Tensor, "input batch pos head d_head"]]:
-    """Run a layer once with its changed input for q, k and v, and once for each of them alone."""
-    inputs = [(site if layer in model.layers_of(site) else rotated, layer) for site, rotated in _INPUTS]
-    for change in changes:
-        found = dict[SiteLayer, Tensor]()
-        hooks: dict[SiteLayer, Change] = {place: keeping(found, place) for place in inputs}
-        within(baseline, layer, {(RESID_PRE, layer): _adding(change), **hooks})
-        each = list[Tensor]()
-        for place in inputs:
-            kept = dict[SiteLayer, Tensor]()
-            own = found[place]
-            within(baseline, layer, {place: _giving(own), (Z, layer): keeping(kept, (Z, layer))})
-            each.append(kept[Z, layer])
-        yield torch.stack(each)
-
-
-def _mlp_received(
-    model: Model,
-    within: Within,
-    baseline: BaselinePass,
-    layer: int,
-    changes: Iterable[Float[Tensor, "batch pos d_model"]],
-) -> Iterator[Float[Tensor, "batch pos d_model"]]:
-    """Run a layer with the input of its MLP changed."""
-    reads = (mlp_reads(model, layer), layer)
-    for change in changes:
-        kept = dict[SiteLayer, Tensor]()
-        within(baseline, layer, {reads: _adding(change), (MLP_OUT, layer): _copying(kept, (MLP_OUT, layer))})
-        yield kept[MLP_OUT, layer]
 
 
 @alone()
@@ -199,7 +189,7 @@ class _Reached(BayesGeomError):
 
 
 @final
-class PrefixReplay:
+class PrefixReplay(_Receiving):
     """A `Replayer` that skips the blocks before the first edit; it can also keep and edit other sites, such as `v`."""
 
     def __init__(self, model: Model, blocks: tuple[nn.Module, ...], also: Sequence[Site] = ()) -> None:
@@ -226,20 +216,6 @@ class PrefixReplay:
         first, stage = entry(variants[0])
         assert all(entry(variant) == (first, stage) for variant in variants), "variants of one batch share their entry"
         return self._replayed(baseline, first, variants, reference)
-
-    @torch.no_grad()
-    def heads_received(
-        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
-    ) -> Iterator[Float[Tensor, "input batch pos head d_head"]]:
-        """Yield, for each change of a layer's input, the head outputs if it reaches q, k or v alone."""
-        yield from _heads_received(self.model, self._within, baseline, layer, changes)
-
-    @torch.no_grad()
-    def mlp_received(
-        self, baseline: BaselinePass, layer: int, changes: Iterable[Float[Tensor, "batch pos d_model"]]
-    ) -> Iterator[Float[Tensor, "batch pos d_model"]]:
-        """Yield, for each change of the input of a layer's MLP, what the MLP writes."""
-        yield from _mlp_received(self.model, self._within, baseline, layer, changes)
 
     @alone("model.module")
     @torch.no_grad()
