@@ -29,7 +29,7 @@ _SEEN = 0.02  # weight below which a predictor is not drawn
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AuditReport(Report):
-    """The predictions were audited part by part against the exact observer, whose value stands beside each number.
+    """The predictions were audited part by part against the exact observer, whose value is next to each number.
 
     Regret is the KL from the exact predictions, summed over the sequence. The response says how far answers follow old
     evidence, the confidence whether they are too sharp (above 1) or too flat. Where the order of the evidence carries

@@ -181,7 +181,7 @@ def _places(parts: Iterable[_Part]) -> Mapping[_Part, tuple[float, float]]:
         members = list(row)
         for at, part in enumerate(members):
             is_inside = part.order >= 0
-            # Rows are shifted by turns, so that an edge passes beside the parts of a row between its ends.
+            # Rows are shifted by turns, so that an edge misses the parts of a row between its ends.
             shift = _SHIFT * (-1) ** int(height) if is_inside else 0.0
             x = 0.8 * (at + 0.5) / len(members) + shift if is_inside else _MLPS if height % 1 else _MIDDLE
             found[part] = x, height

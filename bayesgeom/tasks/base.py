@@ -25,6 +25,7 @@ from torch import Tensor
 from bayesgeom.core import (
     NO_LABEL,
     InvalidArgument,
+    Relations,
     Tokenizer,
     Trials,
     UnknownName,
@@ -358,7 +359,63 @@ class FiniteTask(WindTunnel):
         """Return a task with only the selected sequences, given an entropy for each in listed order."""
 
 
-class LabeledTask(FiniteTask):
+class PromptTask(FiniteTask):
+    """A finite task of prompts in ids, which may differ in length."""
+
+    n_ids: int
+    prompts: tuple[tuple[int, ...], ...]
+
+    @abstractmethod
+    def trials(self, index: Int64[Tensor, " row"]) -> Trials:
+        """Return the sequences of these prompts, by their place in the list.
+
+        Args:
+            index: Places in the list.
+        """
+
+    @property
+    @final
+    def d_vocab(self) -> int:
+        return self.n_ids
+
+    @property
+    @final
+    def n_pos(self) -> int:
+        return max(map(len, self.prompts))
+
+    @property
+    @final
+    def n_sequences(self) -> int:
+        return len(self.prompts)
+
+    @final
+    def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
+        """Return all prompts in the order in which they are listed, the order of the entropies of `selected`."""
+        return self.trials(torch.arange(self.n_sequences, device=device))
+
+    @final
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        return self.trials(self.order_for(n, generator)[:n])
+
+    @final
+    def order_for(self, n: int, generator: torch.Generator) -> Int64[Tensor, " row"]:
+        """Return a random order of all prompts, of which `n` are wanted.
+
+        Args:
+            n: Number of prompts.
+            generator: Source of the random numbers.
+
+        Raises:
+            InvalidArgument: There are fewer.
+        """
+        if n > self.n_sequences:
+            raise InvalidArgument(
+                f"{n} prompts are requested and there are {self.n_sequences}: use n ≤ {self.n_sequences}."
+            )
+        return torch.randperm(self.n_sequences, generator=generator, device=generator.device)
+
+
+class LabeledTask(PromptTask):
     """Sequences with labels of a user in place of a posterior. What is fitted is scored on other sequences."""
 
     @abstractmethod
@@ -424,6 +481,86 @@ class EvidenceTask(WindTunnel):
             keep: Which pieces stay, from the oldest to the newest.
             generator: Source of the random numbers, on the device of the sequences.
         """
+
+
+class SymbolTask(EvidenceTask):
+    """A task of `length` symbols, each predicted from those before it. Every symbol is evidence; nothing is given."""
+
+    length: int
+
+    @abstractmethod
+    def observed(
+        self, tokens: Int64[Tensor, "batch pos"]
+    ) -> tuple[Float64[Tensor, "batch pos hypothesis"], Float64[Tensor, "batch pos symbol"]]:
+        """Return the exact belief after each symbol, and the predictive of the next one.
+
+        Args:
+            tokens: Symbols, counted from 0.
+        """
+
+    @abstractmethod
+    def related(self, tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+        """Return the relations of these sequences, by name.
+
+        Args:
+            tokens: Symbols, counted from 0.
+        """
+
+    @abstractmethod
+    def redrawn(
+        self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " pos"], generator: torch.Generator
+    ) -> Int64[Tensor, "batch pos_and_one"]:
+        """Draw the symbols that are not kept, and the label, from their distribution given the kept ones.
+
+        Args:
+            tokens: Symbols, of which those that are kept are read.
+            keep: Which symbols stay.
+            generator: Source of the random numbers.
+        """
+
+    @property
+    @final
+    def n_pos(self) -> int:
+        return self.length
+
+    @property
+    @final
+    def n_evidence(self) -> int:
+        return self.length
+
+    @final
+    def trials(self, symbols: Int64[Tensor, "batch pos_and_one"]) -> Trials:
+        """Build sequences from symbols, counted from 0; the last symbol is the label and not shown.
+
+        Args:
+            symbols: Symbols of each sequence, and its label.
+        """
+        tokens, ids = symbols[:, :-1].contiguous(), torch.arange(self.d_vocab, device=symbols.device)
+        belief, predictive = self.observed(tokens)
+        return Trials(
+            tokens=tokens,
+            scored=torch.ones_like(tokens, dtype=torch.bool),
+            answers=ids,
+            predictive=predictive,
+            belief=belief,
+            labels=symbols[:, 1:].contiguous(),
+            token_sets={"inputs": ids},
+            relations=Relations(draw=self.related, of=tokens),
+        )
+
+    @final
+    def draw(self, n: int, generator: torch.Generator) -> Trials:
+        unread = torch.zeros(n, self.length, dtype=torch.int64, device=generator.device)
+        return self.trials(self.redrawn(unread, torch.zeros_like(unread[0], dtype=torch.bool), generator))
+
+    @final
+    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
+        """Draw pairs of independent sequences; nothing is given."""
+        return self.draw(n, generator), self.draw(n, generator)
+
+    @final
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        return self.trials(self.redrawn(trials.tokens, keep, generator))
 
 
 class ExchangeableTask(EvidenceTask):
@@ -526,7 +663,7 @@ def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
     name = str(parameters.pop("name", None))
     # mypy forbids an abstract class as a value, but discovery needs one.
     if name not in discover("bayesgeom.tasks", WindTunnel):  # type: ignore[type-abstract]
-        for kind in LabeledTask.__subclasses__():  # which nobody can name: they need texts
+        for kind in LabeledTask.__subclasses__():  # they need texts, so no command names them
             if kind.name == name:
                 return _built(kind, name, parameters)
     return _built(find("bayesgeom.tasks", WindTunnel, name), name, parameters)  # type: ignore[type-abstract]

@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, Relations, Trials
+from bayesgeom.core import InvalidArgument, Trials
 from bayesgeom.stats import WIDEST_BASELINE
-from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_concentration, check_parameters
+from bayesgeom.tasks.base import SymbolTask, check_affordable, check_concentration, check_parameters
 
 _CELL_BYTES, _RUN_BYTES = 120.0, 32.0  # a step and a symbol; a step and a run length
 _Runs = Float64[Tensor, "batch pos run"]
@@ -32,7 +32,7 @@ _Shown = Float64[Tensor, "batch pos symbol"]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ChangePoint(EvidenceTask):
+class ChangePoint(SymbolTask):
     """`length` symbols; the belief is over the run length, from 1 to `length`; the predictive is over symbols.
 
     Args:
@@ -82,36 +82,8 @@ class ChangePoint(EvidenceTask):
     def d_vocab(self) -> int:
         return self.n_symbols
 
-    @property
-    def n_pos(self) -> int:
-        return self.length
-
-    def draw(self, n: int, generator: torch.Generator) -> Trials:
-        nothing = torch.zeros(n, self.length, dtype=torch.int64, device=generator.device)
-        return self.trials(self._redrawn(nothing, torch.zeros_like(nothing[0], dtype=torch.bool), generator))
-
-    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """Draw pairs of independent sequences; nothing is given."""
-        return self.draw(n, generator), self.draw(n, generator)
-
-    def trials(self, symbols: Int64[Tensor, "batch pos_and_one"]) -> Trials:
-        """Build sequences from symbols; the last symbol is the label and not shown.
-
-        Args:
-            symbols: Symbols, from 0.
-        """
-        tokens, ids = symbols[:, :-1].contiguous(), torch.arange(self.n_symbols, device=symbols.device)
-        belief, predictive = self._observed(tokens)
-        return Trials(
-            tokens=tokens,
-            scored=torch.ones_like(tokens, dtype=torch.bool),
-            answers=ids,
-            predictive=predictive,
-            belief=belief,
-            labels=symbols[:, 1:].contiguous(),
-            token_sets={"inputs": ids},
-            relations=Relations(draw=self._relations, of=tokens),
-        )
+    def observed(self, tokens: Int64[Tensor, "batch pos"]) -> tuple[_Runs, _Shown]:
+        return self._observed(tokens)
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """Return predictors that do not average over run lengths.
@@ -140,14 +112,6 @@ class ChangePoint(EvidenceTask):
             "forgetting": self._shares(torch.stack(kept[1:], dim=1)),
             "likeliest_run": self.hazard * prior + (1 - self.hazard) * self._shares(counts),
         }
-
-    @property
-    def n_evidence(self) -> int:
-        return self.length
-
-    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
-        """Draw some symbols again, given the kept ones: first the changes, then the symbols of each run."""
-        return self.trials(self._redrawn(trials.tokens, keep, generator))
 
     def token_labels(self) -> Sequence[str]:
         return [f"x{i}" for i in range(self.n_symbols)]
@@ -199,10 +163,10 @@ class ChangePoint(EvidenceTask):
         late = self._observed(windows)[1][:, -1].unflatten(0, (n, n_pos - w))
         return torch.cat([early, late], dim=1)
 
-    def _redrawn(
+    def redrawn(
         self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " pos"], generator: torch.Generator
     ) -> Int64[Tensor, "batch pos_and_one"]:
-        """Draw symbols, the label among them, given the kept ones."""
+        """Draw first the changes, then the symbols of each run."""
         n, n_steps = len(tokens), self.length + 1
         symbols, kept = torch.nn.functional.pad(tokens, (0, 1)), torch.nn.functional.pad(keep, (0, 1))
         belief, _ = self._observed(symbols, kept)
@@ -224,7 +188,7 @@ class ChangePoint(EvidenceTask):
             weights[row, run[:, step], drawn[:, step]] += 1.0
         return drawn
 
-    def _relations(self, tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+    def related(self, tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
         """Mark the symbols of the most probable run, and those before it."""
         n, n_pos = tokens.shape
         place = torch.arange(n_pos, device=tokens.device)

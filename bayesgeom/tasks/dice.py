@@ -19,10 +19,11 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, Relations, Trials
+from bayesgeom.core import InvalidArgument, Trials
 from bayesgeom.tasks.base import (
     FORGETTING,
     ExchangeableTask,
+    SymbolTask,
     check_affordable,
     check_concentration,
     check_parameters,
@@ -35,7 +36,7 @@ _FACE_BYTES = 40.0  # per roll and face: counts, posterior and baselines
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Dice(ExchangeableTask):
+class Dice(SymbolTask, ExchangeableTask):
     """`length` rolls of a die whose bias is drawn from Dirichlet(concentration) in each sequence.
 
     The belief is the predictive: the posterior mean of the bias. The likelihood of a roll depends on the bias alone,
@@ -78,35 +79,12 @@ class Dice(ExchangeableTask):
     def d_vocab(self) -> int:
         return self.n_faces
 
-    @property
-    def n_pos(self) -> int:
-        return self.length
-
-    def draw(self, n: int, generator: torch.Generator) -> Trials:
-        return self.trials(self._rolled(torch.zeros(n, 0, dtype=torch.int64, device=generator.device), generator))
-
-    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """Draw pairs of independent sequences; nothing is given."""
-        return self.draw(n, generator), self.draw(n, generator)
-
-    def trials(self, rolls: Int64[Tensor, "batch roll_and_one"]) -> Trials:
-        """Build sequences from rolls.
-
-        Args:
-            rolls: Faces, counted from 0; the last roll is the label and not shown.
-        """
-        tokens, ids = rolls[:, :-1].contiguous(), torch.arange(self.n_faces, device=rolls.device)
+    def observed(
+        self, tokens: Int64[Tensor, "batch pos"]
+    ) -> tuple[Float64[Tensor, "batch pos face"], Float64[Tensor, "batch pos face"]]:
+        """Return belief and predictive after each roll, which are the same."""
         predictive = self._predictive(self._counts(tokens))
-        return Trials(
-            tokens=tokens,
-            scored=torch.ones_like(tokens, dtype=torch.bool),
-            answers=ids,
-            predictive=predictive,
-            belief=predictive,
-            labels=rolls[:, 1:].contiguous(),
-            token_sets={"inputs": ids},
-            relations=Relations(draw=_relations, of=tokens),
-        )
+        return predictive, predictive
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """Return four predictors that read the rolls otherwise than the exact observer, or not at all.
@@ -124,18 +102,16 @@ class Dice(ExchangeableTask):
             "forgetting": self.discounted(trials, FORGETTING),
         }
 
-    @property
-    def n_evidence(self) -> int:
-        return self.length
-
-    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+    def redrawn(
+        self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " pos"], generator: torch.Generator
+    ) -> Int64[Tensor, "batch roll_and_one"]:
         """Roll some dice again, given the kept rolls."""
-        rolled = self._rolled(trials.tokens[:, keep], generator)
+        rolled = self._rolled(tokens[:, keep], generator)
         rolls = torch.empty_like(rolled)
-        rolls[:, :-1][:, keep] = trials.tokens[:, keep]
+        rolls[:, :-1][:, keep] = tokens[:, keep]
         rolls[:, :-1][:, ~keep] = rolled[:, int(keep.sum()) : -1]
         rolls[:, -1] = rolled[:, -1]
-        return self.trials(rolls)
+        return rolls
 
     @property
     def is_exchangeable(self) -> bool:
@@ -162,6 +138,12 @@ class Dice(ExchangeableTask):
         rolls = torch.nn.functional.one_hot(trials.tokens, self.n_faces).double()
         return self._predictive(discounted_sums(rolls, discount))
 
+    def related(self, tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+        """Mark the rolls so far, and those of the same face as the latest."""
+        n, n_pos = tokens.shape
+        seen = torch.ones(n_pos, n_pos, dtype=torch.bool, device=tokens.device).tril().expand(n, -1, -1)
+        return {"roll": seen.clone(), "same_face": seen & (tokens[:, :, None] == tokens[:, None, :])}
+
     def token_labels(self) -> list[str]:
         return [f"face {i + 1}" for i in range(self.n_faces)]
 
@@ -185,10 +167,3 @@ class Dice(ExchangeableTask):
             weights = weights.scatter_add(1, roll, torch.ones_like(roll, dtype=torch.float64))
             rolls.append(roll)
         return torch.cat(rolls, dim=1)
-
-
-def _relations(tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
-    """Mark the rolls so far, and those of the same face as the latest."""
-    n, n_pos = tokens.shape
-    seen = torch.ones(n_pos, n_pos, dtype=torch.bool, device=tokens.device).tril().expand(n, -1, -1)
-    return {"roll": seen.clone(), "same_face": seen & (tokens[:, :, None] == tokens[:, None, :])}

@@ -24,8 +24,8 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_concentration, check_parameters, checked_seed
+from bayesgeom.core import InvalidArgument, Trials
+from bayesgeom.tasks.base import SymbolTask, check_affordable, check_concentration, check_parameters, checked_seed
 
 PLUG_IN = 0.01  # pseudo-count of the plug-in baseline, so that no transition is impossible
 _CELL_BYTES, _CHAIN_BYTES = 56.0, 24.0  # a step and a pair of symbols; a step and a chain
@@ -37,7 +37,7 @@ _Shown = Float64[Tensor, "batch pos symbol"]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class DirichletMarkov(EvidenceTask):
+class DirichletMarkov(SymbolTask):
     """`length` symbols of a chain; with a pool, the belief is over its K chains, otherwise it is the predictive.
 
     Args:
@@ -95,10 +95,6 @@ class DirichletMarkov(EvidenceTask):
         return self.n_symbols
 
     @property
-    def n_pos(self) -> int:
-        return self.length
-
-    @property
     def is_pooled(self) -> bool:
         """Whether sequences come from the chains of the pool."""
         return self.pool > 0 and not self.fresh
@@ -107,32 +103,13 @@ class DirichletMarkov(EvidenceTask):
         """Return the transition matrices of the pool; none without a pool."""
         return self._pool().clone()  # the pool is kept: an edit would change the exact posterior
 
-    def draw(self, n: int, generator: torch.Generator) -> Trials:
-        nothing = torch.zeros(n, self.length, dtype=torch.int64, device=generator.device)
-        return self.trials(self._redrawn(nothing, torch.zeros_like(nothing[0], dtype=torch.bool), generator))
-
-    def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
-        """Draw pairs of independent sequences; nothing is given."""
-        return self.draw(n, generator), self.draw(n, generator)
-
-    def trials(self, symbols: Int64[Tensor, "batch pos_and_one"]) -> Trials:
-        """Build sequences from symbols; the last symbol is the label and not shown.
-
-        Args:
-            symbols: Symbols, from 0.
-        """
-        tokens, ids = symbols[:, :-1].contiguous(), torch.arange(self.n_symbols, device=symbols.device)
-        belief = self._chain_belief(tokens) if self.is_pooled else self._shares(tokens, self.concentration)
-        return Trials(
-            tokens=tokens,
-            scored=torch.ones_like(tokens, dtype=torch.bool),
-            answers=ids,
-            predictive=self._by_chains(tokens, belief) if self.is_pooled else belief,
-            belief=belief,
-            labels=symbols[:, 1:].contiguous(),
-            token_sets={"inputs": ids},
-            relations=Relations(draw=_relations, of=tokens),
-        )
+    def observed(self, tokens: Int64[Tensor, "batch pos"]) -> tuple[Float64[Tensor, "batch pos hypothesis"], _Shown]:
+        """Return belief and predictive after each symbol; without a pool they are the same."""
+        if not self.is_pooled:
+            shares = self._shares(tokens, self.concentration)
+            return shares, shares
+        belief = self._chain_belief(tokens)
+        return belief, self._by_chains(tokens, belief)
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """Return predictors that count otherwise than the exact observer.
@@ -159,26 +136,24 @@ class DirichletMarkov(EvidenceTask):
             baselines["memorizing"] = self._by_chains(tokens, self._chain_belief(tokens))
         return baselines
 
-    @property
-    def n_evidence(self) -> int:
-        return self.length
-
-    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
-        """Draw some symbols again, given the kept ones.
-
-        Symbols are drawn forward from the chain's posterior given all transitions between kept neighbors, until the
-        step into every kept symbol is the one that was kept. The time grows with the number of separate gaps.
-
-        Raises:
-            InvalidArgument: There are so many gaps that no draw fits.
-        """
-        return self.trials(self._redrawn(trials.tokens, keep, generator))
-
     def token_labels(self) -> Sequence[str]:
         return [f"x{i}" for i in range(self.n_symbols)]
 
     def _pool(self) -> Float64[Tensor, "chain symbol symbol"]:
         return _drawn_pool(self.pool, self.n_symbols, self.concentration, self.pool_seed)
+
+    def related(self, tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
+        """Mark the current symbol, what followed its earlier occurrences, and all earlier symbols."""
+        n, n_pos = tokens.shape
+        place = torch.arange(n_pos, device=tokens.device)
+        back = (place[:, None] - place[None, :]).expand(n, -1, -1)
+        same = (tokens[:, :, None] == tokens[:, None, :]) & (back > 0)
+        return {
+            "after_same_symbol": torch.nn.functional.pad(same[:, :, :-1], (1, 0)) & (back >= 0),
+            "same_symbol": same,
+            "current_symbol": back == 0,
+            "earlier_symbol": back > 0,
+        }
 
     def _transitions(self, tokens: Int64[Tensor, "batch pos"]) -> _Counts:
         """Return the transitions so far at each position."""
@@ -202,10 +177,17 @@ class DirichletMarkov(EvidenceTask):
         every = torch.einsum("bpk,ikj->bpij", belief, rows)
         return every.gather(2, tokens[:, :, None, None].expand(-1, -1, 1, self.n_symbols))[:, :, 0]
 
-    def _redrawn(
+    def redrawn(
         self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " pos"], generator: torch.Generator
     ) -> Int64[Tensor, "batch pos_and_one"]:
-        """Draw symbols, the label among them, given the kept ones."""
+        """Draw symbols forward from the chain's posterior given all transitions between kept neighbors.
+
+        Draws are repeated until the step into every kept symbol is the one that was kept. The time grows with the
+        number of separate gaps.
+
+        Raises:
+            InvalidArgument: There are so many gaps that no draw fits.
+        """
         symbols, kept = torch.nn.functional.pad(tokens, (0, 1)), torch.nn.functional.pad(keep, (0, 1))
         open_rows = torch.arange(len(tokens), device=tokens.device)
         for _ in range(_MOST_TRIES):
@@ -258,17 +240,3 @@ def _drawn_pool(n: int, n_symbols: int, concentration: float, seed: int) -> Floa
     rows = np.random.default_rng(seed).dirichlet(np.full(n_symbols, concentration), size=(n, n_symbols))
     positive = torch.from_numpy(rows).clamp_min(_LEAST)
     return positive / positive.sum(dim=2, keepdim=True)
-
-
-def _relations(tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
-    """Mark the current symbol, what followed its earlier occurrences, and all earlier symbols."""
-    n, n_pos = tokens.shape
-    place = torch.arange(n_pos, device=tokens.device)
-    back = (place[:, None] - place[None, :]).expand(n, -1, -1)
-    same = (tokens[:, :, None] == tokens[:, None, :]) & (back > 0)
-    return {
-        "after_same_symbol": torch.nn.functional.pad(same[:, :, :-1], (1, 0)) & (back >= 0),
-        "same_symbol": same,
-        "current_symbol": back == 0,
-        "earlier_symbol": back > 0,
-    }

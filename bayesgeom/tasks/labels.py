@@ -196,26 +196,11 @@ class _BoundLabels(LabeledTask):
         return f"{self.n_sequences} texts with labels {', '.join(self.names)}"
 
     @property
-    def d_vocab(self) -> int:
-        return self.n_ids
-
-    @property
-    def n_pos(self) -> int:
-        return max(map(len, self.prompts))
-
-    @property
-    def n_sequences(self) -> int:
-        return len(self.prompts)
-
-    @property
     def is_selective(self) -> bool:
         return False
 
     def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "_BoundLabels":
         return self
-
-    def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
-        return self.trials(torch.arange(self.n_sequences, device=device))
 
     def halves(self) -> "tuple[_BoundLabels, _BoundLabels]":
         """Return two halves with different texts and nearly equal shares of each label."""
@@ -229,21 +214,12 @@ class _BoundLabels(LabeledTask):
             self, prompts=tuple(self.prompts[at] for at in kept), labels=tuple(self.labels[at] for at in kept)
         )
 
-    def draw(self, n: int, generator: torch.Generator) -> Trials:
-        return self.trials(self._order(n, generator)[:n])
-
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw different texts, each with another text as its donor, whatever the labels of both are."""
-        order = self._order(n, generator)
+        order = self.order_for(n, generator)
         return self.trials(order[:n]), self.trials(order.roll(-1)[:n])
 
-    def _order(self, n: int, generator: torch.Generator) -> Int64[Tensor, " row"]:
-        if n > self.n_sequences:
-            raise InvalidArgument(f"{n} texts are requested and there are {self.n_sequences}: use a smaller n.")
-        return torch.randperm(self.n_sequences, generator=generator, device=generator.device)
-
     def trials(self, index: Int64[Tensor, " row"]) -> Trials:
-        """Return the trials of these texts, by their place in the list."""
         tokens, lengths, common = padded_rows(self.prompts, index, self.n_ids)
         answers, chosen = torch.tensor(self.answer_ids, device=index.device), torch.tensor(self.labels)[index.cpu()]
         chosen = chosen.to(index.device)

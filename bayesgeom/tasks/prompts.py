@@ -36,7 +36,7 @@ from bayesgeom.core import (
     opened,
     unknown_name,
 )
-from bayesgeom.tasks.base import FiniteTask, TextTask, padded_rows
+from bayesgeom.tasks.base import PromptTask, TextTask, padded_rows
 
 QUINTILES = 5
 JOINT, BETWEEN = "+", "\n\n"
@@ -149,7 +149,7 @@ class Prompts(TextTask):
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class BoundPrompts(FiniteTask):
+class BoundPrompts(PromptTask):
     """`Prompts` in one tokenizer's ids, padded on the right to the longest. Trials have groups and no posterior."""
 
     name: ClassVar[str] = "prompts"
@@ -164,25 +164,6 @@ class BoundPrompts(FiniteTask):
 
     def __repr__(self) -> str:
         return f"{self.n_sequences} prompts ({'; '.join(self.group_names)})"
-
-    @property
-    def d_vocab(self) -> int:
-        return self.n_ids
-
-    @property
-    def n_pos(self) -> int:
-        return max(map(len, self.prompts))
-
-    @property
-    def n_sequences(self) -> int:
-        return len(self.prompts)
-
-    def draw(self, n: int, generator: torch.Generator) -> Trials:
-        if n > self.n_sequences:
-            raise InvalidArgument(
-                f"{n} prompts are requested and there are {self.n_sequences}: use n ≤ {self.n_sequences}."
-            )
-        return self.trials(torch.randperm(self.n_sequences, generator=generator, device=generator.device)[:n])
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Refuse: ordinary text has no pairs that differ in a latent variable.
@@ -202,10 +183,6 @@ class BoundPrompts(FiniteTask):
     def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "BoundPrompts":
         chosen = self.select(entropies_bits, per_quintile=self.per_quintile, seed=seed)
         return replace(chosen, per_quintile=0)
-
-    def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
-        """Return all prompts in the order in which they are listed, the order of the entropies of `select`."""
-        return self.trials(torch.arange(self.n_sequences, device=device))
 
     def select(
         self, entropies_bits: Float[np.ndarray, " prompt"], *, per_quintile: int, seed: int = 0
@@ -239,7 +216,6 @@ class BoundPrompts(FiniteTask):
         return replace(self, prompts=tuple(self.prompts[i] for i in kept), groups=tuple(self.groups[i] for i in kept))
 
     def trials(self, index: Int64[Tensor, " row"]) -> Trials:
-        """The trials of these prompts, by their place in the list."""
         device = index.device
         tokens, lengths, common = padded_rows(self.prompts, index, self.n_ids)
         position = torch.arange(tokens.shape[1], device=device)

@@ -17,7 +17,7 @@ from bayesgeom.core import Trials
 
 CACHE_BYTES = 128 * 2**20  # keys and values of the sequences that run together
 LEAST_SAVED = 0.2  # share of the tokens that must be saved: passes over few tokens are slower per token
-_PASS_TOKENS = {"cpu": 32, "cuda": 2048}  # tokens that cost as much as a pass does beside its tokens
+_PASS_TOKENS = {"cpu": 32, "cuda": 2048}  # tokens that cost as much as the fixed part of a pass
 
 # Runs tokens from a position on, after a cache, and returns the logits at some positions and the longer cache.
 Continued = Callable[[Tensor, int, Tensor, Any], tuple[Tensor, Any]]
@@ -116,7 +116,7 @@ def cheapest_cuts(counts: Sequence[int], price: int) -> tuple[list[int], int]:
 
     Args:
         counts: Number of different beginnings of each length from 1 on; it never falls.
-        price: What a pass costs beside its tokens.
+        price: What a pass costs without its tokens.
 
     Example:
         >>> cheapest_cuts([1, 1, 1, 5], price=2)
