@@ -225,9 +225,7 @@ def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _answer_marks(answer: Answer) -> list[Mark]:
     """Return the gauge of an answer: exact, model and baselines, in bits."""
     (low, high), model = map(float, answer.kl_bits.ends), float(answer.kl_bits)
-    levels = {f"uniform {number_text(answer.uniform_kl_bits)}": answer.uniform_kl_bits}
-    if answer.baseline != "uniform":
-        levels |= {f"{answer.baseline} {number_text(answer.baseline_kl_bits)}": answer.baseline_kl_bits}
+    levels = {f"{name} {number_text(level)}": level for name, level in answer.levels.items()}
     return _placed(f"this model {answer.kl_bits.text()} bits", (model, low, high), {"exact 0": 0.0, **levels})
 
 
