@@ -174,6 +174,8 @@ class Reason(IntEnum):
     """The number is defined for two answers only."""
     ALIKE = 25, "alike"
     """The predictor is within 0.01 bits of one named before it, whose weight includes its own."""
+    ONE_UNTRAINED = 26, "fewer than 2 untrained networks"
+    """One untrained network decides nothing on activations: 2 are needed, and `diagnose` measures 3 by default."""
 
     @classmethod
     def of(cls, number: SupportsInt) -> "Reason":

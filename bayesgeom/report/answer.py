@@ -78,7 +78,7 @@ class Answer:
 
     @property
     def level(self) -> tuple[str, float]:
-        """Name and KL of the predictor that decides: untrained networks where the baseline is not as good, else that."""
+        """Name and KL of the predictor that decides: the baseline, or untrained networks where that is beaten."""
         if self.verdict == Verdict.NO_BETTER and self.gap_closed.ends[0] > 0:
             return UNTRAINED, self.untrained_kl_bits
         return self.baseline, self.baseline_kl_bits
