@@ -216,10 +216,13 @@ def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if section["answer"] is not None and not math.isnan(section["answer"].value)
         if not section["gate"]
     ]
-    return [
-        {**section, "thumbnail": thumbnail(section["panel"].plot) if section["panel"] else ""}
-        for section in shown[:TILES]
-    ]
+    found = list[dict[str, Any]]()
+    for section in shown[:TILES]:
+        # The curve is that of the number, where a panel begins with its label.
+        of_number = (own for own in section["panels"] if own.title.startswith(section["answer"].label))
+        drawn = next(of_number, section["panel"])
+        found.append({**section, "thumbnail": thumbnail(drawn.plot) if drawn else ""})
+    return found
 
 
 def _answer_marks(answer: Answer) -> list[Mark]:
