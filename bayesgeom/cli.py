@@ -222,8 +222,7 @@ def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("
     Args:
         out: File to write.
     """
-    found = bayesgeom.diagnose(source.load(), task, probes=["inside"], n=8, seed=seed, n_untrained=0)
-    found.to_html(out)
+    bayesgeom.diagnose(source.load(), task, probes=["inside"], n=8, seed=seed, n_untrained=0).to_html(out)
     tell(f"page: {out}")
     return 0
 
@@ -825,6 +824,7 @@ def parsed(given: Sequence[str]) -> "partial[int]":
     known = COMMANDS if name in COMMANDS else COMMANDS | values("bayesgeom.commands", FunctionType, taken=COMMANDS)
     if name not in known:
         problem = unknown_name("command", name, known) if name else f"name a command: {', '.join(known)}."
+        problem = f"{name} is no command: use bayesgeom.{name} in Python." if name in bayesgeom.__all__ else problem
         raise InvalidArgument(f"{problem} See bayesgeom --help.")
     written = io.StringIO()
     try:

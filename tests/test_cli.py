@@ -173,6 +173,7 @@ BAD_ARGUMENTS = {
         f"there is no command named 'diagnos'. There are: {', '.join(sorted(COMMANDS))}. Perhaps you meant 'diagnose'. "
         "See bayesgeom --help."
     ),
+    "patch": "patch is no command: use bayesgeom.patch in Python. See bayesgeom --help.",
     "diagnose": (
         "Missing from bayesgeom diagnose: CHECKPOINT A shipped checkpoint (`bayesgeom checkpoints`), "
         "a directory, or owner/name on the Hugging Face hub. (required). See bayesgeom diagnose --help."

@@ -30,7 +30,14 @@ from bayesgeom.report import (
     headline_of,
     with_interval,
 )
-from bayesgeom.stats import UNBOUNDED, Bounds, mean_difference, ratio_interval
+from bayesgeom.stats import (
+    LEAST_PER_ENTRY,
+    UNBOUNDED,
+    Bounds,
+    familywise_low,
+    mean_difference,
+    ratio_interval,
+)
 
 N_SHOWN = 20
 N_LISTED = 12  # of the ranked list, among the headlines
@@ -123,9 +130,23 @@ class AblationReport(Report):
         return float((heads > heads.max() / 2).mean()) if len(heads) else math.nan
 
     @property
+    def is_familywise(self) -> bool:
+        """Whether there are enough sequences for intervals that allow for the choice among all ablations."""
+        return self.n >= LEAST_PER_ENTRY * len(self.ablations)
+
+    @property
+    def raises_kl(self) -> Bool[np.ndarray, " ablation"]:
+        """Which ablations have a KL increase whose interval lies above 0; with 95 % confidence for all of them at once.
+
+        Each interval is its own, at 95 %, where there are too few sequences for that: see `is_familywise`.
+        """
+        own = self._exactly(self.kl_increase_bits)
+        return familywise_low(own.value, *own.ends, len(self.ablations) if self.is_familywise else 1) > 0
+
+    @property
     def n_raising(self) -> int:
-        """Number of ablations whose KL increase has an interval above 0."""
-        return int((self._exactly(self.kl_increase_bits).ends[0] > 0).sum())
+        """Number of ablations that raise KL, by `raises_kl`."""
+        return int(self.raises_kl.sum())
 
     @property
     def uniform_kl_bits(self) -> float:
@@ -164,7 +185,10 @@ class AblationReport(Report):
         return (
             self._largest(),
             headline_of(self, "unablated_kl_bits"),
-            Headline.computed("n_raising", f"ablations that raise KL, of {len(self.ablations)}", self.n_raising),
+            replace(
+                Headline.computed("n_raising", f"ablations that raise KL, of {len(self.ablations)}", self.n_raising),
+                why="" if self.is_familywise else str(Reason.CHOICE_IGNORED),
+            ),
             *map(self._effect, self.ranked()[1:N_LISTED]),
             *self._picked(),
             *(of_heads if (self.head >= 0).any() else ()),
@@ -209,7 +233,7 @@ class AblationReport(Report):
         unit, by_head, heat = "KL increase (bits)", self.kl_increase_bits_by_head, list[Panel]()
         if not np.isnan(by_head).all():
             layer, head = np.unravel_index(np.nanargmax(by_head), by_head.shape)
-            raising = int((self._exactly(self.kl_increase_bits).ends[0][self.head >= 0] > 0).sum())
+            raising = int(self.raises_kl[self.head >= 0].sum())
             among = f"{raising} of {np.isfinite(by_head).sum()} heads raise KL (interval above 0)"
             head_text, bits = f"{self.mode} ablation of L{layer}H{head}", brief(by_head[layer, head])
             most = f"{among}; {head_text} raises it most, by {bits} bits"

@@ -8,6 +8,7 @@ import numpy as np
 
 from bayesgeom.core import Reason, Verdict
 from bayesgeom.report import (
+    ROUNDING,
     Estimate,
     Headline,
     Level,
@@ -40,7 +41,8 @@ class AuditReport(Report):
     A part that is not measured says why: see the codes.
 
     Fields: `regret_bits` is the cumulative KL(exact ‖ model) at the end, `regret_bits_by_position` at each scored
-    position. `response` is the slope of `evidence_response` at each age. `information_slope` and
+    position. `off_answer_prob` is the mean probability of ids that are no answers, which all other numbers leave out.
+    `response` is the slope of `evidence_response` at each age. `information_slope` and
     `information_curvature` compare what a piece of evidence changes in the model's prediction and in the exact one,
     both as KL(after ‖ before). `confidence` is 1/τ, `log_odds_slope` the regression of log-odds between two answers.
     `martingale_gap` is the mean total variation between Σ_y p_t(y) p_{t+1}(· | y) and p_t, over `steps`: scored
@@ -60,6 +62,7 @@ class AuditReport(Report):
     regret_bits_by_position: Annotated[
         Estimate, NonNegative("position", unit="bits", better="lower", label="cumulative regret")
     ]
+    off_answer_prob: Annotated[Estimate, Share(better="lower", label="off-answer probability")]
     response: Annotated[
         Estimate, Quantity("age", better="higher", label="slope of the model's change in the exact one")
     ]
@@ -94,6 +97,7 @@ class AuditReport(Report):
             self._line("response", (oldest,), f"response to {age}"),
             *(self._line(name) for name in ("martingale_gap", "order_spread", "discount")),
             *(self._line(name) for name in _FURTHER if np.isfinite(self.estimate(name).value)),
+            *([self._line("off_answer_prob")] if float(self.off_answer_prob) > ROUNDING else []),
             *(self._line("weights", (int(at),), f"weight of “{self.predictors[at]}”") for at in largest),
             headline_of(self, "mixture_kl_bits"),
         )

@@ -170,7 +170,7 @@ class _Audit:
             )
 
     def _of_one_pass(self, run: Run, exact: np.ndarray, log_model: np.ndarray) -> dict[str, Any]:
-        """Return regret and confidence."""
+        """Return regret, confidence and the off-answer probability."""
         regret = kl_in_bits(exact, log_model).cumsum(axis=1)
         free = {UNIFORM: np.full_like(exact, 1 / exact.shape[-1]), POSITION: _by_position(exact)}
         with np.errstate(divide="ignore"):
@@ -182,7 +182,9 @@ class _Audit:
         tempered, odds = tempering(exact, log_model, seed=self._resampling), _missing(Reason.NOT_BINARY, "slope")
         if exact.shape[-1] == 2:
             odds = {"slope": log_odds_slope(exact, log_model, seed=self._resampling)}
+        off_answer = run.behavior.off_answer_prob.mean(axis=1, dtype=np.float64)
         return {
+            "off_answer_prob": _beside(mean_estimate(off_answer, seed=self._resampling, bounds=(0.0, 1.0)), 0.0),
             "regret_bits": _beside(by_position[-1], 0.0),
             "regret_bits_by_position": _beside(by_position, 0.0),
             "confidence": _beside(with_interval(tempered.confidence, tempered.interval, n=len(exact)), 1.0),
@@ -282,9 +284,15 @@ class _Audit:
         names, task = ("discount", "discount_gain_bits"), self.task
         if not isinstance(task, ExchangeableTask) or not task.is_exchangeable:
             return _missing(Reason.NOT_EXCHANGEABLE, *names)
-        own = nearest_discount(
-            lambda discount: task.discounted(trials, discount).cpu().numpy(), model, seed=self._resampling
-        )
+        if task.discounted(trials, 1.0) is None:
+            return _missing(Reason.NOT_COMPUTED, *names)
+
+        def filtered(discount: float) -> np.ndarray:
+            found = task.discounted(trials, discount)
+            assert found is not None, "as with a discount of 1"
+            return np.asarray(found.cpu().numpy())
+
+        own = nearest_discount(filtered, model, seed=self._resampling)
         return {name: _beside(part, level) for name, part, level in zip(names, own, (1.0, 0.0), strict=True)}
 
     def _strategy(self, trials: Trials, exact: np.ndarray, model: np.ndarray) -> dict[str, Any]:
@@ -294,7 +302,8 @@ class _Audit:
             known[name] = _probabilities(name, predictor(trials), trials)
         known |= {name: own.cpu().numpy() for name, own in self.task.baseline_predictives(trials).items()}
         if isinstance(self.task, ExchangeableTask) and self.task.is_exchangeable:
-            known[_FORGETTING] = self.task.discounted(trials, FORGETTING).cpu().numpy()
+            forgetful = self.task.discounted(trials, FORGETTING)
+            known |= {} if forgetful is None else {_FORGETTING: forgetful.cpu().numpy()}
         known |= {POSITION: _by_position(exact), UNIFORM: np.full_like(exact, 1 / exact.shape[-1])}
         weights, left = mixture(model, known, seed=self._resampling)
         each = [

@@ -5,6 +5,7 @@ from .diagnosis import STREAMED as STREAMED
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import load_report as load_report
 from .estimate import R2 as R2
+from .estimate import ROUNDING as ROUNDING
 from .estimate import UNTRAINED as UNTRAINED
 from .estimate import WHOLE as WHOLE
 from .estimate import AtMostOne as AtMostOne

@@ -163,6 +163,8 @@ def _opening(
     (subject, details), label = _tested(sections, provenance), str(provenance.get("task_label", ""))
     is_one_number = answer is None and is_alone and first["answer"] is not None
     question = task.get("question", "Does {model} infer?") if answer and model_name(provenance) else ""
+    if not sections and label:  # the viewer alone; the arguments of the task are in the provenance
+        title = f"{model_name(provenance)} on {provenance.get('task', {}).get('name', label)}"
     heading = question.replace("{model}", model_name(provenance)) if question else first.get("title", title)
     marks = _answer_marks(answer) if answer else _line_marks(first["answer"]) if is_one_number else []
     return {

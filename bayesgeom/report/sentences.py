@@ -72,10 +72,9 @@ def _ablation(report: Any) -> str:
     if not report.n_raising:
         return f"None of {len(report.ablations)} {what} is shown to matter: without {name}, KL changes by {bits} bits."
     before, uniform = rounded(float(report.unablated_kl_bits)), rounded(report.uniform_kl_bits)
-    return (
-        f"{report.n_raising} of {len(report.ablations)} {what} matter. Without {name} KL rises most, by {bits} bits "
-        f"(from {before}; uniform {uniform})."
-    )
+    count = f"{report.n_raising} of {len(report.ablations)} {what} matter"
+    count += "" if report.is_familywise else ", each taken alone"
+    return f"{count}. Without {name} KL rises most, by {bits} bits (from {before}; uniform {uniform})."
 
 
 def _intervention(report: Any) -> str:

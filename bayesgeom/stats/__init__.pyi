@@ -24,8 +24,10 @@ from .bootstrap import ratio_interval as ratio_interval
 from .bootstrap import seed_interval as seed_interval
 from .bootstrap import shuffled_within_position as shuffled_within_position
 from .bootstrap import statistic_interval as statistic_interval
+from .bounds import LEAST_PER_ENTRY as LEAST_PER_ENTRY
 from .bounds import Extreme as Extreme
 from .bounds import extreme_interval as extreme_interval
+from .bounds import familywise_low as familywise_low
 from .bounds import within_bounds as within_bounds
 from .clusters import adjusted_rand as adjusted_rand
 from .clusters import cluster_clouds as cluster_clouds

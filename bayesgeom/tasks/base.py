@@ -606,8 +606,10 @@ class ExchangeableTask(EvidenceTask):
         """
 
     @abstractmethod
-    def discounted(self, trials: Trials, discount: float) -> Float64[Tensor, "batch query_pos answer"]:
+    def discounted(self, trials: Trials, discount: float) -> Float64[Tensor, "batch query_pos answer"] | None:
         """Return the predictive of a filter that forgets: log-likelihoods are weighted by discount^age.
+
+        None where the likelihood of a single piece is not known, as in a task made of functions.
 
         The newest piece before a query has age 0, and the prior is not discounted; 1 is the exact observer. Evidence
         that rules hypotheses out does so at any weight.

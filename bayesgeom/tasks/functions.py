@@ -6,7 +6,7 @@ probabilities. Each later draw is checked, too, as that of any task.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, ClassVar, final
 
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import NO_LABEL, SLACK, Contained, InvalidArgument, TaskMismatch, Trials, checked, shown
-from bayesgeom.tasks.base import FUNCTIONS, WindTunnel, check_affordable, task_kinds
+from bayesgeom.tasks.base import FUNCTIONS, ExchangeableTask, WindTunnel, check_affordable, random_order, task_kinds
 
 Draw = Callable[[int, np.random.Generator], Any]
 Predict = Callable[[Any], Any]
@@ -38,6 +38,7 @@ def from_functions(
     d_vocab: int | None = None,
     answers: Sequence[int] | None = None,
     answers_follow: bool = True,
+    exchangeable: bool = False,
     name: str = FUNCTIONS,
 ) -> WindTunnel:
     """Return the task of a function that draws sequences and a function that returns the exact probabilities.
@@ -47,8 +48,8 @@ def from_functions(
     standard deviations: the bits of the token and the entropy; how often each answer comes, and its probability; how
     often the token repeats the one before it, and the probability of that. A smaller error passes.
 
-    Labels are drawn from `predict`. A task made of functions has no pairs to swap and no evidence to replace, and no
-    file holds it: to measure on it again, make it of the same two functions.
+    Labels are drawn from `predict`. A task made of functions has no pairs to swap and, unless it is `exchangeable`, no
+    evidence to replace. No file holds it: to measure on it again, make it of the same two functions.
 
     Args:
         draw: Called with a number of sequences and a generator, `draw(n, rng)`; returns their token ids, of shape
@@ -61,6 +62,8 @@ def from_functions(
         answers: Token ids of the answers, in the order of the last axis. Default: all ids.
         answers_follow: Whether an answer is the next token. False for another answer, such as the parity of the tokens
             so far: nothing is compared then.
+        exchangeable: Whether the order of the tokens carries no information. `audit` then measures martingale gap and
+            order, and `evidence_response` draws tokens again. Every token must be an answer, and every position scored.
         name: Name of the task in reports.
 
     Returns:
@@ -68,8 +71,8 @@ def from_functions(
 
     Raises:
         InvalidArgument: One of the functions failed, returned something else, or gave other values for the same input;
-            `draw` ignores its generator; `predict` sees later tokens; or its probabilities are not those of the tokens
-            that `draw` draws.
+            `draw` ignores its generator; `predict` sees later tokens; its probabilities are not those of the tokens
+            that `draw` draws; or the order matters to it in a task that is declared exchangeable.
 
     Example:
         >>> import numpy as np
@@ -87,12 +90,14 @@ def from_functions(
     task = _task_of(draw, predict, d_vocab, ids, name)
     if answers_follow:
         _check_fit(draw, predict, d_vocab, ids)
-    return task
+    if exchangeable:
+        _check_exchangeable(task, answers_follow=answers_follow)
+    return replace(task, is_free=exchangeable)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class _FunctionTask(WindTunnel):
+class _FunctionTask(ExchangeableTask):
     """The task that `from_functions` returns. Two such tasks of one fingerprint draw and predict the same.
 
     Attributes:
@@ -102,6 +107,7 @@ class _FunctionTask(WindTunnel):
         inputs: Ids that occur in sequences.
         functions: Names of both functions.
         fingerprint: Hash of the sequences of one seed, with their exact probabilities.
+        is_free: Whether the order of the tokens is declared to be free.
     """
 
     sentence: ClassVar[str] = (
@@ -116,6 +122,7 @@ class _FunctionTask(WindTunnel):
     fingerprint: str
     drawing: Draw = field(compare=False)
     predicting: Predict = field(compare=False)
+    is_free: bool = False
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(self.functions)}, {self.tokens_each} tokens)"
@@ -137,10 +144,20 @@ class _FunctionTask(WindTunnel):
                 f"draw returned {tokens.shape[1]} tokens a sequence, and {self.tokens_each} when the task was made: "
                 f"sequences must have one length."
             )
-        exact = _predicted(self.predicting, tokens, scored, len(self.answers))
+        return self._trials(tokens, scored, seed, device)
+
+    def _trials(
+        self,
+        tokens: Int64[np.ndarray, "batch pos"],
+        scored: Bool[np.ndarray, "batch pos"],
+        seed: int,
+        device: torch.device,
+        read: Int64[np.ndarray, "batch pos"] | None = None,
+    ) -> Trials:
+        """Return sequences with the probabilities after them, or after other tokens that `predict` reads instead."""
+        exact = _predicted(self.predicting, tokens if read is None else read, scored, len(self.answers))
         exact[~scored] = np.nan
-        chance = np.random.default_rng([seed, 1]).random((*tokens.shape, 1))
-        place = (chance > exact.cumsum(axis=-1)).sum(axis=-1).clip(max=len(self.answers) - 1)
+        place = _sampled(exact, np.random.default_rng([seed, 1]))
         posterior = torch.from_numpy(exact).to(device)
         return Trials(
             tokens=torch.from_numpy(tokens).to(device),
@@ -152,6 +169,54 @@ class _FunctionTask(WindTunnel):
             token_sets={"inputs": torch.tensor(self.inputs, device=device)},
             relations={},
         )
+
+    @property
+    def is_exchangeable(self) -> bool:
+        return self.is_free
+
+    @property
+    def n_evidence(self) -> int:
+        return self.tokens_each if self.is_free else 0
+
+    def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
+        """Draw tokens again, from their probabilities after the kept ones, which come first: their order is free."""
+        kept, others = (own.nonzero()[:, 0].cpu().numpy() for own in (keep, ~keep))
+        if not len(kept):
+            return self.draw(len(trials), generator)
+        seed = int(torch.randint(2**63 - 1, (1,), generator=generator, device=generator.device))
+        rng, tokens = np.random.default_rng(seed), trials.tokens.cpu().numpy()
+        tokens = tokens[:, np.concatenate([kept, others])]
+        for at in range(len(kept), self.tokens_each):
+            before = np.arange(self.tokens_each) == np.full((len(tokens), 1), at - 1)
+            exact = _predicted(self.predicting, tokens, before, len(self.answers))[:, at - 1]
+            tokens[:, at] = np.array(self.answers)[_sampled(exact, rng)]
+        tokens[:, np.concatenate([kept, others])] = tokens.copy()
+        return self._trials(tokens, np.ones(tokens.shape, dtype=bool), seed, trials.tokens.device)
+
+    def reordered(self, trials: Trials, order: Int64[Tensor, "batch evidence"]) -> Trials:
+        tokens = trials.tokens.gather(1, order).cpu().numpy()
+        return self._trials(tokens, np.ones(tokens.shape, dtype=bool), 0, trials.tokens.device)
+
+    @property
+    def n_continued(self) -> int:
+        return self.tokens_each - 1 if self.is_free else 0
+
+    def continued(self, trials: Trials, step: int) -> tuple[Trials, Int64[Tensor, "batch row"]]:
+        """Return each sequence with every answer as its next token; both queries are the same."""
+        (n, length), rows, device = trials.tokens.shape, len(self.answers) + 2, trials.tokens.device
+        tokens = trials.tokens.cpu().numpy()[:, None].repeat(rows, axis=1)
+        possible, is_possible = tokens.copy(), trials.predictive[:, step].cpu().numpy() > 0
+        tokens[:, 2:, step + 1] = self.answers
+        # After a token that cannot come, nothing is exact; audits give it no weight.
+        possible[:, 2:, step + 1] = np.where(is_possible, self.answers, possible[:, 2:, step + 1])
+        own, seen = (each.reshape(-1, length) for each in (tokens, possible))
+        read = np.full((n, rows), step + 1)
+        read[:, :2] = step
+        scored = np.arange(length) <= np.full((n * rows, 1), step + 1)
+        return self._trials(own, scored, 0, device, seen), torch.from_numpy(read).to(device)
+
+    def discounted(self, trials: Trials, discount: float) -> None:
+        """Return None: the likelihood of a single token is not known."""
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Refuse: what two sequences have to share is not known.
@@ -195,6 +260,26 @@ def _task_of(draw: Draw, predict: Predict, d_vocab: int, ids: tuple[int, ...], n
     )
     check_affordable(task, 32.0 * task.n_pos * len(ids), on=("d_vocab", "n_pos"))
     return task
+
+
+def _check_exchangeable(task: _FunctionTask, *, answers_follow: bool) -> None:
+    """Check that all tokens are answers at scored positions, and that their order changes no probability at the end."""
+    trials = task.sample(_TRIED, seed=0)
+    if not (answers_follow and bool(trials.scored.all()) and bool(torch.isin(trials.tokens, trials.answers).all())):
+        raise InvalidArgument("exchangeable=True needs tokens that are all answers, and every position scored.")
+    order = random_order(len(trials), task.n_pos, torch.Generator().manual_seed(0))
+    off = (task.reordered(trials, order).predictive - trials.predictive)[:, -1].abs().amax(dim=-1)
+    if not bool((off <= _CLOSE).all()):
+        raise InvalidArgument(
+            f"predict reads the order of the tokens: with those of sequence {int(off.argmax())} in another order, its "
+            f"last probabilities change by {float(off.max()):.3g}. Leave exchangeable=True out."
+        )
+
+
+def _sampled(exact: Float64[np.ndarray, "*rest answer"], rng: np.random.Generator) -> Int64[np.ndarray, "*rest"]:
+    """Return the place of an answer that is drawn from each distribution."""
+    chance = rng.random((*exact.shape[:-1], 1))
+    return np.asarray((chance > exact.cumsum(axis=-1)).sum(axis=-1).clip(max=exact.shape[-1] - 1))
 
 
 def _called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:

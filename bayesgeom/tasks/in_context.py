@@ -192,7 +192,7 @@ class BoundInContext(ExchangeableTask):
         found, read = self._exchangeable.continued(self.unrendered(trials), step)
         return self.rendered(found), read
 
-    def discounted(self, trials: Trials, discount: float) -> Float64[Tensor, "batch query_pos answer"]:
+    def discounted(self, trials: Trials, discount: float) -> Float64[Tensor, "batch query_pos answer"] | None:
         return self._exchangeable.discounted(self.unrendered(trials), discount)
 
     @property

@@ -243,10 +243,27 @@ def test_the_largest_effect_has_its_own_interval_and_no_verdict_where_none_allow
     assert "ignores" in str(report) and second.verdict == "yes"
     raising = next(own for own in report.headlines() if own.metric == "n_raising")
     assert raising.value == report.n_raising == (report.kl_increase_bits.ends[0] > 0).sum() > 0
+    assert raising.why == str(Reason.CHOICE_IGNORED)
     alike = Estimate.of([0.1, 0.11, 0.12], ([-0.01, 0.0, 0.001], [0.2, 0.2, 0.25]), n=37, baselines=NO_CHANGE)
     report = reported(scores(rng, [0.1, 0.11, 0.12]), HEAD_ABLATIONS[:3])
     first = replace(report, kl_increase_bits=alike).headlines()[0]
     assert first.low < 0 < first.high and (first.verdict, first.chosen_of) == ("undecided", 3)
+
+
+def test_of_many_idle_parts_none_matters_with_intervals_for_all_of_them_at_once(rng: np.random.Generator) -> None:
+    """By intervals of their own, one of forty idle neurons matters on average."""
+    battery = [replace(HEAD_ABLATIONS[0], name=f"number {i}") for i in range(40)]
+    shifts, by_own, by_all = rng.normal(size=(8, 40, 1, 160, 1)), list[int](), list[int]()
+    for shift in shifts:
+        baseline = rng.random((3, 160, POSITIONS))
+        shift[0] += 3.0  # one part matters
+        variants = baseline + np.broadcast_to(shift, (40, 3, 160, POSITIONS))
+        batch = BatchScores(baseline=baseline, variants=variants, inert=np.zeros(40, dtype=bool))
+        report = reported(batch, battery, n=160)
+        by_own.append(int((report.kl_increase_bits.ends[0] > 0).sum()))
+        by_all.append(report.n_raising)
+        assert report.is_familywise and report.raises_kl[0]
+    assert np.mean(by_own) > 1.5 and np.mean(np.array(by_all) > 1) < 0.2
 
 
 def test_an_accuracy_that_stays_the_same_changes_by_0_and_not_by_rounding(rng: np.random.Generator) -> None:

@@ -193,6 +193,10 @@ def test_a_text_task_is_audited_with_its_labels_and_words() -> None:
     found = bayesgeom.audit(overconfident, task, n=32)
     assert float(found.log_odds_slope) == pytest.approx(2) and float(found.confidence) == pytest.approx(2)
     assert float(found.order_spread) == 0 and float(found.martingale_gap) > 0.001
+    assert float(found.off_answer_prob) < 1e-9 and "off_answer_prob" not in [own.metric for own in found.headlines()]
+    leaky = bayesgeom.audit(lambda tokens: torch.zeros(*tokens.shape, 257), task, n=9, parts=[])
+    line = next(own for own in leaky.headlines() if own.metric == "off_answer_prob")
+    assert line.value == pytest.approx(255 / 257) and line.baseline == 0
     assert found.steps == ("1", "2", "3", "4") and np.isfinite(found.discount.value)
 
 

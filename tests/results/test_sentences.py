@@ -74,8 +74,10 @@ def test_ablation_counts_what_matters_and_names_the_largest() -> None:
     name, bits = own.ablations[own.ranked()[0]], rounded(float(effect.value.max()))
     for apart, says in ((-1e-9, f"{len(unknown)} of {len(unknown)} heads matter."), (-9.0, "None of")):
         low = np.where(effect.value > 0, effect.value, 1.0) + apart
-        found = opening_of(replace(own, kl_increase_bits=replace(effect, low=low, high=low + 9)), is_gated=True)[0]
+        changed = replace(own, kl_increase_bits=replace(effect, low=low, high=low + 9), n=24)
+        found = opening_of(changed, is_gated=True)[0]
         assert found.startswith(says) and name in found and f"{bits} bits" in found
+        assert says == "None of" or "matter, each taken alone." in opening_of(replace(changed, n=23), is_gated=True)[0]
     preview = replace(own, entropy_mae_increase_bits=replace(own.entropy_mae_increase_bits, value=unknown))
     assert opening_of(preview, is_gated=True)[0].startswith(f"A first-order preview: {name}")
 

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import NO_LABEL
+from bayesgeom.core.verdict import Reason
 from bayesgeom.tasks import StickyMarkov, WindTunnel, from_functions
-from bayesgeom.tasks.base import task_from_config, task_kinds
+from bayesgeom.tasks.base import ExchangeableTask, task_from_config, task_kinds
 
 CHAIN = StickyMarkov(n_states=5, length=7)
 Array = np.ndarray
@@ -241,3 +243,58 @@ def test_an_answer_that_is_not_the_next_token_is_taken_when_it_is_said() -> None
         from_functions(flips, parity, d_vocab=2)
     trials = from_functions(flips, parity, d_vocab=2, answers_follow=False).sample(5, seed=0)
     assert torch.equal(trials.labels, trials.tokens.cumsum(1) % 2)
+
+
+@cache
+def free() -> WindTunnel:
+    return from_functions(flips, bias, d_vocab=2, exchangeable=True)
+
+
+def test_tokens_in_any_order_are_evidence_as_in_the_class() -> None:
+    """The same coin as `Dice`, but for its prior: orders, continuations and replaced evidence against its urn."""
+    task = free()
+    assert isinstance(task, ExchangeableTask) and task.n_evidence == 16 and task.is_exchangeable
+    trials, order = task.sample(7, seed=1), torch.arange(16).flip(0).expand(7, -1)
+    other = task.reordered(trials, order)
+    assert torch.equal(other.tokens, trials.tokens.flip(1))
+    torch.testing.assert_close(other.predictive[:, -1], trials.predictive[:, -1])
+    rows, read = task.continued(trials, 4)
+    assert rows.tokens.shape == (28, 16) and read.tolist() == [[4, 4, 5, 5]] * 7
+    exact = rows.predictive.reshape(7, 4, 16, 2)
+    mixed = torch.einsum("na,nab->nb", exact[:, 0, 4], exact[:, 2:, 5])
+    torch.testing.assert_close(mixed, exact[:, 1, 4])  # a martingale
+    keep = torch.arange(16) >= 12
+    many = task.sample(4001, seed=2)
+    again = task.replace_evidence(many, keep, torch.Generator().manual_seed(0))
+    assert torch.equal(again.tokens[:, 12:], many.tokens[:, 12:])
+    heads = many.tokens[:, 12:].sum(dim=1)
+    expected = (2 + heads) / (7 + 4)  # of each of the others, given the kept ones
+    error = (again.tokens[:, :12].double().mean(dim=1) - expected).mean()
+    assert abs(float(error)) < 0.02 and not torch.equal(again.tokens, many.tokens)
+
+
+def test_an_audit_of_exchangeable_functions_measures_what_is_free() -> None:
+    def late(tokens: torch.Tensor) -> torch.Tensor:
+        counts = torch.nn.functional.one_hot(tokens, 2).double()
+        return (counts.cumsum(dim=1) + torch.tensor([5.0, 2.0]) + 2 * counts).log()
+
+    found = bayesgeom.audit(late, free(), n=32)
+    assert (
+        float(found.order_spread) > 0.01 and float(found.martingale_gap) > 0.01 and np.isfinite(found.response.value[0])
+    )
+    assert found.discount.reason_at() == Reason.NOT_COMPUTED and "discount" not in [o.metric for o in found.headlines()]
+    exact = bayesgeom.audit(lambda t: torch.from_numpy(bias(t.numpy())).log(), free(), n=32)
+    assert float(exact.order_spread) == pytest.approx(0, abs=1e-6) == float(exact.martingale_gap)
+
+
+@pytest.mark.parametrize(
+    ("drawing", "predicting", "known", "says"),
+    [
+        (draw, predict, {"d_vocab": 5}, "predict reads the order of the tokens"),
+        (flips, bias, {"d_vocab": 2, "answers_follow": False}, "needs tokens that are all answers"),
+        (lambda n, rng: (flips(n, rng), [3, 4]), bias, {"d_vocab": 2}, "every position scored"),
+    ],
+)
+def test_what_is_not_exchangeable_is_refused(drawing: Any, predicting: Any, known: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        from_functions(drawing, predicting, exchangeable=True, **known)

@@ -243,11 +243,11 @@ def from_callable(function: Callable[[Int64[Tensor, "batch pos"]], Any], tokeniz
     is_named = isinstance(function, FunctionType | MethodType)
     name = function.__qualname__.rpartition("<locals>.")[2] if is_named else type(function).__name__
     options: Options = {"name": name} if tokenizer is None else {"name": name, "tokenizer": tokenizer}
-    return WrappedModel(_Called(function), Layout(blocks=()), 0, options)
+    return WrappedModel(_FunctionModule(function), Layout(blocks=()), 0, options)
 
 
 @final
-class _Called(nn.Module):
+class _FunctionModule(nn.Module):
     """A function as a module without weights."""
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
