@@ -264,13 +264,13 @@ def test_tokens_in_any_order_are_evidence_as_in_the_class() -> None:
     mixed = torch.einsum("na,nab->nb", exact[:, 0, 4], exact[:, 2:, 5])
     torch.testing.assert_close(mixed, exact[:, 1, 4])  # a martingale
     keep = torch.arange(16) >= 12
-    many = task.sample(4001, seed=2)
+    many = task.sample(1201, seed=2)
     again = task.replace_evidence(many, keep, torch.Generator().manual_seed(0))
     assert torch.equal(again.tokens[:, 12:], many.tokens[:, 12:])
     heads = many.tokens[:, 12:].sum(dim=1)
     expected = (2 + heads) / (7 + 4)  # of each of the others, given the kept ones
     error = (again.tokens[:, :12].double().mean(dim=1) - expected).mean()
-    assert abs(float(error)) < 0.02 and not torch.equal(again.tokens, many.tokens)
+    assert abs(float(error)) < 0.03 and not torch.equal(again.tokens, many.tokens)
 
 
 def test_an_audit_of_exchangeable_functions_measures_what_is_free() -> None:
