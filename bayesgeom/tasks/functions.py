@@ -62,8 +62,8 @@ def from_functions(
         answers: Token ids of the answers, in the order of the last axis. Default: all ids.
         answers_follow: Whether an answer is the next token. False for another answer, such as the parity of the tokens
             so far: nothing is compared then.
-        exchangeable: Whether the order of the tokens carries no information. `audit` then measures martingale gap and
-            order, and `evidence_response` draws tokens again. Every token must be an answer, and every position scored.
+        exchangeable: Whether the order of the tokens carries no information: `audit` then measures martingale gap and
+            order, `evidence_response` draws tokens again. Every token must be an answer, and every position scored.
         name: Name of the task in reports.
 
     Returns:
@@ -90,9 +90,7 @@ def from_functions(
     task = _task_of(draw, predict, d_vocab, ids, name)
     if answers_follow:
         _check_fit(draw, predict, d_vocab, ids)
-    if exchangeable:
-        _check_exchangeable(task, answers_follow=answers_follow)
-    return replace(task, is_free=exchangeable)
+    return _exchangeable(task, answers_follow=answers_follow) if exchangeable else task
 
 
 @final
@@ -262,8 +260,8 @@ def _task_of(draw: Draw, predict: Predict, d_vocab: int, ids: tuple[int, ...], n
     return task
 
 
-def _check_exchangeable(task: _FunctionTask, *, answers_follow: bool) -> None:
-    """Check that all tokens are answers at scored positions, and that their order changes no probability at the end."""
+def _exchangeable(task: _FunctionTask, *, answers_follow: bool) -> _FunctionTask:
+    """Return the task with exchangeable tokens, after checking that another order changes no probability at the end."""
     trials = task.sample(_TRIED, seed=0)
     if not (answers_follow and bool(trials.scored.all()) and bool(torch.isin(trials.tokens, trials.answers).all())):
         raise InvalidArgument("exchangeable=True needs tokens that are all answers, and every position scored.")
@@ -274,6 +272,7 @@ def _check_exchangeable(task: _FunctionTask, *, answers_follow: bool) -> None:
             f"predict reads the order of the tokens: with those of sequence {int(off.argmax())} in another order, its "
             f"last probabilities change by {float(off.max()):.3g}. Leave exchangeable=True out."
         )
+    return replace(task, is_free=True)
 
 
 def _sampled(exact: Float64[np.ndarray, "*rest answer"], rng: np.random.Generator) -> Int64[np.ndarray, "*rest"]:
