@@ -168,7 +168,7 @@ class PlantedBlock(nn.Module):
 class PlantedNetwork(HookedRootModule):
     """Tokens in, logits over all ids out, each position alone; weights are random until they are planted."""
 
-    def __init__(self, d_vocab: int, d_model: int, d_hidden: tuple[int, int], *, seed: int = 0) -> None:
+    def __init__(self, d_vocab: int, d_model: int, d_hidden: tuple[int, ...], *, seed: int = 0) -> None:
         super().__init__()
         self.d_hidden = d_hidden
         self.embed = nn.Embedding(d_vocab, d_model)
