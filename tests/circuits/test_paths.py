@@ -1,6 +1,7 @@
 """Path patching: a planted circuit is found exactly, and every edge equals a loop over hooks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,13 @@ def test_a_network_without_effects_has_a_figure() -> None:
         assert not report.kl_increase_bits.value.any() and not np.any(report.kl_increase_bits.ends)
         assert all(panel.figure.layout.height for panel in report.panels())
         assert "KL does not rise" in str(report)
+
+
+def test_small_effects_have_their_digits_in_the_graph() -> None:
+    report = bayesgeom.paths(lively(), TASK, n=N, receivers=["output"])
+    small = replace(report, kl_increase_bits=report.kl_increase_bits.mapped(lambda own: np.abs(own) / 1e4))
+    texts = [note.text for note in small.panels()[0].figure.layout.annotations]
+    assert texts and "0" not in texts and "e−" in texts[-1]
 
 
 def test_rounding_is_no_effect() -> None:
