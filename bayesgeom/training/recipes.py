@@ -29,7 +29,12 @@ from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.causal_graph import CausalGraph
+from bayesgeom.tasks.change_point import ChangePoint
+from bayesgeom.tasks.dice import Dice
+from bayesgeom.tasks.dirichlet_markov import DirichletMarkov
 from bayesgeom.tasks.hmm import HMM, SLOW
+from bayesgeom.tasks.linear_regression import LinearRegression
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 
@@ -382,6 +387,18 @@ _HMM = Recipe(
 # Sampled targets: exact ones would distill the filter into the network.
 _SLOW_HMM = Recipe(name="slow-hmm", task=SLOW, sizes={}, steps=4_000, float32_share=0.1)
 
+# Small networks of the tasks whose latent is continuous, changes or is a graph: minutes on one core. Rotary positions
+# end the plateau before earlier symbols are matched several times sooner than learned ones.
+_SHALLOW: Mapping[str, Sizes] = {  # about 0.10 M parameters
+    "transformer": {**_TRANSFORMER, "n_layers": 2, "n_heads": 4, "d_model": 64, "d_mlp": 256, "positions": "rotary"},
+    "lstm": {"architecture": "lstm", "n_layers": 2, "d_model": 78},
+}
+_THREE: Mapping[str, Sizes] = {  # about 0.15 M parameters
+    "transformer": {**_SHALLOW["transformer"], "n_layers": 3},
+    "lstm": {"architecture": "lstm", "n_layers": 3, "d_model": 78},
+}
+_WORLD = Recipe(name="dice", task=Dice(), sizes={}, optimizer="adamw", lr=3e-3, warmup=100, steps=2_500)
+
 # Stages and sizes of each row.
 _ROWS: Mapping[str, tuple[tuple[Recipe, ...], Mapping[str, Sizes]]] = {
     "bijection": ((_BIJECTION_ROW,), _SMALL),
@@ -395,6 +412,11 @@ _ROWS: Mapping[str, tuple[tuple[Recipe, ...], Mapping[str, Sizes]]] = {
     ),
     "hmm": ((_HMM,), _DEEP),
     "slow-hmm": ((_SLOW_HMM,), _SLOW),
+    "dice": ((_WORLD,), _SHALLOW),
+    "dirichlet-markov": ((replace(_WORLD, name="dirichlet-markov", task=DirichletMarkov(), steps=3_000),), _SHALLOW),
+    "change-point": ((replace(_WORLD, name="change-point", task=ChangePoint(), steps=3_000),), _SHALLOW),
+    "causal-graph": ((replace(_WORLD, name="causal-graph", task=CausalGraph(), steps=3_000),), _THREE),
+    "linear-regression": ((replace(_WORLD, name="linear-regression", task=LinearRegression(), steps=5_000),), _THREE),
 }
 _SHIPPED_AS = {"hmm-transformer": "hmm-s5"}
 
