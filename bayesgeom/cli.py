@@ -62,8 +62,9 @@ TaskOption = Annotated[
     arg(
         metavar="NAME:KEY=VALUE,…",
         help="Another task: bijection, causal-graph, change-point, dice, dirichlet-markov, evidence, hmm, "
-        "linear-regression, mess3, modular-recurrence, process, prompts, recall, sticky-markov or, in words, "
-        "NAME-in-context; hmm:length=10 sets a parameter, and a checkpoint's own task keeps the others' values.",
+        "linear-gaussian, linear-regression, mess3, modular-recurrence, process, prompts, recall, sticky-markov or, "
+        "in words, NAME-in-context; hmm:length=10 sets a parameter, and a checkpoint's own task keeps the others' "
+        "values.",
         help_behavior_hint="(default: the checkpoint's own task)",
     ),
 ]
