@@ -34,6 +34,7 @@ from bayesgeom.tasks.change_point import ChangePoint
 from bayesgeom.tasks.dice import Dice
 from bayesgeom.tasks.dirichlet_markov import DirichletMarkov
 from bayesgeom.tasks.hmm import HMM, SLOW
+from bayesgeom.tasks.linear_gaussian import LinearGaussian
 from bayesgeom.tasks.linear_regression import LinearRegression
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.sticky_markov import StickyMarkov
@@ -422,6 +423,7 @@ _ROWS: Mapping[str, tuple[tuple[Recipe, ...], Mapping[str, Sizes]]] = {
     "change-point": ((replace(_WORLD, name="change-point", task=ChangePoint(), steps=3_000),), _SHALLOW),
     "causal-graph": ((replace(_WORLD, name="causal-graph", task=CausalGraph(), steps=3_000),), _THREE),
     "linear-regression": ((replace(_WORLD, name="linear-regression", task=LinearRegression(), steps=5_000),), _THREE),
+    "linear-gaussian": ((replace(_WORLD, name="linear-gaussian", task=LinearGaussian(), steps=3_000),), _THREE),
 }
 _SHIPPED_AS = {"hmm-transformer": "hmm-s5"}
 
