@@ -36,7 +36,8 @@ from bayesgeom.tasks.dirichlet_markov import DirichletMarkov
 from bayesgeom.tasks.hmm import HMM, SLOW
 from bayesgeom.tasks.linear_gaussian import LinearGaussian
 from bayesgeom.tasks.linear_regression import LinearRegression
-from bayesgeom.tasks.process import Mess3
+from bayesgeom.tasks.process import Mess3, Process
+from bayesgeom.tasks.product import Product
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 
 _ALLOWED = (  # numbers of a recipe with their least and greatest value
@@ -424,6 +425,8 @@ _ROWS: Mapping[str, tuple[tuple[Recipe, ...], Mapping[str, Sizes]]] = {
     "causal-graph": ((replace(_WORLD, name="causal-graph", task=CausalGraph(), steps=3_000),), _THREE),
     "linear-regression": ((replace(_WORLD, name="linear-regression", task=LinearRegression(), steps=5_000),), _THREE),
     "linear-gaussian": ((replace(_WORLD, name="linear-gaussian", task=LinearGaussian(), steps=3_000),), _THREE),
+    "rrxor": ((replace(_WORLD, name="rrxor", task=Process("rrxor", length=24), steps=3_000),), _THREE),
+    "product": ((replace(_WORLD, name="product", task=Product(), steps=3_000),), _THREE),
 }
 _SHIPPED_AS = {"hmm-transformer": "hmm-s5"}
 
