@@ -322,7 +322,7 @@ def is_learned(recipe: Recipe, module: nn.Module, held_out: Trials, steps: int) 
 
 @torch.no_grad()
 def named_share(module: nn.Module, trials: Trials) -> float:
-    """Return the share of scored positions at which the module's most probable answer is one of the exact most probable.
+    """Return the share of scored positions at which the most probable answer is one of the exact most probable ones.
 
     Args:
         module: Maps tokens to logits.
