@@ -20,7 +20,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 import bayesgeom
-from bayesgeom.core import RESID_POST, STATE, Trials, concatenate, phase
+from bayesgeom.core import LOGIT_LENS, RESID_POST, STATE, Trials, concatenate, phase
 from bayesgeom.core.files import atomic_file
 from bayesgeom.core.text import number_text
 from bayesgeom.interventions.design import Design
@@ -33,6 +33,7 @@ from bayesgeom.report.tables import Headline, extreme_of, headline_of
 from bayesgeom.stats import r2_interval, ridge
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, span
 from bayesgeom.tasks.base import WindTunnel, derived_seed
+from bayesgeom.tasks.markov import MarkovProcess
 
 TABLE = Path(__file__).parent / "results" / "worlds.csv"
 WORLDS = (
@@ -134,7 +135,7 @@ def reading(model: Model, network: str, *, seed: int = 0) -> Iterator[Row]:
 
 def answer_and_layers(model: Model, task: WindTunnel, seed: int) -> Iterator[Headline]:
     """Yield the answer's share of the gap, KL, the lens by layer, and R² of the belief by site and layer."""
-    probes = ["calibration", "posterior_lens", "belief_readout"]
+    probes = ["calibration", "belief_readout", *["posterior_lens"] * bool(model.layers_of(LOGIT_LENS))]
     found = bayesgeom.diagnose(model, task, probes=probes, n=N, seed=seed, n_untrained=1)
     answer, calibration = found.answer, found["calibration"]
     assert answer is not None, "calibration was measured"
@@ -234,34 +235,22 @@ def dull_features(trials: Trials) -> Features:
 
 
 def statistics(task: WindTunnel, trials: Trials) -> Mapping[str, Features]:
-    """Return what summarizes the belief where it has many hypotheses, and all that the counts say of a chain."""
+    """Return what summarizes a belief over many hypotheses, all that the counts say of a chain, or factors' beliefs."""
     belief = trials.at_scored(trials.belief).double().cpu()
+    found = {name.replace("_", " "): trials.at_scored(own)[..., None].cpu() for name, own in trials.statistics.items()}
     match task:
-        case bayesgeom.tasks.ChangePoint():
-            length = torch.arange(1, belief.shape[2] + 1, dtype=torch.float64)
-            return {"mean log run length": belief @ length.log()[:, None]}
         case bayesgeom.tasks.CausalGraph():
             parents = torch.from_numpy(task.graphs())
-            edges = [(parents >> cause & 1).double() for cause in range(task.n_variables)]
-            possible = torch.cat(edges, dim=1)
-            return {"probability of each edge": belief @ possible[:, possible.any(dim=0)]}
-        case bayesgeom.tasks.LinearRegression():
-            return moments(belief, task.weights())
+            edges = torch.cat([(parents >> cause & 1).double() for cause in range(task.n_variables)], dim=1)
+            return {"probability of each edge": belief @ edges[:, edges.any(dim=0)]}
         case bayesgeom.tasks.DirichletMarkov():
             return {"transition matrix": mean_matrix(task, trials.tokens.cpu())}
-    return {}
-
-
-def moments(belief: Features, values: Float64[Tensor, "hypothesis dim"]) -> Mapping[str, Features]:
-    """Return the mean of each dimension of the hypotheses' values, and the logarithm of its variance.
-
-    Example:
-        >>> belief = torch.tensor([[[0.5, 0.5]]], dtype=torch.float64)
-        >>> {name: own.item() for name, own in moments(belief, torch.tensor([[1.0], [3.0]]).double()).items()}
-        {'mean': 2.0, 'log variance': 0.0}
-    """
-    mean = belief @ values
-    return {"mean": mean, "log variance": (belief @ values.square() - mean.square()).clamp_min(1e-12).log()}
+        case bayesgeom.tasks.Product(a=MarkovProcess() as first):
+            joint = belief.unflatten(2, (len(first.start()), -1))
+            factors = {"belief of factor a": joint.sum(dim=3), "belief of factor b": joint.sum(dim=2)}
+            x, y = (own - own.mean(dim=(0, 1)) for own in (torch.cat([*factors.values()], dim=2), belief))
+            return {**factors, "belief beyond a linear map of both": y - x @ linear_map(x, y)}
+    return found
 
 
 def mean_matrix(task: bayesgeom.tasks.DirichletMarkov, tokens: Int64[Tensor, "sequence position"]) -> Features:
@@ -283,8 +272,7 @@ def r2_of(points: Float[Tensor, "sequence position _d"], target: Features, label
     """
     half = len(points) // 2
     x, y = (own.double() - own[:half].double().mean(dim=(0, 1)) for own in (points, target))
-    fitted = x[:half].flatten(0, 1)
-    weights = ridge(fitted.T @ fitted, fitted.T @ y[:half].flatten(0, 1))
+    weights = linear_map(x[:half], y[:half])
     error, spread = (own[half:].square().sum(dim=(1, 2)).numpy() for own in (y - x @ weights, y))
     interval = r2_interval(error[:, None], spread[:, None], seed=seed)
     low, high = float(interval.lo[0]), float(interval.hi[0])
@@ -295,6 +283,12 @@ def _network(name: str) -> str:
     """Return the name of a checkpoint, or of the run that holds a snapshot."""
     path = Path(name)
     return path.parents[1].name if path.name.startswith("step-") else path.name
+
+
+def linear_map(x: Features, y: Features) -> Float64[Tensor, "feature target"]:
+    """Return the weights of a ridge map between centered features."""
+    points, targets = x.flatten(0, 1), y.flatten(0, 1)
+    return ridge(points.T @ points, points.T @ targets)
 
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {  # of the page: the quantities that a cell may show, by how they begin

@@ -1,6 +1,5 @@
-"""Readings of the new worlds: planted read-outs, features by hand, a table that resumes, and a page that is its table."""
+"""Readings of the new worlds: planted read-outs, features by hand, a table that resumes, and its page."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,16 +8,13 @@ import pandas as pd
 import pytest
 import torch
 
-from bayesgeom.models.checkpoint_files import checkpoints
+import bayesgeom
 from bayesgeom.report.tables import Headline
 from bayesgeom.tasks import CausalGraph, DirichletMarkov
 from examples.replication import worlds as study
-from examples.replication.claims.pages import END, START
-from tests.pages import numbers
-from tests.structure.source import ROOT
+from tests.tiny import tiny_checkpoints, tiny_folder
 
-PAGE = (ROOT / "examples/replication/worlds.md").read_text("utf-8")
-STALE = "run `python -m examples.replication table --write-pages`"
+__all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
 
 def test_r2_is_that_of_least_squares_on_the_second_half(rng: np.random.Generator) -> None:
@@ -74,7 +70,9 @@ def test_a_network_is_read_once_for_each_of_its_weights(
 ) -> None:
     def planted(model: object, network: str, *, seed: int) -> Iterator[study.Row]:
         line = Headline(metric="r2", label="R²", value=0.25, low=0.125, high=float("nan"), verdict="no")
-        yield study.Row.of(line, network=network, weights_hash=study.bayesgeom.load(network).spec.weights_hash, instrument="x")
+        yield study.Row.of(
+            line, network=network, weights_hash=bayesgeom.load(network).spec.weights_hash, instrument="x"
+        )
 
     monkeypatch.setattr(study, "reading", planted)
     table = tmp_path / "worlds.csv"
@@ -91,29 +89,9 @@ def test_every_instrument_reads_a_network(tiny_checkpoints: Path, monkeypatch: p
     """A belief over many hypotheses, so that its statistics are swapped."""
     for name in ("N", "N_SWAPPED", "N_AUDITED", "N_FIT"):
         monkeypatch.setattr(study, name, 32)
-    rows = [*study.reading(study.bayesgeom.load("causal-graph-transformer"), "tiny")]
+    rows = [*study.reading(bayesgeom.load("causal-graph-transformer"), "tiny")]
     assert {row.instrument for row in rows} == {"diagnose", "response", "read-out", "intervene", "audit"}
     assert len({(row.instrument, row.quantity) for row in rows}) == len(rows)
     assert any("probability of each edge" in row.quantity for row in rows if row.instrument == "intervene")
     reasons = {row.quantity: row.verdict for row in rows if np.isnan(row.value)}
     assert reasons["martingale gap"] == "not measured; order matters"
-
-
-def test_the_table_is_of_the_shipped_weights_and_the_page_is_the_table() -> None:
-    table = pd.read_csv(study.TABLE)
-    for network, own in table.groupby("network"):
-        assert set(own.weights_hash) <= set(re.findall(r"\b[0-9a-f]{16}\b", (checkpoints()[network] / "card.md").read_text()))
-    part = PAGE.partition(START.format("worlds"))[2].partition(END)[0]
-    assert part.strip() == study.overview(), STALE
-
-
-def test_the_numbers_in_the_text_are_in_the_table() -> None:
-    table = pd.read_csv(study.TABLE)
-    known = table[["value", "low", "high", "level"]].to_numpy().ravel()
-    text = PAGE.partition(START.format("worlds"))[0] + PAGE.partition(END)[2]
-    prose = re.sub(r"`[^`]*`|\(http[^)]*\)|```.*?```", "", text, flags=re.DOTALL)
-    stated = [own for own in re.findall(r"\d+\.\d+", prose)]
-    for own in stated:
-        digits = len(own.partition(".")[2])
-        assert np.isclose(np.abs(known), float(own), atol=0.51 * 10.0**-digits, rtol=0).any(), own
-    assert len(stated) >= 10 and numbers("0.5") == [0.5]
