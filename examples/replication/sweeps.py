@@ -5,6 +5,7 @@ A cell of a sweep is one training. Cells that the table has are skipped, so an i
 """
 
 import csv
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,8 @@ RATES = {
     "rwkv": (1e-3, 3e-3),
     "lstm": (3e-3, 6e-3),
 }
-_N, _LOG_SECONDS, _HELD_OUT_SEED = 512, 2.0, 1_000_003
+WIDTHS, N_HELD_OUT = (64, 128), 512  # width of the transformers of `pools` and `depth`, and of `capacity`
+_LOG_SECONDS, _HELD_OUT_SEED = 2.0, 1_000_003
 
 
 @final
@@ -47,7 +49,7 @@ class Row:
     """One number of a sweep.
 
     `setting` is what the network was trained on, and `at` on what it was measured. Ends are those of a 95 % interval
-    over sequences, NaN where there is none. `seconds` is the time of training until then.
+    over sequences, NaN where there is none. `seconds` is the processor time of the training until then.
     """
 
     sweep: str
@@ -89,11 +91,11 @@ class Training:
 
     def advance(self, task: WindTunnel) -> None:
         """Train one step on the task; write a line at most every two seconds."""
-        start = time.monotonic()
+        start = time.process_time()
         recipe = replace(self.recipe, task=task)
         loss = training_step(recipe, self.module, self.optimizers, self.step, "cpu", self.precision)
         self.step += 1
-        self.seconds += time.monotonic() - start
+        self.seconds += time.process_time() - start
         if self.seconds - self._logged > _LOG_SECONDS:
             self._logged = self.seconds
             cell = self.cell
@@ -136,7 +138,7 @@ def sweep(
     Args:
         name: `pools`: chains from finite pools. `capacity`: recall of 2 to 16 pairs by five architectures. `depth`:
             transformers of 1 to 4 layers and equal parameters on hidden Markov models of 8 to 64 steps.
-        minutes: Longest time of training of a cell, on one CPU core.
+        minutes: Most processor time of a cell's training steps.
         steps: Most steps of a cell; the learning rate falls to 0 over them.
         seeds: Seeds of the trainings.
         only: Sizes of pools, architectures or lengths, to train only these. Default: all.
@@ -192,36 +194,36 @@ def _trainings(name: str, seed: int, *, minutes: float, steps: int) -> Iterator[
     if name == "pools":
         for pool in POOLS:
             chains = DirichletMarkov(n_symbols=SYMBOLS, length=LENGTH, pool=pool)
-            yield made(f"pool {pool}", chains, _transformer(2, 64), 3e-3)
+            yield made(f"pool {pool}", chains, _transformer(WIDTHS[0]), 3e-3)
     elif name == "capacity":
-        longest, sizes = _recall(max(BEYOND)), _transformer(2, 128)
+        longest, sizes = recall(max(BEYOND)), _transformer(WIDTHS[1])
         reference = Recipe(name=name, task=longest, sizes=sizes).model_config()
-        for architecture, rates in RATES.items():
+        for which, architecture in itertools.product((0, 1), RATES):  # the first rate of each before the second ones
             matched = {} if architecture == "transformer" else vars(capacity_matched(architecture, reference))
-            for lr in rates:
-                yield made(f"{KEYS} keys", longest, {**(matched or sizes), "architecture": architecture}, lr)
+            sizes_of = {**(matched or sizes), "architecture": architecture}
+            yield made(f"{KEYS} keys", longest, sizes_of, RATES[architecture][which])
     else:
         for length in LENGTHS:
             filtering = HMM(n_states=3, n_symbols=3, length=length)
-            reference = Recipe(name=name, task=filtering, sizes=_transformer(2, 64)).model_config()
+            reference = Recipe(name=name, task=filtering, sizes=_transformer(WIDTHS[0])).model_config()
             for depth in DEPTHS:
                 sizes = vars(capacity_matched("transformer", reference, n_layers=depth, positions="rotary", tied=False))
                 yield made(f"depth {depth} length {length}", filtering, {**sizes, "architecture": "transformer"}, 3e-3)
 
 
-def _transformer(n_layers: int, width: int) -> dict[str, object]:
-    sizes = {"n_layers": n_layers, "n_heads": 4, "d_model": width, "d_mlp": 4 * width}
+def _transformer(width: int) -> dict[str, object]:
+    sizes = {"n_layers": 2, "n_heads": 4, "d_model": width, "d_mlp": 4 * width}
     return {"architecture": "transformer", "positions": "rotary", "tied": False, **sizes}
 
 
 def _pools(training: Training, task: WindTunnel) -> None:
     """Measure the distance to both observers at log-spaced steps, on chains of the pool and on new chains."""
     assert isinstance(task, DirichletMarkov)
-    due = {0, *np.geomspace(10, training.recipe.steps, 12).round().astype(int).tolist()}
+    due = {0, *np.geomspace(min(10, training.recipe.steps), training.recipe.steps, 12).round().astype(int).tolist()}
     held_out = list[tuple[str, str, Trials, Float64[Tensor, "batch query_pos answer"]]]()
     for at, observers in (("pool", ("memorizing", "generalizing")), ("fresh", ("generalizing", "memorizing"))):
         data = replace(task, fresh=at == "fresh")
-        trials = data.sample(_N, seed=_HELD_OUT_SEED)
+        trials = data.sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
         other = data.baseline_predictives(trials)[observers[1]]
         held_out += [(at, observers[0], trials, trials.at_scored(trials.predictive)), (at, observers[1], trials, other)]
     while True:
@@ -239,33 +241,34 @@ def _capacity(training: Training, _: WindTunnel) -> None:
     A stage ends once the share is reached, or the time is over: later stages are then not reached.
     """
     for pairs in PAIRS:
-        stage = _recall(pairs)
-        held_out = stage.sample(_N, seed=_HELD_OUT_SEED)
-        while not training.is_over and (training.step % EVERY or _named(training.module, held_out).mean() < NAMED):
+        stage = recall(pairs)
+        checked = stage.sample(N_HELD_OUT // 4, seed=_HELD_OUT_SEED + 1)
+        while not training.is_over and (training.step % EVERY or named(training.module, checked).mean() < NAMED):
             training.advance(stage)
-        _measure(training, f"{pairs} pairs, trained to {pairs}", held_out)
+        _measure(training, f"{pairs} pairs, trained to {pairs}", stage.sample(N_HELD_OUT, seed=_HELD_OUT_SEED))
         if training.is_over:
             break
     for at in (*PAIRS, *BEYOND):
-        _measure(training, f"{at} pairs", _recall(at).sample(_N, seed=_HELD_OUT_SEED))
+        _measure(training, f"{at} pairs", recall(at).sample(N_HELD_OUT, seed=_HELD_OUT_SEED))
 
 
 def _depth(training: Training, task: WindTunnel) -> None:
     """Train for the whole time, and measure the KL to the exact observer."""
     while not training.is_over:
         training.advance(task)
-    held_out = task.sample(_N, seed=_HELD_OUT_SEED)
+    held_out = task.sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
     exact = held_out.at_scored(held_out.predictive)
     training.add("held out", "kl_bits", kl_bits(exact, _answers(training.module, held_out)).mean(1))
 
 
 def _measure(training: Training, at: str, trials: Trials) -> None:
     exact = trials.at_scored(trials.predictive)
-    training.add(at, "share_named", _named(training.module, trials))
+    training.add(at, "share_named", named(training.module, trials))
     training.add(at, "kl_bits", kl_bits(exact, _answers(training.module, trials)).mean(1))
 
 
-def _recall(pairs: int) -> AssociativeRecall:
+def recall(pairs: int) -> AssociativeRecall:
+    """Return the task with so many stored pairs."""
     return AssociativeRecall(n_pairs=pairs, n_keys=KEYS, n_values=KEYS, n_queries=16, n_filler=0)
 
 
@@ -275,7 +278,7 @@ def _answers(module: nn.Module, trials: Trials) -> Float64[Tensor, "batch query_
     return trials.at_scored(module(trials.tokens))[:, :, trials.answers].double().log_softmax(-1)
 
 
-def _named(module: nn.Module, trials: Trials) -> Float64[Tensor, " batch"]:
+def named(module: nn.Module, trials: Trials) -> Float64[Tensor, " batch"]:
     """Return the share of the stored values, among those asked for, that each sequence's answers name."""
     exact = trials.at_scored(trials.predictive)
     is_stored = exact.amax(-1) > 0.99
