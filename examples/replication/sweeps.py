@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import Trials
 from bayesgeom.models.capacity import capacity_matched, n_parameters
-from bayesgeom.stats import kl_bits, mean_interval
+from bayesgeom.stats import UNBOUNDED, kl_bits, mean_interval
 from bayesgeom.tasks import HMM, AssociativeRecall, DirichletMarkov, WindTunnel
 from bayesgeom.training.environment import Precision, resolve_precision
 from bayesgeom.training.loop import training_step
@@ -108,7 +108,8 @@ class Training:
     def add(self, at: str, quantity: str, per_sequence: Float64[Tensor, " batch"] | int) -> None:
         """Record the mean over sequences with its interval, or a number without one."""
         values = np.asarray(per_sequence, dtype=np.float64)
-        lower, upper = map(float, mean_interval(values, seed=0)) if values.ndim else (math.nan, math.nan)
+        bounds = (0.0, 1.0) if quantity.startswith("share") else UNBOUNDED
+        lower, upper = map(float, mean_interval(values, seed=0, bounds=bounds)) if values.ndim else (math.nan, math.nan)
         self.rows.append(
             replace(
                 self.cell,

@@ -1,5 +1,6 @@
 """The generated tables and plots of `sweeps.md`, from `results/sweeps.csv`."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -71,7 +72,7 @@ def crossing(own: Sequence[Row]) -> float | None:
         )
         for pool, of in _by(own, lambda row: row.setting).items()
     )
-    for (x0, y0), (x1, y1) in zip(ends, ends[1:], strict=False):
+    for (x0, y0), (x1, y1) in itertools.pairwise(ends):
         if y0 < 0 <= y1:
             return float(2 ** (x0 + (x1 - x0) * y0 / (y0 - y1)))
     return None
@@ -152,7 +153,7 @@ def capacity_plot() -> str:
         lines[name] = (COLORS[name], list(zip(sizes, max(shares, key=sum), strict=True)))
     for i, (name, (color, points)) in enumerate(lines.items()):
         ends = [at(n, share) for n, share in points]
-        parts += [line(*a, *b, color, width=2) for a, b in zip(ends, ends[1:], strict=False)]
+        parts += [line(*a, *b, color, width=2) for a, b in itertools.pairwise(ends)]
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>' for x, y in ends]
         parts += [line(left + width + 20, top + 10 + 22 * i, left + width + 44, top + 10 + 22 * i, color, width=3)]
         parts.append(text(left + width + 52, top + 14 + 22 * i, name))
