@@ -131,6 +131,7 @@ def sweep(
     minutes: float = 3.0,
     steps: int = 2_000,
     seeds: tuple[int, ...] = (0,),
+    rates: int = 2,
     only: tuple[str, ...] = (),
     table: Path = TABLE,
 ) -> None:
@@ -142,6 +143,7 @@ def sweep(
         minutes: Most processor time of a cell's training steps.
         steps: Most steps of a cell; the learning rate falls to 0 over them.
         seeds: Seeds of the trainings.
+        rates: How many of the two learning rates of each architecture `capacity` tries.
         only: Sizes of pools, architectures or lengths, to train only these. Default: all.
         table: The table.
     """
@@ -149,7 +151,7 @@ def sweep(
     made = {"pools": _pools, "capacity": _capacity, "depth": _depth}[name]
     known = {_key(row) for row in read(table)}
     for seed in seeds:
-        for training, task in _trainings(name, seed, minutes=minutes, steps=steps):
+        for training, task in _trainings(name, seed, rates=rates, minutes=minutes, steps=steps):
             names = (training.cell.setting, training.cell.architecture, *training.cell.setting.split())
             if _key(training.cell) in known or (only and not set(only) & set(names)):
                 continue
@@ -181,7 +183,9 @@ def _key(row: Row) -> tuple[str, str, str, int, float]:
     return row.sweep, row.architecture, row.setting, row.seed, row.lr
 
 
-def _trainings(name: str, seed: int, *, minutes: float, steps: int) -> Iterator[tuple[Training, WindTunnel]]:
+def _trainings(
+    name: str, seed: int, *, rates: int, minutes: float, steps: int
+) -> Iterator[tuple[Training, WindTunnel]]:
     """Yield the cells of a sweep at their start, each with its task."""
 
     def made(setting: str, task: WindTunnel, sizes: dict[str, object], lr: float) -> tuple[Training, WindTunnel]:
@@ -199,7 +203,7 @@ def _trainings(name: str, seed: int, *, minutes: float, steps: int) -> Iterator[
     elif name == "capacity":
         longest, sizes = recall(max(BEYOND)), _transformer(WIDTHS[1])
         reference = Recipe(name=name, task=longest, sizes=sizes).model_config()
-        for which, architecture in itertools.product((0, 1), RATES):  # the first rate of each before the second ones
+        for which, architecture in itertools.product(range(rates), RATES):  # the first rate of each comes first
             matched = {} if architecture == "transformer" else vars(capacity_matched(architecture, reference))
             sizes_of = {**(matched or sizes), "architecture": architecture}
             yield made(f"{KEYS} keys", longest, sizes_of, RATES[architecture][which])

@@ -1,4 +1,4 @@
-"""The generated tables and plots of `sweeps.md`, from `results/sweeps.csv`."""
+"""The generated tables and plots of `sweeps.md`, from `results/sweeps.csv` and the reports of claims C1 to C7."""
 
 import itertools
 import math
@@ -7,16 +7,28 @@ from functools import cache
 from statistics import mean
 from typing import TypeVar
 
+import numpy as np
+
 from bayesgeom.core.text import number_text
+from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.render import markdown
 from examples.replication.claims.plots import line, svg, text
-from examples.replication.sweeps import NAMED, PAIRS, Row, read
+from examples.replication.sweeps import NAMED, PAIRS, TABLE, Row, read
 
+RESULTS = TABLE.parent / "claims"
+BOUNDARY = {  # reports at all 16 positions
+    "integer tokens": "calibration-recurrence",
+    "opaque tokens": "calibration-recurrence-opaque",
+    "a loss at 1 to 5": "calibration-recurrence-first5",
+    "the same, 5 % of later labels": "calibration-recurrence-first5-labels5",
+}
 PANELS = {"pool": "sequences of the pool", "fresh": "sequences of new chains"}
 COLORS = {"transformer": "#1b6ca8", "mamba": "#c1432e", "mamba2": "#b8860b", "rwkv": "#1b7f5c", "lstm": "#6b4c9a"}
 _NEAR = {"memorizing": (193, 96, 40), "generalizing": (27, 108, 168)}
-_LEFT, _TOP, _CELL, _ROW, _GAP = 90.0, 34.0, 52.0, 26.0, 58.0  # pixels
+_LEFT, _TOP, _CELL, _ROW, _GAP = 90.0, 34.0, 52.0, 26.0, 70.0  # pixels
 Key = TypeVar("Key", str, float, tuple[str, float])
+_END = -1  # the last measured step of each training
 _STRONG = 0.1  # bits at which the color of a cell is full
 
 
@@ -82,7 +94,8 @@ def pools_plot() -> str:
     """Return the heat map: pools by steps, colored by the nearer observer."""
     own = rows("pools")
     sizes = sorted(_by(own, lambda row: row.setting), key=lambda name: int(name.removeprefix("pool ")))
-    steps = sorted({row.step for row in own if row.at})
+    last = {pool: max(row.step for row in of) for pool, of in _by(own, lambda row: row.setting).items()}
+    steps = [*sorted({row.step for row in own if row.at and row.step < last[row.setting]}), _END]
     parts, top = list[str](), _TOP
     for at, title in PANELS.items():
         parts.append(
@@ -92,16 +105,18 @@ def pools_plot() -> str:
             y = top + _ROW * i
             parts.append(text(_LEFT - 8, y + 17, f"K = {pool.removeprefix('pool ')}", anchor="end"))
             for j, step in enumerate(steps):
-                here = [row for row in own if (row.setting, row.step, row.at) == (pool, step, at)]
+                measured = last[pool] if step == _END else step
+                here = [row for row in own if (row.setting, row.step, row.at) == (pool, measured, at)]
                 values = [mean(row.value for row in here if row.quantity == f"kl_to_{name}") for name in _NEAR if here]
                 if values:
                     parts += _cell(_LEFT + _CELL * j, y, values[0] - values[1])
         top += _ROW * len(sizes)
-        parts += [text(_LEFT + _CELL * (j + 0.5), top + 15, f"{n:,}", anchor="middle") for j, n in enumerate(steps)]
+        names = ["end" if step == _END else f"{step:,}" for step in steps]
+        parts += [text(_LEFT + _CELL * (j + 0.5), top + 15, name, anchor="middle") for j, name in enumerate(names)]
         parts.append(text(_LEFT + _CELL * len(steps) / 2, top + 31, "training step", anchor="middle"))
         top += _GAP
     return svg(
-        "KL to the memorizing minus that to the generalizing observer", _LEFT + _CELL * len(steps) + 12, top - 18, parts
+        "KL to the memorizing minus that to the generalizing observer", _LEFT + _CELL * len(steps) + 12, top - 30, parts
     )
 
 
@@ -160,7 +175,20 @@ def capacity_plot() -> str:
     return svg("Share of stored values named against the number of stored pairs", 800, top + height + 56, parts)
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"pools": pools, "capacity": capacity}
+def boundary() -> str:
+    """Return the KL of each transformer on the modular recurrence, by position."""
+    found = list[tuple[str, ...]]()
+    for name, folder in BOUNDARY.items():
+        if (RESULTS / folder).is_dir():
+            report = Diagnosis.load(RESULTS / folder)[CalibrationReport]
+            parts = (report.kl_bits_by_position, report.entropy_mae_bits_by_position)
+            for quantity, own in zip(("KL", "entropy error"), parts, strict=True):
+                found.append((name, quantity, *map(number_text, np.ravel(own.value).tolist())))
+    places = len(found[0]) - 2 if found else 0
+    return markdown(("trained on", "bits", *(str(1 + place) for place in range(places))), found)
+
+
+PARTS: Mapping[str, Callable[[], str]] = {"pools": pools, "capacity": capacity, "boundary": boundary}
 PLOTS: Mapping[str, Callable[[], str]] = {"pools": pools_plot, "capacity": capacity_plot}
 
 
