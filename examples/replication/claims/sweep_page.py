@@ -27,7 +27,7 @@ PANELS = {"pool": "sequences of the pool", "fresh": "sequences of new chains"}
 COLORS = {"transformer": "#1b6ca8", "mamba": "#c1432e", "mamba2": "#b8860b", "rwkv": "#1b7f5c", "lstm": "#6b4c9a"}
 _NEAR = {"memorizing": (193, 96, 40), "generalizing": (27, 108, 168)}
 _LEFT, _TOP, _CELL, _ROW, _GAP = 90.0, 34.0, 52.0, 26.0, 70.0  # pixels
-Key = TypeVar("Key", str, float, tuple[str, float])
+Key = TypeVar("Key", str, float, tuple[str, float], tuple[str, int])
 _END = -1  # the last measured step of each training
 _STRONG = 0.1  # bits at which the color of a cell is full
 
@@ -94,8 +94,9 @@ def pools_plot() -> str:
     """Return the heat map: pools by steps, colored by the nearer observer."""
     own = rows("pools")
     sizes = sorted(_by(own, lambda row: row.setting), key=lambda name: int(name.removeprefix("pool ")))
-    last = {pool: max(row.step for row in of) for pool, of in _by(own, lambda row: row.setting).items()}
-    steps = [*sorted({row.step for row in own if row.at and row.step < last[row.setting]}), _END]
+    last = {key: max(row.step for row in of) for key, of in _by(own, lambda row: (row.setting, row.seed)).items()}
+    is_last = {row: row.step == last[row.setting, row.seed] for row in own}
+    steps = [*sorted({row.step for row in own if row.at and not is_last[row]}), _END]
     parts, top = list[str](), _TOP
     for at, title in PANELS.items():
         parts.append(
@@ -105,8 +106,8 @@ def pools_plot() -> str:
             y = top + _ROW * i
             parts.append(text(_LEFT - 8, y + 17, f"K = {pool.removeprefix('pool ')}", anchor="end"))
             for j, step in enumerate(steps):
-                measured = last[pool] if step == _END else step
-                here = [row for row in own if (row.setting, row.step, row.at) == (pool, measured, at)]
+                of_cell = [row for row in own if (row.setting, row.at) == (pool, at)]
+                here = [row for row in of_cell if (is_last[row] if step == _END else row.step == step)]
                 values = [mean(row.value for row in here if row.quantity == f"kl_to_{name}") for name in _NEAR if here]
                 if values:
                     parts += _cell(_LEFT + _CELL * j, y, values[0] - values[1])
