@@ -106,8 +106,8 @@ def _answers(
     def put(resid: Float[Tensor, "pair pos d"], **_: HookPoint) -> Float[Tensor, "pair pos d"]:
         return resid if state is None else torch.cat([resid[:, :place], state[:, None], resid[:, place + 1 :]], dim=1)
 
-    hooks = [(f"blocks.{block}.hook_resid_post", put)]
-    logits: Tensor = module.run_with_hooks(tokens[:, : place + 1], fwd_hooks=hooks)
+    site = f"blocks.{block}.hook_resid_post"
+    logits: Tensor = module.run_with_hooks(tokens[:, : place + 1], fwd_hooks=[(site, put)])
     return logits[:, -1].argmax(dim=1)
 
 

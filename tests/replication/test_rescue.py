@@ -37,8 +37,7 @@ def test_donors_follow_the_rules_of_their_recipients() -> None:
 
 def test_the_state_after_the_last_block_is_the_donors_answer(tmp_path: Path) -> None:
     recipe = constructed()["recurrence-first5"]
-    sizes = {"n_layers": 2, "n_heads": 2, "d_model": 16, "d_mlp": 8, "positions": "rotary"}
-    config = TransformerConfig(d_vocab=7, n_ctx=16, **sizes)
+    config = TransformerConfig(d_vocab=7, n_ctx=16, n_layers=2, n_heads=2, d_model=16, d_mlp=8, positions="rotary")
     save_checkpoint(tmp_path / "model", config.build(seed=3), config, recipe=recipe.to_dict(), step=0, card="")
     rescue(str(tmp_path / "model"), n=200, table=tmp_path / "table.csv")
     found = {(row.at, row.setting, row.quantity): row.value for row in read(tmp_path / "table.csv")}

@@ -69,7 +69,7 @@ def write(clone: Path) -> list[Path]:
 
 def refreshed(page: str) -> str:
     """Return a page with its generated parts replaced by current ones."""
-    for name, made in (intervention_page.PARTS | sweep_page.PARTS).items():
+    for name, made in {**intervention_page.PARTS, **sweep_page.PARTS}.items():
         start = START.format(name)
         if start in page:
             before, _, rest = page.partition(start)

@@ -20,9 +20,10 @@ from bayesgeom.training.recipes import Recipe
 HORIZON = 5  # positions with a loss
 PERCENT = (1, 5, 25)  # of the later positions with a label
 
+_TASK = ModularRecurrence(modulus=7)
 _PLAIN = Recipe(
     name="recurrence",
-    task=ModularRecurrence(modulus=7),
+    task=_TASK,
     sizes={
         "architecture": "transformer",
         "n_layers": 3,
@@ -49,9 +50,9 @@ def constructed() -> dict[str, Recipe]:
     first = replace(_PLAIN, name=f"recurrence-first{HORIZON}", loss_positions=HORIZON)
     made = [
         _PLAIN,
-        replace(_PLAIN, name="recurrence-opaque", task=replace(_PLAIN.task, opaque=True)),
+        replace(_PLAIN, name="recurrence-opaque", task=replace(_TASK, opaque=True)),
         first,
         *(replace(first, name=f"{first.name}-labels{own}", label_share=own / 100) for own in PERCENT),
-        replace(_PLAIN, name="recurrence-held-out", task=replace(_PLAIN.task, prefixes="trained")),
+        replace(_PLAIN, name="recurrence-held-out", task=replace(_TASK, prefixes="trained")),
     ]
     return {own.name: own for own in made}

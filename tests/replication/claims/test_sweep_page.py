@@ -10,7 +10,7 @@ import pytest
 from bayesgeom.core.errors import InvalidArgument
 from examples.replication import sweeps
 from examples.replication.claims import sweep_page
-from examples.replication.claims.claim import Number, Run, Value
+from examples.replication.claims.claim import Number, Run
 from examples.replication.claims.reading import origin_of, values_of
 from examples.replication.sweeps import Row
 
@@ -77,7 +77,7 @@ def test_a_claim_reads_the_best_rate(table: Path) -> None:
     number = Number(name="n", label="", probe="capacity", metric="share_named", variant="lstm, 4 pairs")
     (value,) = values_of(Run(name="run", numbers={"n": number}), table).values()
     assert (value.value, value.lo, value.hi) == (0.98, 0.73, 1.23)
-    assert isinstance(value, Value) and origin_of(table).n == sweeps.N_HELD_OUT
+    assert origin_of(table).n == sweeps.N_HELD_OUT
     other = Number(name="n", label="", probe="capacity", metric="share_named", variant="lstm, 5 pairs")
     with pytest.raises(InvalidArgument, match="has no row of capacity / share_named / lstm, 5 pairs"):
         values_of(Run(name="run", numbers={"n": other}), table)
