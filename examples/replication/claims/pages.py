@@ -56,7 +56,7 @@ def write(clone: Path) -> list[Path]:
             raise InvalidArgument(f"{clone} holds no {name}: name the root of a clone.")
     texts = {CLAIMS: page(claims)} | {name: refreshed((clone / name).read_text("utf-8")) for name in WITH_PARTS}
     texts |= {PLOTS / f"{claim.id}.svg": plot(claim) for claim in claims.values()}
-    texts |= {PLOTS / f"{name}.svg": draw() for name, draw in sweep_page.PLOTS.items()}
+    texts |= {PLOTS / f"{name}.svg": drawn for name, drawn in sweep_page.plots().items()}
     (clone / PLOTS).mkdir(exist_ok=True)
     changed = []
     for name, text in texts.items():

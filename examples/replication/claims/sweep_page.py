@@ -189,8 +189,22 @@ def boundary() -> str:
     return markdown(("trained on", "bits", *(str(1 + place) for place in range(places))), found)
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"pools": pools, "capacity": capacity, "boundary": boundary}
-PLOTS: Mapping[str, Callable[[], str]] = {"pools": pools_plot, "capacity": capacity_plot}
+def _with_plot(name: str, table: Callable[[], str], title: str) -> Callable[[], str]:
+    """The part of a sweep: its table and its plot, once it has rows."""
+    return lambda: f"{table()}\n\n![{title}](plots/{name}.svg)" if rows(name) else "Not trained yet."
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "pools": _with_plot("pools", pools, "Which observer is nearer, by pool and step"),
+    "capacity": _with_plot("capacity", capacity, "Share of stored values named against stored pairs"),
+    "boundary": boundary,
+}
+DRAWN: Mapping[str, Callable[[], str]] = {"pools": pools_plot, "capacity": capacity_plot}
+
+
+def plots() -> dict[str, str]:
+    """Return the plot of every sweep that has rows."""
+    return {name: draw() for name, draw in DRAWN.items() if rows(name)}
 
 
 def _pairs() -> list[int]:
