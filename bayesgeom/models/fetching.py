@@ -38,7 +38,7 @@ def missing_bytes(folder: Path) -> int:
 def fetched(name: str, *, base_url: str | None = None) -> Path:
     """Return the directory of a checkpoint in the cache, and fetch it if it is not there.
 
-    Its path contains a hash of the registry's entry: a version of bayesgeom with another checkpoint of that name fetches
+    Its path has a hash of the registry's entry: a version of bayesgeom with another checkpoint of that name fetches
     its own. Processes that need one at the same time fetch it once.
 
     Args:
