@@ -632,9 +632,8 @@ def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path,
     from bayesgeom.training.packed import formations
 
     # A directory without a config cannot be loaded by name, but listing it helps to find the fault.
-    there = (path.parent for path in checkpoint_folder().glob(f"*/{WEIGHTS}"))
-    halves = {path.name: path for path in there if not is_temporary(path.name)}
-    named, packed = {**halves, **bayesgeom.checkpoints().folders}, formations().folders
+    there = (path.parent for path in checkpoint_folder().glob(f"*/{WEIGHTS}") if not is_temporary(path.parent.name))
+    named, packed = {own.name: own for own in there} | {**bayesgeom.checkpoints().folders}, formations().folders
     for name, path in [*sorted(named.items()), *packed.items()]:
         tell(name, *_described_at(path, is_packed=name in packed))
         if size := bytes_to_fetch(path):
