@@ -73,7 +73,7 @@ def _ablation(report: Any) -> str:
         return f"None of {len(report.ablations)} {what} is shown to matter: without {name}, KL changes by {bits} bits."
     before, uniform = rounded(float(report.unablated_kl_bits)), rounded(report.uniform_kl_bits)
     count = f"{report.n_raising} of {len(report.ablations)} {what} matter"
-    count += "" if report.is_familywise else ", each taken alone"
+    count += "" if report.is_familywise else ", each by its own interval"
     return f"{count}. Without {name} KL rises most, by {bits} bits (from {before}; uniform {uniform})."
 
 
