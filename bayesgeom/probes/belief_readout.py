@@ -203,7 +203,7 @@ class BeliefReadoutReport(Report):
             given = [self.statistic_r2.baseline(level).value[at, 0, -1] for level in (ANSWERS, LOG_ANSWERS)]
             verdict = str(Verdict.NOT_IDENTIFIED) if max(given) >= IDENTIFIED else None
             label = f"R² of the {name.replace('_', ' ')}, last layer"
-            lines.insert(1 + at, headline_of(self, "statistic_r2", (at, 0, -1), label, verdict=verdict))
+            lines.insert(at, headline_of(self, "statistic_r2", (at, 0, -1), label, verdict=verdict))
         for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read")):
             lines.append(headline_of(self, metric, (0, -1, best), f"adjusted Rand, k = {k}, against {other}"))
         for row, site in enumerate(self.sites):
