@@ -203,7 +203,8 @@ class LinearGaussian(DynamicTask):
 
     def token_labels(self) -> Sequence[str]:
         named = [*(f"decay={a:g}" for a in self._decays), *(f"noise={s:g}" for s in self._noises)]
-        bins = [f"y{place}={center:.2g}" for place, center in enumerate(self._centers("cpu").tolist())]
+        digits = 1 + max(0, math.ceil(math.log10(self.n_bins / (2 * _WIDEST_BIN))))  # that tell neighbors apart
+        bins = [f"y={center:.{digits}f}".replace("-", "−") for center in self._centers("cpu").tolist()]
         return [*bins, *named[: self.d_vocab - self.n_bins]]
 
     def _filter(self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " step"]) -> Filter:
