@@ -248,15 +248,14 @@ def test_known_marks_the_positions_where_the_posterior_leaves_one_answer() -> No
     assert torch.equal(known[..., 0] == 1, exact.max(dim=-1).values > 1 - 1e-9)
 
 
-def test_a_statistic_is_a_quantity_like_those_of_every_task() -> None:
-    trials = Bijection(n_values=5, n_pairs=3).sample(7, seed=0)
-    entropies = ENTROPY.exact(trials)
-    stated = torch.full(trials.scored.shape, torch.nan).double()
-    stated[trials.scored] = entropies.flatten()
-    own = PosteriorQuantity.of("statistic:bits")
-    assert torch.equal(own.exact(replace(trials, statistics={"bits": stated})), entropies) and own.label == "bits"
-    log_answers = trials.at_scored(trials.predictive).log()
-    assert torch.equal(own.own(log_answers, are_hypotheses=True), log_answers.exp())
+def test_a_statistic_is_a_quantity_whose_own_value_follows_from_the_answers() -> None:
+    trials = Bijection(n_values=5, n_pairs=3).sample(29, seed=0)
+    first = trials.predictive[..., 0]
+    own = PosteriorQuantity.of("statistic:first_answer")
+    stated = replace(trials, statistics={"first_answer": first})
+    assert torch.equal(own.exact(stated)[..., 0], trials.at_scored(first)) and own.label == "first answer"
+    other = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log_softmax(dim=2)
+    torch.testing.assert_close(own.own(stated)(other)[..., 0], other[..., 0].exp(), atol=0.02, rtol=0)
 
 
 class Alone(Echo):  # type: ignore[misc]
