@@ -79,6 +79,9 @@ class LinearGaussian(DynamicTask):
 
     def __post_init__(self) -> None:
         check_parameters(self)
+        for name in ("decay", "noise"):
+            if not isinstance(values := vars(self)[name], int | float):
+                object.__setattr__(self, name, tuple(values))
         if self.n_bins < 2 or self.length < 1:
             raise InvalidArgument(
                 f"a linear-Gaussian task needs n_bins ≥ 2 and length ≥ 1, got {self.n_bins} and {self.length}."
