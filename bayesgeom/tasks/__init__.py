@@ -7,6 +7,7 @@ With an exact posterior:
     HMM                a new hidden Markov model in each sequence
     StickyMarkov       one fixed ring; the belief is over its states
     Mess3, Process     a fixed generator of symbols with hidden states
+    Product            two independent processes, whose symbols are paired
     DirichletMarkov    a new Markov chain in each sequence, or one of a finite pool
     ChangePoint        a source whose distribution changes at unknown times
     CausalGraph        rows of variables with a hidden graph; queries of interventions

@@ -16,5 +16,6 @@ from .linear_regression import LinearRegression as LinearRegression
 from .modular_recurrence import ModularRecurrence as ModularRecurrence
 from .process import Mess3 as Mess3
 from .process import Process as Process
+from .product import Product as Product
 from .prompts import Prompts as Prompts
 from .sticky_markov import StickyMarkov as StickyMarkov

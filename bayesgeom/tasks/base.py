@@ -122,6 +122,7 @@ class WindTunnel(ABC):
     A task without a known posterior, such as plain text, sets `has_posterior` to False.
     Pages open with `question`, in which {model} is the model's name, and with `sentence`, which says what a sequence is
     and what is predicted; {task.n_values} in it is the field n_values. `limits` says what an answer does not show.
+    `presets` are further names on the command line, each with the parameters that it stands for.
     The class is abstract and has no arguments of its own: those of a concrete task are its fields.
 
     Example:
@@ -136,6 +137,7 @@ class WindTunnel(ABC):
     sentence: ClassVar[str] = ""
     limits: ClassVar[str] = ""
     has_posterior: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @property
     @abstractmethod
@@ -728,6 +730,9 @@ def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunne
     """
     name, parameters = _parsed(text)
     kind, wrapper = _kind_of(name)
+    if issubclass(kind, WindTunnel):
+        named = name if wrapper is None else name.removesuffix(f"-{wrapper.name}")
+        parameters = {**kind.presets.get(named, {}), **parameters}
     if wrapper is None:
         kept = {key: vars(trained)[key] for key in field_names(kind)} if type(trained) is kind else {}
         return _built(kind, name, {**kept, **parameters})
@@ -771,6 +776,7 @@ def task_kinds() -> _Kinds:
     # mypy forbids an abstract class as a value, but discovery needs one.
     texts = discover("bayesgeom.tasks", TextTask)  # type: ignore[type-abstract]
     tunnels = discover("bayesgeom.tasks", WindTunnel)  # type: ignore[type-abstract]
+    tunnels |= {name: kind for kind in tunnels.values() for name in kind.presets}
     wrappers = {name: kind for name, kind in texts.items() if _WRAPPED in field_names(kind)}
     both: dict[str, type[WindTunnel | TextTask]] = {**tunnels, **texts}
     plain: _Kinds = {name: (kind, None) for name, kind in both.items() if name not in wrappers}

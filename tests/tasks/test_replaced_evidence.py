@@ -25,6 +25,7 @@ from bayesgeom.tasks.linear_gaussian import LinearGaussian
 from bayesgeom.tasks.linear_regression import LinearRegression
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.tasks.process import Mess3, Process
+from bayesgeom.tasks.product import Product
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 from tests.tasks.tokenizers import word_tokenizer
 
@@ -49,6 +50,7 @@ TASKS: tuple[EvidenceTask, ...] = (
     Mess3(length=3),
     StickyMarkov(n_states=3, length=3),
     DRIFTING,
+    Product("golden-mean", "z1r", length=3),
     CausalGraph(n_variables=2, n_rows=3),
     ChangePoint(n_symbols=2, hazard=0.3, length=4),
     DirichletMarkov(n_symbols=2, length=4),
