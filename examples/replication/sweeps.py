@@ -19,7 +19,7 @@ import tyro
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from bayesgeom.core import Trials
+from bayesgeom.core import Trials, unknown_name
 from bayesgeom.models.capacity import capacity_matched, n_parameters
 from bayesgeom.stats import UNBOUNDED, kl_bits, mean_interval
 from bayesgeom.tasks import HMM, AssociativeRecall, DirichletMarkov, WindTunnel
@@ -146,14 +146,23 @@ def sweep(
         rates: How many of the two learning rates of each architecture `capacity` tries.
         only: Sizes of pools, architectures or lengths, to train only these. Default: all.
         table: The table.
+
+    Raises:
+        UnknownName: `only` has a name that is none of these.
     """
+    allowed = {"pools": [str(pool) for pool in POOLS], "capacity": list(RATES), "depth": [str(n) for n in LENGTHS]}[
+        name
+    ]
+    for own in only:
+        if own not in allowed:
+            raise unknown_name(f"cell of {name}", own, allowed)
     torch.set_num_threads(1)
     made = {"pools": _pools, "capacity": _capacity, "depth": _depth}[name]
     known = {_key(row) for row in read(table)}
     for seed in seeds:
         for training, task in _trainings(name, seed, rates=rates, minutes=minutes, steps=steps):
-            names = (training.cell.setting, training.cell.architecture, *training.cell.setting.split())
-            if _key(training.cell) in known or (only and not set(only) & set(names)):
+            names = {training.cell.architecture, training.cell.setting.split()[-1]}
+            if _key(training.cell) in known or (only and not names & set(only)):
                 continue
             training.add("", "parameters", n_parameters(training.recipe.model_config()))
             made(training, task)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from bayesgeom.core.errors import UnknownName
 from examples.replication import sweeps
 
 
@@ -65,6 +66,11 @@ def test_the_depths_have_equal_parameters(table: Path) -> None:
     assert [row.setting for row in found if row.at] == ["depth 1 length 3", "depth 2 length 3"]
     sizes = [row.value for row in found if row.quantity == "parameters"]
     assert len(sizes) == 2 and max(sizes) <= 1.02 * min(sizes)
+
+
+def test_cells_that_do_not_exist_are_refused(table: Path) -> None:
+    with pytest.raises(UnknownName, match="cell of pools '4'.*3"):
+        sweeps.sweep("pools", only=("4",), table=table)
 
 
 def test_only_stored_values_count(table: Path) -> None:
