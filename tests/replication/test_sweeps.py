@@ -69,7 +69,7 @@ def test_the_depths_have_equal_parameters(table: Path) -> None:
 
 
 def test_cells_that_do_not_exist_are_refused(table: Path) -> None:
-    with pytest.raises(UnknownName, match="cell of pools '4'.*3"):
+    with pytest.raises(UnknownName, match=r"no cell of pools named '4'\. There are: .*3"):
         sweeps.sweep("pools", only=("4",), table=table)
 
 
