@@ -444,6 +444,8 @@ _BINDING_SIZES: Mapping[str, Sizes] = {  # about 0.43 M parameters
     },
 }
 _WORLD = Recipe(name="dice", task=Dice(), sizes={}, optimizer="adamw", lr=3e-3, warmup=100, steps=2_500)
+# With AdamW alone the regression stayed at the plateau of 0.4 bits.
+_REGRESSION = replace(_WORLD, name="linear-regression", task=LinearRegression(), steps=4_000)
 
 # Stages and sizes of each row.
 _ROWS: Mapping[str, tuple[tuple[Recipe, ...], Mapping[str, Sizes]]] = {
@@ -462,7 +464,7 @@ _ROWS: Mapping[str, tuple[tuple[Recipe, ...], Mapping[str, Sizes]]] = {
     "dirichlet-markov": ((replace(_WORLD, name="dirichlet-markov", task=DirichletMarkov(), steps=3_000),), _SHALLOW),
     "change-point": ((replace(_WORLD, name="change-point", task=ChangePoint(), steps=3_000),), _SHALLOW),
     "causal-graph": ((replace(_WORLD, name="causal-graph", task=CausalGraph(), steps=3_000),), _THREE),
-    "linear-regression": ((replace(_WORLD, name="linear-regression", task=LinearRegression(), steps=5_000),), _THREE),
+    "linear-regression": ((replace(_REGRESSION, optimizer="muon", lr=2e-3, matrix_lr=0.01),), _THREE),
     "linear-gaussian": ((replace(_WORLD, name="linear-gaussian", task=LinearGaussian(), steps=3_000),), _THREE),
     "binding": (_BINDING_STAGES, _BINDING_SIZES),
     "rrxor": ((replace(_WORLD, name="rrxor", task=Process("rrxor", length=24), steps=3_000),), _THREE),
