@@ -29,7 +29,7 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
 from bayesgeom.stats import Beliefs, Filter, exact_beliefs
-from bayesgeom.tasks.base import check_affordable, check_parameters, trials_at
+from bayesgeom.tasks.base import check_affordable, check_parameters, moments, trials_at
 from bayesgeom.tasks.markov import DynamicTask
 
 _WIDEST_STATE, _WIDEST_BIN = 7.0, 3.0  # ends of the grid, beyond which N(0, 1) has 3e-12, and of the bins
@@ -47,7 +47,8 @@ class LinearGaussian(DynamicTask):
     """`length` observations of a state with the stationary distribution N(0, 1); the belief is over a grid of states.
 
     Ids: bins, then the possible values of `decay` and `noise`, if there are several. Bins have equal width from −3 to
-    3, and the outermost are open. `states()` are the states of the belief.
+    3, and the outermost are open. `states()` are the states of the belief, whose statistics are `mean` and
+    `log_variance`.
 
     Args:
         decay: Factor a of the state from step to step, 0 ≤ a < 1. Of several, each sequence has one, named in its
@@ -158,6 +159,7 @@ class LinearGaussian(DynamicTask):
             answers=ids,
             predictive=observers.filter.answers(belief),
             belief=belief,
+            statistics=moments(belief, self.states().to(tokens.device)[:, None]),
             labels=observed[:, 1:].contiguous(),
             token_sets={"inputs": ids},
             relations=Relations(draw=self._relations, of=tokens),

@@ -37,11 +37,11 @@ def test_the_predictive_is_the_integral_over_states() -> None:
 
 
 def test_as_bins_shrink_the_belief_is_that_of_the_kalman_filter() -> None:
-    task = LinearGaussian(decay=0.8, noise=0.7, n_bins=4_000, length=6)
+    task = LinearGaussian(decay=0.8, noise=0.7, n_bins=1_000, length=6)
     trials = task.sample(17, seed=2)
-    is_inside = ((trials.tokens > 0) & (trials.tokens < 3_999)).all(dim=1)
+    is_inside = ((trials.tokens > 0) & (trials.tokens < 999)).all(dim=1)
     trials, states = trials.rows(is_inside.nonzero()[:, 0]), task.states()
-    observed = (trials.tokens.double() + 0.5) * 6 / 4_000 - 3
+    observed = (trials.tokens.double() + 0.5) * 6 / 1_000 - 3
     mean, variance = torch.zeros(len(trials), dtype=torch.float64), 1.0
     for step in range(6):
         gain = variance / (variance + 0.49)
