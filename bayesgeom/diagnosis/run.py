@@ -142,7 +142,6 @@ def _diagnosed(
     untrained, skipped = _untrained_reports(subject, plan, chosen, n_untrained, sequences, executor)
     if isinstance(subject, ServedModel):
         subject.count_anew()
-    return_freed_memory()  # of the activations of the last untrained network
     before = {name: own for name, own in untrained.items() if name not in skipped}
     with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as its, its.locked():
         run, renamed, (reports, faults) = _measured(its, plan, before)
@@ -300,7 +299,6 @@ def _untrained(model: Model, plan: ProbePlan, task: WindTunnel, index: int, *, n
             del network
             run = own.first()
         del own
-        return_freed_memory()  # of the network: probes allocate their own
     except NoCopy as reason:
         return {}, {_INITIALIZATION: str(reason)}
     except RuntimeError as error:
