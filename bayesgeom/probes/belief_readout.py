@@ -112,7 +112,8 @@ class BeliefReadoutReport(Report):
     `sites` are `resid_post`, and `state` for recurrent models. `drawn_belief` are exact beliefs at held-out points, and
     `drawn_readout` their linear predictions at each of the `stages`, neither clipped nor renormalized. Both are empty
     if there are too many hypotheses to plot. `reachable_belief` are the beliefs that sequences of a process can reach,
-    up to 2,000, and `n_beliefs` how many there are in all; −1 if these are not all, or for other tasks.
+    up to 2,000, and `n_beliefs` how many there are in all; −1 if these are not all, or for other tasks. Beliefs of a
+    generalized process may be negative: they are not plotted, and of their scores only `r2` is known.
 
     Scores are on held-out sequences. `r2` is at most 1, and 0 for the mean belief. `total_variation` (0 to 1) compares
     the prediction, clipped at 0 and renormalized, with the belief. `balanced_accuracy` (½ at chance) is for predicting
@@ -376,7 +377,9 @@ def linear_scores(
     """
     weights, n_draws = jackknife_weights(len(targets.held_out)), len(targets.means)
     scores = [[held_out_scores(own, targets, weights) for own in layers] for layers in readouts]
-    distance = (targets.held_out[:, :, 0, BELIEF] - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
+    held_out = targets.held_out[:, :, 0, BELIEF]
+    distance = (held_out - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
+    distance = torch.where((held_out >= 0).all(), distance, torch.nan)
     maps = {
         "r2": np.array([[own.r2 for own in layers] for layers in readouts]),
         "balanced_accuracy": np.array([[own.balanced_accuracy for own in layers] for layers in readouts]),
@@ -673,7 +676,7 @@ def _reachable(trials: Trials) -> tuple[Float64[np.ndarray, "reachable hypothesi
     """Return the beliefs that the scored symbols can reach, and how many there are; none and −1 if not known."""
     n_hypotheses = trials.belief.shape[-1]
     ways = None if trials.observers is None or n_hypotheses > MAX_CORNERS else trials.observers.filter.labeled
-    if trials.observers is None or ways is None:
+    if trials.observers is None or ways is None or trials.is_signed:
         return np.zeros((0, n_hypotheses)), -1
     start = trials.observers.filter.priors["initial"][0]
     found = belief_states(ways, start, trials.n_scored, most=MOST_REACHABLE)
@@ -691,7 +694,7 @@ def _drawn(
     The last stage is the first untrained network, on the same sequences; NaN without one.
     """
     belief = targets.held_out[:, :, 0, BELIEF].flatten(0, 1).double().numpy()
-    n_drawn = min(N_DRAWN, len(belief)) if belief.shape[1] <= MAX_CORNERS else 0
+    n_drawn = min(N_DRAWN, len(belief)) if belief.shape[1] <= MAX_CORNERS and (belief >= 0).all() else 0
     chosen = np.sort(np.random.default_rng(seed).permutation(len(belief))[:n_drawn])
     first, last = (
         np.stack([layers[which].predicted_belief.reshape(belief.shape)[chosen] for layers in found])

@@ -66,9 +66,14 @@ class PosteriorQuantity:
         """Check that the task has this hypothesis.
 
         Raises:
-            InvalidArgument: The task has no such hypothesis.
+            InvalidArgument: The task has no such hypothesis, or its belief has no odds.
         """
         n = trials.belief.shape[-1]
+        if self.hypothesis is not None and trials.is_signed:
+            raise InvalidArgument(
+                f"log_odds:{self.hypothesis}: the belief of a generalized process may be negative and has no odds; use "
+                f"belief or entropy."
+            )
         if self.hypothesis is not None and not 0 <= self.hypothesis < n:
             raise InvalidArgument(f"log_odds:{self.hypothesis}: the task's belief has hypotheses 0 … {n - 1}.")
 
