@@ -61,10 +61,9 @@ TaskOption = Annotated[
     str | None,
     arg(
         metavar="NAME:KEY=VALUE,…",
-        help="Another task: bijection, bloch-walk, causal-graph, change-point, dice, dirichlet-markov, evidence, golden- "
-        "mean, hmm, linear-regression, mess3, modular-recurrence, process, product, prompts, recall, rrxor, sticky- "
-        "markov, z1r or, in words, NAME-in-context; hmm:length=10 sets a parameter, others keep the values of a "
-        "checkpoint's own task.",
+        help="Another task: bijection, bloch-walk, causal-graph, change-point, dice, dirichlet-markov, evidence, "
+        "golden-mean, hmm, linear-regression, mess3, modular-recurrence, process, product, prompts, recall, rrxor, "
+        "sticky-markov, z1r or, in words, NAME-in-context; hmm:length=10 changes one parameter of a checkpoint's task.",
         help_behavior_hint="(default: the checkpoint's own task)",
     ),
 ]
