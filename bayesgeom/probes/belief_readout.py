@@ -6,8 +6,10 @@ therefore compared with a shuffle within position, random subspaces of the same 
 References:
     Shai et al. 2024, arXiv:2405.15943 (linear maps from residuals to beliefs; the simplex of Mess3).
     Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (clusters by hidden state).
+    Shai et al. 2026, arXiv:2602.02385 (joint and factored representations of independent parts).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +38,9 @@ from bayesgeom.report import (
     Estimate,
     Headline,
     Kind,
+    NonNegative,
     Panel,
+    Quantity,
     Report,
     Share,
     Signed,
@@ -53,6 +57,7 @@ from bayesgeom.stats import (
     WIDEST_BASELINE,
     BeliefTargets,
     Readout,
+    Scale,
     adjusted_rand,
     belief_rows,
     belief_states,
@@ -71,7 +76,9 @@ from bayesgeom.stats import (
     ratio_interval,
     read_out,
     resampled_agreement,
+    ridge,
     shuffled_within_position,
+    statistic_interval,
     window_beliefs,
 )
 
@@ -80,6 +87,7 @@ RANDOM_LABELS = "random labels by token"
 MEAN_BELIEF, GAUSSIAN, CONSTANT = "mean belief", "Gaussian cloud", "one constant answer"
 EMBEDDING = "embedding"
 ANSWERS = "exact next-token distribution"
+JOINT, FACTORED, RANDOM_PAIRS = "the joint belief itself", "the factors' beliefs side by side", "two random subspaces"
 IDENTIFIED = 0.99  # an R² of that distribution from here on leaves nothing to read out
 STAGES = ("layer 0", "last layer", "last layer of an untrained network")
 _FIRST, _LAST, _UNTRAINED = range(3)
@@ -128,6 +136,12 @@ class BeliefReadoutReport(Report):
     vectors; NaN where the predictive is the belief. On tasks with latent dynamics, `window_r2` is the R² of the belief
     of an observer that sees only the last w symbols, without a map, and `window_map_r2` that of a linear map from it,
     fitted and scored as for the vectors. The baselines of `r2` have three of them: see `window_levels`.
+
+    On a product of two processes, the vectors may follow the joint belief or each factor's. Of their variance that the
+    joint belief explains linearly, within positions, `factored_share` is what the factors' beliefs explain: 1 if they
+    are held side by side. `belief_dimension` is the number of principal axes, interpolated, for 95 % of that variance.
+    `factor_angle` is the smallest principal angle, in degrees, between the axes that each factor's belief explains
+    (those with at least 1 % of its part). All are NaN on other tasks.
     """
 
     name: ClassVar[str] = "belief_readout"
@@ -150,6 +164,12 @@ class BeliefReadoutReport(Report):
     next_token_r2: Annotated[Estimate, R2(better="higher", label="R² of a map from the exact next-token distribution")]
     window_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of window observers")]
     window_map_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of a map from them")]
+    factored_share: Annotated[Estimate, Share("site layer", better="higher", label="explained by the factors")]
+    belief_dimension: Annotated[Estimate, NonNegative("site layer", better="lower", label="dimension of the belief")]
+    factor_angle: Annotated[
+        Estimate,
+        Quantity("site layer", unit="degrees", better="higher", label="angle between the factors", range=(0.0, 90.0)),
+    ]
     drawn_belief: Annotated[Float[np.ndarray, "point hypothesis"], Unit("1")]
     drawn_readout: Annotated[Float[np.ndarray, "stage site point hypothesis"], Unit("1")]
     reachable_belief: Annotated[Float[np.ndarray, "reachable hypothesis"], Unit("1")]
@@ -185,6 +205,12 @@ class BeliefReadoutReport(Report):
             headline_of(self, "balanced_accuracy", (0, -1), survive, verdict=verdict),
             extreme_of(self, "silhouette", "largest", f"best silhouette, k = {k}, last layer", (0, -1)),
         ]
+        if np.isfinite(self.factored_share.value).any():
+            lines.append(
+                headline_of(self, "factored_share", (0, -1), "share explained by the factors, last layer")
+            )
+            lines.append(headline_of(self, "belief_dimension", (0, -1), "dimension of the belief, last layer"))
+            lines.append(headline_of(self, "factor_angle", (0, -1), "angle between the factors (degrees), last layer"))
         for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read")):
             lines.append(headline_of(self, metric, (0, -1, best), f"adjusted Rand, k = {k}, against {other}"))
         for row, site in enumerate(self.sites):
@@ -211,6 +237,14 @@ class BeliefReadoutReport(Report):
                 layers,
             ),
             (self.balanced_accuracy, survive, ("layer", "balanced accuracy (½ is chance)"), layers),
+            (
+                self.factored_share,
+                "Explained by the factors' beliefs",
+                ("layer", "share of the joint belief's"),
+                layers,
+            ),
+            (self.belief_dimension, "Dimension of the belief", ("layer", "axes for 95 %"), layers),
+            (self.factor_angle, "Angle between the factors", ("layer", "degrees (90 is orthogonal)"), layers),
             (self.silhouette, "Clusters, silhouette", (counts, "silhouette (−1 to 1)"), self.cluster_counts),
             (self.rand_index, best, (counts, rand), self.cluster_counts),
             (self.token_rand_index, "Clusters and last tokens", (counts, rand), self.cluster_counts),
@@ -454,10 +488,12 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             for name in ("r2", "balanced_accuracy"):
                 random = Baseline.of("permutation", RANDOM_LABELS, np.stack([own[name] for own in scores]))
                 linear[name] = replace(linear[name], baselines=(*linear[name].baselines, *known(random)))
+        of_product = _factored(clouds, trials, run.seed)
         drawn_belief, drawn_readout = _drawn(found, targets, untrained, run.seed)
         reachable, n_beliefs = _reachable(trials)
         report = BeliefReadoutReport(
             **linear,
+            **of_product,
             **_clusters(clouds, targets, _tokens(trials, run.seed), n=n, seed=run.seed),
             nearest_centroid_accuracy=guess_scores(found, targets, [*_BANDS.values()], n=n, seed=run.seed),
             next_token_r2=next_token_r2,
@@ -478,7 +514,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             n=n,
         )
         clusters = ("silhouette", "rand_index", "token_rand_index", "nearest_centroid_accuracy")
-        return with_untrained(report, untrained, *linear, *clusters)
+        return with_untrained(report, untrained, *linear, *clusters, *of_product)
 
     def controls(self) -> Iterator[Control[BeliefReadoutReport]]:
         rng = np.random.default_rng(0)
@@ -526,6 +562,20 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 run=planted_run(replace(named, is_labeled=True), {RESID_POST: torch.from_numpy(code[tokens])[None]}),
                 holds=partial(_tells_labels_apart, is_selective=is_selective),
             )
+        # Two factors' beliefs: side by side, their product, and in planes that share a direction.
+        a, b = (rng.dirichlet(np.ones(k), size=(83, 5)) for k in (3, 2))
+        joint = (a[..., None] * b[..., None, :]).reshape(83, 5, 6)
+        one, other = np.eye(11)[:3], np.eye(11)[5:7]
+        spread = 0.01 * rng.normal(size=(4, 83, 5, 11))
+        spread[0] *= 100
+        clouds = [0 * joint @ rng.normal(size=(6, 11)), a @ one + b @ other, joint @ rng.normal(size=(6, 11))]
+        clouds.append(a @ one + b @ np.stack([one[0] - one[1], one[1] - one[0]]))
+        pairs = replace(planted_trials(joint, rng.integers(7, size=(83, 5))), factor_sizes=(3, 2))
+        yield Control(
+            label="noise, both factors' beliefs, the joint belief, and factors that share a direction",
+            run=planted_run(pairs, {RESID_POST: torch.from_numpy(np.stack(clouds) + spread)}),
+            holds=_tells_products_apart,
+        )
         # A high R² without a carried belief: the vectors encode only the current symbol.
         chain = planted_chain(stay=0.9, seed=0)
         assert chain.observers is not None
@@ -538,6 +588,19 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 and abs(r.r2.value[0, 0] - r.window_map_r2.value[1, 0]) < 0.01 < 0.05 < 1 - r.r2.value[0, 0]
             ),
         )
+
+
+def _tells_products_apart(report: BeliefReadoutReport) -> bool:
+    _, factored, joint, shared = range(4)
+    share, axes, degrees = (report.estimate(name).value[0] for name in _OF_PRODUCTS)
+    random = report.factor_angle.baseline(RANDOM_PAIRS).value[0, factored]
+    return bool(
+        min(share[[factored, shared]]) > 0.99 > 0.95 > share[joint]
+        and report.factored_share.clears("higher")[0, factored] == "yes"
+        and report.belief_dimension.baseline(FACTORED).value[0, 0] < 3.1 < axes[joint]
+        and max(axes[[factored, shared]]) < 3.1 < report.belief_dimension.baseline(JOINT).value[0, 0]
+        and degrees[factored] > 88 > 80 > random > 20 > degrees[shared]
+    )
 
 
 def _tells_labels_apart(report: BeliefReadoutReport, *, is_selective: bool) -> bool:
@@ -637,6 +700,112 @@ def _clusters(
             np.stack(rows, axis=1), seed=seed, n=n, baselines=known(Baseline.of(*kind, np.stack(levels)))
         )
     return found
+
+
+_AXES_SHARE, _LEAST_SHARE, _STRENGTH = 0.95, 0.01, 1e-6  # of `belief_dimension`, of `factor_angle`, of the penalty
+_OF_PRODUCTS = {"factored_share": 1.0, "belief_dimension": math.inf, "factor_angle": 90.0}  # and the largest values
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Factored:
+    """What a cloud has of the factors, for each row of weights, and the dimension of either factor's subspace."""
+
+    scores: dict[str, Float64[np.ndarray, " replicate"]]
+    ranks: tuple[int, int]
+
+
+def _factored(clouds: Sequence[Float[Tensor, "layer point _d"]], trials: Trials, seed: int) -> dict[str, Any]:
+    """Return the scores of `_OF_PRODUCTS` by site and layer; NaN without factors."""
+    n, sizes = len(trials), trials.factor_sizes
+    if not sizes:
+        return dict.fromkeys(_OF_PRODUCTS, Estimate.of(np.full((len(clouds), len(clouds[0])), np.nan), n=n))
+    joint, weights = trials.at_scored(trials.belief).cpu(), torch.from_numpy(jackknife_weights(n))
+    both = joint.unflatten(2, sizes)
+    beliefs = torch.cat([both.sum(dim=3), both.sum(dim=2), joint], dim=2)
+    in_sequences = (cloud.cpu().double().unflatten(1, joint.shape[:2]) for cloud in clouds)
+    found = [[_factored_in(points, beliefs, sizes, weights) for points in cloud] for cloud in in_sequences]
+    of_joint, of_factors = (_factored_in(own, beliefs, sizes, weights) for own in (joint, beliefs[..., : sum(sizes)]))
+    random = np.array(
+        [
+            [_random_degrees(cloud.shape[2], own.ranks, seed) for own in layers]
+            for cloud, layers in zip(clouds, found, strict=True)
+        ]
+    )
+    low, high = percentile_interval(np.moveaxis(random, 2, 0))
+    levels = {name: [Baseline.of("baseline", JOINT, own[0])] for name, own in of_joint.scores.items()}
+    levels["belief_dimension"].append(Baseline.of("ceiling", FACTORED, of_factors.scores["belief_dimension"][0]))
+    levels["factor_angle"] = [Baseline.of("chance", RANDOM_PAIRS, random.mean(axis=2), low=low, high=high)]
+    scores = {}
+    for name, most in _OF_PRODUCTS.items():
+        rows = np.moveaxis(np.array([[own.scores[name] for own in layers] for layers in found]), 2, 0)
+        # At an edge, fitted noise moves the number by more than its uncertainty: the interval is of its expectation.
+        scale: Scale = "share" if math.isfinite(most) else "plain"
+        unit = most if scale == "share" else 1.0
+        inside = statistic_interval(rows / unit, seed=seed, scale=scale, is_corrected=False)
+        inside = replace(inside, lo=unit * inside.lo, hi=unit * inside.hi)
+        scores[name] = with_interval(rows[0], inside, n=n, baselines=known(*levels[name]))
+    return scores
+
+
+def _factored_in(
+    points: Float64[Tensor, "sequence position d"],
+    beliefs: Float64[Tensor, "sequence position belief"],
+    sizes: Sequence[int],
+    weights: Float64[Tensor, "replicate sequence"],
+) -> _Factored:
+    """Regress the points on the factors' beliefs and on the joint belief, which follows them, within positions."""
+    x, y = (own - own.mean(dim=0) for own in (points, beliefs))
+    gram = torch.tensordot(weights, torch.einsum("spi,spj->sij", y, y), dims=1)
+    cross = torch.tensordot(weights, torch.einsum("spi,spd->sid", y, x), dims=1)
+    n_main = sum(sizes)
+    main, joint = (
+        ridge(gram[:, part, part], cross[:, part], strength=_STRENGTH)
+        for part in (slice(0, n_main), slice(n_main, None))
+    )
+    # Of a least-squares fit, Σ‖x̂‖² = tr(Wᵀ Yᵀ X).
+    share = (main * cross[:, :n_main]).sum(dim=(1, 2)) / (joint * cross[:, n_main:]).sum(dim=(1, 2))
+    variances = torch.linalg.svdvals(_scaled(gram[:, n_main:, n_main:], joint)).square()
+    shares = variances / variances.sum(dim=1, keepdim=True)
+    missing = _AXES_SHARE - (shares.cumsum(dim=1) - shares)  # before each axis
+    dimension = torch.where(shares > 0, missing / shares, 0.0).clamp(0, 1).sum(dim=1)
+    a, b = (
+        _axes(_scaled(gram[:, part, part], main[:, part])) for part in (slice(0, sizes[0]), slice(sizes[0], n_main))
+    )
+    ranks = a.shape[1], b.shape[1]
+    cosine = torch.linalg.svdvals(a @ b.mT).amax(dim=1) if all(ranks) else torch.full_like(share, torch.nan)
+    scores = {
+        "factored_share": share.clamp(0, 1),
+        "belief_dimension": torch.where(share.isfinite(), dimension, torch.nan),
+        "factor_angle": cosine.clamp_max(1).acos().rad2deg(),
+    }
+    return _Factored(scores={name: own.numpy() for name, own in scores.items()}, ranks=ranks)
+
+
+def _scaled(
+    gram: Float64[Tensor, "replicate p p"], maps: Float64[Tensor, "replicate p d"]
+) -> Float64[Tensor, "replicate p d"]:
+    """Return rows with the second moments of the predictions of the map W: G^½ W."""
+    sizes, axes = torch.linalg.eigh(gram)
+    rows: Tensor = (axes * sizes.clamp_min(0).sqrt()[:, None]).mT @ maps
+    return rows
+
+
+def _axes(rows: Float64[Tensor, "replicate p d"]) -> Float64[Tensor, "replicate axis d"]:
+    """Return the axes with at least 1 % of the rows' variance, as many in each replicate as in the first one."""
+    _, sizes, axes = torch.linalg.svd(rows, full_matrices=False)
+    rank = int((sizes[0].square() > _LEAST_SHARE * sizes[0].square().sum()).sum())
+    kept: Tensor = axes[:, :rank]
+    return kept
+
+
+def _random_degrees(d: int, ranks: tuple[int, int], seed: int) -> Float64[np.ndarray, " draw"]:
+    """Return the smallest principal angle, in degrees, between random subspaces of these dimensions."""
+    if not all(ranks):
+        return np.full(N_SUBSPACES, np.nan)
+    a, b = (random_subspaces(d, rank, draws=N_SUBSPACES, seed=seed + at) for at, rank in enumerate(ranks))
+    cosines = torch.linalg.svdvals(a.mT @ b)[:, 0].clamp_max(1)
+    return np.asarray(cosines.acos().rad2deg().numpy())
 
 
 def _next_token(trials: Trials, targets: BeliefTargets, seed: int) -> Estimate:
