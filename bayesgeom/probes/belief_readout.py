@@ -87,7 +87,11 @@ RANDOM_LABELS = "random labels by token"
 MEAN_BELIEF, GAUSSIAN, CONSTANT = "mean belief", "Gaussian cloud", "one constant answer"
 EMBEDDING = "embedding"
 ANSWERS = "exact next-token distribution"
-JOINT, FACTORED, RANDOM_PAIRS = "the joint belief itself", "the factors' beliefs side by side", "two random subspaces"
+JOINT, FACTORED, RANDOM_PAIRS = (
+    "random maps of the joint belief",
+    "the factors' beliefs side by side",
+    "two random subspaces",
+)
 IDENTIFIED = 0.99  # an R² of that distribution from here on leaves nothing to read out
 STAGES = ("layer 0", "last layer", "last layer of an untrained network")
 _FIRST, _LAST, _UNTRAINED = range(3)
@@ -206,9 +210,7 @@ class BeliefReadoutReport(Report):
             extreme_of(self, "silhouette", "largest", f"best silhouette, k = {k}, last layer", (0, -1)),
         ]
         if np.isfinite(self.factored_share.value).any():
-            lines.append(
-                headline_of(self, "factored_share", (0, -1), "share explained by the factors, last layer")
-            )
+            lines.append(headline_of(self, "factored_share", (0, -1), "share explained by the factors, last layer"))
             lines.append(headline_of(self, "belief_dimension", (0, -1), "dimension of the belief, last layer"))
             lines.append(headline_of(self, "factor_angle", (0, -1), "angle between the factors (degrees), last layer"))
         for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read")):
@@ -562,20 +564,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 run=planted_run(replace(named, is_labeled=True), {RESID_POST: torch.from_numpy(code[tokens])[None]}),
                 holds=partial(_tells_labels_apart, is_selective=is_selective),
             )
-        # Two factors' beliefs: side by side, their product, and in planes that share a direction.
-        a, b = (rng.dirichlet(np.ones(k), size=(83, 5)) for k in (3, 2))
-        joint = (a[..., None] * b[..., None, :]).reshape(83, 5, 6)
-        one, other = np.eye(11)[:3], np.eye(11)[5:7]
-        spread = 0.01 * rng.normal(size=(4, 83, 5, 11))
-        spread[0] *= 100
-        clouds = [0 * joint @ rng.normal(size=(6, 11)), a @ one + b @ other, joint @ rng.normal(size=(6, 11))]
-        clouds.append(a @ one + b @ np.stack([one[0] - one[1], one[1] - one[0]]))
-        pairs = replace(planted_trials(joint, rng.integers(7, size=(83, 5))), factor_sizes=(3, 2))
-        yield Control(
-            label="noise, both factors' beliefs, the joint belief, and factors that share a direction",
-            run=planted_run(pairs, {RESID_POST: torch.from_numpy(np.stack(clouds) + spread)}),
-            holds=_tells_products_apart,
-        )
+        yield _product_control(rng)
         # A high R² without a carried belief: the vectors encode only the current symbol.
         chain = planted_chain(stay=0.9, seed=0)
         assert chain.observers is not None
@@ -590,15 +579,31 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
         )
 
 
+def _product_control(rng: np.random.Generator) -> Control[BeliefReadoutReport]:
+    """Plant noise, two factors' beliefs side by side, the joint belief, and factors that share a direction."""
+    a, b = (rng.dirichlet(np.ones(k), size=(83, 5)) for k in (3, 2))
+    joint = (a[..., None] * b[..., None, :]).reshape(83, 5, 6)
+    one, other = np.eye(11)[:3], np.eye(11)[5:7]
+    noise = rng.normal(size=(4, 83, 5, 11)) * np.array([1, 0.01, 0.01, 0.01])[:, None, None, None]
+    shared = a @ one + b @ (one[:2] - one[1:])
+    layers = np.stack([0 * shared, a @ one + b @ other, joint @ rng.normal(size=(6, 11)), shared]) + noise
+    pairs = replace(planted_trials(joint, rng.integers(7, size=(83, 5))), factor_sizes=(3, 2))
+    return Control(
+        label="noise, both factors' beliefs, the joint belief, and factors that share a direction",
+        run=planted_run(pairs, {RESID_POST: torch.from_numpy(layers)}),
+        holds=_tells_products_apart,
+    )
+
+
 def _tells_products_apart(report: BeliefReadoutReport) -> bool:
     _, factored, joint, shared = range(4)
     share, axes, degrees = (report.estimate(name).value[0] for name in _OF_PRODUCTS)
     random = report.factor_angle.baseline(RANDOM_PAIRS).value[0, factored]
     return bool(
         min(share[[factored, shared]]) > 0.99 > 0.95 > share[joint]
-        and report.factored_share.clears("higher")[0, factored] == "yes"
-        and report.belief_dimension.baseline(FACTORED).value[0, 0] < 3.1 < axes[joint]
-        and max(axes[[factored, shared]]) < 3.1 < report.belief_dimension.baseline(JOINT).value[0, 0]
+        and report.factored_share.clears("higher")[0, [factored, joint]].tolist() == ["yes", "no"]
+        and report.belief_dimension.baseline(FACTORED).value[0, 0] < 3 < axes[joint]
+        and max(axes[[factored, shared]]) < 3 < report.belief_dimension.baseline(JOINT).value[0, 0]
         and degrees[factored] > 88 > 80 > random > 20 > degrees[shared]
     )
 
@@ -725,17 +730,7 @@ def _factored(clouds: Sequence[Float[Tensor, "layer point _d"]], trials: Trials,
     beliefs = torch.cat([both.sum(dim=3), both.sum(dim=2), joint], dim=2)
     in_sequences = (cloud.cpu().double().unflatten(1, joint.shape[:2]) for cloud in clouds)
     found = [[_factored_in(points, beliefs, sizes, weights) for points in cloud] for cloud in in_sequences]
-    of_joint, of_factors = (_factored_in(own, beliefs, sizes, weights) for own in (joint, beliefs[..., : sum(sizes)]))
-    random = np.array(
-        [
-            [_random_degrees(cloud.shape[2], own.ranks, seed) for own in layers]
-            for cloud, layers in zip(clouds, found, strict=True)
-        ]
-    )
-    low, high = percentile_interval(np.moveaxis(random, 2, 0))
-    levels = {name: [Baseline.of("baseline", JOINT, own[0])] for name, own in of_joint.scores.items()}
-    levels["belief_dimension"].append(Baseline.of("ceiling", FACTORED, of_factors.scores["belief_dimension"][0]))
-    levels["factor_angle"] = [Baseline.of("chance", RANDOM_PAIRS, random.mean(axis=2), low=low, high=high)]
+    levels = _product_levels(clouds, found, joint, beliefs, sizes, seed)
     scores = {}
     for name, most in _OF_PRODUCTS.items():
         rows = np.moveaxis(np.array([[own.scores[name] for own in layers] for layers in found]), 2, 0)
@@ -746,6 +741,34 @@ def _factored(clouds: Sequence[Float[Tensor, "layer point _d"]], trials: Trials,
         inside = replace(inside, lo=unit * inside.lo, hi=unit * inside.hi)
         scores[name] = with_interval(rows[0], inside, n=n, baselines=known(*levels[name]))
     return scores
+
+
+def _product_levels(
+    clouds: Sequence[Float[Tensor, "layer point _d"]],
+    found: Sequence[Sequence[_Factored]],
+    joint: Float64[Tensor, "sequence position state"],
+    beliefs: Float64[Tensor, "sequence position belief"],
+    sizes: Sequence[int],
+    seed: int,
+) -> dict[str, list[Baseline]]:
+    """Return the levels of `_OF_PRODUCTS`: of random maps of the joint belief, and of random subspaces."""
+    rng, even = np.random.default_rng(seed), torch.full((1, len(joint)), 1 / len(joint), dtype=torch.float64)
+    mapped, degrees = [], []
+    for cloud, layers in zip(clouds, found, strict=True):
+        maps = torch.from_numpy(rng.normal(size=(N_SUBSPACES, joint.shape[2], cloud.shape[2])))
+        mapped.append([_factored_in(joint @ one, beliefs, sizes, even).scores for one in maps])
+        degrees.append([_random_degrees(cloud.shape[2], own.ranks, seed) for own in layers])
+    levels = {}
+    for name in ("factored_share", "belief_dimension"):
+        drawn = np.array([[one[name] for one in draws] for draws in mapped])  # site, draw, and one set of weights
+        low, high = percentile_interval(np.moveaxis(drawn, 1, 0))
+        levels[name] = [Baseline.of("chance", JOINT, drawn.mean(axis=1), low=low, high=high)]
+    side_by_side = _factored_in(beliefs[..., : sum(sizes)], beliefs, sizes, even).scores["belief_dimension"]
+    levels["belief_dimension"].append(Baseline.of("ceiling", FACTORED, side_by_side[0]))
+    random = np.array(degrees)
+    low, high = percentile_interval(np.moveaxis(random, 2, 0))
+    levels["factor_angle"] = [Baseline.of("chance", RANDOM_PAIRS, random.mean(axis=2), low=low, high=high)]
+    return levels
 
 
 def _factored_in(
