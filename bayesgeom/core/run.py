@@ -170,6 +170,7 @@ class Trials:
         is_labeled: Whether the belief is a label of a user, for which random labels by token are a control.
         is_signed: Whether the belief is that of a generalized process: its entries sum to 1 and may be negative.
         factor_sizes: Hypotheses of each independent factor, if the belief is over tuples of them, the last one fastest.
+        statistics: Named numbers that summarize the belief, such as its mean or log variance; NaN where not scored.
     """
 
     tokens: Int64[Tensor, "batch pos"]
@@ -186,6 +187,7 @@ class Trials:
     is_labeled: bool = False
     is_signed: bool = False
     factor_sizes: tuple[int, ...] = ()
+    statistics: Mapping[str, Float64[Tensor, "batch pos"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         counts = self.scored.sum(dim=1)
@@ -269,6 +271,7 @@ class Trials:
         cut = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("tokens", "scored", "predictive", "belief", "labels"):
             cut[name] = cut[name][index]
+        cut["statistics"] = {name: values[index] for name, values in self.statistics.items()}
         cut["groups"] = None if self.groups is None else self.groups[index]
         cut["observers"] = None if self.observers is None else self.observers.rows(index)
         own = self.relations
@@ -305,6 +308,7 @@ def concatenate(parts: list[Trials]) -> Trials:
         is_labeled=first.is_labeled,
         is_signed=first.is_signed,
         factor_sizes=first.factor_sizes,
+        statistics={name: torch.cat([part.statistics[name] for part in parts]) for name in first.statistics},
     )
 
 
@@ -370,6 +374,12 @@ def checked_trials(trials: Trials, *, task: str) -> Trials:
 
 def _check_layout(trials: Trials, task: str) -> None:
     n, n_pos = trials.scored.shape
+    for name, values in trials.statistics.items():
+        if values.dtype != torch.float64 or values.shape != (n, n_pos) or not trials.at_scored(values).isfinite().all():
+            raise InvalidArgument(
+                f"task {task!r}: statistic {name!r} must be {torch.float64} of shape {(n, n_pos)} and finite at scored "
+                f"positions; it is {values.dtype} of shape {tuple(values.shape)}."
+            )
     layout = {
         "tokens": (torch.int64, (n, n_pos)),
         "scored": (torch.bool, (n, n_pos)),

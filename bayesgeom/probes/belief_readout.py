@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -33,6 +33,7 @@ from bayesgeom.probes.base import (
     with_untrained,
 )
 from bayesgeom.report import (
+    MEASURED,
     R2,
     Baseline,
     Estimate,
@@ -47,7 +48,9 @@ from bayesgeom.report import (
     Unit,
     extreme_of,
     headline_of,
+    label_axes,
     smooth_estimate,
+    stacked,
     with_interval,
 )
 from bayesgeom.stats import (
@@ -92,6 +95,8 @@ JOINT, FACTORED, RANDOM_PAIRS = (
     "the factors' beliefs side by side",
     "two random subspaces",
 )
+LOG_ANSWERS = "exact next-token log probabilities"  # which are linear in what any accurate network unembeds
+_CLIP_BITS = 10.0  # of log probabilities, which may be infinite
 IDENTIFIED = 0.99  # an R² of that distribution from here on leaves nothing to read out
 STAGES = ("layer 0", "last layer", "last layer of an untrained network")
 _FIRST, _LAST, _UNTRAINED = range(3)
@@ -111,6 +116,7 @@ class BeliefReadoutReport(Report):
     the read-out is not identified. On tasks with latent dynamics, so is the belief of an observer of the last few
     symbols. "Surviving hypotheses" are those still possible. For labels of your own, another gray line is the same map
     to random labels, drawn for each token with the frequencies of yours: what the map learns from the token alone.
+    Named statistics of the belief, such as its mean and log variance, are read one by one in the same way.
 
     The other panels show whether the vectors form clusters, and whether the clusters are the best guesses (the most
     probable hypotheses) or only the token just read. k-means finds clusters in any data, so compare with the Gaussian
@@ -145,7 +151,12 @@ class BeliefReadoutReport(Report):
     joint belief explains linearly, within positions, `factored_share` is what the factors' beliefs explain: 1 if they
     are held side by side. `belief_dimension` is the number of principal axes, interpolated, for 95 % of that variance.
     `factor_angle` is the smallest principal angle, in degrees, between the axes that each factor's belief explains
-    (those with at least 1 % of its part). All are NaN on other tasks.
+    (those with at least 1 % of its part). All are NaN on other tasks. Log probabilities of the next token are sums over
+    the factors, so what an accurate network unembeds is side by side: their level is a baseline of all three.
+    `statistic_r2` is the R² of a linear map to each of the task's `statistics`, with the baselines of `r2`, except for
+    window observers, and with log probabilities of the next token, which an accurate network unembeds linearly; random
+    subspaces have one dimension. `drawn_statistic` are exact values at some held-out points,
+    and `read_statistic` their predictions from the last layer.
     """
 
     name: ClassVar[str] = "belief_readout"
@@ -174,10 +185,14 @@ class BeliefReadoutReport(Report):
         Estimate,
         Quantity("site layer", unit="degrees", better="higher", label="angle between the factors", range=(0.0, 90.0)),
     ]
+    statistic_r2: Annotated[Estimate, R2("statistic site layer", better="higher", label="R² of a statistic")]
+    drawn_statistic: Annotated[Float[np.ndarray, "statistic held_point"], Unit("1")]
+    read_statistic: Annotated[Float[np.ndarray, "statistic site held_point"], Unit("1")]
     drawn_belief: Annotated[Float[np.ndarray, "point hypothesis"], Unit("1")]
     drawn_readout: Annotated[Float[np.ndarray, "stage site point hypothesis"], Unit("1")]
     reachable_belief: Annotated[Float[np.ndarray, "reachable hypothesis"], Unit("1")]
     n_beliefs: int
+    statistics: tuple[str, ...]
     sites: tuple[str, ...]
     cluster_counts: tuple[str, ...]
     confidences: tuple[str, ...]
@@ -210,9 +225,19 @@ class BeliefReadoutReport(Report):
             extreme_of(self, "silhouette", "largest", f"best silhouette, k = {k}, last layer", (0, -1)),
         ]
         if np.isfinite(self.factored_share.value).any():
-            lines.append(headline_of(self, "factored_share", (0, -1), "share explained by the factors, last layer"))
-            lines.append(headline_of(self, "belief_dimension", (0, -1), "dimension of the belief, last layer"))
-            lines.append(headline_of(self, "factor_angle", (0, -1), "angle between the factors (degrees), last layer"))
+            forced = float(self.factored_share.baseline(LOG_ANSWERS).value[0, -1]) >= IDENTIFIED
+            verdict = str(Verdict.NOT_IDENTIFIED) if forced else None
+            for metric, label in (
+                ("factored_share", "share explained by the factors"),
+                ("belief_dimension", "dimension of the belief"),
+                ("factor_angle", "angle between the factors (degrees)"),
+            ):
+                lines.append(headline_of(self, metric, (0, -1), f"{label}, last layer", verdict=verdict))
+        for at, name in enumerate(self.statistics):
+            given = [self.statistic_r2.baseline(level).value[at, 0, -1] for level in (ANSWERS, LOG_ANSWERS)]
+            verdict = str(Verdict.NOT_IDENTIFIED) if max(given) >= IDENTIFIED else None
+            label = f"R² of the {name.replace('_', ' ')}, last layer"
+            lines.insert(1 + at, headline_of(self, "statistic_r2", (at, 0, -1), label, verdict=verdict))
         for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read")):
             lines.append(headline_of(self, metric, (0, -1, best), f"adjusted Rand, k = {k}, against {other}"))
         for row, site in enumerate(self.sites):
@@ -252,7 +277,11 @@ class BeliefReadoutReport(Report):
             (self.token_rand_index, "Clusters and last tokens", (counts, rand), self.cluster_counts),
             (self.nearest_centroid_accuracy, "Nearest best guess", (confidence, "accuracy"), self.confidences),
         )
-        drawn, (best_k,), _ = list(self._simplexes()), *self.silhouette[0, -1].extreme("largest")
+        (best_k,), _ = self.silhouette[0, -1].extreme("largest")
+        drawn = [
+            *self._statistics(layers),
+            *(self._simplexes() if len(self.drawn_belief) or not self.statistics else ()),
+        ]
         for row, site in enumerate(self.sites):
             for at, (metric, title, axes, ticks) in enumerate(shown):
                 own = metric[row]
@@ -262,6 +291,24 @@ class BeliefReadoutReport(Report):
                     panel = _readout_panel(title, site * (row > 0), axes, ticks, own, at=named)
                     drawn.append(replace(panel, is_folded=at + row > 0))
         return drawn
+
+    def _statistics(self, layers: Sequence[str]) -> Iterator[Panel]:
+        """Yield each statistic as it is read in the last layer against its exact value, then its R² by layer."""
+        from bayesgeom.charts.lines import add_reference, brief
+
+        for (at, name), (row, site) in product(enumerate(self.statistics), enumerate(self.sites)):
+            exact, read, own = self.drawn_statistic[at], self.read_statistic[at, row], self.statistic_r2[at, row]
+            label = name.replace("_", " ")
+            title = f"The {label} read from {site} in the last layer: R² {brief(own.value[-1])}"
+            panel, ends = Panel.blank(title, is_folded=row > 0), np.array([exact.min(), exact.max()])
+            add_reference(panel.figure, ends, ends, name="exact")
+            marker = {"size": 4, "opacity": 0.6, "color": MEASURED}
+            panel.figure.add_scatter(x=exact.round(4), y=read.round(4), mode="markers", name="read", marker=marker)
+            label_axes(panel.figure, f"exact {label}", "read by a linear map")
+            yield panel
+            axes = ("layer", "held-out R² (1 is exact)")
+            by_layer = _readout_panel(f"The {label} by a linear map, R²", site * (row > 0), axes, layers, own, at=-1)
+            yield replace(by_layer, is_folded=row > 0)
 
     def _simplexes(self) -> Iterator[Panel]:
         """Yield simplexes of exact beliefs next to read-outs, then those of layer 0 and of an untrained network."""
@@ -439,7 +486,7 @@ def linear_scores(
     }
 
 
-MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
+MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, N_DOTS, COUNTS = 3_072, 192, 500, 1_000, 300, range(2, 9)
 MOST_REACHABLE = 2_000  # beliefs of a process that are drawn
 MIN_SEQUENCES = 16  # used however long they are
 SHUFFLES, N_SUBSPACES = 5, 20
@@ -468,39 +515,32 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
         clouds = [_points(run.at(site)[:, :n].flatten(1, 2), targets, run.seed) for site in sites]
         rank = min(trials.belief.shape[-1], *(points.shape[-1] for points in clouds))
         found = [_read(points, targets, rank, run.seed) for points in clouds]
-        linear = linear_scores(found, targets, n=n, seed=run.seed)
         windows, window_r2, window_map_r2 = _windows(trials, targets, run.seed)
         next_token_r2 = _next_token(trials, targets, run.seed)
-        low, high = next_token_r2.ends
-        next_token = Baseline.of("baseline", ANSWERS, next_token_r2.value, low=low, high=high)
-        further = {"r2": (next_token, *window_levels(window_r2, window_map_r2, windows))}
-        if RESID_PRE in run.recorded:
-            points = _points(run.at(RESID_PRE)[:1, :n].flatten(1, 2), targets, run.seed)
-            (before,) = _read(points, targets, rank, run.seed)
-            for name, score in held_out_scores(before, targets, np.ones((1, len(targets.held_out)))).items():
-                level = np.full((len(sites), len(found[0])), np.nan)  # the embedding is that of `resid_post` alone
-                level[0] = score
-                further[name] = (*further.get(name, ()), Baseline.of("baseline", EMBEDDING, level))
-        for name, levels in further.items():
-            own = linear[name]
-            shown = (level.broadcast(own.value.shape) for level in known(*levels))
-            linear[name] = replace(own, baselines=(*own.baselines, *shown))
+        before = (
+            _points(run.at(RESID_PRE)[:1, :n].flatten(1, 2), targets, run.seed) if RESID_PRE in run.recorded else None
+        )
+        levels = window_levels(window_r2, window_map_r2, windows)
+        linear = _compared(found, targets, next_token_r2, levels, before=before, n=n, seed=run.seed)
         if trials.is_labeled:
             scores = [_of_random_labels(points, trials, beliefs, targets.n_fit, run.seed) for points in clouds]
             for name in ("r2", "balanced_accuracy"):
                 random = Baseline.of("permutation", RANDOM_LABELS, np.stack([own[name] for own in scores]))
                 linear[name] = replace(linear[name], baselines=(*linear[name].baselines, *known(random)))
-        of_product = _factored(clouds, trials, run.seed)
+        linear |= _factored(clouds, trials, run.seed)
+        linear["statistic_r2"], drawn_statistic, read_statistic = _statistics(trials, clouds, before, run.seed)
         drawn_belief, drawn_readout = _drawn(found, targets, untrained, run.seed)
         reachable, n_beliefs = _reachable(trials)
         report = BeliefReadoutReport(
             **linear,
-            **of_product,
             **_clusters(clouds, targets, _tokens(trials, run.seed), n=n, seed=run.seed),
             nearest_centroid_accuracy=guess_scores(found, targets, [*_BANDS.values()], n=n, seed=run.seed),
             next_token_r2=next_token_r2,
             window_r2=window_r2,
             window_map_r2=window_map_r2,
+            drawn_statistic=drawn_statistic,
+            read_statistic=read_statistic,
+            statistics=tuple(trials.statistics),
             drawn_belief=drawn_belief,
             drawn_readout=drawn_readout,
             reachable_belief=reachable,
@@ -516,7 +556,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             n=n,
         )
         clusters = ("silhouette", "rand_index", "token_rand_index", "nearest_centroid_accuracy")
-        return with_untrained(report, untrained, *linear, *clusters, *of_product)
+        return with_untrained(report, untrained, *linear, *clusters)
 
     def controls(self) -> Iterator[Control[BeliefReadoutReport]]:
         rng = np.random.default_rng(0)
@@ -565,6 +605,22 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 holds=partial(_tells_labels_apart, is_selective=is_selective),
             )
         yield _product_control(rng)
+        # The first layer holds the mean alone, the second one the log variance, too.
+        values = {name: rng.normal(size=(83, 5)) for name in ("mean", "log_variance")}
+        codes = rng.normal(size=(2, 7))
+        mean = values["mean"][:, :, None] * codes[0] + 0.01 * noise
+        stated = {name: torch.from_numpy(np.pad(own, ((0, 0), (6, 0)))) for name, own in values.items()}
+        yield Control(
+            label="the mean, then mean and log variance",
+            run=planted_run(
+                replace(trials, statistics=stated),
+                {RESID_POST: torch.from_numpy(np.stack([mean, mean + values["log_variance"][:, :, None] * codes[1]]))},
+            ),
+            holds=lambda r: bool(
+                min(*r.statistic_r2.value[0, 0], r.statistic_r2.value[1, 0, 1]) > 0.99
+                and abs(r.statistic_r2.value[1, 0, 0]) < 0.1
+            ),
+        )
         # A high R² without a carried belief: the vectors encode only the current symbol.
         chain = planted_chain(stay=0.9, seed=0)
         assert chain.observers is not None
@@ -599,9 +655,12 @@ def _tells_products_apart(report: BeliefReadoutReport) -> bool:
     _, factored, joint, shared = range(4)
     share, axes, degrees = (report.estimate(name).value[0] for name in _OF_PRODUCTS)
     random = report.factor_angle.baseline(RANDOM_PAIRS).value[0, factored]
+    maps, logs = (report.factored_share.baseline(name).value[0, 0] for name in (JOINT, LOG_ANSWERS))
     return bool(
         min(share[[factored, shared]]) > 0.99 > 0.95 > share[joint]
-        and report.factored_share.clears("higher")[0, [factored, joint]].tolist() == ["yes", "no"]
+        and report.factored_share.baseline(JOINT).value[0, 0]
+        < 0.9
+        < report.factored_share.baseline(LOG_ANSWERS).value[0, 0]
         and report.belief_dimension.baseline(FACTORED).value[0, 0] < 3 < axes[joint]
         and max(axes[[factored, shared]]) < 3 < report.belief_dimension.baseline(JOINT).value[0, 0]
         and degrees[factored] > 88 > 80 > random > 20 > degrees[shared]
@@ -730,7 +789,7 @@ def _factored(clouds: Sequence[Float[Tensor, "layer point _d"]], trials: Trials,
     beliefs = torch.cat([both.sum(dim=3), both.sum(dim=2), joint], dim=2)
     in_sequences = (cloud.cpu().double().unflatten(1, joint.shape[:2]) for cloud in clouds)
     found = [[_factored_in(points, beliefs, sizes, weights) for points in cloud] for cloud in in_sequences]
-    levels = _product_levels(clouds, found, joint, beliefs, sizes, seed)
+    levels = _product_levels(clouds, found, trials, beliefs, seed)
     scores = {}
     for name, most in _OF_PRODUCTS.items():
         rows = np.moveaxis(np.array([[own.scores[name] for own in layers] for layers in found]), 2, 0)
@@ -746,12 +805,16 @@ def _factored(clouds: Sequence[Float[Tensor, "layer point _d"]], trials: Trials,
 def _product_levels(
     clouds: Sequence[Float[Tensor, "layer point _d"]],
     found: Sequence[Sequence[_Factored]],
-    joint: Float64[Tensor, "sequence position state"],
+    trials: Trials,
     beliefs: Float64[Tensor, "sequence position belief"],
-    sizes: Sequence[int],
     seed: int,
 ) -> dict[str, list[Baseline]]:
-    """Return the levels of `_OF_PRODUCTS`: of random maps of the joint belief, and of random subspaces."""
+    """Return the levels of `_OF_PRODUCTS`: random maps of the joint belief, random subspaces, and what unembeds.
+
+    The log probabilities of a product are sums over its factors, and linear in what an accurate network unembeds.
+    """
+    joint, sizes = trials.at_scored(trials.belief).cpu(), trials.factor_sizes
+    logs = trials.at_scored(trials.predictive).cpu().log2().clamp_min(-_CLIP_BITS)
     rng, even = np.random.default_rng(seed), torch.full((1, len(joint)), 1 / len(joint), dtype=torch.float64)
     mapped, degrees = [], []
     for cloud, layers in zip(clouds, found, strict=True):
@@ -768,6 +831,8 @@ def _product_levels(
     random = np.array(degrees)
     low, high = percentile_interval(np.moveaxis(random, 2, 0))
     levels["factor_angle"] = [Baseline.of("chance", RANDOM_PAIRS, random.mean(axis=2), low=low, high=high)]
+    for name, own in _factored_in(logs, beliefs, sizes, even).scores.items():
+        levels[name].append(Baseline.of("baseline", LOG_ANSWERS, own[0]))
     return levels
 
 
@@ -831,11 +896,65 @@ def _random_degrees(d: int, ranks: tuple[int, int], seed: int) -> Float64[np.nda
     return np.asarray(cosines.acos().rad2deg().numpy())
 
 
-def _next_token(trials: Trials, targets: BeliefTargets, seed: int) -> Estimate:
-    """Return the R² of a linear map from the exact predictive to the belief; NaN where they are the same."""
-    predictive, belief = (trials.at_scored(own).cpu() for own in (trials.predictive, trials.belief))
-    if predictive.shape == belief.shape and torch.equal(predictive, belief):
+def _compared(
+    found: Sequence[Sequence[Readout]],
+    targets: BeliefTargets,
+    next_token_r2: Estimate,
+    levels: Sequence[Baseline],
+    *,
+    before: Float[Tensor, "one point d"] | None,
+    n: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Return `linear_scores` with further baselines: next-token distribution and others of R², and the embedding."""
+    linear, (low, high) = linear_scores(found, targets, n=n, seed=seed), next_token_r2.ends
+    further = {"r2": (Baseline.of("baseline", ANSWERS, next_token_r2.value, low=low, high=high), *levels)}
+    if before is not None:
+        (embedded,) = _read(before, targets, 1, seed)
+        for name, score in held_out_scores(embedded, targets, np.ones((1, len(targets.held_out)))).items():
+            level = np.full((len(found), len(found[0])), np.nan)  # the embedding is that of `resid_post` alone
+            level[0] = score
+            further[name] = (*further.get(name, ()), Baseline.of("baseline", EMBEDDING, level))
+    for name, own_levels in further.items():
+        own = linear[name]
+        shown = (level.broadcast(own.value.shape) for level in known(*own_levels))
+        linear[name] = replace(own, baselines=(*own.baselines, *shown))
+    return linear
+
+
+def _statistics(
+    trials: Trials,
+    clouds: Sequence[Float[Tensor, "layer point _d"]],
+    before: Float[Tensor, "one point d"] | None,
+    seed: int,
+) -> tuple[Estimate, Float64[np.ndarray, "statistic held_point"], Float64[np.ndarray, "statistic site held_point"]]:
+    """Return R² of each statistic, and exact and read values in the last layer at some held-out points."""
+    n, n_layers, scores, exact, read = len(trials), len(clouds[0]), [], [], []
+    for values in trials.statistics.values():
+        rows = torch.zeros(n, trials.n_scored, 3, 1, dtype=torch.float64)  # no hypotheses: the other kinds are empty
+        rows[:, :, BELIEF, 0] = trials.at_scored(values).cpu()
+        targets = belief_targets(_shuffles(rows, seed), n_fit=-(-n // 2))
+        found = [_read(points, targets, 1, seed) for points in clouds]
+        next_token, logs = (_next_token(trials, targets, seed, of_logs=of_logs) for of_logs in (False, True))
+        low, high = logs.ends
+        levels = (Baseline.of("baseline", LOG_ANSWERS, logs.value, low=low, high=high),)
+        scores.append(_compared(found, targets, next_token, levels, before=before, n=n, seed=seed))
+        truth = targets.held_out[:, :, 0, BELIEF].double().flatten().numpy()
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(truth))[:N_DOTS])
+        exact.append(truth[chosen])
+        read.append([layers[-1].predicted_belief.flatten()[chosen] for layers in found])
+    if not scores:
+        nothing = Estimate.of(np.zeros((0, len(clouds), n_layers)), n=n)
+        return nothing, np.zeros((0, 0)), np.zeros((0, len(clouds), 0))
+    return stacked([own["r2"] for own in scores]), np.stack(exact), np.array(read)
+
+
+def _next_token(trials: Trials, targets: BeliefTargets, seed: int, *, of_logs: bool = False) -> Estimate:
+    """Return the R² of a linear map from the exact predictive, or its log, to the targets; NaN if they are the same."""
+    predictive, exact = trials.at_scored(trials.predictive).cpu(), targets.values[:, 0, BELIEF]
+    if exact.shape[1] == predictive.shape[2] and torch.equal(predictive.flatten(0, 1).float(), exact):
         return Estimate.of(np.nan, (np.nan, np.nan), n=len(trials))
+    predictive = predictive.log2().clamp_min(-_CLIP_BITS) if of_logs else predictive
     read = _read(predictive.flatten(0, 1)[None], targets, predictive.shape[-1], seed)
     found: Estimate = linear_scores([read], targets, n=len(trials), seed=seed)["r2"][0, 0]
     return replace(found, baselines=())

@@ -13,6 +13,7 @@ With an exact posterior:
     CausalGraph        rows of variables with a hidden graph; queries of interventions
     LinearRegression   points of a linear function that is new in each sequence
     Dice               rolls of a die, or a coin, of unknown bias in each sequence
+    LinearGaussian     a hidden number that drifts, observed with noise, in bins
     ModularRecurrence  numbers that follow a recurrence modulo a number
 
 In words, for language models:

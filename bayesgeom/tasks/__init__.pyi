@@ -11,6 +11,7 @@ from .functions import from_functions as from_functions
 from .hmm import HMM as HMM
 from .in_context import InContext as InContext
 from .labels import labeled_texts as labeled_texts
+from .linear_gaussian import LinearGaussian as LinearGaussian
 from .linear_regression import LinearRegression as LinearRegression
 from .modular_recurrence import ModularRecurrence as ModularRecurrence
 from .process import Mess3 as Mess3

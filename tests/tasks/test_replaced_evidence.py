@@ -21,6 +21,7 @@ from bayesgeom.tasks.dirichlet_markov import DirichletMarkov
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import InContext
+from bayesgeom.tasks.linear_gaussian import LinearGaussian
 from bayesgeom.tasks.linear_regression import LinearRegression
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.tasks.process import Mess3, Process
@@ -55,6 +56,8 @@ TASKS: tuple[EvidenceTask, ...] = (
     ChangePoint(n_symbols=2, hazard=0.3, length=4),
     DirichletMarkov(n_symbols=2, length=4),
     DirichletMarkov(n_symbols=2, length=4, pool=3),
+    LinearGaussian(decay=(0.5, 0.9), noise=0.5, n_bins=3, length=4),
+    LinearGaussian(decay=0.9, noise=0.5, n_bins=3, length=4),
     LinearRegression(n_inputs=2, n_bins=3, n_points=4, n_grid=5),
     ModularRecurrence(modulus=3, length=4),
     ModularRecurrence(modulus=3, length=4, kinds="rules", opaque=True),
