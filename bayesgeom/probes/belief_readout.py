@@ -658,9 +658,7 @@ def _tells_products_apart(report: BeliefReadoutReport) -> bool:
     maps, logs = (report.factored_share.baseline(name).value[0, 0] for name in (JOINT, LOG_ANSWERS))
     return bool(
         min(share[[factored, shared]]) > 0.99 > 0.95 > share[joint]
-        and report.factored_share.baseline(JOINT).value[0, 0]
-        < 0.9
-        < report.factored_share.baseline(LOG_ANSWERS).value[0, 0]
+        and maps < 0.9 < 0.99 < logs
         and report.belief_dimension.baseline(FACTORED).value[0, 0] < 3 < axes[joint]
         and max(axes[[factored, shared]]) < 3 < report.belief_dimension.baseline(JOINT).value[0, 0]
         and degrees[factored] > 88 > 80 > random > 20 > degrees[shared]
