@@ -230,7 +230,7 @@ class BeliefReadoutReport(Report):
             for metric, label in (
                 ("factored_share", "share explained by the factors"),
                 ("belief_dimension", "dimension of the belief"),
-                ("factor_angle", "angle between the factors (degrees)"),
+                ("factor_angle", "angle between the factors"),
             ):
                 lines.append(headline_of(self, metric, (0, -1), f"{label}, last layer", verdict=verdict))
         for at, name in enumerate(self.statistics):
