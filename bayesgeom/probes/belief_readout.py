@@ -199,9 +199,10 @@ class BeliefReadoutReport(Report):
             headline_of(self, "balanced_accuracy", (0, -1), survive, verdict=verdict),
             extreme_of(self, "silhouette", "largest", f"best silhouette, k = {k}, last layer", (0, -1)),
         ]
+        answers = [own.value for own in self.statistic_r2.baselines if own.name in (ANSWERS, LOG_ANSWERS)]
         for at, name in enumerate(self.statistics):
-            given = [self.statistic_r2.baseline(level).value[at, 0, -1] for level in (ANSWERS, LOG_ANSWERS)]
-            verdict = str(Verdict.NOT_IDENTIFIED) if max(given) >= IDENTIFIED else None
+            is_given = any(own[at, 0, -1] >= IDENTIFIED for own in answers)
+            verdict = str(Verdict.NOT_IDENTIFIED) if is_given else None
             label = f"R² of the {name.replace('_', ' ')}, last layer"
             lines.insert(at, headline_of(self, "statistic_r2", (at, 0, -1), label, verdict=verdict))
         for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read")):
