@@ -233,9 +233,10 @@ class BeliefReadoutReport(Report):
                 ("factor_angle", "angle between the factors"),
             ):
                 lines.append(headline_of(self, metric, (0, -1), f"{label}, last layer", verdict=verdict))
+        answers = [own.value for own in self.statistic_r2.baselines if own.name in (ANSWERS, LOG_ANSWERS)]
         for at, name in enumerate(self.statistics):
-            given = [self.statistic_r2.baseline(level).value[at, 0, -1] for level in (ANSWERS, LOG_ANSWERS)]
-            verdict = str(Verdict.NOT_IDENTIFIED) if max(given) >= IDENTIFIED else None
+            is_given = any(own[at, 0, -1] >= IDENTIFIED for own in answers)
+            verdict = str(Verdict.NOT_IDENTIFIED) if is_given else None
             label = f"R² of the {name.replace('_', ' ')}, last layer"
             lines.insert(at, headline_of(self, "statistic_r2", (at, 0, -1), label, verdict=verdict))
         for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read")):
