@@ -51,6 +51,7 @@ N, N_SWAPPED, N_AUDITED, N_FIT = 512, 128, 128, 512
 MOST_READ = 16  # hypotheses: with more, the subspace of the belief is most of a small network's width
 N_LAST = 4  # tokens that the dull features name one by one
 _READ = 9  # branch of the seed
+_RIDGE = 1e-6  # thousands of points allow less than the package's read-out has, which leaves out narrow directions
 
 Features = Float64[Tensor, "sequence position feature"]
 
@@ -288,7 +289,7 @@ def _network(name: str) -> str:
 def linear_map(x: Features, y: Features) -> Float64[Tensor, "feature target"]:
     """Return the weights of a ridge map between centered features."""
     points, targets = x.flatten(0, 1), y.flatten(0, 1)
-    return ridge(points.T @ points, points.T @ targets)
+    return ridge(points.T @ points, points.T @ targets, strength=_RIDGE)
 
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {  # of the page: the quantities that a cell may show, by how they begin
