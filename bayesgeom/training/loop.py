@@ -322,15 +322,16 @@ def is_learned(recipe: Recipe, module: nn.Module, held_out: Trials, steps: int) 
 
 @torch.no_grad()
 def named_share(module: nn.Module, trials: Trials) -> float:
-    """Return the share of scored positions at which the most probable answer is one of the exact most probable ones.
+    """Return the share of scored positions with a single most probable answer at which the module names that answer.
 
     Args:
         module: Maps tokens to logits.
-        trials: Sequences with an exact predictive.
+        trials: Sequences with an exact predictive. NaN if no position has a single most probable answer.
     """
     exact, logits = trials.predictive[trials.scored], module(trials.tokens)[trials.scored][:, trials.answers]
-    named = exact.gather(1, logits.argmax(dim=1, keepdim=True))[:, 0]
-    return float((named >= exact.amax(dim=1) - _TIE).double().mean())
+    two = exact.topk(2, dim=1).values
+    is_named = logits.argmax(dim=1) == exact.argmax(dim=1)
+    return float(is_named[two[:, 0] - two[:, 1] > _TIE].double().mean())
 
 
 @torch.no_grad()

@@ -75,8 +75,9 @@ class Recipe:
         warm_start: Shipped checkpoint whose weights it starts from, with their hash: "name@hash".
         loss_positions: Number of first scored positions with a loss. None: all scored positions.
         label_share: Probability of a loss at each scored position beyond `loss_positions`, drawn anew in every step.
-        until: Share of held-out scored positions whose most probable answer the model names, at which the stage ends
-            before its last step (see `training.loop.named_share`): a curriculum has one such stage for each size.
+        until: Share of held-out positions with a single most probable answer at which the model names it, and at which
+            the stage ends before its last step (see `training.loop.named_share`): a curriculum has one such stage for
+            each size.
             None: all steps.
     """
 
@@ -404,6 +405,44 @@ _THREE: Mapping[str, Sizes] = {  # about 0.15 M parameters
     "transformer": {**_SHALLOW["transformer"], "n_layers": 3},
     "lstm": {"architecture": "lstm", "n_layers": 3, "d_model": 78},
 }
+# Recall of many pairs is learned if few pairs come first: with 16 from the start every network stayed at the bag of
+# stored values. Rotary positions, because a learned table would have to learn "the previous token" at every position.
+_SIXTEEN = AssociativeRecall(n_pairs=16, n_keys=32, n_values=32, n_queries=16)
+_BINDING = Recipe(
+    name="binding",
+    task=_SIXTEEN,
+    sizes={},
+    lr=2e-3,
+    matrix_lr=0.01,
+    steps=3_000,
+    float32_share=0.1,
+)
+_BINDING_STAGES = (
+    *(
+        replace(
+            _BINDING,
+            name=f"binding-{n}",
+            task=replace(_SIXTEEN, n_pairs=n, n_queries=n_queries),
+            steps=4_000,
+            until=0.97,
+            float32_share=0.0,
+            snapshots=0,
+        )
+        for n, n_queries in ((2, 8), (4, 16), (8, 16))
+    ),
+    _BINDING,
+)
+_BINDING_SIZES: Mapping[str, Sizes] = {  # about 0.43 M parameters
+    "transformer": {
+        **_TRANSFORMER,
+        "n_layers": 2,
+        "n_heads": 4,
+        "d_model": 128,
+        "d_mlp": 512,
+        "positions": "rotary",
+        "tied": False,
+    },
+}
 _WORLD = Recipe(name="dice", task=Dice(), sizes={}, optimizer="adamw", lr=3e-3, warmup=100, steps=2_500)
 
 # Stages and sizes of each row.
@@ -425,6 +464,7 @@ _ROWS: Mapping[str, tuple[tuple[Recipe, ...], Mapping[str, Sizes]]] = {
     "causal-graph": ((replace(_WORLD, name="causal-graph", task=CausalGraph(), steps=3_000),), _THREE),
     "linear-regression": ((replace(_WORLD, name="linear-regression", task=LinearRegression(), steps=5_000),), _THREE),
     "linear-gaussian": ((replace(_WORLD, name="linear-gaussian", task=LinearGaussian(), steps=3_000),), _THREE),
+    "binding": (_BINDING_STAGES, _BINDING_SIZES),
     "rrxor": ((replace(_WORLD, name="rrxor", task=Process("rrxor", length=24), steps=3_000),), _THREE),
     "product": ((replace(_WORLD, name="product", task=Product(), steps=3_000),), _THREE),
 }
