@@ -22,12 +22,12 @@ from torch import Tensor
 import bayesgeom
 from bayesgeom.core import LOGIT_LENS, RESID_POST, STATE, Trials, concatenate, phase
 from bayesgeom.core.files import atomic_file
-from bayesgeom.core.text import number_text
 from bayesgeom.interventions.design import Design
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import scored_task_of
 from bayesgeom.probes.belief_readout import BeliefReadoutReport
 from bayesgeom.probes.posterior_lens import PosteriorLensReport
+from bayesgeom.report.answer import rounded
 from bayesgeom.report.render import markdown
 from bayesgeom.report.tables import Headline, extreme_of, headline_of
 from bayesgeom.stats import r2_interval, ridge
@@ -321,10 +321,10 @@ def _cell(rows: Sequence[Row], starts: Sequence[str]) -> str:
     own = next((row for start in starts for row in rows if row.quantity.startswith(start)), None)
     if own is None or math.isnan(own.value):
         return own.verdict.rpartition("; ")[2] if own else "–"
-    interval = "" if math.isnan(own.low) else f" [{number_text(own.low)} … {number_text(own.high)}]"
-    level = f"; {own.baseline} {number_text(own.level)}" if own.baseline not in ("", "exact", "all layers") else ""
+    interval = "" if math.isnan(own.low) else f" [{rounded(own.low)} … {rounded(own.high)}]"
+    level = f"; {own.baseline} {rounded(own.level)}" if own.baseline not in ("", "exact", "all layers") else ""
     verdict = f"; **{own.verdict.partition('; ')[0]}**" if own.verdict not in ("", "yes", "no", "conservative") else ""
-    return f"{number_text(own.value)}{interval}{level}{verdict}"
+    return f"{rounded(own.value)}{interval}{level}{verdict}"
 
 
 PARTS: Mapping[str, Callable[[], str]] = {"worlds": overview}
