@@ -51,6 +51,7 @@ N, N_SWAPPED, N_AUDITED, N_FIT = 512, 128, 128, 512
 MOST_READ = 16  # hypotheses: with more, the subspace of the belief is most of a small network's width
 N_LAST = 4  # tokens that the dull features name one by one
 _READ = 9  # branch of the seed
+_TINY = 1e-9  # standard deviation of a statistic that is constant
 _RIDGE = 1e-6  # thousands of points allow less than the package's read-out has, which leaves out narrow directions
 
 Features = Float64[Tensor, "sequence position feature"]
@@ -93,8 +94,7 @@ class Row:
 def worlds(networks: tuple[str, ...] = (), /, *, seed: int = 0, table: Path = TABLE, again: bool = False) -> None:
     """Read networks of the new worlds with six instruments, and add the numbers to a table.
 
-    A network takes one to two minutes of one CPU core. A network that is in the table with the same weights is left
-    out.
+    A network takes one to two minutes of one CPU core. It is left out if the table has it with the same weights.
 
     Args:
         networks: Names of checkpoints, or directories of runs. Default: every shipped network of a new world.
@@ -168,8 +168,9 @@ def audited(model: Model, task: WindTunnel, seed: int) -> Iterator[Headline]:
 
 def swapped(model: Model, task: WindTunnel, seed: int) -> Iterator[Headline]:
     """Yield the swap of the belief, or of its statistics, in every layer; then what it shifts in the strongest one."""
-    is_large = task.sample(1, seed=0).belief.shape[-1] > MOST_READ
-    fit = StatisticsFit(task) if is_large else bayesgeom.subspaces.leace("belief")
+    one = task.sample(1, seed=0)
+    is_summed_up = one.belief.shape[-1] > MOST_READ and len(statistics(task, one)) > 0
+    fit = StatisticsFit(task) if is_summed_up else bayesgeom.subspaces.leace("belief")
     design = Design("swap", n_fit=N_FIT)
     found = bayesgeom.intervene(model, task, fit, kind=design, n=N_SWAPPED, seed=seed)
     yield from found.headlines()[: model.spec.n_layers + 4]
@@ -198,7 +199,7 @@ class StatisticsFit(Fit):
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         values = torch.cat([*statistics(self.task, sample.run.trials).values()], dim=2).flatten(0, 1)
-        target = (values - values.mean(dim=0)) / values.std(dim=0)
+        target = (values - values.mean(dim=0)) / values.std(dim=0).clamp_min(_TINY)
         return {layer: span(self.label, sample.points(layer).cpu().T @ target) for layer in layers}
 
 
