@@ -137,7 +137,7 @@ def reading(model: Model, network: str, *, seed: int = 0) -> Iterator[Row]:
 def answer_and_layers(model: Model, task: WindTunnel, seed: int) -> Iterator[Headline]:
     """Yield the answer's share of the gap, KL, the lens by layer, and R² of the belief by site and layer."""
     probes = ["calibration", "belief_readout", *["posterior_lens"] * bool(model.layers_of(LOGIT_LENS))]
-    found = bayesgeom.diagnose(model, task, probes=probes, n=N, seed=seed, n_untrained=1)
+    found = bayesgeom.diagnose(model, task, probes=probes, n=N, seed=seed, n_untrained=2)
     answer, calibration = found.answer, found["calibration"]
     assert answer is not None, "calibration was measured"
     yield headline_of(calibration, "gap_closed", (0,), verdict=str(answer.verdict))
