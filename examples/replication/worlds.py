@@ -22,12 +22,12 @@ from torch import Tensor
 import bayesgeom
 from bayesgeom.core import LOGIT_LENS, RESID_POST, STATE, Trials, concatenate, phase
 from bayesgeom.core.files import atomic_file
-from bayesgeom.core.text import number_text
 from bayesgeom.interventions.design import Design
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import scored_task_of
 from bayesgeom.probes.belief_readout import BeliefReadoutReport
 from bayesgeom.probes.posterior_lens import PosteriorLensReport
+from bayesgeom.report.answer import rounded
 from bayesgeom.report.render import markdown
 from bayesgeom.report.tables import Headline, extreme_of, headline_of
 from bayesgeom.stats import r2_interval, ridge
@@ -51,6 +51,8 @@ N, N_SWAPPED, N_AUDITED, N_FIT = 512, 128, 128, 512
 MOST_READ = 16  # hypotheses: with more, the subspace of the belief is most of a small network's width
 N_LAST = 4  # tokens that the dull features name one by one
 _READ = 9  # branch of the seed
+_TINY = 1e-9  # standard deviation of a statistic that is constant
+_RIDGE = 1e-6  # thousands of points allow less than the package's read-out has, which leaves out narrow directions
 
 Features = Float64[Tensor, "sequence position feature"]
 
@@ -92,8 +94,7 @@ class Row:
 def worlds(networks: tuple[str, ...] = (), /, *, seed: int = 0, table: Path = TABLE, again: bool = False) -> None:
     """Read networks of the new worlds with six instruments, and add the numbers to a table.
 
-    A network takes one to two minutes of one CPU core. A network that is in the table with the same weights is left
-    out.
+    A network takes one to two minutes of one CPU core. It is left out if the table has it with the same weights.
 
     Args:
         networks: Names of checkpoints, or directories of runs. Default: every shipped network of a new world.
@@ -136,7 +137,7 @@ def reading(model: Model, network: str, *, seed: int = 0) -> Iterator[Row]:
 def answer_and_layers(model: Model, task: WindTunnel, seed: int) -> Iterator[Headline]:
     """Yield the answer's share of the gap, KL, the lens by layer, and R² of the belief by site and layer."""
     probes = ["calibration", "belief_readout", *["posterior_lens"] * bool(model.layers_of(LOGIT_LENS))]
-    found = bayesgeom.diagnose(model, task, probes=probes, n=N, seed=seed, n_untrained=1)
+    found = bayesgeom.diagnose(model, task, probes=probes, n=N, seed=seed, n_untrained=2)
     answer, calibration = found.answer, found["calibration"]
     assert answer is not None, "calibration was measured"
     yield headline_of(calibration, "gap_closed", (0,), verdict=str(answer.verdict))
@@ -167,8 +168,9 @@ def audited(model: Model, task: WindTunnel, seed: int) -> Iterator[Headline]:
 
 def swapped(model: Model, task: WindTunnel, seed: int) -> Iterator[Headline]:
     """Yield the swap of the belief, or of its statistics, in every layer; then what it shifts in the strongest one."""
-    is_large = task.sample(1, seed=0).belief.shape[-1] > MOST_READ
-    fit = StatisticsFit(task) if is_large else bayesgeom.subspaces.leace("belief")
+    one = task.sample(1, seed=0)
+    is_summed_up = one.belief.shape[-1] > MOST_READ and len(statistics(task, one)) > 0
+    fit = StatisticsFit(task) if is_summed_up else bayesgeom.subspaces.leace("belief")
     design = Design("swap", n_fit=N_FIT)
     found = bayesgeom.intervene(model, task, fit, kind=design, n=N_SWAPPED, seed=seed)
     yield from found.headlines()[: model.spec.n_layers + 4]
@@ -197,7 +199,7 @@ class StatisticsFit(Fit):
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         values = torch.cat([*statistics(self.task, sample.run.trials).values()], dim=2).flatten(0, 1)
-        target = (values - values.mean(dim=0)) / values.std(dim=0)
+        target = (values - values.mean(dim=0)) / values.std(dim=0).clamp_min(_TINY)
         return {layer: span(self.label, sample.points(layer).cpu().T @ target) for layer in layers}
 
 
@@ -288,7 +290,7 @@ def _network(name: str) -> str:
 def linear_map(x: Features, y: Features) -> Float64[Tensor, "feature target"]:
     """Return the weights of a ridge map between centered features."""
     points, targets = x.flatten(0, 1), y.flatten(0, 1)
-    return ridge(points.T @ points, points.T @ targets)
+    return ridge(points.T @ points, points.T @ targets, strength=_RIDGE)
 
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {  # of the page: the quantities that a cell may show, by how they begin
@@ -320,10 +322,10 @@ def _cell(rows: Sequence[Row], starts: Sequence[str]) -> str:
     own = next((row for start in starts for row in rows if row.quantity.startswith(start)), None)
     if own is None or math.isnan(own.value):
         return own.verdict.rpartition("; ")[2] if own else "–"
-    interval = "" if math.isnan(own.low) else f" [{number_text(own.low)} … {number_text(own.high)}]"
-    level = f"; {own.baseline} {number_text(own.level)}" if own.baseline not in ("", "exact", "all layers") else ""
+    interval = "" if math.isnan(own.low) else f" [{rounded(own.low)} … {rounded(own.high)}]"
+    level = f"; {own.baseline} {rounded(own.level)}" if own.baseline not in ("", "exact", "all layers") else ""
     verdict = f"; **{own.verdict.partition('; ')[0]}**" if own.verdict not in ("", "yes", "no", "conservative") else ""
-    return f"{number_text(own.value)}{interval}{level}{verdict}"
+    return f"{rounded(own.value)}{interval}{level}{verdict}"
 
 
 PARTS: Mapping[str, Callable[[], str]] = {"worlds": overview}

@@ -1,5 +1,6 @@
 """Readings of the new worlds: planted read-outs, features by hand, a table that resumes, and its page."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +10,16 @@ import pytest
 import torch
 
 import bayesgeom
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.report.tables import Headline
 from bayesgeom.tasks import CausalGraph, DirichletMarkov
 from examples.replication import worlds as study
+from examples.replication.claims.pages import END, START
+from tests.structure.source import ROOT
 from tests.tiny import tiny_checkpoints, tiny_folder
 
+PAGE = (ROOT / "examples/replication/worlds.md").read_text("utf-8")
+STALE = "run `python -m examples.replication table --write-pages`"
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
 
@@ -95,3 +101,27 @@ def test_every_instrument_reads_a_network(tiny_checkpoints: Path, monkeypatch: p
     assert any("probability of each edge" in row.quantity for row in rows if row.instrument == "intervene")
     reasons = {row.quantity: row.verdict for row in rows if np.isnan(row.value)}
     assert reasons["martingale gap"] == "not measured; order matters"
+
+
+def test_the_table_is_of_the_shipped_weights_and_the_page_is_the_table() -> None:
+    table = pd.read_csv(study.TABLE)
+    for network, own in table.groupby("network"):
+        assert network in study.NETWORKS and own.weights_hash.nunique() == 1
+        if str(network) in checkpoints():
+            assert own.weights_hash.iloc[0] in (checkpoints()[str(network)] / "card.md").read_text("utf-8")
+    part = PAGE.partition(START.format("worlds"))[2].partition(END)[0]
+    assert part.strip() == study.overview(), STALE
+
+
+def test_the_numbers_of_a_paragraph_are_those_of_its_world() -> None:
+    table, worlds = pd.read_csv(study.TABLE), set[str]()
+    for paragraph in PAGE.partition("## What was found")[2].split("\n\n"):
+        if title := re.match(r"\*\*(.+?)\.\*\*", paragraph):
+            name = title[1].lower().replace("–", "-").replace(" ", "-")
+            world = next(own for own in study.WORLDS if name.startswith(own))
+            own = table[table.network.str.startswith(world)][["value", "low", "high", "level"]].abs().to_numpy()
+            for number in re.findall(r"\d+\.\d+", paragraph):
+                unit = 10.0 ** -len(number.partition(".")[2])
+                assert np.isclose(own, float(number), atol=0.51 * unit, rtol=0).any(), (world, number)
+            worlds.add(world)
+    assert len(worlds) >= 4

@@ -1,4 +1,4 @@
-"""The generated pages: `claims.md` with a plot for each claim, and the generated parts of two other pages."""
+"""The generated pages: `claims.md` with a plot for each claim, and the generated parts of other pages."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import number_text
+from examples.replication import worlds
 from examples.replication.claims import intervention_page, sweep_page
 from examples.replication.claims.claim import (
     Case,
@@ -27,7 +28,7 @@ START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
 FOLDER = Path("examples/replication")
 HEAD = DATA / "page.md"  # the text before the claims
 CLAIMS, INTERVENTIONS, PLOTS = FOLDER / "claims.md", FOLDER / "interventions.md", FOLDER / "plots"
-WITH_PARTS = (INTERVENTIONS, FOLDER / "sweeps.md")
+WITH_PARTS = (INTERVENTIONS, FOLDER / "sweeps.md", FOLDER / "worlds.md")
 _GROUPS = {
     "B": "Bijection: calibration",
     "H": "Hidden Markov models: calibration",
@@ -69,7 +70,7 @@ def write(clone: Path) -> list[Path]:
 
 def refreshed(page: str) -> str:
     """Return a page with its generated parts replaced by current ones."""
-    for name, made in {**intervention_page.PARTS, **sweep_page.PARTS}.items():
+    for name, made in {**intervention_page.PARTS, **sweep_page.PARTS, **worlds.PARTS}.items():
         start = START.format(name)
         if start in page:
             before, _, rest = page.partition(start)

@@ -198,7 +198,7 @@ def test_pages_are_written_into_a_clone_only(tmp_path: Path) -> None:
     (tmp_path / INTERVENTIONS).parent.mkdir(parents=True)
     for name in WITH_PARTS:
         (tmp_path / name).write_text(f"# Page\n\n{START.format('fits')}\n{END}\n\nend\n", encoding="utf-8")
-    assert len(write(tmp_path)) == 3 + len(load()) + len(sweep_page.plots()) and write(tmp_path) == []
+    assert len(write(tmp_path)) == 1 + len(WITH_PARTS) + len(load()) + len(sweep_page.plots()) and write(tmp_path) == []
     assert (tmp_path / INTERVENTIONS).read_text(encoding="utf-8").endswith(f"{END}\n\nend\n")
     with pytest.raises(InvalidArgument, match="has no '<!-- end of generated text -->' after"):
         refreshed(START.format("fits"))
