@@ -7,6 +7,8 @@ VENV ?= .venv
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 LOWEST_ARGS ?=
+PUSH ?=
+VERSION ?=
 WORKERS ?= 2
 
 # Compiled files of the first run save the next ones, and every process that a test starts, seconds.
@@ -20,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 NUMERICAL := $(addprefix tests/,stats probes models training monitor ablations interventions tasks gradients generalization dynamics)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-all test-tiers test-avx2 test-lowest test-slow test-hub real-model test-real lint format bench clean
+.PHONY: help demo dist docs docs-version test test-all test-tiers test-avx2 test-lowest test-slow test-hub real-model test-real lint format bench clean
 
 help: ## list what can be made
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -54,8 +56,18 @@ test-lowest: ## the default tests with the lowest versions that pyproject.toml a
 	VIRTUAL_ENV=$(VENV)-lowest $(VENV)-lowest/bin/uv pip install --resolution lowest-direct $(LOWEST_ARGS) -e '.[test]'
 	$(VENV)-lowest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+dist: $(BIN)/python ## build the wheel and the source distribution into dist/
+	$(BIN)/python -m pip install --quiet build
+	$(BIN)/python -m build
+
 docs: $(INSTALLED_DOCS) ## build the site into site/; a broken link or an unknown reference fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+# Without a network, unless `PUSH=--push` sends the branch to the server. The site then shows a choice of its versions.
+docs-version: $(INSTALLED_DOCS) ## store the site in the branch gh-pages, as VERSION (default: the package's)
+	PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --quiet --update-aliases $(PUSH) \
+		$(or $(VERSION),$$($(BIN)/python -c "import bayesgeom; print(bayesgeom.__version__)")) latest
+	$(BIN)/mike set-default $(PUSH) latest
 
 test-slow: $(INSTALLED) ## the slow tests alone
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from bayesgeom.report.diagnosis import load_report as load_report
     from bayesgeom.subspaces.base import InterventionSite as InterventionSite
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "ablate": "bayesgeom.ablations.run",

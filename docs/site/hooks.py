@@ -6,6 +6,7 @@ import posixpath
 import re
 import subprocess
 import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,9 @@ PAGES = {
     **{f"notebooks/{path.stem}.md": f"examples/{path.name}" for path in (ROOT / "examples").glob("*.ipynb")},
 }
 SHOWN_AT = {origin: page for page, origin in PAGES.items()}
+# Where the repository lies stands in pyproject.toml alone.
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+COLAB = REPOSITORY.replace("https://github.com/", "https://colab.research.google.com/github/") + "/blob/main"
 PLOTLY, WIDGET = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json"
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 
@@ -59,7 +63,7 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links between files of the repository lead to pages of the site, or else to the repository."""
     here = page.file.src_uri
     origin = PAGES.get(here, f"docs/{here}")
@@ -73,7 +77,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
             page_of = target.replace(STUDY, "study")
         if page_of is None:
             kind = "tree" if (ROOT / target).is_dir() else "blob"
-            return f"{config.extra['repository']}/{kind}/main/{target}{link[2] or ''}"
+            return f"{REPOSITORY}/{kind}/main/{target}{link[2] or ''}"
         return posixpath.relpath(page_of, posixpath.dirname(here) or ".") + (link[2] or "")
 
     return _LINK.sub(moved, markdown)
@@ -110,13 +114,17 @@ def _executed(path: Path) -> str:
 
 
 def _page(notebook: Any, *, source: str) -> str:
-    """Return a notebook as a page: text, code, and what was printed or drawn."""
+    """Return a notebook as a page: text with a link to Colab, code, and what was printed or drawn."""
     parts = list[str]()
     for cell in notebook["cells"]:
+        text = _text(cell["source"])
         if cell["cell_type"] == "markdown":
-            parts.append(_text(cell["source"]))
+            link = "" if parts or "gallery" not in source else f"\n\n[Open in Colab]({COLAB}/{source}){{ .md-button }}"
+            parts.append(text + link)
             continue
-        parts.append(f"```python\n{_text(cell['source'])}\n```")
+        if "google.colab" in text:  # it installs the package there, and does nothing elsewhere
+            continue
+        parts.append(f"```python\n{text}\n```")
         parts += [_output(output, f"{source}-{len(parts)}-{i}") for i, output in enumerate(cell["outputs"])]
     return "\n\n".join(filter(None, parts))
 

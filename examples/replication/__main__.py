@@ -18,6 +18,8 @@ COMMANDS = {  # name: "module:function", or a dataclass that is called
     "replicate": "comparison.commands:replicate",
     "train": "comparison.commands:train",
     "length": "comparison.commands:length",
+    "sweep": "sweeps:sweep",
+    "rescue": "rescue:rescue",
     "em": "measurements:em",
     "settling": "measurements:settling",
     "audit": "measurements:audit",
@@ -27,6 +29,7 @@ COMMANDS = {  # name: "module:function", or a dataclass that is called
     "share-controls": "measurements:share_controls",
     "value-readings": "measurements:value_readings",
     "swap-shares": "measurements:swap_shares",
+    "worlds": "worlds:worlds",
 }
 
 
