@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bayesgeom.core import CheckpointFault, OutputFault, atomic_directory, optional, phase
+from bayesgeom.core import CheckpointFault, OutputFault, atomic_directory, is_file, optional, phase
 
 BASE_VARIABLE, CACHE_VARIABLE = "BAYESGEOM_CHECKPOINTS_URL", "BAYESGEOM_CACHE"
 REGISTRY = Path(__file__).with_name("registry.json")
@@ -31,7 +31,7 @@ def registered() -> Mapping[str, Any]:
 def missing_bytes(folder: Path) -> int:
     """Return the size of the registered files that the directory of a checkpoint lacks: 0 if it can be loaded."""
     files = registered().get(folder.name, {"files": {}})["files"]
-    return sum(own["bytes"] for file, own in files.items() if not (folder / file).exists())
+    return sum(own["bytes"] for file, own in files.items() if not is_file(folder / file))
 
 
 def fetched(name: str, *, base_url: str | None = None) -> Path:
