@@ -174,7 +174,7 @@ def optional(name: str, what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise InvalidArgument(f"{what} needs {error.name}: pip install 'bayesgeom[{name}]'.") from error
+        raise InvalidArgument(f"{what} needs {error.name or error}: pip install 'bayesgeom[{name}]'.") from error
 
 
 def unknown_name(kind: str, requested: str, known: Collection[str]) -> UnknownName:

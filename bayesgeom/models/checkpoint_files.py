@@ -188,6 +188,9 @@ class Named(Mapping[str, Path]):
     def __len__(self) -> int:
         return len(self.folders)
 
+    def __repr__(self) -> str:
+        return repr(self.folders)
+
     def complete(self, name: str, base_url: str | None = None) -> Path:
         """Return the directory with all files: this one, or that in the cache (see `fetching.fetched`)."""
         folder = self.folders[name]

@@ -14,9 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bayesgeom.core import CheckpointFault, OutputFault, atomic_directory, optional, phase
+from bayesgeom.core import CheckpointFault, OutputFault, atomic_directory, is_file, optional, phase
 
-BASE_URL = "https://raw.githubusercontent.com/bayesgeom/bayesgeom/v{version}/checkpoints"  # files of the release's tag
 BASE_VARIABLE, CACHE_VARIABLE = "BAYESGEOM_CHECKPOINTS_URL", "BAYESGEOM_CACHE"
 REGISTRY = Path(__file__).with_name("registry.json")
 _TIMEOUT_S, _CHUNK = 30.0, 2**18  # without a byte; bytes that are written at a time
@@ -32,7 +31,7 @@ def registered() -> Mapping[str, Any]:
 def missing_bytes(folder: Path) -> int:
     """Return the size of the registered files that the directory of a checkpoint lacks: 0 if it can be loaded."""
     files = registered().get(folder.name, {"files": {}})["files"]
-    return sum(own["bytes"] for file, own in files.items() if not (folder / file).exists())
+    return sum(own["bytes"] for file, own in files.items() if not is_file(folder / file))
 
 
 def fetched(name: str, *, base_url: str | None = None) -> Path:
@@ -60,8 +59,7 @@ def fetched(name: str, *, base_url: str | None = None) -> Path:
     target = root.absolute() / digest / name
     if target.is_dir() and not missing_bytes(target):
         return target
-    version = importlib.metadata.version("bayesgeom")
-    base = (base_url or os.environ.get(BASE_VARIABLE) or BASE_URL.format(version=version)).rstrip("/")
+    base = (base_url or os.environ.get(BASE_VARIABLE) or _of_release()).rstrip("/")
     try:
         root.mkdir(parents=True, exist_ok=True)
         with phase(f"fetching {name}", len(entry["files"]), "file") as shown, FileLock(root / ".lock"):
@@ -75,6 +73,13 @@ def fetched(name: str, *, base_url: str | None = None) -> Path:
         reason = error if isinstance(error, OutputFault) else f"cannot write {root}: {error.strerror or error}."
         raise OutputFault(f"{reason} Set ${CACHE_VARIABLE} to a folder for fetched checkpoints.") from error
     return target
+
+
+def _of_release() -> str:
+    """The checkpoints in the repository that `pyproject.toml` names, at the tag of the installed version."""
+    about = importlib.metadata.metadata("bayesgeom")
+    places = dict(entry.split(", ", 1) for entry in about.get_all("Project-URL", []))
+    return f"{places['Repository']}/raw/v{about['Version']}/checkpoints"
 
 
 def _fetch(url: str, file: Path, expected: str) -> None:
