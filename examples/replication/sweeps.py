@@ -283,8 +283,9 @@ def capacity(checkpoint: Annotated[str, tyro.conf.Positional], /, *, table: Path
     """
     found = load_checkpoint(checkpoints().get(checkpoint, Path(checkpoint)))
     recipe = recipe_from_dict(found.recipe)
-    if replace(recall(PAIRS[-1]), n_pairs=PAIRS[0]) != replace(recipe.task, n_pairs=PAIRS[0]):
-        raise InvalidArgument(f"{checkpoint} was trained on {recipe.task}; this measures {recall(PAIRS[-1])}.")
+    task, measured = recipe.task, recall(PAIRS[-1])
+    if not isinstance(task, AssociativeRecall) or replace(task, n_pairs=1) != replace(measured, n_pairs=1):
+        raise InvalidArgument(f"{checkpoint} was trained on {task}; this measures {measured}.")
     setting = f"{KEYS} keys, {recipe.optimizer}"
     cell = Row(
         sweep="capacity",
