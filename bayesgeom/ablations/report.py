@@ -206,7 +206,7 @@ class AblationReport(Report):
         from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line, brief
         from bayesgeom.report import SERIES, at_least, label_axes
 
-        unit, by_head, panels = "KL increase (bits)", self.kl_increase_bits_by_head, list[Panel]()
+        unit, by_head, heat = "KL increase (bits)", self.kl_increase_bits_by_head, list[Panel]()
         if not np.isnan(by_head).all():
             layer, head = np.unravel_index(np.nanargmax(by_head), by_head.shape)
             raising = int((self._exactly(self.kl_increase_bits).ends[0][self.head >= 0] > 0).sum())
@@ -214,14 +214,20 @@ class AblationReport(Report):
             head_text, bits = f"{self.mode} ablation of L{layer}H{head}", brief(by_head[layer, head])
             most = f"{among}; {head_text} raises it most, by {bits} bits"
             none = f"No head matters: {self.mode} ablation of none raises KL"
-            panels.append(Panel.blank(most if by_head[layer, head] > 0 else none))
-            add_heat(panels[-1].figure, by_head, unit=unit, baseline=0.0)
-        alike = {title: [i for i in self.ranked() if self.kinds[i] in kinds] for title, kinds in _ALIKE.items()}
-        groups = {title: found for title, found in alike.items() if found}
+            heat.append(Panel.blank(most if by_head[layer, head] > 0 else none))
+            add_heat(heat[0].figure, by_head, unit=unit, baseline=0.0)
+        ranked, panels = self.ranked(), list[Panel]()
+        alike = {title: [i for i in ranked if self.kinds[i] in kinds] for title, kinds in _ALIKE.items()}
+        # The page opens with the kind of the largest effect, for heads with their map.
+        order = sorted(alike, key=lambda title: ranked[0] not in alike[title])
+        groups = {title: alike[title] for title in order if alike[title]}
+        is_below = self.kinds[ranked[0]] == "head" and len(heat) > 0
         for title, found in groups.items():  # each kind has its own axis, as blocks cost more than heads
             own, labels = self.kl_increase_bits[found[:_N_ROWS]], [self.ablations[i] for i in found[:_N_ROWS]]
-            panels.append(Panel.blank(f"{_few(title, _N_ROWS, len(found))}, largest first", is_folded=len(panels) > 0))
+            named = f"{_few(title, _N_ROWS, len(found))}, largest first"
+            panels.append(Panel.blank(named, is_folded=is_below or len(panels) > 0))
             add_forest(panels[-1].figure, labels, own.value, own.ends, unit=unit)
+        panels = [*heat, *panels] if is_below else [*panels[:1], *heat, *panels[1:]]
         title, found = next(iter(groups.items()))
         along = Panel.blank(f"{_few(title, _N_LINES, len(found))}, along the sequence", is_folded=True)
         scored = range(1, self.kl_increase_bits_by_position.shape[1] + 1)

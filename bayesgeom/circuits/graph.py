@@ -101,7 +101,7 @@ class PathsReport(Report):
         """Draw edges as lines as wide as they are strong, in the color of the input that they lead to."""
         import plotly.graph_objects as go
 
-        from bayesgeom.charts.lines import add_note
+        from bayesgeom.charts.lines import add_note, brief
         from bayesgeom.core import number_text
         from bayesgeom.report import EXACT, PAPER, SERIES, label_axes
 
@@ -129,7 +129,7 @@ class PathsReport(Report):
                 go.Scatter(x=xy[:, 0], y=xy[:, 1], mode="markers", marker=marker, name=name, hoverinfo="skip")
             )
         for at, (x0, y0, x1, y1) in list(zip(shown, lines, strict=True))[:_N_NUMBERED]:
-            text, font = number_text(round(float(bits[at]), 2)), {"size": 10, "color": colors[self.inputs[at]]}
+            text, font = brief(bits[at]), {"size": 10, "color": colors[self.inputs[at]]}
             along = 0.55 + 10 * _PORTS[self.inputs[at]]  # edges to q and k of a head are side by side
             middle = {"x": (1 - along) * x0 + along * x1, "y": (1 - along) * y0 + along * y1}
             figure.add_annotation(**middle, text=text, showarrow=False, font=font, bgcolor=PAPER)

@@ -112,7 +112,7 @@ class PatchReport(Report):
         from bayesgeom.charts.heat import add_heat
         from bayesgeom.core import percent_text
 
-        columns = [f"{position} {token}" for position, token in enumerate(self.tokens)]
+        columns = [f"{position} {token}" for position, token in enumerate(self.tokens, start=1)]
         rows, unit = range(len(self.recovered.value)), "share recovered"
         title = f"Share recovered by patching {self.site}"
         if np.isfinite(self.recovered.value).any():

@@ -168,6 +168,7 @@ class Trials:
         observers: The filter behind the posterior, from which window observers are made, if the task has latent
             dynamics.
         is_labeled: Whether the belief is a label of a user, for which random labels by token are a control.
+        statistics: Named numbers that summarize the belief, such as its mean or log variance; NaN where not scored.
     """
 
     tokens: Int64[Tensor, "batch pos"]
@@ -182,6 +183,7 @@ class Trials:
     group_names: tuple[str, ...] = ()
     observers: WindowObservers | None = None
     is_labeled: bool = False
+    statistics: Mapping[str, Float64[Tensor, "batch pos"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         counts = self.scored.sum(dim=1)
@@ -265,6 +267,7 @@ class Trials:
         cut = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("tokens", "scored", "predictive", "belief", "labels"):
             cut[name] = cut[name][index]
+        cut["statistics"] = {name: values[index] for name, values in self.statistics.items()}
         cut["groups"] = None if self.groups is None else self.groups[index]
         cut["observers"] = None if self.observers is None else self.observers.rows(index)
         own = self.relations
@@ -299,6 +302,7 @@ def concatenate(parts: list[Trials]) -> Trials:
         group_names=first.group_names,
         observers=observers[0].and_of(observers[1:]) if len(observers) == len(parts) else None,
         is_labeled=first.is_labeled,
+        statistics={name: torch.cat([part.statistics[name] for part in parts]) for name in first.statistics},
     )
 
 
@@ -364,6 +368,12 @@ def checked_trials(trials: Trials, *, task: str) -> Trials:
 
 def _check_layout(trials: Trials, task: str) -> None:
     n, n_pos = trials.scored.shape
+    for name, values in trials.statistics.items():
+        if values.dtype != torch.float64 or values.shape != (n, n_pos) or not trials.at_scored(values).isfinite().all():
+            raise InvalidArgument(
+                f"task {task!r}: statistic {name!r} must be {torch.float64} of shape {(n, n_pos)} and finite at scored "
+                f"positions; it is {values.dtype} of shape {tuple(values.shape)}."
+            )
     layout = {
         "tokens": (torch.int64, (n, n_pos)),
         "scored": (torch.bool, (n, n_pos)),

@@ -36,9 +36,9 @@ class Verdict(StrEnum):
     CLOSE = "close", "good"
     """The answer: the interval of the closed share of that gap lies above 0.9."""
     PARTLY = "partly"
-    """The answer: the interval of the closed share of that gap lies above 0."""
+    """The answer: the interval of the closed share of that gap lies above 0, and above that of untrained networks."""
     NO_BETTER = "no better", "bad"
-    """The answer: the interval of the closed share of that gap includes 0."""
+    """The answer: the interval of the closed share of that gap includes 0, or reaches that of untrained networks."""
     WORSE = "worse", "bad"
     """The answer: the interval of the closed share of that gap lies below 0."""
     YES = "yes"
@@ -174,6 +174,8 @@ class Reason(IntEnum):
     """The number is defined for two answers only."""
     ALIKE = 25, "alike"
     """The predictor is within 0.01 bits of one named before it, whose weight includes its own."""
+    ONE_UNTRAINED = 26, "fewer than 2 untrained networks"
+    """One untrained network decides nothing on activations: 2 are needed, and `diagnose` measures 3 by default."""
 
     @classmethod
     def of(cls, number: SupportsInt) -> "Reason":

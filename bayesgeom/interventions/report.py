@@ -19,8 +19,9 @@ from typing import Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core import InvalidArgument, Verdict, fitted, number_text, percent_text
+from bayesgeom.core import InvalidArgument, Reason, Verdict, fitted, number_text, percent_text
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
+from bayesgeom.interventions.verdicts import Judgment, against_movement
 from bayesgeom.report import (
     R2,
     UNTRAINED,
@@ -109,6 +110,9 @@ class InterventionReport(EditReport):
     the model computes the quantity: a look-up table of categories is causal, too. So each causal layer states whether
     the movement survives with position and answer held fixed, and whether the rest of the strongest correlated code
     moves the value as well ("goes with the category code").
+
+    The headline is of a layer that is chosen among those that were edited. Its interval allows for the choice, and so
+    does its verdict (`among_layers`); `verdict_by_layer` is of each layer alone.
 
     Inert (linearly, at this site and these positions): before removal, R² of a linear map is at least 0.1 above that
     of shuffled values; after it, at most 0.01 above. The upper end of the KL increase is at most 1 % of that of
@@ -220,17 +224,38 @@ class InterventionReport(EditReport):
     def strongest(self) -> int:
         """Return the layer with the largest share of the ceiling's effect, over all positions.
 
-        Layers with the verdict "causal" come first; layers with the verdict "by construction" come last. It is a layer
-        that was edited, if there is one, even where no ceiling is known.
+        Layers that are "causal" among the edited ones come first; layers with the verdict "by construction" come last.
+        It is a layer that was edited, if there is one, even where no ceiling is known.
         """
         edited = frozenset(self.layers)
         shares = np.nan_to_num(self.share_of_ceiling[:, 0], nan=-math.inf)
-        ranks = [(own == Verdict.CAUSAL) - (own == Verdict.BY_CONSTRUCTION) for own in self.verdict_by_layer]
+        verdicts = [self.among_layers(layer).verdict for layer in range(len(shares))]
+        ranks = [(own == Verdict.CAUSAL) - (own == Verdict.BY_CONSTRUCTION) for own in verdicts]
 
         def key(layer: int) -> tuple[bool, bool, int, float]:
             return layer in edited, bool(np.isfinite(shares[layer])), int(ranks[layer]), float(shares[layer])
 
         return max(range(len(shares)), key=key)
+
+    def among_layers(self, layer: int) -> Judgment:
+        """Return the verdict on a layer that is chosen among those that were edited, with what stands against others.
+
+        "Causal" must then hold of intervals that allow for the choice (`Estimate.extreme`), as the headline shows them.
+
+        Args:
+            layer: One of the model's layers.
+        """
+        own = Judgment(self.verdict_by_layer[layer], self.against_causal[layer], self.against_inert[layer])
+        if own.verdict != Verdict.CAUSAL or len(self.layers) == 1:
+            return own
+        movement, indirect = (self._chosen(each[layer, 0]) for each in (self.movement, self.indirect_movement))
+        is_ignored = movement.is_withheld or indirect.is_withheld
+        obstacle = str(Reason.CHOICE_IGNORED) if is_ignored else next(against_movement(movement, indirect), "")
+        return replace(own, verdict=Verdict.UNDECIDED, against_causal=obstacle) if obstacle else own
+
+    def _chosen(self, own: Estimate) -> Estimate:
+        """Return a scalar of one layer with an interval that allows for the choice of that layer."""
+        return own[np.newaxis].extreme("largest", count=len(self.layers))[1]
 
     def headlines(self) -> Sequence[Headline]:
         """Return the effect in every layer with its verdict, the strongest layer first; then the others there."""
@@ -264,11 +289,12 @@ class InterventionReport(EditReport):
         at: tuple[int, ...] = KL, layer, 0
         if self.is_swap:
             metric, at, label = "movement", (layer, 0), f"layer {layer}: movement toward the donor's {self.quantity}"
-        verdict, own, count = self.verdict_by_layer[layer], self.estimate(metric)[at], 1
+        own, count = self.estimate(metric)[at], 1
+        found = Judgment(self.verdict_by_layer[layer], self.against_causal[layer], self.against_inert[layer])
         if layer == self.strongest() and len(self.layers) > 1:
-            chosen = own[np.newaxis].extreme("largest", count=len(self.layers))[1]
+            chosen, found = self._chosen(own), self.among_layers(layer)
             own, count = (own, 1) if chosen.is_withheld else (chosen, len(self.layers))
-        why = "; ".join(filter(None, (self.against_causal[layer], self.against_inert[layer])))
+        verdict, why = found.verdict, "; ".join(filter(None, (found.against_causal, found.against_inert)))
         why = {str(Verdict.CAUSAL): self.survival_by_layer[layer], str(Verdict.INERT): ""}.get(verdict, why)
         line = headline_of(self, metric, at, label, own=own, chosen_of=count, verdict=verdict)
         return replace(line, why=why)

@@ -163,9 +163,12 @@ class Evidence:
 @final
 @dataclass(frozen=True)
 class Judgment:
-    """A verdict, with the first obstacle to "causal" and to "inert", or that to any evidence; "" without one."""
+    """A verdict, with the first obstacle to "causal" and to "inert", or that to any evidence; "" without one.
 
-    verdict: Verdict
+    As in reports, the verdict is "" where nothing was edited.
+    """
+
+    verdict: str
     against_causal: str = ""
     against_inert: str = ""
 
@@ -208,22 +211,27 @@ def _against_causal(evidence: Evidence) -> Iterator[Obstacle]:
         yield Obstacle.READ_OUT
     if not evidence.erasure.has_quantity:
         yield Obstacle.NOT_DECODABLE
-    movement, whole = evidence.movement, evidence.movement.baseline(WHOLE)
-    direct = Obstacle.NOT_ABOVE_ZERO, Obstacle.RANDOM_REACHES, Obstacle.MATCHED_REACHES
-    yield from _within_controls(movement, direct, is_matched=evidence.is_matched)
-    if whole.low is None or not whole.low > 0:
-        yield Obstacle.WHOLE_UNDEFINED
-    if not movement.value >= LEAST_SHARE * whole.value:
-        yield Obstacle.SMALL
-    if not math.isnan(evidence.indirect.value):
-        later = Obstacle.DIRECT_PATH, Obstacle.RANDOM_LATER, Obstacle.MATCHED_LATER
-        yield from _within_controls(evidence.indirect, later, is_matched=evidence.is_matched)
+    yield from against_movement(evidence.movement, evidence.indirect, is_matched=evidence.is_matched)
     if not evidence.is_matched:
         yield Obstacle.UNMATCHED
     if evidence.n_random < LEAST_CONTROLS:
         yield Obstacle.FEW_RANDOM
     if evidence.n_matched < LEAST_CONTROLS:
         yield Obstacle.FEW_MATCHED
+
+
+def against_movement(movement: Estimate, indirect: Estimate, *, is_matched: bool = True) -> Iterator[Obstacle]:
+    """Yield what stands against "causal" in a movement, and in that without the direct path (see `Evidence`)."""
+    whole = movement.baseline(WHOLE)
+    direct = Obstacle.NOT_ABOVE_ZERO, Obstacle.RANDOM_REACHES, Obstacle.MATCHED_REACHES
+    yield from _within_controls(movement, direct, is_matched=is_matched)
+    if whole.low is None or not whole.low > 0:
+        yield Obstacle.WHOLE_UNDEFINED
+    if not movement.value >= LEAST_SHARE * whole.value:
+        yield Obstacle.SMALL
+    if not math.isnan(indirect.value):
+        later = Obstacle.DIRECT_PATH, Obstacle.RANDOM_LATER, Obstacle.MATCHED_LATER
+        yield from _within_controls(indirect, later, is_matched=is_matched)
 
 
 def _within_controls(own: Estimate, codes: tuple[Obstacle, ...], *, is_matched: bool) -> Iterator[Obstacle]:

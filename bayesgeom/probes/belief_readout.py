@@ -11,7 +11,7 @@ References:
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -31,6 +31,7 @@ from bayesgeom.probes.base import (
     with_untrained,
 )
 from bayesgeom.report import (
+    MEASURED,
     R2,
     Baseline,
     Estimate,
@@ -43,7 +44,9 @@ from bayesgeom.report import (
     Unit,
     extreme_of,
     headline_of,
+    label_axes,
     smooth_estimate,
+    stacked,
     with_interval,
 )
 from bayesgeom.stats import (
@@ -80,6 +83,8 @@ RANDOM_LABELS = "random labels by token"
 MEAN_BELIEF, GAUSSIAN, CONSTANT = "mean belief", "Gaussian cloud", "one constant answer"
 EMBEDDING = "embedding"
 ANSWERS = "exact next-token distribution"
+LOG_ANSWERS = "exact next-token log probabilities"  # which are linear in what any accurate network unembeds
+_CLIP_BITS = 10.0  # of log probabilities, which may be infinite
 IDENTIFIED = 0.99  # an R² of that distribution from here on leaves nothing to read out
 STAGES = ("layer 0", "last layer", "last layer of an untrained network")
 _FIRST, _LAST, _UNTRAINED = range(3)
@@ -99,6 +104,7 @@ class BeliefReadoutReport(Report):
     the read-out is not identified. On tasks with latent dynamics, so is the belief of an observer of the last few
     symbols. "Surviving hypotheses" are those still possible. For labels of your own, another gray line is the same map
     to random labels, drawn for each token with the frequencies of yours: what the map learns from the token alone.
+    Named statistics of the belief, such as its mean and log variance, are read one by one in the same way.
 
     The other panels show whether the vectors form clusters, and whether the clusters are the best guesses (the most
     probable hypotheses) or only the token just read. k-means finds clusters in any data, so compare with the Gaussian
@@ -127,6 +133,11 @@ class BeliefReadoutReport(Report):
     vectors; NaN where the predictive is the belief. On tasks with latent dynamics, `window_r2` is the R² of the belief
     of an observer that sees only the last w symbols, without a map, and `window_map_r2` that of a linear map from it,
     fitted and scored as for the vectors. The baselines of `r2` have three of them: see `window_levels`.
+
+    `statistic_r2` is the R² of a linear map to each of the task's `statistics`, with the baselines of `r2`, except for
+    window observers, and with log probabilities of the next token, which an accurate network unembeds linearly; random
+    subspaces have one dimension. `drawn_statistic` are exact values at some held-out points,
+    and `read_statistic` their predictions from the last layer.
     """
 
     name: ClassVar[str] = "belief_readout"
@@ -149,10 +160,14 @@ class BeliefReadoutReport(Report):
     next_token_r2: Annotated[Estimate, R2(better="higher", label="R² of a map from the exact next-token distribution")]
     window_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of window observers")]
     window_map_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of a map from them")]
+    statistic_r2: Annotated[Estimate, R2("statistic site layer", better="higher", label="R² of a statistic")]
+    drawn_statistic: Annotated[Float[np.ndarray, "statistic held_point"], Unit("1")]
+    read_statistic: Annotated[Float[np.ndarray, "statistic site held_point"], Unit("1")]
     drawn_belief: Annotated[Float[np.ndarray, "point hypothesis"], Unit("1")]
     drawn_readout: Annotated[Float[np.ndarray, "stage site point hypothesis"], Unit("1")]
     reachable_belief: Annotated[Float[np.ndarray, "reachable hypothesis"], Unit("1")]
     n_beliefs: int
+    statistics: tuple[str, ...]
     sites: tuple[str, ...]
     cluster_counts: tuple[str, ...]
     confidences: tuple[str, ...]
@@ -184,6 +199,11 @@ class BeliefReadoutReport(Report):
             headline_of(self, "balanced_accuracy", (0, -1), survive, verdict=verdict),
             extreme_of(self, "silhouette", "largest", f"best silhouette, k = {k}, last layer", (0, -1)),
         ]
+        for at, name in enumerate(self.statistics):
+            given = [self.statistic_r2.baseline(level).value[at, 0, -1] for level in (ANSWERS, LOG_ANSWERS)]
+            verdict = str(Verdict.NOT_IDENTIFIED) if max(given) >= IDENTIFIED else None
+            label = f"R² of the {name.replace('_', ' ')}, last layer"
+            lines.insert(1 + at, headline_of(self, "statistic_r2", (at, 0, -1), label, verdict=verdict))
         for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read")):
             lines.append(headline_of(self, metric, (0, -1, best), f"adjusted Rand, k = {k}, against {other}"))
         for row, site in enumerate(self.sites):
@@ -215,7 +235,11 @@ class BeliefReadoutReport(Report):
             (self.token_rand_index, "Clusters and last tokens", (counts, rand), self.cluster_counts),
             (self.nearest_centroid_accuracy, "Nearest best guess", (confidence, "accuracy"), self.confidences),
         )
-        drawn, (best_k,), _ = list(self._simplexes()), *self.silhouette[0, -1].extreme("largest")
+        (best_k,), _ = self.silhouette[0, -1].extreme("largest")
+        drawn = [
+            *self._statistics(layers),
+            *(self._simplexes() if len(self.drawn_belief) or not self.statistics else ()),
+        ]
         for row, site in enumerate(self.sites):
             for at, (metric, title, axes, ticks) in enumerate(shown):
                 own = metric[row]
@@ -225,6 +249,24 @@ class BeliefReadoutReport(Report):
                     panel = _readout_panel(title, site * (row > 0), axes, ticks, own, at=named)
                     drawn.append(replace(panel, is_folded=at + row > 0))
         return drawn
+
+    def _statistics(self, layers: Sequence[str]) -> Iterator[Panel]:
+        """Yield each statistic as it is read in the last layer against its exact value, then its R² by layer."""
+        from bayesgeom.charts.lines import add_reference, brief
+
+        for (at, name), (row, site) in product(enumerate(self.statistics), enumerate(self.sites)):
+            exact, read, own = self.drawn_statistic[at], self.read_statistic[at, row], self.statistic_r2[at, row]
+            label = name.replace("_", " ")
+            title = f"The {label} read from {site} in the last layer: R² {brief(own.value[-1])}"
+            panel, ends = Panel.blank(title, is_folded=row > 0), np.array([exact.min(), exact.max()])
+            add_reference(panel.figure, ends, ends, name="exact")
+            marker = {"size": 4, "opacity": 0.6, "color": MEASURED}
+            panel.figure.add_scatter(x=exact.round(4), y=read.round(4), mode="markers", name="read", marker=marker)
+            label_axes(panel.figure, f"exact {label}", "read by a linear map")
+            yield panel
+            axes = ("layer", "held-out R² (1 is exact)")
+            by_layer = _readout_panel(f"The {label} by a linear map, R²", site * (row > 0), axes, layers, own, at=-1)
+            yield replace(by_layer, is_folded=row > 0)
 
     def _simplexes(self) -> Iterator[Panel]:
         """Yield simplexes of exact beliefs next to read-outs, then those of layer 0 and of an untrained network."""
@@ -400,7 +442,7 @@ def linear_scores(
     }
 
 
-MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, COUNTS = 3_072, 192, 500, 1_000, range(2, 9)
+MAX_POINTS, MAX_WIDTH, N_CLUSTERED, N_DRAWN, N_DOTS, COUNTS = 3_072, 192, 500, 1_000, 300, range(2, 9)
 MOST_REACHABLE = 2_000  # beliefs of a process that are drawn
 MIN_SEQUENCES = 16  # used however long they are
 SHUFFLES, N_SUBSPACES = 5, 20
@@ -429,28 +471,19 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
         clouds = [_points(run.at(site)[:, :n].flatten(1, 2), targets, run.seed) for site in sites]
         rank = min(trials.belief.shape[-1], *(points.shape[-1] for points in clouds))
         found = [_read(points, targets, rank, run.seed) for points in clouds]
-        linear = linear_scores(found, targets, n=n, seed=run.seed)
         windows, window_r2, window_map_r2 = _windows(trials, targets, run.seed)
         next_token_r2 = _next_token(trials, targets, run.seed)
-        low, high = next_token_r2.ends
-        next_token = Baseline.of("baseline", ANSWERS, next_token_r2.value, low=low, high=high)
-        further = {"r2": (next_token, *window_levels(window_r2, window_map_r2, windows))}
-        if RESID_PRE in run.recorded:
-            points = _points(run.at(RESID_PRE)[:1, :n].flatten(1, 2), targets, run.seed)
-            (before,) = _read(points, targets, rank, run.seed)
-            for name, score in held_out_scores(before, targets, np.ones((1, len(targets.held_out)))).items():
-                level = np.full((len(sites), len(found[0])), np.nan)  # the embedding is that of `resid_post` alone
-                level[0] = score
-                further[name] = (*further.get(name, ()), Baseline.of("baseline", EMBEDDING, level))
-        for name, levels in further.items():
-            own = linear[name]
-            shown = (level.broadcast(own.value.shape) for level in known(*levels))
-            linear[name] = replace(own, baselines=(*own.baselines, *shown))
+        before = (
+            _points(run.at(RESID_PRE)[:1, :n].flatten(1, 2), targets, run.seed) if RESID_PRE in run.recorded else None
+        )
+        levels = window_levels(window_r2, window_map_r2, windows)
+        linear = _compared(found, targets, next_token_r2, levels, before=before, n=n, seed=run.seed)
         if trials.is_labeled:
             scores = [_of_random_labels(points, trials, beliefs, targets.n_fit, run.seed) for points in clouds]
             for name in ("r2", "balanced_accuracy"):
                 random = Baseline.of("permutation", RANDOM_LABELS, np.stack([own[name] for own in scores]))
                 linear[name] = replace(linear[name], baselines=(*linear[name].baselines, *known(random)))
+        linear["statistic_r2"], drawn_statistic, read_statistic = _statistics(trials, clouds, before, run.seed)
         drawn_belief, drawn_readout = _drawn(found, targets, untrained, run.seed)
         reachable, n_beliefs = _reachable(trials)
         report = BeliefReadoutReport(
@@ -460,6 +493,9 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             next_token_r2=next_token_r2,
             window_r2=window_r2,
             window_map_r2=window_map_r2,
+            drawn_statistic=drawn_statistic,
+            read_statistic=read_statistic,
+            statistics=tuple(trials.statistics),
             drawn_belief=drawn_belief,
             drawn_readout=drawn_readout,
             reachable_belief=reachable,
@@ -523,6 +559,22 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 run=planted_run(replace(named, is_labeled=True), {RESID_POST: torch.from_numpy(code[tokens])[None]}),
                 holds=partial(_tells_labels_apart, is_selective=is_selective),
             )
+        # The first layer holds the mean alone, the second one the log variance, too.
+        values = {name: rng.normal(size=(83, 5)) for name in ("mean", "log_variance")}
+        codes = rng.normal(size=(2, 7))
+        mean = values["mean"][:, :, None] * codes[0] + 0.01 * noise
+        stated = {name: torch.from_numpy(np.pad(own, ((0, 0), (6, 0)))) for name, own in values.items()}
+        yield Control(
+            label="the mean, then mean and log variance",
+            run=planted_run(
+                replace(trials, statistics=stated),
+                {RESID_POST: torch.from_numpy(np.stack([mean, mean + values["log_variance"][:, :, None] * codes[1]]))},
+            ),
+            holds=lambda r: bool(
+                min(*r.statistic_r2.value[0, 0], r.statistic_r2.value[1, 0, 1]) > 0.99
+                and abs(r.statistic_r2.value[1, 0, 0]) < 0.1
+            ),
+        )
         # A high R² without a carried belief: the vectors encode only the current symbol.
         chain = planted_chain(stay=0.9, seed=0)
         assert chain.observers is not None
@@ -636,11 +688,65 @@ def _clusters(
     return found
 
 
-def _next_token(trials: Trials, targets: BeliefTargets, seed: int) -> Estimate:
-    """Return the R² of a linear map from the exact predictive to the belief; NaN where they are the same."""
-    predictive, belief = (trials.at_scored(own).cpu() for own in (trials.predictive, trials.belief))
-    if predictive.shape == belief.shape and torch.equal(predictive, belief):
+def _compared(
+    found: Sequence[Sequence[Readout]],
+    targets: BeliefTargets,
+    next_token_r2: Estimate,
+    levels: Sequence[Baseline],
+    *,
+    before: Float[Tensor, "one point d"] | None,
+    n: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Return `linear_scores` with further baselines: next-token distribution and others of R², and the embedding."""
+    linear, (low, high) = linear_scores(found, targets, n=n, seed=seed), next_token_r2.ends
+    further = {"r2": (Baseline.of("baseline", ANSWERS, next_token_r2.value, low=low, high=high), *levels)}
+    if before is not None:
+        (embedded,) = _read(before, targets, 1, seed)
+        for name, score in held_out_scores(embedded, targets, np.ones((1, len(targets.held_out)))).items():
+            level = np.full((len(found), len(found[0])), np.nan)  # the embedding is that of `resid_post` alone
+            level[0] = score
+            further[name] = (*further.get(name, ()), Baseline.of("baseline", EMBEDDING, level))
+    for name, own_levels in further.items():
+        own = linear[name]
+        shown = (level.broadcast(own.value.shape) for level in known(*own_levels))
+        linear[name] = replace(own, baselines=(*own.baselines, *shown))
+    return linear
+
+
+def _statistics(
+    trials: Trials,
+    clouds: Sequence[Float[Tensor, "layer point _d"]],
+    before: Float[Tensor, "one point d"] | None,
+    seed: int,
+) -> tuple[Estimate, Float64[np.ndarray, "statistic held_point"], Float64[np.ndarray, "statistic site held_point"]]:
+    """Return R² of each statistic, and exact and read values in the last layer at some held-out points."""
+    n, n_layers, scores, exact, read = len(trials), len(clouds[0]), [], [], []
+    for values in trials.statistics.values():
+        rows = torch.zeros(n, trials.n_scored, 3, 1, dtype=torch.float64)  # no hypotheses: the other kinds are empty
+        rows[:, :, BELIEF, 0] = trials.at_scored(values).cpu()
+        targets = belief_targets(_shuffles(rows, seed), n_fit=-(-n // 2))
+        found = [_read(points, targets, 1, seed) for points in clouds]
+        next_token, logs = (_next_token(trials, targets, seed, of_logs=of_logs) for of_logs in (False, True))
+        low, high = logs.ends
+        levels = (Baseline.of("baseline", LOG_ANSWERS, logs.value, low=low, high=high),)
+        scores.append(_compared(found, targets, next_token, levels, before=before, n=n, seed=seed))
+        truth = targets.held_out[:, :, 0, BELIEF].double().flatten().numpy()
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(truth))[:N_DOTS])
+        exact.append(truth[chosen])
+        read.append([layers[-1].predicted_belief.flatten()[chosen] for layers in found])
+    if not scores:
+        nothing = Estimate.of(np.zeros((0, len(clouds), n_layers)), n=n)
+        return nothing, np.zeros((0, 0)), np.zeros((0, len(clouds), 0))
+    return stacked([own["r2"] for own in scores]), np.stack(exact), np.array(read)
+
+
+def _next_token(trials: Trials, targets: BeliefTargets, seed: int, *, of_logs: bool = False) -> Estimate:
+    """Return the R² of a linear map from the exact predictive, or its log, to the targets; NaN if they are the same."""
+    predictive, exact = trials.at_scored(trials.predictive).cpu(), targets.values[:, 0, BELIEF]
+    if exact.shape[1] == predictive.shape[2] and torch.equal(predictive.flatten(0, 1).float(), exact):
         return Estimate.of(np.nan, (np.nan, np.nan), n=len(trials))
+    predictive = predictive.log2().clamp_min(-_CLIP_BITS) if of_logs else predictive
     read = _read(predictive.flatten(0, 1)[None], targets, predictive.shape[-1], seed)
     found: Estimate = linear_scores([read], targets, n=len(trials), seed=seed)["r2"][0, 0]
     return replace(found, baselines=())

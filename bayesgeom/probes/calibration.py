@@ -182,7 +182,7 @@ class CalibrationReport(Report):
         return window, Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import LEAST_BITS, add_estimate, brief, times_text
+        from bayesgeom.charts.lines import LEAST_BITS, add_estimate, brief, estimate_panel, times_text
         from bayesgeom.report import label_axes
 
         own, weaker = self.entropy_mae_bits_by_position, self._weaker()
@@ -200,9 +200,12 @@ class CalibrationReport(Report):
         error = Panel.blank(title)
         add_estimate(error.figure, x, own, baselines=levels, is_log=True)
         label_axes(error.figure, _POSITION, "|H model − H exact| (bits)")
+        axes = (_POSITION, "bits")
+        kl = estimate_panel("KL(exact ‖ model) by position", axes, x, self.kl_bits_by_position, is_folded=True)
         pairs = [] if is_alike else zip(("One", "Another"), self.example_entropy_bits.swapaxes(0, 1), strict=False)
         singles = [_entropies(Panel.blank(f"{which} sequence", is_folded=True), curves) for which, curves in pairs]
-        return [_entropies(entropies, means), error, *singles, *([self._reliability_panel()] if self.bins else [])]
+        drawn = [_entropies(entropies, means), error, kl, *singles]
+        return [*drawn, *([self._reliability_panel()] if self.bins else [])]
 
     def _reliability_panel(self) -> Panel:
         from bayesgeom.charts.lines import add_line, add_reference

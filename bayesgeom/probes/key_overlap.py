@@ -332,7 +332,7 @@ class KeyOverlapReport(Report):
             found = replace(found, levels=(*found.levels, Level(name="Welch bound", value=float(self.welch[view]))))
         if not found.verdict or np.isnan(found.low):
             return found
-        return replace(found, verdict=self.verdict_of_heads(view, layer, is_centered=is_centered))
+        return replace(found, verdict=self.verdict_of_heads(view, layer, is_centered=is_centered), why="")
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat

@@ -1,8 +1,9 @@
 """The answer of a diagnosis: do the predictions agree with the exact posterior? A verdict and its numbers.
 
 The share of the gap closed is 1 − KL / KL of the strongest context-free predictor, one that sees no evidence of the
-sequence. The lower end of its 95 % interval decides. Where the predictions are no better than that predictor, numbers
-on activations explain no inference: `gate_text` says so of a report. The text for people is below.
+sequence. The lower end of its 95 % interval decides; untrained networks are a level, too, where they were measured.
+Where the predictions are no better than these, numbers on activations explain no inference: `gate_text` says so of a
+report. The text for people is below.
 """
 
 import math
@@ -13,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from bayesgeom.core import Reason, Verdict, counted, number_text, percent_text
-from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.estimate import UNTRAINED, Estimate
 from bayesgeom.report.storage import value_of
 from bayesgeom.report.tables import Reported
 
@@ -37,6 +38,8 @@ class Answer:
         baseline: Name of the strongest context-free predictor.
         baseline_kl_bits: Its KL.
         uniform_kl_bits: KL of the uniform distribution over the answers.
+        untrained_kl_bits: Least KL of the untrained networks; NaN if none were measured. What would be `PARTLY` is
+            `NO_BETTER` if the interval of the closed share reaches that of this KL.
         confidence: 1/τ: above 1 overconfident, below 1 underconfident (`bayesgeom.stats.tempering`).
         is_confidence_named: Whether one temperature closes at least 5 % of the gap, and leaves predictions that are
             better than the baseline by as much: else sharper or flatter is not what is wrong with them.
@@ -63,6 +66,7 @@ class Answer:
     off_answer_prob: float
     response: Estimate | None = None
     ages: tuple[int, ...] = ()
+    untrained_kl_bits: float = math.nan
 
     def __str__(self) -> str:
         return answer_text(self)
@@ -71,6 +75,18 @@ class Answer:
     def explains(self) -> bool:
         """Whether numbers on activations can explain inference: the predictions are better than context-free ones."""
         return self.verdict not in (Verdict.NO_BETTER, Verdict.WORSE)
+
+    @property
+    def level(self) -> tuple[str, float]:
+        """Name and KL of the predictor that decides: the baseline, or untrained networks where that is beaten."""
+        if self.verdict == Verdict.NO_BETTER and self.gap_closed.ends[0] > 0:
+            return UNTRAINED, self.untrained_kl_bits
+        return self.baseline, self.baseline_kl_bits
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """KL of the predictors that the sentences and the gauge name, the strongest context-free one first."""
+        return {self.baseline: self.baseline_kl_bits, "uniform": self.uniform_kl_bits} | dict([self.level])
 
 
 def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
@@ -85,20 +101,27 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
     if "uniform" not in references or math.isnan(float(report.gap_closed.value[0])):  # as in files of other versions
         return None
     levels = dict(zip(references, map(float, report.reference_kl_bits), strict=True))
+    baseline, closed, verdict = references[0], report.gap_closed[0], verdict_of(report.gap_closed[0])
+    untrained = min(
+        (float(own.bar("lower")) for own in report.kl_bits.baselines if own.name == UNTRAINED), default=math.nan
+    )
+    if verdict == Verdict.PARTLY and closed.ends[0] <= 1 - untrained / levels[baseline]:
+        verdict = Verdict.NO_BETTER
     response, ages = _response(diagnosis.get(_RESPONSE))
-    gain, least = float(report.tempering_gain_bits), NAMED_SHARE * levels[references[0]]
+    gain, least = float(report.tempering_gain_bits), NAMED_SHARE * levels[baseline]
     return Answer(
-        verdict=verdict_of(report.gap_closed[0]),
-        gap_closed=report.gap_closed[0],
+        verdict=verdict,
+        gap_closed=closed,
         kl_bits=report.kl_bits,
-        baseline=references[0],
-        baseline_kl_bits=levels[references[0]],
+        baseline=baseline,
+        baseline_kl_bits=levels[baseline],
         uniform_kl_bits=levels["uniform"],
         confidence=report.confidence,
-        is_confidence_named=gain >= least and float(report.kl_bits) - gain <= levels[references[0]] - least,
+        is_confidence_named=gain >= least and float(report.kl_bits) - gain <= levels[baseline] - least,
         off_answer_prob=float(report.off_answer_prob),
         response=response,
         ages=ages,
+        untrained_kl_bits=untrained,
     )
 
 
@@ -138,10 +161,10 @@ def _response(report: Any) -> tuple[Estimate | None, tuple[int, ...]]:
 
 def answer_text(answer: Answer) -> str:
     """Return the answer of a diagnosis in one sentence."""
-    name, word = answer.baseline, _confidence_word(answer)
-    share = f"closes {_share_text(float(answer.gap_closed))} of the gap between {name} and exact"
+    (name, level), word = answer.level, _confidence_word(answer)
+    share = f"closes {_share_text(float(answer.gap_closed))} of the gap between {answer.baseline} and exact"
     how = f"{share}, but is {word}" if word else share
-    levels = f"({_pair(float(answer.kl_bits), answer.baseline_kl_bits)} bits){f' and {word}' * bool(word)}"
+    levels = f"({_pair(float(answer.kl_bits), level)} bits){f' and {word}' * bool(word)}"
     match answer.verdict:
         case Verdict.MATCHES:
             return f"Matches the exact posterior: {how}."
@@ -150,7 +173,7 @@ def answer_text(answer: Answer) -> str:
         case Verdict.PARTLY:
             return f"Partly: {how}."
         case Verdict.NO_BETTER:
-            is_open = float(answer.gap_closed) > 0.1  # with more sequences it may be better
+            is_open = 1 - float(answer.kl_bits) / level > 0.1  # with more sequences it may be better
             return f"No: {'not shown to be' if is_open else 'no'} better than {name} {levels}."
         case Verdict.WORSE:
             return f"No: worse than {name} {levels}."
@@ -160,8 +183,7 @@ def answer_text(answer: Answer) -> str:
 
 def answer_details(answer: Answer) -> str:
     """Return what stands behind the answer: distance, confidence, off-answer probability, age of the used evidence."""
-    levels = {answer.baseline: answer.baseline_kl_bits, "uniform": answer.uniform_kl_bits}
-    compared = ", ".join(f"{name} {number_text(level)}" for name, level in levels.items())
+    compared = ", ".join(f"{name} {number_text(level)}" for name, level in answer.levels.items())
     parts = [f"KL {answer.kl_bits.text()} bits ({compared})"]
     # 0: certain predictions are closest; NaN: no temperature changes them.
     if float(answer.confidence) > 0 and (answer.explains or answer.is_confidence_named):
@@ -221,10 +243,9 @@ def _age_text(answer: Answer) -> str:
     used = np.flatnonzero((low > level) & (low > FOLLOWS))
     if not len(used):
         return f"uses the evidence in part ({rounded(float(slope[0]), 2)} of the exact weight)"
-    if (last := int(used[-1])) == len(answer.ages) - 1:
-        what = "uses evidence of every age" if last else "uses the evidence"
-        return f"{what} ({rounded(float(slope[last]), 2)} of the exact weight)"
-    return f"uses evidence up to {counted(answer.ages[last + 1], 'step')} old"
+    age, weight = answer.ages[used[-1]], rounded(float(slope[used[-1]]), 2)
+    what = f"evidence more than {counted(age, 'step')} old" if age else "the evidence"
+    return f"uses {what} ({weight} of the exact weight)"
 
 
 def gate_text(answer: Answer | None, report: Reported) -> str:
@@ -236,7 +257,7 @@ def gate_text(answer: Answer | None, report: Reported) -> str:
     """
     if report.is_behavioral:
         return ""
-    own = _not_beaten(report.unchanged_kl_bits) if answer is None else "" if answer.explains else answer.baseline
+    own = _not_beaten(report.unchanged_kl_bits) if answer is None else "" if answer.explains else answer.level[0]
     return own and f"The predictions are not shown to be better than {own}: what follows explains no inference."
 
 

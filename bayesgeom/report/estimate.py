@@ -498,13 +498,12 @@ def with_interval(
 
 
 def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float]) -> tuple[Baseline, ...]:
-    """Return the mean over untrained networks, with minimum and maximum, as a baseline; empty without any."""
+    """Return the mean over untrained networks, with minimum and maximum if there are several, as a baseline."""
     if not len(found):
         return ()
     stacked = np.asarray(found, dtype=np.float64)
-    return (
-        Baseline.of("baseline", UNTRAINED, stacked.mean(axis=0), low=stacked.min(axis=0), high=stacked.max(axis=0)),
-    )
+    low, high = (stacked.min(axis=0), stacked.max(axis=0)) if len(found) > 1 else (None, None)
+    return (Baseline.of("baseline", UNTRAINED, stacked.mean(axis=0), low=low, high=high),)
 
 
 def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = None) -> Estimate:

@@ -216,18 +216,19 @@ def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if section["answer"] is not None and not math.isnan(section["answer"].value)
         if not section["gate"]
     ]
-    return [
-        {**section, "thumbnail": thumbnail(section["panel"].plot) if section["panel"] else ""}
-        for section in shown[:TILES]
-    ]
+    found = list[dict[str, Any]]()
+    for section in shown[:TILES]:
+        # The curve is that of the number, where a panel begins with its label.
+        of_number = (own for own in section["panels"] if own.title.startswith(section["answer"].label))
+        drawn = next(of_number, section["panel"])
+        found.append({**section, "thumbnail": thumbnail(drawn.plot) if drawn else ""})
+    return found
 
 
 def _answer_marks(answer: Answer) -> list[Mark]:
     """Return the gauge of an answer: exact, model and baselines, in bits."""
     (low, high), model = map(float, answer.kl_bits.ends), float(answer.kl_bits)
-    levels = {f"uniform {number_text(answer.uniform_kl_bits)}": answer.uniform_kl_bits}
-    if answer.baseline != "uniform":
-        levels |= {f"{answer.baseline} {number_text(answer.baseline_kl_bits)}": answer.baseline_kl_bits}
+    levels = {f"{name} {number_text(level)}": level for name, level in answer.levels.items()}
     return _placed(f"this model {answer.kl_bits.text()} bits", (model, low, high), {"exact 0": 0.0, **levels})
 
 

@@ -79,7 +79,8 @@ def _ablation(report: Any) -> str:
 
 
 def _intervention(report: Any) -> str:
-    at, verdicts = report.strongest(), report.verdict_by_layer
+    at, found = report.strongest(), [report.among_layers(layer) for layer in range(len(report.verdict_by_layer))]
+    verdicts = [own.verdict for own in found]
     own, where = report.headline(), f"{_DONE[report.kind]} {report.subspace} in layer {at}"
     same = [layer for layer, verdict in enumerate(verdicts) if verdict == verdicts[at]]
     places = f"in {_listed(same, 'layer')}"
@@ -100,8 +101,7 @@ def _intervention(report: Any) -> str:
     did += f" (random subspaces: {random[0]})" if random else ""
     if verdicts[at] == Verdict.CAUSAL:
         return f"Causal {places}: {did}."
-    causal, inert = report.against_causal[at], report.against_inert[at]
-    against = {"causal": causal, "inert": inert}
+    against = {"causal": found[at].against_causal, "inert": found[at].against_inert}
     why = " ".join(f"Against {verdict}: {code}." for verdict, code in against.items() if code)
     return f"Undecided: {did}.\n{why}"
 

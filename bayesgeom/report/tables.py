@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, final, runtime_
 import numpy as np
 
 from bayesgeom.core import InvalidArgument, Reason, Verdict, interval_text, labeled_text, measured_text, number_text
-from bayesgeom.report.estimate import Baseline, Better, Estimate, Quantity, within
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Better, Estimate, Quantity, within
 from bayesgeom.report.storage import axes_of, coordinates_of, quantities_of, units_of, values_of
 
 if TYPE_CHECKING:
@@ -204,14 +204,19 @@ def headline_of(
         label: Label in tables. Default: the label of its quantity.
         own: The entry, where its interval differs from that in the field: see `Estimate.extreme`.
         chosen_of: Number of entries among which it was chosen.
-        verdict: A verdict of the report. Default: whether the interval lies beyond every baseline.
+        verdict: A verdict of the report. Default: whether the interval lies beyond every baseline. A single untrained
+            network decides nothing about activations.
     """
     quantity = quantities_of(type(report))[metric]
     whole: Estimate = values_of(report)[metric]
     own = whole[at] if own is None else within(own, *quantity.range)
     (low, high), levels = own.ends, levels_of(own, quantity.better)
-    has_verdict = bool(levels and quantity.better)
+    has_verdict, why = bool(levels and quantity.better), ""
     reason = Reason.NOT_COMPUTED if has_verdict and own.low is None else own.reason_at()
+    if verdict is None:
+        verdict = _verdict(own, quantity, levels) if has_verdict else ""
+        if verdict and not report.is_behavioral and _rests_on_one(own, quantity.better):
+            verdict, why = str(Verdict.UNDECIDED), str(Reason.ONE_UNTRAINED)
     return Headline(
         metric=metric,
         label=label or quantity.label,
@@ -221,7 +226,8 @@ def headline_of(
         high=float(high),
         reason=Reason.NONE if np.isnan(own.value) else reason,
         levels=levels,
-        verdict=(_verdict(own, quantity, levels) if has_verdict else "") if verdict is None else verdict,
+        verdict=verdict,
+        why=why,
         chosen_of=1 if np.isnan(low) else chosen_of,
     )
 
@@ -233,6 +239,14 @@ def _verdict(own: Estimate, quantity: Quantity, levels: Sequence[Level]) -> str:
     margin, room = abs(float(own.value) - levels[0].value), abs(best - levels[0].value)
     is_little = math.isfinite(best) and margin < BARE_SHARE * room
     return str(Verdict.BARELY) if found == Verdict.YES and is_little else found
+
+
+def _rests_on_one(own: Estimate, better: Better) -> bool:
+    """Return whether a scalar is decided, and a single untrained network has a part in it."""
+    others = tuple(each for each in own.compared if each.name != UNTRAINED or each.low is not None)
+    if len(others) == len(own.compared) or own.clears(better) == Verdict.UNDECIDED:
+        return False
+    return bool(dataclasses.replace(own, baselines=others).clears(better) != Verdict.NO)
 
 
 def extreme_of(report: Reported, metric: str, which: Any, label: str, at: tuple[Any, ...] = ()) -> Headline:

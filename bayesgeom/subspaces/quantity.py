@@ -1,11 +1,12 @@
-"""Quantities that an intervention tests: posterior entropy, the belief, or the log-odds of one hypothesis.
+"""Quantities that an intervention tests: posterior entropy, the belief, the log-odds of one hypothesis, a statistic.
 
 Each has an exact value at every scored position, from the task's posterior, and the model's own value, from its
-predictions. A model has no visible belief over hidden states; its answer distribution is used instead.
+predictions. A model has no visible belief over hidden states, and no statistic of it; its answer distribution is used
+instead.
 """
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import torch
 from jaxtyping import Float64, Int64
@@ -14,8 +15,8 @@ from torch import Tensor
 from bayesgeom.core import InvalidArgument, Trials, unknown_name
 from bayesgeom.stats import KNOWN_BITS, NATS_PER_BIT, entropy_bits
 
-QuantityName = Literal["entropy", "belief", "log_odds"]
-FORMS = ("entropy", "belief", "log_odds:HYPOTHESIS")
+QuantityName = Literal["entropy", "belief", "log_odds", "statistic"]
+FORMS = ("entropy", "belief", "log_odds:HYPOTHESIS", "statistic:NAME")
 CLIP_BITS = 10.0  # log-odds and log probabilities of excluded hypotheses would be infinite
 CODES = ("category", "token", "previous")  # the exact posterior, this token, the token before it
 CONFOUNDS = ("position", "answer", "known", *CODES)
@@ -26,13 +27,20 @@ _CONSTANT = 1e-9  # share of the variance below which a difference is rounding e
 @final
 @dataclass(frozen=True)
 class PosteriorQuantity:
-    """A quantity of the exact posterior; `hypothesis` is an index into the belief, for log-odds only."""
+    """A quantity of the exact posterior.
+
+    Attributes:
+        name: Which quantity.
+        hypothesis: An index into the belief, for log-odds only.
+        statistic: The name of one of the task's statistics, for "statistic" only.
+    """
 
     name: QuantityName
     hypothesis: int | None = None
+    statistic: str = ""
 
     def __post_init__(self) -> None:
-        if self.name not in ("entropy", "belief", "log_odds"):
+        if self.name not in get_args(QuantityName) or (self.name == "statistic") != bool(self.statistic):
             raise unknown_name("quantity", self.name, FORMS)
         if (self.name == "log_odds") != (self.hypothesis is not None):
             raise InvalidArgument(
@@ -41,7 +49,7 @@ class PosteriorQuantity:
 
     @classmethod
     def of(cls, text: "str | PosteriorQuantity") -> "PosteriorQuantity":
-        """Return the quantity written as `entropy`, `belief` or `log_odds:3`.
+        """Return the quantity written as `entropy`, `belief`, `log_odds:3` or `statistic:mean`.
 
         Raises:
             UnknownName: There is no such quantity; the error lists the forms.
@@ -55,19 +63,26 @@ class PosteriorQuantity:
                 return cls("belief")
             case ["log_odds", index] if index.isdecimal():
                 return cls("log_odds", int(index))
+            case ["statistic", statistic] if statistic:
+                return cls("statistic", statistic=statistic)
         raise unknown_name("quantity", text, FORMS)
 
     @property
     def label(self) -> str:
         """Label in tables and sentences."""
-        return f"log-odds of hypothesis {self.hypothesis}" if self.name == "log_odds" else self.name
+        if self.name == "log_odds":
+            return f"log-odds of hypothesis {self.hypothesis}"
+        return self.statistic.replace("_", " ") if self.statistic else self.name
 
     def check(self, trials: Trials) -> None:
-        """Check that the task has this hypothesis.
+        """Check that the task has this hypothesis or statistic.
 
         Raises:
             InvalidArgument: The task has no such hypothesis.
+            UnknownName: The task has no such statistic; the error lists those that it has.
         """
+        if self.statistic and self.statistic not in trials.statistics:
+            raise unknown_name("statistic of this task", self.statistic, trials.statistics)
         n = trials.belief.shape[-1]
         if self.hypothesis is not None and not 0 <= self.hypothesis < n:
             raise InvalidArgument(f"log_odds:{self.hypothesis}: the task's belief has hypotheses 0 … {n - 1}.")
@@ -76,6 +91,9 @@ class PosteriorQuantity:
         """Return the value under the exact posterior at each scored position."""
         if self.name == "entropy":
             return entropy_bits(trials.at_scored(trials.predictive))[..., None]
+        if self.statistic:
+            values: Tensor = trials.at_scored(trials.statistics[self.statistic])
+            return values[..., None]
         belief = trials.at_scored(trials.belief)
         return belief if self.name == "belief" else _log_odds(belief[..., self._chosen])
 
@@ -84,7 +102,7 @@ class PosteriorQuantity:
     ) -> Float64[Tensor, "batch query_pos component"]:
         """Return the model's own value at each scored position, from natural-log answer probabilities.
 
-        For the belief, and if the answers are not the hypotheses, it is the whole answer distribution.
+        For the belief, a statistic, and if the answers are not the hypotheses, it is the whole answer distribution.
         """
         probabilities = log_answers.exp()
         if self.name == "entropy":

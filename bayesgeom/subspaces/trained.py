@@ -101,7 +101,7 @@ class TrainedSwap(Fit):
             edited = sample.model.logits(originals)
         log_own, log_edited = (answer_log_probabilities(logits, originals)[0] for logits in (own, edited))
         are_hypotheses = answers_are_hypotheses(originals)
-        if self.quantity.name == "belief" or (self.quantity.name == "log_odds" and not are_hypotheses):
+        if self.quantity.name in ("belief", "statistic") or (self.quantity.name == "log_odds" and not are_hypotheses):
             return (log_own.exp() * (log_own - log_edited)).sum(dim=-1).mean()
         target, found = (self.quantity.own(log, are_hypotheses=are_hypotheses) for log in (log_own, log_edited))
         return (found - target).square().mean()

@@ -7,11 +7,13 @@ With an exact posterior:
     HMM                a new hidden Markov model in each sequence
     StickyMarkov       one fixed ring; the belief is over its states
     Mess3, Process     a fixed generator of symbols with hidden states
+    Product            two independent processes, whose symbols are paired
     DirichletMarkov    a new Markov chain in each sequence, or one of a finite pool
     ChangePoint        a source whose distribution changes at unknown times
     CausalGraph        rows of variables with a hidden graph; queries of interventions
     LinearRegression   points of a linear function that is new in each sequence
     Dice               rolls of a die, or a coin, of unknown bias in each sequence
+    LinearGaussian     a hidden number that drifts, observed with noise, in bins
     ModularRecurrence  numbers that follow a recurrence modulo a number
 
 In words, for language models:

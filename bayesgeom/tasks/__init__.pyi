@@ -11,9 +11,11 @@ from .functions import from_functions as from_functions
 from .hmm import HMM as HMM
 from .in_context import InContext as InContext
 from .labels import labeled_texts as labeled_texts
+from .linear_gaussian import LinearGaussian as LinearGaussian
 from .linear_regression import LinearRegression as LinearRegression
 from .modular_recurrence import ModularRecurrence as ModularRecurrence
 from .process import Mess3 as Mess3
 from .process import Process as Process
+from .product import Product as Product
 from .prompts import Prompts as Prompts
 from .sticky_markov import StickyMarkov as StickyMarkov

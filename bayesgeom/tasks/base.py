@@ -11,7 +11,7 @@ import os
 import tomllib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from enum import IntEnum, unique
 from importlib.resources import files
@@ -105,6 +105,7 @@ def check_affordable(
     )
 
 
+_LEAST_VARIANCE = 1e-9  # of a belief: of a certain one the log would be infinite
 _SCORE_BYTES = 4  # of one number per position, which no measurement can do without
 _PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
 FORGETTING = 0.8  # weight of a piece of evidence relative to the next one, for a baseline that forgets
@@ -121,6 +122,7 @@ class WindTunnel(ABC):
     A task without a known posterior, such as plain text, sets `has_posterior` to False.
     Pages open with `question`, in which {model} is the model's name, and with `sentence`, which says what a sequence is
     and what is predicted; {task.n_values} in it is the field n_values. `limits` says what an answer does not show.
+    `presets` are further names on the command line, each with the parameters that it stands for.
     The class is abstract and has no arguments of its own: those of a concrete task are its fields.
 
     Example:
@@ -135,6 +137,7 @@ class WindTunnel(ABC):
     sentence: ClassVar[str] = ""
     limits: ClassVar[str] = ""
     has_posterior: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @property
     @abstractmethod
@@ -487,6 +490,7 @@ class SymbolTask(EvidenceTask):
     """A task of `length` symbols, each predicted from those before it. Every symbol is evidence; nothing is given."""
 
     length: int
+    statistics: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}  # of the belief, computed from it
 
     @abstractmethod
     def observed(
@@ -546,6 +550,7 @@ class SymbolTask(EvidenceTask):
             labels=symbols[:, 1:].contiguous(),
             token_sets={"inputs": ids},
             relations=Relations(draw=self.related, of=tokens),
+            statistics={name: statistic(belief) for name, statistic in self.statistics.items()},
         )
 
     @final
@@ -725,6 +730,9 @@ def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunne
     """
     name, parameters = _parsed(text)
     kind, wrapper = _kind_of(name)
+    if issubclass(kind, WindTunnel):
+        named = name if wrapper is None else name.removesuffix(f"-{wrapper.name}")
+        parameters = {**kind.presets.get(named, {}), **parameters}
     if wrapper is None:
         kept = {key: vars(trained)[key] for key in field_names(kind)} if type(trained) is kind else {}
         return _built(kind, name, {**kept, **parameters})
@@ -768,6 +776,7 @@ def task_kinds() -> _Kinds:
     # mypy forbids an abstract class as a value, but discovery needs one.
     texts = discover("bayesgeom.tasks", TextTask)  # type: ignore[type-abstract]
     tunnels = discover("bayesgeom.tasks", WindTunnel)  # type: ignore[type-abstract]
+    tunnels |= {name: kind for kind in tunnels.values() for name in kind.presets}
     wrappers = {name: kind for name, kind in texts.items() if _WRAPPED in field_names(kind)}
     both: dict[str, type[WindTunnel | TextTask]] = {**tunnels, **texts}
     plain: _Kinds = {name: (kind, None) for name, kind in both.items() if name not in wrappers}
@@ -822,6 +831,7 @@ def trials_at(
     *,
     predictive: Float64[Tensor, "batch place answer"],
     belief: Float64[Tensor, "batch place hypothesis"] | None = None,
+    statistics: Mapping[str, Float64[Tensor, "batch place"]] | None = None,
     labels: Int64[Tensor, "batch place"],
     **others: Any,
 ) -> Trials:
@@ -839,8 +849,28 @@ def trials_at(
         predictive=exact,
         belief=exact if belief is None else spread(belief, torch.nan),
         labels=spread(labels, NO_LABEL),
+        statistics={name: spread(values, torch.nan) for name, values in (statistics or {}).items()},
         **others,
     )
+
+
+def moments(
+    belief: Float64[Tensor, "*batch hypothesis"], values: Float64[Tensor, "hypothesis coordinate"]
+) -> dict[str, Float64[Tensor, "*batch"]]:
+    """Return mean and log variance of each coordinate of the hypotheses under a belief, by name.
+
+    The natural log of a variance is at least that of 1e-9. Several coordinates are numbered from 1.
+
+    Example:
+        >>> belief, values = torch.tensor([0.5, 0.5]).double(), torch.tensor([[1.0], [3.0]]).double()
+        >>> {name: own.item() for name, own in moments(belief, values).items()}
+        {'mean': 2.0, 'log_variance': 0.0}
+    """
+    mean = belief @ values
+    variance = (belief @ values.square() - mean.square()).clamp_min(_LEAST_VARIANCE)
+    numbers = [""] if values.shape[1] == 1 else [f"_{number}" for number in range(1, values.shape[1] + 1)]
+    means = {f"mean{number}": mean[..., at] for at, number in enumerate(numbers)}
+    return means | {f"log_variance{number}": variance[..., at].log() for at, number in enumerate(numbers)}
 
 
 def discounted_sums(

@@ -13,7 +13,7 @@ References:
     Adams & MacKay 2007, arXiv:0710.3742 (the recursion over run lengths).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -30,10 +30,16 @@ _Runs = Float64[Tensor, "batch pos run"]
 _Shown = Float64[Tensor, "batch pos symbol"]
 
 
+def _expected(belief: Float64[Tensor, "*batch run"]) -> Float64[Tensor, "*batch"]:
+    return belief @ torch.arange(1, belief.shape[-1] + 1, dtype=belief.dtype, device=belief.device)
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class ChangePoint(SymbolTask):
     """`length` symbols; the belief is over the run length, from 1 to `length`; the predictive is over symbols.
+
+    The statistic `run_length` is the expected run length.
 
     Args:
         n_symbols: Number of symbols.
@@ -56,6 +62,7 @@ class ChangePoint(SymbolTask):
         "Symbols of a source whose distribution changes at unknown times; after each of {task.length} symbols the "
         "model predicts the next one."
     )
+    statistics: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {"run_length": _expected}
     n_symbols: int = 4
     hazard: float = 0.05
     concentration: float = 0.5

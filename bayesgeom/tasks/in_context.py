@@ -236,6 +236,7 @@ def _carried(
         answers=ids(trials.answers),
         predictive=spread(trials.predictive, torch.nan, 1),
         belief=spread(trials.belief, torch.nan, 1),
+        statistics={name: spread(values, torch.nan, 1) for name, values in trials.statistics.items()},
         labels=torch.where(is_labeled, ids(torch.where(is_labeled, labels, trials.answers[0])), NO_LABEL),
         token_sets={name: ids(members) for name, members in trials.token_sets.items()},
         relations={name: spread(related, False, 2) for name, related in trials.relations.items()},

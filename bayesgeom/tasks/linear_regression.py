@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, checked_seed, trials_at
+from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, checked_seed, moments, trials_at
 
 _WIDEST_WEIGHT, _WIDEST_OUTPUT = 2.5, 3.0  # ends of the grid and of the bins; standard deviation of a weight is 1
 _MOST_NOISE = 1000.0  # there outputs tell nothing of the weights
@@ -42,7 +42,7 @@ class LinearRegression(EvidenceTask):
 
     Ids: bins of the first input, of the second one, then of the output. Inputs are uniform on evenly spaced values from
     −1 to 1. Weights have a standard normal prior on `n_grid` values from −2.5 to 2.5 for each dimension. Output bins
-    have equal width from −3 to 3, and the outermost are open.
+    have equal width from −3 to 3, and the outermost are open. The statistics are mean and log variance of each weight.
 
     Args:
         n_dims: Number of inputs, 1 or 2.
@@ -153,6 +153,7 @@ class LinearRegression(EvidenceTask):
             answers=ids,
             predictive=predictive,
             belief=belief,
+            statistics=moments(belief, self.weights().to(tokens.device)),
             labels=outputs + d * k,
             token_sets={"inputs": torch.arange(d * k, device=tokens.device), "outputs": ids},
             relations=Relations(draw=self._relations, of=places),

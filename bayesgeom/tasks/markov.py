@@ -20,7 +20,7 @@ References:
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, product
 from typing import final
 
 import torch
@@ -193,6 +193,12 @@ class MarkovProcess(DynamicTask):
 
     @property
     @final
+    def factors(self) -> tuple["MarkovProcess", ...]:
+        """Return the independent processes whose symbols and states are paired in this one; empty for other ones."""
+        return tuple(own for own in vars(self).values() if isinstance(own, MarkovProcess))
+
+    @property
+    @final
     def n_pos(self) -> int:
         return self.length
 
@@ -291,7 +297,8 @@ class MarkovProcess(DynamicTask):
         """Return `context_free`, `last_symbol`, `last_two` and the window observers.
 
         `context_free` uses the position only; `last_symbol` and `last_two` use the position and the last one or two
-        symbols. Window observers do not use the position.
+        symbols. Window observers do not use the position. A product also has `only_a` and `only_b`, which predict one
+        factor exactly and the other from the position.
         """
         labeled, start = self.labeled().to(trials.tokens.device), self.start().to(trials.tokens.device)
         step = labeled.sum(dim=0)
@@ -308,6 +315,13 @@ class MarkovProcess(DynamicTask):
                 moved = _updated(labeled, belief[:, : seen.shape[1]], seen)
                 belief = torch.cat([unseen[:, :1], moved], dim=1)
             baselines[name] = _shown_next(labeled, belief[:, 1:])
+        if self.factors:
+            sizes = [factor.d_vocab for factor in self.factors]
+            exact, unread = (
+                own.unflatten(2, sizes) for own in (trials.at_scored(trials.predictive), baselines["context_free"])
+            )
+            baselines["only_a"] = (exact.sum(dim=3)[..., None] * unread.sum(dim=2)[:, :, None]).flatten(2)
+            baselines["only_b"] = (unread.sum(dim=3)[..., None] * exact.sum(dim=2)[:, :, None]).flatten(2)
         return baselines | self.window_baselines(trials)
 
     @final
@@ -321,6 +335,8 @@ class MarkovProcess(DynamicTask):
 
     @final
     def token_labels(self) -> Sequence[str]:
+        if self.factors:
+            return ["".join(pair) for pair in product(*(factor.token_labels() for factor in self.factors))]
         return [f"x{i}" for i in range(self.d_vocab)]
 
     def _symbols(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pos_and_one"]:

@@ -1,16 +1,17 @@
-"""Processes: next-symbol prediction from any finite hidden Markov generator, and Mess3, the literature's standard case.
+"""Processes: next-symbol prediction from any finite hidden Markov generator, and the literature's standard cases.
 
 The difficulty axis is `mixing_time`, the steps until the hidden state's dependence on its start falls to 1/e.
 
 References:
     Marzen & Crutchfield 2017, arXiv:1702.08565 (Mess3).
     Shai et al. 2024, arXiv:2405.15943 (beliefs form a fractal in the triangle, which a linear map finds in a
-    transformer's residual stream).
+    transformer's residual stream; RRXOR and Z1R).
+    Marzen & Crutchfield 2015, arXiv:1507.00672, figure 5a (golden mean).
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -19,14 +20,24 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument
+from bayesgeom.core import InvalidArgument, unknown_name
 from bayesgeom.tasks.base import check_parameters
 from bayesgeom.tasks.markov import MarkovProcess, check_process, stationary
 
 Matrices = (
-    Sequence[Sequence[Sequence[float]]] | Float[np.ndarray, "symbol state state"] | Float[Tensor, "symbol state state"]
+    str
+    | Sequence[Sequence[Sequence[float]]]
+    | Float[np.ndarray, "symbol state state"]
+    | Float[Tensor, "symbol state state"]
 )
 _ROUNDING = 1e-6
+# Symbol, state and next state of each transition; those that leave a state are equally likely.
+_PRESETS: Mapping[str, tuple[tuple[int, int, int], ...]] = {
+    # The start, a bit read (0 or 1), and the exclusive or of two bits (1 or 0), which is shown next.
+    "rrxor": ((0, 0, 1), (1, 0, 2), (0, 1, 4), (1, 1, 3), (0, 2, 3), (1, 2, 4), (1, 3, 0), (0, 4, 0)),
+    "golden-mean": ((0, 0, 0), (1, 0, 1), (0, 1, 0)),
+    "z1r": ((0, 0, 1), (1, 1, 2), (0, 2, 0), (1, 2, 0)),
+}
 
 
 @final
@@ -38,13 +49,18 @@ class Process(MarkovProcess):
     distribution `initial`, or the stationary distribution if `initial` is empty. Arrays, tensors and lists are stored
     as nested tuples.
 
+    Three processes of the literature have names, which are tasks on the command line, too: `rrxor` (two random bits,
+    then their exclusive or; 36 beliefs; ⅔ bit per symbol), `golden-mean` (never two 1s in a row; ⅔ bit), and `z1r` (0,
+    1, and a random bit; ⅓ bit).
+
     Args:
-        transition_tensors: One matrix for each symbol, shape (symbol, state, state).
+        transition_tensors: One matrix for each symbol, shape (symbol, state, state), or a name.
         initial: Distribution of the state before the first symbol; empty: the stationary one.
         length: Symbols in a sequence; each is a scored position.
 
     Raises:
         InvalidArgument: Entries are negative or not finite, rows do not sum to one, or shapes do not fit.
+        UnknownName: No process has this name.
 
     Example:
         >>> from bayesgeom import tasks
@@ -52,9 +68,12 @@ class Process(MarkovProcess):
         >>> trials = coin.sample(2, seed=0)
         >>> trials.at_scored(trials.belief).shape
         torch.Size([2, 3, 2])
+        >>> tasks.Process("rrxor", length=16)
+        Process(rrxor, length=16)
     """
 
     name: ClassVar[str] = "process"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"transition_tensors": name} for name in _PRESETS}
     sentence: ClassVar[str] = (
         "Symbols of a process with hidden states; after each of {task.length} symbols the model predicts the next one."
     )
@@ -63,7 +82,8 @@ class Process(MarkovProcess):
     length: int = 16
 
     def __post_init__(self) -> None:
-        tensors = _numbers("transition_tensors", self.transition_tensors, n_axes=3)
+        given = self.transition_tensors
+        tensors = _preset(given) if isinstance(given, str) else _numbers("transition_tensors", given, n_axes=3)
         stored = tuple(tuple(map(tuple, matrix)) for matrix in tensors.tolist())
         object.__setattr__(self, "transition_tensors", stored)
         object.__setattr__(self, "initial", tuple(_numbers("initial", self.initial, n_axes=1).tolist()))
@@ -92,6 +112,9 @@ class Process(MarkovProcess):
             )
 
     def __repr__(self) -> str:
+        for name in () if self.initial else _PRESETS:
+            if np.array_equal(_preset(name), self.transition_tensors):
+                return f"Process({name}, length={self.length})"
         matrices = json.dumps([self.transition_tensors, self.initial])
         digest = hashlib.sha256(matrices.encode()).hexdigest()[:8]
         n_states = len(self.transition_tensors[0])
@@ -172,6 +195,16 @@ class Mess3(MarkovProcess):
     def start(self) -> Float64[Tensor, " state"]:
         """Uniform, which is stationary for every x and a."""
         return torch.full((3,), 1 / 3, dtype=torch.float64)
+
+
+def _preset(name: str) -> Float64[np.ndarray, "symbol state state"]:
+    """Return the matrices of a process of the literature, by its name."""
+    if name not in _PRESETS:
+        raise unknown_name("process", name, _PRESETS)
+    symbols, states, after = np.array(_PRESETS[name]).T
+    found = np.zeros((symbols.max() + 1, states.max() + 1, states.max() + 1))
+    found[symbols, states, after] = 1 / np.bincount(states)[states]
+    return found
 
 
 def _numbers(name: str, values: Any, *, n_axes: int) -> Float[np.ndarray, "..."]:

@@ -64,6 +64,8 @@ from bayesgeom.training.state import (
 RECIPE, SNAPSHOTS, BEFORE = "recipe.json", "snapshots", "before"
 GRADIENT_CLIP = 1.0
 HELD_OUT = 256
+_TIE = 1e-9  # answers whose exact probabilities differ by less are equally probable
+CHECK_EVERY = 50  # steps between two looks whether a stage with `until` is learned; not of the pace: it decides weights
 DATA, VALIDATION, LABELS = 0, 1, 2  # branches of the recipe's seed
 
 
@@ -142,7 +144,8 @@ def _trained(
             if step in due:
                 _snapshot(recipe, module, out, step, precision)
             loss = training_step(recipe, module, optimizers, step, device, precision)
-            if (step + 1) % pace.log_every == 0 or step + 1 == recipe.steps:
+            ends = step + 1 == recipe.steps or is_learned(recipe, module, held_out, step + 1)
+            if (step + 1) % pace.log_every == 0 or ends:
                 line = {"step": step + 1, "loss_nats": loss, "kl_bits": held_out_kl(module, held_out)}
                 append_log(out / LOG, line)
                 shown.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
@@ -150,6 +153,8 @@ def _trained(
                 save_state(out / STATE, recipe, module, optimizers, step + 1)
                 saved_at = time.monotonic()
             shown.update(1)
+            if ends:
+                break
     save_state(out / STATE, recipe, module, optimizers, recipe.steps)
     _snapshot(recipe, module, out, recipe.steps, precision)
     return module.eval()
@@ -308,6 +313,25 @@ def training_step(
 def held_out_trials(recipe: Recipe, device: str | torch.device) -> Trials:
     """Return the sequences on which a run reports its KL."""
     return recipe.task.sample(HELD_OUT, seed=held_out_seed(recipe), device=device)
+
+
+def is_learned(recipe: Recipe, module: nn.Module, held_out: Trials, steps: int) -> bool:
+    """Return whether a stage with `until` ends after so many steps."""
+    return recipe.until is not None and steps % CHECK_EVERY == 0 and named_share(module, held_out) >= recipe.until
+
+
+@torch.no_grad()
+def named_share(module: nn.Module, trials: Trials) -> float:
+    """Return the share of scored positions with a single most probable answer at which the module names that answer.
+
+    Args:
+        module: Maps tokens to logits.
+        trials: Sequences with an exact predictive. NaN if no position has a single most probable answer.
+    """
+    exact, logits = trials.predictive[trials.scored], module(trials.tokens)[trials.scored][:, trials.answers]
+    two = exact.topk(2, dim=1).values
+    is_named = logits.argmax(dim=1) == exact.argmax(dim=1)
+    return float(is_named[two[:, 0] - two[:, 1] > _TIE].double().mean())
 
 
 @torch.no_grad()

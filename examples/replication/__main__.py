@@ -27,6 +27,7 @@ COMMANDS = {  # name: "module:function", or a dataclass that is called
     "share-controls": "measurements:share_controls",
     "value-readings": "measurements:value_readings",
     "swap-shares": "measurements:swap_shares",
+    "worlds": "worlds:worlds",
 }
 
 

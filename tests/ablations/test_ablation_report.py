@@ -222,6 +222,16 @@ def test_headlines_show_the_heads_chosen_by_key_overlap_and_by_ablation(rng: np.
     assert (only.label, only.chosen_of) == ("largest KL increase: L1 mlp", 1), "of one ablation there is no choice"
 
 
+@pytest.mark.parametrize(("largest", "label"), [(-1, "L0 block"), (2, "L0H2")])
+def test_the_first_chart_holds_the_largest_effect(largest: int, label: str, rng: np.random.Generator) -> None:
+    increases = [0.1] * len(BATTERY)
+    increases[largest] = 0.9
+    first, *others = reported(scores(rng, increases)).panels()
+    (drawn,) = (trace for trace in first.figure.data[:1])
+    assert not first.is_folded and (label in first.title or label in drawn.y)
+    assert sum(panel.is_folded for panel in others) == len(others) - (largest == -1), "the map of heads is unfolded"
+
+
 def test_the_largest_effect_has_its_own_interval_and_no_verdict_where_none_allows_for_its_choice(
     rng: np.random.Generator,
 ) -> None:

@@ -20,6 +20,7 @@ from bayesgeom.tasks.bijection import Bijection
 from tests.families import ATTENTION, each, saved
 from tests.models.huggingface.test_sites import edited_logits, text
 from tests.models.test_lens import bridge
+from tests.shape_checks import ARE_ON
 from tests.tasks.tokenizers import word_tokenizer
 
 TASK = Bijection(n_values=7, n_pairs=3)
@@ -131,7 +132,8 @@ def test_the_only_different_token_recovers_everything_at_the_embedding(model: Mo
     assert report.recovered.value[:, 0] == pytest.approx(0, abs=0)  # causal: nothing differs before
     report.save(tmp_path / "run")
     assert PatchReport.load(tmp_path / "run") == report
-    assert "L0, #1 | #3" in report.headlines()[0].label and len(report.panels()) == 1
+    (panel,) = report.panels()
+    assert "L0, #1 | #3" in report.headlines()[0].label and panel.figure.data[0].x[1] == "2 #1 | #3", "from 1"
 
 
 def test_texts_need_no_task() -> None:
@@ -179,6 +181,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
 }
 
 
+@pytest.mark.skipif(ARE_ON, reason="checks of annotations would refuse first")
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_is_named(case: str, model: Model) -> None:
     clean, corrupted, given, kind, match = REFUSED[case]

@@ -8,6 +8,7 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import MLP_OUT, RESID_POST, RESID_PRE
+from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions._evidence import Erasure
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
 from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE
@@ -22,6 +23,7 @@ from bayesgeom.interventions.verdicts import (
     verdict_of,
 )
 from bayesgeom.report.estimate import UNTRAINED, WHOLE, Baseline, Estimate
+from bayesgeom.selftest.planted import SITE, PlantedModel, PlantedNetwork, uses_entropy
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import InterventionSite
 from bayesgeom.tasks.bijection import Bijection
@@ -381,6 +383,37 @@ def test_headlines_are_of_a_layer_that_is_no_identity() -> None:
     causal = replace(report, verdict_by_layer=("causal", "undecided"))
     assert causal.strongest() == 0
     assert replace(report, verdict_by_layer=("by construction",) * 2).strongest() == 0
+
+
+def deep() -> PlantedModel:
+    """A network that uses entropy at `resid_pre` of layers 1 to 5: four idle blocks stand before the one that reads."""
+    small = uses_entropy()
+    first, last = small.module.d_hidden
+    deep = PlantedNetwork(small.spec.d_vocab, small.spec.d_model, (first, 1, 1, 1, 1, last))
+    for block in deep.blocks[1:-1]:
+        torch.nn.init.zeros_(block.W_out.weight)
+    planted = {name.replace("blocks.1.", "blocks.5."): own for name, own in small.module.state_dict().items()}
+    deep.load_state_dict(deep.state_dict() | planted)
+    return PlantedModel(deep, name="deep", task=small.task)
+
+
+def test_the_headline_is_causal_only_with_an_interval_that_allows_for_the_choice_of_the_layer() -> None:
+    """One of five layers was called causal by its own interval, next to a wider one that reached a control."""
+    model, design = deep(), Design(n_control=11, n_untrained=0, n_fit=257)
+    few, many = (
+        intervene(model, None, fits.covariance("entropy"), kind=design, sites=InterventionSite(SITE, range(1, 6)), n=n)
+        for n in (16, 64)
+    )
+    assert few.verdict_by_layer[1:] == many.verdict_by_layer[1:] == ("causal",) * 5
+    (first, second, *_), line = few.headlines(), many.headlines()[0]
+    assert (first.verdict, first.why.split("; ")[0]) == ("undecided", str(Reason.CHOICE_IGNORED))
+    assert (second.verdict, line.verdict, line.chosen_of) == ("causal", "causal", 5)
+    assert line.low < many.movement.ends[0][1, 0]
+    reached = Baseline.of("chance", RANDOM, 0.0, low=0.0, high=(line.low + many.movement.ends[0][1, 0]) / 2)
+    levels = (reached.broadcast(many.movement.value.shape), many.movement.baseline(WHOLE))
+    between = replace(many, movement=replace(many.movement, baselines=levels))
+    assert between.headlines()[0].why.split("; ")[0] == Obstacle.RANDOM_REACHES
+    assert [own.verdict for own in map(between.among_layers, range(1, 6))] == ["undecided"] * 5
 
 
 def test_headlines_are_of_a_layer_that_was_edited_where_no_ceiling_is_known() -> None:

@@ -15,9 +15,11 @@ from bayesgeom.core.verdict import Reason
 from bayesgeom.probes import belief_readout
 from bayesgeom.probes.base import planted_chain, planted_run
 from bayesgeom.probes.belief_readout import (
+    ANSWERS,
     CONSTANT,
     EMBEDDING,
     GAUSSIAN,
+    LOG_ANSWERS,
     N_SUBSPACES,
     SHUFFLE,
     STAGES,
@@ -32,6 +34,7 @@ from bayesgeom.stats.observers import window_beliefs
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.linear_gaussian import LinearGaussian
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 
 N, LAYERS, D = 61, 3, 13
@@ -69,6 +72,16 @@ def test_an_embedded_belief_is_read_whole_and_noise_holds_none() -> None:
     assert (np.abs(shuffled) < 0.05).all() and (report.r2.baseline(SHUFFLE).value < 0.05).all()
     within = report.r2.baseline(SUBSPACES).value
     assert within[0, WRITTEN] > 0.9, "a random subspace of the belief's own rank misses little"
+
+
+def test_what_the_answers_say_of_a_statistic_is_its_baseline() -> None:
+    report = read(LinearGaussian(decay=(0.1, 0.9), noise=0.5, n_bins=6, length=5))
+    assert report.statistics == ("mean", "log_variance") and report.statistic_r2.value.shape == (2, 1, LAYERS)
+    mean, variance = (report.statistic_r2.baseline(ANSWERS).value[at, 0, 0] for at in range(2))
+    assert mean > 0.6 and variance < report.statistic_r2.baseline(LOG_ANSWERS).value[1, 0, 0] < 0.99
+    lines = [line for line in report.headlines() if line.metric == "statistic_r2"]
+    assert len(lines) == 2 and report.drawn_statistic.shape == (2, report.read_statistic.shape[2])
+    assert max(report.statistic_r2.value[:, 0, NOISE]) < 0.1 < report.statistic_r2.value[0, 0, WRITTEN]
 
 
 def test_best_guesses_are_clusters() -> None:

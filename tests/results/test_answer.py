@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.probes.base import planted_run, planted_trials
+from bayesgeom.probes.base import planted_run, planted_trials, with_untrained
 from bayesgeom.probes.calibration import POSITION, UNIFORM, Calibration, CalibrationReport
 from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, verdict_of
 from bayesgeom.report.diagnosis import Diagnosis
-from bayesgeom.report.estimate import Baseline, Estimate
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate
 from bayesgeom.report.tables import headline_of
 from bayesgeom.stats.behavior import tempering
 from tests.results.planted import planted
@@ -117,6 +117,25 @@ def test_a_predictor_of_the_base_rate_is_no_better_than_position_alone(rng: np.r
     assert (better.verdict, better.baseline) == (Verdict.PARTLY, POSITION)
 
 
+@pytest.mark.parametrize(
+    ("untrained", "verdict", "level"),
+    [([], "partly", UNIFORM), ([0.1, 0.3], "partly", UNIFORM), ([0.1, 0.497], "no better", UNTRAINED)],
+)
+def test_what_untrained_networks_do_as_well_is_not_partly(
+    untrained: list[float], verdict: str, level: str, exact: np.ndarray
+) -> None:
+    """All are mixtures with uniform: the larger the share of the exact predictor, the better."""
+
+    def mixed(share: float) -> np.ndarray:
+        return share * exact + (1 - share) / ANSWERS
+
+    model, copies = measured(exact, mixed(0.5)), [measured(exact, mixed(share)) for share in untrained]
+    found = answer_of({"calibration": with_untrained(model, copies, "kl_bits")})
+    assert found is not None and (found.verdict, found.level[0], found.explains) == (verdict, level, level == UNIFORM)
+    assert math.isnan(found.untrained_kl_bits) if not copies else found.untrained_kl_bits == copies[-1].kl_bits.value
+    assert (level in answer_text(found)) and ("no better than untrained" in answer_text(found)) == (level == UNTRAINED)
+
+
 def test_a_predictor_that_rules_out_what_happens_is_worse(exact: np.ndarray) -> None:
     model = exact.copy()
     model[3, 1] = np.eye(ANSWERS)[exact[3, 1].argmax()]
@@ -185,7 +204,7 @@ def test_the_answer_is_one_sentence() -> None:
     )
     level = given(Verdict.NO_BETTER, -0.01, 0.4201)
     assert answer_text(level) == "No: no better than uniform (0.4201 against 0.42 bits)."
-    wide = replace(level, gap_closed=Estimate.of(0.5))
+    wide = replace(level, kl_bits=Estimate.of(0.2))
     assert answer_text(wide).startswith("No: not shown to be better than uniform (")
     worse = given(Verdict.WORSE, -1.5, 1.07, is_confidence_named=True)
     assert answer_text(worse) == "No: worse than uniform (1.07 against 0.42 bits) and overconfident (4.6)."
@@ -212,18 +231,14 @@ def test_the_details_say_what_stands_behind_it() -> None:
     )
     level = [Baseline.of("permutation", "other sequences", 0.1)]
     for ends, text in (
-        ([0.9, 0.9, 0.9], "uses evidence of every age (0.98 of the exact weight)."),
-        ([0.9, 0.9, 0.05], "uses evidence up to 8 steps old."),
-        ([0.9, 0.05, 0.05], "uses evidence up to 1 step old."),
-        ([0.9, 0.2, 0.2], "uses evidence up to 4 steps old."),
+        ([0.9, 0.9, 0.9], "uses evidence more than 8 steps old (0.98 of the exact weight)."),
+        ([0.9, 0.9, 0.05], "uses evidence more than 1 step old (0.98 of the exact weight)."),
+        ([0.9, 0.2, 0.05], "uses the evidence (0.98 of the exact weight)."),
         ([0.2, 0.05, 0.05], "uses the evidence in part (0.98 of the exact weight)."),
         ([0.05, 0.05, 0.05], "no use of the evidence is shown."),
     ):
         slope = Estimate.of(np.full(3, 0.98), (ends, np.ones(3)), baselines=level)
-        ages = (0, 1, 8) if "1 step" in text else (0, 4, 8)
-        assert answer_details(replace(own, response=slope, ages=ages)).endswith(f"; {text}")
-    alone = replace(own, response=Estimate.of([0.94], ([0.9], [1.0]), baselines=level), ages=(0,))
-    assert answer_details(alone).endswith("; uses the evidence (0.94 of the exact weight).")
+        assert answer_details(replace(own, response=slope, ages=(0, 1, 8))).endswith(f"; {text}")
 
 
 def test_the_answer_comes_first_and_survives_a_file(exact: np.ndarray, tmp_path: Path) -> None:

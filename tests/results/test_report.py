@@ -17,7 +17,7 @@ from bayesgeom.core.errors import InvalidArgument, OutputFault
 from bayesgeom.core.files import decoded
 from bayesgeom.core.verdict import Reason
 from bayesgeom.report.diagnosis import report_kinds
-from bayesgeom.report.estimate import Baseline, Better, Estimate, Quantity, codes_of
+from bayesgeom.report.estimate import Baseline, Better, Estimate, Quantity, codes_of, of_untrained
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import (
     SCHEMA,
@@ -196,6 +196,33 @@ def test_names_of_baselines_are_printed_in_words(rng: np.random.Generator) -> No
     levels = [Baseline.of("baseline", name, -float(own)) for own, name in enumerate(names)]
     line = headline_of(replace(planted(rng), depth=Estimate.of(0.5, baselines=levels)), "depth")
     assert line.baselines == ["0 (window 1 uniform)", "−1 (bag of values)", "−2 (random W_K)"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "untrained", "uniform", "verdict"),
+    [
+        ((0.5, 0.7), [0.3], 0.2, "undecided"),
+        ((0.5, 0.7), [0.3, 0.1], 0.2, "yes"),
+        ((0.2, 0.25), [0.3], 0.1, "undecided"),
+        ((0.2, 0.25), [0.3], 0.4, "no"),  # the uniform predictor decides
+        ((0.25, 0.35), [0.3], 0.2, "undecided"),  # with and without it: another reason
+    ],
+)
+def test_one_untrained_network_decides_nothing_about_activations(
+    ends: tuple[float, float],
+    untrained: list[float],
+    uniform: float,
+    verdict: str,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    levels = (Baseline.of("baseline", "uniform", uniform), *of_untrained(untrained))
+    report = replace(planted(rng), depth=Estimate.of(sum(ends) / 2, ends, baselines=levels, n=17))
+    alone, is_decided = str(report.depth.clears("higher")), len(untrained) > 1 or verdict == "no" or ends[1] == 0.35
+    line = headline_of(report, "depth")
+    assert (line.verdict, line.why) == (verdict, "" if is_decided else Reason.ONE_UNTRAINED.label)
+    monkeypatch.setattr(PlantedReport, "is_behavioral", True)
+    assert headline_of(report, "depth").verdict == alone, "predictors are the level of a behavior"
 
 
 def test_a_headline_of_an_entry_is_taken_at_its_index(rng: np.random.Generator) -> None:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import bayesgeom
+from bayesgeom.core.run import RESID_PRE
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions.design import Design
 from bayesgeom.report.answer import rounded
 from bayesgeom.report.sentences import opening_of
+from bayesgeom.subspaces.base import InterventionSite
 from tests.interventions.worlds import TASK, lively
 
 FEW = Design("swap", n_random=2, n_matched=2, n_control=3, n_untrained=0, n_fit=51)
@@ -34,7 +36,7 @@ def ablated() -> Any:
 
 @cache
 def swapped() -> Any:
-    return bayesgeom.intervene(lively(), TASK, "random:2", kind=FEW, n=17)
+    return bayesgeom.intervene(lively(), TASK, "random:2", kind=FEW, sites=InterventionSite(RESID_PRE, (1,)), n=17)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.stats import belief_states, mixed_states
 from bayesgeom.tasks.markov import MarkovProcess
 from bayesgeom.tasks.process import Mess3, Process
-from tests.probes.test_belief_on_mess3 import RRXOR
 from tests.tasks.test_process import GOLDEN, random_tensors
 
-RRXOR_TASK = Process(RRXOR.tolist(), length=12)
+RRXOR_TASK = Process("rrxor", length=12)
 
 
 @pytest.mark.parametrize(

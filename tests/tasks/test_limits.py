@@ -22,6 +22,7 @@ TOO_LARGE: dict[str, Callable[[], WindTunnel]] = {
     "modular-recurrence, wide": lambda: tasks.ModularRecurrence(modulus=10**6),
     "mess3": lambda: tasks.Mess3(length=10**9),
     "sticky-markov": lambda: tasks.StickyMarkov(n_states=1_000),
+    "linear-gaussian": lambda: tasks.LinearGaussian(noise=1e-4),
     "evidence": lambda: evidence(ks=(10**9,)),
     "in-context": lambda: in_context(tasks.HMM(length=30_000)),
 }

@@ -1,16 +1,17 @@
 """Processes against a sum over every path of states; Mess3 against its written-out matrices; what is refused."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.stats.information import entropy_bits
+from bayesgeom.tasks.base import task_from_config, task_from_text
 from bayesgeom.tasks.markov import MarkovProcess
 from bayesgeom.tasks.process import Mess3, Process
+from bayesgeom.tasks.product import Product
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 from tests.shape_checks import ARE_ON
 
@@ -20,14 +21,14 @@ def random_tensors(n_symbols: int, n_states: int, seed: int = 0) -> np.ndarray:
     return rows.reshape(n_states, n_symbols, n_states).transpose(1, 0, 2)
 
 
-# Never two 1s in a row: some symbols are impossible, and belief collapses.
-GOLDEN = Process(transition_tensors=(((0.5, 0.0), (1.0, 0.0)), ((0.0, 0.5), (0.0, 0.0))), length=5)
+GOLDEN = Process("golden-mean", length=5)  # some symbols are impossible, and belief collapses
 SMALL: list[MarkovProcess] = [
     Process(random_tensors(5, 3), length=5),
     Process(random_tensors(2, 3, seed=1), initial=(0.7, 0.3, 0.0), length=5),
     GOLDEN,
     Mess3(x=0.05, a=0.85, length=5),
     StickyMarkov(n_states=5, noise=0.4, length=3),
+    Product("golden-mean", Process(random_tensors(3, 2)), length=3),
 ]
 
 
@@ -116,6 +117,25 @@ def test_mess3_is_the_literature_s() -> None:
     torch.testing.assert_close(one.belief, other.belief)
 
 
+@pytest.mark.parametrize(
+    ("name", "start", "n_beliefs", "rate"),
+    [
+        ("rrxor", [1 / 3, 1 / 6, 1 / 6, 1 / 6, 1 / 6], 36, 2 / 3),  # two of three bits are random
+        ("golden-mean", [2 / 3, 1 / 3], 3, 2 / 3),  # a random bit in the first state
+        ("z1r", [1 / 3, 1 / 3, 1 / 3], 7, 1 / 3),
+    ],
+)
+def test_processes_of_the_literature(name: str, start: list[float], n_beliefs: int, rate: float) -> None:
+    """Stationary distributions as the reference's code states them, beliefs, and entropy rates in bits per symbol."""
+    task = Process(name, length=5)
+    np.testing.assert_allclose(task.start().numpy(), start, atol=1e-15)
+    found = task.belief_states(60)
+    assert len(found) == n_beliefs and found.is_closed
+    assert float(found.probability[-1] @ entropy_bits(found.symbol_probability)) == pytest.approx(rate, abs=1e-3)
+    assert task_from_text(f"{name}:length=5") == task == task_from_config(task.config())
+    assert repr(task) == f"Process({name}, length=5)"
+
+
 def test_the_paper_s_ring_has_its_entropy_floor() -> None:
     """2.639 bits at the effective self-probability 0.350 of the paper's nominal 0.3; 0.3 at its word gives 2.717."""
     for nominal, bits in ((0.3 + 0.7 * 0.3 / (0.3 + 47 / 12), 2.639), (0.3, 1.883 / np.log(2))):
@@ -152,10 +172,14 @@ def test_matrices_of_any_form_are_stored_as_tuples() -> None:
 
 
 @pytest.mark.skipif(ARE_ON, reason="checks of annotations would refuse first")
-@pytest.mark.parametrize("wrong", [Mess3().labeled()[0], "abc"])
-def test_what_is_no_stack_of_matrices_is_refused(wrong: Any) -> None:
+def test_what_is_no_stack_of_matrices_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"transition_tensors must be numbers nested 3 deep"):
-        Process(wrong)
+        Process(Mess3().labeled()[0])
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(UnknownName, match=r"no process named 'rrxr'.*golden-mean, rrxor, z1r"):
+        Process("rrxr")
 
 
 @pytest.mark.parametrize("initial", [(0.5, 0.5), (1.5, -0.5, 0.0), (float("nan"), 0.5, 0.5)])

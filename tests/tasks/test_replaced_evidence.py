@@ -21,9 +21,11 @@ from bayesgeom.tasks.dirichlet_markov import DirichletMarkov
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import InContext
+from bayesgeom.tasks.linear_gaussian import LinearGaussian
 from bayesgeom.tasks.linear_regression import LinearRegression
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.tasks.process import Mess3, Process
+from bayesgeom.tasks.product import Product
 from bayesgeom.tasks.sticky_markov import StickyMarkov
 from tests.tasks.tokenizers import word_tokenizer
 
@@ -48,10 +50,13 @@ TASKS: tuple[EvidenceTask, ...] = (
     Mess3(length=3),
     StickyMarkov(n_states=3, length=3),
     DRIFTING,
+    Product("golden-mean", "z1r", length=3),
     CausalGraph(n_variables=2, n_rows=3),
     ChangePoint(n_symbols=2, hazard=0.3, length=4),
     DirichletMarkov(n_symbols=2, length=4),
     DirichletMarkov(n_symbols=2, length=4, pool=3),
+    LinearGaussian(decay=(0.5, 0.9), noise=0.5, n_bins=3, length=4),
+    LinearGaussian(decay=0.9, noise=0.5, n_bins=3, length=4),
     LinearRegression(n_inputs=2, n_bins=3, n_points=4, n_grid=5),
     ModularRecurrence(modulus=3, length=4),
     ModularRecurrence(modulus=3, length=4, kinds="rules", opaque=True),

@@ -12,6 +12,7 @@ from bayesgeom.stats.information import kl_bits
 from bayesgeom.stats.observers import STARTS
 from bayesgeom.stats.windows import window_name, window_predictives, window_scores
 from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.linear_gaussian import LinearGaussian
 from bayesgeom.tasks.markov import DynamicTask, MarkovProcess, stationary, stationary_rows
 from bayesgeom.tasks.process import Mess3, Process
 from bayesgeom.tasks.sticky_markov import StickyMarkov
@@ -27,7 +28,7 @@ PROCESSES: list[MarkovProcess] = [
     Mess3(x=0.05, a=0.85, length=5),
     StickyMarkov(n_states=3, noise=0.4, length=5),
 ]
-DYNAMIC: list[DynamicTask] = [*HMMS, *PROCESSES]
+DYNAMIC: list[DynamicTask] = [*HMMS, *PROCESSES, LinearGaussian(length=5)]
 
 
 def settled(transition: np.ndarray) -> np.ndarray:

@@ -1,0 +1,86 @@
+"""Stages that end once enough answers are named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.tasks.associative_recall import AssociativeRecall
+from bayesgeom.training import loop
+from bayesgeom.training.loop import Pace, named_share, train
+from bayesgeom.training.recipes import Recipe, chained
+from bayesgeom.training.state import LOG
+
+QUIET = Pace(quiet=True)
+FEW = AssociativeRecall(n_pairs=1, n_keys=4, n_values=4, n_queries=2, n_filler=0)
+SIZES = {"architecture": "transformer", "n_layers": 1, "n_heads": 1, "d_model": 8, "d_mlp": 8, "positions": "rotary"}
+EVERY = 3
+TINY = Recipe(
+    name="tiny", task=FEW, sizes=SIZES, steps=4 * EVERY, warmup=3, batch_size=4, late_batch_size=4, snapshots=0
+)
+
+
+@pytest.fixture(autouse=True)
+def _checked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "CHECK_EVERY", EVERY)
+
+
+def steps_of(out: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (out / LOG).read_text().splitlines()]
+
+
+def test_a_stage_ends_once_enough_answers_are_named(tmp_path: Path) -> None:
+    ended = train(replace(TINY, until=0.0), tmp_path / "ended", pace=QUIET).state_dict()
+    assert steps_of(tmp_path / "ended") == [EVERY]
+    train(replace(TINY, until=1.0), tmp_path / "whole", pace=QUIET)
+    assert steps_of(tmp_path / "whole")[-1] == TINY.steps
+    again = train(replace(TINY, until=0.0), tmp_path / "ended", resume=True, pace=QUIET).state_dict()
+    assert all(torch.equal(ended[name], again[name]) for name in ended)
+
+
+def test_a_curriculum_goes_on_with_more_pairs(tmp_path: Path) -> None:
+    room = {**SIZES, "n_ctx": 30}
+    first = replace(TINY, name="one", sizes=room, until=0.0)
+    last = replace(TINY, name="two", task=replace(FEW, n_pairs=2), sizes=room, steps=7, warmup=1)
+    train(chained([first, last]), tmp_path / "run", pace=QUIET)
+    assert steps_of(tmp_path / "run" / "before") == [EVERY] and steps_of(tmp_path / "run") == [7]
+
+
+def test_the_share_counts_positions_with_a_single_most_probable_answer() -> None:
+    trials = FEW.sample(400, seed=1)
+    exact = trials.predictive.nan_to_num()
+    assert named_share(_Says(exact, FEW), trials) == 1.0
+    first = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(exact.shape)
+    known = trials.at_scored(exact).flatten(0, 1)
+    stored = known[known.amax(dim=1) == 1]  # three values are equally probable for a key that was not stored
+    assert named_share(_Says(first, FEW), trials) == pytest.approx(float(stored[:, 0].mean()))
+    assert np.isnan(named_share(_Says(exact, FEW), replace(trials, predictive=torch.full_like(exact, 0.25))))
+
+
+class _Says(nn.Module):
+    """Gives these answers."""
+
+    def __init__(self, answers: torch.Tensor, task: AssociativeRecall) -> None:
+        super().__init__()
+        self.answers, self.task = answers, task
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = torch.full((*tokens.shape, self.task.d_vocab), -1.0)
+        logits[..., self.task.n_keys : self.task.n_keys + self.task.n_values] = self.answers.float()
+        return logits
+
+
+@pytest.mark.parametrize("until", [-0.1, 1.1, float("nan")])
+def test_only_shares_are_allowed(until: float) -> None:
+    with pytest.raises(InvalidArgument, match=r"until must be (between 0 and 1|a number)"):
+        replace(TINY, until=until)
+
+
+def test_it_is_stored() -> None:
+    assert replace(TINY, until=0.5).to_dict()["until"] == 0.5 and "until" not in TINY.to_dict()
+    assert isinstance(TINY, Recipe)
