@@ -12,6 +12,7 @@ Load models and reports:
     as_model               return the `Model` of a name, a path or a module
     wrap                   return the `Model` of any causal module, from the names of its parts
     load_report            load a saved report or diagnosis
+    publish                upload a checkpoint to the Hugging Face hub, with a model card
 
 Measure one model:
 
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from bayesgeom.interventions.run import intervene as intervene
     from bayesgeom.models.adapters.wrapping import wrap as wrap
     from bayesgeom.models.checkpoint_files import checkpoints as checkpoints
+    from bayesgeom.models.hub import publish as publish
     from bayesgeom.models.native.transformer import TransformerConfig as TransformerConfig
     from bayesgeom.models.resolve import as_model as as_model
     from bayesgeom.models.resolve import load as load
@@ -106,6 +108,7 @@ _HOMES = {
     "paths": "bayesgeom.circuits.edges",
     "relabeling_invariance": "bayesgeom.generalization.relabeling",
     "patch": "bayesgeom.circuits.patching",
+    "publish": "bayesgeom.models.hub",
     "sweep": "bayesgeom.generalization.sweeps",
     "training_dynamics": "bayesgeom.dynamics.run",
     "TransformerConfig": "bayesgeom.models.native.transformer",

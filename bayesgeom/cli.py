@@ -629,15 +629,16 @@ def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path,
             publish.rescore(directory)
             tell(f"{directory}:", *_described_at(directory))
         return 0
-    from bayesgeom.models.checkpoint_files import WEIGHTS, checkpoint_folder
+    from bayesgeom.models.checkpoint_files import WEIGHTS, bytes_to_fetch, checkpoint_folder
     from bayesgeom.training.packed import formations
 
     # A directory without a config cannot be loaded by name, but listing it helps to find the fault.
-    there = (path.parent for path in checkpoint_folder().glob(f"*/{WEIGHTS}"))
-    halves = {path.name: path for path in there if not is_temporary(path.name)}
-    named, packed = {**halves, **bayesgeom.checkpoints()}, formations()
+    there = (path.parent for path in checkpoint_folder().glob(f"*/{WEIGHTS}") if not is_temporary(path.parent.name))
+    named, packed = {own.name: own for own in there} | {**bayesgeom.checkpoints().folders}, formations().folders
     for name, path in [*sorted(named.items()), *packed.items()]:
         tell(name, *_described_at(path, is_packed=name in packed))
+        if size := bytes_to_fetch(path):
+            tell(f"  fetch   on first use, {size / 1e6:.1f} MB")
     if not named and not packed:
         tell(f"no checkpoints in {checkpoint_folder()}")
     return 0

@@ -33,6 +33,7 @@ from bayesgeom.core import (
     checked,
     integer_of,
     limited,
+    optional,
     phase,
     progress_in,
     read_parcel,
@@ -203,14 +204,13 @@ def connect(name: str, options: str | Path | Mapping[str, Any] | None = None) ->
         )
     own = dict(_tables(options).get(kind, {}))
     with contextlib.ExitStack() as stack:
-        try:
-            executor = _opened(kind, address, own, stack)
-        except ImportError as error:
-            raise InvalidArgument(f"{kind} needs {error.name}: pip install 'bayesgeom[{kind}]'.") from error
-        except (TypeError, NameError) as error:
-            raise InvalidArgument(f"options of {kind}: {str(error).rstrip('.')}.") from error
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ExecutorFault(f"engine {name} cannot be reached: {_last_line(error)}.") from error
+        with optional(kind, kind):
+            try:
+                executor = _opened(kind, address, own, stack)
+            except (TypeError, NameError) as error:
+                raise InvalidArgument(f"options of {kind}: {str(error).rstrip('.')}.") from error
+            except (OSError, RuntimeError, ValueError) as error:
+                raise ExecutorFault(f"engine {name} cannot be reached: {_last_line(error)}.") from error
         yield executor
 
 

@@ -19,7 +19,19 @@ from torch import Tensor
 
 from bayesgeom.ablations import Ablation, Component, every_head
 from bayesgeom.ablations.engine import edited_logits, position_means, references
-from bayesgeom.core import LOGIT_LENS, NO_LABEL, PATTERN, InvalidArgument, Mode, Run, Tokenizer, Trials, Z, decoded_text
+from bayesgeom.core import (
+    LOGIT_LENS,
+    NO_LABEL,
+    PATTERN,
+    InvalidArgument,
+    Mode,
+    Run,
+    Tokenizer,
+    Trials,
+    Z,
+    decoded_text,
+    optional,
+)
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.captured.model import CapturedModel
@@ -104,11 +116,9 @@ class InsideReport(Report):
         Raises:
             InvalidArgument: The package anywidget is not installed, or the model is another one or has no heads.
         """
-        try:
+        with optional("notebook", "view()"):
             from anywidget import AnyWidget
             from traitlets import Bool, Bytes
-        except ImportError as error:
-            raise InvalidArgument(f"view() needs {error.name}: pip install 'bayesgeom[notebook]'.") from error
 
         @final
         class Widget(AnyWidget):

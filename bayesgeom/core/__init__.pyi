@@ -35,6 +35,7 @@ from .errors import is_encodable as is_encodable
 from .errors import is_whole as is_whole
 from .errors import make_plain as make_plain
 from .errors import on_lines as on_lines
+from .errors import optional as optional
 from .errors import shown as shown
 from .errors import suggested as suggested
 from .errors import unknown_name as unknown_name

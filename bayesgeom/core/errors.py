@@ -5,6 +5,7 @@ with their annotations before anything is computed. The annotation is the only d
 function checks ranges, which annotations cannot state, itself. Array shapes are not checked here.
 """
 
+import contextlib
 import functools
 import inspect
 import math
@@ -13,7 +14,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -151,6 +152,29 @@ class ServerFault(BayesGeomError, ConnectionError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+@contextlib.contextmanager
+def optional(name: str, what: str) -> Iterator[None]:
+    """Around the import of optional packages: if one is missing, say how to install it.
+
+    Args:
+        name: The extra of bayesgeom that installs them.
+        what: What needs them, in words.
+
+    Raises:
+        InvalidArgument: One of them is not installed.
+
+    Example:
+        >>> with optional("xarray", "to_xarray()"):
+        ...     import no_such_package
+        Traceback (most recent call last):
+        bayesgeom.core.errors.InvalidArgument: to_xarray() needs no_such_package: pip install 'bayesgeom[xarray]'.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidArgument(f"{what} needs {error.name}: pip install 'bayesgeom[{name}]'.") from error
 
 
 def unknown_name(kind: str, requested: str, known: Collection[str]) -> UnknownName:

@@ -11,7 +11,7 @@ import torch
 from bayesgeom.core import InvalidArgument, UnknownName, counted, suggested
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
-from bayesgeom.models.checkpoint_files import CONFIG, checkpoints, read_description
+from bayesgeom.models.checkpoint_files import CONFIG, Named, checkpoints, read_description
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.resolve import from_checkpoint
 from bayesgeom.tasks.base import WindTunnel, task_from_config
@@ -97,13 +97,12 @@ def _place(source: object) -> Path:
             f"a training must be a str or a Path, one argument per training; got a {type(source).__name__}."
         )
     name, path = str(source), Path(source)
-    named = {**checkpoints(), **formations()}
+    named = Named({**checkpoints().folders, **formations().folders})
     if name in named and not path.is_dir():
         return named[name]
     if not path.is_dir():
         raise UnknownName(
-            f"there is no training named {name!r}. Packed trainings: "
-            f"{', '.join(formations()) or '(none; bijection-formation is in the repository, not in wheels)'}."
+            f"there is no training named {name!r}. Packed trainings: {', '.join(formations()) or '(none)'}."
             f"{suggested(name, named)} For a run, pass its directory."
         )
     return path

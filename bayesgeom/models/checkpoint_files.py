@@ -9,10 +9,10 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from bayesgeom.core import (
     CheckpointFault,
@@ -23,6 +23,7 @@ from bayesgeom.core import (
     read_json,
     unknown_name,
 )
+from bayesgeom.models.fetching import fetched, missing_bytes
 
 SCHEMA = 2  # 2: a hash ties model, task, recipe and scores to the weights
 OURS = "bayesgeom"  # key of bayesgeom's description in a `config.json` that Hugging Face reads, too
@@ -164,14 +165,48 @@ def checkpoint_folder() -> Path:
     return _PACKAGE.parent / "checkpoints" if is_checkout else _PACKAGE / "_checkpoints"
 
 
-def checkpoints() -> dict[str, Path]:
+@final
+class Named(Mapping[str, Path]):
+    """Directories by name. Looking one up fetches it if this installation lacks its weights; listing names does not.
+
+    Attributes:
+        folders: The directories here; some may hold a description without weights.
+    """
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self.folders = folders
+
+    def __getitem__(self, name: str) -> Path:
+        return self.complete(name)
+
+    def __contains__(self, name: object) -> bool:  # that of `Mapping` would look it up
+        return name in self.folders
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.folders)
+
+    def __len__(self) -> int:
+        return len(self.folders)
+
+    def complete(self, name: str, base_url: str | None = None) -> Path:
+        """Return the directory with all files: this one, or that in the cache (see `fetching.fetched`)."""
+        folder = self.folders[name]
+        return fetched(name, base_url=base_url) if bytes_to_fetch(folder) else folder
+
+
+def bytes_to_fetch(folder: Path) -> int:
+    """Return how many bytes the directory of a named checkpoint lacks; a folder that the user names lacks nothing."""
+    return 0 if FOLDER_VARIABLE in os.environ else missing_bytes(folder)
+
+
+def checkpoints() -> Named:
     """Return the directories of all named checkpoints.
 
     Unreadable directories are included; loading one reports the error. A directory that a killed process had moved away
     is restored first.
 
     Returns:
-        Directory of each checkpoint, by name.
+        Directory of each checkpoint, by name. A wheel carries the weights of a few; looking up another one fetches it.
 
     Raises:
         CheckpointFault: The folder itself cannot be listed.
@@ -190,7 +225,7 @@ def checkpoints() -> dict[str, Path]:
             f"the checkpoint folder {folder} cannot be listed: {error.strerror or error}. Make it readable, or set "
             f"${FOLDER_VARIABLE} to another one."
         ) from error
-    return {path.name: path for path in found if not is_temporary(path.name) and _holds_config(path)}
+    return Named({path.name: path for path in found if not is_temporary(path.name) and _holds_config(path)})
 
 
 def _holds_config(path: Path) -> bool:
@@ -203,15 +238,20 @@ def _holds_config(path: Path) -> bool:
         return True
 
 
-def path_of(name: str | Path) -> Path | None:
+def path_of(name: str | Path, *, base_url: str | None = None) -> Path | None:
     """Return the path of a checkpoint; None for a name on the hub.
+
+    Args:
+        name: Name or path.
+        base_url: Where a named checkpoint is fetched from, as for `fetching.fetched`.
 
     Raises:
         UnknownName: There is no such directory and no such checkpoint.
-        CheckpointFault: The folder of checkpoints cannot be listed.
+        CheckpointFault: The folder of checkpoints cannot be listed, or the checkpoint cannot be fetched.
     """
-    # A path needs no list of names, which may be unreadable.
-    path = Path(name) if _has_separator(str(name)) else checkpoints().get(str(name), Path(name))
+    path = Path(name)
+    if not _has_separator(str(name)) and str(name) in (named := checkpoints()):  # a path needs no list of names
+        path = named.complete(str(name), base_url)
     if isinstance(name, Path) or not is_hub_name(name):
         put_back(path)
     if os.path.exists(path):  # noqa: PTH110  (false for a name that is too long for the file system)

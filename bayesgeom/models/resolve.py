@@ -40,6 +40,7 @@ from bayesgeom.models.checkpoint_files import (
     OURS,
     WEIGHTS,
     WELL_KNOWN,
+    checkpoints,
     is_hub_name,
     path_of,
 )
@@ -78,6 +79,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "server_key": ((str,), "text"),
     "top": ((int,), "a positive integer"),
     "local_files_only": ((bool,), "True or False"),
+    "base_url": ((str,), "the address of a folder of checkpoints"),
     "device_map": ((str, dict, int), "text or a mapping by module"),
     "max_memory": ((dict,), "a mapping like {0: '20GiB', 'cpu': '64GiB'}"),
     "attn_implementation": ((str,), "text"),
@@ -112,18 +114,19 @@ def load(
         trust_remote_code: Whether to run code that comes with the model. Pickles are never read.
         memory_gib: Memory in GiB for activations that one run may store. Default: a share of the free memory (see
             `bayesgeom.models.base`).
-        **options: All: `batch_size`, most sequences in a forward pass. Hugging Face models: `revision`, `token`,
-            `local_files_only`, `device_map`, `max_memory`, `quantization_config` and `attn_implementation`, as for
-            `from_pretrained`. A tokenizer named by `tokenizer` also gets `token` and `local_files_only`, and `revision`
-            if the model is a server or has the same name. Servers: `server_key`, the key, and `top`, the number of most
-            probable tokens to request (20).
+        **options: All: `batch_size`, most sequences in a forward pass. Shipped checkpoints: `base_url`, the address of
+            a folder of checkpoints, from which one is fetched if the installation lacks its weights. Hugging Face
+            models: `revision`, `token`, `local_files_only`, `device_map`, `max_memory`, `quantization_config` and
+            `attn_implementation`, as for `from_pretrained`. A tokenizer named by `tokenizer` also gets `token` and
+            `local_files_only`, and `revision` if the model is a server or has the same name. Servers: `server_key`, the
+            key, and `top`, the number of most probable tokens to request (20).
 
     Returns:
         The model, with its task if known.
 
     Raises:
         UnknownName: There is no checkpoint of this name, and no such directory.
-        CheckpointFault: The checkpoint cannot be read, or is corrupt.
+        CheckpointFault: The checkpoint cannot be read or fetched, or is corrupt.
         InvalidArgument: The device does not exist or would have no effect, or it is not a causal language model, or
             torch's default device is not the CPU.
 
@@ -174,7 +177,9 @@ def _loaded(
         return supported(str(name), read, given)
     if wrong := [n for n in SERVER if options.get(n) is not None]:
         raise InvalidArgument(f"{', '.join(wrong)} is for the address of an inference server; {name} is none.")
-    if (path := path_of(name)) is not None:
+    if (base_url := options.pop("base_url", None)) is not None and str(name) not in checkpoints():
+        raise InvalidArgument(f"base_url is for shipped checkpoints; {name} is none.")
+    if (path := path_of(name, base_url=base_url)) is not None:
         model = _from_path(path, options, device=device, trust_remote_code=trust_remote_code)
     else:
         model = load_huggingface(str(name), options, device=device, trust_remote_code=trust_remote_code)

@@ -12,6 +12,7 @@ from bayesgeom.core import (
     OutputFault,
     checked,
     discover,
+    optional,
     percent_text,
     shortened,
     unknown_name,
@@ -238,8 +239,8 @@ class Diagnosis(Mapping[str, Report]):
 
     def to_xarray(self) -> "xr.DataTree":
         """Return a labeled dataset per report, as a tree."""
-        import xarray as xr
-
+        with optional("xarray", "to_xarray()"):
+            import xarray as xr
         return xr.DataTree.from_dict({name: report.to_xarray() for name, report in self.reports.items()})
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, final, runtime_
 
 import numpy as np
 
-from bayesgeom.core import InvalidArgument, Reason, Verdict, interval_text, labeled_text, measured_text, number_text
+from bayesgeom.core import (
+    InvalidArgument,
+    Reason,
+    Verdict,
+    interval_text,
+    labeled_text,
+    measured_text,
+    number_text,
+    optional,
+)
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Better, Estimate, Quantity, within
 from bayesgeom.report.storage import axes_of, coordinates_of, quantities_of, units_of, values_of
 
@@ -446,8 +455,8 @@ def _as_integers(names: Sequence[str]) -> Sequence[Place]:
 
 def dataset(name: str, report: object) -> "xr.Dataset":
     """Return the estimates and arrays of a report (see `Report.to_xarray`)."""
-    import xarray as xr
-
+    with optional("xarray", "to_xarray()"):
+        import xarray as xr
     variables: dict[str, Any] = {}
     coordinates: dict[str, Any] = {}
     declared, axes, values_by_field = quantities_of(type(report)), axes_of(type(report)), values_of(report)

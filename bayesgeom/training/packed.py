@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 
 from bayesgeom.core import CheckpointFault, is_temporary, put_all_back, put_back, read_json
-from bayesgeom.models.checkpoint_files import check_hashed, check_numbered, checkpoint_folder
+from bayesgeom.models.checkpoint_files import Named, check_hashed, check_numbered, checkpoint_folder
 
 FORMATION, SCHEMA = "formation.json", 2
 
 
-def formations() -> dict[str, Path]:
-    """Return the directories of all packed trainings among the named checkpoints, by name."""
+def formations() -> Named:
+    """Return the directories of all packed trainings among the named checkpoints, by name, as `checkpoints` does."""
     folder = checkpoint_folder()
     put_all_back(folder)
     found = sorted(file.parent for file in folder.glob(f"*/{FORMATION}"))
-    return {path.name: path for path in found if not is_temporary(path.name)}
+    return Named({path.name: path for path in found if not is_temporary(path.name)})
 
 
 def chosen_among(n: int, keep: int) -> list[int]:

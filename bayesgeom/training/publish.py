@@ -54,7 +54,9 @@ _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and valida
 
 
 @with_torch_defaults
-def publish(recipe: Recipe, module: nn.Module, path: Path, *, precision: Precision | None = None) -> CalibrationReport:
+def score_and_save(
+    recipe: Recipe, module: nn.Module, path: Path, *, precision: Precision | None = None
+) -> CalibrationReport:
     """Score a module on 2,000 new sequences and write it as a checkpoint with its card.
 
     Args:
@@ -111,7 +113,7 @@ def make_checkpoint(
         announce(f"{n_steps:,} steps in {used}, about {as_duration(seconds)}")
     with progress_in(out, "repeat the command with --resume", saved=f"**/{STATE}"):
         module = train(recipe, out, resume=resume, device=device, precision=used)
-    return publish(recipe, module, out / FINISHED, precision=used)
+    return score_and_save(recipe, module, out / FINISHED, precision=used)
 
 
 @with_torch_defaults

@@ -18,6 +18,8 @@ COMMANDS = {  # name: "module:function", or a dataclass that is called
     "replicate": "comparison.commands:replicate",
     "train": "comparison.commands:train",
     "length": "comparison.commands:length",
+    "sweep": "sweeps:sweep",
+    "rescue": "rescue:rescue",
     "em": "measurements:em",
     "settling": "measurements:settling",
     "audit": "measurements:audit",

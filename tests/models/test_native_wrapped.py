@@ -16,7 +16,7 @@ from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train
 from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.publish import publish
+from bayesgeom.training.publish import score_and_save
 from bayesgeom.training.recipes import Recipe
 
 TASK = Bijection(n_values=5, n_pairs=4)
@@ -43,7 +43,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     assert isinstance(module, Wrapped)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bayesgeom.training.publish.N_SCORED", 64)
-        publish(plan, module, home / "checkpoint")
+        score_and_save(plan, module, home / "checkpoint")
     return request.param, home, module
 
 

@@ -19,7 +19,7 @@ from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.resolve import as_model, load
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import Pace, train
-from bayesgeom.training.publish import publish
+from bayesgeom.training.publish import score_and_save
 from bayesgeom.training.recipes import Recipe
 from tests.weights import perturbed
 
@@ -122,7 +122,7 @@ def test_what_is_trained_is_published_and_loaded(kind: str, tmp_path: Path, monk
     monkeypatch.setattr("bayesgeom.training.publish.N_SCORED", 64)
     recipe = Recipe(name=f"tiny-{kind}", task=TASK, sizes=SIZES[kind], steps=6, batch_size=5, warmup=2, snapshots=2)
     module = train(recipe, tmp_path / "run", pace=Pace(quiet=True))
-    scores = publish(recipe, module, tmp_path / "checkpoint")
+    scores = score_and_save(recipe, module, tmp_path / "checkpoint")
     model = load(tmp_path / "checkpoint")
     assert isinstance(model, ResidualModel) and model.task == TASK
     assert model.spec.architecture == SIZES[kind]["architecture"]

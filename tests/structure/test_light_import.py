@@ -1,8 +1,10 @@
 """`import bayesgeom` is instant: heavy libraries load when something needs them."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +99,37 @@ def test_libraries_that_we_import_print_nothing(lines: str) -> None:
     code = MEASURED.format(lines=lines)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+EXTRAS = ("anywidget", "distributed", "gguf", "httpx", "peft", "pooch", "ray", "submitit", "torchao", "xarray")
+WITHOUT = f"""
+import sys
+sys.modules.update(dict.fromkeys({EXTRAS!r}))  # an import of what is None fails
+import bayesgeom
+from bayesgeom.cli import main
+from bayesgeom.models.served.client import Client
+diagnosis = bayesgeom.diagnose("mess3-small", n=16, n_untrained=0)
+diagnosis.save(sys.argv[1])
+for use in (diagnosis.to_xarray, diagnosis["calibration"].to_xarray, Client(url="http://127.0.0.1:9/v1").models):
+    try:
+        use()
+    except bayesgeom.BayesGeomError as error:
+        print(error)
+main(["--help"])
+"""
+
+
+@pytest.mark.exhaustive
+def test_extras_are_not_needed_and_each_is_named_where_it_is(tmp_path: Path) -> None:
+    given = [sys.executable, "-c", WITHOUT, str(tmp_path / "run")]
+    done = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (tmp_path / "run" / "report.html").is_file(), done.stderr
+    assert [re.findall(r"\w+: pip install .*", line) for line in done.stdout.splitlines()[:3]] == [
+        ["xarray: pip install 'bayesgeom[xarray]'."],
+        ["xarray: pip install 'bayesgeom[xarray]'."],
+        ["httpx: pip install 'bayesgeom[serve]'."],
+    ]
+    assert "usage: bayesgeom" in done.stdout
 
 
 MISTYPED = {

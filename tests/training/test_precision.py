@@ -16,7 +16,7 @@ from bayesgeom.training import environment as precision
 from bayesgeom.training import loop
 from bayesgeom.training.environment import missing_kernel, recorded_precision, resolve_precision
 from bayesgeom.training.loop import Pace, remaining_stages, run_precision, train
-from bayesgeom.training.publish import publish
+from bayesgeom.training.publish import score_and_save
 from bayesgeom.training.recipes import deciding
 from tests.dynamics.trainings import a_recipe
 
@@ -105,7 +105,7 @@ def test_float32_differs_from_bfloat16_in_weights_and_not_in_its_recipe(tmp_path
     recipes = {}
     for kind, module in modules.items():
         snapshot = tmp_path / kind / "snapshots" / "step-0000007"
-        publish(own, module, tmp_path / kind / "checkpoint", precision=recorded_precision(tmp_path / kind))
+        score_and_save(own, module, tmp_path / kind / "checkpoint", precision=recorded_precision(tmp_path / kind))
         for path in (snapshot, tmp_path / kind / "checkpoint"):
             assert read_description(path)["precision"] == kind
             load_checkpoint(path)

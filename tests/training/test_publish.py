@@ -19,7 +19,7 @@ from bayesgeom.report.estimate import Estimate
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish as module
 from bayesgeom.training.loop import batch_seed, held_out_seed
-from bayesgeom.training.publish import command, publish, rescore
+from bayesgeom.training.publish import command, rescore, score_and_save
 from bayesgeom.training.recipes import recipe
 from tests.dynamics.trainings import a_recipe
 
@@ -44,7 +44,7 @@ def built() -> Transformer:
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CalibrationReport]:
     """A tiny module, published once."""
     path = tmp_path_factory.mktemp("published") / "tiny"
-    return path, publish(TINY, built(), path, precision="bfloat16")
+    return path, score_and_save(TINY, built(), path, precision="bfloat16")
 
 
 def levels(of: Estimate) -> dict[str, float]:
@@ -79,7 +79,7 @@ def test_scoring_uses_sequences_that_training_never_saw(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Bijection, "sample", watched)
     monkeypatch.setattr(module, "N_SCORED", 600)
-    publish(TINY, built(), tmp_path / "tiny")
+    score_and_save(TINY, built(), tmp_path / "tiny")
     training = {batch_seed(TINY, step) for step in range(TINY.steps)} | {held_out_seed(TINY)}
     assert len(drawn) > 1 and not training & drawn
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_can_be_scored_again(tmp_path: Path, monkeypatch: pytest.Mo
     """Scores, baselines and the card's table are those of today; weights and the text on the training stay."""
     monkeypatch.setattr(module, "N_SCORED", 64)
     path = tmp_path / "tiny"
-    publish(TINY, built(), path)
+    score_and_save(TINY, built(), path)
     first, card = read_description(path), (path / "card.md").read_text()
     old = {**first, "scores": {"n": 1, "seed": 0, "kl_bits": 9.0, "baselines": {}}}
     (path / "config.json").write_text(json.dumps(hashed(old)))
@@ -125,7 +125,7 @@ def test_a_failed_rescoring_changes_neither_config_nor_card(tmp_path: Path, monk
     """A full disk left the config of new scores with the card of old ones."""
     monkeypatch.setattr(module, "N_SCORED", 64)
     path, write = tmp_path / "tiny", Path.write_text
-    publish(TINY, built(), path)
+    score_and_save(TINY, built(), path)
     (path / "config.json").write_text(json.dumps(hashed({**read_description(path), "scores": {}})))
     before = {file.name: file.read_bytes() for file in path.iterdir()}
 

@@ -19,7 +19,6 @@ switches off.
 """
 
 import contextlib
-import importlib.util
 import re
 import warnings
 from collections import Counter
@@ -44,6 +43,7 @@ from bayesgeom.core import (
     InvalidArgument,
     check_regular,
     counted,
+    optional,
     phase,
     read_json,
 )
@@ -82,10 +82,9 @@ def gguf_in(path: Path) -> Path | None:
         raise InvalidArgument(
             f"{path} holds {len(found)} GGUF files ({', '.join(file.name for file in found[:4])}); name one of them."
         )
-    if found and importlib.util.find_spec("gguf") is None:
-        raise InvalidArgument(
-            f"{found[0]} is a GGUF file, and the package gguf is not installed: pip install 'bayesgeom[gguf]'."
-        )
+    if found:
+        with optional("gguf", f"the GGUF file {found[0]}"):
+            import gguf  # noqa: F401
     return found[0] if found else None
 
 

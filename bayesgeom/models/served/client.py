@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
-import httpx
+from bayesgeom.core import InvalidArgument, ServerFault, is_whole, once, optional
 
-from bayesgeom.core import InvalidArgument, ServerFault, is_whole, once
+if TYPE_CHECKING:
+    import httpx
 
 TOP = 20  # the most that vLLM lists unless it is started with --max-logprobs
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
@@ -159,6 +160,8 @@ class Client:
 
     def _reply(self, path: str, body: Mapping[str, Any] | None) -> Any:
         """The parsed reply; attempts that time out or meet a busy server are repeated, when it says if it does."""
+        with optional("serve", f"the server {self.url}"):
+            import httpx
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
         content = None if body is None else json.dumps(body).encode()
@@ -313,12 +316,13 @@ def _seconds(told: str) -> float | None:
         return None
 
 
-def _fetched(request: httpx.Request, limit_s: float) -> tuple[int, Mapping[str, str], bytes]:
+def _fetched(request: "httpx.Request", limit_s: float) -> tuple[int, Mapping[str, str], bytes]:
     """The status, the headers and the body of a reply; of a long body one byte more than the limit.
 
     A redirect is not followed, because the key would go to the other host. The limit is that of the whole reply. A
     thread of its own runs it, because notebooks run a loop of events in theirs.
     """
+    import httpx
 
     async def exchanged() -> tuple[int, Mapping[str, str], bytes]:
         async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113  (the limit is below)

@@ -1,4 +1,4 @@
-"""The generated pages: `claims.md` with a plot for each claim, and the generated parts of `interventions.md`."""
+"""The generated pages: `claims.md` with a plot for each claim, and the generated parts of two other pages."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import number_text
-from examples.replication.claims import intervention_page
+from examples.replication.claims import intervention_page, sweep_page
 from examples.replication.claims.claim import (
     Case,
     Claim,
@@ -27,6 +27,7 @@ START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
 FOLDER = Path("examples/replication")
 HEAD = DATA / "page.md"  # the text before the claims
 CLAIMS, INTERVENTIONS, PLOTS = FOLDER / "claims.md", FOLDER / "interventions.md", FOLDER / "plots"
+WITH_PARTS = (INTERVENTIONS, FOLDER / "sweeps.md")
 _GROUPS = {
     "B": "Bijection: calibration",
     "H": "Hidden Markov models: calibration",
@@ -49,11 +50,13 @@ def write(clone: Path) -> list[Path]:
     Returns:
         The files that changed.
     """
-    claims, path = load(), clone / INTERVENTIONS
-    if not path.is_file():
-        raise InvalidArgument(f"{clone} holds no {INTERVENTIONS}: name the root of a clone.")
-    texts = {CLAIMS: page(claims), INTERVENTIONS: refreshed(path.read_text(encoding="utf-8"))}
+    claims = load()
+    for name in WITH_PARTS:
+        if not (clone / name).is_file():
+            raise InvalidArgument(f"{clone} holds no {name}: name the root of a clone.")
+    texts = {CLAIMS: page(claims)} | {name: refreshed((clone / name).read_text("utf-8")) for name in WITH_PARTS}
     texts |= {PLOTS / f"{claim.id}.svg": plot(claim) for claim in claims.values()}
+    texts |= {PLOTS / f"{name}.svg": drawn for name, drawn in sweep_page.plots().items()}
     (clone / PLOTS).mkdir(exist_ok=True)
     changed = []
     for name, text in texts.items():
@@ -65,8 +68,8 @@ def write(clone: Path) -> list[Path]:
 
 
 def refreshed(page: str) -> str:
-    """Return a page with its generated parts replaced by the current interventions."""
-    for name, made in intervention_page.PARTS.items():
+    """Return a page with its generated parts replaced by current ones."""
+    for name, made in {**intervention_page.PARTS, **sweep_page.PARTS}.items():
         start = START.format(name)
         if start in page:
             before, _, rest = page.partition(start)

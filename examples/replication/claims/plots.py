@@ -78,10 +78,14 @@ def plot(claim: Claim) -> str:
     parts = axis(_ticks(low, high, is_relative), at, bottom, title) if drawn else []
     for index, (row, place) in enumerate(zip(found, places, strict=True)):
         parts += _drawn(row, place if row in drawn else None, at, _TOP + _ROW * (index + 0.5))
-    height = bottom + _BOTTOM
+    return svg(f"{claim.id}: {claim.claim}", _WIDTH, bottom + _BOTTOM, parts)
+
+
+def svg(title: str, width: float, height: float, parts: Sequence[str]) -> str:
+    """Return a drawing on white."""
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}" role="img" '
-        f'font-family="sans-serif" font-size="12"><title>{escape(f"{claim.id}: {claim.claim}")}</title>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'role="img" font-family="sans-serif" font-size="12"><title>{escape(title)}</title>'
     )
     return "\n".join([head, '<rect width="100%" height="100%" fill="#ffffff"/>', *parts, "</svg>"]) + "\n"
 
@@ -117,21 +121,21 @@ def _label(case: Case) -> str:
 
 def axis(ticks: Sequence[tuple[float, str]], at: Callable[[float], float], bottom: float, title: str) -> list[str]:
     """Return the horizontal axis with its grid, tick labels and title."""
-    parts = [_line(_LEFT, bottom, _RIGHT, bottom, "#444444")]
+    parts = [line(_LEFT, bottom, _RIGHT, bottom, "#444444")]
     for x, label in ticks:
         parts += [
-            _line(at(x), _TOP, at(x), bottom, "#e3e3e3"),
-            _text(at(x), bottom + 15, label, anchor="middle", color="#444444"),
+            line(at(x), _TOP, at(x), bottom, "#e3e3e3"),
+            text(at(x), bottom + 15, label, anchor="middle", color="#444444"),
         ]
-    return [*parts, _text((_LEFT + _RIGHT) / 2, bottom + 33, title, anchor="middle", color="#444444")]
+    return [*parts, text((_LEFT + _RIGHT) / 2, bottom + 33, title, anchor="middle", color="#444444")]
 
 
 def _drawn(row: Row, place: Row | None, at: Callable[[float], float], y: float) -> list[str]:
     color = COLORS[row.verdict]
     parts = [
-        _text(8, y - 2, row.label),
-        _text(8, y + 12, row.quantity, color="#777777", size=10),
-        _text(_VERDICT, y + 4, str(row.verdict), color=color),
+        text(8, y - 2, row.label),
+        text(8, y + 12, row.quantity, color="#777777", size=10),
+        text(_VERDICT, y + 4, str(row.verdict), color=color),
     ]
     if place is None:
         return parts
@@ -143,7 +147,7 @@ def _drawn(row: Row, place: Row | None, at: Callable[[float], float], y: float) 
     low, high = place.ends
     return [
         *parts,
-        _line(at(low), y, at(high), y, color, width=3),
+        line(at(low), y, at(high), y, color, width=3),
         f'<circle cx="{at(place.value):.1f}" cy="{y:.1f}" r="4.5" fill="{color}"/>',
     ]
 
@@ -159,11 +163,13 @@ def _ticks(low: float, high: float, is_relative: bool) -> list[tuple[float, str]
     return [(math.log10(x) if is_relative else x, number_text(x)) for x in values if x > 0 or not is_relative]
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, color: str, *, width: int = 1) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, color: str, *, width: int = 1) -> str:
+    """Return a straight line between two points in pixels."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}" stroke-width="{width}"/>'
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start", color: str = "#222222", size: int = 12) -> str:
+def text(x: float, y: float, text: str, *, anchor: str = "start", color: str = "#222222", size: int = 12) -> str:
+    """Return a text that starts, ends or is centered at a point in pixels."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}" font-size="{size}">{escape(text)}</text>'
     )

@@ -1,4 +1,4 @@
-"""Reading a claim's numbers from a report."""
+"""Reading a claim's numbers from a report, or from the table of the sweeps."""
 
 import json
 import math
@@ -18,22 +18,35 @@ from bayesgeom.report.storage import JSON, axes_of, quantities_of
 from bayesgeom.report.tables import INDICES, Record, records_of
 from bayesgeom.stats.bounds import Extreme, extreme_interval
 from examples.replication.claims.claim import Number, Origin, Run, Value
+from examples.replication.sweeps import N_HELD_OUT, TABLE, read
 
 _ROUNDING = 1e-6  # of a value, moves its ends when float32 rounds differently
 _ZERO = 1e-12  # numbers below it count as 0 when they are compared
 
 
 def values_of(run: Run, folder: Path) -> dict[str, Value]:
-    """Return the numbers of a run from the report in `folder`.
+    """Return the numbers of a run from the report in `folder`, which may be the table of the sweeps instead.
 
     Raises:
         OutputFault: If there is no report, or a damaged one.
         InvalidArgument: If the report holds no such number, or several that match.
     """
+    if folder.suffix == TABLE.suffix:
+        return {name: _tabled(number, folder) for name, number in run.numbers.items()}
     if not (folder / JSON).is_file():
         raise OutputFault(f"there is no report in {folder} ({JSON} is missing). Run: {run.command} --out {folder}")
     reports = list(Diagnosis.load(folder).values())
     return {name: value_of(number, reports) for name, number in run.numbers.items()}
+
+
+def _tabled(number: Number, table: Path) -> Value:
+    """A number of the sweeps, at the best of the learning rates: `variant` is architecture and place."""
+    wanted = (number.probe, number.metric, number.variant)
+    found = [row for row in read(table) if (row.sweep, row.quantity, f"{row.architecture}, {row.at}") == wanted]
+    if not found:
+        raise InvalidArgument(f"number {number.name!r}: {table} has no row of {' / '.join(map(str, wanted))}.")
+    best = max(found, key=lambda row: row.value)
+    return Value(value=best.value, lo=best.lower, hi=best.upper, baseline=math.nan)
 
 
 def value_of(number: Number, reports: Iterable[Report]) -> Value:
@@ -136,6 +149,8 @@ def provenance_of(folder: Path) -> Mapping[str, Any]:
 
 def origin_of(folder: Path) -> Origin:
     """Return the model, its weights hash, the number of sequences and the seed of a report."""
+    if folder.suffix == TABLE.suffix:
+        return Origin(model="sweeps", weights_hash="", n=N_HELD_OUT, seed=0)
     origin = provenance_of(folder)
     arguments, model = origin["arguments"], origin["model"]
     return Origin(

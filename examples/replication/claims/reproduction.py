@@ -316,7 +316,8 @@ def record(claim: Claim, clone: Path, *, stale: set[Path] | None = None) -> Meas
     origins: dict[str, Origin] = {}
     for run in claim.recordable:
         folder = clone / str(run.report)
-        if not (folder / JSON).is_file() or (stale is not None and Path(str(run.report)) in stale):
+        is_made = folder.is_file() or (folder / JSON).is_file()  # a table, or a report
+        if not is_made or (run.command and stale is not None and Path(str(run.report)) in stale):
             _make(claim, run, folder)
             if stale is not None:
                 stale.discard(Path(str(run.report)))

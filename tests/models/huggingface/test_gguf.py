@@ -1,7 +1,7 @@
 """GGUF files: what they say of their bits, what is loaded from them, and what is refused."""
 
-import importlib.util
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -117,9 +117,8 @@ def test_bad_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         bayesgeom.load(tmp_path / "lacking.gguf")
     with pytest.raises(InvalidArgument, match="revision is for models on the Hugging Face hub"):
         bayesgeom.load(tmp_path / "whole.gguf", revision="main")
-    known = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else known(name))
-    with pytest.raises(InvalidArgument, match=r"not installed: pip install 'bayesgeom\[gguf\]'"):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(InvalidArgument, match=r"whole\.gguf needs gguf: pip install 'bayesgeom\[gguf\]'"):
         bayesgeom.load(tmp_path / "whole.gguf")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.checkpoint_files import checkpoints, read_description
+from examples.replication.claims import sweep_page
 from examples.replication.claims.claim import Claim, Value, Verdict, deciding, verdict
 from examples.replication.claims.loading import load
 from examples.replication.claims.pages import (
@@ -18,6 +19,7 @@ from examples.replication.claims.pages import (
     INTERVENTIONS,
     PLOTS,
     START,
+    WITH_PARTS,
     joined,
     page,
     refreshed,
@@ -63,7 +65,9 @@ def test_a_claim_has_one_sentence_one_table_and_one_plot(claim: Claim) -> None:
 
 
 def test_no_plot_is_left_of_a_claim_that_went() -> None:
-    assert {path.stem for path in (ROOT / PLOTS).iterdir()} == set(load())
+    assert {path.stem for path in (ROOT / PLOTS).iterdir()} == {*load(), *sweep_page.plots()}
+    for name, drawn in sweep_page.plots().items():
+        assert (ROOT / PLOTS / f"{name}.svg").read_text(encoding="utf-8") == drawn, STALE
 
 
 @pytest.mark.parametrize("claim", load().values(), ids=lambda claim: claim.id)
@@ -192,8 +196,9 @@ def test_pages_are_written_into_a_clone_only(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"holds no examples/replication/interventions\.md: name the root"):
         write(tmp_path)
     (tmp_path / INTERVENTIONS).parent.mkdir(parents=True)
-    (tmp_path / INTERVENTIONS).write_text(f"# Page\n\n{START.format('fits')}\n{END}\n\nend\n", encoding="utf-8")
-    assert len(write(tmp_path)) == 2 + len(load()) and write(tmp_path) == []
+    for name in WITH_PARTS:
+        (tmp_path / name).write_text(f"# Page\n\n{START.format('fits')}\n{END}\n\nend\n", encoding="utf-8")
+    assert len(write(tmp_path)) == 3 + len(load()) + len(sweep_page.plots()) and write(tmp_path) == []
     assert (tmp_path / INTERVENTIONS).read_text(encoding="utf-8").endswith(f"{END}\n\nend\n")
     with pytest.raises(InvalidArgument, match="has no '<!-- end of generated text -->' after"):
         refreshed(START.format("fits"))

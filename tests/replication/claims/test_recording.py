@@ -92,9 +92,8 @@ def test_a_claim_without_a_report_cannot_be_recorded(folder: Path) -> None:
     claim: Claim = load()["D3"]
     nowhere = replace(claim, runs=tuple(replace(run, report=None) for run in claim.runs))
     assert claim.recordable and not nowhere.recordable
-    for unfit in (load()["C1"], load()["C5"], nowhere):
-        with pytest.raises(InvalidArgument, match=f"claim {unfit.id} defines no numbers, or no folder"):
-            record(unfit, ROOT)
+    with pytest.raises(InvalidArgument, match="claim D3 defines no numbers, or no folder"):
+        record(nowhere, ROOT)
     assert values_of(claim.runs[0], ROOT / str(claim.runs[0].report))
 
 

@@ -1,0 +1,236 @@
+"""The generated tables and plots of `sweeps.md`, from `results/sweeps.csv` and the reports of claims C1 to C7."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from statistics import mean
+from typing import TypeVar
+
+import numpy as np
+
+from bayesgeom.core.text import number_text
+from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.render import markdown
+from examples.replication.claims.plots import line, svg, text
+from examples.replication.sweeps import NAMED, PAIRS, TABLE, Row, read
+
+RESULTS = TABLE.parent / "claims"
+BOUNDARY = {  # reports at all 16 positions
+    "integer tokens": "calibration-recurrence",
+    "opaque tokens": "calibration-recurrence-opaque",
+    "a loss at 1 to 5": "calibration-recurrence-first5",
+    "the same, 5 % of later labels": "calibration-recurrence-first5-labels5",
+}
+PANELS = {"pool": "sequences of the pool", "fresh": "sequences of new chains"}
+COLORS = {"transformer": "#1b6ca8", "mamba": "#c1432e", "mamba2": "#b8860b", "rwkv": "#1b7f5c", "lstm": "#6b4c9a"}
+_NEAR = {"memorizing": (193, 96, 40), "generalizing": (27, 108, 168)}
+_LEFT, _TOP, _CELL, _ROW, _GAP = 90.0, 34.0, 52.0, 26.0, 70.0  # pixels
+Key = TypeVar("Key", str, float, tuple[str, float], tuple[str, int])
+_END = -1  # the last measured step of each training
+_STRONG = 0.1  # bits at which the color of a cell is full
+
+
+@cache
+def rows(sweep: str) -> Sequence[Row]:
+    """Return the rows of a sweep."""
+    return [row for row in read() if row.sweep == sweep]
+
+
+def pools() -> str:
+    """Return, for each pool at its last step, the KL to both observers, and the least KL to the generalizing one."""
+    head = (
+        "chains",
+        "seeds",
+        "to memorizing, pool",
+        "to generalizing, pool",
+        "to generalizing, new",
+        "least",
+        "at step",
+    )
+    found = list[tuple[str, ...]]()
+    for pool, own in _by(rows("pools"), lambda row: row.setting).items():
+        seeds = _by(own, lambda row: str(row.seed))
+        last = [_last(of, at, observer) for at, observer in _SHOWN for of in seeds.values()]
+        shown = [_over(last[i * len(seeds) : (i + 1) * len(seeds)]) for i in range(len(_SHOWN))]
+        lowest = [min(_of(of, "fresh", "generalizing"), key=lambda row: row.value) for of in seeds.values()]
+        steps = sorted({row.step for row in lowest})
+        least = _over([row.value for row in lowest])
+        found.append((pool.removeprefix("pool "), str(len(seeds)), *shown, least, ", ".join(map(str, steps))))
+    return f"{markdown(head, found)}\n\n{threshold()}"
+
+
+_SHOWN = (("pool", "memorizing"), ("pool", "generalizing"), ("fresh", "generalizing"))
+
+
+def threshold() -> str:
+    """Return the pool size at which the trained network is as near to one observer as to the other, over seeds."""
+    found = [crossing(own) for own in _by(rows("pools"), lambda row: str(row.seed)).values()]
+    sizes = [size for size in found if size is not None]
+    if not sizes:
+        return "No seed crosses from one observer to the other between these pools."
+    return (
+        f"Pool size at the crossing, on its own sequences: {_over(sizes)} chains; {len(sizes)} of {len(found)} seeds."
+    )
+
+
+def crossing(own: Sequence[Row]) -> float | None:
+    """Return the pool size where the difference of both KLs changes sign at the last step, interpolated in log K."""
+    ends = sorted(
+        (
+            math.log2(int(pool.removeprefix("pool "))),
+            _last(of, "pool", "memorizing") - _last(of, "pool", "generalizing"),
+        )
+        for pool, of in _by(own, lambda row: row.setting).items()
+    )
+    for (x0, y0), (x1, y1) in itertools.pairwise(ends):
+        if y0 < 0 <= y1:
+            return float(2 ** (x0 + (x1 - x0) * y0 / (y0 - y1)))
+    return None
+
+
+def pools_plot() -> str:
+    """Return the heat map: pools by steps, colored by the nearer observer."""
+    own = rows("pools")
+    sizes = sorted(_by(own, lambda row: row.setting), key=lambda name: int(name.removeprefix("pool ")))
+    last = {key: max(row.step for row in of) for key, of in _by(own, lambda row: (row.setting, row.seed)).items()}
+    is_last = {row: row.step == last[row.setting, row.seed] for row in own}
+    steps = [*sorted({row.step for row in own if row.at and not is_last[row]}), _END]
+    parts, top = list[str](), _TOP
+    for at, title in PANELS.items():
+        parts.append(
+            text(_LEFT, top - 8, f"KL to the memorizing minus KL to the generalizing observer (bits), {title}")
+        )
+        for i, pool in enumerate(sizes):
+            y = top + _ROW * i
+            parts.append(text(_LEFT - 8, y + 17, f"K = {pool.removeprefix('pool ')}", anchor="end"))
+            for j, step in enumerate(steps):
+                of_cell = [row for row in own if (row.setting, row.at) == (pool, at)]
+                here = [row for row in of_cell if (is_last[row] if step == _END else row.step == step)]
+                values = [mean(row.value for row in here if row.quantity == f"kl_to_{name}") for name in _NEAR if here]
+                if values:
+                    parts += _cell(_LEFT + _CELL * j, y, values[0] - values[1])
+        top += _ROW * len(sizes)
+        names = ["end" if step == _END else f"{step:,}" for step in steps]
+        parts += [text(_LEFT + _CELL * (j + 0.5), top + 15, name, anchor="middle") for j, name in enumerate(names)]
+        parts.append(text(_LEFT + _CELL * len(steps) / 2, top + 31, "training step", anchor="middle"))
+        top += _GAP
+    return svg(
+        "KL to the memorizing minus that to the generalizing observer", _LEFT + _CELL * len(steps) + 12, top - 30, parts
+    )
+
+
+def _cell(x: float, y: float, difference: float) -> list[str]:
+    near = _NEAR["memorizing" if difference < 0 else "generalizing"]
+    strength = min(1.0, abs(difference) / _STRONG)
+    color = "#" + "".join(f"{round(255 + (part - 255) * strength):02x}" for part in near)
+    ink = "#ffffff" if strength > 0.6 else "#222222"
+    return [
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{_CELL - 1:.1f}" height="{_ROW - 1:.1f}" fill="{color}"/>',
+        text(x + _CELL / 2, y + 17, f"{difference:+.3f}".replace("-", "−"), anchor="middle", color=ink, size=11),
+    ]
+
+
+def capacity() -> str:
+    """Return, for each architecture and rate, the pairs learned and the share of stored values named."""
+    sizes = _pairs()
+    head = ("architecture", "parameters", "lr", "learned", "steps", "minutes", *(f"{n} pairs" for n in sizes))
+    found = list[tuple[str, ...]]()
+    for (name, lr), own in _by(rows("capacity"), lambda row: (row.architecture, row.lr)).items():
+        n = next(row.value for row in own if row.quantity == "parameters")
+        learned = [p for p in PAIRS if any(r.value >= NAMED for r in _at(own, f"{p} pairs, trained to {p}"))]
+        last = max(own, key=lambda row: row.step)
+        shares = [number_text(_at(own, f"{p} pairs")[0].value) for p in sizes]
+        stage = f"{max(learned)} pairs" if learned else "none"
+        found.append((name, f"{n:,.0f}", f"{lr:g}", stage, f"{last.step:,}", f"{last.seconds / 60:.1f}", *shares))
+    return markdown(head, found)
+
+
+def capacity_plot() -> str:
+    """Return the chart: share of stored values named against the number of stored pairs, at each best rate."""
+    sizes, parts = _pairs(), list[str]()
+    left, top, width, height = 70.0, 20.0, 520.0, 300.0
+
+    def at(n: int, share: float) -> tuple[float, float]:
+        span = math.log2(sizes[-1] / sizes[0])
+        return left + width * math.log2(n / sizes[0]) / span, top + height * (1 - share)
+
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = at(sizes[0], share)[1]
+        parts += [line(left, y, left + width, y, "#e3e3e3"), text(left - 8, y + 4, f"{100 * share:g} %", anchor="end")]
+    for n in sizes:
+        parts.append(text(at(n, 0)[0], top + height + 18, str(n), anchor="middle"))
+    parts.append(text(left + width / 2, top + height + 38, "stored pairs", anchor="middle"))
+    lines = {"one of the stored values": ("#9a9a9a", [(n, 1 / n) for n in sizes])}
+    for name, own in _by(rows("capacity"), lambda row: row.architecture).items():
+        rates = _by(own, lambda row: row.lr).values()
+        shares = [[_at(of, f"{n} pairs")[0].value for n in sizes] for of in rates]
+        lines[name] = (COLORS[name], list(zip(sizes, max(shares, key=sum), strict=True)))
+    for i, (name, (color, points)) in enumerate(lines.items()):
+        ends = [at(n, share) for n, share in points]
+        parts += [line(*a, *b, color, width=2) for a, b in itertools.pairwise(ends)]
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>' for x, y in ends]
+        parts += [line(left + width + 20, top + 10 + 22 * i, left + width + 44, top + 10 + 22 * i, color, width=3)]
+        parts.append(text(left + width + 52, top + 14 + 22 * i, name))
+    return svg("Share of stored values named against the number of stored pairs", 800, top + height + 56, parts)
+
+
+def boundary() -> str:
+    """Return the KL of each transformer on the modular recurrence, by position."""
+    found = list[tuple[str, ...]]()
+    for name, folder in BOUNDARY.items():
+        if (RESULTS / folder).is_dir():
+            report = Diagnosis.load(RESULTS / folder)[CalibrationReport]
+            parts = (report.kl_bits_by_position, report.entropy_mae_bits_by_position)
+            for quantity, own in zip(("KL", "entropy error"), parts, strict=True):
+                found.append((name, quantity, *map(number_text, np.ravel(own.value).tolist())))
+    places = len(found[0]) - 2 if found else 0
+    return markdown(("trained on", "bits", *(str(1 + place) for place in range(places))), found)
+
+
+def _with_plot(name: str, table: Callable[[], str], title: str) -> Callable[[], str]:
+    """The part of a sweep: its table and its plot, once it has rows."""
+    return lambda: f"{table()}\n\n![{title}](plots/{name}.svg)" if rows(name) else "Not trained yet."
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "pools": _with_plot("pools", pools, "Which observer is nearer, by pool and step"),
+    "capacity": _with_plot("capacity", capacity, "Share of stored values named against stored pairs"),
+    "boundary": boundary,
+}
+DRAWN: Mapping[str, Callable[[], str]] = {"pools": pools_plot, "capacity": capacity_plot}
+
+
+def plots() -> dict[str, str]:
+    """Return the plot of every sweep that has rows."""
+    return {name: draw() for name, draw in DRAWN.items() if rows(name)}
+
+
+def _pairs() -> list[int]:
+    return sorted({int(row.at.split()[0]) for row in rows("capacity") if row.at.endswith(" pairs")})
+
+
+def _at(own: Iterable[Row], at: str) -> list[Row]:
+    return [row for row in own if row.at == at and row.quantity == "share_named"]
+
+
+def _of(own: Iterable[Row], at: str, observer: str) -> list[Row]:
+    return [row for row in own if row.at == at and row.quantity == f"kl_to_{observer}"]
+
+
+def _last(own: Iterable[Row], at: str, observer: str) -> float:
+    return max(_of(own, at, observer), key=lambda row: row.step).value
+
+
+def _over(values: Sequence[float]) -> str:
+    """The mean over seeds with their range."""
+    least, most = number_text(min(values)), number_text(max(values))
+    return number_text(mean(values)) + (f" ({least} to {most})" if len(values) > 1 else "")
+
+
+def _by(own: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    groups: dict[Key, list[Row]] = {}
+    for row in own:
+        groups.setdefault(key(row), []).append(row)
+    return groups

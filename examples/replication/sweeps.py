@@ -1,0 +1,292 @@
+"""Sweeps of small trainings into one table, `results/sweeps.csv`: finite pools of chains, and capacity for recall.
+
+Every network is small, sees new sequences in every step, and is trained with AdamW and sampled targets in one process.
+A cell of a sweep is one training. Cells that the table has are skipped, so an interrupted sweep continues.
+"""
+
+import csv
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Literal, final, get_type_hints
+
+import numpy as np
+import torch
+import tyro
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from bayesgeom.core import Trials
+from bayesgeom.models.capacity import capacity_matched, n_parameters
+from bayesgeom.stats import UNBOUNDED, kl_bits, mean_interval
+from bayesgeom.tasks import HMM, AssociativeRecall, DirichletMarkov, WindTunnel
+from bayesgeom.training.environment import Precision, resolve_precision
+from bayesgeom.training.loop import training_step
+from bayesgeom.training.optimizers import Optimizers
+from bayesgeom.training.recipes import Recipe
+
+TABLE = Path(__file__).parent / "results" / "sweeps.csv"
+POOLS, SYMBOLS, LENGTH = (4, 16, 64, 256, 1_024), 4, 64
+PAIRS, BEYOND, KEYS, NAMED, EVERY = (2, 4, 8, 16), (24, 31), 32, 0.97, 50
+DEPTHS, LENGTHS = (1, 2, 3, 4), (8, 16, 32, 64)
+RATES = {
+    "transformer": (1e-3, 3e-3),
+    "mamba": (2e-3, 4e-3),
+    "mamba2": (2e-3, 4e-3),
+    "rwkv": (1e-3, 3e-3),
+    "lstm": (3e-3, 6e-3),
+}
+WIDTHS, N_HELD_OUT = (64, 128), 512  # width of the transformers of `pools` and `depth`, and of `capacity`
+_LOG_SECONDS, _HELD_OUT_SEED = 2.0, 1_000_003
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One number of a sweep.
+
+    `setting` is what the network was trained on, and `at` on what it was measured. Ends are those of a 95 % interval
+    over sequences, NaN where there is none. `seconds` is the processor time of the training until then.
+    """
+
+    sweep: str
+    architecture: str
+    setting: str
+    seed: int
+    lr: float
+    at: str = ""
+    step: int = 0
+    quantity: str = ""
+    value: float = math.nan
+    lower: float = math.nan
+    upper: float = math.nan
+    seconds: float = 0.0
+
+
+@final
+@dataclass(kw_only=True)
+class Training:
+    """A network in training, with the clock of its budget and the rows of its cell."""
+
+    cell: Row
+    recipe: Recipe
+    module: nn.Module
+    minutes: float
+    step: int = 0
+    seconds: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.precision: Precision = resolve_precision("auto", self.recipe.model_config(), "cpu")
+        self.optimizers = Optimizers(self.recipe, self.module, self.precision)
+        self._logged = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time or the steps are used up."""
+        return self.seconds > 60 * self.minutes or self.step >= self.recipe.steps
+
+    def advance(self, task: WindTunnel) -> None:
+        """Train one step on the task; write a line at most every two seconds."""
+        start = time.process_time()
+        recipe = replace(self.recipe, task=task)
+        loss = training_step(recipe, self.module, self.optimizers, self.step, "cpu", self.precision)
+        self.step += 1
+        self.seconds += time.process_time() - start
+        if self.seconds - self._logged > _LOG_SECONDS:
+            self._logged = self.seconds
+            cell = self.cell
+            print(
+                f"{cell.sweep} {cell.architecture} {cell.setting} seed {cell.seed} lr {cell.lr:g}: step {self.step:,} "
+                f"of {self.recipe.steps:,}, {self.seconds:.0f} of {60 * self.minutes:.0f} s, loss {loss:.4f} nats",
+                flush=True,
+            )
+
+    def add(self, at: str, quantity: str, per_sequence: Float64[Tensor, " batch"] | int) -> None:
+        """Record the mean over sequences with its interval, or a number without one."""
+        values = np.asarray(per_sequence, dtype=np.float64)
+        bounds = (0.0, 1.0) if quantity.startswith("share") else UNBOUNDED
+        lower, upper = map(float, mean_interval(values, seed=0, bounds=bounds)) if values.ndim else (math.nan, math.nan)
+        self.rows.append(
+            replace(
+                self.cell,
+                at=at,
+                step=self.step,
+                quantity=quantity,
+                value=float(values.mean()),
+                lower=lower,
+                upper=upper,
+                seconds=round(self.seconds, 1),
+            )
+        )
+
+
+def sweep(
+    name: Annotated[Literal["pools", "capacity", "depth"], tyro.conf.Positional],
+    /,
+    *,
+    minutes: float = 3.0,
+    steps: int = 2_000,
+    seeds: tuple[int, ...] = (0,),
+    rates: int = 2,
+    only: tuple[str, ...] = (),
+    table: Path = TABLE,
+) -> None:
+    """Train the cells of a sweep that the table lacks, measure them and append their rows. One thread.
+
+    Args:
+        name: `pools`: chains from finite pools. `capacity`: recall of 2 to 16 pairs by five architectures. `depth`:
+            transformers of 1 to 4 layers and equal parameters on hidden Markov models of 8 to 64 steps.
+        minutes: Most processor time of a cell's training steps.
+        steps: Most steps of a cell; the learning rate falls to 0 over them.
+        seeds: Seeds of the trainings.
+        rates: How many of the two learning rates of each architecture `capacity` tries.
+        only: Sizes of pools, architectures or lengths, to train only these. Default: all.
+        table: The table.
+    """
+    torch.set_num_threads(1)
+    made = {"pools": _pools, "capacity": _capacity, "depth": _depth}[name]
+    known = {_key(row) for row in read(table)}
+    for seed in seeds:
+        for training, task in _trainings(name, seed, rates=rates, minutes=minutes, steps=steps):
+            names = (training.cell.setting, training.cell.architecture, *training.cell.setting.split())
+            if _key(training.cell) in known or (only and not set(only) & set(names)):
+                continue
+            training.add("", "parameters", n_parameters(training.recipe.model_config()))
+            made(training, task)
+            append(table, training.rows)
+
+
+def read(table: Path = TABLE) -> list[Row]:
+    """Return the rows of the table; none if there is no table."""
+    if not table.exists():
+        return []
+    kinds = get_type_hints(Row)
+    with table.open(encoding="utf-8", newline="") as file:
+        return [Row(**{name: kinds[name](text) for name, text in line.items()}) for line in csv.DictReader(file)]
+
+
+def append(table: Path, rows: Sequence[Row]) -> None:
+    """Append rows to the table, with a head if it is new."""
+    is_new = not table.exists()
+    with table.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [own.name for own in fields(Row)], lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+def _key(row: Row) -> tuple[str, str, str, int, float]:
+    return row.sweep, row.architecture, row.setting, row.seed, row.lr
+
+
+def _trainings(
+    name: str, seed: int, *, rates: int, minutes: float, steps: int
+) -> Iterator[tuple[Training, WindTunnel]]:
+    """Yield the cells of a sweep at their start, each with its task."""
+
+    def made(setting: str, task: WindTunnel, sizes: dict[str, object], lr: float) -> tuple[Training, WindTunnel]:
+        recipe = Recipe(
+            name=name, task=task, sizes=sizes, optimizer="adamw", lr=lr, steps=steps, seed=seed, float32_share=0.0
+        )
+        cell = Row(sweep=name, architecture=str(sizes["architecture"]), setting=setting, seed=seed, lr=lr)
+        module = recipe.model_config().build(seed=seed)
+        return Training(cell=cell, recipe=recipe, module=module, minutes=minutes), task
+
+    if name == "pools":
+        for pool in POOLS:
+            chains = DirichletMarkov(n_symbols=SYMBOLS, length=LENGTH, pool=pool)
+            yield made(f"pool {pool}", chains, _transformer(WIDTHS[0]), 3e-3)
+    elif name == "capacity":
+        longest, sizes = recall(max(BEYOND)), _transformer(WIDTHS[1])
+        reference = Recipe(name=name, task=longest, sizes=sizes).model_config()
+        for which, architecture in itertools.product(range(rates), RATES):  # the first rate of each comes first
+            matched = {} if architecture == "transformer" else vars(capacity_matched(architecture, reference))
+            sizes_of = {**(matched or sizes), "architecture": architecture}
+            yield made(f"{KEYS} keys", longest, sizes_of, RATES[architecture][which])
+    else:
+        for length in LENGTHS:
+            filtering = HMM(n_states=3, n_symbols=3, length=length)
+            reference = Recipe(name=name, task=filtering, sizes=_transformer(WIDTHS[0])).model_config()
+            for depth in DEPTHS:
+                sizes = vars(capacity_matched("transformer", reference, n_layers=depth, positions="rotary", tied=False))
+                yield made(f"depth {depth} length {length}", filtering, {**sizes, "architecture": "transformer"}, 3e-3)
+
+
+def _transformer(width: int) -> dict[str, object]:
+    sizes = {"n_layers": 2, "n_heads": 4, "d_model": width, "d_mlp": 4 * width}
+    return {"architecture": "transformer", "positions": "rotary", "tied": False, **sizes}
+
+
+def _pools(training: Training, task: WindTunnel) -> None:
+    """Measure the distance to both observers at log-spaced steps, on chains of the pool and on new chains."""
+    assert isinstance(task, DirichletMarkov)
+    due = {0, *np.geomspace(min(10, training.recipe.steps), training.recipe.steps, 12).round().astype(int).tolist()}
+    held_out = list[tuple[str, str, Trials, Float64[Tensor, "batch query_pos answer"]]]()
+    for at, observers in (("pool", ("memorizing", "generalizing")), ("fresh", ("generalizing", "memorizing"))):
+        data = replace(task, fresh=at == "fresh")
+        trials = data.sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
+        other = data.baseline_predictives(trials)[observers[1]]
+        held_out += [(at, observers[0], trials, trials.at_scored(trials.predictive)), (at, observers[1], trials, other)]
+    while True:
+        if training.step in due or training.is_over:
+            for at, observer, trials, predictive in held_out:
+                training.add(at, f"kl_to_{observer}", kl_bits(predictive, _answers(training.module, trials)).mean(1))
+        if training.is_over:
+            return
+        training.advance(task)
+
+
+def _capacity(training: Training, _: WindTunnel) -> None:
+    """Train by a curriculum that doubles the pairs once enough stored values are named; then measure every number.
+
+    A stage ends once the share is reached, or the time is over: later stages are then not reached.
+    """
+    for pairs in PAIRS:
+        stage = recall(pairs)
+        checked = stage.sample(N_HELD_OUT // 4, seed=_HELD_OUT_SEED + 1)
+        while not training.is_over and (training.step % EVERY or named(training.module, checked).mean() < NAMED):
+            training.advance(stage)
+        _measure(training, f"{pairs} pairs, trained to {pairs}", stage.sample(N_HELD_OUT, seed=_HELD_OUT_SEED))
+        if training.is_over:
+            break
+    for at in (*PAIRS, *BEYOND):
+        _measure(training, f"{at} pairs", recall(at).sample(N_HELD_OUT, seed=_HELD_OUT_SEED))
+
+
+def _depth(training: Training, task: WindTunnel) -> None:
+    """Train for the whole time, and measure the KL to the exact observer."""
+    while not training.is_over:
+        training.advance(task)
+    held_out = task.sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
+    exact = held_out.at_scored(held_out.predictive)
+    training.add("held out", "kl_bits", kl_bits(exact, _answers(training.module, held_out)).mean(1))
+
+
+def _measure(training: Training, at: str, trials: Trials) -> None:
+    exact = trials.at_scored(trials.predictive)
+    training.add(at, "share_named", named(training.module, trials))
+    training.add(at, "kl_bits", kl_bits(exact, _answers(training.module, trials)).mean(1))
+
+
+def recall(pairs: int) -> AssociativeRecall:
+    """Return the task with so many stored pairs."""
+    return AssociativeRecall(n_pairs=pairs, n_keys=KEYS, n_values=KEYS, n_queries=16, n_filler=0)
+
+
+@torch.no_grad()
+def _answers(module: nn.Module, trials: Trials) -> Float64[Tensor, "batch query_pos answer"]:
+    """Return the log-probabilities of the answers at the scored positions."""
+    return trials.at_scored(module(trials.tokens))[:, :, trials.answers].double().log_softmax(-1)
+
+
+def named(module: nn.Module, trials: Trials) -> Float64[Tensor, " batch"]:
+    """Return the share of the stored values, among those asked for, that each sequence's answers name."""
+    exact = trials.at_scored(trials.predictive)
+    is_stored = exact.amax(-1) > 0.99
+    is_right = (_answers(module, trials).argmax(-1) == exact.argmax(-1)) & is_stored
+    has_stored = is_stored.any(1)
+    return is_right.sum(1)[has_stored].double() / is_stored.sum(1)[has_stored]

@@ -1,0 +1,89 @@
+"""Publication on the hub, to a stand-in for its interface: what is uploaded, and what is refused."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+import bayesgeom
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.models.checkpoint import load_checkpoint
+from tests.models.test_checkpoint import saved
+
+
+class Api:
+    """The two calls of `HfApi`; the upload lands in a folder, and a repository without permission refuses it."""
+
+    home: Path
+    calls: list[tuple[str, Any]]
+
+    def __init__(self, token: str | None) -> None:
+        self.token = token
+
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> None:
+        self.calls.append((repo_id, (private, exist_ok, self.token)))
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, allow_patterns: list[str]) -> str:
+        if repo_id.startswith("others/"):
+            reply: Any = SimpleNamespace(headers={}, request=None)
+            raise huggingface_hub.errors.HfHubHTTPError("\n\n403 Forbidden: no rights.\nCheck them.", response=reply)
+        for name in allow_patterns:
+            shutil.copyfile(folder_path / name, self.home / name)
+        return f"https://hub/{repo_id}"
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Api]:
+    (home := tmp_path / "uploaded").mkdir()
+    monkeypatch.setattr(Api, "home", home, raising=False)
+    monkeypatch.setattr(Api, "calls", [], raising=False)
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    return Api
+
+
+def test_a_checkpoint_is_uploaded_with_a_card_and_loads_from_there(api: type[Api], tmp_path: Path) -> None:
+    own = saved(tmp_path / "tiny")
+    (tmp_path / "tiny" / "notes.txt").write_text("private")
+    assert bayesgeom.publish(tmp_path / "tiny", repo="me/tiny", private=True, token="t") == "https://hub/me/tiny"
+    assert api.calls == [("me/tiny", (True, True, "t"))]
+    assert {path.name for path in api.home.iterdir()} == {"README.md", "card.md", "config.json", "model.safetensors"}
+    assert load_checkpoint(api.home).weights_hash == own
+    fields, _, text = (api.home / "README.md").read_text().removeprefix("---\n").partition("---\n")
+    assert "library_name: bayesgeom" in fields and text.startswith((tmp_path / "tiny" / "card.md").read_text())
+    assert 'snapshot_download("me/tiny", local_dir="tiny")' in text
+
+
+def test_a_repository_without_permission_is_one_sentence(api: type[Api], tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    with pytest.raises(
+        OutputFault, match=r"tiny cannot be published as others/x: 403 Forbidden: no rights\. Log in by [^\n]*$"
+    ):
+        bayesgeom.publish(tmp_path / "tiny", repo="others/x")
+    assert list(api.home.iterdir()) == []
+
+
+@pytest.mark.parametrize("repo", ["tiny", "a/b/c", "", "https://hub/a/b"])
+def test_other_names_of_a_repository_are_refused(repo: str, api: type[Api], tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    with pytest.raises(InvalidArgument, match="repo must have the form owner/name, got"):
+        bayesgeom.publish(tmp_path / "tiny", repo=repo)
+
+
+def test_what_cannot_be_loaded_is_not_published(api: type[Api], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointFault, match=r"holds no config\.json"):
+        bayesgeom.publish(tmp_path / "nowhere", repo="me/tiny")
+    saved(tmp_path / "tiny")
+    (tmp_path / "tiny" / "card.md").unlink()
+    with pytest.raises(CheckpointFault, match=r"holds no card\.md"):
+        bayesgeom.publish(tmp_path / "tiny", repo="me/tiny")
+    assert api.calls == []
+
+
+def test_without_a_network_one_sentence_says_so(tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    with pytest.raises(OutputFault, match=r"cannot be published as me/tiny: .*offline[^\n]*$"):
+        bayesgeom.publish(tmp_path / "tiny", repo="me/tiny")  # tests run offline
+    assert not (tmp_path / "tiny" / "README.md").exists()

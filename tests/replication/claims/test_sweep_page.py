@@ -1,0 +1,83 @@
+"""The page of the sweeps, from planted rows with known answers."""
+
+import math
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bayesgeom.core.errors import InvalidArgument
+from examples.replication import sweeps
+from examples.replication.claims import sweep_page
+from examples.replication.claims.claim import Number, Run
+from examples.replication.claims.reading import origin_of, values_of
+from examples.replication.sweeps import Row
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def pool_rows() -> Iterator[Row]:
+    """Two seeds, whose difference of both KLs is log2 K − 5 and log2 K − 7: it is 0 at K = 32 and 128."""
+    for seed, zero in ((0, 5), (1, 7)):
+        for pool in (16, 64, 256):
+            for step in (0, 10, 20 + seed):
+                own = Row(
+                    sweep="pools", architecture="transformer", setting=f"pool {pool}", seed=seed, lr=1e-3, step=step
+                )
+                for at in ("pool", "fresh"):
+                    values = {"memorizing": 10 + math.log2(pool) - zero, "generalizing": 10.0 - 5 * (step == 10)}
+                    for name, value in values.items():
+                        yield Row(**{**vars(own), "at": at, "quantity": f"kl_to_{name}", "value": value})
+
+
+def share_rows() -> Iterator[Row]:
+    for lr, right in ((1e-3, 0.5), (2e-3, 0.98)):
+        own = Row(sweep="capacity", architecture="lstm", setting="32 keys", seed=0, lr=lr, step=7, seconds=90.0)
+        yield Row(**{**vars(own), "step": 0, "quantity": "parameters", "value": 1234.0})
+        for at in ("2 pairs, trained to 2", "2 pairs", "4 pairs"):
+            share = {"quantity": "share_named", "value": right, "lower": right - 0.25, "upper": right + 0.25}
+            yield Row(**{**vars(own), "at": at, **share})
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The planted table, which the page reads."""
+    path = tmp_path / "sweeps.csv"
+    sweeps.append(path, [*pool_rows(), *share_rows()])
+    planted = sweeps.read(path)
+    monkeypatch.setattr(sweep_page, "rows", lambda sweep: [row for row in planted if row.sweep == sweep])
+    return path
+
+
+def test_the_crossing_is_interpolated_between_pools(table: Path) -> None:
+    own = sweep_page.rows("pools")
+    sizes = [sweep_page.crossing([row for row in own if row.seed == seed]) for seed in (0, 1)]
+    assert sizes == pytest.approx([32, 128])
+    assert sweep_page.crossing([row for row in own if row.setting == "pool 16"]) is None
+    assert "80 (32 to 128)" in sweep_page.threshold()
+    *_, least, step = sweep_page.pools().splitlines()[2].split("|")[:-1]
+    assert (least.strip(), step.strip()) == ("5 (5 to 5)", "10")
+
+
+def test_the_plots_show_every_cell(table: Path) -> None:
+    cells = ET.fromstring(sweep_page.pools_plot()).findall(f"{SVG}rect")
+    assert len(cells) == 1 + 2 * 3 * 3  # a background; panels, pools, and steps: 0, 10 and the end
+    chart = ET.fromstring(sweep_page.capacity_plot())
+    assert len(chart.findall(f"{SVG}circle")) == 4  # the network at its best rate, and the chance level, at two sizes
+
+
+def test_the_table_states_what_each_rate_learned(table: Path) -> None:
+    first, second = (row.split("|")[1:-1] for row in sweep_page.capacity().splitlines()[2:])
+    assert [cell.strip() for cell in first] == ["lstm", "1,234", "0.001", "none", "7", "1.5", "0.5", "0.5"]
+    assert second[3].strip() == "2 pairs"
+
+
+def test_a_claim_reads_the_best_rate(table: Path) -> None:
+    number = Number(name="n", label="", probe="capacity", metric="share_named", variant="lstm, 4 pairs")
+    (value,) = values_of(Run(name="run", numbers={"n": number}), table).values()
+    assert (value.value, value.lo, value.hi) == (0.98, 0.73, 1.23)
+    assert origin_of(table).n == sweeps.N_HELD_OUT
+    other = Number(name="n", label="", probe="capacity", metric="share_named", variant="lstm, 5 pairs")
+    with pytest.raises(InvalidArgument, match="has no row of capacity / share_named / lstm, 5 pairs"):
+        values_of(Run(name="run", numbers={"n": other}), table)

@@ -1,0 +1,90 @@
+"""The sweeps: their cells, what each row states, and what an interrupted sweep leaves out."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from examples.replication import sweeps
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table that small sweeps fill."""
+    small = {"POOLS": (2, 3), "SYMBOLS": 2, "LENGTH": 5, "PAIRS": (1, 2), "BEYOND": (3,), "KEYS": 5, "N_HELD_OUT": 16}
+    for name, value in {**small, "EVERY": 1, "WIDTHS": (64, 16), "DEPTHS": (1, 2), "LENGTHS": (3,)}.items():
+        monkeypatch.setattr(sweeps, name, value)
+    monkeypatch.setattr(sweeps, "RATES", dict.fromkeys(("transformer", "lstm"), (1e-3, 2e-3)))
+    return tmp_path / "sweeps.csv"
+
+
+def test_a_sweep_continues_where_it_stopped(table: Path) -> None:
+    sweeps.sweep("pools", steps=2, only=("3",), table=table)
+    first = sweeps.read(table)
+    sweeps.sweep("pools", steps=2, table=table)
+    found = sweeps.read(table)
+    assert str(found[: len(first)]) == str(first) and [row.setting for row in found] == ["pool 3"] * 9 + ["pool 2"] * 9
+    measured = [row for row in found if row.quantity != "parameters"]
+    assert {(row.at, row.quantity) for row in measured} == {
+        (at, f"kl_to_{observer}") for at in ("pool", "fresh") for observer in ("memorizing", "generalizing")
+    }
+    assert {row.step for row in measured} == {0, 2}
+    assert all(row.value > 0 and (math.isnan(row.lower) or row.lower < row.value < row.upper) for row in measured)
+
+
+def test_stages_end_once_the_values_are_named(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "NAMED", 0.0)
+    sweeps.sweep("capacity", steps=3, table=table)
+    found = sweeps.read(table)
+    cells = {(row.architecture, row.lr) for row in found}
+    assert cells == {(name, lr) for name in ("transformer", "lstm") for lr in (1e-3, 2e-3)}
+    assert {row.step for row in found if row.at} == {0}  # nothing to learn: no stage takes a step
+    assert {row.at for row in found} == {
+        "",
+        "1 pairs",
+        "2 pairs",
+        "3 pairs",
+        *(f"{n} pairs, trained to {n}" for n in (1, 2)),
+    }
+    sizes = [row.value for row in found if row.quantity == "parameters"]
+    assert max(sizes) <= 1.02 * min(sizes)
+
+
+def test_a_stage_that_is_not_learned_ends_the_training(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "NAMED", 2.0)
+    sweeps.sweep("capacity", steps=2, only=("lstm",), table=table)
+    found = sweeps.read(table)
+    assert not any(row.at == "2 pairs, trained to 2" for row in found) and max(row.step for row in found) == 2
+
+
+def test_the_depths_have_equal_parameters(table: Path) -> None:
+    sweeps.sweep("depth", steps=1, table=table)
+    found = sweeps.read(table)
+    assert [row.setting for row in found if row.at] == ["depth 1 length 3", "depth 2 length 3"]
+    sizes = [row.value for row in found if row.quantity == "parameters"]
+    assert len(sizes) == 2 and max(sizes) <= 1.02 * min(sizes)
+
+
+def test_only_stored_values_count(table: Path) -> None:
+    trials = sweeps.recall(2).sample(64, seed=0)
+    exact = trials.at_scored(trials.predictive)
+    assert bool((sweeps.named(_Says(trials.predictive.nan_to_num()), trials) == 1).all())
+    is_stored = exact.amax(2) > 0.99
+    always_first = sweeps.named(_Says(torch.eye(sweeps.KEYS)[0].expand(64, trials.tokens.shape[1], -1)), trials)
+    first = ((exact.argmax(2) == 0) & is_stored).sum(1).double() / is_stored.sum(1)
+    assert always_first.numpy() == pytest.approx(first[is_stored.any(1)].numpy())
+
+
+class _Says(nn.Module):
+    """Gives these probabilities of the values."""
+
+    def __init__(self, answers: torch.Tensor) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = torch.full((*tokens.shape, 2 * sweeps.KEYS + 10), -1.0)
+        logits[..., sweeps.KEYS : 2 * sweeps.KEYS] = self.answers.float()
+        return logits
