@@ -305,8 +305,8 @@ def intervene(
     Args:
         subspace: covariance:QUANTITY, leace:QUANTITY (both also with ,given=position+answer+known), decoder:QUANTITY,
             trained_swap:RANK,QUANTITY, entropy_axis, entropy_axis:pc1, entropy_axis:pc1_standardized, frame,
-            frame:keys,HEAD, frame:ov,HEAD, top_jacobian:RANK or random:RANK. QUANTITY: entropy, belief
-            or log_odds:HYPOTHESIS.
+            frame:keys,HEAD, frame:ov,HEAD, top_jacobian:RANK or random:RANK. QUANTITY: entropy, belief,
+            log_odds:HYPOTHESIS or statistic:NAME.
         kind: What to do with the subspace. A swap takes it from another sequence; only a swap can show use.
         donors: Sequences to swap from: the task's pairs, independent ones, or pairs if they differ in the quantity.
         positions: Positions to intervene at. Default: scored for subspaces of a quantity, all for others.

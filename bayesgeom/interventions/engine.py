@@ -21,7 +21,7 @@ from bayesgeom.core import RESID_POST, Edit, ModelSpec, NonFinite, Site, SiteLay
 from bayesgeom.interventions.design import Positions
 from bayesgeom.models.base import BaselinePass, Replayer, Variant
 from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
-from bayesgeom.subspaces.quantity import PosteriorQuantity
+from bayesgeom.subspaces.quantity import OwnValue
 from bayesgeom.tasks.base import WindTunnel, at_most
 
 KL, KL_DONOR, ENTROPY_ERROR, MOVED, DISTANCE = range(5)  # the first three in bits
@@ -97,18 +97,14 @@ class Movement:
     score 1/2.) For a condition, w = y_condition − y_own: the ratio is the share of the distance covered.
 
     Args:
+        value: the model's own value, of its log answer probabilities.
         center: the model's own mean value at each scored position.
         toward: for each condition the index of the one toward which its movement is measured; None: the donor.
     """
 
-    quantity: PosteriorQuantity
-    are_hypotheses: bool
+    value: OwnValue
     center: Float64[Tensor, "query_pos part"]
     toward: Sequence[int] | None = None
-
-    def value(self, log_answers: Float64[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos part"]:
-        """Return the model's own value."""
-        return self.quantity.own(log_answers, are_hypotheses=self.are_hypotheses)
 
     def way(
         self, donor: Float64[Tensor, "batch query_pos part"], own: Float64[Tensor, "batch query_pos part"]

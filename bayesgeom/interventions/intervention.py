@@ -37,7 +37,7 @@ from bayesgeom.report import with_provenance
 from bayesgeom.stats import covariance, random_subspaces
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace, span
 from bayesgeom.subspaces.erasers import Eraser, JointMoments, NothingLeft, covariance_subspace
-from bayesgeom.subspaces.quantity import answers_are_hypotheses, is_function_of_position, strongest_code
+from bayesgeom.subspaces.quantity import is_function_of_position, strongest_code
 from bayesgeom.subspaces.trained import TrainedSwap
 from bayesgeom.tasks.base import (
     BLOCK,
@@ -279,8 +279,8 @@ class Intervention:
 
         By default these are all others if the ceiling is first, else the first one.
         """
-        quantity, are_hypotheses = self.fit.about.quantity, answers_are_hypotheses(self.task.sample(1, seed=self.seed))
-        center = quantity.own(sample.run.log_answers.double(), are_hypotheses=are_hypotheses).mean(dim=0)
+        value = self.fit.about.quantity.own(sample.run.trials)
+        center = value(sample.run.log_answers.double()).mean(dim=0)
         n_edits, chosen = len(next(iter(conditions.values()))), tuple[int, ...]()
         if self.place.is_residual and RESID_POST in self.model.sites:
             chosen = tuple(paths or ((0,) if ceiling_at else range(1, n_edits)))
@@ -296,7 +296,7 @@ class Intervention:
         per_layer = n_edits + len(chosen)
         ceilings = [row * per_layer + ceiling_at for row in range(len(conditions)) for _ in range(per_layer)]
         toward = ceilings if self.place.score_after else None
-        movement = Movement(quantity=quantity, are_hypotheses=are_hypotheses, center=center, toward=toward)
+        movement = Movement(value=value, center=center, toward=toward)
         plan = EditPlan(
             replayer=self._replayer(),
             spec=self.model.spec,

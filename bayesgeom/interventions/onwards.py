@@ -259,7 +259,7 @@ def erase_onwards(
     Args:
         model: a model, its name or its directory.
         task: a task or its name; by default the task that the model was trained on.
-        quantity: "entropy", "belief" or "log_odds:H".
+        quantity: "entropy", "belief", "log_odds:H" or "statistic:NAME".
         sites: `resid_pre` or `resid_post`, and the first layers to try; by default `resid_pre` and every layer except
             0, where the vectors at all scored positions may be equal.
         oblique: erase by LEACE, else by the orthogonal projector onto Cov(x, y).

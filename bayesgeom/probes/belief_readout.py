@@ -203,7 +203,7 @@ class BeliefReadoutReport(Report):
             given = [self.statistic_r2.baseline(level).value[at, 0, -1] for level in (ANSWERS, LOG_ANSWERS)]
             verdict = str(Verdict.NOT_IDENTIFIED) if max(given) >= IDENTIFIED else None
             label = f"R² of the {name.replace('_', ' ')}, last layer"
-            lines.insert(1 + at, headline_of(self, "statistic_r2", (at, 0, -1), label, verdict=verdict))
+            lines.insert(at, headline_of(self, "statistic_r2", (at, 0, -1), label, verdict=verdict))
         for metric, other in (("rand_index", "best guesses"), ("token_rand_index", "the token just read")):
             lines.append(headline_of(self, metric, (0, -1, best), f"adjusted Rand, k = {k}, against {other}"))
         for row, site in enumerate(self.sites):
@@ -548,33 +548,8 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 and "yes" not in r.r2.clears("higher")
             ),
         )
-        # Labels that follow from the token alone are read without error, and so are random labels by token.
-        for label, width, is_selective in (("by token", 11, False), ("along a direction", 2, True)):
-            sides = rng.permutation(np.arange(11) % 2) if not is_selective else np.arange(11) % 2
-            tokens = rng.integers(11, size=(83, 5))
-            code = np.eye(11) if width == 11 else np.stack([2.0 * sides - 1, rng.normal(size=11)], axis=1)
-            named = planted_trials(np.eye(2)[sides[tokens]], tokens)
-            yield Control(
-                label=f"labels {label}, against random labels by token",
-                run=planted_run(replace(named, is_labeled=True), {RESID_POST: torch.from_numpy(code[tokens])[None]}),
-                holds=partial(_tells_labels_apart, is_selective=is_selective),
-            )
-        # The first layer holds the mean alone, the second one the log variance, too.
-        values = {name: rng.normal(size=(83, 5)) for name in ("mean", "log_variance")}
-        codes = rng.normal(size=(2, 7))
-        mean = values["mean"][:, :, None] * codes[0] + 0.01 * noise
-        stated = {name: torch.from_numpy(np.pad(own, ((0, 0), (6, 0)))) for name, own in values.items()}
-        yield Control(
-            label="the mean, then mean and log variance",
-            run=planted_run(
-                replace(trials, statistics=stated),
-                {RESID_POST: torch.from_numpy(np.stack([mean, mean + values["log_variance"][:, :, None] * codes[1]]))},
-            ),
-            holds=lambda r: bool(
-                min(*r.statistic_r2.value[0, 0], r.statistic_r2.value[1, 0, 1]) > 0.99
-                and abs(r.statistic_r2.value[1, 0, 0]) < 0.1
-            ),
-        )
+        yield from _label_controls(rng)
+        yield _statistic_control(trials, noise, rng)
         # A high R² without a carried belief: the vectors encode only the current symbol.
         chain = planted_chain(stay=0.9, seed=0)
         assert chain.observers is not None
@@ -587,6 +562,41 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 and abs(r.r2.value[0, 0] - r.window_map_r2.value[1, 0]) < 0.01 < 0.05 < 1 - r.r2.value[0, 0]
             ),
         )
+
+
+def _label_controls(rng: np.random.Generator) -> Iterator[Control[BeliefReadoutReport]]:
+    """Yield labels that follow from the token alone, which are read without error as random labels are, and others."""
+    for label, width, is_selective in (("by token", 11, False), ("along a direction", 2, True)):
+        sides = rng.permutation(np.arange(11) % 2) if not is_selective else np.arange(11) % 2
+        tokens = rng.integers(11, size=(83, 5))
+        code = np.eye(11) if width == 11 else np.stack([2.0 * sides - 1, rng.normal(size=11)], axis=1)
+        named = planted_trials(np.eye(2)[sides[tokens]], tokens)
+        yield Control(
+            label=f"labels {label}, against random labels by token",
+            run=planted_run(replace(named, is_labeled=True), {RESID_POST: torch.from_numpy(code[tokens])[None]}),
+            holds=partial(_tells_labels_apart, is_selective=is_selective),
+        )
+
+
+def _statistic_control(
+    trials: Trials, noise: Float64[np.ndarray, "sequence position d"], rng: np.random.Generator
+) -> Control[BeliefReadoutReport]:
+    """Return a first layer that holds the mean alone, and a second one that holds the log variance, too."""
+    values = {name: rng.normal(size=(83, 5)) for name in ("mean", "log_variance")}
+    codes = rng.normal(size=(2, 7))
+    mean = values["mean"][:, :, None] * codes[0] + 0.01 * noise
+    stated = {name: torch.from_numpy(np.pad(own, ((0, 0), (6, 0)))) for name, own in values.items()}
+    return Control(
+        label="the mean, then mean and log variance",
+        run=planted_run(
+            replace(trials, statistics=stated),
+            {RESID_POST: torch.from_numpy(np.stack([mean, mean + values["log_variance"][:, :, None] * codes[1]]))},
+        ),
+        holds=lambda r: bool(
+            min(*r.statistic_r2.value[0, 0], r.statistic_r2.value[1, 0, 1]) > 0.99
+            and abs(r.statistic_r2.value[1, 0, 0]) < 0.1
+        ),
+    )
 
 
 def _tells_labels_apart(report: BeliefReadoutReport, *, is_selective: bool) -> bool:

@@ -57,7 +57,7 @@ def covariance(quantity: str | PosteriorQuantity = "entropy", *, given: Sequence
     """Return the span of Cov(x, y), removed and swapped by its orthogonal projector.
 
     Args:
-        quantity: "entropy", "belief" or "log_odds:H".
+        quantity: "entropy", "belief", "log_odds:H" or "statistic:NAME".
         given: Correlated quantities to erase first: "position", "answer" (log answer probabilities), "known" (whether
             the exact posterior leaves a single answer), and codes: "category" (which exact posterior it is), "token"
             and "previous" (the token before).
@@ -153,7 +153,7 @@ def decoder(quantity: str | PosteriorQuantity = "entropy") -> Fit:
     """Return the weights of a ridge map to the quantity; a read-out, which has no verdict.
 
     Args:
-        quantity: "entropy", "belief" or "log_odds:H", with H the index of a hypothesis.
+        quantity: "entropy", "belief", "log_odds:H", with H the index of a hypothesis, or "statistic:NAME".
 
     Returns:
         A fit for `intervene` and `fit_subspace`; it is applied to a model there.

@@ -1,10 +1,11 @@
 """Quantities that an intervention tests: posterior entropy, the belief, the log-odds of one hypothesis, a statistic.
 
 Each has an exact value at every scored position, from the task's posterior, and the model's own value, from its
-predictions. A model has no visible belief over hidden states, and no statistic of it; its answer distribution is used
-instead.
+predictions. A model has no visible belief over hidden states; its answer distribution is used instead. A statistic is
+computed from that distribution by the linear map that comes closest to it under the exact predictive.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
@@ -13,14 +14,18 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Trials, unknown_name
-from bayesgeom.stats import KNOWN_BITS, NATS_PER_BIT, entropy_bits
+from bayesgeom.stats import KNOWN_BITS, NATS_PER_BIT, entropy_bits, ridge
 
+OwnValue = Callable[
+    [Float64[Tensor, "batch query_pos answer"]], Float64[Tensor, "batch query_pos component"]
+]  # of natural-log answer probabilities
 QuantityName = Literal["entropy", "belief", "log_odds", "statistic"]
 FORMS = ("entropy", "belief", "log_odds:HYPOTHESIS", "statistic:NAME")
 CLIP_BITS = 10.0  # log-odds and log probabilities of excluded hypotheses would be infinite
 CODES = ("category", "token", "previous")  # the exact posterior, this token, the token before it
 CONFOUNDS = ("position", "answer", "known", *CODES)
 CODE_POINTS = 8  # least number of points for each value of a code
+_RIDGE = 1e-6  # of the map to a statistic: its features are few
 _CONSTANT = 1e-9  # share of the variance below which a difference is rounding error
 
 
@@ -97,19 +102,25 @@ class PosteriorQuantity:
         belief = trials.at_scored(trials.belief)
         return belief if self.name == "belief" else _log_odds(belief[..., self._chosen])
 
-    def own(
-        self, log_answers: Float64[Tensor, "batch query_pos answer"], *, are_hypotheses: bool
-    ) -> Float64[Tensor, "batch query_pos component"]:
-        """Return the model's own value at each scored position, from natural-log answer probabilities.
+    def own(self, trials: Trials) -> OwnValue:
+        """Return the function from natural-log answer probabilities to the model's own value at each scored position.
 
-        For the belief, a statistic, and if the answers are not the hypotheses, it is the whole answer distribution.
+        For the belief, and if the answers are not the hypotheses, it is the whole answer distribution.
+
+        Args:
+            trials: Sequences of the task, on which the map to a statistic is fitted.
         """
-        probabilities = log_answers.exp()
         if self.name == "entropy":
-            return entropy_bits(probabilities)[..., None]
-        if self.name == "log_odds" and are_hypotheses:
-            return _log_odds(probabilities[..., self._chosen])
-        return probabilities
+            return lambda log_answers: entropy_bits(log_answers.exp())[..., None]
+        if self.name == "log_odds" and answers_are_hypotheses(trials):
+            return lambda log_answers: _log_odds(log_answers.exp()[..., self._chosen])
+        if self.name != "statistic":
+            return torch.exp
+        x, y = _features(trials.at_scored(trials.predictive).log()).flatten(0, 1), self.exact(trials).flatten(0, 1)
+        center, mean = x.mean(dim=0), y.mean(dim=0)
+        weights = ridge((x - center).mT @ (x - center), (x - center).mT @ (y - mean), strength=_RIDGE)
+        offset = mean - center @ weights
+        return lambda log_answers: _features(log_answers) @ weights.to(log_answers) + offset.to(log_answers)
 
     @property
     def _chosen(self) -> slice:
@@ -198,6 +209,11 @@ def strongest_code(trials: Trials, values: Float64[Tensor, "batch query_pos comp
         if (rank := (round(share, 6), -len(counts))) > best:
             best, chosen = rank, name
     return chosen
+
+
+def _features(log_answers: Float64[Tensor, "*batch answer"]) -> Float64[Tensor, "*batch feature"]:
+    """Return probabilities and clipped log2 probabilities, from natural logs."""
+    return torch.cat([log_answers.exp(), (log_answers / NATS_PER_BIT).clamp_min(-CLIP_BITS)], dim=-1)
 
 
 def _log_odds(p: Float64[Tensor, "*batch"]) -> Float64[Tensor, "*batch"]:

@@ -21,7 +21,7 @@ from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.stats import answer_log_probabilities
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank
 from bayesgeom.subspaces.erasers import JointMoments
-from bayesgeom.subspaces.quantity import PosteriorQuantity, answers_are_hypotheses
+from bayesgeom.subspaces.quantity import OwnValue, PosteriorQuantity
 from bayesgeom.tasks.base import derived_seed
 
 STEPS, BATCH, LEARNING_RATE = 80, 16, 0.02
@@ -72,10 +72,11 @@ class TrainedSwap(Fit):
         weights = start.to(like.device, torch.float32).requires_grad_()
         optimizer = torch.optim.Adam([weights], lr=LEARNING_RATE)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
+        value = self.quantity.own(sample.run.trials)
         for step in range(self.steps):
             pair = sample.draw_pairs(BATCH, derived_seed(seed, step))
             with torch.enable_grad():
-                loss = self._loss(sample, layer, torch.linalg.qr(weights).Q, pair)
+                loss = self._loss(sample, layer, torch.linalg.qr(weights).Q, pair, value)
             (weights.grad,) = torch.autograd.grad(loss, [weights])
             optimizer.step()
             schedule.step()
@@ -83,7 +84,12 @@ class TrainedSwap(Fit):
         return basis
 
     def _loss(
-        self, sample: Sample, layer: int, basis: Float[Tensor, "d rank"], pair: tuple[Trials, Trials]
+        self,
+        sample: Sample,
+        layer: int,
+        basis: Float[Tensor, "d rank"],
+        pair: tuple[Trials, Trials],
+        value: OwnValue,
     ) -> Float[Tensor, ""]:
         """Return the mean squared distance to the donor's value; for whole distributions KL(donor ‖ edited)."""
         (originals, donors), place = pair, (sample.place.site, layer)
@@ -100,10 +106,9 @@ class TrainedSwap(Fit):
         with hooked_sites(sample.model, {place: swap}):
             edited = sample.model.logits(originals)
         log_own, log_edited = (answer_log_probabilities(logits, originals)[0] for logits in (own, edited))
-        are_hypotheses = answers_are_hypotheses(originals)
-        if self.quantity.name in ("belief", "statistic") or (self.quantity.name == "log_odds" and not are_hypotheses):
+        if value is torch.exp:
             return (log_own.exp() * (log_own - log_edited)).sum(dim=-1).mean()
-        target, found = (self.quantity.own(log, are_hypotheses=are_hypotheses) for log in (log_own, log_edited))
+        target, found = (value(log) for log in (log_own, log_edited))
         return (found - target).square().mean()
 
 

@@ -79,50 +79,53 @@ class LinearGaussian(DynamicTask):
 
     def __post_init__(self) -> None:
         check_parameters(self)
+        for name in ("decay", "noise"):
+            if not isinstance(values := vars(self)[name], int | float):
+                object.__setattr__(self, name, tuple(values))
         if self.n_bins < 2 or self.length < 1:
             raise InvalidArgument(
                 f"a linear-Gaussian task needs n_bins ≥ 2 and length ≥ 1, got {self.n_bins} and {self.length}."
             )
-        allowed = {"decay": (0 <= a < 1 for a in self._decays), "noise": (0 < s <= _MOST_NOISE for s in self._noises)}
-        ranges = {"decay": "0 ≤ decay < 1", "noise": f"0 < noise ≤ {_MOST_NOISE:.0f}"}
-        for name, are_allowed in allowed.items():
-            values = vars(self)[name]
-            if not all(are_allowed) or (isinstance(values, tuple) and not 0 < len(set(values)) == len(values)):
+        decays, noises = self._possible
+        for name, values, are_allowed, form in (
+            ("decay", decays, all(0 <= a < 1 for a in decays), "0 ≤ decay < 1"),
+            ("noise", noises, all(0 < s <= _MOST_NOISE for s in noises), f"0 < noise ≤ {_MOST_NOISE:.0f}"),
+        ):
+            if not are_allowed or not 0 < len(set(values)) == len(values):
                 raise InvalidArgument(
-                    f"a linear-Gaussian task needs {ranges[name]}: one number, or a tuple of distinct ones; got "
-                    f"{name}={values}."
+                    f"a linear-Gaussian task needs {form}: one number, or a tuple of distinct ones; got "
+                    f"{name}={vars(self)[name]}."
                 )
-        n_states, n_pairs = float(self._n_states), len(self._decays) * len(self._noises)
+        n_states = float(self._n_states)
         check_affordable(
             self,
             self.length * (_STATE_BYTES * n_states + _BIN_BYTES * self.n_bins) + 8 * n_states * self.n_bins,
             n_steps=3 * self.length,
-            constant_bytes=32 * n_states * (n_states * len(self._decays) + self.n_bins * n_pairs),
+            constant_bytes=32 * n_states * (n_states * len(decays) + self.n_bins * len(noises)),
             sequence_seconds=_PRODUCT_SECONDS * self.length * n_states**2,
             on=("decay", "noise", "n_bins", "length"),
         )
 
     @property
-    def _decays(self) -> tuple[float, ...]:
-        return self.decay if isinstance(self.decay, tuple) else (self.decay,)
-
-    @property
-    def _noises(self) -> tuple[float, ...]:
-        return self.noise if isinstance(self.noise, tuple) else (self.noise,)
+    def _possible(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The possible values of decay and noise."""
+        decays, noises = (own if isinstance(own, tuple) else (own,) for own in (self.decay, self.noise))
+        return decays, noises
 
     @property
     def _n_header(self) -> int:
         """Tokens before the first observation."""
-        return 2 if len(self._decays) * len(self._noises) > 1 else 0
+        return 2 if max(map(len, self._possible)) > 1 else 0
 
     @property
     def _n_states(self) -> int:
-        step, noise = 1 - max(self._decays) ** 2, min(self._noises) ** 2  # variances
+        decays, noises = self._possible
+        step, noise = 1 - max(decays) ** 2, min(noises) ** 2  # variances
         return 2 * math.ceil(_WIDEST_STATE / (_SPACING * math.sqrt(step * noise / (step + noise)))) + 1
 
     @property
     def d_vocab(self) -> int:
-        return self.n_bins + (len(self._decays) + len(self._noises) if self._n_header else 0)
+        return self.n_bins + (sum(map(len, self._possible)) if self._n_header else 0)
 
     @property
     def n_pos(self) -> int:
@@ -149,8 +152,7 @@ class LinearGaussian(DynamicTask):
             header: Places of each sequence's decay and noise among the possible ones.
             observed: Bins, from 0.
         """
-        first = torch.tensor([self.n_bins, self.n_bins + len(self._decays)], device=observed.device)
-        tokens = torch.cat([(header + first)[:, : self._n_header], observed[:, :-1]], dim=1)
+        tokens = torch.cat([(header + self._first(header.device))[:, : self._n_header], observed[:, :-1]], dim=1)
         observers, ids = self.observers(tokens), torch.arange(self.n_bins, device=observed.device)
         belief = exact_beliefs(observers.filter, len(tokens), self.length)
         return trials_at(
@@ -202,8 +204,10 @@ class LinearGaussian(DynamicTask):
         return self.trials(header, drawn)
 
     def token_labels(self) -> Sequence[str]:
-        named = [*(f"decay={a:g}" for a in self._decays), *(f"noise={s:g}" for s in self._noises)]
-        bins = [f"y{place}={center:.2g}" for place, center in enumerate(self._centers("cpu").tolist())]
+        decays, noises = self._possible
+        named = [*(f"decay={a:g}" for a in decays), *(f"noise={s:g}" for s in noises)]
+        digits = 1 + max(0, math.ceil(math.log10(self.n_bins / (2 * _WIDEST_BIN))))  # that tell neighbors apart
+        bins = [f"y={center:.{digits}f}".replace("-", "−") for center in self._centers("cpu").tolist()]
         return [*bins, *named[: self.d_vocab - self.n_bins]]
 
     def _filter(self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " step"]) -> Filter:
@@ -242,27 +246,29 @@ class LinearGaussian(DynamicTask):
     def _kernels(self, device: torch.device) -> Float64[Tensor, "decay state next"]:
         """Return the transitions of the state, by decay."""
         states = self.states().to(device)
-        decays = torch.tensor(self._decays, dtype=torch.float64, device=device)[:, None, None]
+        decays = torch.tensor(self._possible[0], dtype=torch.float64, device=device)[:, None, None]
         apart = states[None, None, :] - decays * states[None, :, None]
         return torch.softmax(-apart.square() / (2 * (1 - decays.square())), dim=2)
 
     def _emissions(self, device: torch.device) -> Float64[Tensor, "noise state bin"]:
         """Return the probability of every bin, by noise and state."""
-        noises = torch.tensor(self._noises, dtype=torch.float64, device=device)[:, None]
+        noises = torch.tensor(self._possible[1], dtype=torch.float64, device=device)[:, None]
         return self._in_bins(self.states().to(device)[None, :], noises)
 
     def _in_bins(
         self, mean: Float64[Tensor, "*#batch"], deviation: Float64[Tensor, "*#batch"]
     ) -> Float64[Tensor, "*#batch bin"]:
         """Return the probabilities of the bins under a normal distribution."""
-        edges = torch.linspace(-_WIDEST_BIN, _WIDEST_BIN, self.n_bins + 1, dtype=torch.float64)[1:-1].to(mean)
-        places = (edges - mean[..., None]) / deviation[..., None]
+        places = (self._edges(mean.device) - mean[..., None]) / deviation[..., None]
         below, above = torch.special.ndtr(places), torch.special.ndtr(-places)
         low = torch.nn.functional.pad(torch.nn.functional.pad(below, (1, 0)), (0, 1), value=1.0).diff(dim=-1)
         high = -torch.nn.functional.pad(torch.nn.functional.pad(above, (0, 1)), (1, 0), value=1.0).diff(dim=-1)
         # Above the mean, a difference of tails keeps the digits that one of values near 1 would lose.
         shares = torch.where(torch.nn.functional.pad(places, (1, 0), value=-1.0) > 0, high, low)
         return shares / shares.sum(dim=-1, keepdim=True)
+
+    def _edges(self, device: torch.device) -> Float64[Tensor, " edge"]:
+        return torch.linspace(-_WIDEST_BIN, _WIDEST_BIN, self.n_bins + 1, dtype=torch.float64, device=device)[1:-1]
 
     def _centers(self, device: torch.device | str) -> Float64[Tensor, " bin"]:
         width = 2 * _WIDEST_BIN / self.n_bins
@@ -286,18 +292,14 @@ class LinearGaussian(DynamicTask):
 
     def _header(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch 2"]:
         """Draw the places of decay and noise among the possible ones."""
-        counts = (len(self._decays), len(self._noises))
-        drawn = [torch.randint(count, (n,), generator=generator, device=generator.device) for count in counts]
+        size, device = (n,), generator.device
+        drawn = [torch.randint(len(own), size, generator=generator, device=device) for own in self._possible]
         return torch.stack(drawn, dim=1)
 
     def _values(self, header: Int64[Tensor, "batch 2"]) -> tuple[Float64[Tensor, " batch"], Float64[Tensor, " batch"]]:
         """Return decay and noise of each sequence."""
         decays, noises = (torch.tensor(own, dtype=torch.float64).to(header.device) for own in self._possible)
         return decays[header[:, 0]], noises[header[:, 1]]
-
-    @property
-    def _possible(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return self._decays, self._noises
 
     def _path(
         self, header: Int64[Tensor, "batch 2"], generator: torch.Generator
@@ -309,16 +311,18 @@ class LinearGaussian(DynamicTask):
         kicks, states = (1 - decay.square()).sqrt() * drawn[0], [drawn[0, 0]]
         for step in range(1, self.length + 1):
             states.append(decay * states[-1] + kicks[step])
-        edges = torch.linspace(-_WIDEST_BIN, _WIDEST_BIN, self.n_bins + 1, dtype=torch.float64)[1:-1].to(drawn.device)
-        return torch.bucketize(torch.stack(states, dim=1) + noise[:, None] * drawn[1].T, edges)
+        return torch.bucketize(torch.stack(states, dim=1) + noise[:, None] * drawn[1].T, self._edges(drawn.device))
+
+    def _first(self, device: torch.device) -> Int64[Tensor, " 2"]:
+        """Return the first ids of decays and noises."""
+        return torch.tensor([self.n_bins, self.n_bins + len(self._possible[0])], device=device)
 
     def _read(self, tokens: Int64[Tensor, "batch pos"]) -> tuple[Int64[Tensor, "batch 2"], _Observed]:
         """Return the places of decay and noise, and the observations."""
         header, observed = tokens[:, : self._n_header], tokens[:, self._n_header :]
         if not self._n_header:
             return torch.zeros(len(tokens), 2, dtype=torch.int64, device=tokens.device), observed
-        first = torch.tensor([self.n_bins, self.n_bins + len(self._decays)], device=tokens.device)
-        return header - first, observed
+        return header - self._first(tokens.device), observed
 
     def _relations(self, tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
         """Mark this observation, the previous one, all earlier ones, and the header."""

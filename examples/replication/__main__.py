@@ -19,6 +19,7 @@ COMMANDS = {  # name: "module:function", or a dataclass that is called
     "train": "comparison.commands:train",
     "length": "comparison.commands:length",
     "sweep": "sweeps:sweep",
+    "capacity": "sweeps:capacity",
     "rescue": "rescue:rescue",
     "em": "measurements:em",
     "settling": "measurements:settling",

@@ -1,6 +1,6 @@
 """Sweeps of small trainings into one table, `results/sweeps.csv`: finite pools of chains, and capacity for recall.
 
-Every network is small, sees new sequences in every step, and is trained with AdamW and sampled targets in one process.
+Every network is small, sees new sequences in every step, and is trained on sampled targets in one process.
 A cell of a sweep is one training. Cells that the table has are skipped, so an interrupted sweep continues.
 """
 
@@ -19,26 +19,24 @@ import tyro
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from bayesgeom.core import Trials
+from bayesgeom.core import InvalidArgument, Trials, unknown_name
 from bayesgeom.models.capacity import capacity_matched, n_parameters
+from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats import UNBOUNDED, kl_bits, mean_interval
 from bayesgeom.tasks import HMM, AssociativeRecall, DirichletMarkov, WindTunnel
 from bayesgeom.training.environment import Precision, resolve_precision
 from bayesgeom.training.loop import training_step
 from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.recipes import Recipe
+from bayesgeom.training.recipes import Recipe, recipe_from_dict
 
 TABLE = Path(__file__).parent / "results" / "sweeps.csv"
 POOLS, SYMBOLS, LENGTH = (4, 16, 64, 256, 1_024), 4, 64
-PAIRS, BEYOND, KEYS, NAMED, EVERY = (2, 4, 8, 16), (24, 31), 32, 0.97, 50
+PAIRS, BEYOND, KEYS, NAMED, EVERY = (2, 4, 8, 16), (24, 28), 32, 0.97, 50
+LONGEST = 129  # tokens of 16 pairs and 16 queries
 DEPTHS, LENGTHS = (1, 2, 3, 4), (8, 16, 32, 64)
-RATES = {
-    "transformer": (1e-3, 3e-3),
-    "mamba": (2e-3, 4e-3),
-    "mamba2": (2e-3, 4e-3),
-    "rwkv": (1e-3, 3e-3),
-    "lstm": (3e-3, 6e-3),
-}
+COMPARED, RATES = ("transformer", "lstm", "mamba", "mamba2", "rwkv"), (2e-3, 4e-3)
+MATRIX = 5.0  # Muon's rate over that of AdamW, which trains what is no matrix of a block
 WIDTHS, N_HELD_OUT = (64, 128), 512  # width of the transformers of `pools` and `depth`, and of `capacity`
 _LOG_SECONDS, _HELD_OUT_SEED = 2.0, 1_000_003
 
@@ -143,17 +141,26 @@ def sweep(
         minutes: Most processor time of a cell's training steps.
         steps: Most steps of a cell; the learning rate falls to 0 over them.
         seeds: Seeds of the trainings.
-        rates: How many of the two learning rates of each architecture `capacity` tries.
+        rates: How many of the two learning rates `capacity` tries.
         only: Sizes of pools, architectures or lengths, to train only these. Default: all.
         table: The table.
+
+    Raises:
+        UnknownName: `only` has a name that is none of these.
     """
+    allowed = {"pools": [str(pool) for pool in POOLS], "capacity": list(COMPARED), "depth": [str(n) for n in LENGTHS]}[
+        name
+    ]
+    for own in only:
+        if own not in allowed:
+            raise unknown_name(f"cell of {name}", own, allowed)
     torch.set_num_threads(1)
     made = {"pools": _pools, "capacity": _capacity, "depth": _depth}[name]
     known = {_key(row) for row in read(table)}
     for seed in seeds:
         for training, task in _trainings(name, seed, rates=rates, minutes=minutes, steps=steps):
-            names = (training.cell.setting, training.cell.architecture, *training.cell.setting.split())
-            if _key(training.cell) in known or (only and not set(only) & set(names)):
+            names = {training.cell.architecture, training.cell.setting.split()[-1]}
+            if _key(training.cell) in known or (only and not names & set(only)):
                 continue
             training.add("", "parameters", n_parameters(training.recipe.model_config()))
             made(training, task)
@@ -190,7 +197,15 @@ def _trainings(
 
     def made(setting: str, task: WindTunnel, sizes: dict[str, object], lr: float) -> tuple[Training, WindTunnel]:
         recipe = Recipe(
-            name=name, task=task, sizes=sizes, optimizer="adamw", lr=lr, steps=steps, seed=seed, float32_share=0.0
+            name=name,
+            task=task,
+            sizes=sizes,
+            optimizer="muon" if name == "capacity" else "adamw",
+            lr=lr,
+            matrix_lr=MATRIX * lr,
+            steps=steps,
+            seed=seed,
+            float32_share=0.0,
         )
         cell = Row(sweep=name, architecture=str(sizes["architecture"]), setting=setting, seed=seed, lr=lr)
         module = recipe.model_config().build(seed=seed)
@@ -201,12 +216,12 @@ def _trainings(
             chains = DirichletMarkov(n_symbols=SYMBOLS, length=LENGTH, pool=pool)
             yield made(f"pool {pool}", chains, _transformer(WIDTHS[0]), 3e-3)
     elif name == "capacity":
-        longest, sizes = recall(max(BEYOND)), _transformer(WIDTHS[1])
+        longest, sizes = recall(max(PAIRS)), _transformer(WIDTHS[1])
         reference = Recipe(name=name, task=longest, sizes=sizes).model_config()
-        for which, architecture in itertools.product(range(rates), RATES):  # the first rate of each comes first
+        for lr, architecture in itertools.product(RATES[:rates], COMPARED):
             matched = {} if architecture == "transformer" else vars(capacity_matched(architecture, reference))
             sizes_of = {**(matched or sizes), "architecture": architecture}
-            yield made(f"{KEYS} keys", longest, sizes_of, RATES[architecture][which])
+            yield made(f"{KEYS} keys, muon", longest, sizes_of, lr)
     else:
         for length in LENGTHS:
             filtering = HMM(n_states=3, n_symbols=3, length=length)
@@ -253,6 +268,38 @@ def _capacity(training: Training, _: WindTunnel) -> None:
         _measure(training, f"{pairs} pairs, trained to {pairs}", stage.sample(N_HELD_OUT, seed=_HELD_OUT_SEED))
         if training.is_over:
             break
+    _measure_every(training)
+
+
+def capacity(checkpoint: Annotated[str, tyro.conf.Positional], /, *, table: Path = TABLE) -> None:
+    """Measure the share of stored values that a trained network names, at each number of pairs, as `sweep capacity`.
+
+    Args:
+        checkpoint: A network on recall of 32 keys and values, such as binding-transformer.
+        table: The table.
+
+    Raises:
+        InvalidArgument: The network is of another task.
+    """
+    found = load_checkpoint(checkpoints().get(checkpoint, Path(checkpoint)))
+    recipe = recipe_from_dict(found.recipe)
+    if replace(recall(PAIRS[-1]), n_pairs=PAIRS[0]) != replace(recipe.task, n_pairs=PAIRS[0]):
+        raise InvalidArgument(f"{checkpoint} was trained on {recipe.task}; this measures {recall(PAIRS[-1])}.")
+    setting = f"{KEYS} keys, {recipe.optimizer}"
+    cell = Row(
+        sweep="capacity",
+        architecture=str(recipe.sizes["architecture"]),
+        setting=setting,
+        seed=recipe.seed,
+        lr=recipe.lr,
+    )
+    training = Training(cell=cell, recipe=recipe, module=found.module.eval(), minutes=0.0, step=recipe.steps)
+    training.add("", "parameters", n_parameters(recipe.model_config()))
+    _measure_every(training)
+    append(table, training.rows)
+
+
+def _measure_every(training: Training) -> None:
     for at in (*PAIRS, *BEYOND):
         _measure(training, f"{at} pairs", recall(at).sample(N_HELD_OUT, seed=_HELD_OUT_SEED))
 
@@ -273,8 +320,9 @@ def _measure(training: Training, at: str, trials: Trials) -> None:
 
 
 def recall(pairs: int) -> AssociativeRecall:
-    """Return the task with so many stored pairs."""
-    return AssociativeRecall(n_pairs=pairs, n_keys=KEYS, n_values=KEYS, n_queries=16, n_filler=0)
+    """Return the task with so many stored pairs, and as many queries as fit into the length at 16 pairs."""
+    queries = min(8 if pairs < 4 else 16, (LONGEST - 4 * pairs - 1) // 4)
+    return AssociativeRecall(n_pairs=pairs, n_keys=KEYS, n_values=KEYS, n_queries=queries)
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import InterventionSite, Subspace, span
-from bayesgeom.subspaces.quantity import ENTROPY, confounds
+from bayesgeom.subspaces.quantity import ENTROPY, PosteriorQuantity, confounds
 from bayesgeom.tasks.bijection import Bijection
 from tests.interventions.worlds import (
     N_ANSWERS,
@@ -219,6 +219,7 @@ def test_fits_have_names_on_the_command_line() -> None:
         "decoder:entropy": fits.decoder("entropy"),
         "covariance:entropy": fits.covariance("entropy"),
         "leace:log_odds:3, given=position+answer": fits.leace("log_odds:3", given=("position", "answer")),
+        "leace:statistic:mean": fits.leace("statistic:mean"),
         "trained_swap:4,belief": fits.trained_swap(4, "belief"),
         "top_jacobian:16": fits.top_jacobian(16),
         "random:5": fits.random(5),
@@ -245,6 +246,16 @@ def test_known_marks_the_positions_where_the_posterior_leaves_one_answer() -> No
     known, exact = confounds(trials, ("known",)), trials.at_scored(trials.predictive)
     assert known.shape == (200, trials.n_scored, 1) and set(known.unique().tolist()) == {0.0, 1.0}
     assert torch.equal(known[..., 0] == 1, exact.max(dim=-1).values > 1 - 1e-9)
+
+
+def test_a_statistic_is_a_quantity_whose_own_value_follows_from_the_answers() -> None:
+    trials = Bijection(n_values=5, n_pairs=3).sample(29, seed=0)
+    first = trials.predictive[..., 0]
+    own = PosteriorQuantity.of("statistic:first_answer")
+    stated = replace(trials, statistics={"first_answer": first})
+    assert torch.equal(own.exact(stated)[..., 0], trials.at_scored(first)) and own.label == "first answer"
+    other = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log_softmax(dim=2)
+    torch.testing.assert_close(own.own(stated)(other)[..., 0], other[..., 0].exp(), atol=0.02, rtol=0)
 
 
 class Alone(Echo):  # type: ignore[misc]
@@ -282,6 +293,11 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
     ),
     "controls": (lambda: Design(n_random=0), InvalidArgument, "at least 1"),
     "hypothesis": (lambda: intervene(lively(), subspace=fits.leace("log_odds:11")), InvalidArgument, "0 … 10"),
+    "statistic": (
+        lambda: intervene(lively(), subspace=fits.leace("statistic:mean")),
+        UnknownName,
+        "statistic of this task named 'mean'",
+    ),
     "positions": (
         lambda: past_type_checks(InterventionSite(), positions="odd").check_in(lively()),
         InvalidArgument,

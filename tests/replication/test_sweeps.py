@@ -1,12 +1,16 @@
 """The sweeps: their cells, what each row states, and what an interrupted sweep leaves out."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.training.recipes import Recipe
 from examples.replication import sweeps
 
 
@@ -16,7 +20,8 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small = {"POOLS": (2, 3), "SYMBOLS": 2, "LENGTH": 5, "PAIRS": (1, 2), "BEYOND": (3,), "KEYS": 5, "N_HELD_OUT": 16}
     for name, value in {**small, "EVERY": 1, "WIDTHS": (64, 16), "DEPTHS": (1, 2), "LENGTHS": (3,)}.items():
         monkeypatch.setattr(sweeps, name, value)
-    monkeypatch.setattr(sweeps, "RATES", dict.fromkeys(("transformer", "lstm"), (1e-3, 2e-3)))
+    for name, names in {"RATES": (1e-3, 2e-3), "COMPARED": ("transformer", "lstm"), "LONGEST": 41}.items():
+        monkeypatch.setattr(sweeps, name, names)
     return tmp_path / "sweeps.csv"
 
 
@@ -59,12 +64,33 @@ def test_a_stage_that_is_not_learned_ends_the_training(table: Path, monkeypatch:
     assert not any(row.at == "2 pairs, trained to 2" for row in found) and max(row.step for row in found) == 2
 
 
+def test_a_trained_network_is_measured_at_each_number_of_pairs(table: Path, tmp_path: Path) -> None:
+    sizes = {"architecture": "transformer", "n_layers": 1, "n_heads": 1, "d_model": 8, "d_mlp": 8}
+    recipe = Recipe(name="tiny", task=sweeps.recall(2), sizes=sizes, lr=0.5)
+    config = recipe.model_config()
+    for name, own in (("fits", recipe), ("other", replace(recipe, task=replace(sweeps.recall(2), n_values=6)))):
+        module = own.model_config().build(seed=0)
+        save_checkpoint(tmp_path / name, module, own.model_config(), recipe=own.to_dict(), step=0, card="")
+    sweeps.capacity(str(tmp_path / "fits"), table=table)
+    found = sweeps.read(table)
+    assert {row.at for row in found} == {"", "1 pairs", "2 pairs", "3 pairs"}
+    assert {(row.architecture, row.setting, row.lr) for row in found} == {("transformer", "5 keys, muon", 0.5)}
+    assert found[0].value == sum(p.numel() for p in config.build(seed=0).parameters())
+    with pytest.raises(InvalidArgument, match=r"other was trained on AssociativeRecall\(.*n_values=6.*this measures"):
+        sweeps.capacity(str(tmp_path / "other"), table=table)
+
+
 def test_the_depths_have_equal_parameters(table: Path) -> None:
     sweeps.sweep("depth", steps=1, table=table)
     found = sweeps.read(table)
     assert [row.setting for row in found if row.at] == ["depth 1 length 3", "depth 2 length 3"]
     sizes = [row.value for row in found if row.quantity == "parameters"]
     assert len(sizes) == 2 and max(sizes) <= 1.02 * min(sizes)
+
+
+def test_cells_that_do_not_exist_are_refused(table: Path) -> None:
+    with pytest.raises(UnknownName, match=r"no cell of pools named '4'\. There are: .*3"):
+        sweeps.sweep("pools", only=("4",), table=table)
 
 
 def test_only_stored_values_count(table: Path) -> None:

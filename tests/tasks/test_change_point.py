@@ -38,6 +38,8 @@ def test_predictive_and_run_length_equal_the_sum_over_changes() -> None:
             since = [c for c in itertools.product((False, True), repeat=step) if _run(c) == run]
             share = sum(joint(seen, changes) for changes in since) / total(seen)
             assert float(trials.belief[row, step, run - 1]) == pytest.approx(share, abs=1e-12)
+    expected = (trials.belief * torch.arange(1, 6)).sum(dim=2)
+    torch.testing.assert_close(trials.statistics["run_length"], expected)
 
 
 def _run(changes: tuple[bool, ...]) -> int:

@@ -146,6 +146,10 @@ def test_cut_and_joined_trials_are_the_same_trials(name: str) -> None:
     for field in ("tokens", "scored", "labels", "belief", "predictive"):
         assert torch.equal(vars(joined)[field].nan_to_num(), vars(trials)[field].nan_to_num())
     assert all(torch.equal(joined.relations[key], related) for key, related in trials.relations.items())
+    assert joined.statistics.keys() == trials.statistics.keys()
+    for key, values in trials.statistics.items():
+        assert torch.equal(joined.statistics[key].isnan(), ~trials.scored)
+        assert torch.equal(joined.statistics[key].nan_to_num(), values.nan_to_num())
 
 
 @every_task

@@ -40,15 +40,14 @@ def test_as_bins_shrink_the_belief_is_that_of_the_kalman_filter() -> None:
     task = LinearGaussian(decay=0.8, noise=0.7, n_bins=1_000, length=6)
     trials = task.sample(17, seed=2)
     is_inside = ((trials.tokens > 0) & (trials.tokens < 999)).all(dim=1)
-    trials, states = trials.rows(is_inside.nonzero()[:, 0]), task.states()
+    trials = trials.rows(is_inside.nonzero()[:, 0])
     observed = (trials.tokens.double() + 0.5) * 6 / 1_000 - 3
     mean, variance = torch.zeros(len(trials), dtype=torch.float64), 1.0
     for step in range(6):
         gain = variance / (variance + 0.49)
         mean, variance = mean + gain * (observed[:, step] - mean), (1 - gain) * variance
-        belief = trials.belief[:, step]
-        torch.testing.assert_close(belief @ states, mean, atol=1e-5, rtol=0)
-        spread = (belief * (states - mean[:, None]).square()).sum(dim=1)
+        torch.testing.assert_close(trials.statistics["mean"][:, step], mean, atol=1e-5, rtol=0)
+        spread = trials.statistics["log_variance"][:, step].exp()
         torch.testing.assert_close(spread, torch.full_like(spread, variance), atol=1e-5, rtol=0)
         mean, variance = 0.8 * mean, 0.64 * variance + 0.36
     baselines = task.baseline_predictives(trials)
@@ -67,6 +66,7 @@ def test_a_header_changes_nothing_but_what_is_known() -> None:
     observed = fixed.sample(5, seed=4)
     header = torch.tensor([[17, 19]]).expand(5, -1)
     trials = named.trials(header - torch.tensor([16, 19]), torch.cat([observed.tokens, observed.labels[:, -1:]], dim=1))
+    assert LinearGaussian(decay=[0.7, 0.9, 0.97], length=9) == named  # type: ignore[arg-type]
     assert torch.equal(trials.tokens[:, :2], header) and named.token_labels()[17:20:2] == ["decay=0.9", "noise=0.3"]
     torch.testing.assert_close(trials.at_scored(trials.predictive), observed.predictive, atol=1e-9, rtol=0)
 

@@ -45,6 +45,10 @@ def test_with_fine_bins_and_grid_it_is_conjugate_regression(n_dims: int) -> None
         found = belief[row] @ weights
         spread = torch.einsum("h,hi,hj->ij", belief[row], weights - found, weights - found)
         torch.testing.assert_close(found, mean, atol=0.02, rtol=0)
+        for at, number in enumerate([""] if n_dims == 1 else ["_1", "_2"]):
+            stated, logs = (trials.statistics[f"{name}{number}"][row, -1] for name in ("mean", "log_variance"))
+            torch.testing.assert_close(stated, found[at])
+            torch.testing.assert_close(logs.exp(), spread[at, at])
         torch.testing.assert_close(spread, torch.linalg.inv(precision), atol=0.01, rtol=0)
 
 

@@ -237,10 +237,16 @@ def test_a_draw_that_breaks_a_promise_is_refused(name: str, row: object, message
             torch.zeros(3, 5, 2),
             r"predictive must be torch.float64 of shape \(3, 5, 2\), .* torch.float32",
         ),
+        ("statistics", {"mean": torch.zeros(3, 4).double()}, r"statistic 'mean' must be .* \(3, 5\) .* \(3, 4\)"),
+        (
+            "statistics",
+            {"mean": torch.full((3, 5), torch.nan).double()},
+            "statistic 'mean' must be .* finite at scored",
+        ),
         ("tokens", torch.zeros(2, 5, dtype=torch.int64), r"tokens must be .* \(3, 5\), .* of shape \(2, 5\)"),
     ],
 )
-def test_fields_of_another_type_or_shape_are_refused(name: str, value: torch.Tensor, message: str) -> None:
+def test_fields_of_another_type_or_shape_are_refused(name: str, value: object, message: str) -> None:
     """Past the shape checks of the tests, which no user has."""
     trials = planted()
     object.__setattr__(trials, name, value)

@@ -14,7 +14,7 @@ from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.render import markdown
 from examples.replication.claims.plots import line, svg, text
-from examples.replication.sweeps import NAMED, PAIRS, TABLE, Row, read
+from examples.replication.sweeps import NAMED, TABLE, Row, read
 
 RESULTS = TABLE.parent / "claims"
 BOUNDARY = {  # reports at all 16 positions
@@ -135,15 +135,14 @@ def _cell(x: float, y: float, difference: float) -> list[str]:
 def capacity() -> str:
     """Return, for each architecture and rate, the pairs learned and the share of stored values named."""
     sizes = _pairs()
-    head = ("architecture", "parameters", "lr", "learned", "steps", "minutes", *(f"{n} pairs" for n in sizes))
+    head = ("architecture", "parameters", "optimizer", "lr", "named", *(f"{n} pairs" for n in sizes))
     found = list[tuple[str, ...]]()
-    for (name, lr), own in _by(rows("capacity"), lambda row: (row.architecture, row.lr)).items():
+    for (name, lr), own in _by(rows("capacity"), lambda row: (f"{row.architecture} {row.setting}", row.lr)).items():
         n = next(row.value for row in own if row.quantity == "parameters")
-        learned = [p for p in PAIRS if any(r.value >= NAMED for r in _at(own, f"{p} pairs, trained to {p}"))]
-        last = max(own, key=lambda row: row.step)
+        learned = [p for p in sizes if _at(own, f"{p} pairs")[0].value >= NAMED]
         shares = [number_text(_at(own, f"{p} pairs")[0].value) for p in sizes]
-        stage = f"{max(learned)} pairs" if learned else "none"
-        found.append((name, f"{n:,.0f}", f"{lr:g}", stage, f"{last.step:,}", f"{last.seconds / 60:.1f}", *shares))
+        up_to = f"{max(learned)} pairs" if learned else "none"
+        found.append((name.split()[0], f"{n:,.0f}", name.split()[-1], f"{lr:g}", up_to, *shares))
     return markdown(head, found)
 
 
@@ -164,7 +163,7 @@ def capacity_plot() -> str:
     parts.append(text(left + width / 2, top + height + 38, "stored pairs", anchor="middle"))
     lines = {"one of the stored values": ("#9a9a9a", [(n, 1 / n) for n in sizes])}
     for name, own in _by(rows("capacity"), lambda row: row.architecture).items():
-        rates = _by(own, lambda row: row.lr).values()
+        rates = _by(own, lambda row: (row.setting, row.lr)).values()
         shares = [[_at(of, f"{n} pairs")[0].value for n in sizes] for of in rates]
         lines[name] = (COLORS[name], list(zip(sizes, max(shares, key=sum), strict=True)))
     for i, (name, (color, points)) in enumerate(lines.items()):

@@ -33,7 +33,7 @@ def pool_rows() -> Iterator[Row]:
 
 def share_rows() -> Iterator[Row]:
     for lr, right in ((1e-3, 0.5), (2e-3, 0.98)):
-        own = Row(sweep="capacity", architecture="lstm", setting="32 keys", seed=0, lr=lr, step=7, seconds=90.0)
+        own = Row(sweep="capacity", architecture="lstm", setting="32 keys, muon", seed=0, lr=lr, step=7, seconds=90.0)
         yield Row(**{**vars(own), "step": 0, "quantity": "parameters", "value": 1234.0})
         for at in ("2 pairs, trained to 2", "2 pairs", "4 pairs"):
             share = {"quantity": "share_named", "value": right, "lower": right - 0.25, "upper": right + 0.25}
@@ -69,8 +69,8 @@ def test_the_plots_show_every_cell(table: Path) -> None:
 
 def test_the_table_states_what_each_rate_learned(table: Path) -> None:
     first, second = (row.split("|")[1:-1] for row in sweep_page.capacity().splitlines()[2:])
-    assert [cell.strip() for cell in first] == ["lstm", "1,234", "0.001", "none", "7", "1.5", "0.5", "0.5"]
-    assert second[3].strip() == "2 pairs"
+    assert [cell.strip() for cell in first] == ["lstm", "1,234", "muon", "0.001", "none", "0.5", "0.5"]
+    assert second[4].strip() == "4 pairs"
 
 
 def test_a_claim_reads_the_best_rate(table: Path) -> None:
