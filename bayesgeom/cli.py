@@ -61,10 +61,9 @@ TaskOption = Annotated[
     str | None,
     arg(
         metavar="NAME:KEY=VALUE,…",
-        help="Another task: bijection, causal-graph, change-point, dice, dirichlet-markov, evidence, golden-mean, hmm, "
-        "linear-gaussian, linear-regression, mess3, modular-recurrence, process, product, prompts, recall, rrxor, "
-        "sticky-markov, z1r or, in words, NAME-in-context; hmm:length=10 sets a parameter; a checkpoint's own task "
-        "keeps the others.",
+        help="Another task: bijection, bloch-walk, causal-graph, change-point, dice, dirichlet-markov, evidence, "
+        "golden-mean, hmm, linear-gaussian, linear-regression, mess3, modular-recurrence, process, product, prompts, "
+        "recall, rrxor, sticky-markov, z1r or, in words, NAME-in-context; hmm:length=10 changes one parameter.",
         help_behavior_hint="(default: the checkpoint's own task)",
     ),
 ]

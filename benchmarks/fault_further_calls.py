@@ -154,7 +154,12 @@ def of_tasks() -> dict[str, Call]:
         ),
         "tasks.Process": (
             tasks.Process,
-            {"transition_tensors": [[[0.5, 0.1], [0.1, 0.2]], [[0.1, 0.3], [0.4, 0.3]]], "initial": (), "length": 5},
+            {
+                "transition_tensors": [[[0.5, 0.1], [0.1, 0.2]], [[0.1, 0.3], [0.4, 0.3]]],
+                "initial": (),
+                "length": 5,
+                "generalized": False,
+            },
         ),
     }
 

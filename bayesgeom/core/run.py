@@ -168,6 +168,8 @@ class Trials:
         observers: The filter behind the posterior, from which window observers are made, if the task has latent
             dynamics.
         is_labeled: Whether the belief is a label of a user, for which random labels by token are a control.
+        is_signed: Whether the belief is that of a generalized process: its entries sum to 1 and may be negative.
+        factor_sizes: Hypotheses of each independent factor, if the belief is over tuples of them, the last one fastest.
         statistics: Named numbers that summarize the belief, such as its mean or log variance; NaN where not scored.
     """
 
@@ -183,6 +185,8 @@ class Trials:
     group_names: tuple[str, ...] = ()
     observers: WindowObservers | None = None
     is_labeled: bool = False
+    is_signed: bool = False
+    factor_sizes: tuple[int, ...] = ()
     statistics: Mapping[str, Float64[Tensor, "batch pos"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -302,6 +306,8 @@ def concatenate(parts: list[Trials]) -> Trials:
         group_names=first.group_names,
         observers=observers[0].and_of(observers[1:]) if len(observers) == len(parts) else None,
         is_labeled=first.is_labeled,
+        is_signed=first.is_signed,
+        factor_sizes=first.factor_sizes,
         statistics={name: torch.cat([part.statistics[name] for part in parts]) for name in first.statistics},
     )
 
@@ -350,7 +356,7 @@ def checked_trials(trials: Trials, *, task: str) -> Trials:
     if trials.has_posterior:
         _check_rows(trials, "predictive", task)
         if trials.belief is not trials.predictive and trials.belief.shape[-1]:
-            _check_rows(trials, "belief", task)
+            _check_rows(trials, "belief", task, least=-torch.inf if trials.is_signed else 0.0)
         is_labeled = trials.at_scored(trials.labels)
         strange = (is_labeled != NO_LABEL) & ~torch.isin(is_labeled, trials.answers)
         if bool(strange.any()):
@@ -391,9 +397,9 @@ def _check_layout(trials: Trials, task: str) -> None:
             )
 
 
-def _check_rows(trials: Trials, name: str, task: str) -> None:
+def _check_rows(trials: Trials, name: str, task: str, *, least: float = 0.0) -> None:
     rows = trials.at_scored(vars(trials)[name])
-    wrong = ~((rows.amin(-1) >= 0) & ((rows.sum(-1) - 1).abs() <= SLACK))  # true of NaN and infinity
+    wrong = ~((rows.amin(-1) >= least) & ((rows.sum(-1) - 1).abs() <= SLACK))  # true of NaN and infinity
     if bool(wrong.any()):
         sequence, query, where = _first(wrong, trials.scored_positions())
         row = rows[sequence, query]

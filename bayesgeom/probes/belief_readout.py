@@ -6,8 +6,10 @@ therefore compared with a shuffle within position, random subspaces of the same 
 References:
     Shai et al. 2024, arXiv:2405.15943 (linear maps from residuals to beliefs; the simplex of Mess3).
     Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (clusters by hidden state).
+    Shai et al. 2026, arXiv:2602.02385 (joint and factored representations of independent parts).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +39,9 @@ from bayesgeom.report import (
     Estimate,
     Headline,
     Kind,
+    NonNegative,
     Panel,
+    Quantity,
     Report,
     Share,
     Signed,
@@ -56,6 +60,7 @@ from bayesgeom.stats import (
     WIDEST_BASELINE,
     BeliefTargets,
     Readout,
+    Scale,
     adjusted_rand,
     belief_rows,
     belief_states,
@@ -74,7 +79,9 @@ from bayesgeom.stats import (
     ratio_interval,
     read_out,
     resampled_agreement,
+    ridge,
     shuffled_within_position,
+    statistic_interval,
     window_beliefs,
 )
 
@@ -83,6 +90,11 @@ RANDOM_LABELS = "random labels by token"
 MEAN_BELIEF, GAUSSIAN, CONSTANT = "mean belief", "Gaussian cloud", "one constant answer"
 EMBEDDING = "embedding"
 ANSWERS = "exact next-token distribution"
+JOINT, FACTORED, RANDOM_PAIRS = (
+    "random maps of the joint belief",
+    "the factors' beliefs side by side",
+    "two random subspaces",
+)
 LOG_ANSWERS = "exact next-token log probabilities"  # which are linear in what any accurate network unembeds
 _CLIP_BITS = 10.0  # of log probabilities, which may be infinite
 IDENTIFIED = 0.99  # an R² of that distribution from here on leaves nothing to read out
@@ -118,7 +130,8 @@ class BeliefReadoutReport(Report):
     `sites` are `resid_post`, and `state` for recurrent models. `drawn_belief` are exact beliefs at held-out points, and
     `drawn_readout` their linear predictions at each of the `stages`, neither clipped nor renormalized. Both are empty
     if there are too many hypotheses to plot. `reachable_belief` are the beliefs that sequences of a process can reach,
-    up to 2,000, and `n_beliefs` how many there are in all; −1 if these are not all, or for other tasks.
+    up to 2,000, and `n_beliefs` how many there are in all; −1 if these are not all, or for other tasks. Beliefs of a
+    generalized process may be negative: they are not plotted, and of their scores only `r2` is known.
 
     Scores are on held-out sequences. `r2` is at most 1, and 0 for the mean belief. `total_variation` (0 to 1) compares
     the prediction, clipped at 0 and renormalized, with the belief. `balanced_accuracy` (½ at chance) is for predicting
@@ -134,6 +147,12 @@ class BeliefReadoutReport(Report):
     of an observer that sees only the last w symbols, without a map, and `window_map_r2` that of a linear map from it,
     fitted and scored as for the vectors. The baselines of `r2` have three of them: see `window_levels`.
 
+    On a product of two processes, the vectors may follow the joint belief or each factor's. Of their variance that the
+    joint belief explains linearly, within positions, `factored_share` is what the factors' beliefs explain: 1 if they
+    are held side by side. `belief_dimension` is the number of principal axes, interpolated, for 95 % of that variance.
+    `factor_angle` is the smallest principal angle, in degrees, between the axes that each factor's belief explains
+    (those with at least 1 % of its part). All are NaN on other tasks. Log probabilities of the next token are sums over
+    the factors, so what an accurate network unembeds is side by side: their level is a baseline of all three.
     `statistic_r2` is the R² of a linear map to each of the task's `statistics`, with the baselines of `r2`, except for
     window observers, and with log probabilities of the next token, which an accurate network unembeds linearly; random
     subspaces have one dimension. `drawn_statistic` are exact values at some held-out points,
@@ -160,6 +179,12 @@ class BeliefReadoutReport(Report):
     next_token_r2: Annotated[Estimate, R2(better="higher", label="R² of a map from the exact next-token distribution")]
     window_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of window observers")]
     window_map_r2: Annotated[Estimate, R2("window_start window", better="higher", label="R² of a map from them")]
+    factored_share: Annotated[Estimate, Share("site layer", better="higher", label="explained by the factors")]
+    belief_dimension: Annotated[Estimate, NonNegative("site layer", better="lower", label="dimension of the belief")]
+    factor_angle: Annotated[
+        Estimate,
+        Quantity("site layer", unit="degrees", better="higher", label="angle between the factors", range=(0.0, 90.0)),
+    ]
     statistic_r2: Annotated[Estimate, R2("statistic site layer", better="higher", label="R² of a statistic")]
     drawn_statistic: Annotated[Float[np.ndarray, "statistic held_point"], Unit("1")]
     read_statistic: Annotated[Float[np.ndarray, "statistic site held_point"], Unit("1")]
@@ -199,6 +224,15 @@ class BeliefReadoutReport(Report):
             headline_of(self, "balanced_accuracy", (0, -1), survive, verdict=verdict),
             extreme_of(self, "silhouette", "largest", f"best silhouette, k = {k}, last layer", (0, -1)),
         ]
+        if np.isfinite(self.factored_share.value).any():
+            forced = float(self.factored_share.baseline(LOG_ANSWERS).value[0, -1]) >= IDENTIFIED
+            verdict = str(Verdict.NOT_IDENTIFIED) if forced else None
+            for metric, label in (
+                ("factored_share", "share explained by the factors"),
+                ("belief_dimension", "dimension of the belief"),
+                ("factor_angle", "angle between the factors"),
+            ):
+                lines.append(headline_of(self, metric, (0, -1), f"{label}, last layer", verdict=verdict))
         for at, name in enumerate(self.statistics):
             given = [self.statistic_r2.baseline(level).value[at, 0, -1] for level in (ANSWERS, LOG_ANSWERS)]
             verdict = str(Verdict.NOT_IDENTIFIED) if max(given) >= IDENTIFIED else None
@@ -230,6 +264,14 @@ class BeliefReadoutReport(Report):
                 layers,
             ),
             (self.balanced_accuracy, survive, ("layer", "balanced accuracy (½ is chance)"), layers),
+            (
+                self.factored_share,
+                "Explained by the factors' beliefs",
+                ("layer", "share of the joint belief's"),
+                layers,
+            ),
+            (self.belief_dimension, "Dimension of the belief", ("layer", "axes for 95 %"), layers),
+            (self.factor_angle, "Angle between the factors", ("layer", "degrees (90 is orthogonal)"), layers),
             (self.silhouette, "Clusters, silhouette", (counts, "silhouette (−1 to 1)"), self.cluster_counts),
             (self.rand_index, best, (counts, rand), self.cluster_counts),
             (self.token_rand_index, "Clusters and last tokens", (counts, rand), self.cluster_counts),
@@ -418,7 +460,9 @@ def linear_scores(
     """
     weights, n_draws = jackknife_weights(len(targets.held_out)), len(targets.means)
     scores = [[held_out_scores(own, targets, weights) for own in layers] for layers in readouts]
-    distance = (targets.held_out[:, :, 0, BELIEF] - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
+    held_out = targets.held_out[:, :, 0, BELIEF]
+    distance = (held_out - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
+    distance = torch.where((held_out >= 0).all(), distance, torch.nan)
     maps = {
         "r2": np.array([[own.r2 for own in layers] for layers in readouts]),
         "balanced_accuracy": np.array([[own.balanced_accuracy for own in layers] for layers in readouts]),
@@ -483,6 +527,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
             for name in ("r2", "balanced_accuracy"):
                 random = Baseline.of("permutation", RANDOM_LABELS, np.stack([own[name] for own in scores]))
                 linear[name] = replace(linear[name], baselines=(*linear[name].baselines, *known(random)))
+        linear |= _factored(clouds, trials, run.seed)
         linear["statistic_r2"], drawn_statistic, read_statistic = _statistics(trials, clouds, before, run.seed)
         drawn_belief, drawn_readout = _drawn(found, targets, untrained, run.seed)
         reachable, n_beliefs = _reachable(trials)
@@ -550,6 +595,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
         )
         yield from _label_controls(rng)
         yield _statistic_control(trials, noise, rng)
+        yield _product_control(rng)
         # A high R² without a carried belief: the vectors encode only the current symbol.
         chain = planted_chain(stay=0.9, seed=0)
         assert chain.observers is not None
@@ -562,6 +608,36 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 and abs(r.r2.value[0, 0] - r.window_map_r2.value[1, 0]) < 0.01 < 0.05 < 1 - r.r2.value[0, 0]
             ),
         )
+
+
+def _product_control(rng: np.random.Generator) -> Control[BeliefReadoutReport]:
+    """Plant noise, two factors' beliefs side by side, the joint belief, and factors that share a direction."""
+    a, b = (rng.dirichlet(np.ones(k), size=(83, 5)) for k in (3, 2))
+    joint = (a[..., None] * b[..., None, :]).reshape(83, 5, 6)
+    one, other = np.eye(11)[:3], np.eye(11)[5:7]
+    noise = rng.normal(size=(4, 83, 5, 11)) * np.array([1, 0.01, 0.01, 0.01])[:, None, None, None]
+    shared = a @ one + b @ (one[:2] - one[1:])
+    layers = np.stack([0 * shared, a @ one + b @ other, joint @ rng.normal(size=(6, 11)), shared]) + noise
+    pairs = replace(planted_trials(joint, rng.integers(7, size=(83, 5))), factor_sizes=(3, 2))
+    return Control(
+        label="noise, both factors' beliefs, the joint belief, and factors that share a direction",
+        run=planted_run(pairs, {RESID_POST: torch.from_numpy(layers)}),
+        holds=_tells_products_apart,
+    )
+
+
+def _tells_products_apart(report: BeliefReadoutReport) -> bool:
+    _, factored, joint, shared = range(4)
+    share, axes, degrees = (report.estimate(name).value[0] for name in _OF_PRODUCTS)
+    random = report.factor_angle.baseline(RANDOM_PAIRS).value[0, factored]
+    maps, logs = (report.factored_share.baseline(name).value[0, 0] for name in (JOINT, LOG_ANSWERS))
+    return bool(
+        min(share[[factored, shared]]) > 0.99 > 0.95 > share[joint]
+        and maps < 0.9 < 0.99 < logs
+        and report.belief_dimension.baseline(FACTORED).value[0, 0] < 3 < axes[joint]
+        and max(axes[[factored, shared]]) < 3 < report.belief_dimension.baseline(JOINT).value[0, 0]
+        and degrees[factored] > 88 > 80 > random > 20 > degrees[shared]
+    )
 
 
 def _label_controls(rng: np.random.Generator) -> Iterator[Control[BeliefReadoutReport]]:
@@ -698,6 +774,136 @@ def _clusters(
     return found
 
 
+_AXES_SHARE, _LEAST_SHARE, _STRENGTH = 0.95, 0.01, 1e-6  # of `belief_dimension`, of `factor_angle`, of the penalty
+_OF_PRODUCTS = {"factored_share": 1.0, "belief_dimension": math.inf, "factor_angle": 90.0}  # and the largest values
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Factored:
+    """What a cloud has of the factors, for each row of weights, and the dimension of either factor's subspace."""
+
+    scores: dict[str, Float64[np.ndarray, " replicate"]]
+    ranks: tuple[int, int]
+
+
+def _factored(clouds: Sequence[Float[Tensor, "layer point _d"]], trials: Trials, seed: int) -> dict[str, Any]:
+    """Return the scores of `_OF_PRODUCTS` by site and layer; NaN without factors."""
+    n, sizes = len(trials), trials.factor_sizes
+    if not sizes:
+        return dict.fromkeys(_OF_PRODUCTS, Estimate.of(np.full((len(clouds), len(clouds[0])), np.nan), n=n))
+    joint, weights = trials.at_scored(trials.belief).cpu(), torch.from_numpy(jackknife_weights(n))
+    both = joint.unflatten(2, sizes)
+    beliefs = torch.cat([both.sum(dim=3), both.sum(dim=2), joint], dim=2)
+    in_sequences = (cloud.cpu().double().unflatten(1, joint.shape[:2]) for cloud in clouds)
+    found = [[_factored_in(points, beliefs, sizes, weights) for points in cloud] for cloud in in_sequences]
+    levels = _product_levels(clouds, found, trials, beliefs, seed)
+    scores = {}
+    for name, most in _OF_PRODUCTS.items():
+        rows = np.moveaxis(np.array([[own.scores[name] for own in layers] for layers in found]), 2, 0)
+        # At an edge, fitted noise moves the number by more than its uncertainty: the interval is of its expectation.
+        scale: Scale = "share" if math.isfinite(most) else "plain"
+        unit = most if scale == "share" else 1.0
+        inside = statistic_interval(rows / unit, seed=seed, scale=scale, is_corrected=False)
+        inside = replace(inside, lo=unit * inside.lo, hi=unit * inside.hi)
+        scores[name] = with_interval(rows[0], inside, n=n, baselines=known(*levels[name]))
+    return scores
+
+
+def _product_levels(
+    clouds: Sequence[Float[Tensor, "layer point _d"]],
+    found: Sequence[Sequence[_Factored]],
+    trials: Trials,
+    beliefs: Float64[Tensor, "sequence position belief"],
+    seed: int,
+) -> dict[str, list[Baseline]]:
+    """Return the levels of `_OF_PRODUCTS`: random maps of the joint belief, random subspaces, and what unembeds.
+
+    The log probabilities of a product are sums over its factors, and linear in what an accurate network unembeds.
+    """
+    joint, sizes = trials.at_scored(trials.belief).cpu(), trials.factor_sizes
+    logs = trials.at_scored(trials.predictive).cpu().log2().clamp_min(-_CLIP_BITS)
+    rng, even = np.random.default_rng(seed), torch.full((1, len(joint)), 1 / len(joint), dtype=torch.float64)
+    mapped, degrees = [], []
+    for cloud, layers in zip(clouds, found, strict=True):
+        maps = torch.from_numpy(rng.normal(size=(N_SUBSPACES, joint.shape[2], cloud.shape[2])))
+        mapped.append([_factored_in(joint @ one, beliefs, sizes, even).scores for one in maps])
+        degrees.append([_random_degrees(cloud.shape[2], own.ranks, seed) for own in layers])
+    levels = {}
+    for name in ("factored_share", "belief_dimension"):
+        drawn = np.array([[one[name] for one in draws] for draws in mapped])  # site, draw, and one set of weights
+        low, high = percentile_interval(np.moveaxis(drawn, 1, 0))
+        levels[name] = [Baseline.of("chance", JOINT, drawn.mean(axis=1), low=low, high=high)]
+    side_by_side = _factored_in(beliefs[..., : sum(sizes)], beliefs, sizes, even).scores["belief_dimension"]
+    levels["belief_dimension"].append(Baseline.of("ceiling", FACTORED, side_by_side[0]))
+    random = np.array(degrees)
+    low, high = percentile_interval(np.moveaxis(random, 2, 0))
+    levels["factor_angle"] = [Baseline.of("chance", RANDOM_PAIRS, random.mean(axis=2), low=low, high=high)]
+    for name, own in _factored_in(logs, beliefs, sizes, even).scores.items():
+        levels[name].append(Baseline.of("baseline", LOG_ANSWERS, own[0]))
+    return levels
+
+
+def _factored_in(
+    points: Float64[Tensor, "sequence position d"],
+    beliefs: Float64[Tensor, "sequence position belief"],
+    sizes: Sequence[int],
+    weights: Float64[Tensor, "replicate sequence"],
+) -> _Factored:
+    """Regress the points on the factors' beliefs and on the joint belief, which follows them, within positions."""
+    x, y = (own - own.mean(dim=0) for own in (points, beliefs))
+    gram = torch.tensordot(weights, torch.einsum("spi,spj->sij", y, y), dims=1)
+    cross = torch.tensordot(weights, torch.einsum("spi,spd->sid", y, x), dims=1)
+    n_main = sum(sizes)
+    main, joint = (
+        ridge(gram[:, part, part], cross[:, part], strength=_STRENGTH)
+        for part in (slice(0, n_main), slice(n_main, None))
+    )
+    # Of a least-squares fit, Σ‖x̂‖² = tr(Wᵀ Yᵀ X).
+    share = (main * cross[:, :n_main]).sum(dim=(1, 2)) / (joint * cross[:, n_main:]).sum(dim=(1, 2))
+    variances = torch.linalg.svdvals(_scaled(gram[:, n_main:, n_main:], joint)).square()
+    shares = variances / variances.sum(dim=1, keepdim=True)
+    missing = _AXES_SHARE - (shares.cumsum(dim=1) - shares)  # before each axis
+    dimension = torch.where(shares > 0, missing / shares, 0.0).clamp(0, 1).sum(dim=1)
+    a, b = (
+        _axes(_scaled(gram[:, part, part], main[:, part])) for part in (slice(0, sizes[0]), slice(sizes[0], n_main))
+    )
+    ranks = a.shape[1], b.shape[1]
+    cosine = torch.linalg.svdvals(a @ b.mT).amax(dim=1) if all(ranks) else torch.full_like(share, torch.nan)
+    scores = {
+        "factored_share": share.clamp(0, 1),
+        "belief_dimension": torch.where(share.isfinite(), dimension, torch.nan),
+        "factor_angle": cosine.clamp_max(1).acos().rad2deg(),
+    }
+    return _Factored(scores={name: own.numpy() for name, own in scores.items()}, ranks=ranks)
+
+
+def _scaled(
+    gram: Float64[Tensor, "replicate p p"], maps: Float64[Tensor, "replicate p d"]
+) -> Float64[Tensor, "replicate p d"]:
+    """Return rows with the second moments of the predictions of the map W: G^½ W."""
+    sizes, axes = torch.linalg.eigh(gram)
+    rows: Tensor = (axes * sizes.clamp_min(0).sqrt()[:, None]).mT @ maps
+    return rows
+
+
+def _axes(rows: Float64[Tensor, "replicate p d"]) -> Float64[Tensor, "replicate axis d"]:
+    """Return the axes with at least 1 % of the rows' variance, as many in each replicate as in the first one."""
+    _, sizes, axes = torch.linalg.svd(rows, full_matrices=False)
+    rank = int((sizes[0].square() > _LEAST_SHARE * sizes[0].square().sum()).sum())
+    kept: Tensor = axes[:, :rank]
+    return kept
+
+
+def _random_degrees(d: int, ranks: tuple[int, int], seed: int) -> Float64[np.ndarray, " draw"]:
+    """Return the smallest principal angle, in degrees, between random subspaces of these dimensions."""
+    if not all(ranks):
+        return np.full(N_SUBSPACES, np.nan)
+    a, b = (random_subspaces(d, rank, draws=N_SUBSPACES, seed=seed + at) for at, rank in enumerate(ranks))
+    cosines = torch.linalg.svdvals(a.mT @ b)[:, 0].clamp_max(1)
+    return np.asarray(cosines.acos().rad2deg().numpy())
+
+
 def _compared(
     found: Sequence[Sequence[Readout]],
     targets: BeliefTargets,
@@ -789,7 +995,7 @@ def _reachable(trials: Trials) -> tuple[Float64[np.ndarray, "reachable hypothesi
     """Return the beliefs that the scored symbols can reach, and how many there are; none and −1 if not known."""
     n_hypotheses = trials.belief.shape[-1]
     ways = None if trials.observers is None or n_hypotheses > MAX_CORNERS else trials.observers.filter.labeled
-    if trials.observers is None or ways is None:
+    if trials.observers is None or ways is None or trials.is_signed:
         return np.zeros((0, n_hypotheses)), -1
     start = trials.observers.filter.priors["initial"][0]
     found = belief_states(ways, start, trials.n_scored, most=MOST_REACHABLE)
@@ -807,7 +1013,7 @@ def _drawn(
     The last stage is the first untrained network, on the same sequences; NaN without one.
     """
     belief = targets.held_out[:, :, 0, BELIEF].flatten(0, 1).double().numpy()
-    n_drawn = min(N_DRAWN, len(belief)) if belief.shape[1] <= MAX_CORNERS else 0
+    n_drawn = min(N_DRAWN, len(belief)) if belief.shape[1] <= MAX_CORNERS and (belief >= 0).all() else 0
     chosen = np.sort(np.random.default_rng(seed).permutation(len(belief))[:n_drawn])
     first, last = (
         np.stack([layers[which].predicted_belief.reshape(belief.shape)[chosen] for layers in found])

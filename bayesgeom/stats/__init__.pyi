@@ -54,6 +54,7 @@ from .manifold import cloud_statistics as cloud_statistics
 from .manifold import head_statistics as head_statistics
 from .manifold import shuffled_scale as shuffled_scale
 from .manifold import view as view
+from .mixed_states import IMPOSSIBLE as IMPOSSIBLE
 from .mixed_states import BeliefStates as BeliefStates
 from .mixed_states import belief_states as belief_states
 from .observers import STARTS as STARTS

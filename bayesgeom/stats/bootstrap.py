@@ -215,6 +215,7 @@ def statistic_interval(
     *,
     seed: int,
     scale: Scale = "plain",
+    is_corrected: bool = True,
     bounds: Bounds = UNBOUNDED,
 ) -> Interval:
     """Return the 95 % interval of a smooth nonlinear statistic, from its values under `jackknife_weights(n)`.
@@ -226,6 +227,7 @@ def statistic_interval(
         seed: Seed of the resamples.
         scale: "plain", or the range of the statistic, to work on a more normal scale: "share" (0 to 1) or
             "correlation" (−1 to 1).
+        is_corrected: Whether to correct for bias; if not, the interval is that of the expectation of the statistic.
         bounds: Of a mean over sequences, the least and the greatest possible value; see `mean_interval`.
 
     Example:
@@ -239,7 +241,7 @@ def statistic_interval(
         True
     """
     weights = bootstrap_weights(len(replicates) - 1, seed=seed)
-    return jackknife_interval(replicates, weights, scale=scale, bounds=bounds)
+    return jackknife_interval(replicates, weights, scale=scale, is_corrected=is_corrected, bounds=bounds)
 
 
 def linearized_draws(

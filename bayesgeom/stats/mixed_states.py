@@ -19,6 +19,7 @@ from torch import Tensor
 
 MERGED = 1e-9  # beliefs whose entries differ by at most this are one node: far above rounding
 _EQUAL = 1e-2 * MERGED  # the grid of entries that count as equal
+IMPOSSIBLE = 1e-12  # where matrices have negative entries, a smaller probability is rounding error
 
 
 @final
@@ -84,6 +85,8 @@ def belief_states(
         successor[len(nodes) - len(last) :] = np.where(after < len(nodes), after, -1)
         is_closed = bool((after < len(nodes)).all())
     shown_next = np.einsum("ni,xij->nx", nodes, ways)
+    if (ways < 0).any():
+        shown_next[np.abs(shown_next) < IMPOSSIBLE] = 0.0
     n_steps = depth if is_closed else len(sizes) - 1
     return BeliefStates(
         belief=torch.from_numpy(nodes),
@@ -103,7 +106,7 @@ def _followed(
     """Return the node after each symbol at each of the last nodes (−1 if it is impossible), and those that are new."""
     joint = np.einsum("ni,xij->nxj", last, ways).reshape(-1, nodes.shape[1])
     total = joint.sum(axis=1)
-    possible = np.flatnonzero(total > 0)
+    possible = np.flatnonzero(total > (IMPOSSIBLE if (ways < 0).any() else 0))
     beliefs = joint[possible] / total[possible, None]
     # Equal beliefs are one before pairs are sought: a symbol that resets the state gives thousands of them.
     _, shown, same = np.unique(np.round(beliefs / _EQUAL), axis=0, return_index=True, return_inverse=True)

@@ -63,7 +63,12 @@ class Readout:
 def belief_rows(
     belief: Float64[Tensor, "sequence position hypothesis"],
 ) -> Float64[Tensor, "sequence position kind hypothesis"]:
-    """Stack the three kinds of target, which are shuffled together."""
+    """Stack the three kinds of target, which are shuffled together.
+
+    Where entries are negative, as in a generalized process, nothing is excluded, and no hypothesis is most probable.
+    """
+    if bool((belief < 0).any()):
+        return torch.stack([belief, torch.ones_like(belief), torch.zeros_like(belief)], dim=2)
     n_hypotheses = belief.shape[-1]
     ordered = belief.sort(dim=-1, descending=True).values
     is_clear = ordered[..., 0] - ordered[..., 1:2].sum(dim=-1) > _TIE
@@ -129,12 +134,14 @@ def held_out_scores(
 ) -> dict[str, Float64[np.ndarray, " draw"]]:
     """Return `r2`, `total_variation` and `balanced_accuracy` of the first map, with the held-out sequences weighted.
 
-    For total variation the prediction is renormalized: negative entries become 0, then it is divided by its sum.
+    For total variation the prediction is renormalized: negative entries become 0, then it is divided by its sum. It is
+    NaN if the belief itself has negative entries.
     """
     truth = targets.held_out[:, :, 0].double().numpy()
     belief, mean = truth[:, :, BELIEF], targets.means[0, BELIEF].double().numpy()
     error, spread = (((belief - x) ** 2).sum(axis=(1, 2)) for x in (readout.predicted_belief, mean))
     distance = np.abs(belief - renormalized(readout.predicted_belief)).sum(axis=2).sum(axis=1) / 2 / targets.n_positions
+    distance = distance if (belief >= 0).all() else np.full_like(distance, np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
         return {
             "r2": 1 - (weights @ error) / (weights @ spread),

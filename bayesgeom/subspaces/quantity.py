@@ -83,12 +83,17 @@ class PosteriorQuantity:
         """Check that the task has this hypothesis or statistic.
 
         Raises:
-            InvalidArgument: The task has no such hypothesis.
+            InvalidArgument: The task has no such hypothesis, or its belief has no odds.
             UnknownName: The task has no such statistic; the error lists those that it has.
         """
         if self.statistic and self.statistic not in trials.statistics:
             raise unknown_name("statistic of this task", self.statistic, trials.statistics)
         n = trials.belief.shape[-1]
+        if self.hypothesis is not None and trials.is_signed:
+            raise InvalidArgument(
+                f"log_odds:{self.hypothesis}: the belief of a generalized process may be negative and has no odds; use "
+                f"belief or entropy."
+            )
         if self.hypothesis is not None and not 0 <= self.hypothesis < n:
             raise InvalidArgument(f"log_odds:{self.hypothesis}: the task's belief has hypotheses 0 … {n - 1}.")
 

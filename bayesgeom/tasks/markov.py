@@ -29,6 +29,7 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials, checked, unknown_name
 from bayesgeom.stats import (
+    IMPOSSIBLE,
     STARTS,
     WIDEST_BASELINE,
     Beliefs,
@@ -47,7 +48,14 @@ _TOLERANCE = 1e-9
 
 
 def stationary(transition: Float64[Tensor, "state state"]) -> Float64[Tensor, " state"] | None:
-    """Return the stationary distribution of a chain; None if it is reducible and has several."""
+    """Return the stationary distribution of a chain; None if it is reducible and has several.
+
+    A transition matrix with negative entries is that of a generalized process: its fixed vector that sums to 1.
+    """
+    if bool((transition < 0).any()):
+        _, sizes, rows = torch.linalg.svd(transition.mT - torch.eye(len(transition)).to(transition))
+        is_single = len(sizes) == 1 or (sizes[-2] > _TOLERANCE and abs(float(rows[-1].sum())) > _TOLERANCE)
+        return rows[-1] / rows[-1].sum() if is_single else None
     reaches = (transition > 0) | torch.eye(len(transition), dtype=torch.bool, device=transition.device)
     for _ in range(len(transition).bit_length()):
         reaches = (reaches.double() @ reaches.double()) > 0
@@ -199,6 +207,12 @@ class MarkovProcess(DynamicTask):
 
     @property
     @final
+    def is_generalized(self) -> bool:
+        """Whether entries of a matrix or of the start are negative; the belief then is a real vector that sums to 1."""
+        return bool((self.labeled() < 0).any() | (self.start() < 0).any())
+
+    @property
+    @final
     def n_pos(self) -> int:
         return self.length
 
@@ -239,6 +253,8 @@ class MarkovProcess(DynamicTask):
             token_sets={"inputs": ids},
             relations=Relations(draw=_relations, of=tokens),
             observers=observers,
+            is_signed=self.is_generalized,
+            factor_sizes=tuple(len(factor.start()) for factor in self.factors),
         )
 
     @final
@@ -246,6 +262,9 @@ class MarkovProcess(DynamicTask):
         """Return the filter whose prior is over the state before the window's first symbol."""
         labeled, start = self.labeled().to(tokens.device), self.start().to(tokens.device)
         settled = stationary(labeled.sum(dim=0))
+        uniform, prior = torch.full_like(start, 1 / len(start)), full_support(start if settled is None else settled)
+        if self.is_generalized:  # equal entries need not be a state, and entries of 0 rule nothing out
+            uniform = prior = _typical(start if settled is None else settled, labeled, start, self.length)
 
         def moved(belief: Beliefs, first: int) -> Beliefs:
             return _updated(labeled, belief, tokens[:, first : first + belief.shape[1]])
@@ -253,8 +272,8 @@ class MarkovProcess(DynamicTask):
         return Filter(
             priors={
                 "initial": start[None],
-                "uniform": torch.full_like(start, 1 / len(start))[None],
-                "stationary": full_support(start if settled is None else settled)[None],
+                "uniform": uniform[None],
+                "stationary": prior[None],
             },
             weighed=moved,
             moved=moved,
@@ -330,6 +349,8 @@ class MarkovProcess(DynamicTask):
         labeled, start = self.labeled().to(generator.device), self.start().to(generator.device)
         symbols = torch.nn.functional.pad(trials.tokens, (0, 1))  # the label
         kept = torch.nn.functional.pad(keep, (0, 1))
+        if self.is_generalized:
+            return self.trials(_redrawn_without_states(labeled, start, symbols, kept, generator))
         ways = [labeled[None]] * symbols.shape[1]
         return self.trials(redrawn(ways, start[None], symbols, kept, generator)[1])
 
@@ -341,6 +362,9 @@ class MarkovProcess(DynamicTask):
 
     def _symbols(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch pos_and_one"]:
         labeled, start = self.labeled().to(generator.device), self.start().to(generator.device)
+        if self.is_generalized:
+            none = torch.zeros(n, self.n_pos + 1, dtype=torch.int64, device=generator.device)
+            return _redrawn_without_states(labeled, start, none, none[0] > 0, generator)
         n_states = labeled.shape[1]
         ways = labeled.movedim(0, 1).flatten(1)  # per state: all combinations of symbol and next state
         state = torch.multinomial(start.expand(n, -1), 1, generator=generator)[:, 0]
@@ -392,6 +416,46 @@ def redrawn(
     return torch.stack(states, dim=1), torch.stack(drawn, dim=1)
 
 
+def _redrawn_without_states(
+    labeled: Float64[Tensor, "symbol state state"],
+    start: Float64[Tensor, " state"],
+    symbols: Int64[Tensor, "batch step"],
+    keep: Bool[Tensor, " step"],
+    generator: torch.Generator,
+) -> Int64[Tensor, "batch step"]:
+    """Draw symbols given those that are kept, as in `redrawn`, by the beliefs alone: states have no probabilities."""
+    later = [torch.ones(len(symbols), len(start), dtype=torch.float64, device=symbols.device)]
+    for step in reversed(range(len(keep))):
+        moves = labeled[symbols[:, step]] if keep[step] else labeled.sum(dim=0).expand(len(symbols), -1, -1)
+        message = torch.einsum("bij,bj->bi", moves, later[-1])
+        later.append(message / message.abs().amax(dim=1, keepdim=True))
+    later.reverse()
+    belief, drawn = start.expand(len(symbols), -1), symbols.clone()
+    for step in range(len(keep)):
+        ways = torch.einsum("bi,xij->bxj", belief, labeled)
+        if not keep[step]:
+            weights = torch.einsum("bxj,bj->bx", ways, later[step + 1])
+            weights = weights / weights.sum(dim=1, keepdim=True)
+            weights = torch.where(weights < IMPOSSIBLE, 0.0, weights)
+            drawn[:, step] = torch.multinomial(weights, 1, generator=generator)[:, 0]
+        joint = ways[torch.arange(len(drawn), device=drawn.device), drawn[:, step]]
+        belief = joint / joint.sum(dim=1, keepdim=True)
+    return drawn
+
+
+def _typical(
+    settled: Float64[Tensor, " state"],
+    labeled: Float64[Tensor, "symbol state state"],
+    start: Float64[Tensor, " state"],
+    length: int,
+) -> Float64[Tensor, " state"]:
+    """Return `settled` with a share of 1e-9 of the mean state, so that all that the process shows is possible."""
+    states = [start]
+    for _ in range(length):
+        states.append(states[-1] @ labeled.sum(dim=0))
+    return (1 - _TOLERANCE) * settled + _TOLERANCE * torch.stack(states).mean(dim=0)
+
+
 def check_process(task: MarkovProcess, *, n_states: int, on: Sequence[str]) -> None:
     """Check the length of a process, and that one block can be drawn.
 
@@ -427,7 +491,10 @@ def _updated(
 def _shown_next(
     labeled: Float64[Tensor, "symbol state state"], belief: Float64[Tensor, "batch pos state"]
 ) -> Float64[Tensor, "batch pos symbol"]:
-    return torch.einsum("bpi,xi->bpx", belief, labeled.sum(dim=2))
+    shown = torch.einsum("bpi,xi->bpx", belief, labeled.sum(dim=2))
+    if bool((labeled < 0).any()) or bool((belief < 0).any()):  # where terms cancel, 0 comes out as rounding error
+        shown = torch.where(shown.abs() < IMPOSSIBLE, 0.0, shown)
+    return shown
 
 
 def _relations(tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:

@@ -1,5 +1,8 @@
 """Processes: next-symbol prediction from any finite hidden Markov generator, and the literature's standard cases.
 
+A generalized process has matrices with negative entries, whose products nevertheless give probabilities; so does a
+quantum system that is measured at every step. The belief is then a real vector that sums to 1.
+
 The difficulty axis is `mixing_time`, the steps until the hidden state's dependence on its start falls to 1/e.
 
 References:
@@ -7,6 +10,7 @@ References:
     Shai et al. 2024, arXiv:2405.15943 (beliefs form a fractal in the triangle, which a linear map finds in a
     transformer's residual stream; RRXOR and Z1R).
     Marzen & Crutchfield 2015, arXiv:1507.00672, figure 5a (golden mean).
+    Riechers, Elliott & Shai 2025, arXiv:2507.07432 (generalized and quantum processes; appendix D: the Bloch walk).
 """
 
 import hashlib
@@ -17,10 +21,11 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Complex128, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, unknown_name
+from bayesgeom.core import InvalidArgument, shown, unknown_name
+from bayesgeom.stats import IMPOSSIBLE
 from bayesgeom.tasks.base import check_parameters
 from bayesgeom.tasks.markov import MarkovProcess, check_process, stationary
 
@@ -38,6 +43,9 @@ _PRESETS: Mapping[str, tuple[tuple[int, int, int], ...]] = {
     "golden-mean": ((0, 0, 0), (1, 0, 1), (0, 1, 0)),
     "z1r": ((0, 0, 1), (1, 1, 2), (0, 2, 0), (1, 2, 0)),
 }
+_BLOCH_WALK = "bloch-walk"
+_NAMES = (*_PRESETS, _BLOCH_WALK)
+_MOST_PREFIXES, _MOST_PRODUCTS = 20_000, 1e8  # that are followed in search of a negative probability: half a second
 
 
 @final
@@ -49,17 +57,22 @@ class Process(MarkovProcess):
     distribution `initial`, or the stationary distribution if `initial` is empty. Arrays, tensors and lists are stored
     as nested tuples.
 
-    Three processes of the literature have names, which are tasks on the command line, too: `rrxor` (two random bits,
-    then their exclusive or; 36 beliefs; ⅔ bit per symbol), `golden-mean` (never two 1s in a row; ⅔ bit), and `z1r` (0,
-    1, and a random bit; ⅓ bit).
+    Processes of the literature have names, which are tasks on the command line, too: `rrxor` (two random bits, then
+    their exclusive or; 36 beliefs; ⅔ bit per symbol), `golden-mean` (never two 1s in a row; ⅔ bit), `z1r` (0, 1, and a
+    random bit; ⅓ bit), and the quantum process `bloch-walk`.
+
+    With `generalized`, entries may be negative, if every sequence still has a probability of at least 0. This is
+    checked for as many first symbols as there are 20,000 sequences of. See also `from_kraus`.
 
     Args:
         transition_tensors: One matrix for each symbol, shape (symbol, state, state), or a name.
         initial: Distribution of the state before the first symbol; empty: the stationary one.
         length: Symbols in a sequence; each is a scored position.
+        generalized: Whether entries may be negative.
 
     Raises:
-        InvalidArgument: Entries are negative or not finite, rows do not sum to one, or shapes do not fit.
+        InvalidArgument: Entries are negative or not finite, rows do not sum to one, shapes do not fit, or a sequence
+            has a negative probability; the message names it.
         UnknownName: No process has this name.
 
     Example:
@@ -73,13 +86,41 @@ class Process(MarkovProcess):
     """
 
     name: ClassVar[str] = "process"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"transition_tensors": name} for name in _PRESETS}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"transition_tensors": name} for name in _NAMES}
     sentence: ClassVar[str] = (
         "Symbols of a process with hidden states; after each of {task.length} symbols the model predicts the next one."
     )
     transition_tensors: Matrices = field(kw_only=False)
     initial: Sequence[float] | Float[np.ndarray, " state"] | Float[Tensor, " state"] = ()
     length: int = 16
+    generalized: bool = False
+
+    @classmethod
+    def from_kraus(cls, operators: Any, *, initial: Any = None, length: int = 16) -> "Process":
+        """Return the process of a quantum system that is measured at every step: ρ → Σ_k K ρ K† with probability tr.
+
+        The belief holds the coordinates of the density matrix, ρ = Σ_i b_i F_i, where F are the d² pure states |j⟩, and
+        for j < k (|j⟩ + |k⟩)/√2 and (|j⟩ + i|k⟩)/√2: real numbers that sum to 1.
+
+        Args:
+            operators: Kraus operators of each symbol, complex, of shape (symbol, d, d) or (symbol, operator, d, d).
+            initial: Density matrix before the first symbol, of shape (d, d); None: the stationary one.
+            length: Symbols in a sequence.
+
+        Raises:
+            InvalidArgument: The shapes do not fit, Σ K†K is not the identity, or `initial` is no density matrix.
+
+        Example:
+            >>> import numpy as np
+            >>> from bayesgeom import tasks
+            >>> weak = np.sqrt([[[0.9, 0.0], [0.0, 0.2]], [[0.1, 0.0], [0.0, 0.8]]])  # a weak measurement, then a turn
+            >>> turn = np.array([[0.8, -0.6], [0.6, 0.8]])
+            >>> tasks.Process.from_kraus(turn @ weak, length=3).sample(2, seed=0).belief.shape
+            torch.Size([2, 3, 4])
+        """
+        tensors, states = _of_kraus(operators)
+        start = () if initial is None else _density_coordinates(initial, states)
+        return cls(tensors, initial=start, length=length, generalized=True)
 
     def __post_init__(self) -> None:
         given = self.transition_tensors
@@ -87,6 +128,8 @@ class Process(MarkovProcess):
         stored = tuple(tuple(map(tuple, matrix)) for matrix in tensors.tolist())
         object.__setattr__(self, "transition_tensors", stored)
         object.__setattr__(self, "initial", tuple(_numbers("initial", self.initial, n_axes=1).tolist()))
+        if isinstance(given, str) and given == _BLOCH_WALK:
+            object.__setattr__(self, "generalized", True)
         check_parameters(self)
         n_symbols, n_states, n_next = tensors.shape
         if n_symbols == 0 or n_states == 0 or n_next != n_states:
@@ -94,25 +137,67 @@ class Process(MarkovProcess):
                 f"transition_tensors must hold one square matrix per symbol, got {n_symbols} of {n_states}×{n_next}."
             )
         check_process(self, n_states=n_states, on=("length",))
-        rows, is_wrong = tensors.sum(axis=(0, 2)), ~(np.isfinite(tensors) & (tensors >= 0))
+        self._check_entries(tensors)
+        if self.initial:
+            self._check_initial(n_states)
+        elif stationary(self.labeled().sum(dim=0)) is None:
+            raise InvalidArgument(
+                "this chain is reducible and has several stationary distributions: pass initial, one probability per "
+                "state."
+            )
+        if self.is_generalized:
+            self._check_prefixes()
+
+    def _check_entries(self, tensors: Float64[np.ndarray, "symbol state state"]) -> None:
+        is_wrong = ~(np.isfinite(tensors) & (self.generalized | (tensors >= 0)))
         if is_wrong.any():
-            raise InvalidArgument(f"transition_tensors must be finite and at least 0, got {tensors[is_wrong][0]}.")
+            raise InvalidArgument(
+                f"transition_tensors must be finite and at least 0, got {tensors[is_wrong][0]}; with generalized=True, "
+                f"entries may be negative where probabilities are not."
+            )
+        rows = tensors.sum(axis=(0, 2))
         worst = int(np.abs(rows - 1).argmax())
         if abs(rows[worst] - 1) > _ROUNDING:
             raise InvalidArgument(
                 f"transition_tensors must sum to 1 over symbols and next states for each state; state {worst} sums to "
                 f"{rows[worst]:.6g}. Entry [x][i][j] is P(emit x and go to j | in i)."
             )
-        if self.initial:
-            self._check_initial(len(rows))
-        elif stationary(self.labeled().sum(dim=0)) is None:
+
+    def _check_initial(self, n_states: int) -> None:
+        is_allowed = self.generalized or all(p >= 0 for p in self.initial)
+        if len(self.initial) != n_states or not is_allowed or not abs(sum(self.initial) - 1) <= _ROUNDING:
             raise InvalidArgument(
-                "this chain is reducible and has several stationary distributions: pass initial, one probability per "
-                "state."
+                f"initial must hold {n_states} probabilities that sum to 1, one per state, got {self.initial}."
             )
 
+    def _check_prefixes(self) -> None:
+        """Raise `InvalidArgument` if a sequence has a negative probability, after following sequences from the start.
+
+        Beliefs are normalized after each symbol, so that a probability is that of the symbol given those before it.
+        """
+        ways = self.labeled()
+        n_symbols, n_states, _ = ways.shape
+        beliefs, prefixes = self.start()[None], torch.zeros(1, 0, dtype=torch.int64)
+        for _ in range(self.length + 1):
+            n_next = len(beliefs) * n_symbols
+            if len(prefixes[0]) and (n_next > _MOST_PREFIXES or n_next * n_states**2 > _MOST_PRODUCTS):
+                return
+            joint = torch.einsum("ni,xij->nxj", beliefs, ways).flatten(0, 1)
+            shown = torch.arange(n_symbols).repeat(len(beliefs))[:, None]
+            prefixes = torch.cat([prefixes.repeat_interleave(n_symbols, dim=0), shown], dim=1)
+            share = joint.sum(dim=1)
+            if float(share.min()) < -IMPOSSIBLE:
+                prefix = " ".join(map(str, prefixes[int(share.argmin())].tolist()))
+                raise InvalidArgument(
+                    f"these matrices give no probabilities: after the symbols before it, the last symbol of {prefix} "
+                    f"has the probability {float(share.min()):.3g}. A generalized process needs probabilities of at "
+                    f"least 0 for every sequence."
+                )
+            kept = share > IMPOSSIBLE
+            beliefs, prefixes = joint[kept] / share[kept, None], prefixes[kept]
+
     def __repr__(self) -> str:
-        for name in () if self.initial else _PRESETS:
+        for name in () if self.initial else _NAMES:
             if np.array_equal(_preset(name), self.transition_tensors):
                 return f"Process({name}, length={self.length})"
         matrices = json.dumps([self.transition_tensors, self.initial])
@@ -133,13 +218,6 @@ class Process(MarkovProcess):
         settled = stationary(self.labeled().sum(dim=0))
         assert settled is not None, "checked when the process was made"
         return settled
-
-    def _check_initial(self, n_states: int) -> None:
-        is_distribution = all(p >= 0 for p in self.initial) and abs(sum(self.initial) - 1) <= _ROUNDING
-        if len(self.initial) != n_states or not is_distribution:
-            raise InvalidArgument(
-                f"initial must hold {n_states} probabilities that sum to 1, one per state, got {self.initial}."
-            )
 
 
 @final
@@ -199,11 +277,76 @@ class Mess3(MarkovProcess):
 
 def _preset(name: str) -> Float64[np.ndarray, "symbol state state"]:
     """Return the matrices of a process of the literature, by its name."""
-    if name not in _PRESETS:
-        raise unknown_name("process", name, _PRESETS)
+    if name not in _NAMES:
+        raise unknown_name("process", name, _NAMES)
+    if name == _BLOCH_WALK:  # α = 1 and β = √51, as in the reference
+        even, odd = (1 + 51**0.5) / 104**0.5, (1 - 51**0.5) / 104**0.5
+        along = np.array([[[even, 0], [0, odd]], [[odd, 0], [0, even]]]) / 2**0.5
+        turn = np.array([[1, 1], [1, -1]]) / 2**0.5
+        return _of_kraus(np.concatenate([along, turn @ along @ turn]))[0]
     symbols, states, after = np.array(_PRESETS[name]).T
     found = np.zeros((symbols.max() + 1, states.max() + 1, states.max() + 1))
     found[symbols, states, after] = 1 / np.bincount(states)[states]
+    return found
+
+
+def _of_kraus(
+    operators: Any,
+) -> tuple[Float64[np.ndarray, "symbol state state"], Complex128[np.ndarray, "state d d"]]:
+    """Return the labeled matrices of Kraus operators, and the pure states whose weights are the belief."""
+    kraus = _complex("operators", operators)
+    kraus = kraus[:, None] if kraus.ndim == 3 else kraus
+    if kraus.ndim != 4 or kraus.shape[2] != kraus.shape[3] or not kraus.size:
+        raise InvalidArgument(
+            f"operators must have the shape (symbol, d, d) or (symbol, operator, d, d), got {np.shape(operators)}."
+        )
+    d = kraus.shape[2]
+    total = np.einsum("xkji,xkjl->il", kraus.conj(), kraus)
+    if not (worst := np.abs(total - np.eye(d)).max()) <= _ROUNDING:
+        raise InvalidArgument(
+            f"the operators of a measurement satisfy Σ K†K = 1 over all symbols; an entry here is off by {worst:.3g}."
+        )
+    basis = np.eye(d, dtype=np.complex128)
+    pairs = [(basis[j] + phase * basis[k]) / 2**0.5 for k in range(d) for j in range(k) for phase in (1, 1j)]
+    vectors = np.array([*basis, *pairs])
+    states = np.einsum("si,sj->sij", vectors, vectors.conj())
+    moved = np.einsum("xkij,sjl,xkml->xsim", kraus, states, kraus.conj())
+    found = np.stack([_coordinates(own, states) for own in moved])
+    found[np.abs(found) < IMPOSSIBLE] = 0.0
+    return found, states
+
+
+def _coordinates(
+    matrices: Complex128[np.ndarray, "n d d"], states: Complex128[np.ndarray, "state d d"]
+) -> Float64[np.ndarray, "n state"]:
+    """Return the weights b of Hermitian matrices Σ b_i F_i; they sum to the trace."""
+    return np.asarray(np.linalg.solve(states.reshape(len(states), -1).T, matrices.reshape(len(matrices), -1).T).T.real)
+
+
+def _density_coordinates(initial: Any, states: Complex128[np.ndarray, "state d d"]) -> Float64[np.ndarray, " state"]:
+    """Return the belief of a density matrix; anything else raises `InvalidArgument`."""
+    density = _complex("initial", initial)
+    if (
+        density.shape != states.shape[1:]
+        or np.abs(density - density.conj().T).max() > _ROUNDING
+        or np.linalg.eigvalsh(density).min() < -_ROUNDING
+        or abs(np.trace(density) - 1) > _ROUNDING
+    ):
+        raise InvalidArgument(
+            f"initial must be a density matrix of shape {states.shape[1:]}: Hermitian, without negative eigenvalues, "
+            f"of trace 1."
+        )
+    return np.asarray(_coordinates(density[None], states)[0])
+
+
+def _complex(name: str, values: Any) -> Complex128[np.ndarray, "..."]:
+    """Return numbers as a complex array; anything else raises `InvalidArgument`."""
+    try:
+        found = np.asarray(values.tolist() if isinstance(values, Tensor) else values, dtype=np.complex128)
+    except (TypeError, ValueError):
+        found = np.full((), np.nan)
+    if not np.isfinite(found).all():
+        raise InvalidArgument(f"{name} must be an array of finite, possibly complex numbers, got {shown(values)}.")
     return found
 
 

@@ -293,7 +293,7 @@ def capacity(checkpoint: Annotated[str, tyro.conf.Positional], /, *, table: Path
         seed=recipe.seed,
         lr=recipe.lr,
     )
-    training = Training(cell=cell, recipe=recipe, module=found.module.eval(), minutes=0.0, step=recipe.steps)
+    training = Training(cell=cell, recipe=recipe, module=found.module, minutes=0.0, step=found.step)
     training.add("", "parameters", n_parameters(recipe.model_config()))
     _measure_every(training)
     append(table, training.rows)

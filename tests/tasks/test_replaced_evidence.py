@@ -51,6 +51,7 @@ TASKS: tuple[EvidenceTask, ...] = (
     StickyMarkov(n_states=3, length=3),
     DRIFTING,
     Product("golden-mean", "z1r", length=3),
+    Process("bloch-walk", length=3),
     CausalGraph(n_variables=2, n_rows=3),
     ChangePoint(n_symbols=2, hazard=0.3, length=4),
     DirichletMarkov(n_symbols=2, length=4),
