@@ -65,7 +65,7 @@ docs: $(INSTALLED_DOCS) ## build the site into site/; a broken link or an unknow
 
 # Without a network, unless `PUSH=--push` sends the branch to the server. The site then shows a choice of its versions.
 docs-version: $(INSTALLED_DOCS) ## store the site in the branch gh-pages, as VERSION (default: the package's)
-	PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --quiet --update-aliases $(PUSH) \
+	PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 mike --quiet deploy --update-aliases $(PUSH) \
 		$(or $(VERSION),$$($(BIN)/python -c "import bayesgeom; print(bayesgeom.__version__)")) latest
 	$(BIN)/mike set-default $(PUSH) latest
 

@@ -16,6 +16,7 @@ from tests.tiny import tiny_checkpoints, tiny_folder
 __all__ = ["tiny_checkpoints", "tiny_folder"]  # fixtures
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+GALLERY = sorted((ROOT / "examples/gallery").glob("*.ipynb"))
 SHOWN = {
     "first_diagnosis": "entropy error",
     "hugging_face_model": "calibration: ",
@@ -78,3 +79,15 @@ def assert_alike(new: str, old: str) -> None:
     assert words[0] == words[1]
     values = [[float(found.translate(PLAIN)) for found in NUMBER.findall(text)] for text in texts]
     assert values[0] == pytest.approx(values[1], rel=0.1, abs=0.002)
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_an_example_of_the_gallery_is_short_installs_itself_in_colab_and_has_a_place_on_the_site(path: Path) -> None:
+    """The build of the site runs it; outputs and the repository's address are stored nowhere else."""
+    text = path.read_text(encoding="utf-8")
+    cells = list(code_cells(nbformat.reads(text, as_version=4)))
+    lines = [line for cell in cells for line in cell.source.splitlines() if line.strip()]
+    assert len(lines) <= 60 and not any(cell.outputs for cell in cells)
+    assert cells[0].source.startswith("import sys\n") and "%pip install -q 'bayesgeom[fetch]'" in cells[0].source
+    assert "github.com" not in text
+    assert f": gallery/{path.stem}.md\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

@@ -138,7 +138,7 @@ def _output(output: Any, key: str) -> str:
         figure = json.dumps(data[PLOTLY]).replace("</", "<\\/")
         place = re.sub(r"\W", "-", key)
         stored = f'<script type="application/json" data-figure="{place}">{figure}</script>'
-        return f'<div class="figure" id="{place}"></div>\n{stored}'
+        return f'<div class="figure"><div id="{place}"></div></div>\n{stored}'
     if "image/png" in data:
         return f'<img alt="figure" src="data:image/png;base64,{_text(data["image/png"]).strip()}">'
     if "text/html" in data:

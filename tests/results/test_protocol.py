@@ -95,7 +95,7 @@ def test_names_in_code_are_short(report: PlantedReport, diagnosis: Diagnosis) ->
 def test_a_notebook_shows_table_and_figure(report: PlantedReport, diagnosis: Diagnosis) -> None:
     for found in (report, diagnosis):
         text = found._repr_html_()
-        assert text.startswith("<pre>tiny on Bijection(n=11)") and text.count("Plotly.newPlot(") == 1
+        assert text.startswith("<pre>tiny on Bijection(n=11)") and text.count('class="plotly-graph-div"') == 1
         assert not re.search(r"<(script|link)[^>]*(src|href)=", text), "nothing is fetched"
     assert "no &lt;b&gt;" in diagnosis._repr_html_()
 
