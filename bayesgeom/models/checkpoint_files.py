@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -190,6 +190,13 @@ class Named(Mapping[str, Path]):
 
     def __repr__(self) -> str:
         return repr(self.folders)
+
+    def items(self) -> ItemsView[str, Path]:
+        """Return names and directories here; none is fetched, as in `values`."""
+        return self.folders.items()
+
+    def values(self) -> ValuesView[Path]:
+        return self.folders.values()
 
     def complete(self, name: str, base_url: str | None = None) -> Path:
         """Return the directory with all files: this one, or that in the cache (see `fetching.fetched`)."""

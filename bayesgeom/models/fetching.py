@@ -29,8 +29,10 @@ def registered() -> Mapping[str, Any]:
 
 
 def missing_bytes(folder: Path) -> int:
-    """Return the size of the registered files that the directory of a checkpoint lacks: 0 if it can be loaded."""
+    """Return the size of the registered files that a directory without weights lacks; one with weights is its own."""
     files = registered().get(folder.name, {"files": {}})["files"]
+    if any(file.endswith(".safetensors") and is_file(folder / file) for file in files):
+        return 0
     return sum(own["bytes"] for file, own in files.items() if not is_file(folder / file))
 
 
@@ -79,6 +81,8 @@ def _of_release() -> str:
     """The checkpoints in the repository that `pyproject.toml` names, at the tag of the installed version."""
     about = importlib.metadata.metadata("bayesgeom")
     places = dict(entry.split(", ", 1) for entry in about.get_all("Project-URL", []))
+    if "Repository" not in places:
+        raise CheckpointFault(f"this installation names no repository to fetch from: set ${BASE_VARIABLE}.")
     return f"{places['Repository']}/raw/v{about['Version']}/checkpoints"
 
 

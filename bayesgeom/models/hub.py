@@ -1,8 +1,10 @@
 """Publication of a checkpoint on the Hugging Face hub: a model card and an upload."""
 
+import shutil
+import tempfile
 from pathlib import Path
 
-from bayesgeom.core import InvalidArgument, OutputFault, atomic_file, checked, phase
+from bayesgeom.core import InvalidArgument, OutputFault, checked, phase
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import CARD, CONFIG, WEIGHTS, is_hub_name, missing_file
 
@@ -13,8 +15,8 @@ MODEL_CARD = "README.md"  # which the hub shows
 def publish(directory: str | Path, *, repo: str, private: bool = False, token: str | None = None) -> str:
     """Upload a checkpoint to the Hugging Face hub, with a model card.
 
-    The card, README.md, is written into the directory: the text of card.md, after the fields that the hub reads and
-    with the lines that load the checkpoint. Only the files of the checkpoint are uploaded.
+    The card, README.md in the repository, is the text of card.md, after the fields that the hub reads and with the
+    lines that load the checkpoint. Only the files of the checkpoint are uploaded; the directory stays as it is.
 
     Args:
         directory: Directory of a checkpoint, such as runs/train/NAME/checkpoint. It is loaded strictly first.
@@ -51,12 +53,11 @@ def publish(directory: str | Path, *, repo: str, private: bool = False, token: s
     with phase(f"publishing {repo}"):
         try:
             api.create_repo(repo, private=private, exist_ok=True)
-            with atomic_file(path / MODEL_CARD) as temporary:
-                temporary.write_text(card, encoding="utf-8")
-            files = [WEIGHTS, CONFIG, CARD, MODEL_CARD]
-            return str(api.upload_folder(repo_id=repo, folder_path=path, allow_patterns=files))
-        except OutputFault:
-            raise
+            with tempfile.TemporaryDirectory() as folder:  # a file of the user's may have the name of the hub's card
+                for name in (WEIGHTS, CONFIG, CARD):
+                    shutil.copyfile(path / name, Path(folder) / name)
+                (Path(folder) / MODEL_CARD).write_text(card, encoding="utf-8")
+                return str(api.upload_folder(repo_id=repo, folder_path=folder))
         except (OSError, HTTPError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise OutputFault(

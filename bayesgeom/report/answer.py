@@ -102,9 +102,8 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
         return None
     levels = dict(zip(references, map(float, report.reference_kl_bits), strict=True))
     baseline, closed, verdict = references[0], report.gap_closed[0], verdict_of(report.gap_closed[0])
-    untrained = min(
-        (float(own.bar("lower")) for own in report.kl_bits.baselines if own.name == UNTRAINED), default=math.nan
-    )
+    copies = (own for own in report.kl_bits.baselines if own.name == UNTRAINED and own.low is not None)
+    untrained = min((float(own.bar("lower")) for own in copies), default=math.nan)  # no verdict rests on a single copy
     if verdict == Verdict.PARTLY and closed.ends[0] <= 1 - untrained / levels[baseline]:
         verdict = Verdict.NO_BETTER
     response, ages = _response(diagnosis.get(_RESPONSE))

@@ -7,6 +7,7 @@ repeats at most the steps since its last state, and ends with the weights of an 
 
 import contextlib
 import time
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -149,14 +150,18 @@ def _trained(
                 line = {"step": step + 1, "loss_nats": loss, "kl_bits": held_out_kl(module, held_out)}
                 append_log(out / LOG, line)
                 shown.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
-            if time.monotonic() - saved_at > pace.save_seconds:
-                save_state(out / STATE, recipe, module, optimizers, step + 1)
-                saved_at = time.monotonic()
             shown.update(1)
             if ends:
                 break
-    save_state(out / STATE, recipe, module, optimizers, recipe.steps)
-    _snapshot(recipe, module, out, recipe.steps, precision)
+            if time.monotonic() - saved_at > pace.save_seconds:
+                save_state(out / STATE, recipe, module, optimizers, step + 1)
+                saved_at = time.monotonic()
+    save_state(out / STATE, recipe, module, optimizers, recipe.steps)  # nothing is left to do, also if it ended early
+    if recipe.until is None:
+        _snapshot(recipe, module, out, recipe.steps, precision)
+    elif start < recipe.steps:
+        _snapshot(recipe, module, out, step + 1, precision)
+        _warn_unless_learned(recipe, module, held_out)
     return module.eval()
 
 
@@ -318,6 +323,17 @@ def held_out_trials(recipe: Recipe, device: str | torch.device) -> Trials:
 def is_learned(recipe: Recipe, module: nn.Module, held_out: Trials, steps: int) -> bool:
     """Return whether a stage with `until` ends after so many steps."""
     return recipe.until is not None and steps % CHECK_EVERY == 0 and named_share(module, held_out) >= recipe.until
+
+
+def _warn_unless_learned(recipe: Recipe, module: nn.Module, held_out: Trials) -> None:
+    """Warn that a stage ended by its number of steps."""
+    assert recipe.until is not None, "called for stages with it"
+    if not (share := named_share(module, held_out)) >= recipe.until:
+        warnings.warn(
+            f"{recipe.name} ended after {recipe.steps:,} steps with {share:.3f} of the answers named; until is "
+            f"{recipe.until}. Give it more steps, or an easier stage before it.",
+            stacklevel=2,
+        )
 
 
 @torch.no_grad()

@@ -120,7 +120,7 @@ def test_text_tasks_can_be_written_on_a_command_line(text: str, task: TextTask |
 @pytest.mark.parametrize("name", ["in-context", "evidence-in-context", "recal", "bijection-evidence"])
 def test_unknown_names_list_what_can_be_written(name: str) -> None:
     tunnels, texts = (discover("bayesgeom.tasks", base) for base in (WindTunnel, TextTask))
-    plain = {*tunnels} - {*texts}
+    plain = {*tunnels} - {*texts} | {name for kind in tunnels.values() for name in kind.presets}
     names = sorted([*plain, *(f"{tunnel}-in-context" for tunnel in plain), "evidence", "prompts"])
     listed = re.escape(", ".join(names))
     with pytest.raises(UnknownName, match=rf"no task named '{name}'\. There are: {listed}\."):
