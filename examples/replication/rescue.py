@@ -5,9 +5,9 @@ the recipient, some positions later, it has not. A *matched* donor shows the rec
 already holds the recipient's answer. A *crossed* donor shows another number: with its state, the recipient's own answer
 follows only if the state holds the rule and the recipient's number is read elsewhere. *whole* replaces the residual
 stream after a block; *update* replaces what blocks have added to the embedding, so that the recipient's number stays.
+With a matched donor both are the same, because both sequences show the same number.
 """
 
-import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from bayesgeom.stats import mean_interval
 from bayesgeom.tasks import ModularRecurrence
 from examples.replication.sweeps import TABLE, Row, append
 
+KINDS = {"matched": ("whole",), "crossed": ("whole", "update")}
 LATER = 6  # positions from the donor's place to the recipient's, as published
 
 
@@ -55,9 +56,9 @@ def rescue(
     recipients, *donors = sequences(task, place, n, seed)
     own = recipients[:, place + LATER + 1]
     rows = [_row("none", 0, "share_own", _answers(module, recipients, place + LATER) == own)]
-    for name, shown in zip(("matched", "crossed"), donors, strict=True):
+    for (name, kinds), shown in zip(KINDS.items(), donors, strict=True):
         _, cache = module.run_with_cache(shown)
-        for block, kind in itertools.product(range(module.config.n_layers), ("whole", "update")):
+        for block, kind in ((block, kind) for block in range(module.config.n_layers) for kind in kinds):
             state = cache[f"blocks.{block}.hook_resid_post"][:, place]
             if kind == "update":  # the recipient's own embedding stays
                 state = state - cache["hook_embed"][:, place] + module.embed(recipients[:, place + LATER])

@@ -11,10 +11,11 @@ statistics of the belief where the hypotheses are too many to read one by one, s
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self, final
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
@@ -31,6 +32,7 @@ from bayesgeom.report.answer import rounded
 from bayesgeom.report.render import markdown
 from bayesgeom.report.tables import Headline, extreme_of, headline_of
 from bayesgeom.stats import r2_interval, ridge
+from bayesgeom.stats.bounds import extreme_interval
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, span
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.tasks.markov import MarkovProcess
@@ -293,28 +295,79 @@ def linear_map(x: Features, y: Features) -> Float64[Tensor, "feature target"]:
     return ridge(points.T @ points, points.T @ targets, strength=_RIDGE)
 
 
+READ = {  # world: the statistic of a belief over more than `MOST_READ` hypotheses that the page shows; else the belief
+    "change-point": "run length",
+    "causal-graph": "probability of each edge",
+    "linear-regression": "mean",
+    "linear-gaussian": "mean",
+}
+READ_FROM = ("resid_post", "state")  # sites
 COLUMNS: Mapping[str, tuple[str, ...]] = {  # of the page: the quantities that a cell may show, by how they begin
     "answer": ("share of the gap closed",),
     "KL, bits": ("KL(exact ‖ model)",),
     "older evidence": ("slope, evidence older", "slope, all"),
     "layers until there": ("layers until",),
-    "R² of the belief": ("R² of the belief, best layer of state", "R² of the belief, best layer"),
-    "R² without inference": ("R² of belief from position",),
+    "R² of the belief": ("R² of {} from the best layer",),
+    "R² without inference": ("R² of {} from position",),
     "swap": ("layer ",),
     "order": ("order spread",),
 }
 
 
 def overview(table: Path = TABLE) -> str:
-    """Return the table of the page: a row for each network, each number with interval, strongest baseline, verdict."""
+    """Return the table of the page: a row for each network, each number with interval, strongest baseline, verdict.
+
+    Both columns of R² are of one read-out and of one quantity: see `READ`.
+    """
     import pandas as pd
 
     every = pd.read_csv(table, keep_default_na=False, na_values={"value": "", "low": "", "high": "", "level": ""})
     rows = list[tuple[str, ...]]()
     for network in sorted(set(every.network), key=lambda own: (NETWORKS.index(own) if own in NETWORKS else -1, own)):
         own = [Row(**line) for line in every[every.network == network].to_dict("records")]
-        rows.append((f"`{network}`", *(_cell(own, starts) for starts in COLUMNS.values())))
-    return markdown(("network", *COLUMNS), rows)
+        name = read_of(network)
+        own += best_read(own, name)
+        cells = [_cell(own, [start.format(name) for start in starts]) for starts in COLUMNS.values()]
+        rows.append((f"`{network}`", *cells))
+    named = ", ".join(f"{name} ({world})" for world, name in READ.items())
+    text = (
+        "Both columns of R² are of one read-out, at the best site and layer; the level is that of an untrained copy at "
+        f"its best. Where the belief is over more than {MOST_READ} hypotheses, both are of a statistic of it instead: "
+        f"{named}."
+    )
+    return f"{markdown(('network', *COLUMNS), rows)}\n\n{text}"
+
+
+def read_of(network: str) -> str:
+    """Return what the page shows the R² of, for a network.
+
+    Example:
+        >>> read_of("change-point-lstm"), read_of("dice-lstm")
+        ('run length', 'belief')
+    """
+    return next((name for world, name in READ.items() if network.startswith(f"{world}-")), "belief")
+
+
+def best_read(rows: Sequence[Row], name: str) -> list[Row]:
+    """Return the largest R² of what is read over sites and layers, with the level of an untrained copy; [] without any.
+
+    The interval allows for the choice: see `bayesgeom.stats.bounds`.
+    """
+    start = f"R² of {name} from "
+    found = {
+        row.quantity.removeprefix(start): row
+        for row in rows
+        if row.instrument == "read-out" and row.quantity.startswith(start)
+    }
+    layers = [row for source, row in found.items() if source.startswith(READ_FROM)]
+    if not layers:
+        return []
+    value, low, high = (np.array([getattr(row, end) for row in layers]) for end in ("value", "low", "high"))
+    lo, hi, _ = extreme_interval(value, low, high, "largest", n=N - N // 2)
+    level = found["an untrained network"].value
+    best = layers[int(value.argmax())]
+    named = f"{start}the best layer"
+    return [replace(best, quantity=named, low=lo, high=hi, baseline="untrained network", level=level)]
 
 
 def _cell(rows: Sequence[Row], starts: Sequence[str]) -> str:

@@ -41,7 +41,8 @@ def test_the_state_after_the_last_block_is_the_donors_answer(tmp_path: Path) -> 
     save_checkpoint(tmp_path / "model", config.build(seed=3), config, recipe=recipe.to_dict(), step=0, card="")
     rescue(str(tmp_path / "model"), n=200, table=tmp_path / "table.csv")
     found = {(row.at, row.setting, row.quantity): row.value for row in read(tmp_path / "table.csv")}
-    assert len(found) == 1 + 2 * 2 * 2 * 2
+    assert len(found) == 1 + 3 * 2 * 2, "kinds of donors, blocks and answers"
+    assert not any(at == "update, matched" for at, _, _ in found), "it is the whole state"
     last = found["whole, matched", "block 2", "share_own"]
     assert last == found["whole, matched", "block 2", "share_of_donor"]
     donors, module = sequences(TASK, 4, 200, seed=0)[2], config.build(seed=3)

@@ -11,6 +11,7 @@ import torch
 
 import bayesgeom
 from bayesgeom.models.checkpoint_files import checkpoints
+from bayesgeom.models.resolve import scored_task_of
 from bayesgeom.report.tables import Headline
 from bayesgeom.tasks import CausalGraph, DirichletMarkov
 from examples.replication import worlds as study
@@ -87,7 +88,39 @@ def test_a_network_is_read_once_for_each_of_its_weights(
     assert capsys.readouterr().out.count("1 numbers") == 4
     found = pd.read_csv(table)
     assert found.network.tolist() == ["dice-lstm", "dice-transformer"] and found.value.tolist() == [0.25, 0.25]
-    assert study.overview(table).count("\n") == 3
+    assert study.overview(table).count("\n") == 3 + 2, "a row for each network, and a sentence"
+
+
+def test_both_columns_of_r2_are_of_one_read_out_and_of_what_the_world_is_read_for(tmp_path: Path) -> None:
+    """Rows of another instrument and of another quantity are larger, and do not count."""
+    planted = {
+        "R² of run length from state 0": 0.5,
+        "R² of run length from resid_post 1": 0.625,
+        "R² of run length from an untrained network": 0.75,
+        "R² of run length from position, counts and last tokens": 0.25,
+        "R² of run length from exact next-token distribution": 0.875,
+        "R² of belief from state 0": 0.9375,
+    }
+    line = {"network": "change-point-lstm", "weights_hash": "", "baseline": "", "level": np.nan, "verdict": ""}
+    rows = [{"instrument": "read-out", "quantity": name, "value": own} for name, own in planted.items()]
+    rows.append({"instrument": "diagnose", "quantity": "R² of the belief, best layer of state: 0", "value": 0.96875})
+    for row in rows:
+        row |= line | {"low": row["value"] - 0.03125, "high": row["value"] + 0.03125}
+    pd.DataFrame(rows).to_csv(table := tmp_path / "worlds.csv", index=False)
+    head, _, cells = (own.split(" | ") for own in study.overview(table).splitlines()[:3])
+    shown = dict(zip(head, cells, strict=True))
+    interval, rest = shown["R² of the belief"].split("; ")
+    assert interval.startswith("0.625 [0.59") and rest == "untrained network 0.75"
+    assert shown["R² without inference"].startswith("0.25 [")
+
+
+@pytest.mark.parametrize("world", study.WORLDS)
+def test_a_statistic_is_shown_where_hypotheses_are_many(world: str) -> None:
+    if (name := f"{world}-transformer") in checkpoints():
+        task = scored_task_of(bayesgeom.load(name), None)
+        one = task.sample(1, seed=0)
+        known, is_many = study.statistics(task, one), one.belief.shape[-1] > study.MOST_READ
+        assert (study.read_of(name) in known) == is_many == (world in study.READ)
 
 
 @pytest.mark.timeout(300)

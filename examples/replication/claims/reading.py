@@ -40,11 +40,17 @@ def values_of(run: Run, folder: Path) -> dict[str, Value]:
 
 
 def _tabled(number: Number, table: Path) -> Value:
-    """A number of the sweeps, at the best of the learning rates: `variant` is architecture and place."""
+    """A number of the sweeps, the largest of its rows, such as learning rates: `variant` is architecture and place.
+
+    A `layer` restricts the rows to one block.
+    """
     wanted = (number.probe, number.metric, number.variant)
-    found = [row for row in read(table) if (row.sweep, row.quantity, f"{row.architecture}, {row.at}") == wanted]
+    block = "" if number.layer is None else f"block {number.layer}"
+    every = [row for row in read(table) if (row.sweep, row.quantity, f"{row.architecture}, {row.at}") == wanted]
+    found = [row for row in every if block in ("", row.setting)]
     if not found:
-        raise InvalidArgument(f"number {number.name!r}: {table} has no row of {' / '.join(map(str, wanted))}.")
+        named = " / ".join(filter(None, (*map(str, wanted), block)))
+        raise InvalidArgument(f"number {number.name!r}: {table} has no row of {named}.")
     best = max(found, key=lambda row: row.value)
     return Value(value=best.value, lo=best.lower, hi=best.upper, baseline=math.nan)
 

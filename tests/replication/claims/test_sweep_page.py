@@ -3,6 +3,7 @@
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from bayesgeom.core.errors import InvalidArgument
 from examples.replication import sweeps
 from examples.replication.claims import sweep_page
-from examples.replication.claims.claim import Number, Run
+from examples.replication.claims.claim import Number, Run, Verdict, by_network
+from examples.replication.claims.loading import find
 from examples.replication.claims.reading import origin_of, values_of
 from examples.replication.sweeps import Row
 
@@ -81,3 +83,21 @@ def test_a_claim_reads_the_best_rate(table: Path) -> None:
     other = Number(name="n", label="", probe="capacity", metric="share_named", variant="lstm, 5 pairs")
     with pytest.raises(InvalidArgument, match="has no row of capacity / share_named / lstm, 5 pairs"):
         values_of(Run(name="run", numbers={"n": other}), table)
+
+
+def test_a_claim_reads_one_block() -> None:
+    own = Number(name="n", label="", probe="rescue", metric="share_own", variant="transformer, whole, matched")
+    numbers = {str(block): replace(own, layer=block) for block in (1, 2, 3)}
+    values = [found.value for found in values_of(Run(name="run", numbers=numbers), sweeps.TABLE).values()]
+    assert values == sorted(values) and values[0] < values[-1]
+    with pytest.raises(InvalidArgument, match="no row of rescue / share_own / transformer, whole, matched / block 4"):
+        values_of(Run(name="run", numbers={"n": replace(own, layer=4)}), sweeps.TABLE)
+
+
+def test_matched_donors_rescue_and_crossed_ones_do_not() -> None:
+    claim = find("C5")
+    assert {reading: own for (reading, _), own in by_network(claim).items()} == {
+        "matched donors": Verdict.HOLDS,
+        "crossed donors": Verdict.FAILS,
+    }
+    assert claim.measured is not None and f"{claim.measured.numbers['without'].value:.2f} is right here" in claim.remark
