@@ -314,7 +314,8 @@ def _belief(at: SnapshotPass) -> Found:
     at.model.require((RESID_POST,), by="the belief read-out")
     points = at.run.at(RESID_POST)[-1][: _n_points(at.run)]
     trials = at.run.trials.rows(slice(0, len(points)))
-    targets = belief_targets(belief_rows(trials.at_scored(trials.belief).cpu())[None], n_fit=-(-len(points) // 2))
+    beliefs = belief_rows(trials.at_scored(trials.belief).cpu(), is_signed=trials.is_signed)
+    targets = belief_targets(beliefs[None], n_fit=-(-len(points) // 2), is_signed=trials.is_signed)
     width = points.shape[-1]
     rank = min(trials.belief.shape[-1], width)
     bases = random_subspaces(width, rank, draws=N_SUBSPACES, seed=derived_seed(at.bench.seed, _SHOWN))

@@ -159,12 +159,11 @@ class Intervention:
         overlap = overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
         outside, untrained = _outside(self, subspaces), _untrained(self) if is_identified else {}
         whole = _whole(self, sample) if is_identified and design.kind == "swap" and about.at_scored else {}
-        donors = f"; donors: {self.donors}" if design.kind == "swap" else ""
         context = Context(
             design=design,
             label=self.fit.label,
             quantity=about.quantity.label,
-            where=f"{self.place.site.name}, {self.positions.label}{donors}",
+            where=self._where,
             bands=self.positions.bands(sample.run.trials.n_scored),
             n_layers=self.model.spec.n_layers,
             layers={
@@ -185,6 +184,7 @@ class Intervention:
             },
             empty=tuple(empty),
             is_identified=is_identified,
+            is_told=about.quantity.is_told_by_answers(sample.run.trials),
             is_readout=about.is_readout,
             holds=_holds(self),
             code=code,
@@ -192,6 +192,11 @@ class Intervention:
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
         return with_provenance(intervention_report(main, control, context), self._provenance())
+
+    @property
+    def _where(self) -> str:
+        donors = f"; donors: {self.donors}" if self.design.kind == "swap" else ""
+        return f"{self.place.site.name}, {self.positions.label}{donors}"
 
     def _edits(
         self,
@@ -279,7 +284,8 @@ class Intervention:
 
         By default these are all others if the ceiling is first, else the first one.
         """
-        value = self.fit.about.quantity.own(sample.run.trials)
+        quantity, trials = self.fit.about.quantity, sample.run.trials
+        value = quantity.own(trials) if quantity.is_told_by_answers(trials) else _unknown
         center = value(sample.run.log_answers.double()).mean(dim=0)
         n_edits, chosen = len(next(iter(conditions.values()))), tuple[int, ...]()
         if self.place.is_residual and RESID_POST in self.model.sites:
@@ -466,6 +472,11 @@ def _untrained(job: Intervention) -> dict[int, float]:
         known = _shares(other, sample, subspaces, min(job.n, job.design.n_control))
         shares.append([known.get(at, math.nan) for at in job.layers])
     return dict(zip(job.layers, np.min(shares, axis=0).tolist(), strict=True)) if shares else {}
+
+
+def _unknown(log_answers: Float64[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos one"]:
+    """Return NaN as the own value of a statistic that answers do not tell: movement toward it is not known."""
+    return torch.full_like(log_answers[..., :1], math.nan)
 
 
 def _whole(job: Intervention, sample: Sample) -> dict[int, list[Reach]]:

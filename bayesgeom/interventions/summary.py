@@ -67,6 +67,7 @@ class Context:
     layers: Mapping[int, LayerEvidence]
     empty: Sequence[int]
     is_identified: bool
+    is_told: bool
     is_readout: bool
     holds: tuple[str, ...]
     code: str
@@ -220,6 +221,7 @@ class _Scores:
             n_matched=own.matched.n_distinct,
             erasure=own.erasure,
             is_identified=context.is_identified,
+            is_told=context.is_told,
             is_readout=context.is_readout,
             reach=reach,
             whole=own.whole,

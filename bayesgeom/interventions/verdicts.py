@@ -38,6 +38,8 @@ class Obstacle(StrEnum):
     """A verdict needs at least 16 sequences."""
     NOTHING_LEFT = "nothing left to edit"
     """Once the given quantities are held fixed, no direction of the subspace is left."""
+    NOT_TOLD = "answers do not tell it"
+    """The statistic does not follow from the exact answers, so the model's own value and its movement are not known."""
     BOTH = "causal and inert"
     """The conditions of both verdicts hold, which contradict each other."""
     ONLY_SWAP = "only a swap shows a cause"
@@ -143,6 +145,7 @@ class Evidence:
         is_readout: whether the subspace consists of decoder weights.
         reach: what tells whether the swap is an identity.
         whole: the same of swaps of the quantity's whole subspace, of which the edit may swap a part.
+        is_told: whether the quantity follows from the exact answers, so that the model's own value can be computed.
     """
 
     kind: str
@@ -158,6 +161,7 @@ class Evidence:
     is_readout: bool
     reach: Reach
     whole: Sequence[Reach] = ()
+    is_told: bool = True
 
 
 @final
@@ -207,6 +211,8 @@ def _against_causal(evidence: Evidence) -> Iterator[Obstacle]:
     if evidence.kind != "swap":
         yield Obstacle.ONLY_SWAP
         return
+    if not evidence.is_told:
+        yield Obstacle.NOT_TOLD
     if evidence.is_readout:
         yield Obstacle.READ_OUT
     if not evidence.erasure.has_quantity:

@@ -461,9 +461,8 @@ def linear_scores(
     """
     weights, n_draws = jackknife_weights(len(targets.held_out)), len(targets.means)
     scores = [[held_out_scores(own, targets, weights) for own in layers] for layers in readouts]
-    held_out = targets.held_out[:, :, 0, BELIEF]
-    distance = (held_out - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
-    distance = torch.where((held_out >= 0).all(), distance, torch.nan)
+    distance = (targets.held_out[:, :, 0, BELIEF] - targets.means[0, BELIEF]).abs().double().sum(dim=-1) / 2
+    distance = torch.full_like(distance, torch.nan) if targets.is_signed else distance
     maps = {
         "r2": np.array([[own.r2 for own in layers] for layers in readouts]),
         "balanced_accuracy": np.array([[own.balanced_accuracy for own in layers] for layers in readouts]),
@@ -510,8 +509,9 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
 
     def measure(self, run: Run, untrained: Sequence[BeliefReadoutReport] = ()) -> BeliefReadoutReport:
         trials = run.trials.rows(slice(0, max(MIN_SEQUENCES, MAX_POINTS // run.trials.n_scored)))
-        beliefs, n = belief_rows(trials.at_scored(trials.belief).cpu()), len(trials)
-        targets = belief_targets(_shuffles(beliefs, run.seed), n_fit=-(-n // 2))
+        signed, n = trials.is_signed, len(trials)
+        beliefs = belief_rows(trials.at_scored(trials.belief).cpu(), is_signed=signed)
+        targets = belief_targets(_shuffles(beliefs, run.seed), n_fit=-(-n // 2), is_signed=signed)
         sites = [site for site in (RESID_POST, STATE) if site in run.recorded]
         clouds = [_points(run.at(site)[:, :n].flatten(1, 2), targets, run.seed) for site in sites]
         rank = min(trials.belief.shape[-1], *(points.shape[-1] for points in clouds))
@@ -942,7 +942,7 @@ def _statistics(
     for values in trials.statistics.values():
         rows = torch.zeros(n, trials.n_scored, 3, 1, dtype=torch.float64)  # no hypotheses: the other kinds are empty
         rows[:, :, BELIEF, 0] = trials.at_scored(values).cpu()
-        targets = belief_targets(_shuffles(rows, seed), n_fit=-(-n // 2))
+        targets = belief_targets(_shuffles(rows, seed), n_fit=-(-n // 2), is_signed=True)
         found = [_read(points, targets, 1, seed) for points in clouds]
         next_token, logs = (_next_token(trials, targets, seed, of_logs=of_logs) for of_logs in (False, True))
         low, high = logs.ends
@@ -1014,7 +1014,7 @@ def _drawn(
     The last stage is the first untrained network, on the same sequences; NaN without one.
     """
     belief = targets.held_out[:, :, 0, BELIEF].flatten(0, 1).double().numpy()
-    n_drawn = min(N_DRAWN, len(belief)) if belief.shape[1] <= MAX_CORNERS and (belief >= 0).all() else 0
+    n_drawn = min(N_DRAWN, len(belief)) if belief.shape[1] <= MAX_CORNERS and not targets.is_signed else 0
     chosen = np.sort(np.random.default_rng(seed).permutation(len(belief))[:n_drawn])
     first, last = (
         np.stack([layers[which].predicted_belief.reshape(belief.shape)[chosen] for layers in found])

@@ -28,7 +28,7 @@ class BeliefTargets:
     """The targets at every point, draw 0 true and the others shuffled; the first `n_fit` points fit.
 
     A row of LABEL is one-hot at the most probable hypothesis, and all zero if there is a tie. `centered` is `values`
-    minus `means`, the mean over the fitting points.
+    minus `means`, the mean over the fitting points. `is_signed` says whether the belief may have negative entries.
     """
 
     values: Float32[Tensor, "point draw kind hypothesis"]
@@ -36,6 +36,7 @@ class BeliefTargets:
     means: Float32[Tensor, "draw kind hypothesis"]
     n_fit: int
     n_positions: int
+    is_signed: bool = False
 
     @property
     def held_out(self) -> Float32[Tensor, "sequence position draw kind hypothesis"]:
@@ -61,13 +62,13 @@ class Readout:
 
 
 def belief_rows(
-    belief: Float64[Tensor, "sequence position hypothesis"],
+    belief: Float64[Tensor, "sequence position hypothesis"], *, is_signed: bool = False
 ) -> Float64[Tensor, "sequence position kind hypothesis"]:
     """Stack the three kinds of target, which are shuffled together.
 
-    Where entries are negative, as in a generalized process, nothing is excluded, and no hypothesis is most probable.
+    Where entries may be negative, as in a generalized process, nothing is excluded, and no hypothesis is most probable.
     """
-    if bool((belief < 0).any()):
+    if is_signed:
         return torch.stack([belief, torch.ones_like(belief), torch.zeros_like(belief)], dim=2)
     n_hypotheses = belief.shape[-1]
     ordered = belief.sort(dim=-1, descending=True).values
@@ -76,7 +77,9 @@ def belief_rows(
     return torch.stack([belief, (belief > 0).double(), label.double()], dim=2)
 
 
-def belief_targets(rows: Float64[Tensor, "draw sequence position kind hypothesis"], n_fit: int) -> BeliefTargets:
+def belief_targets(
+    rows: Float64[Tensor, "draw sequence position kind hypothesis"], n_fit: int, *, is_signed: bool = False
+) -> BeliefTargets:
     """Build the targets from draws of `belief_rows`; the first `n_fit` sequences fit, the rest score."""
     values = rows.flatten(1, 2).transpose(0, 1)
     n_fit_points = n_fit * rows.shape[2]
@@ -87,6 +90,7 @@ def belief_targets(rows: Float64[Tensor, "draw sequence position kind hypothesis
         means=means.float(),
         n_fit=n_fit_points,
         n_positions=rows.shape[2],
+        is_signed=is_signed,
     )
 
 
@@ -135,13 +139,13 @@ def held_out_scores(
     """Return `r2`, `total_variation` and `balanced_accuracy` of the first map, with the held-out sequences weighted.
 
     For total variation the prediction is renormalized: negative entries become 0, then it is divided by its sum. It is
-    NaN if the belief itself has negative entries.
+    NaN if the belief itself may have negative entries.
     """
     truth = targets.held_out[:, :, 0].double().numpy()
     belief, mean = truth[:, :, BELIEF], targets.means[0, BELIEF].double().numpy()
     error, spread = (((belief - x) ** 2).sum(axis=(1, 2)) for x in (readout.predicted_belief, mean))
     distance = np.abs(belief - renormalized(readout.predicted_belief)).sum(axis=2).sum(axis=1) / 2 / targets.n_positions
-    distance = distance if (belief >= 0).all() else np.full_like(distance, np.nan)
+    distance = np.full_like(distance, np.nan) if targets.is_signed else distance
     with np.errstate(invalid="ignore", divide="ignore"):
         return {
             "r2": 1 - (weights @ error) / (weights @ spread),

@@ -26,6 +26,7 @@ CODES = ("category", "token", "previous")  # the exact posterior, this token, th
 CONFOUNDS = ("position", "answer", "known", *CODES)
 CODE_POINTS = 8  # least number of points for each value of a code
 _RIDGE = 1e-6  # of the map to a statistic: its features are few
+LEAST_READ = 0.8  # R² of the map to a statistic on held-out sequences, below which the answers do not tell it
 _CONSTANT = 1e-9  # share of the variance below which a difference is rounding error
 
 
@@ -114,6 +115,9 @@ class PosteriorQuantity:
 
         Args:
             trials: Sequences of the task, on which the map to a statistic is fitted.
+
+        Raises:
+            InvalidArgument: The exact predictive does not tell the statistic, so that answers do not either.
         """
         if self.name == "entropy":
             return lambda log_answers: entropy_bits(log_answers.exp())[..., None]
@@ -121,6 +125,25 @@ class PosteriorQuantity:
             return lambda log_answers: _log_odds(log_answers.exp()[..., self._chosen])
         if self.name != "statistic":
             return torch.exp
+        if not self.is_told_by_answers(trials):
+            raise InvalidArgument(
+                f"statistic:{self.statistic}: the answers do not tell it: R² of the map from the exact predictive is "
+                f"below {LEAST_READ} on held-out sequences. Use the belief, or the answer shift of a swap."
+            )
+        return self._mapped(trials)
+
+    def is_told_by_answers(self, trials: Trials) -> bool:
+        """Return whether a statistic follows from the exact predictive, on held-out sequences; other quantities do."""
+        if self.name != "statistic":
+            return True
+        half = -(-len(trials) // 2)
+        fitted, held_out = trials.rows(slice(0, half)), trials.rows(slice(half, len(trials)))
+        exact = self.exact(held_out)
+        error = exact - self._mapped(fitted)(held_out.at_scored(held_out.predictive).log())
+        spread = (exact - exact.mean(dim=(0, 1))).square().sum()
+        return bool(error.square().sum() <= (1 - LEAST_READ) * spread) and len(held_out) > 0
+
+    def _mapped(self, trials: Trials) -> OwnValue:
         x, y = _features(trials.at_scored(trials.predictive).log()).flatten(0, 1), self.exact(trials).flatten(0, 1)
         center, mean = x.mean(dim=0), y.mean(dim=0)
         weights = ridge((x - center).mT @ (x - center), (x - center).mT @ (y - mean), strength=_RIDGE)

@@ -23,6 +23,7 @@ Predict = Callable[[Any], Any]
 _TRIED = 16  # sequences that are drawn when the task is made
 _CUTS = 5  # places from which later tokens are changed
 _MOST_INPUTS = 256  # ids whose keys are compared
+_MOST_ORDERS = 16  # numbers of first tokens that are put in another order
 _CLOSE = 1e-5  # difference between probabilities of the same sequence
 _LABELS, _MOST_DRAWN = 20_000, 1_000  # drawn tokens that are compared with their probabilities, and their sequences
 _MOST_NUMBERS = 4_000_000  # probabilities in memory at a time
@@ -261,17 +262,21 @@ def _task_of(draw: Draw, predict: Predict, d_vocab: int, ids: tuple[int, ...], n
 
 
 def _exchangeable(task: _FunctionTask, *, answers_follow: bool) -> _FunctionTask:
-    """Return the task with exchangeable tokens, after checking that another order changes no probability at the end."""
+    """Return the task with exchangeable tokens, after checking that no probability depends on their order."""
     trials = task.sample(_TRIED, seed=0)
     if not (answers_follow and bool(trials.scored.all()) and bool(torch.isin(trials.tokens, trials.answers).all())):
         raise InvalidArgument("exchangeable=True needs tokens that are all answers, and every position scored.")
-    order = random_order(len(trials), task.n_pos, torch.Generator().manual_seed(0))
-    off = (task.reordered(trials, order).predictive - trials.predictive)[:, -1].abs().amax(dim=-1)
-    if not bool((off <= _CLOSE).all()):
-        raise InvalidArgument(
-            f"predict reads the order of the tokens: with those of sequence {int(off.argmax())} in another order, its "
-            f"last probabilities change by {float(off.max()):.3g}. Leave exchangeable=True out."
-        )
+    generator = torch.Generator().manual_seed(0)
+    for n_first in np.unique(np.linspace(task.n_pos, 1, _MOST_ORDERS, dtype=np.int64))[::-1].tolist():
+        later = torch.arange(n_first, task.n_pos).expand(len(trials), -1)
+        order = torch.cat([random_order(len(trials), n_first, generator), later], dim=1)
+        off = (task.reordered(trials, order).predictive - trials.predictive)[:, n_first - 1].abs().amax(dim=-1)
+        if not bool((off <= _CLOSE).all()):
+            raise InvalidArgument(
+                f"predict reads the order of the tokens: with the first {n_first} of sequence {int(off.argmax())} in "
+                f"another order, the probabilities after them change by {float(off.max()):.3g}. Leave "
+                f"exchangeable=True out."
+            )
     return replace(task, is_free=True)
 
 

@@ -436,11 +436,23 @@ def _redrawn_without_states(
         if not keep[step]:
             weights = torch.einsum("bxj,bj->bx", ways, later[step + 1])
             weights = weights / weights.sum(dim=1, keepdim=True)
+            if bool((weights < -_TOLERANCE).any()):
+                raise _negative(drawn[:, :step], weights)
             weights = torch.where(weights < IMPOSSIBLE, 0.0, weights)
             drawn[:, step] = torch.multinomial(weights, 1, generator=generator)[:, 0]
         joint = ways[torch.arange(len(drawn), device=drawn.device), drawn[:, step]]
         belief = joint / joint.sum(dim=1, keepdim=True)
     return drawn
+
+
+def _negative(shown: Int64[Tensor, "batch step"], weights: Float64[Tensor, "batch symbol"]) -> InvalidArgument:
+    """Return the error that names the sequence whose last symbol has the most negative probability."""
+    row, symbol = divmod(int(weights.argmin()), weights.shape[1])
+    return InvalidArgument(
+        f"these matrices give no probabilities: after the symbols before it, the last symbol of "
+        f"{' '.join(map(str, [*shown[row].tolist(), symbol]))} has the probability {float(weights.min()):.3g}. A "
+        f"generalized process needs probabilities of at least 0 for every sequence."
+    )
 
 
 def _typical(

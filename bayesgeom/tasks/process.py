@@ -62,7 +62,8 @@ class Process(MarkovProcess):
     random bit; ⅓ bit), and the quantum process `bloch-walk`.
 
     With `generalized`, entries may be negative, if every sequence still has a probability of at least 0. This is
-    checked for as many first symbols as there are 20,000 sequences of. See also `from_kraus`.
+    checked for as many first symbols as there are 20,000 sequences of, and of later ones as they
+    are drawn. See also `from_kraus`.
 
     Args:
         transition_tensors: One matrix for each symbol, shape (symbol, state, state), or a name.

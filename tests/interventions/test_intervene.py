@@ -29,6 +29,7 @@ from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import InterventionSite, Subspace, span
 from bayesgeom.subspaces.quantity import ENTROPY, PosteriorQuantity, confounds
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.change_point import ChangePoint
 from tests.interventions.worlds import (
     N_ANSWERS,
     Echo,
@@ -256,6 +257,16 @@ def test_a_statistic_is_a_quantity_whose_own_value_follows_from_the_answers() ->
     assert torch.equal(own.exact(stated)[..., 0], trials.at_scored(first)) and own.label == "first answer"
     other = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log_softmax(dim=2)
     torch.testing.assert_close(own.own(stated)(other)[..., 0], other[..., 0].exp(), atol=0.02, rtol=0)
+
+
+def test_where_answers_do_not_tell_a_statistic_only_its_movement_is_withheld() -> None:
+    task, fit = ChangePoint(n_symbols=3, length=12), fits.covariance("statistic:run_length")
+    with pytest.raises(InvalidArgument, match=r"statistic:run_length: the answers do not tell it.*Use the belief, or"):
+        PosteriorQuantity.of("statistic:run_length").own(task.sample(100, seed=0))
+    place = InterventionSite(layers=(0,))
+    report = intervene(lively(d_vocab=3, n_ctx=12, n_layers=1), task, fit, kind=FEW, sites=place, n=N)
+    assert np.isnan(report.movement.value).all() and report.against_causal == (Obstacle.NOT_TOLD,)
+    assert np.isfinite(report.effect("answer shift").value).all() and report.headlines()
 
 
 class Alone(Echo):  # type: ignore[misc]

@@ -158,6 +158,15 @@ def test_scores_under_even_weights_are_those_of_the_readout(points: torch.Tensor
     assert scores["total_variation"][0] == pytest.approx(twin)
 
 
+def test_a_belief_that_may_be_negative_is_read_as_signed_where_no_entry_is(
+    points: torch.Tensor, belief: torch.Tensor
+) -> None:
+    rows = belief_rows(belief, is_signed=True)
+    assert rows[:, :, ALIVE].all() and not rows[:, :, LABEL].any()
+    signed = belief_targets(rows[None], FIT, is_signed=True)
+    assert np.isnan(held_out_scores(read_out(points, signed, BASES), signed, EVEN)["total_variation"]).all()
+
+
 def test_linear_scores_have_their_levels_beside_them(points: torch.Tensor, targets: BeliefTargets) -> None:
     found = [read_out(cloud, targets, BASES) for cloud in (points, points**2)]
     table = linear_scores([found], targets, n=SEQUENCES)

@@ -287,9 +287,20 @@ def test_an_audit_of_exchangeable_functions_measures_what_is_free() -> None:
     assert float(exact.order_spread) == pytest.approx(0, abs=1e-6) == float(exact.martingale_gap)
 
 
+def sticky(tokens: np.ndarray) -> np.ndarray:
+    """A chain that stays with probability 0.8, and forgets after the last token."""
+    last = np.where(np.arange(tokens.shape[1]) < tokens.shape[1] - 1, 0.6 * tokens, 0.3)[:, :, None]
+    return np.concatenate([0.8 - last, 0.2 + last], axis=2)
+
+
+def stays(n: int, rng: np.random.Generator) -> np.ndarray:
+    return (rng.random((n, 8)) < np.r_[0.5, np.full(7, 0.2)]).cumsum(axis=1) % 2
+
+
 @pytest.mark.parametrize(
     ("drawing", "predicting", "known", "says"),
     [
+        (stays, sticky, {"d_vocab": 2}, "the first . of sequence"),
         (draw, predict, {"d_vocab": 5}, "predict reads the order of the tokens"),
         (flips, bias, {"d_vocab": 2, "answers_follow": False}, "needs tokens that are all answers"),
         (lambda n, rng: (flips(n, rng), [3, 4]), bias, {"d_vocab": 2}, "every position scored"),

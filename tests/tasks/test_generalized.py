@@ -101,11 +101,18 @@ def test_what_is_drawn_is_drawn_as_predicted() -> None:
 
 def test_nothing_reads_a_negative_belief_as_a_distribution() -> None:
     trials = Process.from_kraus(QUTRIT, length=4).sample(7, seed=0)
-    values, alive, label = belief_rows(trials.belief).unbind(dim=2)
+    values, alive, label = belief_rows(trials.belief, is_signed=True).unbind(dim=2)
     assert torch.equal(values, trials.belief) and alive.all() and not label.any()
     with pytest.raises(InvalidArgument, match="may be negative and has no odds; use belief or entropy"):
         PosteriorQuantity.of("log_odds:1").check(trials)
     PosteriorQuantity.of("belief").check(trials)
+
+
+def test_a_probability_that_is_negative_late_is_refused_when_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesgeom.tasks.process._MOST_PREFIXES", 1)
+    task = Process([[[1.5, -0.5], [0, 0.5]], [[-0.5, 0.5], [0.25, 0.25]]], generalized=True, length=5)
+    with pytest.raises(InvalidArgument, match=r"last symbol of 0 (0 )*1 has the probability -0\.\d+"):
+        task.sample(50, seed=0)
 
 
 TURNED = in_another_basis(Process("golden-mean"), RNG).labeled().numpy()
