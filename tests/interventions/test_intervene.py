@@ -23,6 +23,7 @@ from bayesgeom.interventions.report import (
 )
 from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.interventions.verdicts import Obstacle
+from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
@@ -264,7 +265,8 @@ def test_where_answers_do_not_tell_a_statistic_only_its_movement_is_withheld() -
     with pytest.raises(InvalidArgument, match=r"statistic:run_length: the answers do not tell it.*Use the belief, or"):
         PosteriorQuantity.of("statistic:run_length").own(task.sample(100, seed=0))
     place = InterventionSite(layers=(0,))
-    report = intervene(lively(d_vocab=3, n_ctx=12, n_layers=1), task, fit, kind=FEW, sites=place, n=N)
+    model = HookedModel(lively(d_vocab=3, n_ctx=12, n_layers=1).module, name="tiny", task=task)
+    report = intervene(model, subspace=fit, kind=FEW, sites=place, n=N)
     assert np.isnan(report.movement.value).all() and report.against_causal == (Obstacle.NOT_TOLD,)
     assert np.isfinite(report.effect("answer shift").value).all() and report.headlines()
 
