@@ -125,5 +125,6 @@ def test_a_single_report_is_drawn_at_once(browser_page: Browsing) -> None:
     found = load_report(READINGS / "interventions" / "hmm-s5" / "leace-belief")
     page = browser_page(found.to_html(), width=400, dark=True)
     page.wait_for_selector(".js-plotly-plot .main-svg")
-    assert page.locator(".says").inner_text().startswith("Causal in layer") and page.locator(".beside").count() == 0
+    assert page.locator(".says").inner_text().startswith("Undecided: swapping LEACE")
+    assert page.locator(".beside").count() == 0
     assert page.locator("tbody tr:visible").count() == 12 and page.locator("details.more").count() >= 2
