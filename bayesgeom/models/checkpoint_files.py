@@ -196,6 +196,7 @@ class Named(Mapping[str, Path]):
         return self.folders.items()
 
     def values(self) -> ValuesView[Path]:
+        """Return the directories here."""
         return self.folders.values()
 
     def complete(self, name: str, base_url: str | None = None) -> Path:
