@@ -108,6 +108,14 @@ class PosteriorQuantity:
         belief = trials.at_scored(trials.belief)
         return belief if self.name == "belief" else _log_odds(belief[..., self._chosen])
 
+    def is_whole(self, trials: Trials) -> bool:
+        """Return whether a model's own value is its whole answer distribution.
+
+        Args:
+            trials: Sequences of the task.
+        """
+        return self.name == "belief" or (self.name == "log_odds" and not answers_are_hypotheses(trials))
+
     def own(self, trials: Trials) -> OwnValue:
         """Return the function from natural-log answer probabilities to the model's own value at each scored position.
 
@@ -119,12 +127,12 @@ class PosteriorQuantity:
         Raises:
             InvalidArgument: The exact predictive does not tell the statistic, so that answers do not either.
         """
+        if self.is_whole(trials):
+            return torch.exp
         if self.name == "entropy":
             return lambda log_answers: entropy_bits(log_answers.exp())[..., None]
-        if self.name == "log_odds" and answers_are_hypotheses(trials):
+        if self.name == "log_odds":
             return lambda log_answers: _log_odds(log_answers.exp()[..., self._chosen])
-        if self.name != "statistic":
-            return torch.exp
         if not self.is_told_by_answers(trials):
             raise InvalidArgument(
                 f"statistic:{self.statistic}: the answers do not tell it: R² of the map from the exact predictive is "

@@ -106,7 +106,7 @@ class TrainedSwap(Fit):
         with hooked_sites(sample.model, {place: swap}):
             edited = sample.model.logits(originals)
         log_own, log_edited = (answer_log_probabilities(logits, originals)[0] for logits in (own, edited))
-        if value is torch.exp:
+        if self.quantity.is_whole(originals):
             return (log_own.exp() * (log_own - log_edited)).sum(dim=-1).mean()
         target, found = (value(log) for log in (log_own, log_edited))
         return (found - target).square().mean()

@@ -539,17 +539,14 @@ class SymbolTask(EvidenceTask):
         Args:
             symbols: Symbols of each sequence, and its label.
         """
-        tokens, ids = symbols[:, :-1].contiguous(), torch.arange(self.d_vocab, device=symbols.device)
-        belief, predictive = self.observed(tokens)
-        return Trials(
-            tokens=tokens,
-            scored=torch.ones_like(tokens, dtype=torch.bool),
-            answers=ids,
+        belief, predictive = self.observed(tokens := symbols[:, :-1].contiguous())
+        return next_symbol_trials(
+            tokens,
+            symbols[:, -1],
+            self.d_vocab,
             predictive=predictive,
             belief=belief,
-            labels=symbols[:, 1:].contiguous(),
-            token_sets={"inputs": ids},
-            relations=Relations(draw=self.related, of=tokens),
+            related=self.related,
             statistics={name: statistic(belief) for name, statistic in self.statistics.items()},
         )
 
@@ -852,6 +849,31 @@ def trials_at(
         belief=exact if belief is None else spread(belief, torch.nan),
         labels=spread(labels, NO_LABEL),
         statistics={name: spread(values, torch.nan) for name, values in (statistics or {}).items()},
+        **others,
+    )
+
+
+def next_symbol_trials(
+    tokens: Int64[Tensor, "batch pos"],
+    last_label: Int64[Tensor, " batch"],
+    d_vocab: int,
+    *,
+    predictive: Float64[Tensor, "batch pos symbol"],
+    belief: Float64[Tensor, "batch pos hypothesis"],
+    related: Callable[[Tensor], Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]],
+    **others: Any,
+) -> Trials:
+    """Build sequences in which each symbol predicts the next one; the label of the last symbol is not shown."""
+    ids = torch.arange(d_vocab, device=tokens.device)
+    return Trials(
+        tokens=tokens,
+        scored=torch.ones_like(tokens, dtype=torch.bool),
+        answers=ids,
+        predictive=predictive,
+        belief=belief,
+        labels=torch.cat([tokens[:, 1:], last_label[:, None]], dim=1),
+        token_sets={"inputs": ids},
+        relations=Relations(draw=related, of=tokens),
         **others,
     )
 

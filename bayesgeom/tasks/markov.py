@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, Relations, Trials, checked, unknown_name
+from bayesgeom.core import InvalidArgument, Trials, checked, unknown_name
 from bayesgeom.stats import (
     IMPOSSIBLE,
     STARTS,
@@ -42,7 +42,7 @@ from bayesgeom.stats import (
     window_name,
     window_predictives,
 )
-from bayesgeom.tasks.base import EvidenceTask, check_affordable
+from bayesgeom.tasks.base import EvidenceTask, check_affordable, next_symbol_trials
 
 _TOLERANCE = 1e-9
 
@@ -239,19 +239,16 @@ class MarkovProcess(DynamicTask):
         Args:
             symbols: Symbols, from 0.
         """
-        labeled, ids = self.labeled().to(symbols.device), torch.arange(self.d_vocab, device=symbols.device)
         tokens = symbols[:, :-1].contiguous()
         observers = self.observers(tokens)
         belief = exact_beliefs(observers.filter, *tokens.shape)
-        return Trials(
-            tokens=tokens,
-            scored=torch.ones_like(tokens, dtype=torch.bool),
-            answers=ids,
-            predictive=_shown_next(labeled, belief),
+        return next_symbol_trials(
+            tokens,
+            symbols[:, -1],
+            self.d_vocab,
+            predictive=_shown_next(self.labeled().to(symbols.device), belief),
             belief=belief,
-            labels=symbols[:, 1:].contiguous(),
-            token_sets={"inputs": ids},
-            relations=Relations(draw=_relations, of=tokens),
+            related=_relations,
             observers=observers,
             is_signed=self.is_generalized,
             factor_sizes=tuple(len(factor.start()) for factor in self.factors),
@@ -437,7 +434,7 @@ def _redrawn_without_states(
             weights = torch.einsum("bxj,bj->bx", ways, later[step + 1])
             weights = weights / weights.sum(dim=1, keepdim=True)
             if bool((weights < -_TOLERANCE).any()):
-                raise _negative(drawn[:, :step], weights)
+                raise negative_probability(drawn[:, :step], weights)
             weights = torch.where(weights < IMPOSSIBLE, 0.0, weights)
             drawn[:, step] = torch.multinomial(weights, 1, generator=generator)[:, 0]
         joint = ways[torch.arange(len(drawn), device=drawn.device), drawn[:, step]]
@@ -445,8 +442,15 @@ def _redrawn_without_states(
     return drawn
 
 
-def _negative(shown: Int64[Tensor, "batch step"], weights: Float64[Tensor, "batch symbol"]) -> InvalidArgument:
-    """Return the error that names the sequence whose last symbol has the most negative probability."""
+def negative_probability(
+    shown: Int64[Tensor, "batch step"], weights: Float64[Tensor, "batch symbol"]
+) -> InvalidArgument:
+    """Return the error that names the sequence whose last symbol has the most negative probability.
+
+    Args:
+        shown: Symbols so far.
+        weights: Probability of each next symbol.
+    """
     row, symbol = divmod(int(weights.argmin()), weights.shape[1])
     return InvalidArgument(
         f"these matrices give no probabilities: after the symbols before it, the last symbol of "

@@ -27,7 +27,7 @@ from torch import Tensor
 from bayesgeom.core import InvalidArgument, shown, unknown_name
 from bayesgeom.stats import IMPOSSIBLE
 from bayesgeom.tasks.base import check_parameters
-from bayesgeom.tasks.markov import MarkovProcess, check_process, stationary
+from bayesgeom.tasks.markov import MarkovProcess, check_process, negative_probability, stationary
 
 Matrices = (
     str
@@ -183,19 +183,13 @@ class Process(MarkovProcess):
             n_next = len(beliefs) * n_symbols
             if len(prefixes[0]) and (n_next > _MOST_PREFIXES or n_next * n_states**2 > _MOST_PRODUCTS):
                 return
-            joint = torch.einsum("ni,xij->nxj", beliefs, ways).flatten(0, 1)
-            shown = torch.arange(n_symbols).repeat(len(beliefs))[:, None]
-            prefixes = torch.cat([prefixes.repeat_interleave(n_symbols, dim=0), shown], dim=1)
-            share = joint.sum(dim=1)
+            joint = torch.einsum("ni,xij->nxj", beliefs, ways)
+            share = joint.sum(dim=2)
             if float(share.min()) < -IMPOSSIBLE:
-                prefix = " ".join(map(str, prefixes[int(share.argmin())].tolist()))
-                raise InvalidArgument(
-                    f"these matrices give no probabilities: after the symbols before it, the last symbol of {prefix} "
-                    f"has the probability {float(share.min()):.3g}. A generalized process needs probabilities of at "
-                    f"least 0 for every sequence."
-                )
-            kept = share > IMPOSSIBLE
-            beliefs, prefixes = joint[kept] / share[kept, None], prefixes[kept]
+                raise negative_probability(prefixes, share)
+            row, symbol = (share > IMPOSSIBLE).nonzero(as_tuple=True)
+            beliefs = joint[row, symbol] / share[row, symbol, None]
+            prefixes = torch.cat([prefixes[row], symbol[:, None]], dim=1)
 
     def __repr__(self) -> str:
         for name in () if self.initial else _NAMES:

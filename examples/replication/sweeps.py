@@ -87,11 +87,10 @@ class Training:
         """Whether the time or the steps are used up."""
         return self.seconds > 60 * self.minutes or self.step >= self.recipe.steps
 
-    def advance(self, task: WindTunnel) -> None:
-        """Train one step on the task; write a line at most every two seconds."""
+    def advance(self) -> None:
+        """Train one step; write a line at most every two seconds."""
         start = time.process_time()
-        recipe = replace(self.recipe, task=task)
-        loss = training_step(recipe, self.module, self.optimizers, self.step, "cpu", self.precision)
+        loss = training_step(self.recipe, self.module, self.optimizers, self.step, "cpu", self.precision)
         self.step += 1
         self.seconds += time.process_time() - start
         if self.seconds - self._logged > _LOG_SECONDS:
@@ -158,12 +157,12 @@ def sweep(
     made = {"pools": _pools, "capacity": _capacity, "depth": _depth}[name]
     known = {_key(row) for row in read(table)}
     for seed in seeds:
-        for training, task in _trainings(name, seed, rates=rates, minutes=minutes, steps=steps):
+        for training in _trainings(name, seed, rates=rates, minutes=minutes, steps=steps):
             names = {training.cell.architecture, training.cell.setting.split()[-1]}
             if _key(training.cell) in known or (only and not names & set(only)):
                 continue
             training.add("", "parameters", n_parameters(training.recipe.model_config()))
-            made(training, task)
+            made(training)
             append(table, training.rows)
 
 
@@ -190,12 +189,10 @@ def _key(row: Row) -> tuple[str, str, str, int, float]:
     return row.sweep, row.architecture, row.setting, row.seed, row.lr
 
 
-def _trainings(
-    name: str, seed: int, *, rates: int, minutes: float, steps: int
-) -> Iterator[tuple[Training, WindTunnel]]:
-    """Yield the cells of a sweep at their start, each with its task."""
+def _trainings(name: str, seed: int, *, rates: int, minutes: float, steps: int) -> Iterator[Training]:
+    """Yield the cells of a sweep at their start."""
 
-    def made(setting: str, task: WindTunnel, sizes: dict[str, object], lr: float) -> tuple[Training, WindTunnel]:
+    def made(setting: str, task: WindTunnel, sizes: dict[str, object], lr: float) -> Training:
         recipe = Recipe(
             name=name,
             task=task,
@@ -209,7 +206,7 @@ def _trainings(
         )
         cell = Row(sweep=name, architecture=str(sizes["architecture"]), setting=setting, seed=seed, lr=lr)
         module = recipe.model_config().build(seed=seed)
-        return Training(cell=cell, recipe=recipe, module=module, minutes=minutes), task
+        return Training(cell=cell, recipe=recipe, module=module, minutes=minutes)
 
     if name == "pools":
         for pool in POOLS:
@@ -236,8 +233,9 @@ def _transformer(width: int) -> dict[str, object]:
     return {"architecture": "transformer", "positions": "rotary", "tied": False, **sizes}
 
 
-def _pools(training: Training, task: WindTunnel) -> None:
+def _pools(training: Training) -> None:
     """Measure the distance to both observers at log-spaced steps, on chains of the pool and on new chains."""
+    task = training.recipe.task
     assert isinstance(task, DirichletMarkov)
     due = {0, *np.geomspace(min(10, training.recipe.steps), training.recipe.steps, 12).round().astype(int).tolist()}
     held_out = list[tuple[str, str, Trials, Float64[Tensor, "batch query_pos answer"]]]()
@@ -252,19 +250,20 @@ def _pools(training: Training, task: WindTunnel) -> None:
                 training.add(at, f"kl_to_{observer}", kl_bits(predictive, _answers(training.module, trials)).mean(1))
         if training.is_over:
             return
-        training.advance(task)
+        training.advance()
 
 
-def _capacity(training: Training, _: WindTunnel) -> None:
+def _capacity(training: Training) -> None:
     """Train by a curriculum that doubles the pairs once enough stored values are named; then measure every number.
 
     A stage ends once the share is reached, or the time is over: later stages are then not reached.
     """
     for pairs in PAIRS:
         stage = recall(pairs)
+        training.recipe = replace(training.recipe, task=stage)
         checked = stage.sample(N_HELD_OUT // 4, seed=_HELD_OUT_SEED + 1)
         while not training.is_over and (training.step % EVERY or named(training.module, checked).mean() < NAMED):
-            training.advance(stage)
+            training.advance()
         _measure(training, f"{pairs} pairs, trained to {pairs}", stage.sample(N_HELD_OUT, seed=_HELD_OUT_SEED))
         if training.is_over:
             break
@@ -305,10 +304,11 @@ def _measure_every(training: Training) -> None:
         _measure(training, f"{at} pairs", recall(at).sample(N_HELD_OUT, seed=_HELD_OUT_SEED))
 
 
-def _depth(training: Training, task: WindTunnel) -> None:
+def _depth(training: Training) -> None:
     """Train for the whole time, and measure the KL to the exact observer."""
+    task = training.recipe.task
     while not training.is_over:
-        training.advance(task)
+        training.advance()
     held_out = task.sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
     exact = held_out.at_scored(held_out.predictive)
     training.add("held out", "kl_bits", kl_bits(exact, _answers(training.module, held_out)).mean(1))
