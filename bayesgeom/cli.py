@@ -939,7 +939,7 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
     from bayesgeom.report import HTML
 
     diagnosis = measured if isinstance(measured, bayesgeom.Diagnosis) else bayesgeom.Diagnosis.of(measured)
-    summary = measured.summary("in the saved report" if out is None else f"see {HTML}")
+    summary = measured.summary("" if out is None else HTML)
     if out is None:
         tell(summary, "\nreport: not saved; --out DIRECTORY saves a page with all numbers and figures")
         return 0
@@ -960,7 +960,7 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
             tell(summary)
         raise
     try:
-        tell(summary, f"\nreport: {out / HTML}", *replaced)
+        tell(summary, f"report: {out / HTML}", *replaced)
     except OutputFault as fault:
         raise OutputFault(f"{fault} The report is complete: {out / HTML}.") from fault
     return 0

@@ -174,12 +174,7 @@ def _untrained_reports(
     """Return every probe's reports on untrained networks, and why some probes or networks are missing."""
     found: Iterable[Found]
     if executor is None:
-
-        def untrained_network(index: int) -> Found:
-            with phase(f"untrained network {index + 1} of {n_untrained}"):
-                return _untrained(model, plan, task, index, **sequences)
-
-        found = map(untrained_network, range(n_untrained))
+        found = (_untrained(model, plan, task, index, **sequences) for index in range(n_untrained))
     else:
         one, n_seen, budget = task.sample(1, seed=sequences["seed"]), sequences["n"], sequences["budget"]
         each = bytes_of_one(model, plan.sites, one)
@@ -190,10 +185,13 @@ def _untrained_reports(
         found = _sent_untrained(executor, model, plan, task, counts, n_untrained=n_untrained)
     reports: dict[str, list[Report]] = {name: [] for name in plan.supported}
     skipped = dict(plan.skipped)
-    for own, faults in found:
-        skipped |= faults
-        for name, report in own.items():
-            reports[name].append(report)
+    is_quiet = executor is not None or not n_untrained  # jobs have a bar of their own
+    with phase("untrained networks", n_untrained, "network", is_quiet=is_quiet) as shown:
+        for own, faults in found:
+            skipped |= faults
+            for name, report in own.items():
+                reports[name].append(report)
+            shown.update(1)
     return reports, skipped
 
 

@@ -155,14 +155,14 @@ class Diagnosis(Mapping[str, Report]):
         """Return the first headlines of every report, with its name, for the summary."""
         return [(name, line) for name, report in self.reports.items() for line in report.headlines()[:HEADLINES_SHOWN]]
 
-    def summary(self, where: str = "") -> str:
+    def summary(self, page: str = "") -> str:
         """Return a short table of 100 columns for the terminal, after the answer in one sentence.
 
         Where the predictions are no better than those of a context-free predictor, numbers on activations come last,
         below a line that says so.
 
         Args:
-            where: Where to find what is left out, such as "see report.html". Default: the methods that return it.
+            page: The page that has the rest, such as "report.html": only six numbers follow the answer then.
         """
         from bayesgeom.report.render import summary
         from bayesgeom.report.sentences import opening_of_all
@@ -171,7 +171,7 @@ class Diagnosis(Mapping[str, Report]):
         opening = opening_of_all(self.reports) if answer is None else [answer_text(answer), answer_details(answer)]
         for name, line in self.headlines():
             blocks.setdefault(gate_text(answer, self.reports[name]), []).append((name, line))
-        return summary(self.title, opening, dict(sorted(blocks.items())), list(self._notes()), where)
+        return summary(self.title, opening, dict(sorted(blocks.items())), list(self._notes()), page)
 
     def _notes(self) -> Iterator[str]:
         """Yield what limits the measurement, and what was not measured."""

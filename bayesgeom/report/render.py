@@ -3,13 +3,14 @@
 import html
 import io
 import json
+import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from bayesgeom.core import WIDTH, Reason, Verdict, labeled_text, number_text, shortened, text_width
+from bayesgeom.core import WIDTH, Reason, Verdict, counted, labeled_text, number_text, shortened, text_width
 from bayesgeom.report.tables import Headline
 from bayesgeom.report.theme import CONFIG
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ROWS, NOTES, LABEL = 16, 16, 70  # of what `print(result)` shows, and letters of a label in 100 columns
+BRIEF = 6  # rows where a page has the rest
 _MIME = "application/vnd.plotly.v1+json"
 _BEATS = {"yes": "beats every baseline", "barely": "barely beats every baseline", "no": "does not beat every baseline"}
 
@@ -59,7 +61,7 @@ def summary(
     opening: Sequence[str],
     blocks: Mapping[str, Sequence[tuple[str, Headline]]],
     notes: Sequence[str],
-    where: str,
+    page: str,
 ) -> str:
     """Return the printed form of a result: title, answer, tables of headlines, and notes.
 
@@ -69,7 +71,8 @@ def summary(
         blocks: Headlines with the name of their report, or "", by the line above their table, or ""; the most important
             ones first.
         notes: Remarks below the tables, such as what was not measured.
-        where: Where to find what is left out; "" for the methods that return it.
+        page: The page that has the rest: six numbers follow the answer, a line each, the first of each report, and no
+            notes. "": as much as fits on a screen.
     """
     from rich.console import Console
 
@@ -79,41 +82,61 @@ def summary(
     for sentence in opening:
         console.print(sentence)
     every = [own for lines in blocks.values() for own in lines]
-    has_names, room = len({name for name, _ in every}) > 1, ROWS
+    n_reports, room = len({name for name, _ in every}), BRIEF if page else ROWS
+    shown = list[Headline]()
     for above, lines in blocks.items():
+        lines = (_first(lines, of_each=n_reports > 1) if page else lines)[: room - len(shown)]
         console.print()
-        if above and room:
+        if above and lines:
             console.print(f"{above}\n")
-        console.print(_table(lines[:room], has_names=has_names, most=LABEL * width // WIDTH))
-        room -= len(lines[:room])
-    if len(every) > ROWS:
-        console.print(f"… and {len(every) - ROWS} more: {where or 'see to_pandas()'}")
-    if any(line.chosen_of > 1 for _, line in every[:ROWS]):
+        console.print(_table(lines, names=n_reports > 1 and not page, most=LABEL * width // WIDTH, is_brief=bool(page)))
+        shown += [line for _, line in lines]
+    if any(line.chosen_of > 1 for line in shown) and not page:
         notes = [*notes, "the interval of a largest or smallest entry allows for its choice"]
+    n_more, n_notes = len(every) - len(shown), len(notes) * bool(page)
+    left = [f"{n_more} more"] * (n_more > 0) + [counted(n_notes, "note")] * (n_notes > 0)
+    if left:
+        console.print(f"… and {', '.join(left)}: see {page or 'to_pandas()'}")
+    notes = [] if page else notes
     if notes:
         console.print()
     for note in notes[:NOTES]:
         console.print(textwrap.shorten(note, 2 * width, placeholder=" …"))
     if len(notes) > NOTES:
-        console.print(f"… and {len(notes) - NOTES} more notes: {where or 'see skipped'}")
+        console.print(f"… and {len(notes) - NOTES} more notes: see skipped")
     return "\n".join(text.rstrip() for text in console.file.getvalue().rstrip().split("\n"))  # type: ignore[attr-defined]
 
 
-def _table(lines: Sequence[tuple[str, Headline]], *, has_names: bool, most: int) -> "Table":
-    """Return headlines as a table, below the name of their report if there are several; cells of `most` letters."""
+def _first(lines: Sequence[tuple[str, Headline]], *, of_each: bool) -> Sequence[tuple[str, Headline]]:
+    """Return the lines with a value, or all if none has one; the first of each report."""
+    known = [own for own in lines if not math.isnan(own[1].value)] or lines
+    return [own for at, own in enumerate(known) if not (of_each and own[0] in [name for name, _ in known[:at]])]
+
+
+def _table(lines: Sequence[tuple[str, Headline]], *, names: bool, most: int, is_brief: bool) -> "Table":
+    """Return headlines as a table, below the name of their report if there are several; cells of `most` letters.
+
+    A brief table has a line for each, without reasons; the first and the fourth column are cut where they do not fit.
+    """
     from rich.padding import Padding
     from rich.table import Table
+    from rich.text import Text
+
+    def cell(text: str) -> "Text":
+        if is_brief:
+            return Text(" ".join(text.split()), no_wrap=True, overflow="ellipsis")
+        return Text(shortened(text, most))
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="none")
     for heading in ("measured", "value", "95 % interval", "baseline", "verdict"):
         table.add_column(heading, no_wrap=heading in ("value", "95 % interval"))
     for at, (name, line) in enumerate(lines):
-        if has_names and name not in [other for other, _ in lines[:at]]:
+        if names and name not in [other for other, _ in lines[:at]]:
             table.add_row(shortened(name, most))
         level = f"{line.levels[0].bound}{number_text(line.baseline)} {line.baseline_name}" if line.levels else "–"
-        verdict = f"{line.verdict or '–'}{f' ({line.why})' if line.why else ''}"
-        label = Padding(shortened(line.label, most), (0, 0, 0, 2 * has_names))
-        table.add_row(label, line.value_text, interval_cell(line), shortened(level, most), verdict)
+        verdict = f"{line.verdict or '–'}{f' ({line.why})' if line.why and not is_brief else ''}"
+        label = Padding(cell(line.label), (0, 0, 0, 2 * names))
+        table.add_row(label, line.value_text, interval_cell(line), cell(level), verdict)
     return table
 
 

@@ -143,14 +143,14 @@ class Report(ABC):
         return figure_of(f"{self._subject()}{self.title}", self.panels())
 
     @final
-    def summary(self, where: str = "") -> str:
-        """Return a table of at most 100 columns for the terminal; `where` is as in `Diagnosis.summary`."""
+    def summary(self, page: str = "") -> str:
+        """Return a table of at most 100 columns for the terminal; `page` is as in `Diagnosis.summary`."""
         from bayesgeom.report.render import summary
         from bayesgeom.report.sentences import opening_of
 
         lines = [("", line) for line in self.headlines()]
         settings = [own for own in (settings_of(self.provenance),) if own]
-        return summary(f"{self._subject()}{self.title}", opening_of(self), {"": lines}, settings, where)
+        return summary(f"{self._subject()}{self.title}", opening_of(self), {"": lines}, settings, page)
 
     @final
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ from bayesgeom.core.verdict import Reason
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report import diagnosis as module
 from bayesgeom.report.diagnosis import Diagnosis, load_report
-from bayesgeom.report.render import NOTES, ROWS, interval_cell, summary
+from bayesgeom.report.render import BRIEF, NOTES, ROWS, interval_cell, summary
 from bayesgeom.report.report import with_provenance
 from bayesgeom.report.tables import Headline, Level
 from examples.replication import reports as _of_the_study  # noqa: F401  # its classes: committed reports load
@@ -65,7 +65,11 @@ def test_what_is_printed_fits_the_terminal(n_lines: int, report: PlantedReport) 
         assert max(map(len, text.splitlines())) <= WIDTH == 100 and len(text.splitlines()) < 6 * ROWS
     assert ("more: see to_pandas()" in str(long)) == (2 * n_lines > ROWS), "what is left out is counted"
     assert ("more notes: see skipped" in str(many)) == (n_lines + 1 > NOTES)
-    assert "more: see report.html" in replace(report, n_lines=50).summary("see report.html")
+    brief, one = many.summary("report.html").splitlines(), replace(report, n_lines=50).summary("report.html")
+    head = next(at for at, line in enumerate(brief) if line.startswith("measured"))
+    assert len(brief[head:]) == 2 + min(n_lines, BRIEF) and max(map(len, brief)) <= WIDTH
+    assert brief[-1].endswith("notes: see report.html") and "skipped" not in brief[-2]
+    assert one.endswith(f"… and {2 * 50 - BRIEF} more: see report.html") and "missing" not in one
 
 
 def test_a_report_prints_its_answer_and_its_headlines(report: PlantedReport) -> None:

@@ -380,7 +380,7 @@ def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Outcome
     Example:
         >>> from examples.replication.claims import find
         >>> str(verdict(find("C1")))
-        'no data'
+        'does not hold'
     """
     readings: dict[str, list[Verdict]] = {}
     for (reading, _), own in by_network(claim, numbers).items():
