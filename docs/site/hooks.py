@@ -126,7 +126,8 @@ def _page(notebook: Any, *, source: str) -> str:
             continue
         parts.append(f"```python\n{text}\n```")
         parts += [_output(output, f"{source}-{len(parts)}-{i}") for i, output in enumerate(cell["outputs"])]
-    return "\n\n".join(filter(None, parts))
+    wide = "---\nhide: [toc]\n---"  # figures of two panels take the room
+    return "\n\n".join([wide, *filter(None, parts)])
 
 
 def _output(output: Any, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Sweeps of small trainings into one table, `results/sweeps.csv`: finite pools of chains, and capacity for recall.
+"""Sweeps of small trainings into one table, `results/sweeps.csv`: pools of chains, capacity, depth, and mixtures.
 
 Every network is small, sees new sequences in every step, and is trained on sampled targets in one process.
 A cell of a sweep is one training. Cells that the table has are skipped, so an interrupted sweep continues.
@@ -24,7 +24,8 @@ from bayesgeom.models.capacity import capacity_matched, n_parameters
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats import UNBOUNDED, kl_bits, mean_interval
-from bayesgeom.tasks import HMM, AssociativeRecall, DirichletMarkov, WindTunnel
+from bayesgeom.tasks import HMM, AssociativeRecall, DirichletMarkov, Product, WindTunnel
+from bayesgeom.tasks.markov import MarkovProcess
 from bayesgeom.training.environment import Precision, resolve_precision
 from bayesgeom.training.loop import training_step
 from bayesgeom.training.optimizers import Optimizers
@@ -35,6 +36,7 @@ POOLS, SYMBOLS, LENGTH = (4, 16, 64, 256, 1_024), 4, 64
 PAIRS, BEYOND, KEYS, NAMED, EVERY = (2, 4, 8, 16), (24, 28), 32, 0.97, 50
 LONGEST = 129  # tokens of 16 pairs and 16 queries
 DEPTHS, LENGTHS = (1, 2, 3, 4), (8, 16, 32, 64)
+MIXED = ("mess3:x=0.05,a=0.85", "rrxor")  # two processes in one context
 COMPARED, RATES = ("transformer", "lstm", "mamba", "mamba2", "rwkv"), (2e-3, 4e-3)
 MATRIX = 5.0  # Muon's rate over that of AdamW, which trains what is no matrix of a block
 WIDTHS, N_HELD_OUT = (64, 128), 512  # width of the transformers of `pools` and `depth`, and of `capacity`
@@ -122,7 +124,7 @@ class Training:
 
 
 def sweep(
-    name: Annotated[Literal["pools", "capacity", "depth"], tyro.conf.Positional],
+    name: Annotated[Literal["pools", "capacity", "depth", "mixed"], tyro.conf.Positional],
     /,
     *,
     minutes: float = 3.0,
@@ -136,25 +138,29 @@ def sweep(
 
     Args:
         name: `pools`: chains from finite pools. `capacity`: recall of 2 to 16 pairs by five architectures. `depth`:
-            transformers of 1 to 4 layers and equal parameters on hidden Markov models of 8 to 64 steps.
+            transformers of 1 to 4 layers and equal parameters on hidden Markov models of 8 to 64 steps. `mixed`: two
+            processes in one context, and each alone.
         minutes: Most processor time of a cell's training steps.
         steps: Most steps of a cell; the learning rate falls to 0 over them.
         seeds: Seeds of the trainings.
         rates: How many of the two learning rates `capacity` tries.
-        only: Sizes of pools, architectures or lengths, to train only these. Default: all.
+        only: Sizes of pools, architectures, lengths, or "both", "first", "second", to train only these. Default: all.
         table: The table.
 
     Raises:
         UnknownName: `only` has a name that is none of these.
     """
-    allowed = {"pools": [str(pool) for pool in POOLS], "capacity": list(COMPARED), "depth": [str(n) for n in LENGTHS]}[
-        name
-    ]
+    allowed = {
+        "pools": [str(pool) for pool in POOLS],
+        "capacity": list(COMPARED),
+        "depth": [str(n) for n in LENGTHS],
+        "mixed": list(_mixed_tasks()),
+    }[name]
     for own in only:
         if own not in allowed:
             raise unknown_name(f"cell of {name}", own, allowed)
     torch.set_num_threads(1)
-    made = {"pools": _pools, "capacity": _capacity, "depth": _depth}[name]
+    made = {"pools": _pools, "capacity": _capacity, "depth": _whole, "mixed": _whole}[name]
     known = {_key(row) for row in read(table)}
     for seed in seeds:
         for training in _trainings(name, seed, rates=rates, minutes=minutes, steps=steps):
@@ -219,13 +225,20 @@ def _trainings(name: str, seed: int, *, rates: int, minutes: float, steps: int) 
             matched = {} if architecture == "transformer" else vars(capacity_matched(architecture, reference))
             sizes_of = {**(matched or sizes), "architecture": architecture}
             yield made(f"{KEYS} keys, muon", longest, sizes_of, lr)
+    elif name == "mixed":
+        for setting, process in _mixed_tasks().items():
+            yield made(setting, process, _transformer(WIDTHS[0]), 3e-3)
     else:
         for length in LENGTHS:
             filtering = HMM(n_states=3, n_symbols=3, length=length)
-            reference = Recipe(name=name, task=filtering, sizes=_transformer(WIDTHS[0])).model_config()
             for depth in DEPTHS:
-                sizes = vars(capacity_matched("transformer", reference, n_layers=depth, positions="rotary", tied=False))
-                yield made(f"depth {depth} length {length}", filtering, {**sizes, "architecture": "transformer"}, 3e-3)
+                # Equal widths: the feed-forward layers have the parameters that the attention of more layers takes.
+                sizes = {
+                    **_transformer(WIDTHS[0]),
+                    "n_layers": depth,
+                    "d_mlp": (12 * WIDTHS[0]) // depth - 2 * WIDTHS[0],
+                }
+                yield made(f"depth {depth} length {length}", filtering, sizes, 3e-3)
 
 
 def _transformer(width: int) -> dict[str, object]:
@@ -304,14 +317,25 @@ def _measure_every(training: Training) -> None:
         _measure(training, f"{at} pairs", recall(at).sample(N_HELD_OUT, seed=_HELD_OUT_SEED))
 
 
-def _depth(training: Training) -> None:
-    """Train for the whole time, and measure the KL to the exact observer."""
-    task = training.recipe.task
+def _whole(training: Training) -> None:
+    """Train for the whole time; measure the KL to the exact observer, and that of each symbol of a pair."""
     while not training.is_over:
         training.advance()
+    task = training.recipe.task
     held_out = task.sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
-    exact = held_out.at_scored(held_out.predictive)
-    training.add("held out", "kl_bits", kl_bits(exact, _answers(training.module, held_out)).mean(1))
+    exact, answers = held_out.at_scored(held_out.predictive), _answers(training.module, held_out)
+    training.add("held out", "kl_bits", kl_bits(exact, answers).mean(1))
+    if isinstance(task, Product):
+        sizes = [factor.d_vocab for factor in task.factors]
+        for own, other in (("first", -1), ("second", -2)):
+            of_factor = exact.unflatten(-1, sizes).sum(other), answers.unflatten(-1, sizes).logsumexp(other)
+            training.add(own, "kl_bits", kl_bits(*of_factor).mean(1))
+
+
+def _mixed_tasks() -> dict[str, MarkovProcess]:
+    """Return two processes in one context, as pairs of symbols, and each alone."""
+    both = Product(MIXED[0], MIXED[1], length=LENGTH)
+    return {"both": both, **dict(zip(("first", "second"), both.factors, strict=True))}
 
 
 def _measure(training: Training, at: str, trials: Trials) -> None:

@@ -13,8 +13,9 @@ from bayesgeom.core.text import number_text
 from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.render import markdown
+from bayesgeom.stats import seed_interval
 from examples.replication.claims.plots import line, svg, text
-from examples.replication.sweeps import NAMED, TABLE, Row, read
+from examples.replication.sweeps import MIXED, NAMED, TABLE, Row, read
 
 RESULTS = TABLE.parent / "claims"
 BOUNDARY = {  # reports at all 16 positions
@@ -70,9 +71,12 @@ def threshold() -> str:
     sizes = [size for size in found if size is not None]
     if not sizes:
         return "No seed crosses from one observer to the other between these pools."
-    return (
-        f"Pool size at the crossing, on its own sequences: {_over(sizes)} chains; {len(sizes)} of {len(found)} seeds."
-    )
+    logs = np.log2(sizes)
+    middle, low, high = (2.0 ** float(own) for own in (logs.mean(), *seed_interval(logs)))
+    seeds = f" ({', '.join(map(number_text, sizes))} by seed)" if len(sizes) > 1 else ""
+    interval = "" if math.isnan(low) else f", 95 % interval {number_text(low)} to {number_text(high)} over seeds"
+    crossed = f"{len(sizes)} of {len(found)} seeds"
+    return f"Pool size at the crossing, on its own sequences: {number_text(middle)} chains{seeds}{interval}; {crossed}."
 
 
 def crossing(own: Sequence[Row]) -> float | None:
@@ -110,7 +114,9 @@ def pools_plot() -> str:
                 here = [row for row in of_cell if (is_last[row] if step == _END else row.step == step)]
                 values = [mean(row.value for row in here if row.quantity == f"kl_to_{name}") for name in _NEAR if here]
                 if values:
-                    parts += _cell(_LEFT + _CELL * j, y, values[0] - values[1])
+                    far = values[0] - values[1]
+                    color = _NEAR["memorizing" if far < 0 else "generalizing"]
+                    parts += _cell(_LEFT + _CELL * j, y, f"{far:+.3f}".replace("-", "−"), color, abs(far) / _STRONG)
         top += _ROW * len(sizes)
         names = ["end" if step == _END else f"{step:,}" for step in steps]
         parts += [text(_LEFT + _CELL * (j + 0.5), top + 15, name, anchor="middle") for j, name in enumerate(names)]
@@ -121,14 +127,13 @@ def pools_plot() -> str:
     )
 
 
-def _cell(x: float, y: float, difference: float) -> list[str]:
-    near = _NEAR["memorizing" if difference < 0 else "generalizing"]
-    strength = min(1.0, abs(difference) / _STRONG)
-    color = "#" + "".join(f"{round(255 + (part - 255) * strength):02x}" for part in near)
+def _cell(x: float, y: float, label: str, color: tuple[int, int, int], strength: float) -> list[str]:
+    """A cell of a heat map, between white and its color."""
+    shade = "#" + "".join(f"{round(255 + (part - 255) * min(1.0, strength)):02x}" for part in color)
     ink = "#ffffff" if strength > 0.6 else "#222222"
     return [
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{_CELL - 1:.1f}" height="{_ROW - 1:.1f}" fill="{color}"/>',
-        text(x + _CELL / 2, y + 17, f"{difference:+.3f}".replace("-", "−"), anchor="middle", color=ink, size=11),
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{_CELL - 1:.1f}" height="{_ROW - 1:.1f}" fill="{shade}"/>',
+        text(x + _CELL / 2, y + 17, label, anchor="middle", color=ink, size=11),
     ]
 
 
@@ -175,6 +180,51 @@ def capacity_plot() -> str:
     return svg("Share of stored values named against the number of stored pairs", 800, top + height + 56, parts)
 
 
+def depth() -> str:
+    """Return the KL to the exact observer for each number of layers and each length."""
+    found, lengths = _depths(), sorted({int(setting.split()[-1]) for setting in _depths()})
+    layers = sorted({int(setting.split()[1]) for setting in found})
+    head = ("layers", *(f"{n} symbols" for n in lengths))
+    return markdown(head, [(str(d), *(_over(found[f"depth {d} length {n}"]) for n in lengths)) for d in layers])
+
+
+def depth_plot() -> str:
+    """Return the heat map: layers by lengths, colored by KL on a logarithmic scale."""
+    found, parts = _depths(), list[str]()
+    places = [(int(setting.split()[1]), int(setting.split()[-1])) for setting in found]
+    layers, lengths = (sorted(set(own)) for own in zip(*places, strict=True))
+    least = min(mean(own) for own in found.values())
+    span = math.log(max(mean(own) for own in found.values()) / least)
+    parts.append(text(_LEFT, _TOP - 8, "KL to the exact observer (bits)"))
+    for i, d in enumerate(layers):
+        parts.append(text(_LEFT - 8, _TOP + _ROW * i + 17, f"{d} layer{'s' * (d > 1)}", anchor="end"))
+        for j, n in enumerate(lengths):
+            value = mean(found[f"depth {d} length {n}"])
+            strength = math.log(value / least) / span if span else 0.0
+            parts += _cell(_LEFT + _CELL * j, _TOP + _ROW * i, f"{value:.2g}", _NEAR["memorizing"], strength)
+    bottom = _TOP + _ROW * len(layers)
+    parts += [text(_LEFT + _CELL * (j + 0.5), bottom + 15, str(n), anchor="middle") for j, n in enumerate(lengths)]
+    parts.append(text(_LEFT + _CELL * len(lengths) / 2, bottom + 31, "symbols in a sequence", anchor="middle"))
+    return svg("KL by layers and length", max(360.0, _LEFT + _CELL * len(lengths) + 12), bottom + 42, parts)
+
+
+def _depths() -> dict[str, list[float]]:
+    """KL of every seed, by setting."""
+    own = [row for row in rows("depth") if row.quantity == "kl_bits"]
+    return {setting: [row.value for row in of] for setting, of in _by(own, lambda row: row.setting).items()}
+
+
+def mixed() -> str:
+    """Return the KL on each of two processes in one context, next to that of a network trained on it alone."""
+    found = list[tuple[str, ...]]()
+    own = [row for row in rows("mixed") if row.quantity == "kl_bits"]
+    for name, process in zip(("first", "second"), MIXED, strict=True):
+        both = [row.value for row in own if (row.setting, row.at) == ("both", name)]
+        alone = [row.value for row in own if row.setting == name]
+        found.append((f"`{process}`", str(len(both)), _over(both), _over(alone)))
+    return markdown(("process", "seeds", "KL in one context with the other", "KL alone"), found)
+
+
 def boundary() -> str:
     """Return the KL of each transformer on the modular recurrence, by position."""
     found = list[tuple[str, ...]]()
@@ -196,9 +246,11 @@ def _with_plot(name: str, table: Callable[[], str], title: str) -> Callable[[], 
 PARTS: Mapping[str, Callable[[], str]] = {
     "pools": _with_plot("pools", pools, "Which observer is nearer, by pool and step"),
     "capacity": _with_plot("capacity", capacity, "Share of stored values named against stored pairs"),
+    "depth": _with_plot("depth", depth, "KL by layers and length"),
+    "mixed": lambda: mixed() if rows("mixed") else "Not trained yet.",
     "boundary": boundary,
 }
-DRAWN: Mapping[str, Callable[[], str]] = {"pools": pools_plot, "capacity": capacity_plot}
+DRAWN: Mapping[str, Callable[[], str]] = {"pools": pools_plot, "capacity": capacity_plot, "depth": depth_plot}
 
 
 def plots() -> dict[str, str]:

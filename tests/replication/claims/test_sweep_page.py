@@ -42,11 +42,22 @@ def share_rows() -> Iterator[Row]:
             yield Row(**{**vars(own), "at": at, **share})
 
 
+def depth_rows() -> Iterator[Row]:
+    """KL 1 / depth in one seed and 3 / depth in the other; a mixture that costs 0.5 bits on the second process."""
+    for seed in (0, 1):
+        own = Row(sweep="depth", architecture="transformer", setting="", seed=seed, lr=1e-3, quantity="kl_bits")
+        for setting in ("depth 1 length 8", "depth 2 length 8", "depth 1 length 64", "depth 2 length 64"):
+            yield replace(own, setting=setting, at="held out", value=(1 + 2 * seed) / int(setting.split()[1]))
+        for setting, at, value in (("both", "first", 1.0), ("both", "second", 2.0), ("second", "held out", 1.5)):
+            yield replace(own, sweep="mixed", setting=setting, at=at, value=value)
+        yield replace(own, sweep="mixed", setting="first", at="held out", value=1.0)
+
+
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The planted table, which the page reads."""
     path = tmp_path / "sweeps.csv"
-    sweeps.append(path, [*pool_rows(), *share_rows()])
+    sweeps.append(path, [*pool_rows(), *share_rows(), *depth_rows()])
     planted = sweeps.read(path)
     monkeypatch.setattr(sweep_page, "rows", lambda sweep: [row for row in planted if row.sweep == sweep])
     return path
@@ -57,7 +68,8 @@ def test_the_crossing_is_interpolated_between_pools(table: Path) -> None:
     sizes = [sweep_page.crossing([row for row in own if row.seed == seed]) for seed in (0, 1)]
     assert sizes == pytest.approx([32, 128])
     assert sweep_page.crossing([row for row in own if row.setting == "pool 16"]) is None
-    assert "80 (32 to 128)" in sweep_page.threshold()
+    interval = "95 % interval 0.009577 to 427,700 over seeds"  # 2 to the 6 ± 12.7: Student's t of two seeds
+    assert sweep_page.threshold().endswith(f"64 chains (32, 128 by seed), {interval}; 2 of 2 seeds.")
     *_, least, step = sweep_page.pools().splitlines()[2].split("|")[:-1]
     assert (least.strip(), step.strip()) == ("5 (5 to 5)", "10")
 
@@ -67,6 +79,17 @@ def test_the_plots_show_every_cell(table: Path) -> None:
     assert len(cells) == 1 + 2 * 3 * 3  # a background; panels, pools, and steps: 0, 10 and the end
     chart = ET.fromstring(sweep_page.capacity_plot())
     assert len(chart.findall(f"{SVG}circle")) == 4  # the network at its best rate, and the chance level, at two sizes
+
+
+def test_depths_and_mixtures_are_means_over_seeds(table: Path) -> None:
+    one, two = sweep_page.depth().splitlines()[2:]
+    assert one == "| 1 | 2 (1 to 3) | 2 (1 to 3) |" and two == "| 2 | 1 (0.5 to 1.5) | 1 (0.5 to 1.5) |"
+    cells = ET.fromstring(sweep_page.depth_plot()).findall(f"{SVG}rect")
+    assert [cell.get("fill") for cell in cells[1:]] == ["#c16028", "#c16028", "#ffffff", "#ffffff"]
+    assert [row.split("|")[-3:-1] for row in sweep_page.mixed().splitlines()[2:]] == [
+        [" 1 (1 to 1) ", " 1 (1 to 1) "],
+        [" 2 (2 to 2) ", " 1.5 (1.5 to 1.5) "],
+    ]
 
 
 def test_the_table_states_what_each_rate_learned(table: Path) -> None:
