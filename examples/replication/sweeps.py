@@ -24,7 +24,7 @@ from bayesgeom.models.capacity import capacity_matched, n_parameters
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats import UNBOUNDED, kl_bits, mean_interval
-from bayesgeom.tasks import HMM, AssociativeRecall, DirichletMarkov, Product, WindTunnel
+from bayesgeom.tasks import AssociativeRecall, DirichletMarkov, Process, Product, WindTunnel
 from bayesgeom.tasks.markov import MarkovProcess
 from bayesgeom.training.environment import Precision, resolve_precision
 from bayesgeom.training.loop import training_step
@@ -138,7 +138,7 @@ def sweep(
 
     Args:
         name: `pools`: chains from finite pools. `capacity`: recall of 2 to 16 pairs by five architectures. `depth`:
-            transformers of 1 to 4 layers and equal parameters on hidden Markov models of 8 to 64 steps. `mixed`: two
+            transformers of 1 to 4 layers and equal parameters on 8 to 64 symbols of RRXOR. `mixed`: two
             processes in one context, and each alone.
         minutes: Most processor time of a cell's training steps.
         steps: Most steps of a cell; the learning rate falls to 0 over them.
@@ -230,7 +230,7 @@ def _trainings(name: str, seed: int, *, rates: int, minutes: float, steps: int) 
             yield made(setting, process, _transformer(WIDTHS[0]), 3e-3)
     else:
         for length in LENGTHS:
-            filtering = HMM(n_states=3, n_symbols=3, length=length)
+            filtering = Process("rrxor", length=length)
             for depth in DEPTHS:
                 # Equal widths: the feed-forward layers have the parameters that the attention of more layers takes.
                 sizes = {
@@ -287,7 +287,7 @@ def capacity(checkpoint: Annotated[str, tyro.conf.Positional], /, *, table: Path
     """Measure the share of stored values that a trained network names, at each number of pairs, as `sweep capacity`.
 
     Args:
-        checkpoint: A network on recall of 32 keys and values, such as binding-transformer.
+        checkpoint: A network on recall of as many values as keys, such as binding-transformer.
         table: The table.
 
     Raises:
@@ -295,10 +295,13 @@ def capacity(checkpoint: Annotated[str, tyro.conf.Positional], /, *, table: Path
     """
     found = load_checkpoint(checkpoints().get(checkpoint, Path(checkpoint)))
     recipe = recipe_from_dict(found.recipe)
-    task, measured = recipe.task, recall(PAIRS[-1])
-    if not isinstance(task, AssociativeRecall) or replace(task, n_pairs=1) != replace(measured, n_pairs=1):
+    task = recipe.task
+    if not isinstance(task, AssociativeRecall):
+        raise InvalidArgument(f"{checkpoint} was trained on {task}; this measures recall.")
+    sizes = {"keys": task.n_keys, "longest": task.n_pos, "queries": task.n_queries}
+    if task != (measured := recall(task.n_pairs, **sizes)):
         raise InvalidArgument(f"{checkpoint} was trained on {task}; this measures {measured}.")
-    setting = f"{KEYS} keys, {recipe.optimizer}"
+    setting = f"{task.n_keys} keys, {recipe.optimizer}"
     cell = Row(
         sweep="capacity",
         architecture=str(recipe.sizes["architecture"]),
@@ -308,7 +311,13 @@ def capacity(checkpoint: Annotated[str, tyro.conf.Positional], /, *, table: Path
     )
     training = Training(cell=cell, recipe=recipe, module=found.module, minutes=0.0, step=found.step)
     training.add("", "parameters", n_parameters(recipe.model_config()))
-    _measure_every(training)
+    if task.n_keys == KEYS:
+        _measure_every(training)
+    else:
+        for at in (2**i for i in range(1, int(math.log2(task.n_pairs)) + 1)):
+            _measure(
+                training, f"{at} pairs of {task.n_keys}", recall(at, **sizes).sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
+            )
     append(table, training.rows)
 
 
@@ -344,10 +353,10 @@ def _measure(training: Training, at: str, trials: Trials) -> None:
     training.add(at, "kl_bits", kl_bits(exact, _answers(training.module, trials)).mean(1))
 
 
-def recall(pairs: int) -> AssociativeRecall:
-    """Return the task with so many stored pairs, and as many queries as fit into the length at 16 pairs."""
-    queries = min(8 if pairs < 4 else 16, (LONGEST - 4 * pairs - 1) // 4)
-    return AssociativeRecall(n_pairs=pairs, n_keys=KEYS, n_values=KEYS, n_queries=queries)
+def recall(pairs: int, *, keys: int = 0, longest: int = 0, queries: int = 16) -> AssociativeRecall:
+    """Return the task with so many stored pairs, and at most so many queries as fit into the length; 0: as swept."""
+    fitting = min(8 if pairs < 4 else queries, ((longest or LONGEST) - 4 * pairs - 1) // 4)
+    return AssociativeRecall(n_pairs=pairs, n_keys=keys or KEYS, n_values=keys or KEYS, n_queries=fitting)
 
 
 @torch.no_grad()

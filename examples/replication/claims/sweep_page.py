@@ -15,7 +15,7 @@ from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.render import markdown
 from bayesgeom.stats import seed_interval
 from examples.replication.claims.plots import line, svg, text
-from examples.replication.sweeps import MIXED, NAMED, TABLE, Row, read
+from examples.replication.sweeps import KEYS, MIXED, NAMED, TABLE, Row, read
 
 RESULTS = TABLE.parent / "claims"
 BOUNDARY = {  # reports at all 16 positions
@@ -139,21 +139,26 @@ def _cell(x: float, y: float, label: str, color: tuple[int, int, int], strength:
 
 def capacity() -> str:
     """Return, for each architecture and rate, the pairs learned and the share of stored values named."""
-    sizes = _pairs()
+    return "\n\n".join(map(_capacity, _by(rows("capacity"), lambda row: row.setting.split()[0]).values()))
+
+
+def _capacity(of_keys: Sequence[Row]) -> str:
+    """The table of the networks on one number of keys."""
+    sizes, found = sorted(_shares(of_keys)), list[tuple[str, ...]]()
     head = ("architecture", "parameters", "optimizer", "lr", "named", *(f"{n} pairs" for n in sizes))
-    found = list[tuple[str, ...]]()
-    for (name, lr), own in _by(rows("capacity"), lambda row: (f"{row.architecture} {row.setting}", row.lr)).items():
-        n = next(row.value for row in own if row.quantity == "parameters")
-        learned = [p for p in sizes if _at(own, f"{p} pairs")[0].value >= NAMED]
-        shares = [number_text(_at(own, f"{p} pairs")[0].value) for p in sizes]
+    for (name, lr), own in _by(of_keys, lambda row: (f"{row.architecture} {row.setting}", row.lr)).items():
+        n, shares = next(row.value for row in own if row.quantity == "parameters"), _shares(own)
+        learned = [p for p in sizes if shares[p] >= NAMED]
         up_to = f"{max(learned)} pairs" if learned else "none"
-        found.append((name.split()[0], f"{n:,.0f}", name.split()[-1], f"{lr:g}", up_to, *shares))
+        cells = (number_text(shares[p]) for p in sizes)
+        found.append((name.split()[0], f"{n:,.0f}", name.split()[-1], f"{lr:g}", up_to, *cells))
     return markdown(head, found)
 
 
 def capacity_plot() -> str:
     """Return the chart: share of stored values named against the number of stored pairs, at each best rate."""
-    sizes, parts = _pairs(), list[str]()
+    swept = [row for row in rows("capacity") if row.setting.startswith(f"{KEYS} keys")]
+    sizes, parts = sorted(_shares(swept)), list[str]()
     left, top, width, height = 70.0, 20.0, 520.0, 300.0
 
     def at(n: int, share: float) -> tuple[float, float]:
@@ -167,9 +172,9 @@ def capacity_plot() -> str:
         parts.append(text(at(n, 0)[0], top + height + 18, str(n), anchor="middle"))
     parts.append(text(left + width / 2, top + height + 38, "stored pairs", anchor="middle"))
     lines = {"one of the stored values": ("#9a9a9a", [(n, 1 / n) for n in sizes])}
-    for name, own in _by(rows("capacity"), lambda row: row.architecture).items():
+    for name, own in _by(swept, lambda row: row.architecture).items():
         rates = _by(own, lambda row: (row.setting, row.lr)).values()
-        shares = [[_at(of, f"{n} pairs")[0].value for n in sizes] for of in rates]
+        shares = [[_shares(of)[n] for n in sizes] for of in rates]
         lines[name] = (COLORS[name], list(zip(sizes, max(shares, key=sum), strict=True)))
     for i, (name, (color, points)) in enumerate(lines.items()):
         ends = [at(n, share) for n, share in points]
@@ -258,12 +263,10 @@ def plots() -> dict[str, str]:
     return {name: draw() for name, draw in DRAWN.items() if rows(name)}
 
 
-def _pairs() -> list[int]:
-    return sorted({int(row.at.split()[0]) for row in rows("capacity") if row.at.endswith(" pairs")})
-
-
-def _at(own: Iterable[Row], at: str) -> list[Row]:
-    return [row for row in own if row.at == at and row.quantity == "share_named"]
+def _shares(own: Iterable[Row]) -> dict[int, float]:
+    """Share of stored values named at each number of pairs, at the end of a training."""
+    measured = (row for row in own if row.quantity == "share_named" and "trained" not in row.at)
+    return {int(row.at.split()[0]): row.value for row in measured}
 
 
 def _of(own: Iterable[Row], at: str, observer: str) -> list[Row]:
