@@ -333,7 +333,7 @@ def _whole(training: Training) -> None:
     task = training.recipe.task
     held_out = task.sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
     exact, answers = held_out.at_scored(held_out.predictive), _answers(training.module, held_out)
-    training.add("held out", "kl_bits", kl_bits(exact, answers).mean(1))
+    training.add(training.cell.setting, "kl_bits", kl_bits(exact, answers).mean(1))
     if isinstance(task, Product):
         sizes = [factor.d_vocab for factor in task.factors]
         for own, other in (("first", -1), ("second", -2)):

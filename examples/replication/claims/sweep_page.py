@@ -130,7 +130,7 @@ def pools_plot() -> str:
 def _cell(x: float, y: float, label: str, color: tuple[int, int, int], strength: float) -> list[str]:
     """A cell of a heat map, between white and its color."""
     shade = "#" + "".join(f"{round(255 + (part - 255) * min(1.0, strength)):02x}" for part in color)
-    ink = "#ffffff" if strength > 0.6 else "#222222"
+    ink = "#ffffff" if strength > 0.75 else "#222222"
     return [
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{_CELL - 1:.1f}" height="{_ROW - 1:.1f}" fill="{shade}"/>',
         text(x + _CELL / 2, y + 17, label, anchor="middle", color=ink, size=11),

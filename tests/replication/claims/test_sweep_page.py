@@ -47,10 +47,10 @@ def depth_rows() -> Iterator[Row]:
     for seed in (0, 1):
         own = Row(sweep="depth", architecture="transformer", setting="", seed=seed, lr=1e-3, quantity="kl_bits")
         for setting in ("depth 1 length 8", "depth 2 length 8", "depth 1 length 64", "depth 2 length 64"):
-            yield replace(own, setting=setting, at="held out", value=(1 + 2 * seed) / int(setting.split()[1]))
-        for setting, at, value in (("both", "first", 1.0), ("both", "second", 2.0), ("second", "held out", 1.5)):
+            yield replace(own, setting=setting, at=setting, value=(1 + 2 * seed) / int(setting.split()[1]))
+        for setting, at, value in (("both", "first", 1.0), ("both", "second", 2.0), ("second", "second", 1.5)):
             yield replace(own, sweep="mixed", setting=setting, at=at, value=value)
-        yield replace(own, sweep="mixed", setting="first", at="held out", value=1.0)
+        yield replace(own, sweep="mixed", setting="first", at="first", value=1.0)
 
 
 @pytest.fixture
