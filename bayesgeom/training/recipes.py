@@ -407,39 +407,34 @@ _THREE: Mapping[str, Sizes] = {  # about 0.15 M parameters
 }
 # Recall of many pairs is learned if few pairs come first: with 16 from the start every network stayed at the bag of
 # stored values. Rotary positions, because a learned table would have to learn "the previous token" at every position.
-# Exact targets in the last stage: what is left then are the keys that were not stored, over 16 values or more.
-
-
-def _binding(name: str, keys: int, queries: Mapping[int, int], steps: int) -> tuple[Recipe, ...]:
-    """Return a curriculum over numbers of pairs, each with its number of queries; the last one is trained twice."""
-    most = max(queries)
-    task = AssociativeRecall(n_pairs=most, n_keys=keys, n_values=keys, n_queries=queries[most])
-    last = Recipe(
-        name=name,
-        task=task,
-        sizes={},
-        targets="exact",
-        lr=2e-3,
-        matrix_lr=0.01,
-        steps=steps,
-        float32_share=0.1,
-    )
-    stages = (
+# Exact targets in the last stage: what is left then are keys that were not stored, with 16 values each.
+_SIXTEEN = AssociativeRecall(n_pairs=16, n_keys=32, n_values=32, n_queries=16)
+_BINDING = Recipe(
+    name="binding",
+    task=_SIXTEEN,
+    sizes={},
+    targets="exact",
+    lr=2e-3,
+    matrix_lr=0.01,
+    steps=3_000,
+    float32_share=0.1,
+)
+_BINDING_STAGES = (
+    *(
         replace(
-            last,
-            name=f"{name}-{n}",
-            task=replace(task, n_pairs=n, n_queries=own),
+            _BINDING,
+            name=f"binding-{n}",
+            task=replace(_SIXTEEN, n_pairs=n, n_queries=n_queries),
             targets="sampled",
             steps=4_000,
             until=0.97,
             float32_share=0.0,
             snapshots=0,
         )
-        for n, own in queries.items()
-    )
-    return *stages, last
-
-
+        for n, n_queries in ((2, 8), (4, 16), (8, 16), (16, 16))
+    ),
+    _BINDING,
+)
 _BINDING_SIZES: Mapping[str, Sizes] = {  # about 0.43 M parameters
     "transformer": {
         **_TRANSFORMER,
@@ -450,9 +445,6 @@ _BINDING_SIZES: Mapping[str, Sizes] = {  # about 0.43 M parameters
         "positions": "rotary",
         "tied": False,
     },
-}
-_BINDING_64_SIZES: Mapping[str, Sizes] = {  # about 0.50 M parameters: at most 2 MB
-    "transformer": {**_BINDING_SIZES["transformer"], "d_mlp": 448},
 }
 _WORLD = Recipe(name="dice", task=Dice(), sizes={}, optimizer="adamw", lr=3e-3, warmup=100, steps=2_500)
 # The sign of a weight shows in products of input and output only. Without the pools, every network knew the size of the
@@ -501,11 +493,7 @@ _ROWS: Mapping[str, tuple[tuple[Recipe, ...], Mapping[str, Sizes]]] = {
     "causal-graph": ((replace(_WORLD, name="causal-graph", task=CausalGraph(), steps=3_000),), _THREE),
     "linear-regression": (_REGRESSION_STAGES, _THREE),
     "linear-gaussian": ((replace(_WORLD, name="linear-gaussian", task=LinearGaussian(), steps=3_000),), _THREE),
-    "binding": (_binding("binding", 32, {2: 8, 4: 16, 8: 16, 16: 16}, 3_000), _BINDING_SIZES),
-    "binding-64": (
-        _binding("binding-64", 256, {2: 16, 4: 16, 8: 16, 16: 16, 32: 32, 64: 64}, 600),
-        _BINDING_64_SIZES,
-    ),
+    "binding": (_BINDING_STAGES, _BINDING_SIZES),
     "rrxor": ((replace(_WORLD, name="rrxor", task=Process("rrxor", length=24), steps=3_000),), _THREE),
     "product": ((replace(_WORLD, name="product", task=Product(), steps=3_000),), _THREE),
 }

@@ -287,7 +287,7 @@ def capacity(checkpoint: Annotated[str, tyro.conf.Positional], /, *, table: Path
     """Measure the share of stored values that a trained network names, at each number of pairs, as `sweep capacity`.
 
     Args:
-        checkpoint: A network on recall of as many values as keys, such as binding-transformer.
+        checkpoint: A network on recall of 32 keys and values, such as binding-transformer.
         table: The table.
 
     Raises:
@@ -295,13 +295,10 @@ def capacity(checkpoint: Annotated[str, tyro.conf.Positional], /, *, table: Path
     """
     found = load_checkpoint(checkpoints().get(checkpoint, Path(checkpoint)))
     recipe = recipe_from_dict(found.recipe)
-    task = recipe.task
-    if not isinstance(task, AssociativeRecall):
-        raise InvalidArgument(f"{checkpoint} was trained on {task}; this measures recall.")
-    sizes = {"keys": task.n_keys, "longest": task.n_pos, "queries": task.n_queries}
-    if task != (measured := recall(task.n_pairs, **sizes)):
+    task, measured = recipe.task, recall(PAIRS[-1])
+    if not isinstance(task, AssociativeRecall) or replace(task, n_pairs=1) != replace(measured, n_pairs=1):
         raise InvalidArgument(f"{checkpoint} was trained on {task}; this measures {measured}.")
-    setting = f"{task.n_keys} keys, {recipe.optimizer}"
+    setting = f"{KEYS} keys, {recipe.name}"
     cell = Row(
         sweep="capacity",
         architecture=str(recipe.sizes["architecture"]),
@@ -311,13 +308,7 @@ def capacity(checkpoint: Annotated[str, tyro.conf.Positional], /, *, table: Path
     )
     training = Training(cell=cell, recipe=recipe, module=found.module, minutes=0.0, step=found.step)
     training.add("", "parameters", n_parameters(recipe.model_config()))
-    if task.n_keys == KEYS:
-        _measure_every(training)
-    else:
-        for at in (2**i for i in range(1, int(math.log2(task.n_pairs)) + 1)):
-            _measure(
-                training, f"{at} pairs of {task.n_keys}", recall(at, **sizes).sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
-            )
+    _measure_every(training)
     append(table, training.rows)
 
 
@@ -353,10 +344,10 @@ def _measure(training: Training, at: str, trials: Trials) -> None:
     training.add(at, "kl_bits", kl_bits(exact, _answers(training.module, trials)).mean(1))
 
 
-def recall(pairs: int, *, keys: int = 0, longest: int = 0, queries: int = 16) -> AssociativeRecall:
-    """Return the task with so many stored pairs, and at most so many queries as fit into the length; 0: as swept."""
-    fitting = min(8 if pairs < 4 else queries, ((longest or LONGEST) - 4 * pairs - 1) // 4)
-    return AssociativeRecall(n_pairs=pairs, n_keys=keys or KEYS, n_values=keys or KEYS, n_queries=fitting)
+def recall(pairs: int) -> AssociativeRecall:
+    """Return the task with so many stored pairs, and as many queries as fit into the length at 16 pairs."""
+    queries = min(8 if pairs < 4 else 16, (LONGEST - 4 * pairs - 1) // 4)
+    return AssociativeRecall(n_pairs=pairs, n_keys=KEYS, n_values=KEYS, n_queries=queries)
 
 
 @torch.no_grad()

@@ -138,15 +138,10 @@ def _cell(x: float, y: float, label: str, color: tuple[int, int, int], strength:
 
 
 def capacity() -> str:
-    """Return, for each architecture and rate, the pairs learned and the share of stored values named."""
-    return "\n\n".join(map(_capacity, _by(rows("capacity"), lambda row: row.setting.split()[0]).values()))
-
-
-def _capacity(of_keys: Sequence[Row]) -> str:
-    """The table of the networks on one number of keys."""
-    sizes, found = sorted(_shares(of_keys)), list[tuple[str, ...]]()
-    head = ("architecture", "parameters", "optimizer", "lr", "named", *(f"{n} pairs" for n in sizes))
-    for (name, lr), own in _by(of_keys, lambda row: (f"{row.architecture} {row.setting}", row.lr)).items():
+    """Return, for each architecture, training and rate, the pairs learned and the share of stored values named."""
+    sizes, found = sorted(_shares(rows("capacity"))), list[tuple[str, ...]]()
+    head = ("architecture", "parameters", "training", "lr", "named", *(f"{n} pairs" for n in sizes))
+    for (name, lr), own in _by(rows("capacity"), lambda row: (f"{row.architecture} {row.setting}", row.lr)).items():
         n, shares = next(row.value for row in own if row.quantity == "parameters"), _shares(own)
         learned = [p for p in sizes if shares[p] >= NAMED]
         up_to = f"{max(learned)} pairs" if learned else "none"
@@ -157,7 +152,7 @@ def _capacity(of_keys: Sequence[Row]) -> str:
 
 def capacity_plot() -> str:
     """Return the chart: share of stored values named against the number of stored pairs, at each best rate."""
-    swept = [row for row in rows("capacity") if row.setting.startswith(f"{KEYS} keys")]
+    swept = [row for row in rows("capacity") if row.setting == f"{KEYS} keys, muon"]
     sizes, parts = sorted(_shares(swept)), list[str]()
     left, top, width, height = 70.0, 20.0, 520.0, 300.0
 
