@@ -957,7 +957,7 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
                 diagnosis.save(out)
     except OutputFault:
         with contextlib.suppress(OutputFault):  # the first fault is reported
-            tell(summary)
+            tell(measured.summary())
         raise
     try:
         tell(summary, f"report: {out / HTML}", *replaced)

@@ -84,6 +84,11 @@ def test_diagnose_prints_and_saves_the_same_numbers(folder: Path, capsys: pytest
     assert all(number_text(line.value) in summary and number_text(line.low) in summary for line in first)
 
 
+def test_what_diagnose_prints_with_a_page_fits_a_screen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "tiny", "--n", "19", "--n-untrained", "0", "--out", "runs/tiny"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) < 20
+
+
 def test_diagnose_without_out_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = entries(folder)
     assert main(["diagnose", "tiny", *QUICK]) == 0

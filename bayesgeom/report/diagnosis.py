@@ -162,16 +162,18 @@ class Diagnosis(Mapping[str, Report]):
         below a line that says so.
 
         Args:
-            page: The page that has the rest, such as "report.html": only six numbers follow the answer then.
+            page: The page that has the rest, such as "report.html": then only five numbers follow the answer, and what
+                was skipped.
         """
         from bayesgeom.report.render import summary
         from bayesgeom.report.sentences import opening_of_all
 
         answer, blocks = self.answer, dict[str, list[tuple[str, Headline]]]()
         opening = opening_of_all(self.reports) if answer is None else [answer_text(answer), answer_details(answer)]
+        notes = [*self._skipped_notes()] if page else [*self._notes()]
         for name, line in self.headlines():
             blocks.setdefault(gate_text(answer, self.reports[name]), []).append((name, line))
-        return summary(self.title, opening, dict(sorted(blocks.items())), list(self._notes()), page)
+        return summary(self.title, opening, dict(sorted(blocks.items())), notes, page)
 
     def _notes(self) -> Iterator[str]:
         """Yield what limits the measurement, and what was not measured."""
@@ -190,10 +192,13 @@ class Diagnosis(Mapping[str, Report]):
             yield f"foreign forward hooks: {', '.join(foreign)}"
         for name, own in (source.get(LAYERS) or {}).items():
             yield f"{name}: only layers {', '.join(map(str, own))}"
-        for name, reason in self.skipped.items():
-            yield f"skipped {name}: {reason}"
+        yield from self._skipped_notes()
         if self.inapplicable:
             yield f"not applicable to this task: {', '.join(self.inapplicable)}"
+
+    def _skipped_notes(self) -> Iterator[str]:
+        for name, reason in self.skipped.items():
+            yield f"skipped {name}: {reason}"
 
     def plot(self) -> "Figure":
         """Return the figure of the first report; `diagnosis[name].plot()` draws the others.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from bayesgeom.core import WIDTH, Reason, Verdict, counted, labeled_text, number_text, shortened, text_width
+from bayesgeom.core import WIDTH, Reason, Verdict, labeled_text, number_text, shortened, text_width
 from bayesgeom.report.tables import Headline
 from bayesgeom.report.theme import CONFIG
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ROWS, NOTES, LABEL = 16, 16, 70  # of what `print(result)` shows, and letters of a label in 100 columns
-BRIEF = 6  # rows where a page has the rest
+BRIEF = 5  # rows where a page has the rest
+_HEADINGS = ("measured", "value", "95 % interval", "baseline", "verdict")
+_LEVEL, _REASON = 14, 24  # letters of a baseline that are always kept, and columns of a verdict before it wraps
 _MIME = "application/vnd.plotly.v1+json"
 _BEATS = {"yes": "beats every baseline", "barely": "barely beats every baseline", "no": "does not beat every baseline"}
 
@@ -71,8 +73,8 @@ def summary(
         blocks: Headlines with the name of their report, or "", by the line above their table, or ""; the most important
             ones first.
         notes: Remarks below the tables, such as what was not measured.
-        page: The page that has the rest: six numbers follow the answer, a line each, the first of each report, and no
-            notes. "": as much as fits on a screen.
+        page: The page that has the rest: a few numbers follow the answer, of several reports the first of each. "": as
+            much as fits on a screen.
     """
     from rich.console import Console
 
@@ -82,61 +84,77 @@ def summary(
     for sentence in opening:
         console.print(sentence)
     every = [own for lines in blocks.values() for own in lines]
-    n_reports, room = len({name for name, _ in every}), BRIEF if page else ROWS
-    shown = list[Headline]()
+    has_names, shown = len({name for name, _ in every}) > 1, list[Headline]()
     for above, lines in blocks.items():
-        lines = (_first(lines, of_each=n_reports > 1) if page else lines)[: room - len(shown)]
-        console.print()
-        if above and lines:
-            console.print(f"{above}\n")
-        console.print(_table(lines, names=n_reports > 1 and not page, most=LABEL * width // WIDTH, is_brief=bool(page)))
+        left = (BRIEF if page else ROWS) - len(shown)
+        lines = (_first_of_each(lines) if page and has_names else lines)[:left]
+        if not lines:
+            continue
+        console.print(f"\n{above}\n" if above else "")
+        console.print(_brief(lines, width) if page else _table(lines, has_names=has_names, most=LABEL * width // WIDTH))
         shown += [line for _, line in lines]
-    if any(line.chosen_of > 1 for line in shown) and not page:
+    if len(every) > len(shown):
+        console.print(f"… and {len(every) - len(shown)} more: see {page or 'to_pandas()'}")
+    if any(line.chosen_of > 1 for line in shown):
         notes = [*notes, "the interval of a largest or smallest entry allows for its choice"]
-    n_more, n_notes = len(every) - len(shown), len(notes) * bool(page)
-    left = [f"{n_more} more"] * (n_more > 0) + [counted(n_notes, "note")] * (n_notes > 0)
-    if left:
-        console.print(f"… and {', '.join(left)}: see {page or 'to_pandas()'}")
-    notes = [] if page else notes
-    if notes:
+    if notes and not page:
         console.print()
     for note in notes[:NOTES]:
         console.print(textwrap.shorten(note, 2 * width, placeholder=" …"))
     if len(notes) > NOTES:
-        console.print(f"… and {len(notes) - NOTES} more notes: see skipped")
+        console.print(f"… and {len(notes) - NOTES} more notes: see {page or 'skipped'}")
     return "\n".join(text.rstrip() for text in console.file.getvalue().rstrip().split("\n"))  # type: ignore[attr-defined]
 
 
-def _first(lines: Sequence[tuple[str, Headline]], *, of_each: bool) -> Sequence[tuple[str, Headline]]:
-    """Return the lines with a value, or all if none has one; the first of each report."""
-    known = [own for own in lines if not math.isnan(own[1].value)] or lines
-    return [own for at, own in enumerate(known) if not (of_each and own[0] in [name for name, _ in known[:at]])]
+def _first_of_each(lines: Sequence[tuple[str, Headline]]) -> Sequence[tuple[str, Headline]]:
+    """Return the first line of each report, those without a value last."""
+    first = [own for at, own in enumerate(lines) if own[0] not in [name for name, _ in lines[:at]]]
+    return sorted(first, key=lambda own: math.isnan(own[1].value))
 
 
-def _table(lines: Sequence[tuple[str, Headline]], *, names: bool, most: int, is_brief: bool) -> "Table":
-    """Return headlines as a table, below the name of their report if there are several; cells of `most` letters.
+def _cells(line: Headline) -> tuple[str, str, str, str, str]:
+    """Return label, value, interval, strongest baseline and verdict."""
+    level = f"{line.levels[0].bound}{number_text(line.baseline)} {line.baseline_name}" if line.levels else "–"
+    verdict = f"{line.verdict or '–'}{f' ({line.why})' if line.why else ''}"
+    return line.label, line.value_text, interval_cell(line), level, verdict
 
-    A brief table has a line for each, without reasons; the first and the fourth column are cut where they do not fit.
-    """
+
+def _table(lines: Sequence[tuple[str, Headline]], *, has_names: bool, most: int) -> "Table":
+    """Return headlines as a table, below the name of their report if there are several; cells of `most` letters."""
     from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
 
-    def cell(text: str) -> "Text":
-        if is_brief:
-            return Text(" ".join(text.split()), no_wrap=True, overflow="ellipsis")
-        return Text(shortened(text, most))
+    table = _headed()
+    for at, (name, line) in enumerate(lines):
+        if has_names and name not in [other for other, _ in lines[:at]]:
+            table.add_row(shortened(name, most))
+        label, value, interval, level, verdict = _cells(line)
+        table.add_row(
+            Padding(shortened(label, most), (0, 0, 0, 2 * has_names)), value, interval, shortened(level, most), verdict
+        )
+    return table
+
+
+def _brief(lines: Sequence[tuple[str, Headline]], width: int) -> "Table":
+    """Return headlines as a table of few lines: names of baselines are cut before labels wrap."""
+    labels = [line.label for _, line in lines]
+    table = _headed()
+    rows = [
+        (f"{name}: {label}" if name and labels.count(label) > 1 else label, *rest)
+        for (name, line), (label, *rest) in zip(lines, (_cells(line) for _, line in lines), strict=True)
+    ]
+    widest = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
+    room = width - sum(widest[:3]) - min(widest[4], _REASON) - 2 * len(widest)
+    for label, value, interval, level, verdict in rows:
+        table.add_row(shortened(label, 2 * LABEL), value, interval, shortened(level, max(_LEVEL, room)), verdict)
+    return table
+
+
+def _headed() -> "Table":
+    from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="none")
-    for heading in ("measured", "value", "95 % interval", "baseline", "verdict"):
+    for heading in _HEADINGS:
         table.add_column(heading, no_wrap=heading in ("value", "95 % interval"))
-    for at, (name, line) in enumerate(lines):
-        if names and name not in [other for other, _ in lines[:at]]:
-            table.add_row(shortened(name, most))
-        level = f"{line.levels[0].bound}{number_text(line.baseline)} {line.baseline_name}" if line.levels else "–"
-        verdict = f"{line.verdict or '–'}{f' ({line.why})' if line.why and not is_brief else ''}"
-        label = Padding(cell(line.label), (0, 0, 0, 2 * names))
-        table.add_row(label, line.value_text, interval_cell(line), cell(level), verdict)
     return table
 
 

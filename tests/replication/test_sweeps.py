@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from bayesgeom.core import Trials
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.training.recipes import Recipe
@@ -86,6 +87,20 @@ def test_the_depths_have_equal_parameters(table: Path) -> None:
     assert [row.setting for row in found if row.at] == ["depth 1 length 3", "depth 2 length 3"]
     sizes = [row.value for row in found if row.quantity == "parameters"]
     assert len(sizes) == 2 and max(sizes) <= 1.02 * min(sizes)
+
+
+def test_each_process_of_a_mixture_is_measured_alone(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exact answers, but for the first of both symbols, which is uniform: only its own KL is left."""
+
+    def answers(_: nn.Module, trials: Trials) -> torch.Tensor:
+        joint = trials.at_scored(trials.predictive).unflatten(-1, (3, 2))
+        return (joint.sum(-2, keepdim=True) / 3).expand_as(joint).flatten(-2).log()
+
+    monkeypatch.setattr(sweeps, "_answers", answers)
+    sweeps.sweep("mixed", steps=1, only=("both",), table=table)
+    found = {(row.setting, row.at): row.value for row in sweeps.read(table) if row.quantity == "kl_bits"}
+    assert found["both", "second"] == pytest.approx(0, abs=1e-12)
+    assert found["both", "first"] == pytest.approx(found["both", "both"]) and found["both", "first"] > 0.01
 
 
 def test_cells_that_do_not_exist_are_refused(table: Path) -> None:

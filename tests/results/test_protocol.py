@@ -1,6 +1,7 @@
 """What every result offers, report and diagnosis alike: text, a notebook cell, tables, datasets, pages and files."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -67,9 +68,22 @@ def test_what_is_printed_fits_the_terminal(n_lines: int, report: PlantedReport) 
     assert ("more notes: see skipped" in str(many)) == (n_lines + 1 > NOTES)
     brief, one = many.summary("report.html").splitlines(), replace(report, n_lines=50).summary("report.html")
     head = next(at for at, line in enumerate(brief) if line.startswith("measured"))
-    assert len(brief[head:]) == 2 + min(n_lines, BRIEF) and max(map(len, brief)) <= WIDTH
-    assert brief[-1].endswith("notes: see report.html") and "skipped" not in brief[-2]
-    assert one.endswith(f"… and {2 * 50 - BRIEF} more: see report.html") and "missing" not in one
+    assert max(map(len, brief)) <= WIDTH and sum("0.25 … 0.5" in line for line in brief[head:]) == min(n_lines, BRIEF)
+    assert one.endswith(f"… and {2 * 50 - BRIEF} more: see report.html"), "a single report has its first lines"
+
+
+def test_with_a_page_a_few_numbers_and_what_was_skipped_remain() -> None:
+    first, missing = (Headline(metric=name, label="kl", value=value) for name, value in (("a", 1.0), ("b", math.nan)))
+    blocks = {"": [("lens", missing), ("lens", first), ("a", first), ("b", first)], "gate": [("z", first)] * 9}
+    lines = summary("title", [], blocks, ["skipped x: too large"], "report.html").splitlines()
+    assert [line.split()[:3] for line in lines[3:6]] == [["a:", "kl", "1"], ["b:", "kl", "1"], ["lens:", "kl", "–"]]
+    assert lines[6:] == ["", "gate", "", lines[2], lines[-3], "… and 9 more: see report.html", "skipped x: too large"]
+    full = {"": [(str(at), first) for at in range(BRIEF)], "gate": [("z", first)]}
+    assert "gate" not in summary("title", [], full, [], "report.html"), "no line above a table without rows"
+    level = Level(name="a name of a baseline that is long", value=0.5)
+    label = "a label that has more letters than most others"
+    cut = summary("title", [], {"": [("", replace(first, label=label, levels=(level,)))]}, [], "report.html")
+    assert label in cut and "0.5 a name of a ba…" in cut, "names of baselines are cut first"
 
 
 def test_a_report_prints_its_answer_and_its_headlines(report: PlantedReport) -> None:

@@ -40,18 +40,22 @@ def values_of(run: Run, folder: Path) -> dict[str, Value]:
 
 
 def _tabled(number: Number, table: Path) -> Value:
-    """A number of the sweeps, the largest of its rows, such as learning rates: `variant` is architecture and place.
+    """A number of the sweeps: `variant` is architecture and place, or architecture, setting and place.
 
-    A `layer` restricts the rows to one block.
+    A `layer` restricts the rows to one block. Of several rows, such as learning rates, `reduce` states which.
     """
-    wanted = (number.probe, number.metric, number.variant)
     block = "" if number.layer is None else f"block {number.layer}"
-    every = [row for row in read(table) if (row.sweep, row.quantity, f"{row.architecture}, {row.at}") == wanted]
-    found = [row for row in every if block in ("", row.setting)]
-    if not found:
-        named = " / ".join(filter(None, (*map(str, wanted), block)))
-        raise InvalidArgument(f"number {number.name!r}: {table} has no row of {named}.")
-    best = max(found, key=lambda row: row.value)
+    found = [
+        row
+        for row in read(table)
+        if (row.sweep, row.quantity) == (number.probe, number.metric)
+        and number.variant in (f"{row.architecture}, {row.at}", f"{row.architecture}, {row.setting}, {row.at}")
+        and block in ("", row.setting)
+    ]
+    if not found or (len(found) > 1 and number.reduce == "only"):
+        named = " / ".join(filter(None, (number.probe, number.metric, number.variant, block)))
+        raise InvalidArgument(f"number {number.name!r}: {table} has {len(found)} rows of {named}.")
+    best = (max if number.reduce == "max" else min)(found, key=lambda row: row.value)
     return Value(value=best.value, lo=best.lower, hi=best.upper, baseline=math.nan)
 
 

@@ -55,7 +55,8 @@ def pools() -> str:
         seeds = _by(own, lambda row: str(row.seed))
         last = [_last(of, at, observer) for at, observer in _SHOWN for of in seeds.values()]
         shown = [_over(last[i * len(seeds) : (i + 1) * len(seeds)]) for i in range(len(_SHOWN))]
-        lowest = [min(_of(of, "fresh", "generalizing"), key=lambda row: row.value) for of in seeds.values()]
+        trained = [[row for row in _of(of, "fresh", "generalizing") if row.step] for of in seeds.values()]
+        lowest = [min(of, key=lambda row: row.value) for of in trained]
         steps = sorted({row.step for row in lowest})
         least = _over([row.value for row in lowest])
         found.append((pool.removeprefix("pool "), str(len(seeds)), *shown, least, ", ".join(map(str, steps))))
@@ -185,7 +186,7 @@ def depth() -> str:
     found, lengths = _depths(), sorted({int(setting.split()[-1]) for setting in _depths()})
     layers = sorted({int(setting.split()[1]) for setting in found})
     head = ("layers", *(f"{n} symbols" for n in lengths))
-    return markdown(head, [(str(d), *(_over(found[f"depth {d} length {n}"]) for n in lengths)) for d in layers])
+    return markdown(head, [(str(d), *(_over(found.get(f"depth {d} length {n}", [])) for n in lengths)) for d in layers])
 
 
 def depth_plot() -> str:
@@ -199,7 +200,9 @@ def depth_plot() -> str:
     for i, d in enumerate(layers):
         parts.append(text(_LEFT - 8, _TOP + _ROW * i + 17, f"{d} layer{'s' * (d > 1)}", anchor="end"))
         for j, n in enumerate(lengths):
-            value = mean(found[f"depth {d} length {n}"])
+            if (setting := f"depth {d} length {n}") not in found:
+                continue
+            value = mean(found[setting])
             strength = math.log(value / least) / span if span else 0.0
             parts += _cell(_LEFT + _CELL * j, _TOP + _ROW * i, f"{value:.2g}", _NEAR["memorizing"], strength)
     bottom = _TOP + _ROW * len(layers)
@@ -273,7 +276,9 @@ def _last(own: Iterable[Row], at: str, observer: str) -> float:
 
 
 def _over(values: Sequence[float]) -> str:
-    """The mean over seeds with their range."""
+    """The mean over seeds with their range; a dash for a cell that was not trained."""
+    if not values:
+        return "–"
     least, most = number_text(min(values)), number_text(max(values))
     return number_text(mean(values)) + (f" ({least} to {most})" if len(values) > 1 else "")
 

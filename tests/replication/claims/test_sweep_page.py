@@ -74,6 +74,14 @@ def test_the_crossing_is_interpolated_between_pools(table: Path) -> None:
     assert (least.strip(), step.strip()) == ("5 (5 to 5)", "10")
 
 
+def test_cells_that_were_not_trained_are_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = [row for row in depth_rows() if row.setting not in ("depth 2 length 64", "second")]
+    monkeypatch.setattr(sweep_page, "rows", lambda sweep: [row for row in planted if row.sweep == sweep])
+    assert sweep_page.depth().splitlines()[-1] == "| 2 | 1 (0.5 to 1.5) | – |"
+    assert len(ET.fromstring(sweep_page.depth_plot()).findall(f"{SVG}rect")) == 1 + 3
+    assert sweep_page.mixed().splitlines()[-1].endswith("| 2 (2 to 2) | – |")
+
+
 def test_the_plots_show_every_cell(table: Path) -> None:
     cells = ET.fromstring(sweep_page.pools_plot()).findall(f"{SVG}rect")
     assert len(cells) == 1 + 2 * 3 * 3  # a background; panels, pools, and steps: 0, 10 and the end
@@ -99,12 +107,15 @@ def test_the_table_states_what_each_rate_learned(table: Path) -> None:
 
 
 def test_a_claim_reads_the_best_rate(table: Path) -> None:
-    number = Number(name="n", label="", probe="capacity", metric="share_named", variant="lstm, 4 pairs")
+    only = Number(name="n", label="", probe="capacity", metric="share_named", variant="lstm, 32 keys, muon, 4 pairs")
+    with pytest.raises(InvalidArgument, match="has 2 rows of capacity / share_named / lstm, 32 keys, muon, 4 pairs"):
+        values_of(Run(name="run", numbers={"n": only}), table)
+    number = replace(only, variant="lstm, 4 pairs", reduce="max")
     (value,) = values_of(Run(name="run", numbers={"n": number}), table).values()
     assert (value.value, value.lo, value.hi) == (0.98, 0.73, 1.23)
     assert origin_of(table).n == sweeps.N_HELD_OUT
     other = Number(name="n", label="", probe="capacity", metric="share_named", variant="lstm, 5 pairs")
-    with pytest.raises(InvalidArgument, match="has no row of capacity / share_named / lstm, 5 pairs"):
+    with pytest.raises(InvalidArgument, match="has 0 rows of capacity / share_named / lstm, 5 pairs"):
         values_of(Run(name="run", numbers={"n": other}), table)
 
 
@@ -113,7 +124,9 @@ def test_a_claim_reads_one_block() -> None:
     numbers = {str(block): replace(own, layer=block) for block in (1, 2, 3)}
     values = [found.value for found in values_of(Run(name="run", numbers=numbers), sweeps.TABLE).values()]
     assert values == sorted(values) and values[0] < values[-1]
-    with pytest.raises(InvalidArgument, match="no row of rescue / share_own / transformer, whole, matched / block 4"):
+    with pytest.raises(
+        InvalidArgument, match="has 0 rows of rescue / share_own / transformer, whole, matched / block 4"
+    ):
         values_of(Run(name="run", numbers={"n": replace(own, layer=4)}), sweeps.TABLE)
 
 
