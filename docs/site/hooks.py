@@ -108,7 +108,8 @@ def _reference() -> dict[str, str]:
 def _executed(path: Path) -> str:
     """Run a notebook of the gallery, and return it as a page; its figures are drawn by plotly in the browser."""
     notebook: Any = nbformat.read(path, as_version=4)
-    environment = {**os.environ, "PLOTLY_RENDERER": "plotly_mimetype", "PYTHONPATH": str(ROOT)}
+    # One thread each, since one notebook runs on each core: two threads each took several times as long.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PLOTLY_RENDERER": "plotly_mimetype", "PYTHONPATH": str(ROOT)}
     NotebookClient(notebook, timeout=600).execute(env=environment)
     return _page(notebook, source=f"examples/gallery/{path.name}")
 
