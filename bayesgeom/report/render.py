@@ -136,12 +136,10 @@ def _table(lines: Sequence[tuple[str, Headline]], *, has_names: bool, most: int)
 
 def _brief(lines: Sequence[tuple[str, Headline]], width: int) -> "Table":
     """Return headlines as a table of few lines: names of baselines are cut before labels wrap."""
-    labels = [line.label for _, line in lines]
-    table = _headed()
-    rows = [
-        (f"{name}: {label}" if name and labels.count(label) > 1 else label, *rest)
-        for (name, line), (label, *rest) in zip(lines, (_cells(line) for _, line in lines), strict=True)
-    ]
+    table, labels, rows = _headed(), [line.label for _, line in lines], list[tuple[str, ...]]()
+    for name, line in lines:
+        label, *rest = _cells(line)
+        rows.append((f"{name}: {label}" if name and labels.count(label) > 1 else label, *rest))
     widest = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
     room = width - sum(widest[:3]) - min(widest[4], _REASON) - 2 * len(widest)
     for label, value, interval, level, verdict in rows:

@@ -150,17 +150,16 @@ def sweep(
     Raises:
         UnknownName: `only` has a name that is none of these.
     """
-    allowed = {
-        "pools": [str(pool) for pool in POOLS],
-        "capacity": list(COMPARED),
-        "depth": [str(n) for n in LENGTHS],
-        "mixed": list(_mixed_tasks()),
+    allowed, made = {
+        "pools": ([str(pool) for pool in POOLS], _pools),
+        "capacity": ([*COMPARED], _capacity),
+        "depth": ([str(n) for n in LENGTHS], _whole),
+        "mixed": ([*_mixed_tasks()], _whole),
     }[name]
     for own in only:
         if own not in allowed:
             raise unknown_name(f"cell of {name}", own, allowed)
     torch.set_num_threads(1)
-    made = {"pools": _pools, "capacity": _capacity, "depth": _whole, "mixed": _whole}[name]
     known = {_key(row) for row in read(table)}
     for seed in seeds:
         for training in _trainings(name, seed, rates=rates, minutes=minutes, steps=steps):

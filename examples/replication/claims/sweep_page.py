@@ -28,7 +28,7 @@ PANELS = {"pool": "sequences of the pool", "fresh": "sequences of new chains"}
 COLORS = {"transformer": "#1b6ca8", "mamba": "#c1432e", "mamba2": "#b8860b", "rwkv": "#1b7f5c", "lstm": "#6b4c9a"}
 _NEAR = {"memorizing": (193, 96, 40), "generalizing": (27, 108, 168)}
 _LEFT, _TOP, _CELL, _ROW, _GAP = 90.0, 34.0, 52.0, 26.0, 70.0  # pixels
-Key = TypeVar("Key", str, float, tuple[str, float], tuple[str, int])
+Key = TypeVar("Key", str, float, tuple[str, float], tuple[str, int], tuple[int, int])
 _END = -1  # the last measured step of each training
 _STRONG = 0.1  # bits at which the color of a cell is full
 
@@ -170,7 +170,7 @@ def capacity_plot() -> str:
     lines = {"one of the stored values": ("#9a9a9a", [(n, 1 / n) for n in sizes])}
     for name, own in _by(swept, lambda row: row.architecture).items():
         rates = _by(own, lambda row: (row.setting, row.lr)).values()
-        shares = [[_shares(of)[n] for n in sizes] for of in rates]
+        shares = [[found[n] for n in sizes] for found in map(_shares, rates)]
         lines[name] = (COLORS[name], list(zip(sizes, max(shares, key=sum), strict=True)))
     for i, (name, (color, points)) in enumerate(lines.items()):
         ends = [at(n, share) for n, share in points]
@@ -183,38 +183,36 @@ def capacity_plot() -> str:
 
 def depth() -> str:
     """Return the KL to the exact observer for each number of layers and each length."""
-    found, lengths = _depths(), sorted({int(setting.split()[-1]) for setting in _depths()})
-    layers = sorted({int(setting.split()[1]) for setting in found})
+    found = _depths()
+    layers, lengths = (sorted(set(own)) for own in zip(*found, strict=True))
     head = ("layers", *(f"{n} symbols" for n in lengths))
-    return markdown(head, [(str(d), *(_over(found.get(f"depth {d} length {n}", [])) for n in lengths)) for d in layers])
+    return markdown(head, [(str(d), *(_over(found.get((d, n), [])) for n in lengths)) for d in layers])
 
 
 def depth_plot() -> str:
     """Return the heat map: layers by lengths, colored by KL on a logarithmic scale."""
-    found, parts = _depths(), list[str]()
-    places = [(int(setting.split()[1]), int(setting.split()[-1])) for setting in found]
-    layers, lengths = (sorted(set(own)) for own in zip(*places, strict=True))
-    least = min(mean(own) for own in found.values())
-    span = math.log(max(mean(own) for own in found.values()) / least)
-    parts.append(text(_LEFT, _TOP - 8, "KL to the exact observer (bits)"))
-    for i, d in enumerate(layers):
-        parts.append(text(_LEFT - 8, _TOP + _ROW * i + 17, f"{d} layer{'s' * (d > 1)}", anchor="end"))
-        for j, n in enumerate(lengths):
-            if (setting := f"depth {d} length {n}") not in found:
-                continue
-            value = mean(found[setting])
-            strength = math.log(value / least) / span if span else 0.0
-            parts += _cell(_LEFT + _CELL * j, _TOP + _ROW * i, f"{value:.2g}", _NEAR["memorizing"], strength)
+    found = {place: mean(own) for place, own in sorted(_depths().items())}
+    layers, lengths = (sorted(set(own)) for own in zip(*found, strict=True))
+    least, span = min(found.values()), math.log(max(found.values()) / min(found.values()))
+    parts = [text(_LEFT, _TOP - 8, "KL to the exact observer (bits)")]
+    parts += [
+        text(_LEFT - 8, _TOP + _ROW * i + 17, f"{d} layer{'s' * (d > 1)}", anchor="end") for i, d in enumerate(layers)
+    ]
+    for (d, n), value in found.items():
+        x, y = _LEFT + _CELL * lengths.index(n), _TOP + _ROW * layers.index(d)
+        strength = math.log(value / least) / span if span else 0.0
+        parts += _cell(x, y, f"{value:.2g}", _NEAR["memorizing"], strength)
     bottom = _TOP + _ROW * len(layers)
     parts += [text(_LEFT + _CELL * (j + 0.5), bottom + 15, str(n), anchor="middle") for j, n in enumerate(lengths)]
     parts.append(text(_LEFT + _CELL * len(lengths) / 2, bottom + 31, "symbols in a sequence", anchor="middle"))
     return svg("KL by layers and length", max(360.0, _LEFT + _CELL * len(lengths) + 12), bottom + 42, parts)
 
 
-def _depths() -> dict[str, list[float]]:
-    """KL of every seed, by setting."""
+def _depths() -> dict[tuple[int, int], list[float]]:
+    """KL of every seed, by layers and length, from settings such as "depth 2 length 8"."""
     own = [row for row in rows("depth") if row.quantity == "kl_bits"]
-    return {setting: [row.value for row in of] for setting, of in _by(own, lambda row: row.setting).items()}
+    found = _by(own, lambda row: (int(row.setting.split()[1]), int(row.setting.split()[-1])))
+    return {place: [row.value for row in of] for place, of in found.items()}
 
 
 def mixed() -> str:
@@ -241,16 +239,17 @@ def boundary() -> str:
     return markdown(("trained on", "bits", *(str(1 + place) for place in range(places))), found)
 
 
-def _with_plot(name: str, table: Callable[[], str], title: str) -> Callable[[], str]:
-    """The part of a sweep: its table and its plot, once it has rows."""
-    return lambda: f"{table()}\n\n![{title}](plots/{name}.svg)" if rows(name) else "Not trained yet."
+def _part(name: str, table: Callable[[], str], title: str = "") -> Callable[[], str]:
+    """The part of a sweep: its table and, with a title, its plot, once it has rows."""
+    plot = f"\n\n![{title}](plots/{name}.svg)" if title else ""
+    return lambda: f"{table()}{plot}" if rows(name) else "Not trained yet."
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
-    "pools": _with_plot("pools", pools, "Which observer is nearer, by pool and step"),
-    "capacity": _with_plot("capacity", capacity, "Share of stored values named against stored pairs"),
-    "depth": _with_plot("depth", depth, "KL by layers and length"),
-    "mixed": lambda: mixed() if rows("mixed") else "Not trained yet.",
+    "pools": _part("pools", pools, "Which observer is nearer, by pool and step"),
+    "capacity": _part("capacity", capacity, "Share of stored values named against stored pairs"),
+    "depth": _part("depth", depth, "KL by layers and length"),
+    "mixed": _part("mixed", mixed),
     "boundary": boundary,
 }
 DRAWN: Mapping[str, Callable[[], str]] = {"pools": pools_plot, "capacity": capacity_plot, "depth": depth_plot}
