@@ -14,7 +14,7 @@ import bayesgeom
 from bayesgeom.report.storage import quantities_of
 
 EXPECTED = Path(__file__).parent / "expected.json"
-PER_ESTIMATE = 2  # recorded entries of one estimate: spread evenly over those with a value
+PER_ESTIMATE = 4  # recorded entries of one estimate: spread evenly over those with a value
 OF_THE_STUDY = {"pass_thresholds"}
 
 
@@ -33,13 +33,66 @@ def _swapped() -> Mapping[str, Any]:
     return {"intervention": bayesgeom.intervene("bijection-transformer", subspace="frame", kind=design, n=48)}
 
 
+def _answered(checkpoint: str) -> Callable[[], Mapping[str, Any]]:
+    """The predictions alone: agreement with the exact posterior, evidence response, audit."""
+    return lambda: {
+        "evidence_response": bayesgeom.evidence_response(checkpoint, n=48),
+        "evidence_response single": bayesgeom.evidence_response(checkpoint, ages=[1, 3], single=True, n=32),
+        "audit": bayesgeom.audit(checkpoint, n=48),
+    }
+
+
+def _circuits() -> Mapping[str, Any]:
+    model = bayesgeom.load("bijection-v20-repeats")
+    clean, corrupted = model.task.sample_pair(6, seed=0)
+    return {
+        "contributions": bayesgeom.contributions(model, n=32),
+        "paths": bayesgeom.paths("mess3-small", n=32),
+        "patch": bayesgeom.patch(model, clean, corrupted, "z"),
+    }
+
+
+def _trained() -> Mapping[str, Any]:
+    return {**bayesgeom.training_dynamics("bijection-formation", n=16)}
+
+
+def _watched() -> Mapping[str, Any]:
+    from bayesgeom.monitor import Monitor, Settings
+
+    model = bayesgeom.load("mess3-small")
+    watch = Monitor(model.module, model.task, every=1, settings=Settings(n=8, seed=0))
+    for step in range(3):
+        watch(step)
+    return {"monitor": watch.report()}
+
+
+def _lenses() -> Mapping[str, Any]:
+    return {**bayesgeom.diagnose("mess3-small", n=64, n_untrained=1, probes=["fitted_lens", "posterior_lens"])}
+
+
 DIAGNOSED = ("bijection-v20-repeats", "bijection-v20-llama", "hmm-s5", "mess3-small", "bijection-lstm", "recall-mamba")
+NEW_TASKS = (
+    "binding-transformer",
+    "causal-graph-lstm",
+    "change-point-transformer",
+    "dice-lstm",
+    "dirichlet-markov-lstm",
+    "linear-gaussian-lstm",
+    "linear-regression-transformer",
+    "product-lstm",
+)
 CASES: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     **{f"diagnose {name}": _diagnosed(name) for name in (*DIAGNOSED, "repeats-mlp")},
     "ablate repeats-transformer": _ablated("repeats-transformer", "all", "mean"),
     "ablate mess3-small": _ablated("mess3-small", "heads", "resample"),
     "ablate bijection-v20-llama": _ablated("bijection-v20-llama", "heads", "zero"),
     "swap bijection-transformer": _swapped,
+    **{f"diagnose {name}": _diagnosed(name) for name in NEW_TASKS},
+    **{f"answer {name}": _answered(name) for name in ("dice-transformer", "sticky-small")},
+    "lenses mess3-small": _lenses,
+    "circuits": _circuits,
+    "dynamics bijection-formation": _trained,
+    "monitor mess3-small": _watched,
     "length hmm-lstm": lambda: {"length": bayesgeom.length_generalization("hmm-lstm", lengths=[20, 30], n=32)},
 }
 
