@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from bayesgeom import monitor as monitor
     from bayesgeom import subspaces as subspaces
     from bayesgeom import tasks as tasks
-    from bayesgeom.ablations.run import ablate as ablate
-    from bayesgeom.audits.run import audit as audit
     from bayesgeom.circuits.direct import contributions as contributions
     from bayesgeom.circuits.edges import paths as paths
     from bayesgeom.circuits.patching import patch as patch
@@ -64,14 +62,16 @@ if TYPE_CHECKING:
     from bayesgeom.dynamics.run import training_dynamics as training_dynamics
     from bayesgeom.generalization.comparison import compare as compare
     from bayesgeom.generalization.length import length_generalization as length_generalization
-    from bayesgeom.generalization.relabeling import relabeling_invariance as relabeling_invariance
-    from bayesgeom.generalization.response import evidence_response as evidence_response
     from bayesgeom.generalization.sweeps import sweep as sweep
     from bayesgeom.gradients.run import gradient_laws as gradient_laws
     from bayesgeom.gradients.run import gradient_movement as gradient_movement
     from bayesgeom.interventions.onwards import erase_onwards as erase_onwards
     from bayesgeom.interventions.run import fit_subspace as fit_subspace
     from bayesgeom.interventions.run import intervene as intervene
+    from bayesgeom.measurements.ablation import ablate as ablate
+    from bayesgeom.measurements.audit import audit as audit
+    from bayesgeom.measurements.evidence_response import evidence_response as evidence_response
+    from bayesgeom.measurements.relabeling import relabeling_invariance as relabeling_invariance
     from bayesgeom.models.adapters.wrapping import wrap as wrap
     from bayesgeom.models.checkpoint_files import checkpoints as checkpoints
     from bayesgeom.models.hub import publish as publish
@@ -85,9 +85,9 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
-    "ablate": "bayesgeom.ablations.run",
+    "ablate": "bayesgeom.measurements.ablation",
     "as_model": "bayesgeom.models.resolve",
-    "audit": "bayesgeom.audits.run",
+    "audit": "bayesgeom.measurements.audit",
     "BayesGeomError": "bayesgeom.core.errors",
     "capture": "bayesgeom.diagnosis.recording",
     "checkpoints": "bayesgeom.models.checkpoint_files",
@@ -96,7 +96,7 @@ _HOMES = {
     "diagnose": "bayesgeom.diagnosis.run",
     "Diagnosis": "bayesgeom.report.diagnosis",
     "erase_onwards": "bayesgeom.interventions.onwards",
-    "evidence_response": "bayesgeom.generalization.response",
+    "evidence_response": "bayesgeom.measurements.evidence_response",
     "fit_subspace": "bayesgeom.interventions.run",
     "gradient_laws": "bayesgeom.gradients.run",
     "gradient_movement": "bayesgeom.gradients.run",
@@ -106,7 +106,7 @@ _HOMES = {
     "load": "bayesgeom.models.resolve",
     "load_report": "bayesgeom.report.diagnosis",
     "paths": "bayesgeom.circuits.edges",
-    "relabeling_invariance": "bayesgeom.generalization.relabeling",
+    "relabeling_invariance": "bayesgeom.measurements.relabeling",
     "patch": "bayesgeom.circuits.patching",
     "publish": "bayesgeom.models.hub",
     "sweep": "bayesgeom.generalization.sweeps",

@@ -8,7 +8,7 @@ from interval_row import Ends, Row, stacked
 
 from bayesgeom.core.run import WindowScores
 from bayesgeom.generalization.curves import critical_length, discontinuity, mean_along, tokens_to_converge
-from bayesgeom.probes.qk_alignment import trend_of
+from bayesgeom.measurements.qk_alignment import trend_of
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.stats.bootstrap import (
     jackknife_weights,

@@ -11,8 +11,8 @@ from interval_row import Ends, Row
 
 from bayesgeom.core.run import K
 from bayesgeom.core.verdict import Reason
-from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.key_overlap import MAX_NOISE, RANDOM_DIRECTIONS, KeyOverlap
+from bayesgeom.measurements.base import planted_run, planted_trials
+from bayesgeom.measurements.key_overlap import MAX_NOISE, RANDOM_DIRECTIONS, KeyOverlap
 from bayesgeom.stats.bootstrap import MAX_GROUPS, jackknife_weights, linearized_draws, percentile_interval
 from bayesgeom.stats.overlap import mean_overlap_interval, overlap_rows, overlaps, random_overlaps, squared_lengths
 from examples.replication.thresholds import MAX_SEQUENCES, OVERLAP

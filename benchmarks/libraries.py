@@ -134,7 +134,7 @@ def probe_read_out_rows(rng: np.random.Generator) -> None:
     Targets of the true beliefs and of five shuffles are read from the whole layer, true ones also from 20 random
     subspaces. `Ridge` reads all targets of the whole layer in one fit; each subspace is a fit of its own.
     """
-    from bayesgeom.probes.belief_readout import N_SUBSPACES, SHUFFLES
+    from bayesgeom.measurements.belief_readout import N_SUBSPACES, SHUFFLES
     from bayesgeom.stats.subspace import random_subspaces
 
     for d, n_hypotheses in ((192, 20), (64, 5)):

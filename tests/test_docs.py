@@ -33,8 +33,8 @@ import bayesgeom
 from bayesgeom.cli import COMMANDS, Machines, Source
 from bayesgeom.core.plugins import discover, values
 from bayesgeom.core.run import Trials
+from bayesgeom.measurements.base import Probe
 from bayesgeom.models.base import Model
-from bayesgeom.probes.base import Probe
 from bayesgeom.subspaces.base import Sample
 from bayesgeom.tasks.base import WindTunnel
 from tests.structure.source import ROOT, assert_none

@@ -1,9 +1,8 @@
-"""`ablate`: run a battery of ablations on new sequences and report the KL increase of each."""
+"""A battery of ablations on new sequences: the exact replay behind `ablate`, and a first-order preview."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import islice
 from pathlib import Path
 from typing import Any, final
@@ -25,7 +24,6 @@ from bayesgeom.ablations.engine import (
     references,
     score_batch,
 )
-from bayesgeom.ablations.inside import N_SHOWN, InsideReport, inside_of
 from bayesgeom.ablations.neurons import strongest_neurons
 from bayesgeom.ablations.report import AblationReport, ablation_report, with_attribution
 from bayesgeom.core import (
@@ -44,92 +42,19 @@ from bayesgeom.core import (
     progress_in,
     with_gradients,
 )
-from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
+from bayesgeom.executors import check_same
+from bayesgeom.measurements.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, numerics, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, load, model_for, scored_task_of
-from bayesgeom.probes.key_overlap import KeyOverlap, overlap_by_view
-from bayesgeom.report import PROGRESS, with_provenance
+from bayesgeom.report import PROGRESS, Report, with_provenance
 from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed, score_task, task_from_config
 
 N_REFERENCE = 256  # sequences that give the means of mean ablation
 N_KEYS = 64  # sequences, at most, that give the key overlap reported with the battery
 _MEANS = 3  # branch of the seed
+Viewer = Callable[["BatteryRun"], Report]  # what a saved report shows of single sequences
 BatchScorer = Callable[[Trials, Trials], BatchScores]  # of a batch and the sequence before it
-
-
-@checked("model", "task")
-def ablate(
-    model: ModelLike,
-    task: TaskLike | None = None,
-    battery: str | Sequence[Ablation] = "all",
-    *,
-    mode: Mode = "mean",
-    n: int = 512,
-    seed: int = 0,
-    out: str | Path | None = None,
-    executor: Executor | Batch | None = None,
-) -> AblationReport:
-    """Measure the KL increase of each ablation of a battery, in bits of KL to the exact posterior.
-
-    Args:
-        model: A model, its name or its directory.
-        task: A task or its name; by default the one that the model was trained on.
-        battery: A name as on the command line ("heads", "attention", "mlps", "layers", "pairs", "all": the first four,
-            each component alone; "neurons": the 64 with the largest estimates; "experts"), or a list of ablations.
-        mode: "zero"; "mean", the task's mean at each position; "resample", the same position of another
-            sequence; or a mode of another package.
-        n: Sequences to draw.
-        seed: Seed of the sequences, means and intervals.
-        out: Directory where progress is saved after every block, so that an interrupted battery continues, and where
-            the finished report is saved in its place, with the viewer on its page.
-        executor: Where blocks of sequences are measured, a job each (see `bayesgeom.executors`); model and battery are
-            then given by their names, and progress is in the jobs' results. Default: this process.
-
-    Returns:
-        The KL increase of every ablation, with paired intervals over sequences.
-
-    Raises:
-        InvalidArgument: n < 1, a layer or head that does not exist, or resampling with one sequence.
-        UnknownName: There is no battery of this name.
-        HookFault: No ablation of the battery changed anything.
-        OutputFault: `out` holds the progress of another battery, or cannot be written.
-        ExecutorFault: A job failed; the others' results are kept.
-
-    Example:
-        >>> import bayesgeom
-        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
-        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
-        >>> module = config.build(seed=0)
-        >>> bayesgeom.ablate(module, task, n=8).kl_increase_bits.value.shape
-        (4,)
-    """
-    sent = None if executor is None else (Batch.of(executor), name_of(model))
-    check_battery(battery, mode)
-    subject, folder = model_for(model, task), None if out is None else Path(out)
-    chosen = scored_task_of(subject, task)
-    run = BatteryRun.of(subject, chosen, battery, mode=mode, n=n, seed=seed)
-    if sent is None:
-        return run.exact(folder)
-    if not isinstance(battery, str):
-        raise InvalidArgument(
-            f"executor= requires a battery's name, which workers find (heads, layers, all, …); got a list of "
-            f"{len(battery)} ablations. Pass a name, or omit executor=."
-        )
-    batch, name = sent
-    shared = job_arguments(name, subject.spec, chosen, battery=battery, mode=mode, n=n, seed=seed)
-    return run.reported(_joined(batch, run, shared), folder)
-
-
-def _joined(batch: Batch, run: "BatteryRun", shared: Mapping[str, Any]) -> Tally:
-    """Return the sums of all blocks, each measured by a job."""
-    jobs = [
-        Job(name=f"{shared['battery']} block {block}", function=block_at, arguments={**shared, "block": block})
-        for block, _ in enumerate(run.blocks())
-    ]
-    parts = batch.results(jobs, desc="blocks")
-    whole = Tally.empty(run.n, len(run.battery), parts[0][1].profile.shape[-1])
-    return reduce(lambda tally, part: tally.joined(*part), parts, whole)
 
 
 def block_at(
@@ -254,12 +179,12 @@ class BatteryRun:
             "numerics": numerics(self.model),
         }
 
-    def exact(self, out: Path | None = None) -> AblationReport:
+    def exact(self, out: Path | None = None, viewer: Viewer | None = None) -> AblationReport:
         """Replay every ablation. With `out`, save progress there after every block, and at the end the report too."""
-        return self.reported(self._tally(self._replayed(), out), out)
+        return self.reported(self._tally(self._replayed(), out), out, viewer)
 
-    def reported(self, tally: Tally, out: Path | None = None) -> AblationReport:
-        """Return the report on a finished tally; with `out`, save both there.
+    def reported(self, tally: Tally, out: Path | None = None, viewer: Viewer | None = None) -> AblationReport:
+        """Return the report on a finished tally; with `out`, save both there, with what the viewer shows.
 
         Raises:
             HookFault: No ablation changed anything.
@@ -271,7 +196,7 @@ class BatteryRun:
             )
         report = self._report(tally, "exact")
         if out is not None:
-            report.save(out, self._inside())
+            report.save(out, viewer(self) if viewer else None)
             if self.model.spec.is_identified:
                 tally.save(out, self.describe())  # so that the same call reads it back
         return report
@@ -304,7 +229,7 @@ class BatteryRun:
         tally = self._tally(lambda *batch: self._attributed(batch, variants, means, replayer), None)
         bits = (tally.sums[:, 0] - tally.baseline[0]).sum(axis=1) / tally.done
         if exact is not None:
-            return with_provenance(with_attribution(exact, bits), self._provenance("both"))
+            return with_provenance(with_attribution(exact, bits), self.provenance("both"))
         return with_attribution(self._report(tally, "attribution"), bits)
 
     def _report(self, tally: Tally, method: str) -> AblationReport:
@@ -317,17 +242,10 @@ class BatteryRun:
             picks=self._picks(),
             uniform_kl_bits=self._uniform_kl_bits(),
         )
-        return with_provenance(report, self._provenance(method))
+        return with_provenance(report, self.provenance(method))
 
-    def _inside(self) -> InsideReport:
-        """Return what the viewer shows of the first sequences; every head is ablated if the battery has heads."""
-        has_heads = any(component.kind == "head" for own in self.battery for component in own.components)
-        with phase("data of the viewer"):
-            run = self.model.run(self._stream(n := min(N_SHOWN, self.n)), record=(), n_recorded=n)
-            found = inside_of(self.model, self.task, run, seed=self.seed, with_heads=has_heads, mode=self.mode)
-        return with_provenance(found, self._provenance("exact"))
-
-    def _provenance(self, method: str) -> dict[str, Any]:
+    def provenance(self, method: str) -> dict[str, Any]:
+        """Return the provenance of what was measured by this method."""
         counts = {"n": self.n, "seed": self.seed, "battery": len(self.battery)}
         return provenance(self.model, self.task, {**counts, "mode": self.mode, "method": method})
 

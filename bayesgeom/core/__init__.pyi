@@ -97,6 +97,7 @@ from .run import W_K as W_K
 from .run import W_K_GRAM as W_K_GRAM
 from .run import W_O as W_O
 from .run import W_V as W_V
+from .run import Ask as Ask
 from .run import Behavior as Behavior
 from .run import K as K
 from .run import ModelSpec as ModelSpec

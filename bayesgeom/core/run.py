@@ -9,6 +9,7 @@ every sequence, and the activations of the recorded ones.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from enum import Enum
 from functools import cached_property
 from typing import Any, final
 
@@ -38,6 +39,15 @@ class Site:
     def is_static(self) -> bool:
         """Whether the site is read from the weights alone."""
         return "batch" not in self.axes
+
+
+class Ask(Enum):
+    """What a measurement may ask of a model beyond its first run; the value says it in words."""
+
+    PREDICT = "predictions on further sequences"
+    RERUN = "activations on further sequences"
+    EDIT = "edited activations"
+    GRADIENTS = "gradients"
 
 
 _RESIDUAL = ("batch", "pos", "d_model")
@@ -539,6 +549,11 @@ class Behavior:
     off_answer_prob: Float[np.ndarray, "sequence position"]
     answer_log2: Float[np.ndarray, "sequence position"]
     correct: Float[np.ndarray, "sequence position"]
+
+    @property
+    def entropy_error_bits(self) -> Float64[np.ndarray, "sequence position"]:
+        """|H model − H exact|, in float64."""
+        return np.asarray(np.abs(np.subtract(self.model_entropy_bits, self.exact_entropy_bits, dtype=np.float64)))
 
 
 @final

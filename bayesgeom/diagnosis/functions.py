@@ -19,11 +19,9 @@ import numpy as np
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from bayesgeom.core import Contained, InvalidArgument, MissingSite, Reason, Run, Site, UnknownName, shown
+from bayesgeom.core import Ask, Contained, InvalidArgument, MissingSite, Reason, Run, Site, UnknownName, shown
+from bayesgeom.measurements.base import Control, Needs, Probe, known
 from bayesgeom.models.base import LARGE, Model, recording_bytes
-from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.served.model import ServedModel
-from bayesgeom.probes.base import Control, Needs, Probe, known
 from bayesgeom.report import (
     Coordinate,
     Estimate,
@@ -36,7 +34,7 @@ from bayesgeom.report import (
     mean_estimate,
     of_untrained,
 )
-from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 Function = Callable[[Run], Any]
 Numbers = Mapping[str, Float64[np.ndarray, "..."]]
@@ -284,17 +282,13 @@ class _Asked(InvalidArgument):
 
 def _sizes(model: Model, task: WindTunnel) -> tuple[int, int]:
     """Return the numbers of sequences of the two trials; equal if there is only one sequence."""
-    is_slow = model.spec.n_parameters >= LARGE or isinstance(model, ServedModel)
-    most = _TRIED_LARGE if is_slow else _TRIED
-    most = at_most(task, most)
-    if isinstance(model, CapturedModel):
-        most = min(most, model.manifest.n)
+    is_slow = model.spec.n_parameters >= LARGE or Ask.RERUN not in model.asks
+    most, _ = model.sequences(task, n=_TRIED_LARGE if is_slow else _TRIED, seed=0)
     return max(1, most - 1), most
 
 
 def _trial(model: Model, task: WindTunnel, sites: tuple[Site, ...], n: int, seed: int) -> Run:
-    run = model.run_from_disk if isinstance(model, CapturedModel) else model.run
-    found = run(
+    found = model.run(
         task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device),
         record=sites,
         n_recorded=n,

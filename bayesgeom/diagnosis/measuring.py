@@ -10,7 +10,8 @@ from jaxtyping import Shaped
 
 from bayesgeom.core import BayesGeomError, Contained, InvalidArgument, Run, phase, side_by_side
 from bayesgeom.diagnosis.functions import FunctionProbe
-from bayesgeom.diagnosis.plan import ProbePlan
+from bayesgeom.diagnosis.plan import Plan
+from bayesgeom.measurements.base import Subject
 from bayesgeom.models.base import LARGE, return_freed_memory
 from bayesgeom.report import Estimate, Report, axes_of, parts_of, records_of, value_of
 
@@ -22,7 +23,7 @@ Found = tuple[dict[str, Report], dict[str, str]]  # reports by the name of their
 
 
 def probed(
-    plan: ProbePlan,
+    plan: Plan,
     run: Run,
     untrained: Mapping[str, Sequence[Report]],
     *,
@@ -40,7 +41,7 @@ def probed(
         seen = run.streamed if name in plan.streamed else run
         assert seen is not None, "it was streamed if a probe of the plan is"
         needed = (*probe.needs.sites, *probe.needs.optional)
-        report = probe.measure(seen.within(plan.layers[name], needed), untrained[name])
+        report = probe.of(Subject(run=seen.within(plan.layers[name], needed)), untrained[name])
         report = _usable(report) if name in plan.contained else report
         is_partial = on_all_layers and len(plan.layers[name]) < run.spec.n_layers
         return on_layers(report, plan.layers[name], run.spec.n_layers) if is_partial else report

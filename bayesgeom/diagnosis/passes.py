@@ -12,11 +12,11 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core import N_RECORDED, Behavior, Run, Site, Trials, concatenate, lock_of, phase
-from bayesgeom.diagnosis.plan import ProbePlan, sites_read
+from bayesgeom.core import N_RECORDED, Ask, Behavior, Run, Site, Trials, concatenate, lock_of, phase
+from bayesgeom.diagnosis.plan import Plan, sites_read
+from bayesgeom.measurements.base import Measurement
+from bayesgeom.measurements.running import further_runs
 from bayesgeom.models.base import LARGE, Model, Stream
-from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.served.model import ServedModel
 from bayesgeom.stats import joined
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
@@ -25,9 +25,7 @@ _STEP = 64  # sequences of a step: when probes end, the other threads wait for t
 
 
 @contextmanager
-def passes(
-    model: Model, task: WindTunnel, plan: ProbePlan, *, n: int, seed: int, budget: int
-) -> Iterator["ModelPasses"]:
+def passes(model: Model, task: WindTunnel, plan: Plan, *, n: int, seed: int, budget: int) -> Iterator["ModelPasses"]:
     """Yield the passes over `n` sequences of a task, and show their progress inside the block.
 
     `plan` says what is recorded, `budget` in how many bytes.
@@ -53,15 +51,13 @@ class ModelPasses:
         model: Model,
         task: WindTunnel,
         blocks: Iterator[Trials],
-        plan: ProbePlan,
+        plan: Plan,
         *,
         seed: int,
         limits: Mapping[str, int],
     ) -> None:
         self._model, self._task, self._plan, self._seed, self._limits = model, task, plan, seed, limits
-        self._is_whole = (
-            model.spec.n_parameters >= LARGE or bool(plan.streamed) or isinstance(model, CapturedModel | ServedModel)
-        )
+        self._is_whole = model.spec.n_parameters >= LARGE or bool(plan.streamed) or Ask.RERUN not in model.asks
         self._blocks, self._others = (blocks, iter(())) if self._is_whole else _split(blocks, N_RECORDED)
         self._scores: list[dict[str, Any]] = []
 
@@ -71,8 +67,7 @@ class ModelPasses:
 
     def first(self) -> Run:
         """Run the sequences whose activations are recorded; all if the model is large, on disk or on a server."""
-        run = self._model.run_from_disk if isinstance(self._model, CapturedModel) else self._model.run
-        return run(
+        return self._model.run(
             self._blocks,
             record=self._record(),
             baseline_predictives=self._task.baseline_predictives,
@@ -103,6 +98,10 @@ class ModelPasses:
             )
             self._scores.append(_scores(found))
             yield
+
+    def further(self, measurement: Measurement[Any], first: Run) -> tuple[Run, ...]:
+        """Run the further sequences of a measurement."""
+        return further_runs(self._model, measurement, self._task, first, seed=self._seed)
 
     def whole(self, first: Run) -> Run:
         """Return the first run with the scores of all sequences that have run. Fields that share arrays still do."""

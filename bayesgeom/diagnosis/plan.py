@@ -1,10 +1,9 @@
-"""Plans of a diagnosis: which probes run, what a pass records for them, and why the others do not run."""
+"""Plans of a diagnosis: what is measured, what a pass records for it, and why the rest is not measured."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
-from bayesgeom.ablations.inside import InsideReport
 from bayesgeom.core import (
     Contained,
     InvalidArgument,
@@ -12,69 +11,69 @@ from bayesgeom.core import (
     Site,
     TaskMismatch,
     Trials,
-    Verdict,
     discovered,
     is_foreign,
     unknown_name,
 )
-from bayesgeom.diagnosis.fitted_lens import FittedLensReport, LensFit
 from bayesgeom.diagnosis.functions import Function, FunctionProbe, function_name, tried
-from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
-from bayesgeom.generalization.response import EvidenceResponseReport, Replacement
+from bayesgeom.measurements.base import Measurement, Needs, Probe
 from bayesgeom.models.base import Model, bytes_per_sequence
-from bayesgeom.models.resolve import require_posterior
-from bayesgeom.probes.base import Needs, Probe
 from bayesgeom.report.diagnosis import report_kinds
+from bayesgeom.report.storage import VIEWER
 from bayesgeom.tasks.base import WindTunnel
 
 MOST_UNTRAINED = 1000  # each costs a pass
+BATTERY = "ablation"  # name of the measurement that `ablations` adds
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
-N_RENAMED = 128  # sequences of the renaming test: one block, the same for every n
-N_REPLACED = 64  # sequences of the evidence response, for each age
-BY_NAME = (FittedLensReport.name,)  # runs if it is named
-SECOND_PASSES = (RelabelingReport.name, EvidenceResponseReport.name, InsideReport.name, *BY_NAME)  # run the model again
 
-AnyProbe = Probe[Any]
-Named = str | AnyProbe | Function  # a probe or a test by its name, a probe, or a function of the run
+AnyMeasurement = Measurement[Any]
+Named = str | AnyMeasurement | Function  # a measurement by its name, a measurement, or a function of the run
 
 
-def all_probes() -> dict[str, AnyProbe]:
+def all_probes() -> dict[str, AnyMeasurement]:
     """Return an instance of every installed, usable probe, by name."""
-    return _probes()[0]
+    return {name: each for name, each in all_measurements().items() if isinstance(each, Probe)}
+
+
+def all_measurements() -> dict[str, AnyMeasurement]:
+    """Return an instance of every installed, usable measurement, by name."""
+    return _discovered()[0]
 
 
 def broken_probes() -> dict[str, str]:
-    """Return why plug-ins cannot be used as probes, by the name of their entry points."""
-    return _probes()[1]
+    """Return why plug-ins cannot be used, by the name of their entry points."""
+    return _discovered()[1]
 
 
-def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
+def _discovered() -> tuple[dict[str, AnyMeasurement], dict[str, str]]:
     # mypy forbids an abstract class as a value, but discovery needs one.
-    kinds, unusable = discovered("bayesgeom.probes", Probe)  # type: ignore[type-abstract]
-    found: dict[str, AnyProbe] = {}
-    broken = {own.name if own.name not in kinds else f"{own.name} (plug-in)": own.reason for own in unusable}
+    kinds, unusable = discovered("bayesgeom.measurements", Measurement, group="bayesgeom.probes")  # type: ignore[type-abstract]
+    usable = dict[str, AnyMeasurement]()
+    broken = {each.name if each.name not in kinds else f"{each.name} (plug-in)": each.reason for each in unusable}
     for name, kind in kinds.items():
         with Contained(is_foreign=is_foreign(kind)) as making:
-            probe = kind()
-            if not isinstance(probe.needs, Needs):
-                raise InvalidArgument(f"its needs must be a Needs(…), got {probe.needs!r}")
-            found[name] = probe
+            measurement = kind()
+            if not isinstance(measurement.needs, Needs):
+                raise InvalidArgument(f"its needs must be a Needs(…), got {measurement.needs!r}")
+            usable[name] = measurement
         if making.fault:
             broken[name] = f"plug-in {name!r} ({kind.__module__}) cannot be used: {making.fault.rstrip('.')}."
-    return found, broken
+    return usable, broken
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ProbePlan:
-    """Probes that will run, the sites that they read, and why the others will not: because of the model, or the task.
+class Plan:
+    """What will be measured, the sites that it reads, and why the rest will not be: because of the model, or the task.
 
-    `layers`: the layers that have all the sites that a probe requires. `streamed`: probes whose statistics are computed
-    during the pass, of `n_streamed` sequences, because the memory does not hold their activations. `contained`: probes
-    of users and of plug-ins, whose errors lose only their own report.
+    `supported`: what reads the first run, by name; `again`: what also runs further sequences, or edits the model.
+    `layers`: the layers that have all the sites that a measurement requires. `streamed`: those whose statistics are
+    computed during the pass, of `n_streamed` sequences, because the memory does not hold their activations.
+    `contained`: those of users and of plug-ins, whose errors lose only their own report.
     """
 
-    supported: dict[str, AnyProbe]
+    supported: dict[str, AnyMeasurement]
+    again: dict[str, AnyMeasurement]
     contained: frozenset[str]
     is_named: bool
     sites: tuple[Site, ...]
@@ -83,42 +82,36 @@ class ProbePlan:
     n_streamed: int
     skipped: dict[str, str]
     inapplicable: dict[str, str]
-    renaming: Renaming | None
-    replacement: Replacement | None
-    is_inside_shown: bool
-    lens_fit: LensFit | None
 
 
 def check_probes(probes: Named | Sequence[Named] | None) -> None:
-    """Check the names of probes, which needs no model.
+    """Check the names of measurements, which needs no model.
 
     Raises:
-        UnknownName: There is no such probe or option.
-        InvalidArgument: The list is empty, or holds what is no probe, or two probes of one name.
+        UnknownName: There is no such measurement or option.
+        InvalidArgument: The list is empty, or holds what is none, or two of one name.
     """
-    known, probes = all_probes(), listed(probes)
+    known, probes = all_measurements(), listed(probes)
     if probes is not None and not probes:
-        names = ", ".join(sorted({*known, *SECOND_PASSES}))
-        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {names}.")
-    if probes is not None and (named := [own for own in broken_probes().items() if own[0] in probes]):
+        raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(sorted(known))}.")
+    if probes is not None and (named := [each for each in broken_probes().items() if each[0] in probes]):
         raise InvalidArgument(named[0][1])
-    own: Named
     taken: dict[str, Named] = {}
     for item in probes or ():
+        given: Named = item
         if isinstance(item, str):
-            own = item if _second_pass(item) else named_probe(item, known)
-            name = item.partition(":")[0]
+            given, name = named_measurement(item, known), item.partition(":")[0]
         else:
-            own, name = item, item.name if isinstance(item, Probe) else function_name(item)
-            if not isinstance(item, Probe) and name in {*known, *SECOND_PASSES, *report_kinds()}:
+            name = item.name if isinstance(item, Measurement) else function_name(item)
+            if not isinstance(item, Measurement) and name in {*known, *report_kinds()}:
                 raise InvalidArgument(f"function {name!r} has the name of one of bayesgeom's reports: rename it.")
-        if taken.setdefault(name, own) != own:
+        if taken.setdefault(name, given) != given:
             raise InvalidArgument(f"two probes are named {name!r}: rename one.")
 
 
 def listed(probes: Named | Sequence[Named] | None) -> Sequence[Named] | None:
-    """Return the requested probes as a list; None for all."""
-    return [probes] if isinstance(probes, str | Probe) or callable(probes) else probes
+    """Return the requested measurements as a list; None for all."""
+    return [probes] if isinstance(probes, str | Measurement) or callable(probes) else probes
 
 
 def check_untrained(n_untrained: int) -> None:
@@ -137,96 +130,67 @@ def plan_of(
     *,
     n: int,
     seed: int,
-) -> ProbePlan:
-    """Choose the probes and tests that this model and task support; a named one that they lack is an error."""
+    ablations: bool = False,
+) -> Plan:
+    """Choose what this model and task support; a named measurement that they do not support is an error.
+
+    With `ablations`, the default battery is measured, too, and the viewer shows the effect of every head.
+    """
     check_probes(probes)
-    known, probes = all_probes(), listed(probes)
-    requested: dict[str, AnyProbe] = {}
-    for item in known.values() if probes is None else [own for own in probes if not _second_pass(own)]:
-        probe = named_probe(item, known) if isinstance(item, str) else item
-        if not isinstance(probe, Probe):
-            probe = tried(probe, model, task, seed=seed)
-        requested[probe.name] = probe
-    supported, skipped, inapplicable = {}, dict[str, str](), dict[str, str]()
-    if probes is None:
-        skipped |= broken_probes()
-    for name, probe in requested.items():
+    known, chosen = all_measurements(), dict[str, AnyMeasurement]()
+    requested = _requested(model, task, probes, seed=seed)
+    named = () if probes is None else tuple(requested)
+    changed = {name for name, each in requested.items() if each != known.get(name)}  # options were given
+    if ablations:
+        requested[BATTERY] = known[BATTERY]
+        if VIEWER in requested:
+            requested[VIEWER] = requested[VIEWER].with_option("with_heads")
+    skipped, inapplicable = ({} if probes is not None else broken_probes()), dict[str, str]()
+    for name, measurement in requested.items():
         try:
-            _require_task(probe.needs, task, trials, by=f"probe {name!r}")
-            if not model.layers_of(*probe.needs.sites):
-                model.require(probe.needs.sites, by=f"probe {name!r}")
-        except (MissingSite, TaskMismatch) as reason:
-            if probes is not None:
+            by = f"probe {name!r}"
+            measurement.needs.check_task(task, trials, by=by)
+            if not model.layers_of(*measurement.needs.sites):
+                model.require(measurement.needs.sites, by=by)
+            chosen[name] = measurement.prepared(model, task, n=n, seed=seed)
+        except (MissingSite, TaskMismatch, InvalidArgument) as reason:
+            if name in named and (len(named) == 1 or not isinstance(reason, InvalidArgument) or name in changed):
                 raise
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
-            continue
-        supported[name] = probe
-    options = dict(filter(None, map(_second_pass, probes or ())))
-    named = options if probes is not None else {name: "" for name in SECOND_PASSES if name not in BY_NAME}
-    second, more, others = _second_passes(model, task, named, n=n, seed=seed, is_named=probes is not None)
-    skipped, inapplicable = skipped | more, inapplicable | others
-    # Calibration is first: the other probes explain it.
-    first = sorted(supported, key=lambda name: (name != "calibration", list(supported).index(name)))
-    chosen = {name: supported[name] for name in first}
-    foreign = frozenset(n for n, own in chosen.items() if is_foreign(type(own)) or isinstance(own, FunctionProbe))
-    return ProbePlan(
-        supported=chosen,
-        contained=foreign,
+    # Calibration is first: the others explain it.
+    first = sorted(chosen, key=lambda name: (name != "calibration", list(chosen).index(name)))
+    supported = {name: chosen[name] for name in first if isinstance(chosen[name], Probe)}
+    foreign = {name for name, each in chosen.items() if is_foreign(type(each)) or isinstance(each, FunctionProbe)}
+    return Plan(
+        supported=supported,
+        again={name: each for name, each in chosen.items() if name not in supported},
+        contained=frozenset(foreign),
         is_named=probes is not None,
-        sites=_sites(model, chosen.values()),
-        layers={name: model.layers_of(*probe.needs.sites) for name, probe in chosen.items()},
+        sites=_sites(model, supported.values()),
+        layers={name: model.layers_of(*each.needs.sites) for name, each in supported.items()},
         streamed=frozenset(),
         n_streamed=0,
         skipped=skipped,
         inapplicable=inapplicable,
-        renaming=second.get(RelabelingReport.name),
-        replacement=second.get(EvidenceResponseReport.name),
-        is_inside_shown=InsideReport.name in second,
-        lens_fit=second.get(FittedLensReport.name),
     )
 
 
-def _second_passes(
-    model: Model, task: WindTunnel, names: Mapping[str, str], *, n: int, seed: int, is_named: bool
-) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """Return the tests that run the model again, and why others are skipped or do not apply, by name.
-
-    Args:
-        model: The model.
-        task: The task.
-        names: The option of each test by its name.
-        n: Number of sequences.
-        seed: Seed of the sequences.
-        is_named: Whether a test that cannot run is an error.
-    """
-    found, skipped, inapplicable = dict[str, Any](), dict[str, str](), dict[str, str]()
-    for name, option in names.items():
-        try:
-            if name == InsideReport.name:
-                require_posterior(task)
-                found[name] = True
-            elif name == FittedLensReport.name:
-                found[name] = LensFit.of(model, task, n=n, seed=seed, jacobian=option)
-            elif name == RelabelingReport.name:
-                found[name] = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
-            else:
-                found[name] = Replacement.of(model, task, n=min(n, N_REPLACED), seed=seed)
-        except (InvalidArgument, TaskMismatch) as reason:
-            if is_named:
-                raise
-            (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
-    if EvidenceResponseReport.name in inapplicable and task.has_posterior:
-        inapplicable[EvidenceResponseReport.name] = str(Verdict.NOT_REPLACEABLE)
-    return found, skipped, inapplicable
+def _requested(
+    model: Model, task: WindTunnel, probes: Named | Sequence[Named] | None, *, seed: int
+) -> dict[str, AnyMeasurement]:
+    """Return the named measurements, or all default ones; functions are tried."""
+    known, named = all_measurements(), listed(probes)
+    if named is None:
+        return {name: each for name, each in known.items() if each.is_default}
+    requested = dict[str, AnyMeasurement]()
+    for item in named:
+        given = named_measurement(item, known) if isinstance(item, str) else item
+        measurement = given if isinstance(given, Measurement) else tried(given, model, task, seed=seed)
+        requested[measurement.name] = measurement
+    return requested
 
 
-def _second_pass(item: Named) -> tuple[str, str] | None:
-    """Return the name and the option of a test that runs the model again, such as fitted_lens:MAP; None for others."""
-    name, _, option = item.partition(":") if isinstance(item, str) else ("", "", "")
-    return (name, option) if name in SECOND_PASSES and (not option or name == FittedLensReport.name) else None
-
-
-def affordable(plan: ProbePlan, model: Model, trials: Trials, budget: int, n: int) -> ProbePlan:
+def affordable(plan: Plan, model: Model, trials: Trials, budget: int, n: int) -> Plan:
     """Stream or remove probes until the memory holds the activations of `n` sequences, or at least of enough.
 
     Probes whose statistics can be computed during the pass are streamed if the activations of all `n` sequences do not
@@ -272,21 +236,21 @@ def affordable(plan: ProbePlan, model: Model, trials: Trials, budget: int, n: in
     return with_streams(plan, model, streamed.intersection(supported), n_streamed)
 
 
-def with_streams(plan: ProbePlan, model: Model, streamed: frozenset[str], n_streamed: int) -> ProbePlan:
+def with_streams(plan: Plan, model: Model, streamed: frozenset[str], n_streamed: int) -> Plan:
     """The plan in which these probes are streamed: only what they read from the weights is stored."""
     reads = {name: sites_read(model, probe) for name, probe in plan.supported.items()}
     sites = [site for name, own in reads.items() for site in own if site.is_static or name not in streamed]
     return replace(plan, sites=tuple(dict.fromkeys(sites)), streamed=streamed, n_streamed=n_streamed)
 
 
-def bytes_streamed(model: Model, probes: Iterable[AnyProbe], trials: Trials) -> int:
+def bytes_streamed(model: Model, probes: Iterable[AnyMeasurement], trials: Trials) -> int:
     """The bytes of one sequence's statistics that these probes read."""
     of = {own: sites_read(model, probe) for probe in probes for own in probe.needs.streamed}
     layers = {own: model.layers_of(own.site) for own, sites in of.items() if own.site in sites}
     return bytes_per_sequence(model.spec, layers, trials)
 
 
-def _sites(model: Model, probes: Iterable[AnyProbe]) -> tuple[Site, ...]:
+def _sites(model: Model, probes: Iterable[AnyMeasurement]) -> tuple[Site, ...]:
     """Return the sites of a model that probes read."""
     return tuple(dict.fromkeys(site for probe in probes for site in sites_read(model, probe)))
 
@@ -296,37 +260,16 @@ def bytes_of_one(model: Model, sites: Iterable[Site], one: Trials) -> int:
     return bytes_per_sequence(model.spec, {site: model.layers_of(site) for site in sites if not site.is_static}, one)
 
 
-def sites_read(model: Model, probe: AnyProbe) -> tuple[Site, ...]:
+def sites_read(model: Model, probe: AnyMeasurement) -> tuple[Site, ...]:
     """The sites that a probe requires, and the optional ones that exist in the same layers."""
     needed = probe.needs.sites
     layers = model.layers_of(*needed)
     return (*needed, *(site for site in probe.needs.optional if model.layers_of(site, *needed) == layers))
 
 
-def named_probe(text: str, known: Mapping[str, AnyProbe]) -> AnyProbe:
-    """Return the probe of NAME or NAME:option; an option is a field that is switched on."""
+def named_measurement(text: str, known: Mapping[str, AnyMeasurement]) -> AnyMeasurement:
+    """Return the measurement of NAME or NAME:option; an option is a field that is switched on."""
     name, _, option = text.partition(":")
     if name not in known:
         raise unknown_name("probe", name, known)
-    probe: Any = known[name]
-    if not option:
-        return known[name]
-    options = [field.name for field in fields(probe) if field.type is bool]
-    if option not in options:
-        raise unknown_name(f"option of probe {name!r}", option, options)
-    chosen: AnyProbe = replace(probe, **{option: True})
-    return chosen
-
-
-def _require_task(needs: Needs, task: WindTunnel, trials: Trials, by: str) -> None:
-    """Raise `TaskMismatch` if the task lacks a posterior or groups that the probe needs."""
-    if needs.posterior and not task.has_posterior:
-        raise TaskMismatch(
-            f"{by} requires an exact posterior, which task {task.name!r} does not have. Use a task that has one."
-        )
-    if needs.groups and len(trials.group_names) < 2:
-        kinds = ", ".join(trials.group_names) or "one kind"
-        raise TaskMismatch(
-            f"{by} requires sequences of several kinds; task {task.name!r} has only {kinds}. Use a task with two or "
-            f"more, such as prompts of several domains."
-        )
+    return known[name].with_option(option)

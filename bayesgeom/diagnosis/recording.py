@@ -12,6 +12,7 @@ from bayesgeom.core import (
     ALL_SITES,
     LOGIT_LENS,
     N_RECORDED,
+    Ask,
     InvalidArgument,
     MissingSite,
     NoCopy,
@@ -24,7 +25,7 @@ from bayesgeom.core import (
 )
 from bayesgeom.diagnosis.plan import all_probes, check_untrained
 from bayesgeom.models.base import Model, kernels_of, numerics
-from bayesgeom.models.captured.model import UNTRAINED, CapturedModel, Manifest, rows_per_shard, write
+from bayesgeom.models.captured.model import UNTRAINED, Manifest, rows_per_shard, write
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.tasks.base import Branch, WindTunnel, at_most, block_size, derived_seed, task_from_config
 
@@ -106,8 +107,7 @@ def capture(
     check_untrained(n_untrained)
     selection = sites if isinstance(sites, Selection) else Selection(sites=sites)
     subject, folder = model_for(model, task), Path(out)
-    if isinstance(subject, CapturedModel):
-        raise InvalidArgument(f"{subject.folder} is a capture already; pass the model itself.")
+    subject.require_asks({Ask.RERUN}, by="capture")
     chosen = task_of(subject, task)
     n = at_most(chosen, n)
     copies = [derived_seed(seed, Branch.UNTRAINED, index) for index in range(n_untrained)]

@@ -1,43 +1,29 @@
-"""`diagnose`: run all probes on one pass of the model over new sequences, and on untrained networks."""
+"""`diagnose`: measure everything that applies in one pass over new sequences, and on untrained networks."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bayesgeom.ablations.inside import InsideReport, inside_of
-from bayesgeom.ablations.report import AblationReport
-from bayesgeom.ablations.run import BatteryRun
-from bayesgeom.core import (
-    N_RECORDED,
-    InvalidArgument,
-    MissingSite,
-    NoCopy,
-    Run,
-    TaskMismatch,
-    checked,
-    phase,
-)
-from bayesgeom.diagnosis.fitted_lens import FittedLensReport
+from bayesgeom.core import N_RECORDED, InvalidArgument, MissingSite, NoCopy, Run, TaskMismatch, checked, phase
 from bayesgeom.diagnosis.measuring import Found, probed
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
-    AnyProbe,
+    AnyMeasurement,
     Named,
-    ProbePlan,
+    Plan,
     affordable,
     all_probes,
     bytes_of_one,
     bytes_streamed,
     check_probes,
     check_untrained,
-    named_probe,
+    named_measurement,
     plan_of,
     with_streams,
 )
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
-from bayesgeom.generalization.relabeling import RelabelingReport
-from bayesgeom.generalization.response import EvidenceResponseReport
+from bayesgeom.measurements.base import Subject
 from bayesgeom.models.base import (
     KERNELS,
     Model,
@@ -47,11 +33,9 @@ from bayesgeom.models.base import (
     recording_bytes,
     return_freed_memory,
 )
-from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, require_posterior, task_of
-from bayesgeom.models.served.model import ServedModel
-from bayesgeom.report import LAYERS, SERVED, STREAMED, Diagnosis, Report
-from bayesgeom.tasks.base import Branch, WindTunnel, at_most, check_room, derived_seed, task_from_config
+from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, task_of
+from bayesgeom.report import LAYERS, STREAMED, Diagnosis, Report
+from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 
@@ -130,33 +114,20 @@ def _diagnosed(
 ) -> Diagnosis:
     """Return the reports with their provenance."""
     chosen = task_of(subject, task)
-    if isinstance(subject, CapturedModel):
-        n, seed = subject.sequences(chosen, n=n, seed=seed)
-    n = at_most(chosen, n)
+    n, seed = subject.sequences(chosen, n=n, seed=seed)
     subject.check_fits(one := chosen.sample(1, seed=seed))
     check_room(chosen, n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
-    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed)
+    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, ablations=ablations)
     plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))
     sequences = {"n": min(n, N_RECORDED), "seed": seed, "budget": budget}
     untrained, skipped = _untrained_reports(subject, plan, chosen, n_untrained, sequences, executor)
-    if isinstance(subject, ServedModel):
-        subject.count_anew()
-    before = {name: own for name, own in untrained.items() if name not in skipped}
-    with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as its, its.locked():
-        run, renamed, (reports, faults) = _measured(its, plan, before)
-    skipped |= faults
-    further, reasons = _further_passes(subject, chosen, run, seed=seed, ablations=ablations)
-    if plan.replacement is not None:
-        further = {EvidenceResponseReport.name: plan.replacement.report(run)} | further
-    if plan.renaming is not None:
-        further = {RelabelingReport.name: plan.renaming.report(run, renamed)} | further
-    if plan.is_inside_shown:
-        with phase("data of the viewer"):
-            further[InsideReport.name] = inside_of(subject, chosen, run, seed=seed, with_heads=ablations)
-    if plan.lens_fit is not None:
-        further[FittedLensReport.name] = plan.lens_fit.report(n_untrained)
-    reports, skipped = reports | further, skipped | reasons
+    subject.begin()
+    before = {name: reports for name, reports in untrained.items() if name not in skipped}
+    with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
+        run, further, (reports, faults) = _measured(model_passes, plan, before)
+    again, reasons = _measured_again(subject, chosen, plan, run, further, seed=seed, n_untrained=n_untrained)
+    reports, skipped = reports | again, skipped | faults | reasons
     names = tuple(plan.supported)
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
     where = _provenance(subject, chosen, plan, run, arguments, tuple(reports))
@@ -165,7 +136,7 @@ def _diagnosed(
 
 def _untrained_reports(
     model: Model,
-    plan: ProbePlan,
+    plan: Plan,
     task: WindTunnel,
     n_untrained: int,
     sequences: Mapping[str, int],
@@ -198,7 +169,7 @@ def _untrained_reports(
 def _sent_untrained(
     executor: tuple[Batch, str],
     model: Model,
-    plan: ProbePlan,
+    plan: Plan,
     task: WindTunnel,
     counts: Mapping[str, int],
     *,
@@ -237,7 +208,7 @@ def untrained_at(
     return _untrained(subject, plan, chosen, index, n=n, seed=seed, budget=budget)
 
 
-def _spelled(probe: AnyProbe) -> str:
+def _spelled(probe: AnyMeasurement) -> str:
     """Return the name by which a worker finds this probe.
 
     Raises:
@@ -246,22 +217,22 @@ def _spelled(probe: AnyProbe) -> str:
     switched = [name for name, value in vars(probe).items() if value is True]
     spelled = ":".join([probe.name, *switched])
     known = all_probes()
-    if probe.name not in known or len(switched) > 1 or named_probe(spelled, known) != probe:
+    if probe.name not in known or len(switched) > 1 or named_measurement(spelled, known) != probe:
         raise InvalidArgument(f"executor= takes probes by their names, which workers find; got the object {probe!r}.")
     return spelled
 
 
 def _measured(
-    own: ModelPasses, plan: ProbePlan, untrained: Mapping[str, Sequence[Report]]
-) -> tuple[Run, Run | None, Found]:
-    """Return the run, the run with hypotheses renamed, and the reports. Most probes are measured during the passes."""
-    first, renamed = own.first(), list[Run]()
+    model_passes: ModelPasses, plan: Plan, untrained: Mapping[str, Sequence[Report]]
+) -> tuple[Run, dict[str, tuple[Run, ...]], Found]:
+    """Return the run, the runs of further sequences, and the reports. Most probes are measured during the passes."""
+    first, further = model_passes.first(), dict[str, tuple[Run, ...]]()
 
     def others() -> Iterator[None]:
-        if plan.renaming is not None:
-            renamed.append(plan.renaming.renamed())
+        for name, measurement in plan.again.items():
+            further[name] = model_passes.further(measurement, first)
             yield
-        yield from own.others()
+        yield from model_passes.others()
 
     # These read the scores of sequences whose activations are not recorded; a probe of a plug-in may do so.
     last = {name for name in untrained if not plan.supported[name].needs.sites or name in plan.contained}
@@ -269,25 +240,36 @@ def _measured(
     early = {name: copies for name, copies in untrained.items() if name not in last}
     found, faults = probed(plan, first, early, on_all_layers=True, meanwhile=steps)
     deque(steps, maxlen=0)
-    run = own.whole(first)
+    run = model_passes.whole(first)
     rest, more = probed(plan, run, {name: untrained[name] for name in untrained if name in last}, on_all_layers=True)
     found |= rest
     reports = {name: found[name] for name in untrained if name in found}
-    return run, renamed[0] if renamed else None, (reports, faults | more)
+    return run, further, (reports, faults | more)
 
 
-def _further_passes(model: Model, task: WindTunnel, run: Run, *, seed: int, ablations: bool) -> Found:
-    """Return the ablations, or the reason why there are none, which must not lose the earlier measurements."""
-    if not ablations:
-        return {}, {}
-    try:
-        require_posterior(task)
-        return {AblationReport.name: BatteryRun.of(model, task, "all", n=run.n, seed=seed).exact()}, {}
-    except (InvalidArgument, MissingSite, TaskMismatch) as reason:
-        return {}, {AblationReport.name: str(reason)}
+def _measured_again(
+    model: Model,
+    task: WindTunnel,
+    plan: Plan,
+    run: Run,
+    further: Mapping[str, tuple[Run, ...]],
+    *,
+    seed: int,
+    n_untrained: int,
+) -> Found:
+    """Return the reports of what runs the model again; one that fails must not lose the earlier measurements."""
+    found, faults = dict[str, Report](), dict[str, str]()
+    for name, measurement in plan.again.items():
+        subject = Subject(run=run, task=task, seed=seed, further=further[name], n_untrained=n_untrained, model=model)
+        try:
+            with phase(f"{model.spec.name}: {name}"):
+                found[name] = measurement.of(subject)
+        except (InvalidArgument, MissingSite, TaskMismatch) as reason:
+            faults[name] = str(reason)
+    return found, faults
 
 
-def _untrained(model: Model, plan: ProbePlan, task: WindTunnel, index: int, *, n: int, seed: int, budget: int) -> Found:
+def _untrained(model: Model, plan: Plan, task: WindTunnel, index: int, *, n: int, seed: int, budget: int) -> Found:
     """Return every probe's report on an untrained network of the model's shape, and why some are missing."""
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
@@ -307,7 +289,7 @@ def _untrained(model: Model, plan: ProbePlan, task: WindTunnel, index: int, *, n
 
 
 def _provenance(
-    model: Model, task: WindTunnel, plan: ProbePlan, run: Run, arguments: Mapping[str, Any], measured: Sequence[str]
+    model: Model, task: WindTunnel, plan: Plan, run: Run, arguments: Mapping[str, Any], measured: Sequence[str]
 ) -> dict[str, Any]:
     """Return the provenance, with what differs from a diagnosis that records every layer of a model in memory."""
     where = provenance(model, task, arguments) | {"n_recorded": run.n_recorded}
@@ -320,12 +302,4 @@ def _provenance(
     partly = {name: layers for name, layers in seen.items() if len(layers) < model.spec.n_layers}
     where |= {LAYERS: partly} if partly else {}
     where |= {STREAMED: dict.fromkeys(sorted(plan.streamed), plan.n_streamed)} if plan.streamed else {}
-    if isinstance(model, ServedModel):
-        where[SERVED] = {"top": model.client.top, **model.unlisted()}
-    if isinstance(model, CapturedModel):  # the model on its device, foreign hooks, and the versions then
-        stored = model.manifest
-        capture = {"seed": stored.seed, "n": stored.n, "dtype": stored.dtype, "versions": dict(stored.versions)}
-        where |= {"foreign_hooks": list(stored.foreign_hooks)} if stored.foreign_hooks else {}
-        where |= {KERNELS: list(stored.attention_kernels)} if stored.attention_kernels else {}
-        where |= {"model": stored.model_spec.to_dict(), "capture": capture}
-    return where
+    return where | model.notes()

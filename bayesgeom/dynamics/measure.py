@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.ablations.inside import numbers_of
 from bayesgeom.core import (
     LOGIT_LENS,
     PATTERN,
@@ -45,8 +44,9 @@ from bayesgeom.dynamics.report import (
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import KL, KL_DONOR, EditPlan, score_pairs
 from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.measurements.inside import numbers_of
+from bayesgeom.measurements.posterior_lens import PosteriorLens
 from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes
-from bayesgeom.probes.posterior_lens import PosteriorLens
 from bayesgeom.report import Baseline, Estimate, Kind, quantities_of, smooth_estimate, with_ceiling, with_interval
 from bayesgeom.stats import (
     EntropyScale,
@@ -192,13 +192,12 @@ def _level(kind: Kind, name: str, value: Float[np.ndarray, "*axes"] | float) -> 
 
 def _calibration(at: SnapshotPass) -> Found:
     own, n, seed = at.run.behavior, at.run.n, at.bench.seed
-    error = np.abs(np.subtract(own.model_entropy_bits, own.exact_entropy_bits, dtype=np.float64))
     kl = own.kl_bits.mean(axis=1, dtype=np.float64)
     free = float(np.log2(len(at.run.trials.answers)) - own.exact_entropy_bits.mean(dtype=np.float64))
     weights, uniform = jackknife_weights(n), _level("baseline", UNIFORM, free)
     return {
         "kl_bits": smooth_estimate(weights @ kl, seed=seed, n=n, baselines=uniform),
-        "entropy_mae_bits": smooth_estimate(weights @ error.mean(axis=1), seed=seed, n=n),
+        "entropy_mae_bits": smooth_estimate(weights @ own.entropy_error_bits.mean(axis=1), seed=seed, n=n),
     }
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.ablations.inside import InsideReport, inside_report
 from bayesgeom.core import ModelSpec, Reason, Verdict, counted, fitted, number_text
+from bayesgeom.measurements.inside import InsideReport, inside_report
 from bayesgeom.report import (
     R2,
     Baseline,

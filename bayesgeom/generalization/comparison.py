@@ -29,10 +29,10 @@ from bayesgeom.core import (
 from bayesgeom.diagnosis.plan import Named, check_probes, check_untrained
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.generalization.similarity import FEWEST, layers_alike
+from bayesgeom.measurements.calibration import SCORES, CalibrationReport, sequence_scores
 from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance
 from bayesgeom.models.config import architectures
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, scored_task_of
-from bayesgeom.probes.calibration import SCORES, CalibrationReport, sequence_scores
 from bayesgeom.report import (
     INDICES,
     JSON,

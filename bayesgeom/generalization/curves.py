@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bayesgeom.core import Behavior, Reason, Run, even_slices
+from bayesgeom.core import Reason, Run, even_slices
 from bayesgeom.report import Baseline, Estimate, mean_estimate, with_interval
 from bayesgeom.stats import (
     STARTS,
@@ -60,7 +60,7 @@ def errors_along(run: Run) -> Errors:
     """
     own, windows = run.behavior, run.windows
     kl = {name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.baseline_behaviors.items()}
-    errors = {name: entropy_errors(b).mean(axis=0) for name, b in run.baseline_behaviors.items()}
+    errors = {name: seen.entropy_error_bits.mean(axis=0) for name, seen in run.baseline_behaviors.items()}
     wide = list[str]()
     if windows is not None:
         for start, width in windows_beyond_own(windows.kl_bits.mean(axis=2)):
@@ -70,7 +70,7 @@ def errors_along(run: Run) -> Errors:
     return Errors(
         at=np.arange(1, own.kl_bits.shape[1] + 1),
         kl_bits=own.kl_bits.astype(np.float64),
-        entropy_error_bits=entropy_errors(own),
+        entropy_error_bits=own.entropy_error_bits,
         predictor_kl_bits=kl,
         predictor_entropy_error_bits=errors,
         window=None if windows is None else equivalent_window(windows, own.kl_bits, seed=run.seed),
@@ -201,12 +201,6 @@ def _line(at: Int[np.ndarray, " position"], target: int) -> Float[np.ndarray, " 
     weights = np.zeros(len(at))
     weights[chosen] = 1 / len(x) + (at[target] - at[chosen].mean()) * x / (x**2).sum()
     return weights
-
-
-def entropy_errors(behavior: Behavior) -> Float[np.ndarray, "sequence position"]:
-    """Return |H model − H exact| in bits."""
-    error: np.ndarray = np.abs(behavior.model_entropy_bits.astype(np.float64) - behavior.exact_entropy_bits)
-    return error
 
 
 def floor_bits(entropies_bits: Float[np.ndarray, "sequence position"]) -> float:

@@ -25,7 +25,7 @@ from bayesgeom.core import (
     phase,
 )
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
-from bayesgeom.generalization.curves import entropy_errors, floor_bits, strongest, tokens_to_converge
+from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, check_names, load, task_of
 from bayesgeom.report import (
@@ -305,7 +305,7 @@ def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: i
         own, (exact, _, predictors), windows = None, log.finished(), log.windows()
     entropies_bits = exact.exact_entropy_bits
     kl = {name: own.kl_bits.mean(axis=0, dtype=np.float64) for name, own in predictors.items()}
-    errors = {name: float(entropy_errors(own).mean()) for name, own in predictors.items()}
+    errors = {name: float(own.entropy_error_bits.mean()) for name, own in predictors.items()}
     if windows is not None:  # the window observer that decides may be none of the task's own baselines
         resamples = derived_seed(seed, Branch.RESAMPLING)
         symbols = math.nan if own is None else equivalent_window(windows, own.kl_bits, seed=resamples).symbols
@@ -446,7 +446,7 @@ def sweep_report(
     for index, value in enumerate(found):
         if value.own is not None:
             kl[index] = mean_estimate(value.own.kl_bits.mean(axis=1, dtype=np.float64), seed=seed)
-            errors[index] = mean_estimate(entropy_errors(value.own).mean(axis=1), seed=seed)
+            errors[index] = mean_estimate(value.own.entropy_error_bits.mean(axis=1), seed=seed)
     return SweepReport(
         task=task,
         vary=vary,

@@ -43,6 +43,7 @@ from bayesgeom.core import (
     W_K,
     W_K_GRAM,
     W_O,
+    Ask,
     Change,
     Edit,
     HookFault,
@@ -71,7 +72,7 @@ from bayesgeom.core import (
 from bayesgeom.models.checkpoint_files import versions
 from bayesgeom.models.unembedding import Unembedding, unembedding_of
 from bayesgeom.stats import BehaviorLog, Reduction, answer_log_probabilities, are_finite, whole_entropy_bits
-from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.base import WindTunnel, at_most
 
 # The order of the sites at which a replay can start. A baseline keeps those inside the MLP on request only.
 STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 7, RESID_POST: 8}
@@ -448,6 +449,7 @@ class Model(ABC):
     task: WindTunnel | None
     tokenizer: Tokenizer | None = None  # required by text tasks
     withheld: Mapping[Site, str]
+    asks: frozenset[Ask] = frozenset(Ask)  # what it can do beyond the first run of a diagnosis
     partial_sites: Mapping[Site, tuple[int, ...]] = MappingProxyType({})  # in some layers only; also in `withheld`
     batch_size: int | None = None  # most sequences in a pass; None: according to the memory of a pass
     memory_gib: float | None = None  # for recorded activations; None is a share of the free memory
@@ -483,6 +485,44 @@ class Model(ABC):
     @abstractmethod
     def replayer(self) -> Replayer:
         """Return the engine of ablations: it replays from the edited activation on, or runs whole passes."""
+
+    def sequences(self, task: WindTunnel, *, n: int, seed: int) -> tuple[int, int]:
+        """Return number and seed of the sequences to measure: at most as many as the task, or the recording, has."""
+        return at_most(task, n), seed
+
+    def notes(self) -> dict[str, Any]:
+        """Return what the provenance of a diagnosis says of this model besides what it says of every model."""
+        return {}
+
+    def begin(self) -> None:  # noqa: B027  # most models have nothing to prepare
+        """Prepare for a new diagnosis: a server counts its replies anew."""
+
+    def _limits(self) -> str:
+        """Return why the model cannot do what is not in `asks`, and what to do."""
+        return "Pass another model."
+
+    def _stored_run(
+        self,
+        blocks: Iterable[Trials],
+        record: Iterable[Site | Stream],
+        n_recorded: int,
+        baseline_predictives: "BaselinePredictives | None",
+        budget_bytes: int,
+        seed: int,
+    ) -> Run | None:
+        """Return the run from recorded numbers; None of a model that is run."""
+        return None
+
+    @final
+    def require_asks(self, asks: Iterable[Ask], by: str) -> None:
+        """Check that the model can do what a measurement asks for.
+
+        Raises:
+            InvalidArgument: It cannot.
+        """
+        for ask in asks:
+            if ask not in self.asks:
+                raise InvalidArgument(f"{by} requires {ask.value}. {self._limits()}")
 
     @final
     def __repr__(self) -> str:
@@ -622,11 +662,13 @@ class Model(ABC):
             HookFault: A site did not fire exactly once per pass.
             InvalidArgument: Autocast is on, or there are no sequences.
         """
-        self.check_surroundings()
         given = tuple(dict.fromkeys(record))
+        budget = recording_bytes(self.spec.device, self.memory_gib) if budget_bytes is None else budget_bytes
+        if (stored := self._stored_run(blocks, given, n_recorded, baseline_predictives, budget, seed)) is not None:
+            return stored
+        self.check_surroundings()
         wanted = [own for own in given if isinstance(own, Site)]
         stream = next((own for own in given if isinstance(own, Stream)), None)
-        budget = recording_bytes(self.spec.device, self.memory_gib) if budget_bytes is None else budget_bytes
         layers = {site: self.partial_sites[site] for site in wanted if site in self.partial_sites}
         self.require([site for site in wanted if site not in layers], by="this run")
         recorder, log = self._recorder(wanted, stream), BehaviorLog()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesgeom.core import (
+    Ask,
     CheckpointFault,
     InvalidArgument,
     TaskMismatch,
@@ -57,7 +58,7 @@ from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import is_adapter, unwrapped
 from bayesgeom.models.native.wrapped import Wrapped
 from bayesgeom.models.served.client import is_address
-from bayesgeom.models.served.model import SERVER, ServedModel, supported
+from bayesgeom.models.served.model import SERVER, supported
 from bayesgeom.tasks.base import (
     FUNCTIONS,
     FiniteTask,
@@ -332,7 +333,7 @@ def _current(model: Model) -> Model:
 
     Hashing is the only way to notice that: no counter of torch's changes with `parameter.data`.
     """
-    if isinstance(model, CapturedModel | ServedModel):
+    if Ask.RERUN not in model.asks:  # there are no weights here
         return model
     if not isinstance(model, Reattachable):
         digest = weights_hash(model.module.state_dict())

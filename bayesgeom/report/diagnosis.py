@@ -35,10 +35,9 @@ LAYERS = "layers"  # key of the provenance: the measured layers of each report t
 STREAMED = "streamed"  # key of the provenance: sequences of each report whose statistics the pass computed
 
 _WITH_REPORTS = (
-    "probes",
+    "measurements",
     "diagnosis",
     "ablations",
-    "audits",
     "circuits",
     "interventions",
     "dynamics",
@@ -360,5 +359,8 @@ def _read(path: Path) -> tuple[Diagnosis, Report | None]:
 def report_kinds() -> dict[str, type[Report]]:
     """Return every class of report, by the name of its probe."""
     # mypy forbids an abstract class as a value, but discovery needs one.
-    found = [discover(f"bayesgeom.{folder}", Report) for folder in _WITH_REPORTS]  # type: ignore[type-abstract]
-    return {name: kind for kinds in found for name, kind in kinds.items()}
+    kinds = dict[str, type[Report]]()
+    for folder in _WITH_REPORTS:
+        group = "bayesgeom.probes" if folder == "measurements" else None  # the entry points of plug-ins
+        kinds |= discover(f"bayesgeom.{folder}", Report, group=group)  # type: ignore[type-abstract]
+    return kinds

@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.audits.report import AuditReport
-from bayesgeom.audits.run import audit
 from bayesgeom.core import number_text
+from bayesgeom.measurements.audit import AuditReport, audit
 from bayesgeom.tasks.base import FORGETTING, discounted_sums
 from bayesgeom.tasks.dice import PLUG_IN, Dice
 

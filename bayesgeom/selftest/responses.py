@@ -7,7 +7,7 @@ from typing import final
 import torch
 
 from bayesgeom.core import Verdict
-from bayesgeom.generalization.response import (
+from bayesgeom.measurements.evidence_response import (
     FORGETTING,
     MIXED,
     SHARP,

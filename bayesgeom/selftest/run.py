@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import final
 
-from bayesgeom.audits.report import AuditReport
 from bayesgeom.core import Contained, Verdict, is_foreign, number_text, phase
-from bayesgeom.diagnosis.plan import AnyProbe, all_probes, broken_probes
-from bayesgeom.generalization.response import EvidenceResponseReport
+from bayesgeom.diagnosis.plan import AnyMeasurement, all_measurements, broken_probes
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.report import AFTER, BEFORE, REMOVAL, VARIANCE, InterventionReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Survival
-from bayesgeom.probes.base import planted_masks
+from bayesgeom.measurements.audit import AuditReport
+from bayesgeom.measurements.base import Subject, planted_masks
+from bayesgeom.measurements.evidence_response import EvidenceResponseReport
 from bayesgeom.selftest.audits import COLUMNS, planted_audits
 from bayesgeom.selftest.planted import (
     LAYER,
@@ -80,7 +80,7 @@ def selftest() -> list[ControlResult]:
         One verdict per control.
     """
     verdicts = [ControlResult(probe=name, control=reason, passed=False) for name, reason in broken_probes().items()]
-    for name, probe in all_probes().items():
+    for name, probe in all_measurements().items():
         with phase(f"controls of {name}"), Contained(is_foreign=is_foreign(type(probe))) as testing:
             verdicts.extend(_verdicts(name, probe))
         if testing.fault:
@@ -93,10 +93,9 @@ def selftest() -> list[ControlResult]:
     return verdicts
 
 
-def _verdicts(name: str, probe: AnyProbe) -> Iterator[ControlResult]:
+def _verdicts(name: str, probe: AnyMeasurement) -> Iterator[ControlResult]:
     for control in probe.controls():
-        fresh = [probe.measure(run) for run in control.untrained]
-        passed = bool(control.holds(probe.measure(control.run, fresh)))
+        passed = bool(control.holds(control.report(probe)))
         yield ControlResult(probe=name, control=control.label, passed=passed)
 
 
@@ -175,9 +174,9 @@ def _attention_table() -> PlantedTable:
     """Return entropy, share and weight of a sink of uniform attention under masks, measured and as they must be."""
     head = ("uniform attention", "entropy (bits)", "right", "share", "right", "weight of a sink", "right")
     rows, passed = list[tuple[str, ...]](), True
-    probe = all_probes()["attention_entropy"]
+    probe = all_measurements()["attention_entropy"]
     for planted in planted_masks():
-        report, right = probe.measure(planted.run), (planted.entropy_bits, 1.0, planted.sink_mass)
+        report, right = probe.of(Subject(run=planted.run)), (planted.entropy_bits, 1.0, planted.sink_mass)
         found = [float(report.estimate(name)[0, 0]) for name in ("entropy_bits", "entropy_share", "sink_mass")]
         rows.append((planted.label, *(number_text(x) for pair in zip(found, right, strict=True) for x in pair)))
         passed &= all(abs(own - known) < _ROUNDING for own, known in zip(found, right, strict=True))

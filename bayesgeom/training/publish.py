@@ -25,11 +25,11 @@ from bayesgeom.core import (
     read_json,
     with_torch_defaults,
 )
+from bayesgeom.measurements.calibration import Calibration, CalibrationReport
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.resolve import check_device, of_module
-from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.environment import Precision
 from bayesgeom.training.loop import (

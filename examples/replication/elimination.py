@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core.run import LOGIT_LENS, Run
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
-from bayesgeom.probes.posterior_lens import stages_of
+from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
+from bayesgeom.measurements.posterior_lens import stages_of
 from bayesgeom.report.estimate import Baseline, Estimate, Share, Unit, smooth_estimate, with_interval
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of

@@ -5,7 +5,7 @@ A keyword is an option of the command line: `em(seeds=2)` is `python -m examples
 
 from pathlib import Path
 
-from bayesgeom.audits.run import audit as audited
+from bayesgeom.measurements.audit import audit as audited
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics

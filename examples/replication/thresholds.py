@@ -23,7 +23,7 @@ from torch import Tensor
 from bayesgeom.core.run import PATTERN, W_K_GRAM, K, Run, V
 from bayesgeom.core.text import fitted, interval_text, number_text, percent_text
 from bayesgeom.core.verdict import Reason
-from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
+from bayesgeom.measurements.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Quantity, Unit, of_untrained
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of

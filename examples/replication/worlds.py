@@ -26,8 +26,8 @@ from bayesgeom.core.files import atomic_file
 from bayesgeom.interventions.design import Design
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import scored_task_of
-from bayesgeom.probes.belief_readout import BeliefReadoutReport
-from bayesgeom.probes.posterior_lens import PosteriorLensReport
+from bayesgeom.measurements.belief_readout import BeliefReadoutReport
+from bayesgeom.measurements.posterior_lens import PosteriorLensReport
 from bayesgeom.report.answer import rounded
 from bayesgeom.report.render import markdown
 from bayesgeom.report.tables import Headline, extreme_of, headline_of

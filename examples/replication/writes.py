@@ -14,7 +14,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.ablations.run import ablate
+from bayesgeom.measurements.ablation import ablate
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.run import ATTN_OUT, W_O, Run, Z
 from bayesgeom.core.text import fitted, number_text

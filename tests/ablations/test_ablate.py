@@ -14,9 +14,10 @@ import bayesgeom
 from bayesgeom import ablations, cli
 from bayesgeom.ablations import Ablation, Component
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.ablations.run import N_REFERENCE, BatteryRun, ablate
+from bayesgeom.ablations.run import N_REFERENCE, BatteryRun
 from bayesgeom.core.errors import InvalidArgument, MissingSite, OutputFault, TaskMismatch, UnknownName
 from bayesgeom.core.run import Z, concatenate
+from bayesgeom.measurements.ablation import ablate
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.checkpoint_files import versions
 from bayesgeom.report.diagnosis import Diagnosis

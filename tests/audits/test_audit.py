@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.audits.parts import (
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.measurements._audit_parts import (
     information_curve,
     kl_in_bits,
     log_odds_slope,
@@ -21,9 +23,7 @@ from bayesgeom.audits.parts import (
     nearest_discount,
     order_statistics,
 )
-from bayesgeom.audits.report import EXACT, AuditReport
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
-from bayesgeom.core.verdict import Reason, Verdict
+from bayesgeom.measurements.audit import EXACT, AuditReport
 from bayesgeom.report.storage import quantities_of
 from bayesgeom.selftest.audits import PLANTED, PlantedAudit, planted_audits
 from bayesgeom.tasks.bijection import Bijection

@@ -7,7 +7,7 @@ import pytest
 
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.lines import add_estimate, add_line, estimate_panel, with_baseline
-from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.page import _section, _tiles

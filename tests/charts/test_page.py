@@ -18,8 +18,8 @@ import torch
 from bayesgeom import load_report
 from bayesgeom.charts.lines import add_band, add_line, add_reference
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.calibration import Calibration, CalibrationReport
+from bayesgeom.measurements.base import planted_run, planted_trials
+from bayesgeom.measurements.calibration import Calibration, CalibrationReport
 from bayesgeom.report.page import LETTER, NARROWEST, _asset, _placed, compact, page_of
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.storage import values_of

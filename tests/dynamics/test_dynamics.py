@@ -21,11 +21,11 @@ from bayesgeom.dynamics.trainings import _place, runs_of
 from bayesgeom.executors import Batch
 from bayesgeom.interventions.report import SHIFT
 from bayesgeom.interventions.run import intervene
+from bayesgeom.measurements.belief_readout import BeliefReadout
+from bayesgeom.measurements.calibration import Calibration
+from bayesgeom.measurements.key_overlap import KeyOverlap
+from bayesgeom.measurements.posterior_lens import PosteriorLens
 from bayesgeom.models.resolve import load
-from bayesgeom.probes.belief_readout import BeliefReadout
-from bayesgeom.probes.calibration import Calibration
-from bayesgeom.probes.key_overlap import KeyOverlap
-from bayesgeom.probes.posterior_lens import PosteriorLens
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.storage import parts_of

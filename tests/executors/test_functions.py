@@ -15,7 +15,6 @@ import bayesgeom
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.batteries import every_mlp
 from bayesgeom.ablations.engine import METRICS, BatchScores
-from bayesgeom.ablations.run import ablate
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import Run
 from bayesgeom.diagnosis.run import diagnose
@@ -23,9 +22,10 @@ from bayesgeom.dynamics.run import CACHE, training_dynamics
 from bayesgeom.executors import Batch, check_same, name_of
 from bayesgeom.generalization.length import length_generalization
 from bayesgeom.generalization.sweeps import sweep
+from bayesgeom.measurements.ablation import ablate
+from bayesgeom.measurements.base import Needs, Probe
+from bayesgeom.measurements.value_manifold import ValueManifold
 from bayesgeom.models.checkpoint import save_checkpoint
-from bayesgeom.probes.base import Needs, Probe
-from bayesgeom.probes.value_manifold import ValueManifold
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of
 from bayesgeom.tasks.hmm import HMM

@@ -60,8 +60,8 @@ def test_a_bad_checkpoint_is_listed_with_its_error(folder: Path, capsys: pytest.
 
 PROBE = """
 from dataclasses import dataclass
-from bayesgeom.probes.base import Needs, Probe
-from bayesgeom.probes.calibration import Calibration
+from bayesgeom.measurements.base import Needs, Probe
+from bayesgeom.measurements.calibration import Calibration
 
 @dataclass(frozen=True)
 class Guest(Probe):

@@ -14,7 +14,7 @@ import pytest
 
 import bayesgeom
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis, report_kinds
 from bayesgeom.report.storage import JSON, axes_of
 from tests.interventions.worlds import lively

@@ -11,10 +11,10 @@ import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.verdict import Reason
 from bayesgeom.generalization.comparison import _paired
+from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import of_module
-from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection

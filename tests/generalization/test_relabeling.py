@@ -11,12 +11,12 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run, Trials
-from bayesgeom.diagnosis.plan import N_RENAMED
 from bayesgeom.diagnosis.run import diagnose
-from bayesgeom.generalization.relabeling import (
+from bayesgeom.measurements.base import Further
+from bayesgeom.measurements.relabeling import (
     STUCK,
+    Relabeling,
     RelabelingReport,
-    Renaming,
     Scored,
     relabeling_invariance,
     relabeling_report,
@@ -25,7 +25,7 @@ from bayesgeom.generalization.relabeling import (
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.tasks.associative_recall import AssociativeRecall
-from bayesgeom.tasks.base import SymmetricTask
+from bayesgeom.tasks.base import SymmetricTask, WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.process import Mess3
@@ -208,17 +208,19 @@ def test_refusals() -> None:
 @pytest.mark.parametrize("n", [40, 200])
 def test_a_diagnosis_shows_only_the_renamed_sequences_anew(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own pass is the one under the first names; the report is that of the whole test on its first block."""
-    subject, known = model(prefers_a_name), relabeling_invariance(model(prefers_a_name), n=min(n, N_RENAMED))
-    runs = list[int]()
-    whole = Renaming._run
+    most = min(n, Relabeling().n)
+    subject, known = model(prefers_a_name), relabeling_invariance(model(prefers_a_name), n=most)
+    labels = list[tuple[str, int]]()
+    further = Relabeling.further
 
-    def counted(test: Renaming, blocks: Iterator[Trials]) -> Run:
-        runs.append(test.n)
-        return whole(test, blocks)
+    def counted(test: Relabeling, task: WindTunnel, run: Run, seed: int) -> Iterator[Further]:
+        for each in further(test, task, run, seed):
+            labels.append((each.label, len(each.trials)))
+            yield each
 
-    monkeypatch.setattr(Renaming, "_run", counted)
+    monkeypatch.setattr(Relabeling, "further", counted)
     found = diagnose(subject, n=n, n_untrained=0)["relabeling"]
-    assert isinstance(found, RelabelingReport) and runs == [min(n, N_RENAMED)]
+    assert isinstance(found, RelabelingReport) and labels == [("hypotheses renamed", most)]
     np.testing.assert_allclose(float(found.kl_difference_size_bits), float(known.kl_difference_size_bits), rtol=1e-4)
     np.testing.assert_allclose(found.kl_difference_bits.ends, known.kl_difference_bits.ends, rtol=1e-4)
     assert found.bound_bits == pytest.approx(known.bound_bits, rel=1e-6), "of the same sequences, of which n is more"

@@ -15,20 +15,20 @@ import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Trials
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.diagnosis.plan import N_REPLACED
-from bayesgeom.generalization.response import (
+from bayesgeom.measurements.evidence_response import (
     FORGETTING,
     LEVEL_NAME,
     MIXED,
     WINDOW,
+    EvidenceResponse,
     EvidenceResponseReport,
-    at_last,
     chance_level,
     evidence_response,
     known_changes,
     response_report,
     response_verdict,
 )
+from bayesgeom.measurements.running import at_last
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.selftest.responses import planted_responses
@@ -200,7 +200,7 @@ class Bare(WindTunnel):
 
 def test_a_task_without_replacement_gets_a_code() -> None:
     diagnosis = bayesgeom.diagnose(lively(), Bare(), n=16, n_untrained=0)
-    assert diagnosis.inapplicable["evidence_response"] == Verdict.NOT_REPLACEABLE
+    assert "cannot be drawn again" in diagnosis.inapplicable["evidence_response"]
     with pytest.raises(TaskMismatch, match=r"replace_evidence"):
         evidence_response(lively(), Bare(), n=16)
 
@@ -209,8 +209,8 @@ def test_a_diagnosis_holds_the_response_and_reuses_its_pass() -> None:
     model = lively(SLOW_TASK)
     diagnosis = bayesgeom.diagnose(model, n=96, n_untrained=0)
     found = diagnosis[EvidenceResponseReport]
-    assert found.n == N_REPLACED and found.ages == ("0", "1", "2", "4", "8")
-    alone = evidence_response(model, n=N_REPLACED)
+    assert found.n == EvidenceResponse().n and found.ages == ("0", "1", "2", "4", "8")
+    alone = evidence_response(model, n=EvidenceResponse().n)
     np.testing.assert_allclose(found.slope.value, alone.slope.value, atol=1e-6)
     assert found.verdicts == alone.verdicts
 
@@ -228,8 +228,8 @@ def test_a_diagnosis_leaves_the_response_out_on_request() -> None:
 def test_a_capture_cannot_be_run_again(tmp_path: Path) -> None:
     model = lively()
     folder = bayesgeom.capture(model, out=tmp_path / "capture", n=16, sites=["resid_pre"])
-    assert "cannot be run" in bayesgeom.diagnose(folder, n_untrained=0).skipped["evidence_response"]
-    with pytest.raises(InvalidArgument, match=r"capture.*cannot be run on replaced evidence"):
+    assert "holds its own sequences only" in bayesgeom.diagnose(folder, n_untrained=0).skipped["evidence_response"]
+    with pytest.raises(InvalidArgument, match=r"evidence_response requires predictions on further.* is a capture"):
         evidence_response(folder)
 
 

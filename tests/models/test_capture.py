@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 import bayesgeom
-from bayesgeom.ablations.inside import InsideReport
 from bayesgeom.core import run as s
 from bayesgeom.core.errors import (
     CheckpointFault,
@@ -24,6 +23,7 @@ from bayesgeom.core.errors import (
     TaskMismatch,
 )
 from bayesgeom.diagnosis.recording import Selection
+from bayesgeom.measurements.inside import InsideReport
 from bayesgeom.models import resolve
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.captured import model as writing

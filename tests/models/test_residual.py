@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from bayesgeom.ablations.batteries import every_layer, every_mlp
 from bayesgeom.ablations.engine import BatchReference
-from bayesgeom.ablations.run import ablate
 from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.text import number_text
+from bayesgeom.measurements.ablation import ablate
 from bayesgeom.models.adapters.hooked import ResidualModel
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.models.replay.hooked import PlainLoop

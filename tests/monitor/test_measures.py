@@ -7,10 +7,10 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from bayesgeom.measurements.calibration import Calibration
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.monitor import report as measures
 from bayesgeom.monitor.report import APART, chance_levels, measured, undisturbed
-from bayesgeom.probes.calibration import Calibration
 from bayesgeom.stats.information import total_variation
 from bayesgeom.stats.overlap import chance_overlap
 from tests.ablations.plain import TASK, lively, n_hooks

@@ -13,8 +13,14 @@ import torch
 from bayesgeom.core import run as s
 from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.probes.attention_entropy import OTHER, UNIFORM, AttentionEntropy, AttentionEntropyReport, _is_uniform
-from bayesgeom.probes.base import planted_masks, planted_run, planted_trials
+from bayesgeom.measurements.attention_entropy import (
+    OTHER,
+    UNIFORM,
+    AttentionEntropy,
+    AttentionEntropyReport,
+    _is_uniform,
+)
+from bayesgeom.measurements.base import planted_masks, planted_run, planted_trials
 from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.tasks.bijection import Bijection

@@ -7,9 +7,9 @@ import pytest
 
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.diagnosis.run import diagnose
+from bayesgeom.measurements.belief_readout import ANSWERS, EMBEDDING, BeliefReadout, BeliefReadoutReport
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import as_model
-from bayesgeom.probes.belief_readout import ANSWERS, EMBEDDING, BeliefReadout, BeliefReadoutReport
 from bayesgeom.report.estimate import UNTRAINED
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.process import Mess3, Process

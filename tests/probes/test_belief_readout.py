@@ -12,9 +12,9 @@ import torch
 from bayesgeom.charts.lines import brief
 from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run
 from bayesgeom.core.verdict import Reason
-from bayesgeom.probes import belief_readout
-from bayesgeom.probes.base import planted_chain, planted_run
-from bayesgeom.probes.belief_readout import (
+from bayesgeom.measurements import belief_readout
+from bayesgeom.measurements.base import planted_chain, planted_run
+from bayesgeom.measurements.belief_readout import (
     ANSWERS,
     CONSTANT,
     EMBEDDING,

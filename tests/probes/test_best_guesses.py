@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from bayesgeom.probes.belief_readout import CONSTANT, SHUFFLE, cluster_scores, guess_scores
+from bayesgeom.measurements.belief_readout import CONSTANT, SHUFFLE, cluster_scores, guess_scores
 from bayesgeom.stats.bootstrap import shuffled_within_position
 from bayesgeom.stats.readout import BeliefTargets, belief_rows, belief_targets, read_out
 from bayesgeom.stats.subspace import random_subspaces

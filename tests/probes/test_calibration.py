@@ -11,8 +11,8 @@ import torch
 
 from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason
-from bayesgeom.probes.base import planted_chain, planted_run, planted_trials
-from bayesgeom.probes.calibration import SCORES, Calibration
+from bayesgeom.measurements.base import planted_chain, planted_run, planted_trials
+from bayesgeom.measurements.calibration import SCORES, Calibration
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.tables import records_of
 from bayesgeom.stats.behavior import predicted_behavior

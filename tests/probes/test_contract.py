@@ -14,9 +14,9 @@ import bayesgeom
 from bayesgeom.core.run import Run
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.diagnosis.run import diagnose
+from bayesgeom.measurements.base import Control, Probe
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.probes.base import Control, Probe
 from bayesgeom.report.diagnosis import Diagnosis, left_out, report_kinds
 from bayesgeom.report.estimate import UNTRAINED, Estimate
 from bayesgeom.report.report import Report

@@ -16,15 +16,15 @@ from bayesgeom.core.run import N_RECORDED, RESID_POST, RESID_PRE, STATE, Run, Tr
 from bayesgeom.core.torch_state import limited, lock_of
 from bayesgeom.diagnosis import passes
 from bayesgeom.diagnosis import plan as planning
-from bayesgeom.diagnosis.plan import all_probes
+from bayesgeom.diagnosis.plan import all_measurements
 from bayesgeom.diagnosis.run import diagnose
+from bayesgeom.measurements.base import Control, Needs, Probe
+from bayesgeom.measurements.belief_readout import BeliefReadout
+from bayesgeom.measurements.calibration import Calibration, CalibrationReport
+from bayesgeom.measurements.key_overlap import KeyOverlapReport
+from bayesgeom.measurements.value_manifold import ValueManifoldReport
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
-from bayesgeom.probes.base import Control, Needs, Probe
-from bayesgeom.probes.belief_readout import BeliefReadout
-from bayesgeom.probes.calibration import Calibration, CalibrationReport
-from bayesgeom.probes.key_overlap import KeyOverlapReport
-from bayesgeom.probes.value_manifold import ValueManifoldReport
 from bayesgeom.report.diagnosis import left_out
 from bayesgeom.report.estimate import UNTRAINED, Estimate, Quantity
 from bayesgeom.report.panels import Panel
@@ -104,10 +104,10 @@ def lively(config: TransformerConfig = SIZES, name: str = "tiny", task: Bijectio
 
 
 def test_it_is_a_mapping_of_every_probe_or_its_excuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {**all_probes(), "seen": Seen(), "recurrent": Recurrent()}
-    monkeypatch.setattr(planning, "all_probes", lambda: found)
+    found = {**all_measurements(), "seen": Seen(), "recurrent": Recurrent()}
+    monkeypatch.setattr(planning, "all_measurements", lambda: found)
     diagnosis = diagnose(lively(), n=7, n_untrained=1)
-    known = {*found, "relabeling", "evidence_response", "inside"}
+    known = {name for name, each in found.items() if each.is_default}
     assert set(diagnosis) | set(left_out(diagnosis)) == known and not set(diagnosis) & set(left_out(diagnosis))
     assert len(diagnosis) == len(list(diagnosis)) and next(iter(diagnosis)) == "calibration"
     assert {type(report).name for report in diagnosis.values()} == set(diagnosis)
@@ -148,11 +148,11 @@ def test_numbers_at_initialization_are_left_out_where_no_copy_can_be_built(monke
 
 
 def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
+    monkeypatch.setattr(planning, "all_measurements", lambda: {"seen": Seen(), "recurrent": Recurrent()})
     diagnosis = diagnose(lively(), n=5, n_untrained=0)
     with pytest.raises(
         UnknownName,
-        match=r"probe 'recurrent' requires site 'state'.*\. There are: evidence_response, inside, relabeling, seen\.",
+        match=r"probe 'recurrent' requires site 'state'.*\. There are: seen\.",
     ):
         diagnosis["recurrent"]
     with pytest.raises(UnknownName, match=r"no report in this diagnosis named 'sen'\. There are: "):
@@ -161,7 +161,7 @@ def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_named_probe_without_its_sites_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "all_probes", lambda: {"seen": Seen(), "recurrent": Recurrent()})
+    monkeypatch.setattr(planning, "all_measurements", lambda: {"seen": Seen(), "recurrent": Recurrent()})
     for asked in ("recurrent", Recurrent()):
         with pytest.raises(MissingSite, match=r"probe 'recurrent' requires site 'state', which tiny does not provide"):
             diagnose(lively(), probes=["seen", asked], n=5)

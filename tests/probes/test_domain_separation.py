@@ -8,8 +8,8 @@ import torch
 from sklearn.metrics import silhouette_score
 
 from bayesgeom.core.run import RESID_POST, Run
-from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.domain_separation import EXCHANGED, MIXED, SHUFFLES, DomainSeparation
+from bayesgeom.measurements.base import planted_run, planted_trials
+from bayesgeom.measurements.domain_separation import EXCHANGED, MIXED, SHUFFLES, DomainSeparation
 from bayesgeom.report.estimate import UNTRAINED
 from tests.figures import assert_one_meaning_per_color
 

@@ -9,10 +9,10 @@ from scipy.linalg import subspace_angles
 
 from bayesgeom.core.run import RESID_POST
 from bayesgeom.diagnosis.run import diagnose
+from bayesgeom.measurements.base import planted_run
+from bayesgeom.measurements.belief_readout import FACTORED, JOINT, RANDOM_PAIRS, BeliefReadout, BeliefReadoutReport
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import as_model
-from bayesgeom.probes.base import planted_run
-from bayesgeom.probes.belief_readout import FACTORED, JOINT, RANDOM_PAIRS, BeliefReadout, BeliefReadoutReport
 from bayesgeom.report.estimate import UNTRAINED
 from bayesgeom.tasks.process import Mess3
 from bayesgeom.tasks.product import Product

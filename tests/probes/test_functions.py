@@ -14,7 +14,7 @@ from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.core.run import PATTERN, RESID_POST, Run
 from bayesgeom.diagnosis.functions import FunctionReport
 from bayesgeom.executors import connect
-from bayesgeom.probes.key_overlap import KeyOverlap
+from bayesgeom.measurements.key_overlap import KeyOverlap
 from bayesgeom.tasks.base import Branch, derived_seed
 from tests.probes.test_diagnose import TASK, Seen, lively
 
@@ -145,7 +145,7 @@ def returning(value: Any) -> Callable[[Run], Any]:
         ([KeyOverlap], r"holds the class KeyOverlap: pass an instance, KeyOverlap\(\)"),
         ([calibration], "'calibration' has the name of one of bayesgeom's reports"),
         ([returning(1.0), returning(2.0)], "two probes are named 'own'"),
-        ([3], "probes must be text or Probe or a function"),
+        ([3], "probes must be text or Measurement or a function"),
         ([returning("x")], "returned 'x'. Return a number"),
         ([returning(None)], "returned None. Return a number"),
         ([returning({})], "returned an empty dict"),

@@ -14,14 +14,14 @@ from bayesgeom import TransformerConfig, diagnose
 from bayesgeom.core import run as s
 from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Reason
-from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.key_overlap import (
+from bayesgeom.measurements.base import planted_run, planted_trials
+from bayesgeom.measurements.key_overlap import (
     RANDOM_DIRECTIONS,
     RANDOM_W_K,
     KeyOverlap,
     KeyOverlapReport,
 )
+from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate
 from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import jackknife_weights

@@ -13,8 +13,8 @@ import torch
 from bayesgeom.core import run as s
 from bayesgeom.core.run import Run, Trials
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.probes.base import planted_run, planted_trials
-from bayesgeom.probes.qk_alignment import SHIFTS, QKAlignment, QKAlignmentReport, _farthest
+from bayesgeom.measurements.base import planted_run, planted_trials
+from bayesgeom.measurements.qk_alignment import SHIFTS, QKAlignment, QKAlignmentReport, _farthest
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.storage import parts_of, quantities_of
 from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval

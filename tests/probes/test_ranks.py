@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.probes.qk_alignment import rounding_of_products, visible_ranks
+from bayesgeom.measurements.qk_alignment import rounding_of_products, visible_ranks
 
 
 def test_ranks_equal_counting_among_the_visible(rng: np.random.Generator) -> None:

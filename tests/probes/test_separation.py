@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.probes.domain_separation import planes_of_groups
+from bayesgeom.measurements.domain_separation import planes_of_groups
 from bayesgeom.stats import manifold
 from bayesgeom.stats.subspace import (
     cloud_axes,

@@ -12,9 +12,9 @@ from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import Trials, concatenate
 from bayesgeom.diagnosis.plan import all_probes
+from bayesgeom.measurements.attention_entropy import SUMS
+from bayesgeom.measurements.key_overlap import KeyOverlap
 from bayesgeom.models.base import Model, Recorder, Stream
-from bayesgeom.probes.attention_entropy import SUMS
-from bayesgeom.probes.key_overlap import KeyOverlap
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.reduction import KEY_SUMS, LAST_RESIDUAL, LAST_VALUES, ROTATED_KEY_SUMS, Reduction

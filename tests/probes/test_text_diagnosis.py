@@ -9,10 +9,10 @@ import transformers
 
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
+from bayesgeom.measurements.calibration import CalibrationReport
+from bayesgeom.measurements.value_manifold import ValueManifoldReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model, load, task_of
-from bayesgeom.probes.calibration import CalibrationReport
-from bayesgeom.probes.value_manifold import ValueManifoldReport
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.evidence import LabeledEvidence
 from bayesgeom.tasks.in_context import InContext

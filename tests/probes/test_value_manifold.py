@@ -8,9 +8,9 @@ import torch
 
 from bayesgeom.core.run import ATTN_OUT, RESID_POST, Run, V, Z
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.probes import value_manifold
-from bayesgeom.probes.base import planted_run
-from bayesgeom.probes.value_manifold import SHUFFLE, STANDARDIZED, ValueManifold, ValueManifoldReport
+from bayesgeom.measurements import value_manifold
+from bayesgeom.measurements.base import planted_run
+from bayesgeom.measurements.value_manifold import SHUFFLE, STANDARDIZED, ValueManifold, ValueManifoldReport
 from bayesgeom.report.estimate import codes_of
 from bayesgeom.stats.intervals import Interval
 from bayesgeom.stats.manifold import cloud_statistics, shuffled_scale

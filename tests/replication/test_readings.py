@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bayesgeom.generalization.relabeling import STUCK, RelabelingReport
 from bayesgeom.generalization.sweeps import SHORTCUT, SweepReport
+from bayesgeom.measurements.relabeling import STUCK, RelabelingReport
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Estimate

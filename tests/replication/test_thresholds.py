@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bayesgeom.core.run import PATTERN, W_K_GRAM, K, Run, V
-from bayesgeom.probes.base import Control, planted_run, planted_trials
+from bayesgeom.measurements.base import Control, planted_run, planted_trials
 from bayesgeom.report.estimate import UNTRAINED
 from bayesgeom.stats.bootstrap import bootstrap_weights, jackknife_weights
 from bayesgeom.stats.overlap import overlap, pairwise_cosine

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from bayesgeom.ablations.batteries import every_mlp
-from bayesgeom.ablations.run import ablate
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.core.run import ATTN_OUT, Z
 from bayesgeom.interventions.run import fit_subspace
+from bayesgeom.measurements.ablation import ablate
 from bayesgeom.models.resolve import as_model
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import InterventionSite

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.probes.base import planted_run, planted_trials, with_untrained
-from bayesgeom.probes.calibration import POSITION, UNIFORM, Calibration, CalibrationReport
+from bayesgeom.measurements.base import planted_run, planted_trials, with_untrained
+from bayesgeom.measurements.calibration import POSITION, UNIFORM, Calibration, CalibrationReport
 from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text, verdict_of
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 
-from bayesgeom.probes.key_overlap import KeyOverlapReport
+from bayesgeom.measurements.key_overlap import KeyOverlapReport
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import JSON, quantities_of

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.diagnosis.run import diagnose
+from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import TransformerConfig
-from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report import page, storage
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.estimate import Baseline, Estimate

@@ -11,17 +11,18 @@ import torch
 import bayesgeom
 from bayesgeom.core import LOGIT_LENS
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.diagnosis.fitted_lens import (
+from bayesgeom.measurements.fitted_lens import (
     LENSES,
     SHUFFLED,
+    FittedLens,
     FittedLensReport,
     JacobianMap,
-    LensFit,
     _Axes,
     _is_wrong,
     _kl,
     _of_best_layer,
 )
+from bayesgeom.measurements.running import measured
 from bayesgeom.models.resolve import as_model
 from bayesgeom.stats import kl_bits
 from bayesgeom.tasks.prompts import BoundPrompts
@@ -97,12 +98,12 @@ def test_it_runs_only_if_it_is_named_and_says_what_it_needs() -> None:
     assert model.task is not None
     assert "fitted_lens" not in bayesgeom.diagnose("mess3-small", n=8, n_untrained=0)
     with pytest.raises(InvalidArgument, match=r"needs 80 sequences and would get 20: raise n to at least 40, or the"):
-        LensFit.of(model, model.task, n=8, seed=0)
+        FittedLens().prepared(model, model.task, n=8, seed=0)
 
 
 def test_a_capture_cannot_be_fitted(tmp_path: Any) -> None:
     bayesgeom.capture("mess3-small", out=tmp_path, n=4, sites=[LOGIT_LENS.name])
-    with pytest.raises(InvalidArgument, match=r"runs the model on more sequences: pass the model of mess3-small"):
+    with pytest.raises(InvalidArgument, match=r"fitted_lens requires activations on further.*pass the model itself"):
         bayesgeom.diagnose(tmp_path, probes=["fitted_lens"], n_untrained=0)
 
 
@@ -138,7 +139,7 @@ def texts(n: int = 5, length: int = 11) -> BoundPrompts:
 def test_lenses_on_text_are_those_of_transformer_lens(name: str, tmp_path: Path) -> None:
     model, task = bayesgeom.load(saved(name, tmp_path / name)), texts()
     lens = random_lens(tmp_path / "maps.pt", model.spec.d_model, N_LAYERS - 1)
-    found = LensFit.of(model, task, n=9, seed=0, jacobian=str(tmp_path / "maps.pt")).report(0)
+    found = measured(FittedLens(jacobian=str(tmp_path / "maps.pt")), model, task, n=9, seed=0)
     assert (found.lens_names, found.jacobian, found.n, found.n_fit) == (("logit lens", "J-lens"), "maps.pt", 5, 0)
     assert found.kl_bits.value[:, -1] == pytest.approx([0, 0], abs=1e-12) and np.isnan(found.kl_bits.value[1, 0])
     assert np.isnan(found.kept_bits.value).all() and found.plot().data and found.summary()

@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from bayesgeom.core.errors import InvalidArgument, OutputFault, UnknownName
 from bayesgeom.core.text import WIDTH
 from bayesgeom.core.verdict import Reason
-from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.report import diagnosis as module
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.render import BRIEF, NOTES, ROWS, interval_cell, summary

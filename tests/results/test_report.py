@@ -442,7 +442,7 @@ def test_reports_are_equal_by_value(rng: np.random.Generator) -> None:
 
 
 def test_a_report_is_loaded_by_its_own_class_alone(tmp_path: Path, rng: np.random.Generator) -> None:
-    from bayesgeom.probes.calibration import CalibrationReport
+    from bayesgeom.measurements.calibration import CalibrationReport
 
     planted(rng).save(tmp_path / "run")
     with pytest.raises(

@@ -7,8 +7,8 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.neighbors import NearestCentroid
 
-from bayesgeom.probes.belief_readout import MEAN_BELIEF, SHUFFLE, guess_scores, linear_scores
-from bayesgeom.probes.belief_readout import SUBSPACES as WITHIN
+from bayesgeom.measurements.belief_readout import MEAN_BELIEF, SHUFFLE, guess_scores, linear_scores
+from bayesgeom.measurements.belief_readout import SUBSPACES as WITHIN
 from bayesgeom.stats.bootstrap import bootstrap_weights, shuffled_within_position
 from bayesgeom.stats.readout import (
     ALIVE,

@@ -13,8 +13,8 @@ from tests.structure.test_layers import _unit, face, imported
 # The command line is how users reach a function: what it alone imports is offered to them, and is not a part of it.
 FACES = {"cli", "commands", "", "__main__"}
 ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
-    "charts.simplex": "probes",
-    "probes.key_overlap": "ablations",
+    "charts.simplex": "measurements",
+    "measurements.key_overlap": "ablations",
     "stats.bounds": "report",
 }
 OFFERED = ("ablations", "monitor", "subspaces", "tasks")  # users reach what these folders offer under their names

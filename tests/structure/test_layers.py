@@ -21,11 +21,15 @@ EDGES = 164  # pairs of units of which one imports the other: half of the 328 be
 SHARED = {
     "tasks": {"base", "cost", "markov"},
     "charts": {"lines", "heat"},
-    "probes": {"base", "belief_report", "key_report"},
+    "measurements": {"base", "running", "evidence_response", "inside", "posterior_lens"},
 }
-# A probe receives a finished run: it never touches a model, and what takes a second pass is no probe.
+# A probe receives a finished run: it never touches a model, as a measurement that runs it again does.
+PROBES = ("attention_entropy", "belief_readout", "calibration", "domain_separation", "key_overlap", "posterior_lens")
 UNSEEN = {
-    "probes": ("models", "ablations", "interventions"),
+    **{
+        f"measurements.{name}": ("models", "ablations", "interventions")
+        for name in (*PROBES, "qk_alignment", "value_manifold")
+    },
     # An architecture is plain PyTorch: it does not know how it is loaded, hooked or replayed.
     "models.native": ("models.adapters", "models.huggingface", "models.replay", "models.resolve"),
 }
@@ -176,9 +180,9 @@ NAMES = (
     "models.resolve",
     "models.native.lstm",
     "models.native.rnn.gates",
-    "probes.base",
+    "measurements.base",
     "diagnosis.run",
-    "probes.key_overlap",
+    "measurements.key_overlap",
 )
 MODULES = frozenset({PACKAGE, *(f"{PACKAGE}.{name}" for name in NAMES)})
 
@@ -191,8 +195,12 @@ MODULES = frozenset({PACKAGE, *(f"{PACKAGE}.{name}" for name in NAMES)})
         ("core.trials", "importlib.import_module('bayesgeom.cli')", "a layer above"),
         ("core.trials", "import bayesgeom", "the package root"),
         ("tasks.recall", "from bayesgeom.tasks.hmm import HMM", "a plug-in of the same folder"),
-        ("probes.belief", "from bayesgeom.probes.key_overlap import KeyOverlap", "a plug-in of the same folder"),
-        ("probes.key_overlap", "from bayesgeom.models.base import Model", "must not see"),
+        (
+            "measurements.belief",
+            "from bayesgeom.measurements.key_overlap import KeyOverlap",
+            "a plug-in of the same folder",
+        ),
+        ("measurements.key_overlap", "from bayesgeom.models.base import Model", "must not see"),
         ("models.native.mamba", "from bayesgeom.models.resolve import load", "must not see"),
         ("novelty", "", "not in the table of layers"),
     ],

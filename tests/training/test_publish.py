@@ -10,11 +10,11 @@ import pytest
 
 from bayesgeom.cli import main
 from bayesgeom.core.errors import OutputFault
+from bayesgeom.measurements.calibration import Calibration, CalibrationReport
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import hashed, read_description
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import from_checkpoint
-from bayesgeom.probes.calibration import Calibration, CalibrationReport
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish as module

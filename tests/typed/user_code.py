@@ -9,14 +9,14 @@ from torch import Tensor, nn
 import bayesgeom
 from bayesgeom import BayesGeomError, Diagnosis, InterventionSite, ablations, subspaces, tasks
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.audits.report import AuditReport
 from bayesgeom.circuits.patching import PatchReport
 from bayesgeom.core.run import RESID_PRE
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.report import InterventionReport, JointInterventionReport
+from bayesgeom.measurements.audit import AuditReport
+from bayesgeom.measurements.calibration import CalibrationReport
+from bayesgeom.measurements.posterior_lens import PosteriorLensReport
 from bayesgeom.models.base import Model
-from bayesgeom.probes.calibration import CalibrationReport
-from bayesgeom.probes.posterior_lens import PosteriorLensReport
 from bayesgeom.report import Estimate, Report
 
 

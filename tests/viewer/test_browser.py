@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import bayesgeom
-from bayesgeom.ablations.inside import inside_report, numbers_of
 from bayesgeom.core import LOGIT_LENS
+from bayesgeom.measurements.inside import inside_report, numbers_of
 from bayesgeom.report.diagnosis import Diagnosis
 from tests.browser import Browsing
 from tests.viewer.test_inside import HEADS, LAYERS, TASK, diagnosis, report, sequences, transformer

@@ -15,12 +15,12 @@ from safetensors import safe_open
 from safetensors.numpy import load
 
 import bayesgeom
-from bayesgeom.ablations import inside
-from bayesgeom.ablations.inside import N_MEANS, InsideReport
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.cli import main
 from bayesgeom.core import LOGIT_LENS, PATTERN, Z
 from bayesgeom.core.errors import InvalidArgument, MissingSite
+from bayesgeom.measurements import inside
+from bayesgeom.measurements.inside import N_MEANS, InsideReport
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.report.diagnosis import Diagnosis, load_report

@@ -46,6 +46,7 @@ from bayesgeom.core import (
     write_arrays,
 )
 from bayesgeom.models.base import (
+    KERNELS,
     PASS_BYTES,
     BaselinePredictives,
     Model,
@@ -365,6 +366,7 @@ class CapturedModel(Model):
         every = tuple(range(self.spec.n_layers))
         self._layers = self.manifest.sites | self.manifest.static_sites
         self.partial_sites = {site: own for site, own in self._layers.items() if own != every}
+        self.asks = frozenset()
         missing = "not captured; capture it, too"
         self.withheld = dict.fromkeys((site for site in _SITES.values() if self._layers.get(site) != every), missing)
 
@@ -419,13 +421,23 @@ class CapturedModel(Model):
             )
         return min(n, stored.n), stored.seed
 
-    def run_from_disk(
+    def notes(self) -> dict[str, Any]:
+        """Return the model on its device, foreign hooks, kernels and versions at the time of the capture."""
+        stored = self.manifest
+        capture = {"seed": stored.seed, "n": stored.n, "dtype": stored.dtype, "versions": dict(stored.versions)}
+        lists = {"foreign_hooks": list(stored.foreign_hooks), KERNELS: list(stored.attention_kernels)}
+        known = {key: names for key, names in lists.items() if names}
+        return {"model": stored.model_spec.to_dict(), "capture": capture, **known}
+
+    def _limits(self) -> str:
+        return f"{self.folder} is a capture, which holds its own sequences only: pass the model itself."
+
+    def _stored_run(
         self,
         blocks: Iterable[Trials],
-        *,
         record: Iterable[Site | Stream],
         n_recorded: int,
-        baseline_predictives: BaselinePredictives,
+        baseline_predictives: BaselinePredictives | None,
         budget_bytes: int,
         seed: int,
     ) -> Run:
@@ -529,7 +541,7 @@ class _Shard:
         return self._read(name, lambda part: part[:] if n is None else part[:, :n]).float()
 
     def scored(
-        self, log: BehaviorLog, baseline_predictives: BaselinePredictives
+        self, log: BehaviorLog, baseline_predictives: BaselinePredictives | None
     ) -> Float[Tensor, "batch query_pos answer"]:
         """Score the captured predictions into the log, and return the answer log-probabilities."""
         assert self._trials is not None, "the file of static sites has no predictions"
@@ -538,7 +550,7 @@ class _Shard:
             log.add_open_ended(entropy)
             return entropy.new_zeros(*entropy.shape, 0)
         answers, off = (self._first(name, self._trials).double() for name in (LOG_ANSWERS, OFF_ANSWER))
-        log.add(self._trials, answers, off, baseline_predictives(self._trials))
+        log.add(self._trials, answers, off, baseline_predictives(self._trials) if baseline_predictives else {})
         return answers
 
     def _first(self, name: str, trials: Trials) -> Tensor:

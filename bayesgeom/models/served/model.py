@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayesgeom.core import (
     ALL_SITES,
     LOGIT_LENS,
+    Ask,
     InvalidArgument,
     ModelSpec,
     NoCopy,
@@ -25,6 +26,7 @@ from bayesgeom.core import (
 )
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.served.client import TOP, Client, Listed, client_of, parts_of
+from bayesgeom.report import SERVED
 
 SERVER = ("server_key", "top")  # options of `load`
 AT_ONCE = 4  # requests at the same time
@@ -59,11 +61,12 @@ class ServedModel(Model):
             device="cpu",
             weights_hash=f"not known, served at {client.url}",
         )
+        self.asks = frozenset({Ask.PREDICT})
         self.withheld = dict.fromkeys((*ALL_SITES, LOGIT_LENS), "a server gives predictions only")
         self._texts = _Texts(tokenizer)
         self._replies: dict[str | tuple[int, ...], list[Listed]] = {}  # kept, so that a later call can continue
         self._as_ids: bool | None = None  # prompts are sent as token ids if the server accepts them
-        self.count_anew()
+        self.begin()
 
     @property
     def sites(self) -> frozenset[Site]:
@@ -84,14 +87,20 @@ class ServedModel(Model):
     def unlisted(self) -> Mapping[str, float]:
         """Return what the replies left open: the share of predictions with an unlisted answer, and its bound.
 
-        `predictions` is the number of predictions since `count_anew`, which `diagnose` calls first. `share` is that of
+        `predictions` is the number of predictions since `begin`, which `diagnose` calls first. `share` is that of
         predictions with at least one answer that is not among the listed tokens, and `largest_mass` the largest
         probability that such answers can have together.
         """
         share = self._n_open / self._n if self._n else 0.0
         return {"predictions": self._n, "share": share, "largest_mass": self._most_open}
 
-    def count_anew(self) -> None:
+    def notes(self) -> dict[str, Any]:
+        return {SERVED: {"top": self.client.top, **self.unlisted()}}
+
+    def _limits(self) -> str:
+        return f"{self.spec.name} is served at {self.client.url}, which gives predictions only: load the model itself."
+
+    def begin(self) -> None:
         """Start the counts of `unlisted` again."""
         self._n = self._n_open = 0
         self._most_open = 0.0

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from bayesgeom.core.text import number_text
-from bayesgeom.probes.calibration import CalibrationReport
+from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.render import markdown
 from bayesgeom.stats import seed_interval

@@ -10,9 +10,9 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.errors import NoCopy
+from bayesgeom.measurements.key_overlap import KeyOverlapReport
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.resolve import as_model, load
-from bayesgeom.probes.key_overlap import KeyOverlapReport
 from bayesgeom.tasks.bijection import Bijection
 from tests.models.huggingface.test_sites import text
 

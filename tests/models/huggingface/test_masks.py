@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import bayesgeom
 from bayesgeom.core.run import K_ROT, PATTERN, Q_ROT, Q, Run
+from bayesgeom.measurements.attention_entropy import SUMS, UNIFORM, AttentionEntropy, AttentionEntropyReport
+from bayesgeom.measurements.qk_alignment import QKAlignment
 from bayesgeom.models.base import Stream, visible
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.probes.attention_entropy import SUMS, UNIFORM, AttentionEntropy, AttentionEntropyReport
-from bayesgeom.probes.qk_alignment import QKAlignment
 from bayesgeom.tasks.process import Mess3
 from tests.supported import FAMILIES, tiny
 

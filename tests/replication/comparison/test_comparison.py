@@ -14,8 +14,8 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
+from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.models.capacity import n_parameters
-from bayesgeom.probes.calibration import CalibrationReport
 from bayesgeom.report.storage import parts_of
 from bayesgeom.report.theme import DARK
 from bayesgeom.tasks.bijection import Bijection

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bayesgeom.measurements import calibration
+from bayesgeom.measurements.calibration import Calibration
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import of_module
-from bayesgeom.probes import calibration
-from bayesgeom.probes.calibration import Calibration
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection

@@ -22,7 +22,15 @@ import torch
 from jaxtyping import Float, Float64
 
 from bayesgeom.core import Behavior, Reason, Run, Verdict, WindowScores
-from bayesgeom.probes.base import Control, Needs, Probe, planted_chain, planted_run, planted_trials, with_untrained
+from bayesgeom.measurements.base import (
+    Control,
+    Needs,
+    Probe,
+    planted_chain,
+    planted_run,
+    planted_trials,
+    with_untrained,
+)
 from bayesgeom.report import (
     AtMostOne,
     Baseline,
@@ -265,9 +273,9 @@ class Calibration(Probe[CalibrationReport]):
     def measure(self, run: Run, untrained: Sequence[CalibrationReport] = ()) -> CalibrationReport:
         # Sums of the run's float32 would be rounded.
         seen = {name: np.asarray(values, dtype=np.float64) for name, values in vars(run.behavior).items()}
-        errors = _entropy_errors(run.behavior)
+        errors = run.behavior.entropy_error_bits
         exact, model = seen["exact_entropy_bits"], seen["model_entropy_bits"]
-        predicted = {name: _entropy_errors(b) for name, b in run.baseline_behaviors.items()}
+        predicted = {name: seen.entropy_error_bits for name, seen in run.baseline_behaviors.items()}
         # The median is the constant with the smallest mean absolute error.
         predicted[CONSTANT] = np.abs(np.median(exact) - exact)
         kl = {name: b.kl_bits.mean(dtype=np.float64) for name, b in run.baseline_behaviors.items()}
@@ -353,14 +361,10 @@ class Calibration(Probe[CalibrationReport]):
         )
 
 
-def _entropy_errors(seen: Behavior) -> Float64[np.ndarray, "sequence position"]:
-    return np.asarray(np.abs(np.subtract(seen.model_entropy_bits, seen.exact_entropy_bits, dtype=np.float64)))
-
-
 def sequence_scores(seen: Behavior) -> Float64[np.ndarray, "sequence score"]:
     """Return the means over the scored positions of each sequence, in the order of `SCORES`."""
     others = (seen.total_variation, seen.off_answer_prob, -seen.answer_log2, seen.correct)
-    columns = (seen.kl_bits, _entropy_errors(seen), *others)
+    columns = (seen.kl_bits, seen.entropy_error_bits, *others)
     return np.stack([np.asarray(own, dtype=np.float64).mean(axis=1) for own in columns], axis=1)
 
 

@@ -1,19 +1,19 @@
 """`relabeling_invariance`: a paired test of the same latent problems, with hypotheses renamed consistently."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core import Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked, phase
-from bayesgeom.generalization.curves import entropy_errors
-from bayesgeom.models.base import Model, provenance
-from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
+from bayesgeom.core import Ask, Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked, concatenate
+from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject, planted_run
+from bayesgeom.measurements.running import measured
+from bayesgeom.models.base import Model
+from bayesgeom.models.resolve import ModelLike, TaskLike
 from bayesgeom.report import (
     Baseline,
     Estimate,
@@ -26,10 +26,10 @@ from bayesgeom.report import (
     Unit,
     headline_of,
     mean_estimate,
-    with_provenance,
 )
 from bayesgeom.stats import UNBOUNDED, Bounds, predicted_behavior
-from bayesgeom.tasks.base import Branch, SymmetricTask, WindTunnel, derived_seed
+from bayesgeom.tasks.base import Branch, SymmetricTask, WindTunnel, block_size, derived_seed
+from bayesgeom.tasks.bijection import Bijection
 
 STUCK = "answers do not change"
 _NAMES = 5  # branch of the seed
@@ -170,83 +170,110 @@ def relabeling_invariance(
         >>> bayesgeom.relabeling_invariance(module, task, n=8).n
         8
     """
-    subject = model_for(model, task)
-    return Renaming.of(subject, task_of(subject, task), n=n, seed=seed).report()
+    return measured(Relabeling(n=n), model, task, n=n, seed=seed)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Renaming:
-    """A checked test, before it runs; `diagnose` reuses its own pass under the first names. Internal."""
+class Relabeling(Measurement[RelabelingReport]):
+    """The answers on the first `n` sequences, and on the same with hypotheses renamed."""
 
-    model: Model
-    task: SymmetricTask
-    n: int
-    seed: int
+    name: ClassVar[str] = RelabelingReport.name
+    needs: ClassVar[Needs] = Needs(posterior=True)
+    asks: ClassVar[frozenset[Ask]] = frozenset({Ask.PREDICT})
+    on_untrained: ClassVar[bool] = False
+    n: int = 128  # one block, the same for every n of a diagnosis
 
-    @classmethod
-    def of(cls, model: Model, task: WindTunnel, *, n: int, seed: int) -> "Renaming":
-        """Check all arguments before anything runs."""
+    def prepared(self, model: Model, task: WindTunnel, *, n: int, seed: int) -> Self:
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
-        if isinstance(model, CapturedModel):
-            raise InvalidArgument(
-                f"{model.folder} is a capture, which cannot be run on renamed sequences. Pass the model itself."
-            )
-        if not isinstance(task, SymmetricTask):
-            raise TaskMismatch(
-                f"the hypotheses of {task} cannot be renamed without changing the task: relabeling requires a task "
-                f"whose answers have arbitrary names (bijection, hmm, recall)."
-            )
-        model.check_fits(task.sample(1, seed=0))
-        return cls(model=model, task=task, n=n, seed=seed)
+        model.require_asks(self.asks, by=self.name)
+        _symmetric(task)
+        return replace(self, n=min(n, self.n))
 
-    def renamed(self) -> Run:
-        """Run the sequences with new names."""
-        numbered = enumerate(self._blocks())
-        with phase("hypotheses renamed", self.n, "sequence"):
-            return self._run(self.task.relabeled(block, self._names(len(block), number)) for number, block in numbered)
+    def further(self, task: WindTunnel, run: Run, seed: int) -> Iterator[Further]:
+        """Yield the renamed sequences; before them the sequences themselves, if the run holds too few."""
+        symmetric, original = _symmetric(task), run.trials.rows(slice(0, self.n))
+        if run.n_recorded < self.n:
+            start, device = derived_seed(seed, Branch.TRIALS), run.trials.tokens.device
+            original = concatenate([*task.stream(self.n, seed=start, device=device)])
+            yield Further(trials=original, label=run.spec.name)
+        yield Further(
+            trials=symmetric.relabeled(original, _names(symmetric, original, seed)), label="hypotheses renamed"
+        )
 
-    def report(self, before: Run | None = None, after: Run | None = None) -> RelabelingReport:
-        """Run the same sequences with their names and with new ones, and return the report.
-
-        `before`, if given, replaces the first pass: a pass whose recorded sequences begin with these. `after` replaces
-        that of `renamed`.
-        """
-        if before is None or before.n_recorded < self.n:
-            with phase(self.model.spec.name, self.n, "sequence"):
-                before = self._run(self._blocks())
-        after = after or self.renamed()
-        names = torch.cat([self._names(len(block), number) for number, block in enumerate(self._blocks())])
-        given = before.log_answers[: self.n].exp()
+    def of(self, subject: Subject, untrained: Sequence[RelabelingReport] = ()) -> RelabelingReport:
+        before, after = subject.further if len(subject.further) > 1 else (subject.run, *subject.further)
+        names, n = _names(_symmetric(subject.known_task()), after.trials, subject.seed), len(after.trials)
+        given = before.log_answers[:n].exp()
         stuck = predicted_behavior(after.trials, given)
-        entropies_bits = before.behavior.exact_entropy_bits[: len(given)]
-        report = relabeling_report(
+        entropies_bits = before.behavior.exact_entropy_bits[:n]
+        return relabeling_report(
             _scored(before.behavior, given),
             _scored(after.behavior, _with_first_names(after.log_answers.exp(), names)),
             _scored(stuck, _with_first_names(given, names)),
             uniform_kl_bits=float(np.log2(given.shape[-1]) - entropies_bits.mean(dtype=np.float64)),
-            seed=derived_seed(self.seed, Branch.RESAMPLING),
+            seed=derived_seed(subject.seed, Branch.RESAMPLING),
         )
-        return with_provenance(report, provenance(self.model, self.task, {"n": self.n, "seed": self.seed}))
 
-    def _run(self, blocks: Iterator[Trials]) -> Run:
-        """Run one pass that keeps the answers of every sequence and no activations."""
-        return self.model.run(blocks, n_recorded=self.n, seed=derived_seed(self.seed, Branch.RESAMPLING))
+    def controls(self) -> Iterator[Control[RelabelingReport]]:
+        """Yield the exact answers, and a predictor that hears the first name twice as often as it should."""
+        task = Bijection(n_values=5, n_pairs=3)
+        trials = task.sample(61, seed=0)
+        given = replace(self, n=len(trials))
+        exact = planted_run(trials, {})
+        (renamed,) = (each.trials for each in given.further(task, exact, 0))
 
-    def _blocks(self) -> Iterator[Trials]:
-        return self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=self.model.spec.device)
+        def prefers(sequences: Trials) -> Run:
+            weights = torch.tensor([2.0, 1, 1, 1, 1], dtype=torch.float64)
+            probs = sequences.at_scored(sequences.predictive) * weights
+            return planted_run(sequences, {}, model=probs / probs.sum(dim=-1, keepdim=True))
 
-    def _names(self, n: int, block: int) -> Int64[Tensor, "batch name"]:
-        """Return a different renaming for every sequence."""
-        generator = torch.Generator().manual_seed(derived_seed(self.seed, _NAMES, block))
-        drawn = torch.rand(n, self.task.n_names, generator=generator, dtype=torch.float64)
-        return drawn.argsort(dim=1).to(self.model.spec.device)
+        yield Control(
+            label="exact answers",
+            run=exact,
+            further=(planted_run(renamed, {}),),
+            task=task,
+            measurement=given,
+            holds=lambda report: float(report.prediction_change) < 1e-9 and float(report.kl_after_bits) < 1e-9,
+        )
+        yield Control(
+            label="a preferred name",
+            run=prefers(trials),
+            further=(prefers(renamed),),
+            task=task,
+            measurement=given,
+            holds=lambda report: report.verdict in (Verdict.NOT_INVARIANT, Verdict.INVARIANT_ON_AVERAGE),
+        )
+
+
+def _symmetric(task: WindTunnel) -> SymmetricTask:
+    """Return the task, if its hypotheses can be renamed.
+
+    Raises:
+        TaskMismatch: They cannot.
+    """
+    if not isinstance(task, SymmetricTask):
+        raise TaskMismatch(
+            f"the hypotheses of {task} cannot be renamed without changing the task: relabeling requires a task "
+            f"whose answers have arbitrary names (bijection, hmm, recall)."
+        )
+    return task
+
+
+def _names(task: SymmetricTask, trials: Trials, seed: int) -> Int64[Tensor, "batch name"]:
+    """Return a different renaming for every sequence, drawn by block, so that more sequences begin with the same."""
+    names, size = list[Tensor](), block_size(task.n_pos)
+    for block, start in enumerate(range(0, len(trials), size)):
+        generator = torch.Generator().manual_seed(derived_seed(seed, _NAMES, block))
+        n = min(size, len(trials) - start)
+        names.append(torch.rand(n, task.n_names, generator=generator, dtype=torch.float64).argsort(dim=1))
+    return torch.cat(names).to(trials.tokens.device)
 
 
 def _scored(behavior: Behavior, answers: Tensor) -> Scored:
     first = slice(len(answers))
-    errors = entropy_errors(behavior)[first]
+    errors = behavior.entropy_error_bits[first]
     kl_bits = behavior.kl_bits[first].astype(np.float64)
     return Scored(kl_bits=kl_bits, entropy_error_bits=errors, answers=answers.cpu().numpy())
 

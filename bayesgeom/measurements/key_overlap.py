@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bayesgeom.core import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K, Reason, Run, Verdict
-from bayesgeom.probes.base import Control, Needs, Probe, known, planted_run, planted_trials
+from bayesgeom.measurements.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.report import (
     UNTRAINED,
     Baseline,

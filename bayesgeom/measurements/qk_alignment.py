@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Reason, Run, Trials, Verdict
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
+from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
 from bayesgeom.report import (
     Baseline,
     Estimate,

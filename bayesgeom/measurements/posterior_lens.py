@@ -19,7 +19,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core import LOGIT_LENS, Run, Verdict
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
+from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
 from bayesgeom.report import (
     Baseline,
     Estimate,

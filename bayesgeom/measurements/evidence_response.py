@@ -15,29 +15,20 @@ fewer than 8 sequences carry the exact change.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Self, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor
 
-from bayesgeom.core import (
-    InvalidArgument,
-    Reason,
-    Run,
-    TaskMismatch,
-    Trials,
-    Verdict,
-    checked,
-    concatenate,
-    phase,
-)
-from bayesgeom.models.base import Model, provenance
-from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
+from bayesgeom.core import Ask, InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked, concatenate
+from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject, planted_run
+from bayesgeom.measurements.running import measured
+from bayesgeom.models.base import Model
+from bayesgeom.models.resolve import ModelLike, TaskLike
 from bayesgeom.report import (
     FOLLOWS,
     Baseline,
@@ -48,7 +39,6 @@ from bayesgeom.report import (
     Report,
     Unit,
     headline_of,
-    with_provenance,
 )
 from bayesgeom.stats import (
     MIN_DIFFERENT,
@@ -58,7 +48,8 @@ from bayesgeom.stats import (
     percentile_interval,
     window_predictives,
 )
-from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed, scored_once
+from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed
+from bayesgeom.tasks.dice import Dice
 
 LEAST_CHANGE = 0.003  # root mean square of the exact change below which a slope is not identified
 LEVEL_NAME = "other sequences"
@@ -199,116 +190,100 @@ def evidence_response(
         >>> report.ages, report.n
         (('0', '2'), 16)
     """
-    subject = model_for(model, task)
-    return Replacement.of(subject, task_of(subject, task), ages=ages, single=single, n=n, seed=seed).report()
+    chosen = EvidenceResponse(n=n, ages=None if ages is None else tuple(ages), single=single)
+    return measured(chosen, model, task, n=n, seed=seed)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Replacement:
-    """A checked test, before it runs; `diagnose` reuses the answers of its own pass. Internal."""
+class EvidenceResponse(Measurement[EvidenceResponseReport]):
+    """The answers of the first `n` sequences, and of the same with evidence of some ages drawn again."""
 
-    model: Model
-    task: EvidenceTask
-    ages: tuple[int, ...]
-    is_single: bool
-    n: int
-    seed: int
+    name: ClassVar[str] = EvidenceResponseReport.name
+    needs: ClassVar[Needs] = Needs(posterior=True)
+    asks: ClassVar[frozenset[Ask]] = frozenset({Ask.PREDICT})
+    on_untrained: ClassVar[bool] = False
+    n: int = 64  # for each age
+    ages: tuple[int, ...] | None = None
+    single: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        model: Model,
-        task: WindTunnel,
-        *,
-        n: int,
-        seed: int,
-        ages: Sequence[int] | None = None,
-        single: bool = False,
-    ) -> Self:
-        """Check all arguments before anything runs."""
+    def prepared(self, model: Model, task: WindTunnel, *, n: int, seed: int) -> Self:
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
-        if not task.has_posterior or not isinstance(task, EvidenceTask) or task.n_evidence == 0:
-            raise TaskMismatch(
-                f"evidence of {task} cannot be drawn again: evidence_response requires a task with an exact posterior "
-                f"and the method replace_evidence (see bayesgeom.tasks.base.EvidenceTask)."
-            )
-        if isinstance(model, CapturedModel):
-            raise InvalidArgument(
-                f"{model.folder} is a capture, which cannot be run on replaced evidence. Pass the model itself."
-            )
-        last = task.n_evidence if single else task.n_evidence - 1
-        if ages is None:
-            ages = [2**power for power in range(last.bit_length())]
+        last = _replaceable(task).n_evidence - (not self.single)
+        model.require_asks(self.asks, by=self.name)
+        ages = self.ages if self.ages is not None else [2**power for power in range(last.bit_length())]
         chosen = sorted({int(age) for age in ages} - {0})
         if wrong := [age for age in chosen if not 1 <= age <= last]:
             raise InvalidArgument(f"ages must be between 1 and {last} for {task}, got {wrong[0]}.")
-        model.check_fits(task.sample(1, seed=0))
-        return cls(model=model, task=task, ages=(0, *chosen), is_single=single, n=n, seed=seed)
+        return replace(self, n=min(n, self.n), ages=(0, *chosen))
 
-    def report(self, before: Run | None = None) -> EvidenceResponseReport:
-        """Run the sequences with replaced evidence and return the report.
+    def further(self, task: WindTunnel, run: Run, seed: int) -> Iterator[Further]:
+        """Yield the sequences if the run holds too few of them, and with replaced evidence, age by age."""
+        assert self.ages is not None, "it is prepared"
+        original, chosen = run.trials.rows(slice(0, self.n)), _replaceable(task)
+        if run.n_recorded < self.n:
+            start, device = derived_seed(seed, Branch.TRIALS), run.trials.tokens.device
+            original = concatenate([*task.stream(self.n, seed=start, device=device)])
+            yield Further(trials=original, is_last_only=True, label="evidence response")
+        for age in self.ages:
+            generator = torch.Generator(original.tokens.device).manual_seed(derived_seed(seed, _REPLACED, age))
+            back = torch.arange(chosen.n_evidence, 0, -1, device=original.tokens.device)  # age of each piece
+            keep = back != age if self.single and age else back <= age
+            replaced = chosen.replace_evidence(original, keep, generator)
+            yield Further(trials=replaced, is_last_only=True, label="evidence response")
 
-        `before` is a pass over sequences of the task, whose recorded ones serve if there are enough; otherwise new
-        sequences are run, too.
-        """
-        known = before if before is not None and before.n_recorded >= self.n else None
-        if known is None:
-            seed = derived_seed(self.seed, Branch.TRIALS)
-            original = concatenate([*self.task.stream(self.n, seed=seed, device=self.model.spec.device)])
-        else:
-            original = known.trials.rows(slice(0, self.n))
-        replaced = [self._replaced(original, age) for age in self.ages]
-        every = concatenate([at_last(own) for own in (original, *replaced)])
-        answers = self._answers(every, known)
-        first, *others = np.split(answers.double().exp().cpu().numpy(), len(self.ages) + 1)
-        report = response_report(
+    def of(self, subject: Subject, untrained: Sequence[EvidenceResponseReport] = ()) -> EvidenceResponseReport:
+        assert self.ages is not None, "it is prepared"
+        is_whole = len(subject.further) == len(self.ages)
+        before, after = (subject.run, subject.further) if is_whole else (subject.further[0], subject.further[1:])
+        first, *others = (run.log_answers[: self.n, -1].double().exp().cpu().numpy() for run in (before, *after))
+        return response_report(
             [str(age) for age in self.ages],
             [other - first for other in others],
-            known_changes(original, replaced),
-            is_single=self.is_single,
-            seed=derived_seed(self.seed, Branch.RESAMPLING),
+            known_changes(before.trials.rows(slice(0, self.n)), [run.trials for run in after]),
+            is_single=self.single,
+            seed=derived_seed(subject.seed, Branch.RESAMPLING),
         )
-        arguments = {"n": self.n, "seed": self.seed, "ages": list(self.ages), "single": self.is_single}
-        return with_provenance(report, provenance(self.model, self.task, arguments))
 
-    def _answers(self, trials: Trials, before: Run | None) -> Float[Tensor, "batch answer"]:
-        """Return the answer log-probabilities at the last position; `before` has those of the first ones.
+    def controls(self) -> Iterator[Control[EvidenceResponseReport]]:
+        """Yield the exact answers of a coin, and a predictor that never moves."""
+        task = Dice(n_faces=2, length=11)
+        trials = task.sample(83, seed=0)
+        given, exact = replace(self, n=len(trials), ages=(0, 4)), planted_run(trials, {})
+        replaced = [each.trials for each in given.further(task, exact, 0)]
+        for label, is_exact in (("exact answers", True), ("answers that do not move", False)):
 
-        Each different sequence runs once: few pieces of evidence are often drawn as they were, so a third of the
-        sequences of `evidence` are repeats.
-        """
-        different, place = trials.tokens.unique(dim=0, return_inverse=True)
-        order = torch.arange(len(place), device=place.device)
-        first = place.new_full((len(different),), len(place)).scatter_reduce_(0, place, order, "amin")
-        found = torch.empty(len(different), trials.answers.numel(), dtype=torch.float64, device=place.device)
-        known = found[:0] if before is None else before.log_answers[: self.n, -1]
-        missing = (first >= len(known)).nonzero()[:, 0]
-        found[place[: len(known)]] = known
-        if len(missing):
-            with phase("evidence response", len(missing), "sequence") as shown:
+            def answered(sequences: Trials, is_exact: bool = is_exact) -> Run:
+                probs = sequences.at_scored(sequences.predictive)
+                return planted_run(sequences, {}, model=probs if is_exact else torch.full_like(probs, 1 / 2))
 
-                def blocks() -> Iterator[Trials]:
-                    for own in trials.rows(first[missing]).batches(at_most=self.n):
-                        yield own
-                        shown.update(len(own))
-
-                found[missing] = self.model.run(blocks(), n_recorded=len(missing)).log_answers[:, -1].to(found)
-        return found[place]
-
-    def _replaced(self, trials: Trials, age: int) -> Trials:
-        """Return the sequences with the evidence older than an age, or of this age, drawn again."""
-        device = trials.tokens.device
-        generator = torch.Generator(device).manual_seed(derived_seed(self.seed, _REPLACED, age))
-        back = torch.arange(self.task.n_evidence, 0, -1, device=device)  # age of each piece
-        keep = back != age if self.is_single and age else back <= age
-        return self.task.replace_evidence(trials, keep, generator)
+            yield Control(
+                label=label,
+                run=answered(trials),
+                further=tuple(map(answered, replaced)),
+                task=task,
+                measurement=given,
+                holds=partial(_has_slope, float(is_exact)),
+            )
 
 
-def at_last(trials: Trials) -> Trials:
-    """Return the sequences with their last scored position alone scored, without relations and window observers."""
-    return scored_once(trials, torch.full((len(trials),), -1, device=trials.tokens.device))
+def _has_slope(slope: float, report: EvidenceResponseReport) -> bool:
+    return bool(np.allclose(report.slope.value, slope, atol=1e-9))
+
+
+def _replaceable(task: WindTunnel) -> EvidenceTask:
+    """Return the task, if its evidence can be drawn again.
+
+    Raises:
+        TaskMismatch: It cannot.
+    """
+    if not task.has_posterior or not isinstance(task, EvidenceTask) or task.n_evidence == 0:
+        raise TaskMismatch(
+            f"evidence of {task} cannot be drawn again: evidence_response requires a task with an exact posterior "
+            f"and the method replace_evidence (see bayesgeom.tasks.base.EvidenceTask)."
+        )
+    return task
 
 
 def known_changes(original: Trials, replaced: Sequence[Trials]) -> dict[str, list[Answers]]:

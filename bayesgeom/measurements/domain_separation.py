@@ -21,7 +21,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import RESID_POST, Reason, Run, Trials, V
-from bayesgeom.probes.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
+from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
 from bayesgeom.report import (
     UNTRAINED,
     Baseline,

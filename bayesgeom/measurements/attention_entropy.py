@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bayesgeom.core import PATTERN, Run, Trials, Verdict, counted
-from bayesgeom.probes.base import (
+from bayesgeom.measurements.base import (
     Control,
     Needs,
     PlantedMask,

@@ -6,10 +6,10 @@ the lens and of the model without a head, bytes for attention. `payload` packs t
 
 import gzip
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, final
 
 import numpy as np
 import torch
@@ -23,20 +23,21 @@ from bayesgeom.core import (
     LOGIT_LENS,
     NO_LABEL,
     PATTERN,
+    Ask,
     InvalidArgument,
     Mode,
     Run,
+    Site,
     Tokenizer,
     Trials,
     Z,
     decoded_text,
     optional,
 )
+from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
-from bayesgeom.models.captured.model import CapturedModel
 from bayesgeom.models.resolve import ModelLike, as_model
-from bayesgeom.models.served.model import ServedModel
 from bayesgeom.report import Coordinate, Report, Unit
 from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
 from bayesgeom.tasks.base import WindTunnel, derived_seed, task_from_config
@@ -50,7 +51,6 @@ N_SHOWN = 8  # sequences
 N_MEANS = 64  # sequences whose mean replaces a head's output
 MOST_BYTES = 3_000_000  # of attention: fewer sequences, then fewer positions, where there are many heads and tokens
 _MEANS = 5  # branch of the seed
-_FIXED = (CapturedModel, ServedModel)  # these run no other sequences, or not without a head
 Without = Callable[[int, Sequence[tuple[int, int]]], tuple[np.ndarray, np.ndarray]]
 
 
@@ -186,28 +186,70 @@ def _without_padding(texts: Sequence[str]) -> Sequence[str]:
     return texts[: max(at for at, text in enumerate(texts, start=1) if text)]
 
 
-def inside_of(
-    model: Model, task: WindTunnel, run: Run, *, seed: int, with_heads: bool = False, mode: Mode = "mean"
-) -> InsideReport:
-    """Return what the viewer shows of the first sequences of a run.
+@final
+@dataclass(frozen=True, kw_only=True)
+class Inside(Measurement[InsideReport]):
+    """The first sequences of a run, with patterns, the logit lens and the effect of each head, as far as there are any.
 
     Args:
-        model: The model. A captured or served one gives what the run holds.
-        task: The task, which names tokens and answers, and whose sequences give the means.
-        run: A run of this model on the task, which has an exact posterior. Sites that it did not record are recorded in
-            a pass over the few sequences.
-        seed: Seed of the diagnosis.
         with_heads: Whether to ablate every head of any model; otherwise only of the package's transformers, where this
             takes a second.
         mode: "zero" replaces a head's output by 0; any other mode replaces it by its mean.
     """
-    shown = _shown(model, run)
-    numbers = numbers_of(shown)
-    if PATTERN in shown.recorded:
-        numbers["attention"] = _attention(shown)
-    if (with_heads or isinstance(model, HookedModel)) and model.layers_of(Z) and not isinstance(model, _FIXED):
-        numbers |= _edited(model, shown.trials, HeadAblation(model, task, seed=seed, mode=mode), numbers)
-    return inside_report(numbers, task, model.tokenizer)
+
+    name: ClassVar[str] = InsideReport.name
+    needs: ClassVar[Needs] = Needs(posterior=True)
+    on_untrained: ClassVar[bool] = False
+    with_heads: bool = False
+    mode: Mode = "mean"
+    sites: tuple[Site, ...] = field(default=(), repr=False)  # that the model has and can record again
+    n_patterns: int = field(default=0, repr=False)  # layers with patterns
+
+    def prepared(self, model: Model, task: WindTunnel, *, n: int, seed: int) -> Self:
+        has_heads = (self.with_heads or isinstance(model, HookedModel)) and bool(model.layers_of(Z))
+        sites = (site for site in (PATTERN, LOGIT_LENS) if Ask.RERUN in model.asks and model.layers_of(site))
+        has_heads = has_heads and Ask.EDIT in model.asks
+        return replace(self, with_heads=has_heads, sites=tuple(sites), n_patterns=len(model.layers_of(PATTERN)))
+
+    def further(self, task: WindTunnel, run: Run, seed: int) -> Iterator[Further]:
+        """Yield the shown sequences, if the run did not record their sites, or not at their last positions alone."""
+        if self.sites and (trials := self._unrecorded(run)) is not None:
+            yield Further(trials=trials, record=self.sites, label="data of the viewer")
+
+    def of(self, subject: Subject, untrained: Sequence[InsideReport] = ()) -> InsideReport:
+        shown = subject.further[0] if subject.further else self._first_of(subject.run)
+        numbers = numbers_of(shown)
+        if PATTERN in shown.recorded:
+            numbers["attention"] = _attention(shown)
+        if self.with_heads:
+            ablation = HeadAblation(subject.edited(), subject.known_task(), seed=subject.seed, mode=self.mode)
+            numbers |= _edited(subject.edited(), shown.trials, ablation, numbers)
+        return inside_report(numbers, subject.known_task(), None if subject.model is None else subject.model.tokenizer)
+
+    def controls(self) -> Iterator[Control[InsideReport]]:
+        return iter(())  # it shows what a run holds
+
+    def _unrecorded(self, run: Run) -> Trials | None:
+        """Return the sequences to show, scored where they are shown; None if the run has all of it."""
+        n, n_places = self._room(run)
+        if n_places == run.trials.n_scored and all(site in run.recorded for site in self.sites):
+            return None
+        trials = run.trials.rows(slice(0, n))
+        is_last = trials.scored.flip(1).cumsum(1).flip(1) <= n_places
+        return replace(trials, scored=trials.scored & is_last)
+
+    def _room(self, run: Run) -> tuple[int, int]:
+        """Return how many sequences are shown, and at how many of their last scored positions."""
+        of_place = max(1, self.n_patterns * run.spec.n_heads * run.trials.tokens.shape[1])
+        n = max(1, min(N_SHOWN, len(run.trials), MOST_BYTES // (of_place * run.trials.n_scored)))
+        return n, max(1, min(run.trials.n_scored, MOST_BYTES // of_place))
+
+    def _first_of(self, run: Run) -> Run:
+        """Return the run of the sequences to show, with what was recorded at every shown position."""
+        n, n_places = self._room(run)
+        sites = [site for site in (PATTERN, LOGIT_LENS) if site in run.recorded and n_places == run.trials.n_scored]
+        recorded = {site: run.recorded[site][:, :n] for site in sites}
+        return replace(run, trials=run.trials.rows(slice(0, n)), log_answers=run.log_answers[:n], recorded=recorded)
 
 
 def numbers_of(shown: Run) -> dict[str, Shaped[np.ndarray, "..."]]:
@@ -265,21 +307,6 @@ def inside_report(
 
 def _array(values: Shaped[Tensor, "..."], dtype: type[np.generic]) -> Shaped[np.ndarray, "..."]:
     return np.ascontiguousarray(values.cpu().numpy().astype(dtype))
-
-
-def _shown(model: Model, run: Run) -> Run:
-    """Return the run of the sequences to show, with patterns and the logit lens where the model gives them."""
-    n_pos, sites = run.trials.tokens.shape[1], [own for own in (PATTERN, LOGIT_LENS) if model.layers_of(own)]
-    of_place = max(1, len(model.layers_of(PATTERN)) * model.spec.n_heads * n_pos)
-    n = max(1, min(N_SHOWN, len(run.trials), MOST_BYTES // (of_place * run.trials.n_scored)))
-    n_places = max(1, min(run.trials.n_scored, MOST_BYTES // of_place))
-    is_all = n_places == run.trials.n_scored
-    if isinstance(model, _FIXED) or (is_all and all(site in run.recorded for site in sites)):
-        recorded = {site: run.recorded[site][:, :n] for site in sites if site in run.recorded and is_all}
-        return replace(run, trials=run.trials.rows(slice(0, n)), log_answers=run.log_answers[:n], recorded=recorded)
-    trials = run.trials.rows(slice(0, n))
-    is_last = trials.scored.flip(1).cumsum(1).flip(1) <= n_places
-    return model.run([replace(trials, scored=trials.scored & is_last)], record=sites, n_recorded=n)
 
 
 def _attention(shown: Run) -> UInt8[np.ndarray, "sequence attended_layer attended_head place token"]:

@@ -20,8 +20,8 @@ References:
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, final
@@ -35,6 +35,7 @@ from bayesgeom.core import (
     LOGIT_LENS,
     RESID_POST,
     RESID_PRE,
+    Ask,
     Contained,
     InvalidArgument,
     ModelSpec,
@@ -45,11 +46,11 @@ from bayesgeom.core import (
     phase,
     suggested,
 )
+from bayesgeom.measurements.base import Control, Further, Measurement, Subject, planted_run
+from bayesgeom.measurements.posterior_lens import stages_of
+from bayesgeom.measurements.running import AT_ONCE
 from bayesgeom.models.base import Model, Stream, bytes_per_sequence, recording_bytes
-from bayesgeom.models.captured.model import CapturedModel
-from bayesgeom.models.served.model import ServedModel
 from bayesgeom.models.unembedding import Unembedding
-from bayesgeom.probes.posterior_lens import stages_of
 from bayesgeom.report import (
     UNTRAINED,
     Baseline,
@@ -77,6 +78,7 @@ from bayesgeom.stats import (
     shuffled_within_position,
 )
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
+from bayesgeom.tasks.dice import Dice
 
 LOGIT, TUNED, PROBE, JACOBIAN = "logit lens", "tuned lens", "softmax probe", "J-lens"
 LENSES = (LOGIT, TUNED, PROBE)
@@ -172,40 +174,30 @@ class FittedLensReport(Report):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LensFit:
-    """A checked fit, before it runs; `n_fit` and `n_test` are numbers of sequences."""
+class FittedLens(Measurement[FittedLensReport]):
+    """Lenses that are fitted on `n_fit` sequences and scored on `n_test` others, or read on `n_test` texts.
 
-    model: Model
-    task: WindTunnel
-    unembedding: Unembedding
-    jacobian: "JacobianMap | None"
-    n_fit: int
-    n_test: int
-    seed: int
+    Args:
+        jacobian: File or published name of a J-lens; "" for none.
+    """
 
-    @classmethod
-    def of(cls, model: Model, task: WindTunnel, *, n: int, seed: int, jacobian: str = "") -> Self:
-        """Check that the lenses can be fitted, on at most 2 n sequences, or read on n texts.
+    name: ClassVar[str] = FittedLensReport.name
+    asks: ClassVar[frozenset[Ask]] = frozenset({Ask.RERUN})
+    on_untrained: ClassVar[bool] = False
+    is_default: ClassVar[bool] = False
+    option: ClassVar[str] = "jacobian"
+    jacobian: str = ""
+    loaded: "JacobianMap | None" = field(default=None, repr=False)
+    unembedding: Unembedding | None = field(default=None, repr=False)
+    n_fit: int = field(default=0, repr=False)
+    n_test: int = field(default=0, repr=False)
 
-        Args:
-            model: The model.
-            task: The task; one without an exact posterior is text.
-            n: Number of sequences.
-            seed: Seed of the sequences.
-            jacobian: File or published name of a J-lens; "" for none.
-
-        Raises:
-            InvalidArgument: The model cannot be run, there are too few sequences or too little memory, or the J-lens
-                does not exist or is of another model.
-            MissingSite: The model has no logit lens.
-        """
-        if isinstance(model, CapturedModel | ServedModel):
-            raise InvalidArgument(f"fitted_lens runs the model on more sequences: pass the model of {model.spec.name}.")
+    def prepared(self, model: Model, task: WindTunnel, *, n: int, seed: int) -> Self:
+        """Return the measurement on at most 2 n sequences, or on n texts, with the loaded J-lens."""
+        model.require_asks(self.asks, by=self.name)
         model.require([LOGIT_LENS], by="fitted_lens")
-        unembedding, one = model.unembedding(), task.sample(1, seed=seed)
-        assert unembedding is not None, "there is a logit lens"
         layers = {RESID_PRE: range(model.spec.n_layers), RESID_POST: range(1)}
-        each = bytes_per_sequence(model.spec, layers, one)
+        each = bytes_per_sequence(model.spec, layers, task.sample(1, seed=seed))
         room = recording_bytes(model.spec.device, model.memory_gib) // each
         wanted = min(N_FIT + N_TEST, 2 * n + n // 2) if task.has_posterior else n
         most, least = min(wanted, room), LEAST if task.has_posterior else 1
@@ -217,19 +209,98 @@ class LensFit:
                 f"or the memory for activations by memory_gib of load (--memory-gib); a sequence takes "
                 f"{each / 2**20:.3g} MiB."
             )
-        return cls(
-            model=model,
-            task=task,
-            unembedding=unembedding,
-            jacobian=JacobianMap.of(jacobian, model.spec) if jacobian else None,
+        return replace(
+            self,
+            loaded=JacobianMap.of(self.jacobian, model.spec) if self.jacobian else None,
+            unembedding=model.unembedding(),
             n_fit=most - most // 5 if task.has_posterior else 0,
             n_test=most // 5 if task.has_posterior else most,
-            seed=seed,
         )
 
-    def report(self, n_untrained: int) -> FittedLensReport:
+    def further(self, task: WindTunnel, run: Run, seed: int) -> Iterator[Further]:
+        start, n = derived_seed(seed, Branch.TRIALS, _FITS), self.n_fit + self.n_test
+        trials = concatenate([*task.stream(n, seed=start, device=run.trials.tokens.device)])
+        yield Further(trials=trials, record=(_stream(run.spec, trials),), label="sequences of the lenses")
+
+    def of(self, subject: Subject, untrained: Sequence[FittedLensReport] = ()) -> FittedLensReport:
         """Fit and score every layer; with untrained networks, the probe of one of them is a baseline."""
-        run, residuals = _recorded(self.model, self._trials())
+        assert self.unembedding is not None, "it is prepared"
+        (run,) = (each.streamed for each in subject.further)
+        assert run is not None, "there is a stream"
+        fit = _Fit(
+            spec=run.spec,
+            task=subject.known_task(),
+            unembedding=self.unembedding,
+            jacobian=self.loaded,
+            n_fit=self.n_fit,
+            n_test=self.n_test,
+            seed=subject.seed,
+        )
+        return fit.report(run, _untrained(subject, run.trials) if subject.n_untrained else None)
+
+    def controls(self) -> Iterator[Control[FittedLensReport]]:
+        """Yield layers that hold the posterior in the order of the output, in another order, and not at all."""
+        task = Dice(n_faces=3, length=5)
+        trials = task.sample(120, seed=0)
+        exact = trials.at_scored(trials.predictive).float()
+        noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
+        planted = planted_run(trials, {})
+        spec = replace(planted.spec, n_layers=2, d_model=3, d_vocab=3)
+        end = Unembedding(
+            parts=(), factors=(1.0,), matrix=torch.eye(3), bias=None, output=None, scale=1.0, soft_cap=None
+        )
+        before = torch.stack([noise, exact.log().roll(1, dims=-1)])
+        statistics = {_BEFORE.name: before, _LAST.name: exact.log()[None]}
+        layers = {_BEFORE.name: (0, 1), _LAST.name: (1,)}
+        run = replace(planted, spec=spec).with_statistics(statistics, layers, trials, planted.log_answers)
+
+        def holds(report: FittedLensReport) -> bool:
+            logit, _, probe = report.kl_bits.value
+            return bool(probe[0] > 0.01 and logit[1] > 0.1 and probe[1] < 0.01 and max(logit[2], probe[2]) < 0.01)
+
+        yield Control(
+            label="noise, the posterior in another order, and as the output reads it",
+            run=run,
+            further=(run,),
+            task=task,
+            measurement=replace(self, unembedding=end, n_fit=96, n_test=24),
+            holds=holds,
+        )
+
+
+def _stream(spec: ModelSpec, trials: Trials) -> Stream:
+    """Return what is recorded: the residual stream at scored positions before each layer, and after the last."""
+    return Stream(layers={_BEFORE: tuple(range(spec.n_layers)), _LAST: (spec.n_layers - 1,)}, trials=trials)
+
+
+def _untrained(subject: Subject, trials: Trials) -> Run | None:
+    """Return the same run of an untrained network; None if none can be built."""
+    try:
+        network = subject.edited().untrained_copy(derived_seed(subject.seed, Branch.UNTRAINED, 0))
+    except NoCopy:
+        return None
+    return network.run(trials.batches(at_most=AT_ONCE), record=[_stream(network.spec, trials)]).streamed
+
+
+def _residuals(run: Run) -> list[Float[Tensor, "batch query_pos d_model"]]:
+    return [*run.reduced[_BEFORE.name], *run.reduced[_LAST.name]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """What every lens is fitted with."""
+
+    spec: ModelSpec
+    task: WindTunnel
+    unembedding: Unembedding
+    jacobian: "JacobianMap | None"
+    n_fit: int
+    n_test: int
+    seed: int
+
+    def report(self, run: Run, untrained: Run | None) -> FittedLensReport:
+        residuals = _residuals(run)
         if not self.task.has_posterior:
             return self._of_text(residuals)
         exact = run.trials.at_scored(run.trials.predictive)
@@ -237,17 +308,18 @@ class LensFit:
         test = exact[self.n_fit :].cpu().numpy()
         references = context_free_kl_bits(test)
         probes = {SHUFFLED: self._shuffled(residuals, exact)}
-        if n_untrained and (untrained := self._untrained()) is not None:
-            probes[UNTRAINED] = untrained
-        by_sequence, levels = ({name: own.mean(axis=1) for name, own in each.items()} for each in (scored, probes))
-        found = self._assembled(by_sequence, references, levels)
+        if untrained is not None:
+            fitted = [self._probed(resid, exact[: self.n_fit], _STEPS_PROBE) for resid in _residuals(untrained)]
+            probes[UNTRAINED] = _kl(exact[self.n_fit :], fitted)
+        by_sequence, levels = ({name: kl.mean(axis=1) for name, kl in each.items()} for each in (scored, probes))
+        report = self._assembled(by_sequence, references, levels)
         wrong = _is_wrong(test, run.log_answers[self.n_fit :].exp().cpu().numpy())
-        return replace(found, kept_bits=self._kept(scored, probes, wrong))
+        return replace(report, kept_bits=self._kept(scored, probes, wrong))
 
     def _of_text(self, residuals: Sequence[Float[Tensor, "batch query_pos d_model"]]) -> FittedLensReport:
         """Compare the logit lens, and the J-lens if there is one, with the model's own prediction, over all ids."""
-        (n, n_pos, _), d_vocab = residuals[-1].shape, self.model.spec.d_vocab
-        dtype = getattr(torch, self.model.spec.dtype)
+        (n, n_pos, _), d_vocab = residuals[-1].shape, self.spec.d_vocab
+        dtype = getattr(torch, self.spec.dtype)
         parts = torch.arange(n).split(max(1, _AT_ONCE // (n_pos * d_vocab)))
 
         def read(resid: Tensor) -> Float[Tensor, "batch query_pos d_vocab"]:
@@ -348,10 +420,6 @@ class LensFit:
                 parts.append(with_interval(value, ends, n=self.n_test, baselines=own))
         return stacked(parts)
 
-    def _trials(self) -> list[Trials]:
-        seed = derived_seed(self.seed, Branch.TRIALS, _FITS)
-        return list(self.task.stream(self.n_fit + self.n_test, seed=seed, device=self.model.spec.device))
-
     def _scored(
         self, run: Run, residuals: Sequence[Tensor], exact: Float64[Tensor, "batch query_pos answer"]
     ) -> dict[str, Scored]:
@@ -390,16 +458,6 @@ class LensFit:
     ) -> Float[Tensor, "scored query_pos answer"]:
         """Return the logits of a probe on the sequences that are not fitted."""
         return _Axes(resid[: self.n_fit]).probe(target, steps)(resid[self.n_fit :])
-
-    def _untrained(self) -> Scored | None:
-        """Return the KL of the probe on an untrained network; None if none can be built."""
-        try:
-            network = self.model.untrained_copy(derived_seed(self.seed, Branch.UNTRAINED, 0))
-        except NoCopy:
-            return None
-        run, residuals = _recorded(network, self._trials())
-        exact = run.trials.at_scored(run.trials.predictive)
-        return _kl(exact[self.n_fit :], [self._probed(own, exact[: self.n_fit], _STEPS_PROBE) for own in residuals])
 
 
 @final
@@ -447,15 +505,6 @@ class JacobianMap:
                 f"each layer but the last. Pass the J-lens of this model."
             )
         return cls(name=Path(name).name if Path(name).is_file() else name, matrices=lens.jacobians)
-
-
-def _recorded(model: Model, blocks: Sequence[Trials]) -> tuple[Run, list[Float[Tensor, "batch query_pos d_model"]]]:
-    """Return a run over the sequences, and the residual stream at scored positions before each layer and at the end."""
-    every, last = range(model.spec.n_layers), model.spec.n_layers - 1
-    stream = Stream(layers={_BEFORE: tuple(every), _LAST: (last,)}, trials=concatenate([*blocks]))
-    run = model.run(blocks, record=[stream]).streamed
-    assert run is not None, "there is a stream"
-    return run, [*run.reduced[_BEFORE.name], *run.reduced[_LAST.name]]
 
 
 def _kl(

@@ -22,7 +22,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core import RESID_POST, RESID_PRE, STATE, Run, Trials, Verdict
-from bayesgeom.probes.base import (
+from bayesgeom.measurements.base import (
     Control,
     Needs,
     Probe,

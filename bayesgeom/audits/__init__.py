@@ -1,1 +1,0 @@
-"""The audit of a predictor against the exact posterior, from its predictions alone."""
