@@ -669,8 +669,7 @@ class Model(ABC):
         self.check_surroundings()
         wanted = [own for own in given if isinstance(own, Site)]
         stream = next((own for own in given if isinstance(own, Stream)), None)
-        layers = {site: self.partial_sites[site] for site in wanted if site in self.partial_sites}
-        self.require([site for site in wanted if site not in layers], by="this run")
+        self.require([site for site in wanted if site not in self.partial_sites], by="this run")
         recorder, log = self._recorder(wanted, stream), BehaviorLog()
         with evaluating(self.module), torch.no_grad():
             passes = self._cut(blocks, recorder, n_recorded, budget)
@@ -685,7 +684,7 @@ class Model(ABC):
             trials=trials.rows(slice(0, n_kept)),
             log_answers=log_answers[:n_kept],
             recorded=recorder.finished() | {site: self._static(site, trials) for site in wanted if site.is_static},
-            layers=layers,
+            layers={site: self.partial_sites[site] for site in wanted if site in self.partial_sites},
             seed=seed,
             windows=log.windows(),
             masks=recorder.masks,
