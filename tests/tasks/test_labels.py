@@ -8,7 +8,11 @@ import pandas as pd
 import pytest
 import torch
 
+import bayesgeom
+from bayesgeom.ablations import every_head
+from bayesgeom.ablations.inside import HeadAblation
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.models.base import Model
 from bayesgeom.tasks.base import FiniteTask, LabeledTask, WindTunnel, task_from_config
 from bayesgeom.tasks.labels import labeled_texts
 from tests.shape_checks import ARE_ON
@@ -51,6 +55,37 @@ def test_a_text_may_have_a_label_for_each_of_its_last_tokens() -> None:
     assert trials.n_scored == 2
     assert trials.at_scored(trials.predictive)[..., 1].tolist() == np.array(rows, dtype=float).tolist()
     assert words_of(trials.at_scored(trials.tokens)[0]) == TEXTS[0].split()[-2:]
+
+
+@pytest.mark.parametrize("n_texts", [4, 30])
+def test_few_texts_of_several_lengths_are_diagnosed_by_default(n_texts: int) -> None:
+    tokenizer, labels = word_tokenizer(), [at % 2 == 0 for at in range(n_texts)]
+    sizes: dict[str, Any] = {"n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 5}
+    config = bayesgeom.TransformerConfig(d_vocab=len(tokenizer), n_ctx=7, **sizes)
+    model = bayesgeom.as_model(config.build(seed=0), tokenizer=tokenizer)
+    task = labeled_texts(TEXTS[:n_texts], labels, answers=ANSWERS)
+    diagnosis = bayesgeom.diagnose(model, task, n_untrained=0)
+    assert diagnosis.provenance["arguments"]["n"] == n_texts and not diagnosis.skipped
+    assert "confident" not in diagnosis.summary()
+    assert bayesgeom.gradient_laws(model, task).n == bayesgeom.audit(model, task).n == n_texts
+
+
+def test_heads_of_texts_of_several_lengths_are_removed_as_of_each_text_alone() -> None:
+    config = bayesgeom.TransformerConfig(d_vocab=len(word_tokenizer()), n_ctx=7, n_layers=2, n_heads=2, d_model=6)
+    model, trials = bayesgeom.as_model(config.build(seed=1)), bound().in_order()
+    ablation = HeadAblation(model, bound(), seed=0, mode="zero")
+    together, alone = ablation.log_answers(trials, heads := every_head(model)), ablation_of_one_text(model)
+    for row in (0, 1, 7):
+        torch.testing.assert_close(together[:, [row]], alone.log_answers(trials.rows(slice(row, row + 1)), heads))
+
+
+def ablation_of_one_text(model: Model) -> HeadAblation:
+    """Texts of one length are replayed; each of any length can follow."""
+    texts = [text for text in TEXTS if len(text.split()) == 2]
+    task = labeled_texts(texts, [at % 2 for at in range(len(texts))], answers={0: "A", 1: "B"})
+    alike = task.bind(word_tokenizer(), d_vocab=len(word_tokenizer()))
+    assert isinstance(alike, WindTunnel)
+    return HeadAblation(model, alike, seed=0, mode="zero")
 
 
 def test_the_task_survives_json() -> None:
