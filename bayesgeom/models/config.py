@@ -118,14 +118,13 @@ class ModelConfig(ABC):
             InvalidArgument: The memory of this machine does not hold the weights.
         """
         with PROCESS_STATE, default_dtype(torch.float32), torch.random.fork_rng(devices=()):
-            if torch.get_default_device().type != "meta":
-                self._check_memory()
+            self._check_memory()
             return self._build(seed=torch_seed(seed))
 
     def _check_memory(self) -> None:
         """Check that the memory holds all weights: those of two layers, and as many more for each further one."""
         sizes = {name: size for name, size in self.to_dict().items() if type(size) is int}
-        if math.prod(sorted(sizes.values())[-3:]) < _SMALL:
+        if torch.get_default_device().type == "meta" or math.prod(sorted(sizes.values())[-3:]) < _SMALL:
             return
         depth, n_bytes = sizes.get("n_layers", 1), list[float]()
         for n_layers in (2, 3):

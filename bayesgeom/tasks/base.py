@@ -896,26 +896,6 @@ def moments(
     return means | {f"log_variance{number}": variance[..., at].log() for at, number in enumerate(numbers)}
 
 
-def log_bin_probabilities(
-    edges: Float64[Tensor, " edge"], mean: Float64[Tensor, "*#batch"], deviation: Float64[Tensor, "*#batch"]
-) -> Float64[Tensor, "*#batch bin"]:
-    """Return the natural log of the probability of each bin under normal distributions; the outermost bins are open.
-
-    Example:
-        >>> log_bin_probabilities(torch.tensor([0.0]).double(), torch.tensor(40.0).double(), torch.tensor(1.0).double())
-        tensor([-804.6084,    0.0000], dtype=torch.float64)
-    """
-    places = (edges.to(mean) - mean[..., None]) / deviation[..., None]
-    low = torch.nn.functional.pad(places, (1, 0), value=-torch.inf)
-    high = torch.nn.functional.pad(places, (0, 1), value=torch.inf)
-    # Bins above the mean are mirrored: a difference of small tails keeps the digits that one of values near 1 loses.
-    is_above = low > 0
-    low, high = torch.where(is_above, -high, low), torch.where(is_above, -low, high)
-    below, up_to = torch.special.log_ndtr(low), torch.special.log_ndtr(high)
-    logs: Tensor = up_to + (-torch.expm1(below - up_to)).log()
-    return logs.log_softmax(dim=-1)
-
-
 def discounted_sums(
     pieces: Float64[Tensor, "batch piece hypothesis"], discount: float
 ) -> Float64[Tensor, "batch piece hypothesis"]:

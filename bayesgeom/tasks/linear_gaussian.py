@@ -28,8 +28,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.stats import Beliefs, Filter, exact_beliefs
-from bayesgeom.tasks.base import check_affordable, check_parameters, log_bin_probabilities, moments, trials_at
+from bayesgeom.stats import Beliefs, Filter, exact_beliefs, log_bin_probabilities
+from bayesgeom.tasks.base import check_affordable, check_parameters, moments, trials_at
 from bayesgeom.tasks.markov import DynamicTask
 
 _WIDEST_STATE, _WIDEST_BIN = 7.0, 3.0  # ends of the grid, beyond which N(0, 1) has 3e-12, and of the bins

@@ -24,15 +24,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.tasks.base import (
-    EvidenceTask,
-    check_affordable,
-    check_parameters,
-    checked_seed,
-    log_bin_probabilities,
-    moments,
-    trials_at,
-)
+from bayesgeom.stats import log_bin_probabilities
+from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, checked_seed, moments, trials_at
 
 _WIDEST_WEIGHT, _WIDEST_OUTPUT = 2.5, 3.0  # ends of the grid and of the bins; standard deviation of a weight is 1
 _LEAST_NOISE, _MOST_NOISE = 1e-100, 1000.0  # squares of less overflow; at the most, outputs tell nothing of the weights
