@@ -44,6 +44,7 @@ from bayesgeom.tasks.base import (
     EvidenceTask,
     ExchangeableTask,
     WindTunnel,
+    at_most,
     derived_seed,
     random_order,
     scored_once,
@@ -114,7 +115,7 @@ def audit(
     if isinstance(subject, CapturedModel):
         n, seed = subject.sequences(chosen, n=n, seed=seed)
     subject.check_fits(one := chosen.sample(2, seed=0))
-    sizes, named = {"n": n, "n_positions": n_positions}, predictors or {}
+    sizes, named = {"n": at_most(chosen, n), "n_positions": n_positions}, predictors or {}
     _check_names(named, chosen, one)
     return _Audit(model=subject, task=chosen, sizes=sizes, parts=tuple(parts), named=named, seed=seed).report()
 
