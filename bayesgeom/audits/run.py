@@ -56,6 +56,7 @@ N_ORDERS = 8  # permutations of the evidence of each
 _ORDERS = 7  # branch of the seed
 _FORGETTING = "forgetting"
 PARTS = ("response", "martingale", "order")  # that run further sequences
+ONE_PASS = ("regret", "confidence", "discount", "strategy")  # always measured
 
 
 @checked("model", "task")
@@ -71,7 +72,7 @@ def audit(
 ) -> AuditReport:
     """Audit a predictor against the exact observer, from predictions alone.
 
-    Seven parts: prequential regret, evidence response, confidence, martingale gap, order, forgetting and strategy. A
+    Seven parts: prequential regret, evidence response, confidence, martingale gap, order, discount and strategy. A
     part that does not apply to the task, or that recorded predictions do not allow, is missing, with a code.
 
     Args:
@@ -81,8 +82,9 @@ def audit(
             trained on.
         n: Number of sequences. The martingale gap uses at most 32 of them, and the order 64, in 8 orders.
         n_positions: Most positions, evenly spaced, at which every answer is appended for the martingale gap.
-        parts: Parts that run the model on further sequences: "response", "martingale", "order". The others need one
-            pass: with none of these, an audit costs as much as a calibration.
+        parts: Parts that are measured. "response", "martingale" and "order" run the model on further sequences.
+            "regret", "confidence", "discount" and "strategy" need one pass and are always measured: with these alone,
+            or with none, an audit costs as much as a calibration.
         predictors: More predictors for the strategy, by name: functions of the sequences that return answer
             probabilities at their scored positions, of shape (sequence, position, answer).
         seed: Seed of the sequences, permutations, replaced evidence and intervals.
@@ -106,8 +108,8 @@ def audit(
     for name, value, least in (("n", n, 2), ("n_positions", n_positions, 1)):
         if value < least:
             raise InvalidArgument(f"{name} must be at least {least}, got {value}.")
-    if unknown := [part for part in parts if part not in PARTS]:
-        raise unknown_name("part of the audit", unknown[0], PARTS)
+    if unknown := [part for part in parts if part not in (*PARTS, *ONE_PASS)]:
+        raise unknown_name("part of the audit", unknown[0], (*PARTS, *ONE_PASS))
     subject = model_for(model, task)
     chosen = task_of(subject, task)
     if not chosen.has_posterior:

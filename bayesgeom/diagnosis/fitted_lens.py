@@ -37,10 +37,12 @@ from bayesgeom.core import (
     RESID_PRE,
     Contained,
     InvalidArgument,
+    MissingSite,
     ModelSpec,
     NoCopy,
     Run,
     Trials,
+    check_differentiable,
     concatenate,
     phase,
     suggested,
@@ -184,7 +186,7 @@ class LensFit:
     seed: int
 
     @classmethod
-    def of(cls, model: Model, task: WindTunnel, *, n: int, seed: int, jacobian: str = "") -> Self:
+    def of(cls, model: Model, task: WindTunnel, *, n: int, seed: int, jacobian: "JacobianMap | None" = None) -> Self:
         """Check that the lenses can be fitted, on at most 2 n sequences, or read on n texts.
 
         Args:
@@ -192,16 +194,18 @@ class LensFit:
             task: The task; one without an exact posterior is text.
             n: Number of sequences.
             seed: Seed of the sequences.
-            jacobian: File or published name of a J-lens; "" for none.
+            jacobian: A J-lens of this model, or none.
 
         Raises:
-            InvalidArgument: The model cannot be run, there are too few sequences or too little memory, or the J-lens
-                does not exist or is of another model.
+            InvalidArgument: The model cannot be run or differentiated, or there are too few sequences or too little
+                memory.
             MissingSite: The model has no logit lens.
         """
         if isinstance(model, CapturedModel | ServedModel):
             raise InvalidArgument(f"fitted_lens runs the model on more sequences: pass the model of {model.spec.name}.")
         model.require([LOGIT_LENS], by="fitted_lens")
+        if task.has_posterior:  # the tuned lens is fitted through the end of the model
+            check_differentiable(model.module, model.spec.name)
         unembedding, one = model.unembedding(), task.sample(1, seed=seed)
         assert unembedding is not None, "there is a logit lens"
         layers = {RESID_PRE: range(model.spec.n_layers), RESID_POST: range(1)}
@@ -221,7 +225,7 @@ class LensFit:
             model=model,
             task=task,
             unembedding=unembedding,
-            jacobian=JacobianMap.of(jacobian, model.spec) if jacobian else None,
+            jacobian=jacobian,
             n_fit=most - most // 5 if task.has_posterior else 0,
             n_test=most // 5 if task.has_posterior else most,
             seed=seed,
@@ -392,10 +396,11 @@ class LensFit:
         return _Axes(resid[: self.n_fit]).probe(target, steps)(resid[self.n_fit :])
 
     def _untrained(self) -> Scored | None:
-        """Return the KL of the probe on an untrained network; None if none can be built."""
+        """Return the KL of the probe on an untrained network; None if none with the same sites can be built."""
         try:
             network = self.model.untrained_copy(derived_seed(self.seed, Branch.UNTRAINED, 0))
-        except NoCopy:
+            network.require([RESID_PRE, RESID_POST], by="a baseline")
+        except (MissingSite, NoCopy):
             return None
         run, residuals = _recorded(network, self._trials())
         exact = run.trials.at_scored(run.trials.predictive)

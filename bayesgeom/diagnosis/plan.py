@@ -17,7 +17,7 @@ from bayesgeom.core import (
     is_foreign,
     unknown_name,
 )
-from bayesgeom.diagnosis.fitted_lens import FittedLensReport, LensFit
+from bayesgeom.diagnosis.fitted_lens import FittedLensReport, JacobianMap, LensFit
 from bayesgeom.diagnosis.functions import Function, FunctionProbe, function_name, tried
 from bayesgeom.generalization.relabeling import RelabelingReport, Renaming
 from bayesgeom.generalization.response import EvidenceResponseReport, Replacement
@@ -163,7 +163,8 @@ def plan_of(
         supported[name] = probe
     options = dict(filter(None, map(_second_pass, probes or ())))
     named = options if probes is not None else {name: "" for name in SECOND_PASSES if name not in BY_NAME}
-    second, more, others = _second_passes(model, task, named, n=n, seed=seed, is_named=probes is not None)
+    n_named = 0 if probes is None else len(requested) + len(options)
+    second, more, others = _second_passes(model, task, named, n=n, seed=seed, n_named=n_named)
     skipped, inapplicable = skipped | more, inapplicable | others
     # Calibration is first: the other probes explain it.
     first = sorted(supported, key=lambda name: (name != "calibration", list(supported).index(name)))
@@ -187,7 +188,7 @@ def plan_of(
 
 
 def _second_passes(
-    model: Model, task: WindTunnel, names: Mapping[str, str], *, n: int, seed: int, is_named: bool
+    model: Model, task: WindTunnel, names: Mapping[str, str], *, n: int, seed: int, n_named: int
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """Return the tests that run the model again, and why others are skipped or do not apply, by name.
 
@@ -197,22 +198,24 @@ def _second_passes(
         names: The option of each test by its name.
         n: Number of sequences.
         seed: Seed of the sequences.
-        is_named: Whether a test that cannot run is an error.
+        n_named: Number of named probes and tests. A named test that does not apply is an error, and the only one also
+            if it cannot run: with so few sequences, for example.
     """
     found, skipped, inapplicable = dict[str, Any](), dict[str, str](), dict[str, str]()
     for name, option in names.items():
+        jacobian = JacobianMap.of(option, model.spec) if option else None  # no reason to skip: the name is wrong
         try:
             if name == InsideReport.name:
                 require_posterior(task)
                 found[name] = True
             elif name == FittedLensReport.name:
-                found[name] = LensFit.of(model, task, n=n, seed=seed, jacobian=option)
+                found[name] = LensFit.of(model, task, n=n, seed=seed, jacobian=jacobian)
             elif name == RelabelingReport.name:
                 found[name] = Renaming.of(model, task, n=min(n, N_RENAMED), seed=seed)
             else:
                 found[name] = Replacement.of(model, task, n=min(n, N_REPLACED), seed=seed)
         except (InvalidArgument, TaskMismatch) as reason:
-            if is_named:
+            if n_named == 1 or (n_named and isinstance(reason, TaskMismatch)):
                 raise
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
     if EvidenceResponseReport.name in inapplicable and task.has_posterior:
