@@ -244,7 +244,11 @@ def _text_task(task: str | None, domain: str | None, texts: Path | None, *, chat
 
     if not isinstance(chosen := as_task(written or name, trained=None), Prompts):
         raise InvalidArgument(f"--texts are your own prompts, and --task {task} draws others: leave one of them out.")
-    return replace(chosen, texts=texts_in(texts))
+    prompts = texts_in(texts)
+    if ends := [line for line, prompt in enumerate(prompts, 1) if prompt != prompt.rstrip()]:
+        lines = ", ".join(map(str, ends[:5])) + (", …" if len(ends) > 5 else "")
+        note(f"prompts of {texts} that end in a space, which the model reads, too: {len(ends)} (line {lines})")
+    return replace(chosen, texts=prompts)
 
 
 def ablate(
@@ -326,7 +330,7 @@ def intervene(
     is_joint = any(len(place.layers or ()) > 1 for place in places)
     one_by_one = replace(places[0], layers=tuple(at for place in places for at in place.layers or ()) or None)
     fit, model = fit_from_text(subspace), source.load()
-    counts = {"n": n, "seed": seed}
+    counts: dict[str, Any] = {"n": n, "seed": seed}
     if onwards:
         if not isinstance(fit, Eraser) or fit.given:
             raise InvalidArgument(f"--onwards takes covariance:QUANTITY or leace:QUANTITY alone; got {fit.label}.")
@@ -334,7 +338,7 @@ def intervene(
             raise InvalidArgument("--onwards takes first layers joined by commas, as in --layers 1,3; not by +.")
         return bayesgeom.erase_onwards(model, task, fit.quantity, sites=one_by_one, oblique=fit.oblique, **counts)
     if is_joint:
-        return bayesgeom.intervene(model, task, fit, sites=places, kind=kind, **counts)
+        return bayesgeom.intervene(model, task, fit, sites=places, kind=kind, n_fit=n_fit, **counts)
     sites = replace(one_by_one, positions=positions, score_after=score_after)
     numbers = {"n_random": controls, "n_matched": controls, "n_untrained": n_untrained, "n_fit": n_fit}
     return bayesgeom.intervene(model, task, fit, sites=sites, kind=Design(kind, donors=donors, **numbers), **counts)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesgeom.cli import COMMANDS, main, parsed
+from bayesgeom.cli import COMMANDS, _text_task, main, parsed
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import number_text
 from bayesgeom.diagnosis.plan import all_probes
@@ -21,6 +21,7 @@ from bayesgeom.selftest import run as selftests
 from bayesgeom.selftest.run import ControlResult, PlantedTable
 from bayesgeom.tasks.base import task_kinds
 from bayesgeom.tasks.bijection import Bijection
+from bayesgeom.tasks.prompts import Prompts
 from bayesgeom.training import recipes
 from tests.dynamics.trainings import a_recipe
 
@@ -203,6 +204,17 @@ def test_bad_arguments_are_one_line_too(
     monkeypatch.setenv("COLUMNS", "40")
     assert main(line.split()) == 2
     assert_one_line(capsys, f"bayesgeom: {BAD_ARGUMENTS[line]}")
+
+
+def test_prompts_that_end_in_a_space_are_named_and_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["One", "Two ", *["Three\t"] * 6]
+    (tmp_path / "a.txt").write_text("\n".join(given) + "\n", encoding="utf-16")
+    task = _text_task(None, None, tmp_path / "a.txt", chat=False)
+    assert isinstance(task, Prompts) and task.texts == tuple(given)
+    assert capsys.readouterr().err.endswith(": 7 (line 2, 3, 4, 5, 6, …)\n")
+    (tmp_path / "a.txt").write_text("One\n\n")
+    _text_task(None, None, tmp_path / "a.txt", chat=False)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_help_lists_the_probes_and_tasks_that_discovery_finds(capsys: pytest.CaptureFixture[str]) -> None:

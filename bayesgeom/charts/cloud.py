@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.report import SEQUENTIAL, Panel, label_axes
+from bayesgeom.report.theme import escaped
 
 _FRAME_MS = 350
 _DIGITS = 4  # decimals of a coordinate: more would only make the page larger
@@ -25,7 +26,7 @@ def add_cloud(
     scale: Sequence[str] = SEQUENTIAL,
 ) -> None:
     """Add points, colored by a number that is told on hover."""
-    bar = {"title": {"text": colored_by, "side": "right"}, "thickness": 11, "outlinewidth": 0, "nticks": 5}
+    bar = {"title": {"text": escaped(colored_by), "side": "right"}, "thickness": 11, "outlinewidth": 0, "nticks": 5}
     marker = {"size": 5.5, "opacity": 0.8, "color": np.round(color, _DIGITS), "colorscale": scale, "colorbar": bar}
     figure.add_trace(
         go.Scatter(
@@ -35,7 +36,7 @@ def add_cloud(
             showlegend=False,
             name="scored position",
             marker=marker,
-            hovertemplate=f"{colored_by}: %{{marker.color:.3~g}}<extra></extra>",
+            hovertemplate=f"{escaped(colored_by)}: %{{marker.color:.3~g}}<extra></extra>",
         )
     )
 
@@ -73,7 +74,7 @@ def _slider(steps: Sequence[str]) -> dict[str, object]:
         "pad": {"t": 60, "l": 90},
         "currentvalue": {"prefix": "training step "},
         "steps": [
-            {"label": f"{int(step):,}" if step.isdigit() else step, "method": "animate", "args": [[step], now]}
+            {"label": f"{int(step):,}" if step.isdigit() else escaped(step), "method": "animate", "args": [[step], now]}
             for step in steps
         ],
     }

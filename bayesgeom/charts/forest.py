@@ -1,6 +1,5 @@
 """The forest plot: a row per estimate with its interval, and levels to compare it with."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,6 +8,7 @@ from jaxtyping import Float
 
 from bayesgeom.core import interval_text
 from bayesgeom.report import BASELINE, EXACT, INTERVAL, MEASURED, PAPER, label_axes
+from bayesgeom.report.theme import categories, escaped, wrapped
 
 _BESIDE = 14  # letters of a name that stands next to its row; longer ones stand above it, where they have room
 _WRAPPED = 46  # letters of a line of these
@@ -69,11 +69,11 @@ def _add(
     **more: object,
 ) -> None:
     """Add a mark per row at the first of two values; hover tells the second, which was not cut."""
-    interval = "<br>%{text}" if "text" in more else ""
+    interval, name = "<br>%{text}" if "text" in more else "", escaped(name)
     figure.add_trace(
         go.Scatter(
             x=values[0],
-            y=list(labels),
+            y=categories([*map(escaped, labels)]),
             mode="markers",
             name=name,
             marker=dict(marker),
@@ -87,7 +87,7 @@ def _add(
 def _name_rows(figure: go.Figure, labels: Sequence[str]) -> None:
     """Write short names next to their rows, and long ones above them; set the height of the panel."""
     is_beside = max(map(len, labels), default=0) <= _BESIDE
-    texts = [own if is_beside else "<br>".join(textwrap.wrap(own, _WRAPPED, break_on_hyphens=False)) for own in labels]
+    texts = [own if is_beside else wrapped(own, _WRAPPED) for own in labels]
     lines = 0 if is_beside else max((text.count("<br>") + 1 for text in texts), default=1)
     height = _ROW + _LINE * lines
     figure.layout.height = _AXES + max(3, len(labels)) * height if is_beside else _AXES + len(labels) * height

@@ -1,7 +1,6 @@
 """Heat maps: numbers by layer and head, shares by task and model, attention; a cell of the baseline is as the page."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from jaxtyping import Float
 from bayesgeom.charts.lines import add_note
 from bayesgeom.core import number_text
 from bayesgeom.report import ABOVE, BELOW, INKS, SHADES, label_axes
+from bayesgeom.report.theme import categories, escaped, wrapped
 
 _MOST_LETTERS, _MOST_ROWS = 40, 13  # of a row of cells, and rows, in which numbers have room on a small screen
 _ROW, _LINE, _AXES, _MOST_HEIGHT = 27, 16, 92, 340  # pixels: a row of cells, a line more, the axis texts, a panel
@@ -51,7 +51,9 @@ def add_heat(
     low, high = limits or (float(np.nanmin([known.min(), baseline])), float(np.nanmax([known.max(), baseline])))
     scale, low, high, page = _scale(low, high, baseline)
     rows, columns = names or (range(len(values)), range(values.shape[1]))
-    rows = rows if isinstance(rows, range) else [_wrapped(own) for own in rows]
+    rows = rows if isinstance(rows, range) else categories([wrapped(own, _NAME) for own in rows])
+    columns = columns if isinstance(columns, range) else categories([escaped(own) for own in columns])
+    across, down, what = map(escaped, (*axes, unit))
     texts = [_cell_text(own, _digits(known) if names is None else 4) for own in map(float, values.flat)]
     has_numbers = len(columns) * max(map(len, texts)) <= _MOST_LETTERS and len(rows) <= _MOST_ROWS
     figure.add_trace(
@@ -65,9 +67,9 @@ def add_heat(
             ygap=1.5 * has_numbers,
             colorscale=scale,
             showscale=not has_numbers,
-            name=unit,
+            name=what,
             hoverongaps=False,
-            hovertemplate=f"{axes[1]} %{{y}}, {axes[0]} %{{x}}<br>{unit}: %{{z:.4~g}}<extra></extra>",
+            hovertemplate=f"{down} %{{y}}, {across} %{{x}}<br>{what}: %{{z:.4~g}}<extra></extra>",
             colorbar=None if has_numbers else {"thickness": 11, "outlinewidth": 0, "nticks": 5, "tickformat": ".3~g"},
         )
     )
@@ -87,10 +89,8 @@ def _set_axis(axis: Any, names: Sequence[str] | range, *, is_turned: bool = Fals
     axis.update(showgrid=False, ticks="", range=ends)
     if isinstance(names, range):
         axis.update(tickmode="linear", tick0=0, dtick=-(-len(names) // 8))
-
-
-def _wrapped(name: str) -> str:
-    return name if "<br>" in name else "<br>".join(textwrap.wrap(name, _NAME))
+    else:
+        axis.type = "category"  # plotly would take names such as "10", "2 3" and 2026-11-01 for numbers and dates
 
 
 def _height(rows: Sequence[str] | range) -> float:

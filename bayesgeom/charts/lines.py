@@ -3,7 +3,6 @@
 `Panel.finished` writes the name of each line at its end, and its interval on hover.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
 
@@ -13,6 +12,7 @@ from jaxtyping import Bool, Float, Int, Real
 
 from bayesgeom.core import interval_text, number_text
 from bayesgeom.report import BASELINE, EXACT, INTERVAL, MEASURED, Estimate, Panel, label_axes, log_axes, rgb
+from bayesgeom.report.theme import escaped, wrapped
 
 SMALLEST_BITS = 1e-6  # lower end of logarithmic axes; a baseline below it is no nearer to the model's error
 LEAST_BITS = 0.01  # least range of an axis of entropies or differences
@@ -41,7 +41,7 @@ def add_line(
         told = ["" if np.isnan(ends).any() else f" ({interval_text(*ends)})" for ends in zip(*band, strict=True)]
     mode = "lines" if len(x) > _CROWDED else "lines+markers"
     style = {"line": {"color": color, "width": 2.5}, "marker": {"size": 5, "color": color}}
-    figure.add_trace(go.Scatter(x=list(x), y=y, name=name, mode=mode, customdata=told, **style))
+    figure.add_trace(go.Scatter(x=list(x), y=y, name=escaped(name), mode=mode, customdata=told, **style))
 
 
 def add_estimate(
@@ -127,7 +127,7 @@ def change_text(what: str, kl_bits: float) -> str:
 def add_reference(figure: go.Figure, x: Places, y: Float[np.ndarray, " x"], *, name: str, color: str = EXACT) -> None:
     """Add a wide pale line, which stays visible under a line that coincides with it."""
     line = {"color": color, "width": 7}
-    figure.add_trace(go.Scatter(x=list(x), y=y, name=name, mode="lines", line=line, opacity=0.3))
+    figure.add_trace(go.Scatter(x=list(x), y=y, name=escaped(name), mode="lines", line=line, opacity=0.3))
 
 
 def add_band(
@@ -154,7 +154,7 @@ def add_band(
             line={"width": 0},
             fill="toself",
             fillcolor=f"rgba({red},{green},{blue},0.18)",
-            name=name,
+            name=escaped(name),
             hoverinfo="skip",
             showlegend=False,
         )
@@ -200,7 +200,7 @@ def add_baseline(
         go.Scatter(
             x=list(x),
             y=np.where(is_below, floor, levels),
-            name=name,
+            name=escaped(name),
             mode="lines+markers" if is_alone or is_below.any() else "lines",
             line={"color": color, "dash": "dash", "width": 1.5},
             marker={"color": color, **symbols} if is_alone or is_below.any() else None,
@@ -219,10 +219,10 @@ def label_layers(figure: go.Figure, n_layers: int) -> None:
 
 def add_note(figure: go.Figure, text: str) -> None:
     """Add a sentence in the middle of an empty panel, make it low, and hide its axes."""
-    wrapped = "<br>".join(textwrap.wrap(text, 46))
+    shown = wrapped(text, 46)
     figure.add_trace(
         go.Scatter(
-            x=[0], y=[0], mode="text", text=[wrapped], textfont={"color": BASELINE}, hoverinfo="skip", showlegend=False
+            x=[0], y=[0], mode="text", text=[shown], textfont={"color": BASELINE}, hoverinfo="skip", showlegend=False
         )
     )
     figure.update_xaxes(visible=False)

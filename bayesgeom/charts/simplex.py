@@ -5,7 +5,6 @@ heat map of sorted beliefs. A color is the same exact belief in all panels: a re
 the same place as in the exact panel.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from jaxtyping import Float
 from bayesgeom.charts.heat import add_heat
 from bayesgeom.charts.lines import add_note
 from bayesgeom.report import BASELINE, EXACT, SERIES, rgb
+from bayesgeom.report.theme import escaped, wrapped
 
 MAX_CORNERS = 6  # with more corners, different beliefs overlap: a heat map of sorted beliefs is drawn instead
 MAX_COLUMNS = 200
@@ -95,14 +95,14 @@ def _add_polygon(
     _add(figure, x=closed[:, 0] + shift, y=closed[:, 1], mode="lines", line=line, hoverinfo="skip")
     told = [" ".join(f"{share:.2f}" for share in own).replace("-", "−") for own in points[drawn]]
     marker = {"size": 4.5, "opacity": 0.8, "color": belief_colors(belief[drawn])}
-    shown = f"{name}<br>%{{customdata}}<extra></extra>"
+    shown = f"{escaped(name)}<br>%{{customdata}}<extra></extra>"
     _add(figure, x=at[:, 0] + shift, y=at[:, 1], mode="markers", marker=marker, customdata=told, hovertemplate=shown)
     style = {"color": [SERIES[i] for i in range(len(edge))], "size": 15}
     names = [str(i) for i in range(len(edge))]
     _add(figure, x=out[:, 0] + shift, y=out[:, 1], mode="text", text=names, textfont=style, hoverinfo="skip")
     below = {
         "mode": "text",
-        "text": ["<br>".join(textwrap.wrap(name, _CAPTION_LETTERS))],
+        "text": [wrapped(name, _CAPTION_LETTERS)],
         "textfont": {"size": 12, "color": EXACT},
         "hoverinfo": "skip",
     }
@@ -130,7 +130,7 @@ def _add_sorted(
     axes = ("positions, most certain first", "hypothesis, by exact rank")
     add_heat(figure, cells, unit="probability", baseline=0.0, names=names, axes=axes, limits=(0.0, most))
     middles = [1 + (len(columns) - 1) / 2 + at * (len(columns) + gap.shape[1]) for at in range(len(parts))]
-    figure.update_xaxes(tickmode="array", tickvals=middles, ticktext=list(shown))
+    figure.update_xaxes(tickmode="array", tickvals=middles, ticktext=[*map(escaped, shown)])
 
 
 def belief_colors(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str]:

@@ -200,7 +200,7 @@ def _rotations(d_model: int, seed: int) -> Iterator[Float[Tensor, "d_model d_mod
     """Yield random orthogonal matrices."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        yield torch.linalg.qr(torch.randn(d_model, d_model, generator=generator)).Q
+        yield torch.linalg.qr(torch.randn(d_model, d_model, generator=generator, dtype=torch.float32)).Q
 
 
 @final

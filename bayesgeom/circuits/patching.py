@@ -268,7 +268,11 @@ def _ids(model: Model, given: Any, name: str) -> list[list[int]]:
         cut: list[list[int]] = given.tokens[:, : int(ends[0])].tolist()
         return cut
     if isinstance(given, Tensor | np.ndarray):
-        given = given.tolist()
+        try:
+            given = given.tolist()
+        except RuntimeError as error:
+            kind = f"{given.dtype}, {given.layout}, on {given.device}"
+            raise InvalidArgument(f"{name} must be a dense tensor of token ids, got one of {kind}.") from error
     listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     if listed and all(isinstance(own, int) for own in listed):
         listed = [listed]
@@ -280,7 +284,8 @@ def _ids(model: Model, given: Any, name: str) -> list[list[int]]:
                 f"{model.spec.name} has no tokenizer for texts: pass as_model(model, tokenizer=…), or token ids."
             )
         return [list(own) for own in opened(model.tokenizer, texts)]
-    if len(rows) < len(listed) or not rows or not all(own and all(isinstance(i, int) for i in own) for own in rows):
+    are_ids = all(own and all(type(i) is int and i.bit_length() < 64 for i in own) for own in rows)  # no truth values
+    if len(rows) < len(listed) or not rows or not are_ids:
         raise InvalidArgument(f"{name} must be a text, token ids, a list of either, or Trials; got {shown(given)}.")
     return rows
 

@@ -369,11 +369,11 @@ def _plain(value: Any, hint: Any) -> Any:
         return integer_of(value)
     if (hint is float and isinstance(value, np.number)) or (hint is bool and isinstance(value, np.bool_)):
         return value.item()
-    if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, list | tuple | np.ndarray):
-        items = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, Sequence | np.ndarray):
+        items = value.tolist() if isinstance(value, np.ndarray | memoryview) else value
         of_each = inside if len(inside) == len(items) and inside[-1] is not ... else inside[:1] * len(items)
         plain = [_plain(item, own) for item, own in zip(items, of_each, strict=True)] if inside else list(items)
-        if isinstance(value, np.ndarray) or any(one is not other for one, other in zip(items, plain, strict=True)):
+        if not isinstance(value, list | tuple) or not all(map(operator.is_, items, plain)):
             return tuple(plain) if isinstance(value, tuple) else plain
     return value
 
@@ -408,7 +408,7 @@ def _fits_collection(value: Any, origin: type, inside: tuple[Any, ...]) -> bool:
     if issubclass(origin, Mapping):
         items = inside or (Any, Any)
         return isinstance(value, Mapping) and all(fits(k, items[0]) and fits(v, items[1]) for k, v in value.items())
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | memoryview):
         value = value.tolist() if value.ndim == 1 else None
     if issubclass(origin, tuple) and inside and inside[-1] is not ...:
         return isinstance(value, tuple | list) and len(value) == len(inside) and all(map(fits, value, inside))

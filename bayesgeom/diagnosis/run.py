@@ -20,6 +20,7 @@ from bayesgeom.diagnosis.plan import (
     check_untrained,
     named_measurement,
     plan_of,
+    sites_read,
     with_streams,
 )
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
@@ -58,7 +59,8 @@ def diagnose(
     probe that would get fewer than 16 is skipped. Two tests take passes of their own: "relabeling" on 128 sequences and
     "evidence_response" on 64 for each age. They run if no probes are named, or if they are; so does "inside", which
     keeps eight sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences;
-    "fitted_lens:MAP" adds a J-lens.
+    "fitted_lens:MAP" adds a J-lens. A test that cannot run, as on too few sequences, is skipped if it is not the only
+    one named.
     `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
 
     Args:
@@ -72,7 +74,8 @@ def diagnose(
             takes about 20 seconds on two CPU cores.
         seed: Seed of the sequences and of the intervals. For a capture, 0 stands for its own seed, which
             `provenance` states; any third seed is an error.
-        n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` if none can be built.
+        n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` states why some are left
+            out: they cannot be built, do not fit into memory, or lack a site that the model has.
         ablations: Whether to run the default ablation battery as well.
         executor: Where untrained networks are measured, a job each (see `bayesgeom.executors`); the model is then given
             by its name or directory, and probes by their names. Default: this process.
@@ -159,7 +162,9 @@ def _untrained_reports(
     is_quiet = executor is not None or not n_untrained  # jobs have a bar of their own
     with phase("untrained networks", n_untrained, "network", is_quiet=is_quiet) as shown:
         for own, faults in found:
-            skipped |= faults
+            before, skipped = skipped.get(_INITIALIZATION, ""), skipped | faults
+            if before not in skipped.get(_INITIALIZATION, ""):  # each network that was left out has its reason
+                skipped[_INITIALIZATION] = f"{before} {skipped[_INITIALIZATION]}"
             for name, report in own.items():
                 reports[name].append(report)
             shown.update(1)
@@ -274,6 +279,10 @@ def _untrained(model: Model, plan: Plan, task: WindTunnel, index: int, *, n: int
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
         network = model.untrained_copy(derived_seed(seed, Branch.UNTRAINED, index))
+        read = (site for probe in plan.supported.values() for site in sites_read(model, probe))
+        if lacking := [site for site in read if not {*model.layers_of(site)} <= {*network.layers_of(site)}]:
+            why = network.withheld.get(lacking[0], "its network does not provide it")
+            return {}, {_INITIALIZATION: f"untrained network {index} was left out: it lacks {lacking[0].name} ({why})."}
         return_freed_memory()  # of loading and of building, before the pass allocates its own
         with passes(network, task, plan, n=n, seed=seed, budget=budget) as own:
             del network

@@ -208,7 +208,7 @@ class DynamicsReport(Report):
         limits = (0.0, free) if free > 0 else None
         axes = ("training step", "read after")
         add_heat(panel.figure, kl.T[::-1], unit="bits to exact", baseline=0.0, names=names, axes=axes, limits=limits)
-        panel.figure.update_xaxes(type="category", nticks=8)  # each snapshot has a column, whatever its step
+        panel.figure.update_xaxes(nticks=8)
         return panel
 
     def _by_run(self, own: Estimate, first: Float[np.ndarray, "run 1"] | float = 1.0) -> list["Curve"]:

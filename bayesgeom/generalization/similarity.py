@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import N_RECORDED, RESID_POST, NoCopy, phase
+from bayesgeom.core import N_RECORDED, RESID_POST, MissingSite, NoCopy, phase
 from bayesgeom.models.base import Model
 from bayesgeom.report import Estimate, of_untrained, smooth_estimate, stacked
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
@@ -54,7 +54,8 @@ def layers_alike(
         task: The task, whose first `n` sequences are used, at most `N_RECORDED`.
         n: Number of sequences.
         seed: Seed of the sequences, positions and intervals.
-        n_untrained: Number of untrained pairs. There is no baseline without any, or if no copy can be made.
+        n_untrained: Number of untrained pairs. There is no baseline without any, or if no copy
+            with `resid_post` can be made.
     """
     n, n_layers = min(n, N_RECORDED), max(model.spec.n_layers for model in models)
 
@@ -65,7 +66,7 @@ def layers_alike(
     trained, levels = replicates(models), list[list[np.ndarray]]()
     for index in range(n_untrained):
         first = len(models) * index  # every network has a seed of its own: two of one architecture differ
-        with suppress(NoCopy):
+        with suppress(NoCopy, MissingSite):
             copies = [model.untrained_copy(first + at) for at, model in enumerate(models)]
             levels.append([own[0] for own in replicates(copies)])
     resamples, found = derived_seed(seed, Branch.RESAMPLING), list[Estimate]()

@@ -116,6 +116,7 @@ class SweepReport(Report):
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import LEAST_BITS, add_estimate, add_line, add_reference
         from bayesgeom.report import SERIES, at_least, label_axes
+        from bayesgeom.report.theme import escaped
 
         curves = Panel.blank("Entropy by position (exact: wide and pale)")
         steps = np.arange(1, self.exact_entropy_bits.shape[1] + 1)
@@ -143,7 +144,7 @@ class SweepReport(Report):
             add_estimate(panel.figure, x, own, is_log=panel is not converged)
             label_axes(panel.figure, self.vary, unit)
             if is_ordinal:
-                panel.figure.update_xaxes(tickvals=list(x), ticktext=list(self.values))
+                panel.figure.update_xaxes(tickvals=list(x), ticktext=[*map(escaped, self.values)])
         return [curves, converged, kl, error]
 
     def table(self) -> str:

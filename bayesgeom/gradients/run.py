@@ -45,7 +45,7 @@ from bayesgeom.gradients.report import (
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, check_device, model_for, scored_task_of
 from bayesgeom.report import with_provenance
-from bayesgeom.tasks.base import Branch, checked_seed, derived_seed
+from bayesgeom.tasks.base import Branch, at_most, checked_seed, derived_seed
 
 BUDGET_BYTES = 256 * 2**20
 TOLERANCE = 1e-8  # relative error above which attention is not softmax(q·k) applied to its values
@@ -94,7 +94,7 @@ def gradient_laws(
     subject = model_for(model, None if isinstance(trials_or_task, Trials) else trials_or_task)
     trials = trials_or_task if isinstance(trials_or_task, Trials) else None
     task = scored_task_of(subject, None if isinstance(trials_or_task, Trials) else trials_or_task)
-    n = n if trials is None else len(trials)
+    n = at_most(task, n) if trials is None else len(trials)
     _check_count(n)
     subject.require(SITES, by="gradients")
     subject.check_fits(trials if trials is not None else task.sample(1, seed=seed))

@@ -1,8 +1,8 @@
 """The design of an intervention: the kind of edit, donors and controls, edited positions, and each layer's edits."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, final
+from dataclasses import dataclass, replace
+from typing import Literal, TypedDict, final
 
 import numpy as np
 import torch
@@ -30,6 +30,13 @@ RANDOM, MATCHED = "random subspaces", "variance-matched subspaces"
 RANDOM_MOST, MATCHED_MOST = f"{RANDOM}{MOST}", f"{MATCHED}{MOST}"  # where only the largest effect is stored
 ERASED = "random erasures"  # of the same rank; its value is their median
 LEAST_CONTROLS = 20  # fewer random or matched subspaces cannot support "causal"
+
+
+class DesignOptions(TypedDict, total=False):
+    """The keywords of `intervene` that make its `Design`."""
+
+    kind: "SubspaceKind | Design"
+    n_fit: int
 
 
 @final
@@ -77,9 +84,10 @@ class Design:
             )
 
     @classmethod
-    def of(cls, kind: "SubspaceKind | Design") -> "Design":
-        """Return a design of this kind with all other values at their defaults."""
-        return kind if isinstance(kind, Design) else cls(kind)
+    def of(cls, kind: "SubspaceKind | Design" = "swap", n_fit: int | None = None) -> "Design":
+        """Return a design of this kind, or this design, with another `n_fit` if one is given."""
+        design = kind if isinstance(kind, Design) else cls(kind)
+        return design if n_fit is None else replace(design, n_fit=n_fit)
 
 
 LEAST_SCORED = 5  # for editing at one position and scoring at later ones

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core import SUBSPACE_KINDS, Edit, InvalidArgument, Reference, Site, SubspaceKind, V
+from bayesgeom.core import SUBSPACE_KINDS, Edit, InvalidArgument, Reference, Site, V
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, EditPlan, PairPass, Totals, role_means, score_pairs
 from bayesgeom.interventions.intervention import Intervention, check_even, fitted_where_possible
@@ -62,15 +62,15 @@ class JointIntervention:
         fit: Fit,
         *,
         sites: Sequence[InterventionSite],
-        kind: SubspaceKind,
+        design: Design,
         n: int,
         seed: int,
     ) -> "JointIntervention":
         """Check all arguments before anything runs."""
-        if kind not in _WITHOUT_DONORS:
+        if design.kind not in _WITHOUT_DONORS:
             allowed = ", ".join(_WITHOUT_DONORS)
             raise InvalidArgument(
-                f"in several layers at once kind must be one of {allowed}; {kind!r} edits one layer at a time."
+                f"in several layers at once kind must be one of {allowed}; {design.kind!r} edits one layer at a time."
             )
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for a correlation; got {n}.")
@@ -92,7 +92,7 @@ class JointIntervention:
             model=model,
             task=task,
             fit=fit,
-            design=Design(kind, n_random=N_RANDOM),
+            design=design,
             place=everywhere,
             donors="",
             n=n,

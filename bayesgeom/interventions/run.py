@@ -1,10 +1,10 @@
 """`intervene`: edit a subspace and report whether it is causal or inert. `fit_subspace`: the subspaces alone."""
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Unpack, overload
 
-from bayesgeom.core import InvalidArgument, SubspaceKind, checked, phase, with_gradients
-from bayesgeom.interventions.design import Design
+from bayesgeom.core import InvalidArgument, checked, phase, with_gradients
+from bayesgeom.interventions.design import Design, DesignOptions
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention
 from bayesgeom.interventions.report import InterventionReport, JointInterventionReport
@@ -21,10 +21,10 @@ def intervene(
     task: TaskLike | None = None,
     subspace: SubspaceLike = "frame",
     *,
-    kind: SubspaceKind | Design = "swap",
     sites: InterventionSite | None = None,
     n: int = 256,
     seed: int = 0,
+    **design: Unpack[DesignOptions],
 ) -> InterventionReport: ...
 
 
@@ -34,10 +34,10 @@ def intervene(
     task: TaskLike | None = None,
     subspace: SubspaceLike = "frame",
     *,
-    kind: SubspaceKind | Design = "swap",
     sites: Sequence[InterventionSite],
     n: int = 256,
     seed: int = 0,
+    **design: Unpack[DesignOptions],
 ) -> JointInterventionReport: ...
 
 
@@ -48,10 +48,10 @@ def intervene(
     task: TaskLike | None = None,
     subspace: SubspaceLike = "frame",
     *,
-    kind: SubspaceKind | Design = "swap",
     sites: InterventionSite | Sequence[InterventionSite] | None = None,
     n: int = 256,
     seed: int = 0,
+    **design: Unpack[DesignOptions],
 ) -> InterventionReport | JointInterventionReport:
     """Edit one subspace, in each layer alone or in several at once, and report whether it is causal or inert.
 
@@ -65,16 +65,17 @@ def intervene(
         task: A task or its name; by default the task that the model was trained on.
         subspace: A name as on the command line ("frame", "leace:belief", "random:3"), one of `bayesgeom.subspaces`, or
             a `Subspace`. The default is the span of the hypothesis tokens' embeddings.
-        kind: Kind of edit, or a `Design` with donors and numbers of controls. "swap": replace the component by that of
-            another sequence; "remove": replace it by the task's mean; "keep": replace everything else by the mean;
-            "rotate": rotate its coordinates at random, or negate a single one; "add": add one standard deviation to
-            each coordinate. Scored positions and other positions have separate means. A list of sites accepts
-            "remove", "keep" or "add".
         sites: One site: each of its layers is edited alone; by default `resid_pre` of every layer. A list of sites at
             one hook point: each entry edits all its layers in the same pass, so that no layer can recover what another
             edit removed.
         n: Number of scored sequences, or of pairs for a swap.
         seed: Seed of the sequences, fits, controls and intervals.
+        **design: `kind` and `n_fit`. `kind` is the kind of edit, or a `Design` with donors and numbers of controls.
+            "swap", the default: replace the component by that of another sequence; "remove": replace it by the task's
+            mean; "keep": replace everything else by the mean; "rotate": rotate its coordinates at random, or negate a
+            single one; "add": add one standard deviation to each coordinate. Scored positions and other positions have
+            separate means. A list of sites accepts "remove", "keep" or "add". `n_fit` is the number of sequences on
+            which subspaces are fitted, 1,024 by default.
 
     Returns:
         The effect of the edit in every layer, with controls and a verdict.
@@ -90,19 +91,18 @@ def intervene(
 
     Example:
         >>> import bayesgeom
-        >>> from bayesgeom.interventions.design import Design
-        >>> few = Design("remove", n_random=1, n_matched=1, n_control=2, n_untrained=0, n_fit=16)
-        >>> bayesgeom.intervene("mess3-small", subspace=bayesgeom.subspaces.random(2), kind=few, n=8).n
+        >>> few = bayesgeom.interventions.design.Design("remove", n_random=1, n_matched=1, n_control=2, n_untrained=0)
+        >>> bayesgeom.intervene("mess3-small", subspace=bayesgeom.subspaces.random(2), kind=few, n_fit=16, n=8).n
         8
     """
-    fit, subject = as_fit(subspace), model_for(model, task)
+    fit, given, subject = as_fit(subspace), Design.of(**design), model_for(model, task)
     chosen = scored_task_of(subject, task)
     if sites is None or isinstance(sites, InterventionSite):
-        place, design = sites or InterventionSite(), Design.of(kind)
-        return Intervention.of(subject, chosen, fit, design=design, place=place, n=n, seed=seed).report()
-    if isinstance(kind, Design):
-        raise InvalidArgument(f"a list of sites takes kind='remove', 'keep' or 'add', got Design({kind.kind!r}).")
-    return JointIntervention.of(subject, chosen, fit, sites=sites, kind=kind, n=n, seed=seed).report()
+        place = sites or InterventionSite()
+        return Intervention.of(subject, chosen, fit, design=given, place=place, n=n, seed=seed).report()
+    if isinstance(design.get("kind"), Design):
+        raise InvalidArgument(f"a list of sites takes kind='remove', 'keep' or 'add', got Design({given.kind!r}).")
+    return JointIntervention.of(subject, chosen, fit, sites=sites, design=given, n=n, seed=seed).report()
 
 
 @checked("model", "task", "subspace")

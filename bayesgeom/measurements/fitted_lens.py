@@ -38,10 +38,12 @@ from bayesgeom.core import (
     Ask,
     Contained,
     InvalidArgument,
+    MissingSite,
     ModelSpec,
     NoCopy,
     Run,
     Trials,
+    check_differentiable,
     concatenate,
     phase,
     suggested,
@@ -196,6 +198,9 @@ class FittedLens(Measurement[FittedLensReport]):
         """Return the measurement on at most 2 n sequences, or on n texts, with the loaded J-lens."""
         model.require_asks(self.asks, by=self.name)
         model.require([LOGIT_LENS], by="fitted_lens")
+        loaded = JacobianMap.of(self.jacobian, model.spec) if self.jacobian else None
+        if task.has_posterior:  # the tuned lens is fitted through the end of the model
+            check_differentiable(model.module, model.spec.name)
         layers = {RESID_PRE: range(model.spec.n_layers), RESID_POST: range(1)}
         each = bytes_per_sequence(model.spec, layers, task.sample(1, seed=seed))
         room = recording_bytes(model.spec.device, model.memory_gib) // each
@@ -211,7 +216,7 @@ class FittedLens(Measurement[FittedLensReport]):
             )
         return replace(
             self,
-            loaded=JacobianMap.of(self.jacobian, model.spec) if self.jacobian else None,
+            loaded=loaded,
             unembedding=model.unembedding(),
             n_fit=most - most // 5 if task.has_posterior else 0,
             n_test=most // 5 if task.has_posterior else most,
@@ -274,10 +279,11 @@ def _stream(spec: ModelSpec, trials: Trials) -> Stream:
 
 
 def _untrained(subject: Subject, trials: Trials) -> Run | None:
-    """Return the same run of an untrained network; None if none can be built."""
+    """Return the same run of an untrained network; None if none with the same sites can be built."""
     try:
         network = subject.edited().untrained_copy(derived_seed(subject.seed, Branch.UNTRAINED, 0))
-    except NoCopy:
+        network.require([RESID_PRE, RESID_POST], by="a baseline")
+    except (MissingSite, NoCopy):
         return None
     return network.run(trials.batches(at_most=AT_ONCE), record=[_stream(network.spec, trials)]).streamed
 

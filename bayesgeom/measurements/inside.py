@@ -37,10 +37,11 @@ from bayesgeom.core import (
 from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
+from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.resolve import ModelLike, as_model
 from bayesgeom.report import Coordinate, Report, Unit
 from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
-from bayesgeom.tasks.base import WindTunnel, derived_seed, task_from_config
+from bayesgeom.tasks.base import PromptTask, WindTunnel, at_most, derived_seed, task_from_config
 
 if TYPE_CHECKING:
     from anywidget import AnyWidget
@@ -341,10 +342,14 @@ class HeadAblation:
 
     @torch.no_grad()
     def __init__(self, model: Model, task: WindTunnel, *, seed: int, mode: Mode = "mean") -> None:
-        self._replayer, self._mode = model.replayer(), "zero" if mode == "zero" else "mean"
-        blocks = task.stream(N_MEANS, seed=derived_seed(seed, _MEANS), device=model.spec.device)
+        is_mixed = isinstance(task, PromptTask) and len({*map(len, task.prompts)}) > 1
+        # The replay of the package's transformers needs the same scored positions in every sequence.
+        self._replayer = PlainLoop(model) if is_mixed and isinstance(model, HookedModel) else model.replayer()
+        self._mode: Mode = "zero" if mode == "zero" else "mean"
+        n = at_most(task, N_MEANS)
+        blocks = task.stream(n, seed=derived_seed(seed, _MEANS), device=model.spec.device)
         places = {(Z, layer) for layer in model.layers_of(Z)}
-        self._means = position_means(self._replayer, blocks, model.spec, places, N_MEANS)
+        self._means = position_means(self._replayer, blocks, model.spec, places, n)
 
     @torch.no_grad()
     def log_answers(

@@ -20,7 +20,7 @@ from bayesgeom.core import (
 from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run
-from bayesgeom.report.tables import Headline, Viewed, frame, model_name, records_of
+from bayesgeom.report.tables import Headline, Viewed, chosen_intervals, frame, model_name, records_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -281,6 +281,7 @@ class Diagnosis(Mapping[str, Report]):
             OutputFault: It cannot be written, or the directory holds other files.
         """
         extra = {"skipped": self.skipped, "inapplicable": self.inapplicable, "provenance": self.provenance}
+        extra |= {"chosen": {name: chosen_intervals(report) for name, report in self.reports.items()}}
         write_run(Path(path), self.reports, extra, self.to_pandas(), self.to_html)
 
     @classmethod

@@ -322,12 +322,9 @@ def _drawn(own: Panel, identifier: str) -> Drawn:
     layout = {key: value for key, value in layout.items() if key not in ("title", "height", "template")}
     for axis in ("xaxis", "yaxis"):
         given = layout.get(axis, {})
-        text = (given.get("title") or {}).get("text")
-        wrapped = (
-            {"title": {**given["title"], "text": "<br>".join(textwrap.wrap(text, 40 if axis == "xaxis" else 30))}}
-            if text
-            else {}
-        )
+        text = (given.get("title") or {}).get("text") or ""
+        lines = textwrap.wrap(text, 40 if axis == "xaxis" else 30, break_long_words=False)  # not inside "&lt;"
+        wrapped = {"title": {**given["title"], "text": "<br>".join(lines)}} if text else {}
         layout[axis] = {**given, "automargin": True, "ticklabeloverflow": "allow", **wrapped}
     clear = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}
     margin = {"l": 54, "r": 18, "t": 10, "b": 44, **layout.get("margin", {})}
@@ -340,7 +337,7 @@ def _drawn(own: Panel, identifier: str) -> Drawn:
     height = int(own.figure.layout.height or 340) - (0 if own.figure.frames else 38)
     return Drawn(
         id=identifier,
-        title=_plain(own.title),
+        title=own.title,
         note=own.note,
         height=height if own.figure.data else 0,
         is_folded=own.is_folded,

@@ -4,8 +4,8 @@ A report adds named lines to a panel. `Panel.finished` then does for all panels 
 at the ends of lines in place of a legend, hover texts with units and intervals, and ticks at whole layers.
 """
 
+import html
 import re
-import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.report.theme import AXIS, BASELINE, DASHES, EXACT, FONT, GRID, SERIES
+from bayesgeom.report.theme import AXIS, BASELINE, DASHES, EXACT, FONT, GRID, SERIES, escaped, wrapped
 
 WIDTH = 1080  # of a joined figure, in pixels
 _TOP, _BETWEEN, _GAP, _BAR = 84, 92, 0.11, 0.055  # above, below each row; between columns; width of a color bar
@@ -36,7 +36,7 @@ class Panel:
     """One plot.
 
     Args:
-        title: Its title.
+        title: Its title, as plain text.
         figure: A plotly figure with one pair of axes, or with frames.
         note: A remark below it.
         is_wide: Whether it takes a whole row.
@@ -192,7 +192,7 @@ def _label_ends(figure: go.Figure) -> None:
             font={"size": 12, "color": color},
             **({"xshift": gap, "yshift": shift} if is_near else leader),
         )
-    shown = [len(part) for text in texts for part in re.sub(r"<(?!br)[^>]*>", "", text).split("<br>")]
+    shown = [len(html.unescape(part)) for text in texts for part in re.sub(r"<(?!br)[^>]*>", "", text).split("<br>")]
     figure.layout.margin.r = 9 + gap + _LABEL_LETTER * max(shown)
     for trace in figure.data:
         if trace.name in lines or trace.fill:
@@ -201,7 +201,7 @@ def _label_ends(figure: go.Figure) -> None:
 
 def _label(figure: go.Figure, name: str) -> str:
     """Return the name of a line on several short lines; the first one with a band also says what the band is."""
-    text = "<br>".join(textwrap.wrap(name.removeprefix("baseline: "), _LABEL))
+    text = wrapped(html.unescape(name.removeprefix("baseline: ")), _LABEL)
     bands = [trace.name for trace in figure.data if trace.fill and trace.name and trace.name.endswith(INTERVAL)]
     is_first = bands and bands[0] in (INTERVAL, f"{name}, {INTERVAL}")
     return f"{text}<br><span style='font-size:10px'>{INTERVAL}</span>" if is_first else text
@@ -259,8 +259,8 @@ def _apart(
 def figure_of(title: str, drawn: Sequence[Panel]) -> go.Figure:
     """Return one figure of all panels, two in a row, with a legend below each."""
     if not drawn:
-        return go.Figure(layout={"title": {"text": title}})
-    heading = {"text": title, "x": 0.01, "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
+        return go.Figure(layout={"title": {"text": escaped(title)}})
+    heading = {"text": escaped(title), "x": 0.01, "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
     heading |= {"pad": {"t": 20}, "font": {"size": 17}}
     if len(drawn) == 1 and drawn[0].figure.frames:
         return go.Figure(drawn[0].figure).update_layout(title=heading, margin_t=_TOP)
@@ -302,7 +302,7 @@ def _width(own: Panel) -> float:
 
 
 def _wrapped(own: Panel) -> str:
-    return "<br>".join(textwrap.wrap(own.title, int(_width(own) / _TITLE_LETTER)))
+    return wrapped(own.title, int(_width(own) / _TITLE_LETTER))
 
 
 def _height(own: Panel) -> int:

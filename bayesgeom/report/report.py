@@ -24,7 +24,7 @@ from bayesgeom.core import InvalidArgument, OutputFault, checked, labeled_text, 
 from bayesgeom.report import storage
 from bayesgeom.report.estimate import Estimate, within
 from bayesgeom.report.storage import ALONE, VIEWER, parts_of, quantities_of, read_parts, write_page, write_run
-from bayesgeom.report.tables import Headline, frame, model_name, records_of, settings_of
+from bayesgeom.report.tables import Headline, chosen_intervals, frame, model_name, records_of, settings_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -210,10 +210,14 @@ class Report(ABC):
 
     @final
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON values: arrays are nested lists, NaN is None."""
+        """Return all fields as JSON values: arrays are nested lists, NaN is None.
+
+        `chosen` lists the intervals of headlines that allow for the choice of an entry.
+        """
         scalars, arrays = parts_of(self)
         lists = {name: _plain(array.tolist()) for name, array in arrays.items()}
-        return {"report": self.name, **_plain(scalars), "arrays": lists, "provenance": dict(self.provenance)}
+        known = {"chosen": _plain(chosen_intervals(self)), "arrays": lists, "provenance": dict(self.provenance)}
+        return {"report": self.name, **_plain(scalars), **known}
 
     @final
     @checked()
@@ -248,7 +252,8 @@ class Report(ABC):
         Raises:
             OutputFault: The directory cannot be written, or holds other files than a report.
         """
-        extra = {"skipped": {}, "inapplicable": {}, "provenance": self.provenance, ALONE: True}
+        chosen = {self.name: chosen_intervals(self)}
+        extra = {"skipped": {}, "inapplicable": {}, "provenance": self.provenance, "chosen": chosen, ALONE: True}
         reports = {own.name: own for own in (self, viewer) if own is not None}
         write_run(Path(path), reports, extra, self.to_pandas(), lambda: self._page(reports))
 

@@ -140,8 +140,11 @@ def _moves(places: Sequence[tuple[float, float]]) -> Iterator[str]:
 
 def _axis(values: Any, layout: Mapping[str, Any], axis: str) -> Float[np.ndarray, " x"]:
     """Return the values along an axis as places: logarithms on a logarithmic one, and counts of names."""
+    kind = layout.get(f"{axis}axis", {}).get("type")
+    if kind == "category" and values is not None:  # names may be written as numbers
+        values = [f"name {value}" for value in values]
     own: Float[np.ndarray, " x"] = _numbers(values)
-    if layout.get(f"{axis}axis", {}).get("type") == "log":
+    if kind == "log":
         own = np.log10(np.where(own > 0, own, np.nan))
     return own
 

@@ -41,6 +41,7 @@ MOST = ", most"  # at the end of a baseline's name if only the largest of its dr
 _ENDS = ("value", "low", "high")
 INDICES = {"layer": "layer", "head": "head", "kv_head": "head", "position": "position"}  # axes and their columns
 Place = int | str | None
+Chosen = Mapping[tuple[str, tuple[int, ...]], Mapping[str, Any]]  # intervals by field and index
 
 
 @runtime_checkable
@@ -125,6 +126,7 @@ class Headline:
         verdict: Whether the interval lies beyond every baseline, or a verdict of the report; "" without one.
         why: The code of the reason for the verdict; "" without one.
         chosen_of: Number of entries among which this one was chosen; its interval then allows for the choice.
+        at: Index of the entry along every axis of the field; empty for a scalar.
     """
 
     metric: str
@@ -138,6 +140,7 @@ class Headline:
     verdict: str = ""
     why: str = ""
     chosen_of: int = 1
+    at: tuple[int, ...] = ()
 
     @classmethod
     def computed(cls, metric: str, label: str, value: float, unit: str = "", *, verdict: str = "") -> Self:
@@ -238,6 +241,7 @@ def headline_of(
         verdict=verdict,
         why=why,
         chosen_of=1 if np.isnan(low) else chosen_of,
+        at=tuple(int(index) % size for index, size in zip(at, whole.value.shape, strict=True)),
     )
 
 
@@ -277,6 +281,18 @@ def extreme_of(report: Reported, metric: str, which: Any, label: str, at: tuple[
     return headline_of(report, metric, (*at, *place), label.format(named), own=own, chosen_of=count)
 
 
+def chosen_intervals(report: Reported) -> list[dict[str, Any]]:
+    """Return the intervals of headlines that allow for the choice of an entry, with field, index and number of entries.
+
+    The field holds the interval of every entry alone, which is narrower.
+    """
+    lines = (own for own in report.headlines() if own.chosen_of > 1)
+    return [
+        {"metric": own.metric, "at": own.at, "chosen_low": own.low, "chosen_high": own.high, "chosen_of": own.chosen_of}
+        for own in lines
+    ]
+
+
 def ceiling_of(report: Reported, metric: str, at: tuple[int, ...], label: str) -> Headline:
     """Return the ceiling of one entry of an estimate as a headline."""
     whole: Estimate = values_of(report)[metric]
@@ -308,7 +324,8 @@ class Record:
     `baseline` is the value of the strongest baseline, `baseline_low` and `baseline_high` are the ends of its range if
     it has one, and `baseline_kind` is "baseline", "chance" or "permutation". `role` is "estimate". In rows of baselines
     it is the kind of the baseline, whose level is in `value`, `low` and `high`. `reason` is the label of a code, why
-    there is no interval; "" where there is one, or none is estimated.
+    there is no interval; "" where there is one, or none is estimated. `chosen_low` and `chosen_high` are the interval
+    that a headline shows of an entry that it chose among `chosen_of` entries, such as the largest of all heads.
     """
 
     probe: str
@@ -320,6 +337,9 @@ class Record:
     high: float = math.nan
     reason: str = ""
     conservative: bool = False
+    chosen_low: float = math.nan
+    chosen_high: float = math.nan
+    chosen_of: int = 1
     baseline: float = math.nan
     baseline_low: float = math.nan
     baseline_high: float = math.nan
@@ -343,9 +363,10 @@ def records_of(report: Reported, *, baselines: bool = False, metric: str | None 
     """
     values_by_field, declared = values_of(report), quantities_of(type(report))
     rows = [_row(report, name, value=value) for name, value in values_by_field.items() if isinstance(value, float)]
+    chosen = {(own["metric"], own["at"]): own for own in chosen_intervals(report)}
     for name, quantity in declared.items():
         if metric in (None, name) and _is_labeled(values_by_field, quantity.dims):
-            rows.extend(_of_estimate(report, name, quantity, baselines=baselines))
+            rows.extend(_of_estimate(report, name, quantity, chosen, baselines=baselines))
     hidden = coordinates_of(type(report))
     for name, axes in axes_of(type(report)).items():
         is_number = name not in declared and name not in hidden
@@ -385,7 +406,9 @@ def _is_labeled(values_by_field: Mapping[str, Any], axes: Sequence[str]) -> bool
     return all(axis in INDICES or f"{axis}s" in values_by_field for axis in axes)
 
 
-def _of_estimate(report: Reported, metric: str, quantity: Quantity, *, baselines: bool) -> Iterator[Record]:
+def _of_estimate(
+    report: Reported, metric: str, quantity: Quantity, chosen: Chosen, *, baselines: bool
+) -> Iterator[Record]:
     whole: Estimate = values_of(report)[metric]
     (low, high), hardest, places = whole.ends, _hardest(whole, quantity.better), _places(report, quantity.dims)
     levels = [_levels(own, whole.value.shape) for own in whole.baselines]
@@ -394,11 +417,12 @@ def _of_estimate(report: Reported, metric: str, quantity: Quantity, *, baselines
         ends = {"value": float(whole.value[index]), "low": float(low[index]), "high": float(high[index])}
         is_conservative = whole.reason_at(index) == Reason.CONSERVATIVE
         stated = {"conservative": is_conservative, "reason": "" if is_conservative else str(whole.reason_at(index))}
+        stated |= {name: own for name, own in chosen.get((metric, index), {}).items() if name.startswith("chosen")}
         baseline: dict[str, Any] = {}
-        if (chosen := int(hardest[index])) >= 0:
-            own, columns = whole.baselines[chosen], ("baseline", "baseline_low", "baseline_high")
+        if (level := int(hardest[index])) >= 0:
+            own, columns = whole.baselines[level], ("baseline", "baseline_low", "baseline_high")
             baseline = {"baseline_name": own.name, "baseline_kind": own.kind}
-            baseline |= {column: float(end[index]) for column, end in zip(columns, levels[chosen], strict=True)}
+            baseline |= {column: float(end[index]) for column, end in zip(columns, levels[level], strict=True)}
         yield _row(report, metric, **at, **ends, **stated, **baseline)
         for own, ends_of in zip(whole.baselines, levels, strict=True) if baselines else ():
             known = dict(zip(_ENDS, (float(end[index]) for end in ends_of), strict=True))

@@ -1,7 +1,8 @@
 """Common style of all charts: colors, axes with units, logarithmic axes."""
 
 import math
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -107,9 +108,43 @@ def at_least(figure: go.Figure, span: float) -> None:
 
 def label_axes(figure: go.Figure, x: str, y: str) -> None:
     """Set axis titles, including units."""
-    figure.layout.xaxis.title.text, figure.layout.yaxis.title.text = x, y
+    figure.layout.xaxis.title.text, figure.layout.yaxis.title.text = escaped(x), escaped(y)
 
 
+def escaped(text: str) -> str:
+    """Return a text as plotly has to get it: tags, formulas and templates in it are shown, and not obeyed.
+
+    Example:
+        >>> escaped("<s> & {x}")
+        '&lt;s&gt; &amp; &#123;x}'
+    """
+    return text.translate(_ESCAPES)
+
+
+def wrapped(text: str, letters: int) -> str:
+    r"""Return an escaped text in lines of so many letters; its own line breaks stay.
+
+    Example:
+        >>> wrapped("of <s> and\n<b>", 6)
+        'of &lt;s&gt;<br>and<br>&lt;b&gt;'
+    """
+    lines = [line for part in text.split("\n") for line in textwrap.wrap(part, letters)]
+    return "<br>".join(map(escaped, lines))
+
+
+def categories(texts: Sequence[str]) -> list[str]:
+    """Return escaped texts as places on an axis of type "category", where equal ones would be one place.
+
+    Empty tags, which no escaped text ends with, tell them apart.
+
+    Example:
+        >>> categories(["a", "b", "a"])
+        ['a', 'b', 'a<i></i>']
+    """
+    return [text + "<i></i>" * texts[:at].count(text) for at, text in enumerate(texts)]
+
+
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;", "{": "&#123;"})
 _RAMP = 6  # colors of `LAYERS` from light to dark; those after them are another ramp
 _LEAST_DECADES = 0.5
 

@@ -40,6 +40,7 @@ from .information import NATS_PER_BIT as NATS_PER_BIT
 from .information import entropy_bits as entropy_bits
 from .information import jensen_shannon_bits as jensen_shannon_bits
 from .information import kl_bits as kl_bits
+from .information import log_bin_probabilities as log_bin_probabilities
 from .information import row_entropy_bits as row_entropy_bits
 from .information import row_sums as row_sums
 from .information import total_variation as total_variation

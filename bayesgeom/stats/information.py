@@ -1,4 +1,4 @@
-"""Entropy and divergence of discrete distributions along the last axis, in bits.
+"""Entropy and divergence of discrete distributions along the last axis, in bits; log-probabilities of bins.
 
 Conventions: 0 log 0 = 0; KL is always KL(exact ‖ model).
 
@@ -9,7 +9,7 @@ References:
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 NATS_PER_BIT = math.log(2)
@@ -63,3 +63,23 @@ def jensen_shannon_bits(
 ) -> Float[Tensor, "*batch"]:
     """Return the Jensen–Shannon divergence H((p + q)/2) − (H(p) + H(q))/2, between 0 and 1 bit."""
     return entropy_bits((p + q) / 2) - (entropy_bits(p) + entropy_bits(q)) / 2
+
+
+def log_bin_probabilities(
+    edges: Float64[Tensor, " edge"], mean: Float64[Tensor, "*#batch"], deviation: Float64[Tensor, "*#batch"]
+) -> Float64[Tensor, "*#batch bin"]:
+    """Return the natural log of the probability of each bin under normal distributions; the outermost bins are open.
+
+    Example:
+        >>> log_bin_probabilities(torch.tensor([0.0]).double(), torch.tensor(40.0).double(), torch.tensor(1.0).double())
+        tensor([-804.6084,    0.0000], dtype=torch.float64)
+    """
+    places = (edges.to(mean) - mean[..., None]) / deviation[..., None]
+    low = torch.nn.functional.pad(places, (1, 0), value=-torch.inf)
+    high = torch.nn.functional.pad(places, (0, 1), value=torch.inf)
+    # Bins above the mean are mirrored: a difference of small tails keeps the digits that one of values near 1 loses.
+    is_above = low > 0
+    low, high = torch.where(is_above, -high, low), torch.where(is_above, -low, high)
+    below, up_to = torch.special.log_ndtr(low), torch.special.log_ndtr(high)
+    logs: Tensor = up_to + (-torch.expm1(below - up_to)).log()
+    return logs.log_softmax(dim=-1)

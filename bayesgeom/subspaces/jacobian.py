@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import Change, Site, Trials, lock_of
+from bayesgeom.core import Change, Site, Trials, check_differentiable, lock_of
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.replay.carried import CARRIED, logits_through_states
@@ -104,6 +104,7 @@ class TopJacobian(Fit):
         if setting.place.site != CARRIED:  # `InterventionSite` checks CARRIED
             setting.model.require((setting.place.site,), by=self.label, layers=setting.place.layers)
         check_rank(self.r, setting, name="r")
+        check_differentiable(setting.model.module, setting.model.spec.name)
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         trials, site = sample.run.trials, sample.place.site

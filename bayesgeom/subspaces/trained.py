@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, SiteLayer, Trials, keeping
+from bayesgeom.core import InvalidArgument, SiteLayer, Trials, check_differentiable, keeping
 from bayesgeom.models.base import hooked_sites
 from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.stats import answer_log_probabilities
@@ -58,6 +58,7 @@ class TrainedSwap(Fit):
             )
         setting.model.require((setting.place.site,), by=self.label, layers=setting.place.layers)
         check_rank(self.rank, setting, name="rank")
+        check_differentiable(setting.model.module, setting.model.spec.name)
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         return {layer: Subspace(self.label, self._trained(sample, layer)) for layer in layers}

@@ -295,7 +295,7 @@ class WindTunnel(ABC):
         one = self.draw(1, torch.Generator().manual_seed(0))
         stored = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
         n_bytes = _PEAK * float(count) * sum(part.numel() * part.element_size() for part in stored)
-        _check_memory(count, n_bytes, "Lower n, or use stream(n, seed=…).")
+        check_memory(f"{count:,} sequences need", n_bytes, "Lower n, or use stream(n, seed=…).")
         return count
 
 
@@ -306,19 +306,18 @@ def check_room(task: WindTunnel, n: Any) -> int:
         InvalidArgument: It is no positive integer, or the memory does not hold a number for each of their positions.
     """
     count = check_count(n)
-    _check_memory(count, _SCORE_BYTES * float(count) * task.n_pos, "Lower n.")
+    check_memory(f"{count:,} sequences need", _SCORE_BYTES * float(count) * task.n_pos, "Lower n.")
     return count
 
 
-def _check_memory(n: int, n_bytes: float, advice: str) -> None:
-    """Raise `InvalidArgument` if this machine has less memory than `n` sequences need."""
+def check_memory(what: str, n_bytes: float, advice: str) -> None:
+    """Raise `InvalidArgument`, which begins with what needs so many bytes, if this machine has less memory."""
     if os.name != "posix":
         return
     available = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
     if n_bytes > available:
         raise InvalidArgument(
-            f"{n:,} sequences need about {n_bytes / 1e9:.3g} GB of memory; this machine has {available / 1e9:.3g} GB. "
-            f"{advice}"
+            f"{what} about {n_bytes / 1e9:.3g} GB of memory; this machine has {available / 1e9:.3g} GB. {advice}"
         )
 
 

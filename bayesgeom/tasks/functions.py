@@ -22,6 +22,7 @@ Draw = Callable[[int, np.random.Generator], Any]
 Predict = Callable[[Any], Any]
 _TRIED = 16  # sequences that are drawn when the task is made
 _CUTS = 5  # places from which later tokens are changed
+_MOST_IDS = 10_000_000  # each gets a label of some 100 bytes
 _MOST_INPUTS = 256  # ids whose keys are compared
 _MOST_ORDERS = 16  # numbers of first tokens that are put in another order
 _CLOSE = 1e-5  # difference between probabilities of the same sequence
@@ -85,8 +86,8 @@ def from_functions(
         >>> from_functions(draw, predict, d_vocab=2, name="coins")
         coins(draw, predict, 12 tokens)
     """
-    if d_vocab is None or d_vocab < 2:
-        raise InvalidArgument(f"pass d_vocab=…, the number of token ids, at least 2; got {d_vocab}.")
+    if d_vocab is None or not 2 <= d_vocab <= _MOST_IDS:
+        raise InvalidArgument(f"pass d_vocab=…, the number of token ids, from 2 to {_MOST_IDS:,}; got {d_vocab}.")
     ids = tuple(range(d_vocab) if answers is None else answers)
     task = _task_of(draw, predict, d_vocab, ids, name)
     if answers_follow:
@@ -237,7 +238,7 @@ class _FunctionTask(ExchangeableTask):
 
 def _task_of(draw: Draw, predict: Predict, d_vocab: int, ids: tuple[int, ...], name: str) -> _FunctionTask:
     """Return the task of two functions, after trying each of them."""
-    if len({*ids} & {*range(d_vocab)}) != len(ids) or len(ids) < 2:
+    if not all(0 <= answer < d_vocab for answer in ids) or not 2 <= len({*ids}) == len(ids):
         raise InvalidArgument(f"answers must be two or more distinct ids below d_vocab = {d_vocab}, got {shown(ids)}.")
     if name != FUNCTIONS and name in task_kinds():
         raise InvalidArgument(f"a task is named {name!r} already: choose another name.")

@@ -73,7 +73,8 @@ def labeled_texts(
     """
     both: Mapping[str, Any] = {"texts": texts, "labels": labels}
     for name, given in both.items():
-        if not isinstance(given, Iterable) or isinstance(given, set | frozenset):
+        is_scalar = isinstance(given, np.ndarray | Tensor) and not given.ndim
+        if is_scalar or not isinstance(given, Iterable) or isinstance(given, set | frozenset | bytes | bytearray):
             raise InvalidArgument(f"{name} must be a list, an array or a column of a table, got {shown(given)}.")
     listed: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     rows = [tuple(_plain(one) for one in _row(own)) for own in ([labels] if isinstance(labels, str) else labels)]

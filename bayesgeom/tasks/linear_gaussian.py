@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.stats import Beliefs, Filter, exact_beliefs
+from bayesgeom.stats import Beliefs, Filter, exact_beliefs, log_bin_probabilities
 from bayesgeom.tasks.base import check_affordable, check_parameters, moments, trials_at
 from bayesgeom.tasks.markov import DynamicTask
 
@@ -253,19 +253,7 @@ class LinearGaussian(DynamicTask):
     def _emissions(self, device: torch.device) -> Float64[Tensor, "noise state bin"]:
         """Return the probability of every bin, by noise and state."""
         noises = torch.tensor(self._possible[1], dtype=torch.float64, device=device)[:, None]
-        return self._in_bins(self.states().to(device)[None, :], noises)
-
-    def _in_bins(
-        self, mean: Float64[Tensor, "*#batch"], deviation: Float64[Tensor, "*#batch"]
-    ) -> Float64[Tensor, "*#batch bin"]:
-        """Return the probabilities of the bins under a normal distribution."""
-        places = (self._edges(mean.device) - mean[..., None]) / deviation[..., None]
-        below, above = torch.special.ndtr(places), torch.special.ndtr(-places)
-        low = torch.nn.functional.pad(torch.nn.functional.pad(below, (1, 0)), (0, 1), value=1.0).diff(dim=-1)
-        high = -torch.nn.functional.pad(torch.nn.functional.pad(above, (0, 1)), (1, 0), value=1.0).diff(dim=-1)
-        # Above the mean, a difference of tails keeps the digits that one of values near 1 would lose.
-        shares = torch.where(torch.nn.functional.pad(places, (1, 0), value=-1.0) > 0, high, low)
-        return shares / shares.sum(dim=-1, keepdim=True)
+        return log_bin_probabilities(self._edges(device), self.states().to(device)[None, :], noises).exp()
 
     def _edges(self, device: torch.device) -> Float64[Tensor, " edge"]:
         return torch.linspace(-_WIDEST_BIN, _WIDEST_BIN, self.n_bins + 1, dtype=torch.float64, device=device)[1:-1]
@@ -287,7 +275,7 @@ class LinearGaussian(DynamicTask):
             gain = variance / (variance + power)
             mean = decay * (mean + gain * (shown[:, step] - mean))
             variance = decay.square() * gain * power + 1 - decay.square()
-            found.append(self._in_bins(mean, (variance + power).sqrt()))
+            found.append(log_bin_probabilities(self._edges(mean.device), mean, (variance + power).sqrt()).exp())
         return (1 - _FLOOR) * torch.stack(found, dim=1) + _FLOOR / self.n_bins
 
     def _header(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch 2"]:

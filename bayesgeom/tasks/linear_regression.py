@@ -24,12 +24,13 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
+from bayesgeom.stats import log_bin_probabilities
 from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, checked_seed, moments, trials_at
 
 _WIDEST_WEIGHT, _WIDEST_OUTPUT = 2.5, 3.0  # ends of the grid and of the bins; standard deviation of a weight is 1
-_MOST_NOISE = 1000.0  # there outputs tell nothing of the weights
+_LEAST_NOISE, _MOST_NOISE = 1e-100, 1000.0  # squares of less overflow; at the most, outputs tell nothing of the weights
 _FLOOR = 1e-6  # share of the uniform distribution in a baseline, so that no output is impossible
-_LEAST = 1e-300  # a probability that rounds to 0
+_LEAST = 1e-300  # probability of an output that would round to 0, so that logs of predictions stay finite
 _CELL_BYTES, _OUTPUT_BYTES = 32.0, 120.0  # a point and a hypothesis; a point and an output
 _Points = Float64[Tensor, "batch point"]
 _Shown = Float64[Tensor, "batch point output"]
@@ -87,9 +88,9 @@ class LinearRegression(EvidenceTask):
                 f"a regression needs n_dims 1 or 2, n_inputs ≥ 2, n_bins ≥ 2 and n_points ≥ 1, got {self.n_dims}, "
                 f"{self.n_inputs}, {self.n_bins} and {self.n_points}."
             )
-        if not (0 < self.noise <= _MOST_NOISE and self.n_grid > 1 and self.pool >= 0):
+        if not (_LEAST_NOISE <= self.noise <= _MOST_NOISE and self.n_grid > 1 and self.pool >= 0):
             raise InvalidArgument(
-                f"a regression needs a noise above 0 and at most {_MOST_NOISE:.0f}, n_grid ≥ 2 and pool ≥ 0 (0: any "
+                f"a regression needs a noise of {_LEAST_NOISE} to {_MOST_NOISE:.0f}, n_grid ≥ 2 and pool ≥ 0 (0: any "
                 f"weights on the grid), got {self.noise}, {self.n_grid} and {self.pool}."
             )
         if self.fresh and not self.pool:
@@ -196,7 +197,7 @@ class LinearRegression(EvidenceTask):
     def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
         """Draw some outputs again, from the posterior of the weights given the kept ones; inputs stay."""
         places, outputs = self._read(trials)
-        logs = self._table(self.is_pooled).to(places.device).log()[places, :, outputs][:, :-1]
+        logs = self._log_table(self.is_pooled).to(places.device)[places, :, outputs][:, :-1]
         posterior = (self._log_prior(self.is_pooled).to(places.device) + logs[:, keep].sum(dim=1)).softmax(dim=1)
         drawn = self._outputs(places, torch.multinomial(posterior, 1, generator=generator)[:, 0], generator)
         return self.trials(places, torch.where(torch.nn.functional.pad(keep, (0, 1)), outputs, drawn))
@@ -223,9 +224,9 @@ class LinearRegression(EvidenceTask):
         log = torch.zeros(len(weights), dtype=torch.float64) if pooled else -weights.square().sum(dim=1) / 2
         return log.log_softmax(dim=0)
 
-    def _table(self, pooled: bool) -> Float64[Tensor, "input hypothesis output"]:
-        """Return the probability of each output bin, by input and weights."""
-        return self._in_bins(self._values() @ (self._pool() if pooled else self._grid()).T)
+    def _log_table(self, pooled: bool) -> Float64[Tensor, "input hypothesis output"]:
+        """Return the natural log of the probability of each output bin, by input and weights."""
+        return self._log_bins(self._values() @ (self._pool() if pooled else self._grid()).T)
 
     def _edges(self) -> Float64[Tensor, " edge"]:
         return torch.linspace(-_WIDEST_OUTPUT, _WIDEST_OUTPUT, self.n_bins + 1, dtype=torch.float64)[1:-1]
@@ -234,15 +235,12 @@ class LinearRegression(EvidenceTask):
         width = 2 * _WIDEST_OUTPUT / self.n_bins
         return (torch.arange(self.n_bins, dtype=torch.float64) + 0.5) * width - _WIDEST_OUTPUT
 
-    def _in_bins(self, mean: Float64[Tensor, "*batch"]) -> Float64[Tensor, "*batch output"]:
-        """Return the probabilities of the bins under a normal distribution with this mean and the task's noise."""
-        below = torch.special.ndtr((self._edges().to(mean) - mean[..., None]) / self.noise)
-        ends = torch.nn.functional.pad(torch.nn.functional.pad(below, (1, 0)), (0, 1), value=1.0)
-        shares = ends.diff(dim=-1).clamp_min(_LEAST)
-        return shares / shares.sum(dim=-1, keepdim=True)
+    def _log_bins(self, mean: Float64[Tensor, "*batch"]) -> Float64[Tensor, "*batch output"]:
+        """Return the log-probabilities of the bins under a normal distribution with this mean and the task's noise."""
+        return log_bin_probabilities(self._edges(), mean, mean.new_tensor(self.noise))
 
     def _around(self, mean: _Points) -> _Shown:
-        return (1 - _FLOOR) * self._in_bins(mean) + _FLOOR / self.n_bins
+        return (1 - _FLOOR) * self._log_bins(mean).exp() + _FLOOR / self.n_bins
 
     def _observed(
         self,
@@ -253,13 +251,14 @@ class LinearRegression(EvidenceTask):
         is_blind: bool = False,
     ) -> tuple[Float64[Tensor, "batch point hypothesis"], _Shown]:
         """Return the belief before each output, and the predictive; a blind observer uses no output."""
-        table, prior = self._table(pooled).to(places.device), self._log_prior(pooled).to(places.device)
-        seen = torch.nn.functional.pad(table.log()[places, :, outputs][:, :-1], (0, 0, 1, 0)).cumsum(dim=1)
+        logs, prior = self._log_table(pooled).to(places.device), self._log_prior(pooled).to(places.device)
+        seen = torch.nn.functional.pad(logs[places, :, outputs][:, :-1], (0, 0, 1, 0)).cumsum(dim=1)
         belief = (prior + seen * (not is_blind)).softmax(dim=2)
+        table = logs.exp()
         predictive = torch.stack(
             [torch.einsum("bk,bko->bo", belief[:, point], table[places[:, point]]) for point in range(places.shape[1])],
             dim=1,
-        )
+        ).clamp_min(_LEAST)
         return belief, predictive / predictive.sum(dim=2, keepdim=True)
 
     def _inputs(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch point"]:
@@ -276,7 +275,7 @@ class LinearRegression(EvidenceTask):
         hypotheses: Int64[Tensor, " batch"],
         generator: torch.Generator,
     ) -> Int64[Tensor, "batch point"]:
-        shares = self._table(self.is_pooled).to(places.device)[places, hypotheses[:, None]]
+        shares = self._log_table(self.is_pooled).to(places.device)[places, hypotheses[:, None]].exp()
         drawn = torch.multinomial(shares.flatten(0, 1), 1, generator=generator)
         return drawn.reshape(places.shape)
 

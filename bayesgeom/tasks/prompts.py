@@ -9,6 +9,7 @@ References:
     released).
 """
 
+import codecs
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,10 @@ from bayesgeom.tasks.base import PromptTask, TextTask, padded_rows
 QUINTILES = 5
 JOINT, BETWEEN = "+", "\n\n"
 _KEYS = ("text", "prompt")  # of a line of JSONL
+_MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"),
+}
 
 
 @final
@@ -244,16 +249,28 @@ class BoundPrompts(PromptTask):
 def texts_in(file: Path) -> tuple[str, ...]:
     """Read prompts from a file: one a line, or JSONL with the prompt as "text" or "prompt"; other columns are ignored.
 
-    It is JSONL if its name ends in .jsonl, or if its first line is a JSON object.
+    It is JSONL if its name ends in .jsonl, or if its first line is a JSON object. Spaces at both ends of a line belong
+    to the prompt; byte-order marks and empty lines at the end of the file do not.
 
     Args:
-        file: The file, in UTF-8.
+        file: The file, in UTF-8, or in UTF-16 or UTF-32 with a byte-order mark.
 
     Raises:
-        InvalidArgument: It is empty or no UTF-8, a line is empty, or a line of JSONL has no prompt. The message names
-            the line.
+        InvalidArgument: It is empty or in another encoding, a line is empty, or a line of JSONL has no prompt. The
+            message names the line.
     """
-    if not (lines := file.read_bytes().rstrip().splitlines()):
+    content = file.read_bytes()
+    encoding = next((encoding for mark, encoding in _MARKS.items() if content.startswith(mark)), "utf-8")
+    try:
+        content = content if encoding == "utf-8" else content.decode(encoding).encode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{file} begins as {encoding} and is not: save the file as UTF-8.") from error
+    if b"\0" in content:  # as in UTF-16 without its mark
+        raise InvalidArgument(f"{file} has zero bytes, so it is no text in UTF-8: save the file as UTF-8.")
+    lines = [line.removeprefix(codecs.BOM_UTF8) for line in content.splitlines()]  # joined files have one in each
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if not lines:
         raise InvalidArgument(f"{file} holds no prompts: write one a line.")
     is_jsonl, texts = file.suffix == ".jsonl" or isinstance(_parsed(lines[0]), dict), list[str]()
     for number, line in enumerate(lines, 1):

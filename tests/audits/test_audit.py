@@ -24,7 +24,7 @@ from bayesgeom.measurements._audit_parts import (
     order_statistics,
 )
 from bayesgeom.measurements.audit import EXACT, AuditReport
-from bayesgeom.report.storage import quantities_of
+from bayesgeom.report.storage import parts_of, quantities_of
 from bayesgeom.selftest.audits import PLANTED, PlantedAudit, planted_audits
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.dice import Dice
@@ -139,6 +139,14 @@ def test_parts_that_do_not_apply_say_why() -> None:
     assert found.log_odds_slope.reason_at() == Reason.NOT_BINARY
     lines = {line.metric: line for line in found.headlines()}
     assert (lines["order_spread"].verdict, lines["order_spread"].why) == (Verdict.NOT_MEASURED, "order matters")
+
+
+@pytest.mark.parametrize("part", ["regret", "confidence", "discount", "strategy"])
+def test_parts_of_one_pass_can_be_named_and_cost_nothing_more(part: str) -> None:
+    none, one, both = (bayesgeom.audit(lively(), n=24, parts=parts) for parts in ((), [part], [part, "order"]))
+    for name, values in parts_of(none)[1].items():
+        np.testing.assert_array_equal(parts_of(one)[1][name], values)
+    assert np.isfinite(both.order_spread.value) and both.martingale_gap.reason_at() == Reason.NOT_COMPUTED
 
 
 def test_parts_that_were_not_requested_are_not_run() -> None:

@@ -1,19 +1,34 @@
 """Charts hold the numbers that they were given, draw the baseline in gray, and name their axes with units."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from bayesgeom.charts.cloud import film_panel
+from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
-from bayesgeom.charts.lines import add_estimate, add_line, estimate_panel, with_baseline
+from bayesgeom.charts.heat import add_heat
+from bayesgeom.charts.lines import (
+    add_band,
+    add_baseline,
+    add_estimate,
+    add_line,
+    add_note,
+    add_reference,
+    estimate_panel,
+    with_baseline,
+)
+from bayesgeom.charts.simplex import add_simplexes
 from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.estimate import Baseline, Estimate
-from bayesgeom.report.page import _section, _tiles
+from bayesgeom.report.page import _drawn, _plain, _section, _tiles
 from bayesgeom.report.panels import Panel, figure_of
 from bayesgeom.report.svg import thumbnail
-from bayesgeom.report.theme import MEASURED
+from bayesgeom.report.theme import MEASURED, escaped, label_axes
 from tests.pages import READINGS
 
 
@@ -129,3 +144,56 @@ def test_forests_reach_to_their_intervals() -> None:
     np.testing.assert_allclose((rows.error_x.arrayminus, rows.error_x.array), [[0.1] * 3, [0.3] * 3])
     assert (line.x0, line.x1, line.y0, line.y1, line.yref) == (0, 0, 0, 1, "y domain"), "from edge to edge"
     assert "%{y}" in rows.hovertemplate and "0.4 … 0.8" in rows.text[0] and figure.layout.xaxis.title.text == "bits"
+
+
+MARKUP = "<s>%{foo}&lt;$x$"  # a name that plotly would read as tags, a template, an entity and a formula
+ONE = np.array([0.25, 0.75])
+BELIEF = np.eye(3)
+DRAWING: dict[str, Callable[[Any], object]] = {
+    "line": lambda own: add_line(own, [1, 2], ONE, name=MARKUP, band=(ONE, ONE)),
+    "reference": lambda own: add_reference(own, [1, 2], ONE, name=MARKUP),
+    "baseline": lambda own: add_baseline(own, [1, 2], ONE, name=MARKUP),
+    "band": lambda own: add_band(own, [1, 2], ONE, ONE, name=MARKUP),
+    "note": lambda own: add_note(own, MARKUP),
+    "curves": lambda own: add_curves(own, ONE, [Curve(name=MARKUP, values=ONE)], unit=MARKUP, levels=[(MARKUP, 1.0)]),
+    "forest": lambda own: add_forest(own, [MARKUP, MARKUP], ONE, (ONE, ONE), unit=MARKUP, levels={MARKUP: ONE}),
+    "beside": lambda own: add_forest(own, [MARKUP[:14], "a"], ONE, (ONE, ONE), unit=MARKUP, levels={MARKUP: ONE}),
+    "heat": lambda own: add_heat(own, BELIEF, unit=MARKUP, names=([MARKUP] * 3, [MARKUP] * 3), axes=(MARKUP, MARKUP)),
+    "simplex": lambda own: add_simplexes(own, {MARKUP: BELIEF}, BELIEF),
+    "sorted": lambda own: add_simplexes(own, {MARKUP: np.eye(7)}, np.eye(7)),
+    "axes": lambda own: label_axes(own, MARKUP, MARKUP),
+}
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for own in value.values() for text in texts_in(own))
+    elif isinstance(value, list | tuple | np.ndarray):
+        yield from (text for own in value for text in texts_in(own))
+
+
+@pytest.mark.parametrize("chart", [*DRAWING, "film"])
+def test_names_with_tags_are_shown_as_they_are(chart: str) -> None:
+    panel = Panel.blank(MARKUP)
+    if chart == "film":
+        points = np.zeros((2, 3, 2))
+        panel = film_panel(["0", MARKUP], points, np.zeros(3), colored_by=MARKUP, axes=(MARKUP, MARKUP))
+    else:
+        DRAWING[chart](panel.figure)
+    joined, page = figure_of(MARKUP, [panel]), _drawn(panel, "one")
+    plot = {**page.plot, "frames": (), "layout": {**page.plot["layout"], "sliders": ()}}
+    found = [*texts_in(joined.layout.title.to_plotly_json()), *texts_in(plot)]
+    found += [step.label for slider in joined.layout.sliders for step in slider.steps]
+    found = [text for text in found if "foo" in text or "x$" in text]
+    assert found and not any(part in text for text in found for part in ("<s>", "%{foo}", "$x"))
+    assert escaped(MARKUP) in found and _plain(escaped(MARKUP)) == MARKUP
+    assert page.title in (MARKUP, "Last snapshot; ▶ plays the training")
+    assert all(MARKUP in name or name == "estimate, 95 % interval" for name, _, _ in page.keys)
+
+
+def test_rows_of_the_same_name_stay_apart() -> None:
+    figure = Panel.blank().figure
+    add_forest(figure, ["a", "10", "a"], np.arange(3.0), (np.arange(3.0), np.arange(3.0)), unit="bits")
+    assert len(set(figure.data[0].y)) == 3 and [_plain(own) for own in figure.data[0].y] == ["a", "10", "a"]

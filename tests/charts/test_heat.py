@@ -1,5 +1,8 @@
 """Heat maps: numbers that can be read on their cells, colors that are the distance from the baseline."""
 
+import html
+import re
+
 import numpy as np
 import plotly.graph_objects as go
 import pytest
@@ -105,3 +108,27 @@ def test_heads_that_are_not_defined_say_so() -> None:
 def test_rows_with_names_begin_at_the_top(rng: np.random.Generator) -> None:
     figure = heat_map(rng.random((2, 3)), names=(["a", "b"], ["x", "y", "z"]), axes=("model", ""))
     assert list(figure.data[0].y) == ["a", "b"] and figure.layout.yaxis.range == (1.5, -0.5)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["1 2", "2 3", "3 5", "4 =", "5 7"],  # plotly reads "1 2" as 12
+        ["1", "5", "10", "20", "2000"],
+        ["100", "2000", "2026-11-01", "2026-12", "1e3"],
+        ["a", "b", "a", "a", "a<i></i>"],
+        ["<s>", "<b>", "<sub>", "&lt;", "$x$"],
+    ],
+)
+def test_every_name_is_a_place_of_its_own_that_shows_it(names: list[str], rng: np.random.Generator) -> None:
+    values = rng.random((len(names), 3))
+    for turned in (values, values.T):
+        own = (names, range(2, 5)) if turned is values else (range(2, 5), names)
+        figure = heat_map(turned, names=own)
+        cells, text = figure.data
+        named, plain = ("y", "x") if turned is values else ("x", "y")
+        axis, places = figure.layout[f"{named}axis"], list(cells[named])
+        assert axis.type == "category" and sorted(axis.range) == [-0.5, len(names) - 0.5]
+        assert len(set(places)) == len(names) and dict.fromkeys(text[named]) == dict.fromkeys(places)
+        assert [html.unescape(re.sub("<[^>]*>", "", place)) for place in places] == names
+        assert list(cells[plain]) == [2, 3, 4] and sorted(figure.layout[f"{plain}axis"].range) == [1.5, 4.5]

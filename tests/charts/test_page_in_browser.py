@@ -3,11 +3,14 @@
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import bayesgeom
 from bayesgeom import load_report
+from bayesgeom.circuits.patching import PatchReport
+from bayesgeom.report.estimate import Estimate
 from tests.browser import Browsing
 from tests.charts.test_theme import TEXT_CONTRAST, contrast
 from tests.pages import READINGS
@@ -128,3 +131,29 @@ def test_a_single_report_is_drawn_at_once(browser_page: Browsing) -> None:
     assert page.locator(".says").inner_text().startswith("Undecided: swapping LEACE")
     assert page.locator(".beside").count() == 0
     assert page.locator("tbody tr:visible").count() == 12 and page.locator("details.more").count() >= 2
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("prompt", ["2 3 5 7 1 =", "<s> <b> a <sub> a &lt;", "100 2000 2026-11-01 $x$ %{y} 1e3"])
+def test_a_map_has_a_column_for_every_token_whatever_it_is(prompt: str, width: int, browser_page: Browsing) -> None:
+    tokens, shares = tuple(prompt.split()), np.linspace(0.1, 0.9, 18).reshape(3, 6)
+    report = PatchReport(
+        recovered=Estimate.of(shares),
+        recovered_by_head=Estimate.of(np.zeros((3, 0, 6))),
+        patched_bits=Estimate.of(shares),
+        clean_bits=Estimate.of(1.0),
+        corrupted_bits=Estimate.of(0.0),
+        tokens=tokens,
+        site="resid_pre",
+        metric="log_odds",
+        n=8,
+    )
+    page = browser_page(report.to_html(), width=width)
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    labels = page.locator(".xtick text").all_text_contents()
+    assert labels == [f"{at} {token}" for at, token in enumerate(tokens, start=1)]
+    plot: Any = page.locator(".nsewdrag").first.bounding_box()
+    cells: list[Any] = [own.bounding_box() for own in page.locator(".scatterlayer text").all()]
+    middles = [own["x"] + own["width"] / 2 - plot["x"] for own in cells]
+    assert len(cells) == 18 and {round(12 * own / plot["width"]) for own in middles} == {1, 3, 5, 7, 9, 11}
+    assert f"at L2, {tokens[-1]}" in page.inner_text("main") and not browser_page.errors

@@ -37,6 +37,8 @@ def test_zero_has_no_place_on_a_log_axis() -> None:
 
 def test_names_are_places_in_their_order_and_points_are_few() -> None:
     assert len(places(drawn(go.Scatter(x=["a", "b", "a"], y=[1, 2, 3], mode="markers")))) == 3
+    named = drawn(go.Scatter(x=["7", "2000", "30"], y=[1, 2, 3], mode="markers"), xaxis_type="category")
+    assert np.ptp(np.diff(places(named)[:, 0])) == pytest.approx(0, abs=0.1), "evenly spaced, whatever they are"
     cloud = drawn(go.Scatter(x=np.arange(10_000), y=np.arange(10_000), mode="markers"))
     assert cloud.count("h0") <= 150
 

@@ -1,5 +1,6 @@
 """Patching by position: against transformer-lens, against full passes with hooks, and what it refuses."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,20 @@ def test_bad_input_is_named(case: str, model: Model) -> None:
     clean, corrupted, given, kind, match = REFUSED[case]
     with pytest.raises(kind, match=match):
         bayesgeom.patch(model, clean, corrupted, **{"answers": (1, 3), **given})
+
+
+TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "meta": lambda ids: ids.to("meta"),
+    "sparse": torch.Tensor.to_sparse,
+    "jagged": lambda ids: torch.nested.nested_tensor([*ids], layout=torch.jagged),
+    "bool": torch.Tensor.bool,
+    "float": torch.Tensor.float,
+    "wide": lambda ids: [2**70, *ids[0, 1:].tolist()],
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_what_holds_no_ids_is_refused_and_names_which_argument(kind: str, model: Model) -> None:
+    ids = TASK.sample(2, seed=0).tokens
+    with pytest.raises(InvalidArgument, match=r"^corrupted must be"):
+        bayesgeom.patch(model, ids, TENSORS[kind](ids), answers=(0, 1))

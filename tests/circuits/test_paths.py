@@ -15,6 +15,7 @@ from bayesgeom import tasks
 from bayesgeom.circuits.effects import effects_of, ranked
 from bayesgeom.circuits.graph import N_LISTED, RANDOM, PathsReport
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.torch_state import default_dtype
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.export import export_huggingface
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
@@ -296,3 +297,12 @@ def test_the_two_steps_of_a_trained_network_are_found() -> None:
     for edge in first:
         at = report.edges.index(edge)
         assert report.kl_increase_bits.value[at] > max(0.05, float(level.high[at]))
+
+
+def test_chance_levels_do_not_depend_on_the_default_dtype() -> None:
+    model, found = HookedModel(lively(), task=TASK), list[np.ndarray]()
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        with default_dtype(dtype):
+            report = bayesgeom.paths(model, senders=["embedding", "L0 mlp"], receivers=["L1 mlp", "output"], n=N)
+        found.append(report.kl_increase_bits.baseline(RANDOM).value)
+    assert np.isfinite(found[0]).any() and all(np.array_equal(found[0], own, equal_nan=True) for own in found)

@@ -1,7 +1,9 @@
 """Interventions on planted models whose used subspace is known; the report against a slow twin; what is refused."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -27,7 +29,7 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.subspaces import fits
-from bayesgeom.subspaces.base import InterventionSite, Subspace, span
+from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace, span
 from bayesgeom.subspaces.quantity import ENTROPY, PosteriorQuantity, confounds
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.change_point import ChangePoint
@@ -79,6 +81,17 @@ def test_a_direction_that_nothing_reads_costs_nothing_and_shows_nothing(kind: st
     assert report.verdict_by_layer == ("undecided", "undecided")
     assert report.against_inert == (Obstacle.STILL_DECODABLE,) * 2
     assert report.r2.value[AFTER].min() > 0.99, "the belief lies elsewhere"
+
+
+def test_the_number_of_sequences_to_fit_on_is_a_keyword_and_replaces_that_of_a_design() -> None:
+    few = replace(FEW, kind="remove")
+    whole, replaced, default = (
+        intervene(lively(), subspace=fits.covariance("belief"), n=N, **given)
+        for given in ({"kind": replace(few, n_fit=31)}, {"kind": few, "n_fit": 31}, {"kind": few})
+    )
+    np.testing.assert_array_equal(replaced.change_bits.value, whole.change_bits.value)
+    assert not np.array_equal(default.change_bits.value, whole.change_bits.value), "101 sequences fit another subspace"
+    assert Design.of("keep", n_fit=31) == Design("keep", n_fit=31) and Design.of() == Design()
 
 
 def test_keeping_the_used_subspace_costs_little_and_removing_it_all() -> None:
@@ -304,6 +317,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
         InvalidArgument,
         "has no pairs. Use donors='independent' or 'auto'",
     ),
+    "n_fit": (lambda: intervene(lively(), n_fit=1), InvalidArgument, "n_fit at least 2"),
+    "float": (lambda: intervene(lively(), n_fit=8.5), InvalidArgument, "n_fit must be an integer, got 8.5"),  # type: ignore[call-overload]
     "controls": (lambda: Design(n_random=0), InvalidArgument, "at least 1"),
     "hypothesis": (lambda: intervene(lively(), subspace=fits.leace("log_odds:11")), InvalidArgument, "0 … 10"),
     "statistic": (
@@ -342,3 +357,15 @@ def test_one_pair_gives_numbers_and_no_verdict() -> None:
     assert np.isfinite(shift.value).all() and np.isnan(shift.ends[0]).all()
     assert set(report.verdict_by_layer) == {"undecided"} and set(report.against_causal) == {Obstacle.FEW_SEQUENCES}
     assert report.table() and report.plot().data
+
+
+@pytest.mark.parametrize("fit", [fits.trained_swap(2, "belief"), fits.top_jacobian(2)])
+def test_fits_with_gradients_refuse_weights_without_them_before_anything_runs(fit: Fit) -> None:
+    with torch.inference_mode():
+        copy = HookedModel(deepcopy(lively()._transformer), name="copy")
+    task, passes = lively().task, list[int]()
+    copy.module.embed.register_forward_hook(lambda *_: passes.append(1))
+    for call in (fit_subspace, partial(intervene, kind=FEW)):
+        with pytest.raises(InvalidArgument, match=r"weights of copy .*inference_mode"):
+            call(copy, task, fit)
+    assert passes == [] and fit_subspace(copy, task, fits.covariance("belief"))[0].rank

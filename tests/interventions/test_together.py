@@ -12,6 +12,7 @@ from torch import Tensor
 from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import RESID_PRE, Trials, V
+from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import N_MEAN
 from bayesgeom.interventions.joint import JointIntervention, orthogonal_to
 from bayesgeom.interventions.report import UNEDITED, JointInterventionReport
@@ -115,7 +116,7 @@ def order(points: Tensor, axis: Tensor, entropy: np.ndarray) -> float:
 def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
     places = [InterventionSite(RESID_PRE, (1,)), BOTH]
     report = intervene(model, TASK, "covariance:entropy", sites=places, kind="remove", n=N)
-    job = JointIntervention.of(model, TASK, fits.covariance(), sites=places, kind="remove", n=N, seed=0)
+    job = JointIntervention.of(model, TASK, fits.covariance(), sites=places, design=Design("remove"), n=N, seed=0)
     axes = {at: s.basis.float() for at, s in job.single.fit.fitted(job.single.sample(), range(N_LAYERS)).items()}
     means, (trials,) = role_means(hf, job), TASK.stream(N, seed=derived_seed(0, 8))
     plain, arriving = edited_pass(hf, trials, axes, {})
@@ -162,7 +163,7 @@ def test_orthogonal_subspaces_are_orthogonal_and_random() -> None:
 def test_the_axis_of_standardized_vectors_has_their_score(model: Model) -> None:
     """Its coordinate is the standardized PC1 score, up to scale; that of the plain PC1 is not."""
     fit = fits.entropy_axis("pc1_standardized")
-    job = JointIntervention.of(model, TASK, fit, sites=[BOTH], kind="remove", n=2, seed=0)
+    job = JointIntervention.of(model, TASK, fit, sites=[BOTH], design=Design("remove"), n=2, seed=0)
     sample = job.single.sample()
     points = sample.points(1).numpy()
     unit = (points - points.mean(axis=0)) / points.std(axis=0)
@@ -188,6 +189,15 @@ def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, text
     assert joint_verdict(value, beyond, most).startswith(text)
 
 
+def test_subspaces_of_several_layers_are_fitted_on_as_many_sequences_as_are_named(model: Model) -> None:
+    few, more, default = (
+        intervene(model, TASK, "covariance:entropy", sites=[BOTH], kind="remove", n=N, **given)
+        for given in ({"n_fit": 32}, {"n_fit": 1_024}, dict[str, int]())
+    )
+    np.testing.assert_array_equal(more.increase_bits.value, default.increase_bits.value)
+    assert not np.array_equal(few.increase_bits.value, default.increase_bits.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -198,6 +208,7 @@ def test_verdicts_follow_the_rule(value: float, beyond: float, most: float, text
             InvalidArgument,
             r"sites must hold at least one site, all at one hook point",
         ),
+        ({"kind": Design("remove")}, InvalidArgument, r"a list of sites takes kind=.*Design"),
         ({"sites": [InterventionSite(RESID_PRE, (0, 2))]}, InvalidArgument, r"layers \[0, 2\]: choose at least one of"),
     ],
 )

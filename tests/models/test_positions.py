@@ -1,7 +1,12 @@
 """The positional prior: its special cases to the last digit, its gradients, and attention that is off in top layers."""
 
+import json
+from array import array
+from collections import deque
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,6 +27,7 @@ HEADS, POS = 3, 11
 SIZES = TransformerConfig(d_vocab=22, n_ctx=13, n_layers=3, n_heads=HEADS, d_model=30, d_mlp=17, positions="prior")
 TASK = Bijection(n_values=11, n_pairs=7)
 LIKE = torch.zeros(1)
+SLOPES = (0.5, 0.25, 1.5)
 
 
 def lively(config: TransformerConfig, seed: int = 1) -> Transformer:
@@ -163,3 +169,15 @@ def test_attention_that_is_off_writes_nothing_and_stays_off() -> None:
     weights = [trained.state_dict()[f"blocks.{layer}.attn.W_O.weight"] for layer in range(3)]
     assert weights[0].abs().max() > 0 and not weights[1].any() and not weights[2].any()
     Optimizers(recipe, trained).restore(optimizers.state())
+
+
+@pytest.mark.parametrize("given", [memoryview(array("d", SLOPES)), array("d", SLOPES), deque(SLOPES), np.array(SLOPES)])
+def test_slopes_can_be_any_sequence_of_numbers_and_are_saved_as_a_list(given: Any) -> None:
+    own, plain = (replace(SIZES, prior_slopes=slopes, prior_exponents=slopes) for slopes in (given, SLOPES))
+    assert torch.equal(logits(own), logits(plain))
+    assert config_from_dict(json.loads(json.dumps(own.to_dict()))) == config_from_dict(plain.to_dict())
+
+
+def test_a_memoryview_with_two_axes_is_no_sequence_of_numbers() -> None:
+    with pytest.raises(InvalidArgument, match="prior_slopes must be a sequence of numbers, got a memoryview"):
+        replace(SIZES, prior_slopes=memoryview(np.ones((HEADS, 2))))  # type: ignore[arg-type]

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -435,3 +437,114 @@ def test_every_function_takes_a_wrapped_module_or_refuses_in_one_sentence(tmp_pa
         with pytest.raises(BayesGeomError, match=says):
             refuse()
     assert not (tmp_path / "none").exists()
+
+
+class TokenShift(nn.Module):
+    """An MLP that also reads the position before, as in RWKV."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.mlp = mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.mlp(x + functional.pad(x, (0, 0, 1, -1)))
+        return out
+
+
+SWAPPED: dict[str, dict[str, Any]] = {
+    "alone": {"qkv": None, "out": None, "n_heads": 0},
+    "heads": {"out": "attn.c_proj", "down": "mlp.2"},
+    "down": {"qkv": None, "out": None, "n_heads": 0, "down": "mlp.2"},
+}
+
+
+@pytest.mark.parametrize("parts", SWAPPED)
+@pytest.mark.parametrize("order", ["pre", "parallel"])
+def test_attention_and_mlp_that_are_swapped_are_refused(order: str, parts: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"attn=… and mlp=… of GPT look swapped: in layer 0"):
+        gpt(order, **SWAPPED[parts], attn="mlp", mlp="attn")
+
+
+def test_swapped_parts_are_found_in_any_layer_and_in_other_blocks() -> None:
+    torch.manual_seed(0)
+    net = GPT()
+    nn.init.zeros_(net.h[0].attn.c_proj.weight)  # at initialization the first attention often adds nothing
+    swapped = {"blocks": "h", "forward": lambda net, ids: net(ids, ids), "attn": "mlp", "mlp": "attn"}
+    with pytest.raises(InvalidArgument, match="look swapped: in layer 1"):
+        bayesgeom.wrap(net, **swapped)
+    import transformers
+
+    sizes = {"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": 2, "n_head": HEADS, "n_positions": 16}
+    hugging = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    with pytest.raises(InvalidArgument, match="look swapped"):
+        bayesgeom.wrap(hugging, blocks="transformer.h", attn="mlp", mlp="attn")
+    assert {ATTN_OUT, MLP_OUT} <= bayesgeom.wrap(hugging, blocks="transformer.h", attn="attn", mlp="mlp").sites
+
+
+def test_parts_of_which_neither_or_both_mix_positions_are_no_swap() -> None:
+    torch.manual_seed(0)
+    shifted, silent = GPT(), GPT()
+    for block in shifted.h:
+        block.mlp = TokenShift(block.mlp)
+    for parameter in silent.h.parameters():
+        nn.init.zeros_(parameter)
+    for net in (shifted, silent):
+        model = bayesgeom.wrap(net, blocks="h", forward=lambda net, ids: net(ids, ids), attn="attn", mlp="mlp")
+        assert {ATTN_OUT, MLP_OUT} <= model.sites, model.withheld
+
+
+class Named(NamedTuple):
+    weights: str
+    out: Tensor
+
+
+class Returning(nn.Module):
+    """A part that returns its output in a container, as Hugging Face's attentions do."""
+
+    def __init__(self, part: nn.Module, wrapped: Callable[[Tensor], Any], unwrapped: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.holder = nn.Module()
+        self.holder.part = Container(part, wrapped)
+        self.unwrapped = unwrapped
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.unwrapped(self.holder.part(x))
+
+
+class Container(nn.Module):
+    def __init__(self, part: nn.Module, wrapped: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.part, self.wrapped = part, wrapped
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrapped(self.part(x))
+
+
+CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "named tuple": (lambda x: Named("none", x), lambda given: given.out),
+    "list": (lambda x: [None, x], lambda given: given.pop()),
+    "tuple": (lambda x: (x, None), lambda given: given[0]),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_parts_may_return_a_tensor_in_a_container(kind: str) -> None:
+    _, plain = gpt()
+    net, _ = gpt()
+    for block in net.h:
+        block.attn = Returning(block.attn, *CONTAINERS[kind])
+    where: dict[str, Any] = {"attn": "attn.holder.part", "qkv": "attn.holder.part.part.c_attn"}
+    where |= {"out": "attn.holder.part.part.c_proj", "mlp": "mlp", "n_heads": HEADS, "n_ctx": 16}
+    model = bayesgeom.wrap(net, blocks="h", forward=lambda net, ids: net(ids, ids), **where)
+    assert model.sites == plain.sites
+    effects = [bayesgeom.ablate(own, TASK, "attention", n=8).kl_increase_bits.value for own in (model, plain)]
+    assert (effects[0] == effects[1]).all() and abs(effects[0]).min() > 0
+
+
+@pytest.mark.parametrize(("holder", "out"), [(dict, itemgetter("out")), (SimpleNamespace, attrgetter("out"))])
+def test_a_part_that_returns_no_tensor_first_is_named(holder: type, out: Callable[[Any], Tensor]) -> None:
+    net, _ = gpt()
+    for block in net.h:
+        block.attn = Returning(block.attn, lambda x: holder(out=x), out)
+    with pytest.raises(InvalidArgument, match=rf"returns a {holder.__name__}: declare one with a tensor"):
+        bayesgeom.wrap(net, blocks="h", forward=lambda net, ids: net(ids, ids), attn="attn.holder.part", mlp="mlp")

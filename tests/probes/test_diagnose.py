@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
-from bayesgeom.core.run import N_RECORDED, RESID_POST, RESID_PRE, STATE, Run, Trials, Z
+from bayesgeom.core.run import N_RECORDED, RESID_MID, RESID_POST, RESID_PRE, STATE, K, Run, Trials, Z
 from bayesgeom.core.torch_state import limited, lock_of
 from bayesgeom.diagnosis import passes
 from bayesgeom.diagnosis import plan as planning
@@ -24,6 +24,7 @@ from bayesgeom.measurements.calibration import Calibration, CalibrationReport
 from bayesgeom.measurements.key_overlap import KeyOverlapReport
 from bayesgeom.measurements.value_manifold import ValueManifoldReport
 from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.base import Withheld
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import left_out
 from bayesgeom.report.estimate import UNTRAINED, Estimate, Quantity
@@ -145,6 +146,35 @@ def test_numbers_at_initialization_are_left_out_where_no_copy_can_be_built(monke
     report = diagnosis["key_overlap"]
     assert isinstance(report, KeyOverlapReport)
     assert UNTRAINED not in [level.name for level in report.overlap.baselines]
+
+
+def test_untrained_networks_without_the_models_sites_are_left_out_and_the_others_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of four networks one is like the model, one has more, one lacks `k`, and one lacks it in a layer."""
+    built, seeds = HookedModel.untrained_copy, list[int]()
+
+    def some(self: HookedModel, seed: int) -> HookedModel:
+        copy, at = built(self, seed), len(seeds)
+        seeds.append(seed)
+        if at == 1:
+            copy.withheld = Withheld({own: why for own, why in copy.withheld.items() if own != RESID_MID})
+        if at >= 2:
+            copy.withheld = Withheld({**copy.withheld, K: f"noise {at}"})
+            copy.partial_sites = {K: (1,)} if at == 3 else {}
+        return copy
+
+    model = lively()
+    model.withheld = Withheld({**model.withheld, RESID_MID: "not here"})
+    monkeypatch.setattr(HookedModel, "untrained_copy", some)
+    found = diagnose(model, probes=["key_overlap", "calibration"], n=5, n_untrained=4)
+    left = "untrained network {0} was left out: it lacks k (noise {0})."
+    assert found.skipped == {"initialization": f"{left.format(2)} {left.format(3)}"}
+    monkeypatch.setattr(HookedModel, "untrained_copy", built)
+    alike = diagnose(model, probes=["key_overlap", "calibration"], n=5, n_untrained=2)
+    for name, report in alike.items():
+        for key, values in parts_of(report)[1].items():
+            np.testing.assert_array_equal(parts_of(found[name])[1][key], values)
 
 
 def test_missing_reports_say_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,8 +174,22 @@ def test_impossible_answers_have_no_part_in_confidence(exact: np.ndarray) -> Non
 
 def test_confidence_without_information_is_infinite(exact: np.ndarray) -> None:
     assert tempering(exact, -np.log(exact)).confidence == math.inf
-    certain = np.eye(ANSWERS)[exact.argmax(axis=2)]
-    assert tempering(certain, np.log(0.9 * certain + 0.1 / ANSWERS)).confidence == 0
+
+
+@pytest.mark.parametrize("share_right", [1.0, 0.9, 0.5])
+def test_labels_have_no_confidence(share_right: float, exact: np.ndarray, rng: np.random.Generator) -> None:
+    """Their best temperature is 0 for a model that is always right, whatever it states."""
+    labels = np.eye(ANSWERS)[exact.argmax(axis=2)]
+    is_right = rng.random((N, POSITIONS, 1)) < share_right
+    model = 0.9 * np.where(is_right, labels, np.roll(labels, 1, axis=2)) + 0.1 / ANSWERS
+    found = tempering(labels, np.log(model))
+    assert math.isnan(found.confidence) and found.interval.reason() == Reason.MISSING
+    answer = answered(labels, model)
+    assert not answer.is_confidence_named and math.isnan(float(answer.confidence))
+    assert "confiden" not in answer_text(answer) + answer_details(answer)
+    one_open = labels.copy()
+    one_open[0, 0] = 1 / ANSWERS
+    assert tempering(one_open, np.log(model)).confidence >= 0, "a single exact probability between 0 and 1 defines it"
 
 
 def given(verdict: Verdict, closed: float, kl: float, **known: object) -> Answer:

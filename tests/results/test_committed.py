@@ -1,14 +1,17 @@
 """The committed reports."""
 
+import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from bayesgeom.measurements.key_overlap import KeyOverlapReport
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.report import Report
-from bayesgeom.report.storage import JSON, quantities_of
+from bayesgeom.report.storage import JSON, METRICS, quantities_of
 from examples.replication.settling import SettlingReport
 from tests.pages import READINGS
 
@@ -37,6 +40,30 @@ def test_long_results_have_a_short_representation() -> None:
     keys = Diagnosis.load(READINGS / "claims" / "key-overlap-bijection-v20-repeats")[KeyOverlapReport]
     assert repr(keys) == "KeyOverlapReport(keys of inputs (activation): |cos|, layer 0 (0.1349), n=192)"
     assert_short([("", many), ("", settling), ("", keys)])
+
+
+@pytest.mark.parametrize(
+    ("reading", "n_chosen"),
+    [("interventions/hmm-s5/leace-belief", 1), ("bijection-v20/ablation", 1), ("dynamics-bijection", 0)],
+)
+def test_the_interval_of_a_chosen_entry_is_in_tables_and_files(reading: str, n_chosen: int, tmp_path: Path) -> None:
+    """A headline said 0.05612 where the table said 0.05643, and no file had the former."""
+    found = load_report(READINGS / reading)
+    reports = [found] if isinstance(found, Report) else list(found.values())
+    found.save(tmp_path / "run")
+    table, stored = pd.read_parquet(tmp_path / "run" / METRICS), json.loads((tmp_path / "run" / JSON).read_text())
+    chosen = [(report, line) for report in reports for line in report.headlines() if line.chosen_of > 1]
+    rows = table[table.chosen_of > 1]
+    assert len(rows) == len(chosen) >= n_chosen and table.chosen_low.isna().sum() == len(table) - len(rows)
+    for report, line in chosen:
+        (row,) = rows[(rows.probe == report.name) & (rows.metric == line.metric)].itertuples()
+        ends = (line.low, line.high)
+        assert (row.value, row.chosen_low, row.chosen_high, row.chosen_of) == (line.value, *ends, line.chosen_of)
+        entry = report.estimate(line.metric)[line.at]
+        assert (row.low, row.high) == tuple(map(float, entry.ends)) and line.low <= row.low and row.high <= line.high
+        own = {"metric": line.metric, "at": list(line.at), "chosen_low": line.low, "chosen_high": line.high}
+        assert {**own, "chosen_of": line.chosen_of} in stored["chosen"][report.name]
+    assert stored["chosen"] == {report.name: report.to_dict()["chosen"] for report in reports}
 
 
 @pytest.mark.exhaustive

@@ -1,6 +1,7 @@
 """Fitted lenses against what is planted in the residual stream, and the reference table of single checkpoints."""
 
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 import bayesgeom
 from bayesgeom.core import LOGIT_LENS
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.measurements.fitted_lens import (
     LENSES,
     SHUFFLED,
@@ -28,6 +29,7 @@ from bayesgeom.stats import kl_bits
 from bayesgeom.tasks.prompts import BoundPrompts
 from tests.families import D_VOCAB, N_LAYERS, saved
 from tests.models.test_lens import bridge
+from tests.probes.test_diagnose import lively
 
 LOGIT, TUNED, PROBE = range(len(LENSES))
 
@@ -99,6 +101,26 @@ def test_it_runs_only_if_it_is_named_and_says_what_it_needs() -> None:
     assert "fitted_lens" not in bayesgeom.diagnose("mess3-small", n=8, n_untrained=0)
     with pytest.raises(InvalidArgument, match=r"needs 80 sequences and would get 20: raise n to at least 40, or the"):
         FittedLens().prepared(model, model.task, n=8, seed=0)
+
+
+def test_with_too_few_sequences_it_is_skipped_unless_it_alone_is_named(tmp_path: Path) -> None:
+    model = as_model("mess3-small")
+    with pytest.raises(InvalidArgument, match="needs 80 sequences and would get 20"):
+        bayesgeom.diagnose(model, probes=["fitted_lens"], n=8, n_untrained=0)
+    found = bayesgeom.diagnose(model, probes=["fitted_lens", "calibration"], n=8, n_untrained=0)
+    assert set(found) == {"calibration"} and "needs 80 sequences and would get 20" in found.skipped["fitted_lens"]
+    with torch.inference_mode():
+        copy = as_model(deepcopy(model.module))
+    copied = bayesgeom.diagnose(copy, model.task, probes=["fitted_lens", "calibration"], n=64, n_untrained=0)
+    assert set(copied) == {"calibration"} and "inference_mode" in copied.skipped["fitted_lens"]
+    few = bayesgeom.diagnose(lively(), probes=["calibration", "relabeling", "evidence_response"], n=1, n_untrained=0)
+    assert {name: why.rpartition("; ")[2] for name, why in few.skipped.items()} == dict.fromkeys(
+        ("relabeling", "evidence_response"), "got 1."
+    )
+    with pytest.raises(InvalidArgument, match="no published J-lens"):
+        bayesgeom.diagnose(model, probes=[f"fitted_lens:{tmp_path / 'none'}", "calibration"], n=8, n_untrained=0)
+    with pytest.raises(TaskMismatch, match="cannot be renamed"):
+        bayesgeom.diagnose("mess3-small", probes=["relabeling", "calibration"], n=8, n_untrained=0)
 
 
 def test_a_capture_cannot_be_fitted(tmp_path: Any) -> None:

@@ -124,7 +124,11 @@ def test_rows_hold_the_strongest_baseline_of_their_entry(better: Better, rng: np
         some(0.8), (some(0.8), some(0.8)), baselines=[Baseline.of("baseline", "flat", some(0.6)), *levels]
     )
     rows = _of_estimate(
-        replace(planted(rng), by_set=value), "by_set", Quantity("set kv_head position", better=better), baselines=False
+        replace(planted(rng), by_set=value),
+        "by_set",
+        Quantity("set kv_head position", better=better),
+        {},
+        baselines=False,
     )
     seen = set[str]()
     for index, row in zip(np.ndindex(2, 3, 5), rows, strict=True):

@@ -8,7 +8,11 @@ import pandas as pd
 import pytest
 import torch
 
+import bayesgeom
+from bayesgeom.ablations import every_head
+from bayesgeom.ablations.inside import HeadAblation
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.models.base import Model
 from bayesgeom.tasks.base import FiniteTask, LabeledTask, WindTunnel, task_from_config
 from bayesgeom.tasks.labels import labeled_texts
 from tests.shape_checks import ARE_ON
@@ -53,6 +57,37 @@ def test_a_text_may_have_a_label_for_each_of_its_last_tokens() -> None:
     assert words_of(trials.at_scored(trials.tokens)[0]) == TEXTS[0].split()[-2:]
 
 
+@pytest.mark.parametrize("n_texts", [4, 30])
+def test_few_texts_of_several_lengths_are_diagnosed_by_default(n_texts: int) -> None:
+    tokenizer, labels = word_tokenizer(), [at % 2 == 0 for at in range(n_texts)]
+    sizes: dict[str, Any] = {"n_layers": 2, "n_heads": 3, "d_model": 21, "d_mlp": 5}
+    config = bayesgeom.TransformerConfig(d_vocab=len(tokenizer), n_ctx=7, **sizes)
+    model = bayesgeom.as_model(config.build(seed=0), tokenizer=tokenizer)
+    task = labeled_texts(TEXTS[:n_texts], labels, answers=ANSWERS)
+    diagnosis = bayesgeom.diagnose(model, task, n_untrained=0)
+    assert diagnosis.provenance["arguments"]["n"] == n_texts and not diagnosis.skipped
+    assert "confident" not in diagnosis.summary()
+    assert bayesgeom.gradient_laws(model, task).n == bayesgeom.audit(model, task).n == n_texts
+
+
+def test_heads_of_texts_of_several_lengths_are_removed_as_of_each_text_alone() -> None:
+    config = bayesgeom.TransformerConfig(d_vocab=len(word_tokenizer()), n_ctx=7, n_layers=2, n_heads=2, d_model=6)
+    model, trials = bayesgeom.as_model(config.build(seed=1)), bound().in_order()
+    ablation = HeadAblation(model, bound(), seed=0, mode="zero")
+    together, alone = ablation.log_answers(trials, heads := every_head(model)), ablation_of_one_text(model)
+    for row in (0, 1, 7):
+        torch.testing.assert_close(together[:, [row]], alone.log_answers(trials.rows(slice(row, row + 1)), heads))
+
+
+def ablation_of_one_text(model: Model) -> HeadAblation:
+    """Texts of one length are replayed; each of any length can follow."""
+    texts = [text for text in TEXTS if len(text.split()) == 2]
+    task = labeled_texts(texts, [at % 2 for at in range(len(texts))], answers={0: "A", 1: "B"})
+    alike = task.bind(word_tokenizer(), d_vocab=len(word_tokenizer()))
+    assert isinstance(alike, WindTunnel)
+    return HeadAblation(model, alike, seed=0, mode="zero")
+
+
 def test_the_task_survives_json() -> None:
     assert task_from_config(json.loads(json.dumps(bound().config()))) == bound()
 
@@ -93,6 +128,12 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "labels that are no list": (TEXTS, None, {}, "labels must be a list.*got None"),
     "labels without an order": (TEXTS, {"x", "y"}, {}, "labels must be a list"),
     "labels of three axes": (TEXTS, np.zeros((30, 1, 1), dtype=int), {}, "whole numbers"),
+    "a tensor without axes": (torch.tensor(8), LABELS, {}, "texts must be a list.*got a Tensor"),
+    "an array without axes": (TEXTS, np.array(8), {}, "labels must be a list.*got a ndarray"),
+    "bytes": (b"apple river", LABELS, {}, "texts must be a list.*got b'apple river'"),
+    "bytes as labels": (["apple", "river"], b"ab", {}, "labels must be a list.*got b'ab'"),
+    "numbers as texts": (np.arange(30.0), LABELS, {}, "non-empty text, got np.float64"),
+    "a row of numbers": (torch.arange(30), LABELS, {}, "non-empty text, got a Tensor"),
     "answers without labels": (TEXTS, LABELS, {"answers": ["A", "B"]}, "a word for each"),
     "answers that are no words": (TEXTS, LABELS, {"answers": {True: 1, False: 0}}, "a word for each"),
     "no answer for a label": (TEXTS, LABELS, {"answers": {True: "A"}}, "a word for each"),

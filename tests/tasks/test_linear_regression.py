@@ -3,10 +3,14 @@
 import itertools
 import math
 
+import mpmath  # type: ignore[import-untyped]
+import numpy as np
 import pytest
 import torch
+from scipy.special import log_ndtr, logsumexp
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.stats import kl_bits, log_bin_probabilities
 from bayesgeom.tasks.linear_regression import LinearRegression
 
 
@@ -65,9 +69,68 @@ def test_each_observer_of_a_pool_is_the_other_s_baseline() -> None:
     torch.testing.assert_close(memorizing, trials.at_scored(trials.predictive))
 
 
+@pytest.mark.parametrize("center", [-40.0, -20.0, -8.3, -0.3, 0.0, 0.4, 8.3, 20.0, 40.0])
+@pytest.mark.parametrize("width", [1e-3, 0.7, 5.0])
+def test_bins_in_the_tails_keep_their_digits(center: float, width: float) -> None:
+    """A log near −800 has an error of 1e-13, and a bin of 0.001 standard deviations 40 times as much."""
+    edges = torch.tensor([center - width / 2, center + width / 2], dtype=torch.float64)
+    with mpmath.workdps(1_000):
+        low, high = (mpmath.ncdf(edge) for edge in edges.tolist())
+        exact = [float(mpmath.log(share)) for share in (low, high - low, 1 - high)]
+    for mean, deviation in ((0.0, 1.0), (3.0, 0.25)):
+        found = log_bin_probabilities(mean + deviation * edges, *torch.tensor([[mean], [deviation]]).double())
+        assert found[0].tolist() == pytest.approx(exact, abs=1e-11 if deviation == 1 else 1e-10)
+
+
+def logs_of_memorizing(task: LinearRegression, places: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """The log-predictive of the observer that knows the pool, from logs of tails alone."""
+    pool = np.random.default_rng(task.pool_seed).normal(size=(task.pool, task.n_dims))
+    inputs = np.array(list(itertools.product(np.linspace(-1, 1, task.n_inputs), repeat=task.n_dims)))
+    edges = np.r_[-np.inf, np.linspace(-3, 3, task.n_bins + 1)[1:-1], np.inf]
+    x = (edges - (inputs @ pool.T)[..., None]) / task.noise
+    low, high = x[..., :-1], x[..., 1:]
+    tails = log_ndtr(-np.abs(np.stack([low, high])))  # beyond each edge, on the far side from the mean
+    larger, smaller = tails.max(axis=0), tails.min(axis=0)
+    inside = np.log1p(-np.exp(larger) - np.exp(smaller))
+    table = np.where(low * high < 0, inside, larger + np.log(-np.expm1(smaller - larger)))
+    seen = np.cumsum(table[places, :, outputs], axis=1) - table[places, :, outputs]
+    belief = seen - logsumexp(seen, axis=2, keepdims=True)
+    return np.asarray(logsumexp(belief[..., None] + table[places], axis=2))
+
+
+@pytest.mark.parametrize(("noise", "n_dims", "bits"), [(0.1, 1, 8.6120), (0.05, 1, None), (0.1, 2, None)])
+def test_an_observer_of_the_wrong_pool_is_wrong_by_its_own_tails(noise: float, n_dims: int, bits: float | None) -> None:
+    task = LinearRegression(n_dims=n_dims, n_grid=11 if n_dims == 2 else 31, pool=4, noise=noise, fresh=True)
+    trials = task.sample(256, seed=0)
+    found = task.baseline_predictives(trials)["memorizing"].log()
+    exact = torch.from_numpy(logs_of_memorizing(task, *(own.numpy() for own in task._read(trials))))
+    is_possible = exact > math.log(1e-290)  # others are 1e-300, so that they have a log
+    torch.testing.assert_close(found[is_possible], exact[is_possible], atol=1e-9, rtol=1e-9)
+    if bits is not None:
+        assert float(kl_bits(trials.at_scored(trials.predictive), found).mean()) == pytest.approx(bits, abs=1e-4)
+
+
+@pytest.mark.parametrize("noise", [1e-100, 1e-6, 1000.0])
+def test_beliefs_are_distributions_at_the_limits_of_the_noise(noise: float) -> None:
+    for pool, fresh in ((0, False), (3, False), (3, True)):
+        task = LinearRegression(noise=noise, pool=pool, fresh=fresh)
+        trials = task.sample(7, seed=1)
+        for own in (trials.at_scored(trials.belief), *task.baseline_predictives(trials).values()):
+            torch.testing.assert_close(own.sum(dim=2), torch.ones_like(own[..., 0]))
+
+
 @pytest.mark.parametrize(
     "given",
-    [{"n_dims": 3}, {"n_bins": 1}, {"noise": 0.0}, {"noise": 1e300}, {"n_grid": 1}, {"pool": -1}, {"fresh": True}],
+    [
+        {"n_dims": 3},
+        {"n_bins": 1},
+        {"noise": 0.0},
+        {"noise": 1e-101},
+        {"noise": 1e300},
+        {"n_grid": 1},
+        {"pool": -1},
+        {"fresh": True},
+    ],
 )
 def test_parameters_out_of_range_are_named(given: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(given))):

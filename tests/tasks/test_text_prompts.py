@@ -1,5 +1,6 @@
 """Prompts: what ships, how domains are grouped and joined, padding, drawing without replacement, quintiles."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,7 +226,25 @@ def test_a_file_holds_a_prompt_on_each_line(kind: str, tmp_path: Path) -> None:
     assert texts_in(tmp_path / name) == ("The sky is", "Two and two make")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize("is_jsonl", [False, True])
+def test_every_line_keeps_its_spaces_in_every_encoding(encoding: str, is_jsonl: bool, tmp_path: Path) -> None:
+    prompts = (" zwölf ", "Two and\u2028two make ", "\tthree\u00a0", "四 ")
+    lines = [json.dumps({"text": own}, ensure_ascii=False) for own in prompts] if is_jsonl else prompts
+    mark = "\ufeff" if encoding[-3:] in ("-be", "-le") else ""
+    (tmp_path / "a.txt").write_bytes((mark + "\r\n".join([*lines, "", " ", ""])).encode(encoding))
+    assert texts_in(tmp_path / "a.txt") == prompts
+
+
+def test_files_that_were_joined_have_a_mark_in_the_middle(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(2 * "\ufeffThe sky is \nOne\ufefftwo\n".encode())
+    assert texts_in(tmp_path / "a.txt") == 2 * ("The sky is ", "One\ufefftwo")
+
+
 FAULTS = {
+    "UTF-16 without its mark": ("One\ntwo".encode("utf-16-le"), "zero bytes"),
+    "half of UTF-16": ("\ufeffOne\ntwo".encode("utf-16-le")[:-1], "begins as utf-16 and is not"),
+    "a mark alone": ("\ufeff \n".encode("utf-16-be"), "holds no prompts"),
     "empty": (b"\n \n", "holds no prompts"),
     "an empty line": (b"One\n\nthree", "line 2 of .* is empty"),
     "another encoding": ("One\nzwölf".encode("latin-1"), "line 2 of .* is not UTF-8"),

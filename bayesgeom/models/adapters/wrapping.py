@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack, cast, final, get_type_hints
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import (
@@ -67,7 +67,7 @@ from bayesgeom.models.adapters.proof import (
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import HeadOutput, Model, Reattachable, Replayer, Withheld, is_out_of_memory
+from bayesgeom.models.base import HeadOutput, Model, Reattachable, Replayer, Withheld, hooked_sites, is_out_of_memory
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
 from bayesgeom.models.unembedding import matrix_of
@@ -205,7 +205,7 @@ def wrap(
 
     Raises:
         InvalidArgument: A part does not exist, heads do not divide the width, the module cannot be run on token ids,
-            its output is no logits, or it sees later tokens.
+            its output is no logits, it sees later tokens, or `attn` and `mlp` are swapped.
 
     Example:
         >>> from torch import nn
@@ -621,7 +621,40 @@ class WrappedModel(Reattachable):
         for site, of in ((Q_ROT, Q), (K_ROT, K), (PATTERN, Q)):
             if of in sites and Z in sites:
                 found[site] = found[of]
+        if not (found[ATTN_OUT] or found[MLP_OUT]):
+            self._check_swapped(trials.tokens)
         return {site: reason for site, reason in found.items() if reason}
+
+    def _check_swapped(self, tokens: Int64[Tensor, "batch pos"]) -> None:
+        """Raise `InvalidArgument` if the MLP of a layer reads other positions, and its attention its own alone.
+
+        In a second pass the stream before each block is negated, except at the last position, and what its two parts
+        add is that of the first pass. A part that does not mix positions then writes the same at the last position.
+        """
+        seen = {place: list[Tensor]() for place in product((RESID_PRE, ATTN_OUT, MLP_OUT), range(self.spec.n_layers))}
+
+        def replaced(place: tuple[Site, int], output: Tensor) -> Tensor:
+            seen[place].append(output.clone())  # blocks may modify it in place
+            kept = seen[place][0].clone()
+            if place[0] == RESID_PRE and len(seen[place]) > 1:
+                kept[:, :-1].neg_()
+            return kept
+
+        for _ in range(2):
+            with self._open(), hooked_sites(self, {place: partial(replaced, place) for place in seen}):
+                self._forward(tokens)
+
+        def is_changed(site: Site, layer: int) -> Bool[Tensor, " pos"]:
+            before, after = seen[site, layer]
+            return (after - before).abs().amax(dim=(0, 2)) > tolerance_of(self.spec.dtype) * before.abs().max()
+
+        for layer in range(self.spec.n_layers):
+            attn, mlp = is_changed(ATTN_OUT, layer), is_changed(MLP_OUT, layer)
+            if mlp[-1] and attn[:-1].any() and not attn[-1]:
+                raise InvalidArgument(
+                    f"attn=… and mlp=… of {self._name} look swapped: in layer {layer}, mlp=… reads other positions, "
+                    f"and attn=… does not. Exchange them."
+                )
 
     def _reason(self, errors: Mapping[str, float] | None, site: Site) -> str:
         """Return why a site is withheld, given the errors of its equations; "" if they hold."""
@@ -685,17 +718,18 @@ def _first(output: Any) -> Tensor:
     for own in output if isinstance(output, tuple | list) else ():
         if isinstance(own, Tensor):
             return own
-    raise InvalidArgument(f"a declared part takes or returns a {type(output).__name__}, and no tensor first.")
+    raise InvalidArgument(f"a declared part takes or returns a {type(output).__name__}: declare one with a tensor.")
 
 
 def _after(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
-    """Return a hook that changes the first tensor that a module returns."""
+    """Return a hook that changes the first tensor that a module returns, alone or in a tuple or list."""
 
     def call(_part: nn.Module, _given: object, output: Any) -> Any:
-        if isinstance(output, Tensor):
-            return change(output)
-        at = next((at for at, own in enumerate(output) if isinstance(own, Tensor)), 0)
-        return (*output[:at], change(_first(output)), *output[at + 1 :])
+        changed = change(first := _first(output))
+        if first is output:
+            return changed
+        items = [changed if own is first else own for own in output]
+        return type(output)(items) if type(output) in (tuple, list) else type(output)(*items)  # a named tuple
 
     return Hook(part=part, call=call)
 

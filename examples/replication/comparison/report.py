@@ -169,10 +169,9 @@ class ComparisonReport(Report):
         untestable = [
             task for task, outcome in zip(self.task_of, self.verdicts, strict=True) if outcome == NOT_TESTABLE
         ]
-        rows = [
-            f"{task}<br>({PRIMITIVE_OF[task].replace(' and ', '<br>and ')}{',<br>not testable' * (task in untestable)})"
-            for task in self.tasks
-        ]
+        primitives = {task: PRIMITIVE_OF[task].replace(" and ", "\nand ") for task in self.tasks}
+        more = {task: ",\nnot testable" * (task in untestable) for task in self.tasks}
+        rows = [f"{task}\n({primitives[task]}{more[task]})" for task in self.tasks]
         levels = ((0.0, CONTEXT_FREE), (LIMITED, "limited"), (REALIZED, "realized"))
         named = ", ".join(f"{name} {level:g}" for level, name in levels)  # on the lines, the names would cover rows
         title = "Share of the gap closed (context-free predictor: 0)"
