@@ -72,7 +72,7 @@ from bayesgeom.tasks.base import (
 ModelLike = Model | Checkpoint | nn.Module | Callable[[Tensor], Any] | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
 _AT_A_TIME = 32  # prompts per forward pass
-_SECRET, _COUNTS = ("token", "server_key"), ("batch_size", "top")
+_SECRET, _COUNTS = ("token", "server_key", "base_url"), ("batch_size", "top")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "revision": ((str,), "text"),
     "token": ((str, bool), "text"),

@@ -101,7 +101,7 @@ def test_libraries_that_we_import_print_nothing(lines: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-EXTRAS = ("anywidget", "distributed", "gguf", "httpx", "peft", "pooch", "ray", "submitit", "torchao", "xarray")
+EXTRAS = ("anywidget", "distributed", "gguf", "httpx", "peft", "ray", "submitit", "torchao", "xarray")
 WITHOUT = f"""
 import sys
 sys.modules.update(dict.fromkeys({EXTRAS!r}))  # an import of what is None fails
