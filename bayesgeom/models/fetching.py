@@ -22,7 +22,7 @@ BASE_VARIABLE, CACHE_VARIABLE = "BAYESGEOM_CHECKPOINTS_URL", "BAYESGEOM_CACHE"
 REGISTRY = Path(__file__).with_name("registry.json")
 _SILENT_S, _IDLE_S = 1.0, 30.0  # waiting for another process, before a warning says so; without a byte of a reply
 _PATIENCE_S, _SLOWEST = 60.0, 20_000  # for a reply, and in addition a second for every so many bytes
-_LOGIN = re.compile(r"(?:(?<=://)|^(?!\w+://))(?:.*:.*|[^/]*)@")  # also where a password breaks the address's form
+_LOGIN = re.compile(r"(?:(?<=://)|^(?!\w+://))(?:\S*:\S*|[^/\s]*)@")  # also where a password breaks the address's form
 
 
 @cache
@@ -127,6 +127,7 @@ def _fetch(url: str, file: Path, expected: Mapping[str, Any]) -> None:
     name, size = url.split("/")[-2], expected["bytes"]
     recipe = registered()[name]["recipe"]
     made = f"bayesgeom train {recipe}{', then bayesgeom pack' if recipe != name else ''}"
+    place = without_login(url.replace(" ", "%20"))
     otherwise = f"Name another address by ${BASE_VARIABLE}, or train it: {made}."
     limit_s = _PATIENCE_S + size / _SLOWEST
     try:
@@ -150,12 +151,11 @@ def _fetch(url: str, file: Path, expected: Mapping[str, Any]) -> None:
             return
         amount = f"{len(content):,} bytes and SHA-256 {digest[:16]}…" if len(content) <= size else "more bytes"
         raise CheckpointFault(
-            f"{without_login(url)} has {amount}, the registry of this version says {size:,} bytes and SHA-256 "
+            f"{place} has {amount}, the registry of this version says {size:,} bytes and SHA-256 "
             f"{expected['sha256'][:16]}…: it is damaged or of another version. {otherwise}"
         )
     raise CheckpointFault(
-        f"this installation lacks the weights of {name}, and {without_login(url)} cannot be fetched ({reason}). "
-        f"{otherwise}"
+        f"this installation lacks the weights of {name}, and {place} cannot be fetched ({reason}). {otherwise}"
     )
 
 
