@@ -70,16 +70,15 @@ def fetched(name: str, *, base_url: str | None = None) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(target.parent / ".lock")  # of this checkpoint alone
         with phase(f"fetching {name}", len(entry["files"]), "file") as shown, _acquired(lock, name):
-            if not missing_bytes(target):  # another process has just fetched it
-                return _intact(target)
-            with atomic_directory(target) as temporary:
-                for file, expected in entry["files"].items():
-                    _fetch(f"{base}/{name}/{file}", temporary / file, expected)
-                    shown.update(1)
+            if missing_bytes(target):  # otherwise another process has just fetched it
+                with atomic_directory(target) as temporary:
+                    for file, expected in entry["files"].items():
+                        _fetch(f"{base}/{name}/{file}", temporary / file, expected)
+                        shown.update(1)
     except OSError as error:  # among them an `OutputFault`
         reason = error if isinstance(error, OutputFault) else f"cannot write {root}: {error.strerror or error}."
         raise OutputFault(f"{reason} Set ${CACHE_VARIABLE} to a folder for fetched checkpoints.") from error
-    return target
+    return _intact(target)
 
 
 def _acquired(lock: Any, name: str) -> Any:
@@ -127,8 +126,6 @@ def _fetch(url: str, file: Path, expected: Mapping[str, Any]) -> None:
     name, size = url.split("/")[-2], expected["bytes"]
     recipe = registered()[name]["recipe"]
     made = f"bayesgeom train {recipe}{', then bayesgeom pack' if recipe != name else ''}"
-    place = without_login(url.replace(" ", "%20"))
-    otherwise = f"Name another address by ${BASE_VARIABLE}, or train it: {made}."
     limit_s = _PATIENCE_S + size / _SLOWEST
     try:
         with start_blocking_portal() as portal:  # its thread can be left at any time, also while headers arrive
@@ -137,9 +134,6 @@ def _fetch(url: str, file: Path, expected: Mapping[str, Any]) -> None:
         reason = f"incomplete after {limit_s:.0f} s"
     except httpx.TimeoutException:
         reason = f"no byte in {_IDLE_S:g} s"
-    except httpx.HTTPStatusError as error:
-        status = error.response.status_code
-        reason = f"{status} {httpx.codes.get_reason_phrase(status)}".strip()
     except httpx.HTTPError as error:
         reason = without_login(" ".join(str(error).split())).rstrip(".") or type(error).__name__
     except (httpx.InvalidURL, ValueError):  # their messages may quote a password
@@ -150,17 +144,16 @@ def _fetch(url: str, file: Path, expected: Mapping[str, Any]) -> None:
             file.write_bytes(content)
             return
         amount = f"{len(content):,} bytes and SHA-256 {digest[:16]}…" if len(content) <= size else "more bytes"
-        raise CheckpointFault(
-            f"{place} has {amount}, the registry of this version says {size:,} bytes and SHA-256 "
-            f"{expected['sha256'][:16]}…: it is damaged or of another version. {otherwise}"
-        )
+        listed = f"{size:,} bytes and SHA-256 {expected['sha256'][:16]}…"
+        reason = f"it has {amount}, the registry of this version says {listed}: it is damaged or of another version"
     raise CheckpointFault(
-        f"this installation lacks the weights of {name}, and {place} cannot be fetched ({reason}). {otherwise}"
+        f"this installation lacks the weights of {name}, and {without_login(url.replace(' ', '%20'))} cannot be "
+        f"fetched ({reason}). Name another address by ${BASE_VARIABLE}, or train it: {made}."
     )
 
 
 async def _content(url: str, size: int) -> bytes:
-    """The body of the reply from an address; of one that is larger than expected, the first part beyond that size."""
+    """The body of the reply from an address, until it exceeds the size."""
     import httpx
 
     address, content = httpx.URL(url), bytearray()
@@ -168,7 +161,8 @@ async def _content(url: str, size: int) -> bytes:
     public = address.copy_with(username=None, password=None)  # the client logs it
     client = httpx.AsyncClient(auth=login, timeout=_IDLE_S, follow_redirects=True)
     async with client, client.stream("GET", public, headers={"Accept-Encoding": "identity"}) as response:
-        response.raise_for_status()
+        if not response.is_success:
+            raise httpx.HTTPError(f"{response.status_code} {httpx.codes.get_reason_phrase(response.status_code)}")
         async for part in response.aiter_raw():
             content += part
             if len(content) > size:

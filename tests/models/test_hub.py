@@ -113,7 +113,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replies]]:
     """A hub on this machine, whose address holds a password."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind := type("Kind", (Replies,), {}))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://ada:se:cret@127.0.0.1:{server.server_port}")
+    address = f"http://ada:se:cret@127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     yield kind
     server.shutdown()
