@@ -103,7 +103,7 @@ def load(
 
     It also accepts a directory written by `capture`, a PEFT adapter, or the address of an inference server. A GGUF
     file, or a directory that contains one, is dequantized, and its tokenizer is loaded (`pip install
-    'bayesgeom[gguf]'`).
+    '.[gguf]'` in the clone).
 
     Args:
         name: Name of a shipped checkpoint, a directory, a GGUF file, owner/name on the Hugging Face hub, or the address

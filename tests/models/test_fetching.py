@@ -353,7 +353,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(
     module: str, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InvalidArgument, match=rf"tiny.* needs {module}: pip install 'bayesgeom\[fetch\]'\.$"):
+    with pytest.raises(InvalidArgument, match=rf"tiny.* needs {module}: pip install '\.\[fetch\]' in the clone\.$"):
         bayesgeom.load("tiny")
 
 
