@@ -38,6 +38,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.subspaces.base import Sample
 from bayesgeom.tasks.base import WindTunnel
 from tests.structure.source import ROOT, assert_none
+from tests.structure.test_machine_paths import project_files
 from tests.third_party.installed import PACKAGE, install
 from tests.tiny import tiny_checkpoints, tiny_folder
 
@@ -321,6 +322,36 @@ def test_every_probe_has_a_page_that_is_linked() -> None:
         text = read(page)
         missing = [name for name in names if f"({prefix}probes/{name}.md)" not in text]
         assert_none(f"{label(page)} does not link {name}" for name in missing)
+
+
+# A fresh machine.
+
+
+def test_the_readme_opens_with_the_two_commands_of_a_fresh_machine() -> None:
+    page = read(ROOT / "README.md")
+    address = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]["urls"]["Repository"]
+    first = blocks(page)[0]
+    lines = [line.partition("#")[0].strip() for line in first.text.splitlines()]
+    assert lines == [f"git clone {address} && cd bayesgeom", "make demo", "make test"] and first.line < 15
+    assert lines[2] in read(ROOT / ".ci/run").splitlines()
+
+
+def installs_by_name(text: str) -> list[str]:
+    """Where a text installs the package by its name from an index, on which anybody could register that name."""
+    return re.findall(r"pip install[^`\n]*?(?<![/\w])bayesgeom(?![^`\n]* @ git\+)[^`\n]*", text)
+
+
+def test_nothing_recommends_to_install_the_package_by_its_name() -> None:
+    for allowed in (
+        "pip install .",
+        "pip install '.[fetch]' in the clone",
+        "%pip install 'NAME[fetch] @ git+URL'",
+    ):
+        assert not installs_by_name(allowed.replace("NAME", "bayesgeom"))
+    for planted in ("pip install NAME", "%pip install -q 'NAME[fetch]'", "pip install -U numpy NAME"):
+        assert installs_by_name(planted.replace("NAME", "bayesgeom"))
+    pages = [path for path in project_files(ROOT) if path.suffix in (".md", ".py", ".ipynb")]
+    assert_none(f"{label(path)}: {line}" for path in pages for line in installs_by_name(read(path)))
 
 
 # The page of files lists what a run directory holds.

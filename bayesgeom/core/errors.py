@@ -169,12 +169,12 @@ def optional(name: str, what: str) -> Iterator[None]:
         >>> with optional("xarray", "to_xarray()"):
         ...     import no_such_package
         Traceback (most recent call last):
-        bayesgeom.core.errors.InvalidArgument: to_xarray() needs no_such_package: pip install 'bayesgeom[xarray]'.
+        bayesgeom.core.errors.InvalidArgument: to_xarray() needs no_such_package: pip install '.[xarray]' in the clone.
     """
     try:
         yield
     except ImportError as error:
-        raise InvalidArgument(f"{what} needs {error.name or error}: pip install 'bayesgeom[{name}]'.") from error
+        raise InvalidArgument(f"{what} needs {error.name or error}: pip install '.[{name}]' in the clone.") from error
 
 
 def unknown_name(kind: str, requested: str, known: Collection[str]) -> UnknownName:

@@ -73,7 +73,7 @@ from bayesgeom.tasks.base import (
 ModelLike = Model | Checkpoint | nn.Module | Callable[[Tensor], Any] | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
 _AT_A_TIME = 32  # prompts per forward pass
-_SECRET, _COUNTS = ("token", "server_key"), ("batch_size", "top")
+_SECRET, _COUNTS = ("token", "server_key", "base_url"), ("batch_size", "top")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "revision": ((str,), "text"),
     "token": ((str, bool), "text"),
@@ -104,7 +104,7 @@ def load(
 
     It also accepts a directory written by `capture`, a PEFT adapter, or the address of an inference server. A GGUF
     file, or a directory that contains one, is dequantized, and its tokenizer is loaded (`pip install
-    'bayesgeom[gguf]'`).
+    '.[gguf]'` in the clone).
 
     Args:
         name: Name of a shipped checkpoint, a directory, a GGUF file, owner/name on the Hugging Face hub, or the address

@@ -68,7 +68,7 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(monkeypatch: pyt
     ):
         monkeypatch.setitem(sys.modules, name, None)
         with (
-            pytest.raises(InvalidArgument, match=rf"{extra} needs {name}: pip install 'bayesgeom\[{extra}\]'"),
+            pytest.raises(InvalidArgument, match=rf"{extra} needs {name}: pip install '\.\[{extra}\]'"),
             connect(on),
         ):
             pass

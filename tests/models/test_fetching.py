@@ -3,12 +3,17 @@
 `python -m tests.models.test_fetching` writes the registry; run it after a change in checkpoints/.
 """
 
+import base64
+import concurrent.futures
+import contextlib
 import hashlib
 import json
 import multiprocessing
 import shutil
+import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,11 +61,18 @@ def test_the_registry_lists_the_files_of_the_repository() -> None:
 
 @dataclass
 class Served:
-    """A server of the checkpoints of a release: its address, what it was asked for, and how it fails."""
+    """A server of the checkpoints of a release: its address, what it was asked for, and how it fails.
+
+    `waits` is set once a reply waits, until `goes_on`; `n_bytes` counts what was sent in place of the weights.
+    """
 
     url: str = ""
     asked: list[str] = field(default_factory=list)
+    logins: list[str | None] = field(default_factory=list)
     fault: str = ""
+    waits: threading.Event = field(default_factory=threading.Event)
+    goes_on: threading.Event = field(default_factory=threading.Event)
+    n_bytes: int = 0
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -72,17 +84,43 @@ class Handler(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.served.asked.append(self.path)
-        if not self.path.endswith(WEIGHTS) or not self.served.fault:
+        self.served.logins.append(self.headers["Authorization"])
+        if not self.path.endswith(f"tiny/{WEIGHTS}") or not self.served.fault:
             super().do_GET()
             return
-        content = Path(self.translate_path(self.path)).read_bytes()
+        with contextlib.suppress(OSError):  # the other side leaves
+            self.fail(Path(self.translate_path(self.path)).read_bytes())
+
+    def fail(self, content: bytes) -> None:
+        fault, size = self.served.fault, str(len(content))
+        if fault == "wait":
+            self.served.waits.set()
+            self.served.goes_on.wait(20)
+        length = {"odd length": "zz", "two lengths": f"{size}\r\nContent-Length: 3", "endless": "99999999999"}
+        if fault == "slow headers":
+            self.slowly(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 1000)
         self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", length.get(fault, size))
         self.end_headers()
-        if self.served.fault == "cut":
-            self.wfile.write(content[: len(content) // 2])
-        else:
-            self.wfile.write(content[:-1] + bytes([content[-1] ^ 1]))
+        match fault:
+            case "cut":
+                self.wfile.write(content[: len(content) // 2])
+            case "changed":
+                self.wfile.write(content[:-1] + bytes([content[-1] ^ 1]))
+            case "endless":
+                while self.served.n_bytes < 2**26:
+                    self.served.n_bytes += self.wfile.write(bytes(2**16))
+            case "slow":
+                self.slowly(content)
+            case _:
+                self.wfile.write(content)
+
+    def slowly(self, content: bytes) -> None:
+        for byte in content:
+            if self.served.goes_on.wait(0.02):
+                break
+            self.wfile.write(bytes([byte]))
+            self.wfile.flush()
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -121,6 +159,7 @@ def served(release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv(fetching.BASE_VARIABLE, state.url)
     registered.cache_clear()
     yield state
+    state.goes_on.set()
     registered.cache_clear()
     server.shutdown()
     server.server_close()
@@ -164,33 +203,103 @@ def test_a_fetched_checkpoint_is_that_of_the_registry(served: Served, tmp_path: 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("cut", r"cannot be fetched \(.*IncompleteRead.*\).*bayesgeom train "),
-        ("changed", r"has SHA-256 [0-9a-f]{16}…, the registry of this version says .*bayesgeom train "),
+        ("cut", r"cannot be fetched \(.*without sending complete message.*\).*bayesgeom train "),
+        (
+            "changed",
+            r"has [\d,]+ bytes and SHA-256 [0-9a-f]{16}…, the registry of this version says .*bayesgeom train ",
+        ),
+        ("endless", r"has more bytes, the registry of this version says [\d,]+ bytes and .*bayesgeom train "),
+        ("odd length", r"cannot be fetched \(.*[Cc]ontent-[Ll]ength.*\).*bayesgeom train "),
+        ("two lengths", r"cannot be fetched \(.*[Cc]ontent-[Ll]ength.*\).*bayesgeom train "),
+        ("slow", r"cannot be fetched \(incomplete after \d+ s\).*bayesgeom train "),
+        ("slow headers", r"cannot be fetched \(incomplete after \d+ s\).*bayesgeom train "),
+        ("wait", r"cannot be fetched \(no byte in 1 s\).*bayesgeom train "),
     ],
 )
-def test_what_arrives_damaged_is_not_kept(fault: str, message: str, served: Served, tmp_path: Path) -> None:
-    served.fault = fault
+def test_what_arrives_damaged_or_late_is_not_kept(
+    fault: str, message: str, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_PATIENCE_S", 2.0)
+    monkeypatch.setattr(fetching, "_IDLE_S", 1.0)
+    served.fault, begun = fault, time.monotonic()
     with pytest.raises(CheckpointFault, match=message + SENTENCE):
         bayesgeom.load("tiny")
-    assert left(tmp_path / "cache") == []
+    assert left(tmp_path / "cache") == [] and time.monotonic() - begun < 15
+    assert served.n_bytes < 2**24, "it stops at the size; sockets buffer a few MB"
     served.fault = ""
     assert bayesgeom.load("tiny").spec.name == "tiny"
 
 
-def test_an_interrupt_leaves_nothing(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pooch = pytest.importorskip("pooch")
-    real = pooch.file_hash
+def test_an_interrupt_ends_a_download_at_once_and_leaves_nothing(served: Served, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        if served.waits.wait(20):
+            signal.pthread_kill(here, signal.SIGINT)
 
-    def interrupted(path: str) -> Any:
-        if path.endswith(WEIGHTS):
-            raise KeyboardInterrupt
-        return real(path)
+    served.fault, here = "wait", threading.get_ident()
+    threading.Thread(target=interrupt, daemon=True).start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        bayesgeom.load("tiny")
+    assert left(tmp_path / "cache") == [] and time.monotonic() - begun < 10
 
-    with monkeypatch.context() as patched:
-        patched.setattr(pooch, "file_hash", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            bayesgeom.load("tiny")
-    assert left(tmp_path / "cache") == []
+
+def test_a_slow_server_stops_others_of_the_same_checkpoint_alone_and_they_say_what_they_wait_for(
+    served: Served,
+) -> None:
+    served.fault = "wait"
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(fetched, "tiny")
+        assert served.waits.wait(20)
+        assert not missing_bytes(fetched("small")) and not first.done()
+        threading.Timer(2.0, served.goes_on.set).start()
+        with pytest.warns(UserWarning, match=rf"waiting for another process, which is fetching tiny {SENTENCE}"):
+            second = fetched("tiny")
+        assert first.result(20) == second
+    assert served.asked.count(f"/tiny/{WEIGHTS}") == 1
+
+
+@pytest.mark.parametrize("fault", ["bits", "cut", "config", "lost"])
+def test_a_fetched_checkpoint_that_was_damaged_says_what_to_delete(fault: str, served: Served) -> None:
+    folder = fetched("tiny")
+    content = bytearray((folder / WEIGHTS).read_bytes())
+    content[-1] ^= 1
+    match fault:
+        case "bits":
+            (folder / WEIGHTS).write_bytes(content)
+        case "cut":
+            (folder / WEIGHTS).write_bytes(content[:100])
+        case "config":
+            (folder / CONFIG).write_text("{}")
+        case "lost":
+            (folder / CONFIG).unlink()
+    for use in (lambda: bayesgeom.load("tiny"), lambda: checkpoints()["tiny"]):
+        with pytest.raises(CheckpointFault, match=rf"delete {folder}, it is fetched again\.$"):
+            use()
+    shutil.rmtree(folder)
+    assert bayesgeom.load("tiny").spec.name == "tiny"
+
+
+@pytest.mark.parametrize(
+    "login", ["ada:secret", "ada:se:cret", "ada:se/cret", "ada:123/cret", "ada:s@ secret", "secret"]
+)
+@pytest.mark.parametrize("scheme", ["http://", "ftp://", ""])
+def test_no_message_contains_a_password(scheme: str, login: str, served: Served) -> None:
+    """Whether the address is valid or not, and whether or not the server is there."""
+    for host in (served.url.removeprefix("http://"), "127.0.0.1:9"):
+        with pytest.raises(CheckpointFault, match="nowhere/tiny/card") as caught:
+            bayesgeom.load("tiny", base_url=f"{scheme}{login}@{host}/nowhere")
+        chain = [caught.value, caught.value.__cause__, caught.value.__context__]
+        assert not [error for error in chain if "cret" in str(error)]
+
+
+def test_a_login_is_sent_and_an_address_without_one_is_shown_whole(served: Served) -> None:
+    address = served.url.replace("http://", "http://ada:se%3Acret@")
+    assert bayesgeom.load("tiny", base_url=address).spec.name == "tiny"
+    assert set(served.logins) == {f"Basic {base64.b64encode(b'ada:se:cret').decode()}"}
+    mirror = "https://cdn.example.org/ada/checkpoints@v1/tiny"
+    assert fetching.without_login(mirror) == mirror
+    with pytest.raises(InvalidArgument, match=r"base_url must be the address of a folder .*, got a bytes\.$"):
+        bayesgeom.load("tiny", base_url=address.encode())
 
 
 def test_without_a_network_one_sentence_says_how_to_train_it(
@@ -239,12 +348,12 @@ def test_unknown_names_are_not_asked_for(served: Served) -> None:
     assert served.asked == []
 
 
-@pytest.mark.parametrize("module", ["pooch", "platformdirs"])
+@pytest.mark.parametrize("module", ["httpx", "platformdirs"])
 def test_without_the_extra_one_sentence_says_what_to_install(
     module: str, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InvalidArgument, match=rf"tiny.* needs {module}: pip install 'bayesgeom\[fetch\]'\.$"):
+    with pytest.raises(InvalidArgument, match=rf"tiny.* needs {module}: pip install '\.\[fetch\]' in the clone\.$"):
         bayesgeom.load("tiny")
 
 

@@ -1,6 +1,10 @@
 """Publication on the hub, to a stand-in for its interface: what is uploaded, and what is refused."""
 
+import json
 import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +84,71 @@ def test_what_cannot_be_loaded_is_not_published(api: type[Api], tmp_path: Path) 
     with pytest.raises(CheckpointFault, match=r"holds no card\.md"):
         bayesgeom.publish(tmp_path / "tiny", repo="me/tiny")
     assert api.calls == []
+
+
+class Replies(BaseHTTPRequestHandler):
+    """A hub that replies to everything with `content`."""
+
+    status, content, length = 200, b"", ""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.send_response(self.status)
+        self.send_header("Content-Length", self.length or str(len(self.content)))
+        self.end_headers()
+        self.wfile.write(self.content * (self.command != "HEAD"))
+
+    def do_GET(self) -> None:
+        self.do_POST()
+
+    def do_HEAD(self) -> None:
+        self.do_POST()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Replies]]:
+    """A hub on this machine, whose address holds a password."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind := type("Kind", (Replies,), {}))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    address = f"http://ada:se:cret@127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    yield kind
+    server.shutdown()
+    server.server_close()
+
+
+ODD = [b"", b"[]", b"3", b"{}", b'"text"', b'{"url": null}', b"<html>", b"\xff", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("content", ODD, ids=lambda content: repr(content[:9]))
+@pytest.mark.parametrize("status", [200, 403])
+def test_odd_replies_of_a_hub_are_one_sentence(content: bytes, status: int, hub: type[Replies], tmp_path: Path) -> None:
+    saved(tmp_path / "tiny")
+    hub.content, hub.status = content, status
+    with pytest.raises(OutputFault, match=r"tiny cannot be published as me/tiny: [^\n]*\. Log in by [^\n]*$") as caught:
+        bayesgeom.publish(tmp_path / "tiny", repo="me/tiny", token="t")
+    assert "cret" not in str(caught.value)
+    hub.length = "zz"
+    with pytest.raises(OutputFault, match=r"cannot be published as me/tiny: bad Content-Length\."):
+        bayesgeom.publish(tmp_path / "tiny", repo="me/tiny", token="t")
+
+
+def test_the_password_of_a_hub_is_in_no_message(hub: type[Replies], tmp_path: Path) -> None:
+    hub.content = json.dumps({"error": f"no rights at {huggingface_hub.constants.ENDPOINT}/me"}).encode()
+    hub.status = 403
+    saved(tmp_path / "tiny")
+    with pytest.raises(OutputFault, match=r"cannot be published") as published:
+        bayesgeom.publish(tmp_path / "tiny", repo="me/tiny", token="t")
+    with pytest.raises(CheckpointFault, match=r"could not be loaded from the Hugging Face hub: ") as loaded:
+        bayesgeom.load("me/tiny")
+    assert "cret" not in f"{published.value} {loaded.value}"
 
 
 def test_without_a_network_one_sentence_says_so(tmp_path: Path) -> None:

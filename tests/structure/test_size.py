@@ -1,8 +1,10 @@
-"""What ships in a wheel, and what is committed: no examples in the one, no derived files in the other."""
+"""What ships in a wheel and in a source distribution, and what is committed: no caches, no derived files."""
 
 import importlib.util
 import shutil
+import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +47,44 @@ def test_a_wheel_is_small_and_holds_no_examples(monkeypatch: pytest.MonkeyPatch)
     found = in_wheel(monkeypatch)
     assert 1e7 < COMPRESSED * size(found) <= WHEEL_BYTES
     assert not [path for path in found if "examples" in path.relative_to(ROOT).parts]
+
+
+PLANTED = (
+    ".hypothesis/x",
+    "tests/.hypothesis/x",
+    ".venv/x",
+    "notes/x",
+    "secrets.env",
+    "dist/x",
+    "tests/__pycache__/x",
+    "runs/x",
+)
+
+
+def test_a_source_distribution_holds_what_is_committed_and_nothing_else_of_the_folder(tmp_path: Path) -> None:
+    build = pytest.importorskip("hatchling.builders.sdist")
+    root = tmp_path / "checkout"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    committed = [Path(name) for name in listed.split("\0") if name and (ROOT / name).is_file()]
+    for path in committed:
+        if path.suffix in (".py", ".toml", ".md") or len(path.parts) == 1:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, root / path)
+    for name in PLANTED:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    (archive,) = build.SdistBuilder(str(root)).build(directory=str(tmp_path))
+    with tarfile.open(archive) as opened:
+        contents = {Path(*Path(name).parts[1:]) for name in opened.getnames()}
+    assert contents - {Path("PKG-INFO")} == {path for path in committed if (root / path).exists()}
+    assert {path.parts[0] for path in contents} >= {
+        "bayesgeom",
+        "checkpoints",
+        "tests",
+        "README.md",
+        "LICENSE",
+        "Makefile",
+    }
 
 
 def test_committed_readings_hold_no_file_that_is_made_from_the_others() -> None:

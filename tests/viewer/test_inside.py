@@ -194,7 +194,7 @@ def test_missing_parts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match=r"no report 'inside' to view\. Diagnose without probes"):
         bayesgeom.diagnose(model(), TASK, probes="calibration", n=3, n_untrained=0).view()
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    with pytest.raises(InvalidArgument, match=r"view\(\) needs anywidget: pip install 'bayesgeom\[notebook\]'"):
+    with pytest.raises(InvalidArgument, match=r"view\(\) needs anywidget: pip install '\.\[notebook\]'"):
         diagnosis().view()
 
 

@@ -50,6 +50,7 @@ from bayesgeom.core import (
 from bayesgeom.models.checkpoint import read_header
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
 from bayesgeom.models.config import quiet, shapes_only
+from bayesgeom.models.fetching import without_login
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import ADAPTER, base_of, check_embedded, with_adapter
 from bayesgeom.models.huggingface.tokenizer_check import fault_of
@@ -472,7 +473,7 @@ def _translated(source: str | Path) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """The first line of an error's message. The first line of a `StrictDataclassError` names a function only."""
     first, *more = str(error).strip().splitlines() or [type(error).__name__]
-    return " ".join([first, *more]) if first.endswith(":") else first
+    return without_login(" ".join([first, *more]) if first.endswith(":") else first)  # of the hub's address
 
 
 # Numbers that a config or a model loops over: of layers and blocks of any kind, of experts, of slices, and of labels.

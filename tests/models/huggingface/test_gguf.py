@@ -118,7 +118,7 @@ def test_bad_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InvalidArgument, match="revision is for models on the Hugging Face hub"):
         bayesgeom.load(tmp_path / "whole.gguf", revision="main")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(InvalidArgument, match=r"whole\.gguf needs gguf: pip install 'bayesgeom\[gguf\]'"):
+    with pytest.raises(InvalidArgument, match=r"whole\.gguf needs gguf: pip install '\.\[gguf\]'"):
         bayesgeom.load(tmp_path / "whole.gguf")
 
 
