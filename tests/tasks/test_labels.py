@@ -10,7 +10,7 @@ import torch
 
 import bayesgeom
 from bayesgeom.ablations import every_head
-from bayesgeom.ablations.inside import HeadAblation
+from bayesgeom.measurements.inside import HeadAblation
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.base import Model
 from bayesgeom.tasks.base import FiniteTask, LabeledTask, WindTunnel, task_from_config
