@@ -62,6 +62,7 @@ class _Future(Protocol):
     """What the futures of all engines have."""
 
     def exception(self) -> BaseException | None: ...
+
     def result(self) -> Any: ...
 
 
@@ -194,11 +195,9 @@ def _fault(future: object, file: Path) -> str:
         return ": ".join(dict.fromkeys((type(error).__name__, _last_line(error))))  # some have no text
     if isinstance(returned, str) and returned:
         return returned
-    if file.is_file():
-        return ""
-    if returned is None:
-        return "its worker returned no result"
-    return "its worker wrote where this process cannot read; name a folder that both see"
+    return (
+        "" if file.is_file() else "its worker wrote no result that this process can read; name a folder that both see"
+    )
 
 
 def _last_line(error: BaseException) -> str:

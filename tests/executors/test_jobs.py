@@ -97,8 +97,8 @@ def refused() -> Any:
         (refused, "QuotaExceeded: no more jobs today"),
         (lambda: None, "submit returned None instead of a future"),
         (lambda: "done", "submit returned 'done' instead of a future"),
-        (future_of, "its worker returned no result"),
-        (lambda: future_of(7), "its worker wrote where this process cannot read; name a folder that both see"),
+        (future_of, "its worker wrote no result that this process can read; name a folder that both see"),
+        (lambda: future_of(7), "its worker wrote no result that this process can read; name a folder that both see"),
         (lambda: future_of(error=KeyboardInterrupt()), "KeyboardInterrupt"),  # of the worker, not of this process
         (lambda: future_of(error=SystemExit(3)), "SystemExit: 3"),
     ],
@@ -175,14 +175,16 @@ def test_a_worker_that_writes_elsewhere_is_found_out(tmp_path: Path) -> None:
             there = {**json.loads(text), "file": str(tmp_path / "elsewhere" / RESULT)}
             return AtOnce().submit(fn, json.dumps(there))
 
-    with pytest.raises(ExecutorFault, match=r"wrote where this process cannot read; name a folder that both see"):
+    with pytest.raises(ExecutorFault, match=r"wrote no result that this process can read; name a folder that both see"):
         Batch(executor=Elsewhere(), folder=tmp_path / "here").results([job(2)])
 
 
 def test_a_pool_that_is_shut_down_is_named(tmp_path: Path) -> None:
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
     pool.shutdown()
-    with pytest.raises(ExecutorFault, match=r"2 of 2 jobs failed: 'range 2': RuntimeError: cannot schedule new futures"):
+    with pytest.raises(
+        ExecutorFault, match=r"2 of 2 jobs failed: 'range 2': RuntimeError: cannot schedule new futures"
+    ):
         Batch(executor=pool, folder=tmp_path).results([job(2), job(3)])
 
 
