@@ -225,7 +225,8 @@ class Monitor:
             step: Step of the training, for tables and events.
 
         Raises:
-            InvalidArgument: `step` is no integer, or torch's default device is not the CPU.
+            InvalidArgument: `step` is no integer, torch's default device is not the CPU, or a rollback could not
+                restore the state of the optimizer.
         """
         check_argument("step", step, int)
         check_default_device()
