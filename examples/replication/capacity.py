@@ -65,6 +65,7 @@ class _Family:
 
     def __init__(self, architecture: str, reference: Mapping[str, int]) -> None:
         given = ("d_vocab", "n_ctx", *(("tied",) if architecture in {"lstm", "mamba"} else ()))
+        self._architecture = architecture
         self._given = {"architecture": architecture, **{name: reference[name] for name in given}}
         self._count = cache(self._counted)
 
@@ -83,8 +84,10 @@ class _Family:
 
     def config(self, n_layers: int, d_model: int) -> ModelConfig:
         """Return the config of this depth and width."""
-        follow = _PROPORTIONS.get(self._given["architecture"], lambda _: {})
-        return config_from_dict({**self._given, "n_layers": n_layers, "d_model": d_model, **follow(d_model)})
+        sizes = {**self._given, "n_layers": n_layers, "d_model": d_model}
+        if (proportions := _PROPORTIONS.get(self._architecture)) is not None:
+            sizes |= proportions(d_model)
+        return config_from_dict(sizes)
 
     def _n_parameters(self, n_layers: int, d_model: int) -> int | None:
         """Return the exact number of parameters, extrapolated from depths 2 and 3; None if the config is invalid."""
