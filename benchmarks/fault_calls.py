@@ -18,7 +18,6 @@ from bayesgeom.cli import main
 from bayesgeom.core.plugins import discover
 from bayesgeom.interventions.design import Design
 from bayesgeom.models.base import Model
-from bayesgeom.models.capacity import capacity_matched
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.tasks.base import WindTunnel
@@ -134,7 +133,6 @@ def loading(model: Model, held: Path, saved: Path) -> dict[str, Call]:
         ),
         "load_report": (bayesgeom.load_report, {"path": saved}),
         "as_model": (bayesgeom.as_model, {"model": model.module, "tokenizer": None}),
-        "capacity_matched": (capacity_matched, {"architecture": "lstm", "reference": model}),
     }
 
 

@@ -52,7 +52,7 @@ def _probes() -> tuple[dict[str, AnyProbe], dict[str, str]]:
     # mypy forbids an abstract class as a value, but discovery needs one.
     kinds, unusable = discovered("bayesgeom.probes", Probe)  # type: ignore[type-abstract]
     found: dict[str, AnyProbe] = {}
-    broken = {own.name if own.name not in kinds else f"{own.name} (plug-in)": own.reason for own in unusable}
+    broken = {name if name not in kinds else f"{name} (plug-in)": reason for name, reason in unusable.items()}
     for name, kind in kinds.items():
         with Contained(is_foreign=is_foreign(kind)) as making:
             probe = kind()

@@ -79,7 +79,6 @@ BROKEN = {
     "number": ("Guest = 3", "it offers no Probe"),
     "abstract": (PROBE.replace("def controls", "def other"), "leaves controls undefined"),
     "nameless": (PROBE.replace('name = "{name}"', ""), "has no attribute `name` of its own"),
-    "long": (PROBE.replace('"{name}"', '"x" * 101'), "its name must be printable text of at most 100 characters"),
     "twin": (PROBE.replace("{name}", "calibration"), "are named 'calibration'"),
     "needy": (PROBE.replace("Needs()", "3"), "needs"),
     "sized": (PROBE.replace("    def measure", "    size: int\n    def measure"), "TypeError"),
