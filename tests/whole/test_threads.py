@@ -85,15 +85,6 @@ def test_two_threads_that_meet_in_a_pass_record_what_each_records_alone(
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_two_adapters_of_one_module_share_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = config_from_dict(TRANSFORMER).build(seed=1)
-    models = [as_model(module), as_model(module)]
-    Meeting(module.get_submodule("embed"), monkeypatch)
-    trials = TASK.sample(7, seed=0)
-    found = both(*(lambda m=m: m.run([trials], record=[RESID_POST], n_recorded=7) for m in models))
-    assert all(torch.equal(run.recorded[RESID_POST], found[0].recorded[RESID_POST]) for run in found)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("sizes", [LLAMA, LSTM], ids=lambda sizes: sizes["architecture"])
 def test_an_ablation_and_a_recording_do_not_see_each_other(
@@ -127,15 +118,6 @@ def test_diagnoses_in_two_threads_equal_diagnoses_one_after_another() -> None:
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(diagnosed, [0, 1, 0, 1]))
     assert together == [*alone, *alone]
-
-
-def test_the_training_mode_survives_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = made(TRANSFORMER)
-    model.module.train()
-    Meeting(model.module.get_submodule("embed"), monkeypatch)
-    trials = TASK.sample(7, seed=0)
-    both(lambda: model.run([trials]), lambda: model.run([trials]))
-    assert all(part.training for part in model.module.modules())
 
 
 @pytest.mark.parametrize("sizes", [RWKV, TRANSFORMER], ids=lambda sizes: sizes["architecture"])

@@ -10,7 +10,7 @@ import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.tokenizer import decoded_text, encoded_text
 from bayesgeom.models.resolve import as_model
-from tests.faults.test_hostile_huggingface import llama
+from tests.models.huggingface.test_hostile_directories import llama
 from tests.tasks.tokenizers import word_tokenizer
 
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
@@ -18,26 +18,10 @@ ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": F
 GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 20}
 ODD: dict[str, dict[str, Any]] = {
     "no model": {"model": None},
-    "another model": {"model": {"type": "X"}},
     "ids of another type": {"model": {"type": "WordLevel", "vocab": {"a": "0"}, "unk_token": "a"}},
-    "ids too large": {"model": {"type": "WordLevel", "vocab": {"a": 2**40}, "unk_token": "a"}},
-    "no unknown word": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "b"}},
-    "no vocabulary": {"model": {"type": "Unigram", "vocab": [], "unk_id": 0}},
-    "added tokens are text": {"added_tokens": "x"},
-    "added id too large": {"added_tokens": [{"id": 2**40, "content": "q", **ADDED}]},
-    "another normalizer": {"normalizer": {"type": "Q"}},
     "a table that panics": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
     "a table that aborts": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
     "no regular expression": {"pre_tokenizer": {**SPLIT, "pattern": {"Regex": "("}}},
-    "a special token that is missing": {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "ZZ", "type_id": 0}}],
-            "pair": [],
-            "special_tokens": {},
-        }
-    },
-    "another version": {"version": "9"},
     "it grows": {"normalizer": {"type": "Sequence", "normalizers": [GROWING] * 3}},
 }
 
@@ -67,7 +51,7 @@ def test_an_odd_tokenizer_is_named(fault: str, copied: Path, whole: Path) -> Non
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("n", [0, 100, 3000])
+@pytest.mark.parametrize("n", [0, 3000])
 def test_a_truncated_tokenizer_is_not_left_out(n: int, copied: Path) -> None:
     file = copied / "tokenizer.json"
     file.write_bytes(file.read_bytes()[:n])
