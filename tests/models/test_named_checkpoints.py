@@ -39,18 +39,6 @@ def lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, guarded(getattr(module, name)))
 
 
-def lock_listing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = os.listdir, os.scandir
-
-    def refused(path: Any) -> Any:
-        if Path(path) == folder:
-            raise PermissionError(13, "Permission denied", str(path))
-        return path
-
-    monkeypatch.setattr(os, "listdir", lambda path=".": plain[0](refused(path)))
-    monkeypatch.setattr(os, "scandir", lambda path=".": plain[1](refused(path)))
-
-
 def test_a_folder_that_cannot_be_looked_into_is_listed_with_its_error(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,13 +53,3 @@ def test_a_folder_that_cannot_be_looked_into_is_listed_with_its_error(
     error, _, last = out.split("m-locked\n", 1)[1].partition("\nz-last\n")  # a long path has lines of its own
     assert error.startswith("  error") and "Permission denied" in " ".join(error.split())
     assert last.startswith("  task ") and out.startswith("a-first\n  task ")
-
-
-def test_a_checkpoint_folder_that_cannot_be_listed_is_one_sentence(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lock_listing(root, monkeypatch)
-    assert main(["checkpoints"]) == 2
-    output = capsys.readouterr().err
-    assert output.startswith("bayesgeom: the checkpoint folder ") and "cannot be listed: Permission denied" in output
-    assert bayesgeom.load(root / "z-last").spec.name == "z-last"

@@ -10,7 +10,6 @@ import torch
 
 import bayesgeom
 from bayesgeom import ablations
-from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.core.run import Trials
 from bayesgeom.generalization.length import with_room
@@ -45,13 +44,6 @@ NAMED = [
     ("erase_onwards", {"quantity": "entropie"}, "entropy"),
     ("sweep", {"vary": "n_pears"}, "n_pairs"),
 ]
-COMMANDS = [
-    (["ablate", MODEL, "--battery", "haeds"], "heads"),
-    (["capture", MODEL, "--out", "out", "--sites", "resid_pst"], "resid_post"),
-    (["diagnose", MODEL, "--probes", "calibraton"], "calibration"),
-    (["intervene", MODEL, "--site", "resid_per"], "resid_pre"),
-    (["sweep", "bijection", "--vary", "n_pears=3", "--checkpoint", MODEL], "n_pairs"),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -71,15 +63,6 @@ def test_a_name_is_refused_before_a_model_is_loaded(
     with pytest.raises((UnknownName, InvalidArgument), match=meant):
         CALLS[name](given.pop("model"), given.pop("task"), **given)
     assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize(("asked", "meant"), COMMANDS, ids=str)
-def test_a_command_refuses_a_name_before_a_model_is_loaded(
-    asked: list[str], meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(asked) == 2
-    error = capsys.readouterr().err
-    assert meant in error and error.count("\n") == 1
 
 
 @final
