@@ -176,6 +176,11 @@ def test_a_link_is_written_through_and_one_in_a_circle_is_refused(tmp_path: Path
     with atomic_directory(tmp_path / "link") as aside:
         (aside / "a").write_text("new")
     assert (tmp_path / "link").is_symlink() and tree(tmp_path / "fresh") == {"run/a": "new"}
+    with atomic_directory(
+        tmp_path / "fresh" / "run" / ".." / "run"
+    ) as aside:  # leads nowhere once the old one is moved
+        (aside / "b").write_text("new")
+    assert tree(tmp_path / "fresh") == {"run/b": "new"}
     for writer in (atomic_file, atomic_directory):
         with pytest.raises(OutputFault, match=r"circle is a symbolic link that leads back to itself"):
             writer(tmp_path / "circle").__enter__()

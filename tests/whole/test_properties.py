@@ -198,7 +198,7 @@ def test_what_is_sound_is_accepted_and_every_public_function_is_called() -> None
         arguments = calls()[name][1]
         refused_or_right(number, 0, arguments[min(arguments)])
     for line in OPTIONS:
-        assert line.startswith("train ") or succeeds_or_fails_on_one_line(line.split()) == 0, line
+        assert line.startswith("train ") or status_of(line.split()) == 0, line
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -228,7 +228,8 @@ def lines(draw: st.DrawFn) -> list[str]:
     return [command, first, *others, f"{option}={text}"] if option else [command, text, *others]
 
 
-def succeeds_or_fails_on_one_line(line: list[str]) -> int:
+def status_of(line: list[str]) -> int:
+    """The exit status of a command: 0, or 2 and one line on standard error."""
     assert line[0] in COMMANDS
     error = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error), contextlib.chdir(place()):
@@ -237,6 +238,10 @@ def succeeds_or_fails_on_one_line(line: list[str]) -> int:
     assert "Traceback" not in error.getvalue() and status in (0, 2), line
     assert status == 0 or texts[-1].startswith("bayesgeom: "), line
     return status
+
+
+def succeeds_or_fails_on_one_line(line: list[str]) -> None:
+    status_of(line)
 
 
 test_a_command_succeeds_or_fails_on_one_line = settings(FEW, max_examples=40)(
