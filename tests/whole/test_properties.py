@@ -292,7 +292,7 @@ DAMAGE = (st.sampled_from(sorted(KINDS)), st.integers(0, 1), st.floats(0, 1), st
 
 
 test_other_bytes_are_refused = settings(FEW, max_examples=40)(given(*DAMAGE)(damaged_bytes))
-test_many_other_bytes = exhaustive(settings(MANY, max_examples=1500)(given(*DAMAGE)(damaged_bytes)))
+test_many_other_bytes = exhaustive(settings(MANY, max_examples=600)(given(*DAMAGE)(damaged_bytes)))
 
 
 def places(tree: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -326,7 +326,7 @@ STRUCTURE = (st.sampled_from(sorted(KINDS)), st.floats(0, 1), JSON)
 
 
 test_other_values_are_refused_or_usable = settings(FEW, max_examples=40)(given(*STRUCTURE)(damaged_structure))
-test_many_other_values = exhaustive(settings(MANY, max_examples=1500)(given(*STRUCTURE)(damaged_structure)))
+test_many_other_values = exhaustive(settings(MANY, max_examples=600)(given(*STRUCTURE)(damaged_structure)))
 
 
 # --- tasks and values -------------------------------------------------------------------------------------------------
@@ -379,4 +379,4 @@ test_laws_of_tasks = FEW(given(kinds_of_task(), SEEDS)(laws))
 test_laws_of_many_tasks = exhaustive(MANY(given(kinds_of_task(), SEEDS)(laws)))
 VALUES = st.dictionaries(TEXT, JSON, max_size=4)
 test_values_come_back = settings(FEW, max_examples=20)(given(VALUES)(round_trip))
-test_many_values_come_back = exhaustive(settings(MANY, max_examples=2000)(given(VALUES)(round_trip)))
+test_many_values_come_back = exhaustive(settings(MANY, max_examples=1000)(given(VALUES)(round_trip)))
