@@ -34,7 +34,6 @@ from bayesgeom.core import (
     check_types,
     checked,
     read_safetensors,
-    remove_strays,
     shown,
     with_gradients,
     write_arrays,
@@ -457,7 +456,6 @@ class GoodState:
         if self._folder is None:
             self._stored = copies
         else:
-            remove_strays(self._folder)
             with atomic_file(self._folder / FILE) as temporary:
                 on_cpu = {name: value.cpu() for name, value in copies.items()}
                 write_arrays(on_cpu, temporary, {"step": str(step)}, framework="pt")

@@ -216,7 +216,8 @@ def _reason_of(
     if codes is None and stored["reason"] is None:
         return None
     known_codes = [int(code) for code in Reason]
-    if codes is None or not np.isin(codes, known_codes).all() or np.shape(codes) != shape:
+    are_numbers = isinstance(codes, np.ndarray) or fits(codes, int)
+    if codes is None or not are_numbers or not np.isin(codes, known_codes).all() or np.shape(codes) != shape:
         raise OutputFault(f"{form}: its reason is not the number of a code for each entry.")
     return np.asarray(codes, dtype=np.int64)
 
@@ -545,6 +546,6 @@ def check_holds_report_alone(path: Path) -> None:
         entries = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     except OSError as error:
         raise OutputFault(f"cannot look into {path}: {error.strerror}.") from error
-    if foreign := [name for name in entries if name not in _OURS and not is_temporary(name, of=_OURS)]:
+    if foreign := [name for name in entries if name not in _OURS and not is_temporary(name)]:
         named = ", ".join(foreign[:3])
         raise OutputFault(f"{path} holds something else than a report ({named}); name an empty or a new directory.")
