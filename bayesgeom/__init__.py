@@ -117,7 +117,6 @@ _HOMES = {
 _MODULES = ("monitor", "subspaces", "tasks")
 _MOVED = {  # names that users may look for here
     "Batch": "bayesgeom.executors",
-    "capacity_matched": "bayesgeom.models.capacity",
     "Design": "bayesgeom.interventions.design",
     "Selection": "bayesgeom.diagnosis.recording",
     "Subspace": "bayesgeom.subspaces",

@@ -884,15 +884,14 @@ def _call_of(command: Callable[..., Any]) -> Callable[..., "partial[int]"]:
 def _one_line(box: str) -> str:
     """Return the message in tyro's box, without frame, title and quoted help."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    inside = [line.strip("│╰╯ ") for line in plain.splitlines()[1:]]  # the first is the title
-    parts = [part.strip(" .") for part in re.split(r"[─-]{5,}", " ".join(filter(None, inside)))]  # horizontal rules
-    quoted = ("Argument helptext", "For full helptext", "Perhaps you meant")
-    written = [part for part in parts if part and not part.startswith(quoted)]
-    near = [o for part in parts if part.startswith(quoted[2:]) for o in re.findall(r"(?<!\S)--[a-z]+", part)]
+    inside = " ".join(line.strip("│╰╯ ") for line in plain.splitlines()[1:])  # the first is the title
+    parts = (" ".join(part.split()).strip(" .") for part in re.split(r"[─-]{5,}", inside))  # by horizontal rules
+    message = next(filter(None, parts), "")
     for theirs, ours in _REWORDED.items():
-        written = [re.sub(theirs, ours, part) for part in written]
-    meant = dict.fromkeys(option for option in near if option != "--help")
-    return ". ".join([*written, *([f"Perhaps you meant {' or '.join(meant)}"] if meant else [])])
+        message = re.sub(theirs, ours, message)
+    near = dict.fromkeys(re.findall(r"(?<!\S)--[a-z]+", inside.partition("Perhaps you meant")[2]))
+    meant = " or ".join(option for option in near if option != "--help")
+    return f"{message}. Perhaps you meant {meant}" if meant else message
 
 
 def _check_names(options: Mapping[str, Any]) -> None:

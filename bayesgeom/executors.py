@@ -26,6 +26,7 @@ from bayesgeom.core import (
     JOBS,
     BayesGeomError,
     CheckpointFault,
+    Contained,
     ExecutorFault,
     InvalidArgument,
     ModelSpec,
@@ -54,6 +55,15 @@ class Executor(Protocol):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
         """Schedule `fn(*args)` and return a future."""
+
+
+@runtime_checkable
+class _Future(Protocol):
+    """What the futures of all engines have."""
+
+    def exception(self) -> BaseException | None: ...
+
+    def result(self) -> Any: ...
 
 
 @final
@@ -107,10 +117,7 @@ class Batch:
         with progress_in(folder, saved=f"*/{RESULT}"), phase(desc, len(jobs), "job", done=n_done) as progress:
             futures = self._submitted([text for *_, text in waiting])
             for (name, file, _), future in zip(waiting, futures, strict=True):
-                error = future.exception()
-                fault = future.result() if error is None else f"{type(error).__name__}: {_last_line(error)}"
-                if fault or not file.is_file():
-                    fault = fault or "its worker wrote where this process cannot read; name a folder that both see"
+                if fault := _fault(future, file):
                     faults.append(f"{name!r}: {fault.rstrip('.')}")
                 progress.update(1)
         if faults:
@@ -132,15 +139,22 @@ class Batch:
         file = folder / f"{readable}-{hashlib.sha256(decides.encode()).hexdigest()[:16]}" / RESULT
         return file, json.dumps({**call, "file": str(file), "numerics": here})
 
-    def _submitted(self, texts: Sequence[str]) -> list[Future[str]]:
+    def _submitted(self, texts: Sequence[str]) -> list[Any]:
         executor: Any = self.executor
+        futures = list[Any]()
         submitit = sys.modules.get("submitit")
         is_array = submitit is not None and isinstance(executor, submitit.Executor)
         try:
             with executor.batch() if is_array else contextlib.nullcontext():
-                return [executor.submit(perform, text) for text in texts]
-        except (RuntimeError, OSError) as error:  # a pool that is shut down, a cluster that is gone
+                for text in texts:
+                    with Contained() as submitting:
+                        futures.append(executor.submit(perform, text))
+                    if submitting.error is not None:
+                        futures.append(refused := Future[str]())
+                        refused.set_exception(submitting.error)
+        except (RuntimeError, OSError) as error:  # submitit submits an array where its block ends
             raise ExecutorFault(f"{type(executor).__name__} accepts no jobs: {_last_line(error)}.") from error
+        return futures
 
 
 def perform(text: str) -> str:
@@ -167,6 +181,23 @@ def perform(text: str) -> str:
     except (BayesGeomError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _fault(future: object, file: Path) -> str:
+    """Wait for a job, and return why it failed; "" if its result is in the file."""
+    if not isinstance(future, _Future):
+        return f"submit returned {shown(future)} instead of a future"
+    error, returned = None, None
+    with Contained() as waiting:  # a cancelled future raises
+        error = future.exception()
+        returned = future.result() if error is None else None
+    if (error := error or waiting.error) is not None:
+        return ": ".join(dict.fromkeys((type(error).__name__, _last_line(error))))  # some have no text
+    if isinstance(returned, str) and returned:
+        return returned
+    return (
+        "" if file.is_file() else "its worker wrote no result that this process can read; name a folder that both see"
+    )
 
 
 def _last_line(error: BaseException) -> str:

@@ -130,27 +130,22 @@ MISTAKES = {
         (),
         "there is no checkpoint named 'tinny'. There are: tiny. Perhaps you meant 'tiny'.",
     ),
-    "no such directory": ("./tinny", (), "there is no directory './tinny' ("),
     "NaN logits": ("loud", (), "loud returned NaN or infinite logits in 7 of 7 sequences"),
     "other ids": ("tiny", ("--task", "bijection:n_values=13,n_pairs=5"), "has 26 ids; tiny was trained on"),
     "too long": ("tiny", ("--task", "bijection:n_values=11,n_pairs=7"), "have 13 tokens; tiny has positions for 9."),
-    "no such task": ("tiny", ("--task", "recal"), "named 'recal'. There are: bijection, "),
     "no such parameter": (
         "tiny",
         ("--task", "bijection:n_value=11"),
         "has no parameter 'n_value'. It has: n_pairs, n_values",
     ),
     "no sequences": ("tiny", ("--n", "0"), "n, the number of sequences to draw, must be a positive integer, got 0."),
-    "negative seed": ("tiny", ("--seed", "-1"), "seed"),
     "no probes": (
         "tiny",
         ("--probes",),
         "probes is empty: leave it out for all, or choose from: attention_entropy, ",
     ),
     "no such probe": ("tiny", ("--probes", "calibraton"), "value_manifold. Perhaps you meant 'calibration'."),
-    "no such device": ("tiny", ("--device", "gpu"), "device 'gpu' cannot be used here"),
     "out is a file": ("tiny", ("--out", "file"), "file is a file; name a directory."),
-    "out in a file": ("tiny", ("--out", "file/run"), "the folder file: file is a file. Name another directory."),
     "out is taken": ("tiny", ("--out", "thesis"), "thesis holds something else than a report (chapter.tex)"),
 }
 
@@ -240,13 +235,6 @@ def test_a_command_of_the_shell_says_when_it_begins_and_ends(
     assert phases == ["  loading libraries", "  loading tiny", "  tiny (7 sequences)"]
 
 
-def test_an_unusable_path_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text in ("x" * 300, "a\0b", "\ud800"):
-        assert main(["diagnose", "tiny", *QUICK, "--out", text]) == 2
-        captured = capsys.readouterr()
-        assert captured.out == "" and captured.err.startswith("bayesgeom: ") and captured.err.count("\n") == 1
-
-
 def test_an_interrupted_command_that_keeps_its_progress_says_where(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,9 +312,7 @@ def test_what_was_trained_can_be_diagnosed(folder: Path, capsys: pytest.CaptureF
     ("arguments", "message"),
     [
         (("bijection-v21",), "there is no recipe named 'bijection-v21'. There are: bijection-lstm, "),
-        (("tiny-recipe", "--steps", "0"), "steps must be finite and at least 1"),
         (("tiny-recipe", "--seed", "-1"), "seed must be a non-negative integer (0 is the recipe's own), got -1."),
-        (("tiny-recipe", "--device", "gpu"), "device 'gpu' cannot be used here"),
         (("tiny-recipe", "--out", "checkpoints/tiny/card.md"), "checkpoints/tiny/card.md is a file; name a directory."),
         (("tiny-recipe", "--resume"), "nothing to resume: runs/train/tiny-recipe contains no run."),
     ],

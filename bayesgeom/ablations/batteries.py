@@ -162,11 +162,6 @@ class Ablation:
         return tuple(sorted(edits, key=lambda edit: (edit.layer, stage(edit.site))))
 
 
-def mode_names() -> tuple[str, ...]:
-    """Return the names of all modes: those built in, then those of other packages."""
-    return (*BUILT_IN, *_added())
-
-
 def mode_named(name: str) -> AblationMode | None:
     """Return the mode of this name, or None for a mode that is built in.
 
@@ -176,7 +171,8 @@ def mode_named(name: str) -> AblationMode | None:
     if name in BUILT_IN:
         return None
     if name not in (added := _added()):
-        raise InvalidArgument(f"mode must be one of {', '.join((*BUILT_IN, *added))}; got {name!r}.")
+        *names, last = (*BUILT_IN, *added)
+        raise InvalidArgument(f"mode must be {', '.join(names)} or {last}, got {name!r}.")
     return added[name]()
 
 
@@ -473,8 +469,7 @@ def check_battery(name: object, mode: str = "mean") -> None:
     """
     if isinstance(name, str) and name not in BATTERIES:
         raise unknown_name("battery", name, BATTERIES)
-    if mode not in (known := mode_names()):
-        raise InvalidArgument(f"mode must be {', '.join(known[:-1])} or {known[-1]}, got {mode!r}.")
+    mode_named(mode)
 
 
 def battery(name: str, model: Model) -> Battery:

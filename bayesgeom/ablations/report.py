@@ -66,9 +66,7 @@ class AblationReport(Report):
     Fields: the increase in KL and entropy error (bits), the ratio of KL and the change in accuracy for every ablation.
     `layer`, `head` and `unit_index` (of a neuron or an expert) are −1 where there is none or there are several;
     `attribution_bits` is NaN if it was not requested.
-    `top_to_second_ratio` and `share_above_half_of_top` use only heads that were ablated alone. `picks` are the heads of
-    layer 0 with the least key overlap, one for each token set and site of the keys in `pick_views`, with their mean
-    |cosine| in `pick_cosine`; L0K0 is a key head that several heads share.
+    `top_to_second_ratio` and `share_above_half_of_top` use only heads that were ablated alone.
     """
 
     name: ClassVar[str] = "ablation"
@@ -102,9 +100,6 @@ class AblationReport(Report):
     attribution_rank_correlation: Annotated[
         Estimate, Quantity(label="rank correlation of attribution with KL increase")
     ]
-    picks: tuple[str, ...]
-    pick_views: Annotated[tuple[str, ...], "pick"]
-    pick_cosine: Annotated[Float[np.ndarray, " pick"], Unit("1")]
     n: int
 
     def ranked(self) -> list[int]:
@@ -175,7 +170,7 @@ class AblationReport(Report):
         return replace(effect, value=value, low=low, high=high)
 
     def headlines(self) -> Sequence[Headline]:
-        """Return the largest KL increases, those of the heads with the least key overlap, and what describes all."""
+        """Return the largest KL increases, and what describes all."""
         is_known = not math.isnan(float(self.attribution_rank_correlation))
         share = "heads above half of largest, share"
         of_heads = (
@@ -190,7 +185,6 @@ class AblationReport(Report):
                 why="" if self.is_familywise else str(Reason.CHOICE_IGNORED),
             ),
             *map(self._effect, self.ranked()[1:N_LISTED]),
-            *self._picked(),
             *(of_heads if (self.head >= 0).any() else ()),
             *([headline_of(self, "attribution_rank_correlation")] if is_known else []),
         )
@@ -207,22 +201,11 @@ class AblationReport(Report):
             line = headline_of(self, "kl_increase_bits", (top,), label, own=own, chosen_of=count)
         return replace(line, verdict=str(Verdict.PREVIEW)) if self.is_preview else line
 
-    def _effect(self, at: int, label: str = "KL increase of {}") -> Headline:
+    def _effect(self, at: int) -> Headline:
         """Return the KL increase of one ablation."""
-        own = self._exactly(self.kl_increase_bits)[at]
+        effect, label = self._exactly(self.kl_increase_bits)[at], f"KL increase of {self.ablations[at]}"
         verdict = str(Verdict.NO_EFFECT) if self.inert[at] else None
-        return headline_of(self, "kl_increase_bits", (at,), label.format(self.ablations[at]), own=own, verdict=verdict)
-
-    def _picked(self) -> Sequence[Headline]:
-        """Return the KL increase of each head with the least key overlap, and its rank among the ablated heads."""
-        heads = [i for i in self.ranked() if self.kinds[i] == "head"]
-        places = {f"L{self.layer[i]}H{self.head[i]}": (rank, i) for rank, i in enumerate(heads, start=1)}
-        lines = list[Headline]()
-        for pick, view in zip(self.picks, self.pick_views, strict=True):
-            rank, at = places.get(pick, (0, 0))
-            label = f"least key overlap, {view}: {pick}, rank {rank} of {len(heads)}"
-            lines += [replace(self._effect(at, label), verdict="")] * bool(rank)  # its rank counts, not its sign
-        return lines
+        return headline_of(self, "kl_increase_bits", (at,), label, own=effect, verdict=verdict)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
@@ -292,7 +275,6 @@ def ablation_report(
     mode: Mode,
     shape: tuple[int, int],
     seed: int,
-    picks: Mapping[str, tuple[str, float]],
     uniform_kl_bits: float,
 ) -> AblationReport:
     """Return the report of a finished tally.
@@ -303,7 +285,6 @@ def ablation_report(
         mode: Mode of the battery.
         shape: Number of layers, and of heads in a layer.
         seed: Seed of the intervals.
-        picks: Head of layer 0 with the least key overlap and its mean |cosine|, by token set and site of the keys.
         uniform_kl_bits: KL of a uniform prediction on the same sequences.
     """
     singles = [a.components[0] if len(a.components) == 1 else None for a in battery]
@@ -335,9 +316,6 @@ def ablation_report(
         unablated_entropy_mae_bits=Estimate.of(unablated[1], n=tally.done),
         top_to_second_ratio=Estimate.of(heads[0] / heads[1] if len(heads) > 1 and heads[1] > 0 else math.nan),
         attribution_rank_correlation=Estimate.of(math.nan),
-        picks=tuple(head for head, _ in picks.values()),
-        pick_views=tuple(picks),
-        pick_cosine=np.array([cosine for _, cosine in picks.values()]),
         n=tally.done,
     )
 

@@ -51,7 +51,6 @@ from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed, score_task, task_from_config
 
 N_REFERENCE = 256  # sequences that give the means of mean ablation
-N_KEYS = 64  # sequences, at most, that give the key overlap reported with the battery
 _MEANS = 3  # branch of the seed
 Viewer = Callable[["BatteryRun"], Report]  # what a saved report shows of single sequences
 BatchScorer = Callable[[Trials, Trials], BatchScores]  # of a batch and the sequence before it
@@ -239,7 +238,6 @@ class BatteryRun:
             mode=self.mode,
             shape=(self.model.spec.n_layers, self.model.spec.n_heads),
             seed=derived_seed(self.seed, Branch.RESAMPLING),
-            picks=self._picks(),
             uniform_kl_bits=self._uniform_kl_bits(),
         )
         return with_provenance(report, self.provenance(method))
@@ -288,20 +286,6 @@ class BatteryRun:
                 progress.update(len(block))
         assert tally is not None, "a stream has at least one block"
         return tally
-
-    def _picks(self) -> dict[str, tuple[str, float]]:
-        """Return the head of layer 0 with the least key overlap, and its mean |cos|, by token set and site of the keys.
-
-        Empty for a model without keys, and where the angle between keys is undefined.
-        """
-        if not set(KeyOverlap.needs.sites) <= self.model.sites:
-            return {}
-        wanted = (*KeyOverlap.needs.sites, *(site for site in KeyOverlap.needs.optional if site in self.model.sites))
-        n = min(N_KEYS, self.n)
-        found = overlap_by_view(self.model.run(self._stream(n), record=wanted, n_recorded=n))
-        letter = "H" if self.model.spec.n_kv_heads == self.model.spec.n_heads else "K"
-        layers = {view: overlap[0] for view, overlap in found.items() if np.isfinite(overlap[0]).any()}
-        return {view: (f"L0{letter}{np.nanargmin(own)}", float(np.nanmin(own))) for view, own in layers.items()}
 
     def _means(self, variants: Sequence[Variant], replayer: Replayer) -> Means:
         """Return the task's mean activation per position at every site that needs it, from separate sequences."""

@@ -57,7 +57,6 @@ from .files import put_all_back as put_all_back
 from .files import put_back as put_back
 from .files import read_json as read_json
 from .files import read_safetensors as read_safetensors
-from .files import remove_strays as remove_strays
 from .files import write_arrays as write_arrays
 from .parcels import read_parcel as read_parcel
 from .parcels import write_parcel as write_parcel

@@ -378,22 +378,31 @@ def _plain(value: Any, hint: Any) -> Any:
     return value
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Return whether an annotation allows a value; True is not a number, and text not a sequence of texts."""
+def fits(value: Any, hint: Any, *, with_nan: bool = False) -> bool:
+    """Return whether an annotation allows a value; True is not a number, and text not a sequence of texts.
+
+    Args:
+        value: The value.
+        hint: The annotation. Of an array, only the class is compared.
+        with_nan: Whether NaN is a number: it is in reports, and not among arguments.
+    """
+    inner = functools.partial(fits, with_nan=with_nan)
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if hint in (Any, object) or isinstance(hint, TypeVar):
         return True
     if origin in (typing.Union, types.UnionType):
         names_path = isinstance(value, str) and any(_is_path_class(typing.get_origin(one) or one) for one in inside)
-        return _is_path(value) if names_path else any(fits(value, one) for one in inside)
+        return _is_path(value) if names_path else any(inner(value, one) for one in inside)
     if origin is Annotated:
-        return fits(value, inside[0])
+        return inner(value, inside[0])
     if origin is Literal:
         return any(type(value) is type(one) and value == one for one in inside)
     if isinstance(origin, type) and issubclass(origin, Iterable):
-        return _fits_collection(value, origin, inside)
+        return _fits_collection(value, origin, inside, inner)
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         return isinstance(value, hint.array_type)
+    if hint is float and with_nan and isinstance(value, float):
+        return True
     return _fits_class(value, origin or hint)
 
 
@@ -402,7 +411,7 @@ def described(hint: Any) -> str:
     return " or ".join(dict.fromkeys(_words(hint, place=0)))
 
 
-def _fits_collection(value: Any, origin: type, inside: tuple[Any, ...]) -> bool:
+def _fits_collection(value: Any, origin: type, inside: tuple[Any, ...], fits: Callable[[Any, Any], bool]) -> bool:
     if isinstance(value, str | bytes):
         return False
     if issubclass(origin, Mapping):
@@ -418,7 +427,7 @@ def _fits_collection(value: Any, origin: type, inside: tuple[Any, ...]) -> bool:
     if not isinstance(value, Collection):
         return True  # no iterator is used up
     try:
-        return all(fits(own, item) for own in value)
+        return all(fits(one, item) for one in value)
     except TypeError:  # a tensor without axes
         return False
 

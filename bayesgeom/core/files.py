@@ -4,9 +4,9 @@ Opening a named pipe or reading a device may never return, and a small file can 
 recursion. Only regular files are read, and JSON of bounded size and depth. Each other case raises an error that names
 it, before the file is opened or used.
 
-Files and directories are written under a temporary name, then renamed. Temporary names identify the writing process:
-`.NAME.HOST-PID-RANDOM.tmp`. The next run on the same path removes what a killed process left behind. If that process
-had already moved the old directory to `….tmp.former`, it is restored.
+Files and directories are written under a temporary name, `.NAME.RANDOM.tmp`, then renamed. A directory takes two
+renames: the old one gets the marker `….tmp.former` until the new one has its name. If a process is killed between the
+two, the next read or write puts the old directory back.
 """
 
 import contextlib
@@ -15,12 +15,10 @@ import importlib
 import json
 import math
 import os
-import platform
 import re
 import shutil
 import stat
 import tempfile
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Literal
@@ -54,20 +52,9 @@ def check_regular(path: Path) -> None:
         raise
     except OSError as error:
         raise CheckpointFault(f"{path} cannot be read: {error.strerror or error}.") from error
-    if not is_utf_8(path):
-        raise CheckpointFault(f"{path} is not encoded as UTF-8, as safetensors requires. Rename it.")
     if not stat.S_ISREG(mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "not a regular file")
         raise CheckpointFault(f"{path} is {kind}; only regular files are read. Put the file itself there.")
-
-
-def is_utf_8(path: Path) -> bool:
-    """Return whether a path is encoded as UTF-8. Other bytes of a file name are halves of surrogates in Python."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def read_json(path: Path, *, is_ours: bool = False) -> Any:
@@ -180,15 +167,11 @@ def decoded(value: Any) -> Any:
 
 Framework = Literal["numpy", "pt"]  # of the arrays in a safetensors file, as safetensors names them
 _LONGEST = 40  # characters of a quoted value in a message
-_NAME_BYTES = 255 - len(".") - len(".01234567-123456789-01234567.tmp.former")  # what a temporary name adds
 _ATTEMPTS = 20  # to take the place of a directory that other processes replace at the same time
 RUNS = Path("runs/train")  # default folder of training runs, where other commands look for finished ones
 JOBS = Path("runs/jobs")  # default folder of the results of jobs
 _TEMPORARY, _FORMER = ".tmp", ".former"
-_REMAINS = re.compile(
-    r"\.(?P<of>.+)\.(?P<host>[0-9a-f]{8})-(?P<pid>[0-9]{1,9})-\w+\.tmp(?P<former>\.former)?", re.ASCII
-)
-_STRAY = re.compile(r"\.tmp[0-9A-Za-z]{6}")  # of safetensors, which an earlier version had write into the folder itself
+_TEMPORARIES = re.compile(r"\.(?P<of>.+)\.[\w-]+\.tmp(?P<former>\.former)?")
 
 
 @contextlib.contextmanager
@@ -204,11 +187,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     target = _target(path)
     if not target.name:
         raise OutputFault(f"{path} names no file; name one, for example report.html.")
-    _check_name(path, target)
     if target.exists() and not target.is_file() and not target.is_dir():
         raise OutputFault(f"{path} is a device or a pipe, which is not replaced; name a file.")
     _make_parent(target)
-    _remove_remains(target)
     with _beside(target, path) as folder:
         yield folder / target.name
         os.replace(folder / target.name, target)
@@ -242,27 +223,23 @@ def _beside(target: Path, path: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         raise OutputFault(f"cannot write {path}: {_reason(error)}.") from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # the next run tries again
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_directory(path: Path) -> None:
-    """Check that a directory can be written at `path`, and clean up after killed processes.
+    """Check that a directory can be written at `path`.
 
     Raises:
         OutputFault: It cannot be written.
     """
     target = _target(path)
-    _check_name(path, target)
     if target.exists() and not target.is_dir():
         raise OutputFault(f"{path} is a file; name a directory.")
     with contextlib.suppress(FileNotFoundError):  # the working directory was removed
         if Path.cwd().is_relative_to(os.path.realpath(target)):
             raise OutputFault(f"{path} is the working directory, which cannot be replaced; name a directory inside it.")
-    if os.path.ismount(target):
-        raise OutputFault(f"{path} is a mount point, which cannot be replaced; name a directory inside it.")
     _make_parent(target)
     put_back(path)
-    _remove_remains(target)
     tried = _new_directory(target)
     try:
         tried.rmdir()
@@ -277,21 +254,23 @@ def put_back(path: Path) -> None:
     """
     with contextlib.suppress(OSError):  # later reads or writes at this path report the error
         target = _target(path)
-        if (target.is_dir() and any(target.iterdir())) or target.is_file():
+        if target.is_file() or (target.is_dir() and any(target.iterdir())):
             return
-        former = [path for path, is_former in _remains(target) if is_former]
-        if former:
-            os.replace(max(former, key=lambda own: own.stat().st_ctime), target)
+        if former := [entry for name, entry in _former_directories(target.parent) if name == target.name]:
+            os.replace(max(former, key=lambda entry: entry.stat().st_ctime), target)
 
 
 def put_all_back(folder: Path) -> None:
     """Apply `put_back` to every directory in a folder that a killed process had moved away."""
-    try:
-        found = [_REMAINS.fullmatch(entry.name) for entry in folder.iterdir()]
-    except OSError:
-        return
-    for name in sorted({own["of"] for own in found if own is not None and own["former"] is not None}):
-        put_back(folder / name)
+    with contextlib.suppress(OSError):  # whoever lists the folder reports the error
+        for name in {name for name, _ in _former_directories(folder)}:
+            put_back(folder / name)
+
+
+def _former_directories(folder: Path) -> list[tuple[str, Path]]:
+    """Directories that were moved away, with the names that they had."""
+    named = [(_TEMPORARIES.fullmatch(entry.name), entry) for entry in folder.iterdir()]
+    return [(matched["of"], entry) for matched, entry in named if matched and matched["former"]]
 
 
 def is_file(path: Path) -> bool:
@@ -302,23 +281,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def is_temporary(name: str, of: Collection[str] | None = None) -> bool:
-    """Return whether a file name is a temporary one: of this module for one of the names `of`, or of safetensors."""
-    found = _REMAINS.fullmatch(name)
-    return _STRAY.fullmatch(name) is not None or (found is not None and (of is None or found["of"] in of))
+def is_temporary(name: str) -> bool:
+    """Return whether a file name is a temporary one of this module."""
+    return _TEMPORARIES.fullmatch(name) is not None
 
 
 def holds_others(folder: Path, own: Collection[str] = ()) -> bool:
     """Return whether a folder holds anything but temporaries and these names; False if there is no folder."""
     return folder.is_dir() and any(not is_temporary(entry.name) and entry.name not in own for entry in folder.iterdir())
-
-
-def remove_strays(folder: Path) -> None:
-    """Remove what safetensors left in a folder of bayesgeom when its process was killed."""
-    for path in folder.glob(".tmp??????"):
-        if _STRAY.fullmatch(path.name):
-            with contextlib.suppress(OSError):  # the next run tries again
-                path.unlink()
 
 
 def write_arrays(
@@ -331,31 +301,6 @@ def write_arrays(
     library = importlib.import_module("safetensors.torch" if framework == "pt" else "safetensors.numpy")
     library.save_file(dict(arrays), path, metadata=None if metadata is None else dict(metadata))
     path.chmod(0o644)  # safetensors makes the file readable by its owner only
-
-
-def _remains(target: Path) -> list[tuple[Path, bool]]:
-    """The temporaries that dead processes of this machine left for this path; whether each is a former directory."""
-    try:
-        named = [(entry, _REMAINS.fullmatch(entry.name)) for entry in target.parent.iterdir()]
-    except OSError:
-        return []
-    return [
-        (entry, found["former"] is not None)
-        for entry, found in named
-        if found and found["of"] == target.name and found["host"] == _here() and not _is_alive(int(found["pid"]))
-    ]
-
-
-def _remove_remains(target: Path) -> None:
-    """Remove temporaries of dead processes; a former directory only if the path exists again."""
-    for path, is_former in _remains(target):
-        if is_former and not target.exists():
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):  # as `ignore_errors` above: the next run tries again
-                path.unlink()
 
 
 def _take_place(temporary: Path, target: Path) -> None:
@@ -380,7 +325,8 @@ def _take_place(temporary: Path, target: Path) -> None:
             _restore(former, target)
             raise
         else:
-            shutil.rmtree(former, ignore_errors=True)  # the next run tries again if this fails
+            with contextlib.suppress(OSError):  # there was none
+                os.replace(former, temporary)  # whoever made the temporary one removes it
             return
 
 
@@ -394,33 +340,10 @@ def _restore(former: Path, target: Path) -> None:
 
 
 def _new_directory(target: Path) -> Path:
-    prefix = f".{target.name}.{_here()}-{os.getpid()}-"
     try:
-        return Path(tempfile.mkdtemp(prefix=prefix, suffix=_TEMPORARY, dir=target.parent))
+        return Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=_TEMPORARY, dir=target.parent))
     except OSError as error:
         raise _unwritable(target.parent, error) from error
-
-
-def _here() -> str:
-    """Eight hex digits of the machine and its PID namespace: process numbers of others have another meaning."""
-    try:
-        numbering = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:  # not Linux
-        numbering = ""
-    return f"{zlib.crc32(f'{platform.node()} {numbering}'.encode()):08x}"
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether a process of this number runs; true if that cannot be determined."""
-    if os.name != "posix":  # on Windows signal 0 ends the process
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # another user's
-        pass
-    return True
 
 
 def _target(path: Path) -> Path:
@@ -440,19 +363,6 @@ def _target(path: Path) -> Path:
     if end.is_symlink():
         raise OutputFault(f"{path} is a symbolic link that leads back to itself; name another path.")
     return end
-
-
-def _check_name(path: Path, target: Path) -> None:
-    """Check the name of what is to be written.
-
-    Raises:
-        OutputFault: A temporary name made of it would be too long, or a library that writes it cannot.
-    """
-    n_bytes = len(os.fsencode(target.name))
-    if n_bytes > _NAME_BYTES:
-        raise OutputFault(f"{path}: a name has at most {_NAME_BYTES} bytes, this one {n_bytes}. Choose a shorter one.")
-    if not is_utf_8(target):
-        raise OutputFault(f"{path} is not encoded as UTF-8, as pyarrow and safetensors require. Choose another path.")
 
 
 def _make_parent(path: Path) -> None:

@@ -11,9 +11,9 @@ import pkgutil
 import sys
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache, lru_cache
-from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, distributions, entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
@@ -21,16 +21,6 @@ from typing import Any, Self, TypeVar, final
 from bayesgeom.core.errors import InvalidArgument, shown, unknown_name
 
 T = TypeVar("T")
-_LONGEST = 100  # characters of a name
-
-
-@final
-@dataclass(frozen=True)
-class Broken:
-    """An unusable entry point and the reason."""
-
-    name: str
-    reason: str
 
 
 @final
@@ -77,36 +67,34 @@ def discover(package: str, base: type[T], *, group: str | None = None) -> dict[s
     Raises:
         InvalidArgument: Two classes in the folder have the same name.
     """
-    found, broken = discovered(package, base, group=group)
-    for own in broken:
-        warnings.warn(own.reason, stacklevel=2)
-    return found
+    kinds, broken = discovered(package, base, group=group)
+    for reason in broken.values():
+        warnings.warn(reason, stacklevel=2)
+    return kinds
 
 
-def discovered(
-    package: str, base: type[T], *, group: str | None = None
-) -> tuple[dict[str, type[T]], tuple[Broken, ...]]:
-    """Return the result of `discover` and the unusable entry points, without warnings.
+def discovered(package: str, base: type[T], *, group: str | None = None) -> tuple[dict[str, type[T]], dict[str, str]]:
+    """Return the result of `discover`, and why entry points cannot be used, by their name, without warnings.
 
     Raises:
         InvalidArgument: Two classes in the folder have the same name.
     """
-    found: dict[str, type[T]] = {}
+    kinds: dict[str, type[T]] = {}
     for plugin in _from_folder(package, base):  # type: ignore[arg-type]  # mypy: an abstract class is no Hashable
-        _check_name(plugin, found, base)
-        found[vars(plugin)["name"]] = plugin
-    broken: list[Broken] = []
+        _check_name(plugin, kinds, base)
+        kinds[vars(plugin)["name"]] = plugin
+    broken: dict[str, str] = {}
     for entry in _entry_points(group or package, _places()):
         members, fault = _loaded(entry, package, base)
         try:
             for kind in members:
-                _check_name(kind, found, base)
-                found[vars(kind)["name"]] = kind
+                _check_name(kind, kinds, base)
+                kinds[vars(kind)["name"]] = kind
         except InvalidArgument as error:
             fault = str(error)
         if fault:
-            broken.append(_broken(entry, fault))
-    return dict(sorted(found.items())), tuple(broken)
+            broken[entry.name] = _reason(entry, fault)
+    return dict(sorted(kinds.items())), broken
 
 
 def values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]:
@@ -120,9 +108,9 @@ def values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]
     Returns:
         The objects by name.
     """
-    found = dict[str, T]()
+    members = dict[str, T]()
     for entry in _entry_points(group, _places()):
-        fault = f"a {kind.__name__} of this name exists" if entry.name in {*taken, *found} else ""
+        fault = f"a {kind.__name__} of this name exists" if entry.name in {*taken, *members} else ""
         with Contained() as loading:
             member = entry.load()
             if not isinstance(member, kind):
@@ -130,10 +118,10 @@ def values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]
             elif vars(member).get("name", entry.name) != entry.name:  # a function has no other name
                 fault = f"its {kind.__name__} is named {vars(member)['name']!r}"
             elif not fault:
-                found[entry.name] = member
+                members[entry.name] = member
         if fault := fault or loading.fault:
-            warnings.warn(_broken(entry, fault).reason, stacklevel=3)
-    return found
+            warnings.warn(_reason(entry, fault), stacklevel=3)
+    return members
 
 
 def find(package: str, base: type[T], name: str, *, group: str | None = None) -> type[T]:
@@ -164,8 +152,8 @@ def _from_folder(package: str, base: type[T]) -> list[type[T]]:
     """The plug-ins in the modules of a package. Modules are imported once, so that these never change."""
     folder = importlib.import_module(package)
     modules = [importlib.import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(folder.__path__)]
-    own = [kind for module in modules for kind in vars(module).values() if _is_defined_in(kind, module.__name__)]
-    return [kind for kind in own if _is_plugin(kind, base)]
+    kinds = [kind for module in modules for kind in vars(module).values() if _is_defined_in(kind, module.__name__)]
+    return [kind for kind in kinds if _is_plugin(kind, base)]
 
 
 def _is_defined_in(member: object, module: str) -> bool:
@@ -174,13 +162,13 @@ def _is_defined_in(member: object, module: str) -> bool:
 
 def _places() -> tuple[tuple[str, int], ...]:
     """Every folder on `sys.path` and its time of modification, which changes when a package is installed."""
-    found = list[tuple[str, int]]()
+    places = list[tuple[str, int]]()
     for place in sys.path:
         try:
-            found.append((place, Path(place).stat().st_mtime_ns))
+            places.append((place, Path(place).stat().st_mtime_ns))
         except (OSError, ValueError):  # it does not exist or cannot be looked at; ValueError: a NUL in the name
-            found.append((place, 0))
-    return tuple(found)
+            places.append((place, 0))
+    return tuple(places)
 
 
 @lru_cache(maxsize=64)
@@ -190,25 +178,19 @@ def _entry_points(group: str, _places: tuple[tuple[str, int], ...]) -> EntryPoin
         return entry_points(group=group)
     except (OSError, ValueError):  # a file that is not readable, or not UTF-8; the other packages are used
         pass
-    found: list[EntryPoint] = []
+    readable: list[EntryPoint] = []
     for package in distributions():
+        name = ""
         with Contained() as reading:
-            found += package.entry_points.select(group=group)
+            name = package.name
+            readable += package.entry_points.select(group=group)
         if reading.fault:
-            warnings.warn(f"the plug-ins of {_named(package)} cannot be read: {reading.fault}.", stacklevel=4)
-    return EntryPoints(found)
+            warnings.warn(f"the plug-ins of package {shown(name)} cannot be read: {reading.fault}.", stacklevel=4)
+    return EntryPoints(readable)
 
 
-def _named(package: Distribution) -> str:
-    """The name of a package; where it is installed, if its metadata has no readable name."""
-    with Contained() as reading:
-        name = package.metadata["Name"]
-    is_named = not reading.fault and name
-    return f"package {shown(name)}" if is_named else f"a package in {shown(str(package.locate_file('')))}"
-
-
-def _broken(entry: Any, fault: str) -> Broken:
-    return Broken(entry.name, f"plug-in {entry.name!r} ({entry.value}) cannot be used: {fault.rstrip('.')}.")
+def _reason(entry: Any, fault: str) -> str:
+    return f"plug-in {entry.name!r} ({entry.value}) cannot be used: {fault.rstrip('.')}."
 
 
 def _loaded(entry: Any, package: str, base: type[T]) -> tuple[list[type[T]], str]:
@@ -223,7 +205,7 @@ def _loaded(entry: Any, package: str, base: type[T]) -> tuple[list[type[T]], str
             kind: type[T] = member
             return [kind], ""
         ours = package.partition(".")[0]
-        if not inspect.isclass(member) or not any(own.__module__.partition(".")[0] == ours for own in member.__mro__):
+        if not inspect.isclass(member) or not any(kind.__module__.partition(".")[0] == ours for kind in member.__mro__):
             return [], f"it offers no {base.__name__}"
         if issubclass(member, base) and member is not base:
             missing = ", ".join(sorted(vars(member).get("__abstractmethods__", ())))
@@ -236,14 +218,10 @@ def _loaded(entry: Any, package: str, base: type[T]) -> tuple[list[type[T]], str
 def _check_name(plugin: type, found: Mapping[str, type], base: type) -> None:
     """Raise `InvalidArgument` if a class cannot be registered under its name."""
     name = vars(plugin).get("name")
-    if not isinstance(plugin.__module__, str):
-        raise InvalidArgument(f"its __module__ must be the name of a module, got {shown(plugin.__module__)}.")
     if type(name) is not str or not name:
         raise InvalidArgument(
             f"{plugin.__module__}.{plugin.__qualname__} has no attribute `name` of its own: add `name = …`."
         )
-    if not name.isprintable() or len(name) > _LONGEST:
-        raise InvalidArgument(f"its name must be printable text of at most {_LONGEST} characters, got {shown(name)}.")
     if name in found and found[name] is not plugin:
         raise InvalidArgument(
             f"two {base.__name__}s are named {name!r}: {found[name].__module__} and {plugin.__module__}. Rename one."

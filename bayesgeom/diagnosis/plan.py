@@ -49,7 +49,7 @@ def _discovered() -> tuple[dict[str, AnyMeasurement], dict[str, str]]:
     # mypy forbids an abstract class as a value, but discovery needs one.
     kinds, unusable = discovered("bayesgeom.measurements", Measurement, group="bayesgeom.probes")  # type: ignore[type-abstract]
     usable = dict[str, AnyMeasurement]()
-    broken = {each.name if each.name not in kinds else f"{each.name} (plug-in)": each.reason for each in unusable}
+    broken = {name if name not in kinds else f"{name} (plug-in)": reason for name, reason in unusable.items()}
     for name, kind in kinds.items():
         with Contained(is_foreign=is_foreign(kind)) as making:
             measurement = kind()

@@ -15,7 +15,6 @@ from bayesgeom.core import (
     phase,
     progress_in,
     read_parcel,
-    remove_strays,
     with_torch_defaults,
     write_parcel,
 )
@@ -128,8 +127,6 @@ class _Analysis:
 
     def _measured(self) -> list[list[SnapshotNumbers]]:
         """Measure the snapshots that are not saved, and return those of every training."""
-        for folder in filter(None, map(self.folder, self.runs)):
-            remove_strays(folder)
         places = [(which, index) for which, run in enumerate(self.runs) for index in reversed(range(len(run.steps)))]
         files = {(which, index): self.file(self.runs[which], index) for which, index in places}
         known = {place: read_parcel(file) for place, file in files.items() if file and file.exists()}

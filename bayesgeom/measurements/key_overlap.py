@@ -439,13 +439,6 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         )
 
 
-def overlap_by_view(run: Run) -> dict[str, Float[np.ndarray, "layer kv_head"]]:
-    """Return the overlap of each view, by its name, without intervals."""
-    alike = jackknife_weights(min(run.n_recorded, MAX_SEQUENCES))[:1]
-    views = key_views(run, alike)
-    return {view.name: frame_statistics(view.vectors.double())["overlap"].cpu().numpy() for view in views}
-
-
 def _bounds(
     values: Float[np.ndarray, "*rest"],
     rows: Float[np.ndarray, "row *rest"],

@@ -144,15 +144,6 @@ class ModelConfig(ABC):
         """Build the module. Called by `build`, with float32 as the default dtype."""
 
     @classmethod
-    @abstractmethod
-    def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Return the conventional sizes for a width, for `capacity_matched`.
-
-        Args:
-            d_model: Width of the residual.
-        """
-
-    @classmethod
     def adapter(
         cls,
         module: nn.Module,
@@ -208,16 +199,6 @@ def architectures() -> dict[str, type[ModelConfig]]:
     return discover("bayesgeom.models.native", ModelConfig, group="bayesgeom.models")  # type: ignore[type-abstract]
 
 
-def architecture_named(name: str) -> type[ModelConfig]:
-    """Return the config class of an architecture.
-
-    Raises:
-        UnknownName: The architecture does not exist.
-    """
-    # mypy: an abstract class as a value is what discovery is about.
-    return find("bayesgeom.models.native", ModelConfig, name, group="bayesgeom.models")  # type: ignore[type-abstract]
-
-
 def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     """Return the config that `ModelConfig.to_dict` wrote.
 
@@ -227,7 +208,8 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     """
     sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     architecture = sizes.pop("architecture", None)
-    kind = architecture_named(str(architecture))
+    # mypy: an abstract class as a value is what discovery is about.
+    kind = find("bayesgeom.models.native", ModelConfig, str(architecture), group="bayesgeom.models")  # type: ignore[type-abstract]
     check_known(f"architecture {architecture!r}", sizes, field_names(kind))
     check_fields(kind, sizes, of=f"architecture {architecture!r}: ")
     try:

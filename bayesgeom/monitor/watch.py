@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Shaped
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten  # torch has no public one
 
 from bayesgeom.core import (
     CheckpointFault,
@@ -33,7 +34,7 @@ from bayesgeom.core import (
     check_types,
     checked,
     read_safetensors,
-    remove_strays,
+    shown,
     with_gradients,
     write_arrays,
 )
@@ -53,10 +54,11 @@ from bayesgeom.monitor.rules import Event, Rules, Thresholds
 from bayesgeom.report import METRICS as TABLE
 from bayesgeom.report import Baseline, Diagnosis, Estimate, mean_estimate, with_provenance
 from bayesgeom.tasks.base import Branch, check_count, checked_seed, derived_seed, torch_seed
-from bayesgeom.training.optimizers import restore_state_of, state_of
 
 FILE = "last_good.safetensors"
 _WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
+_SETTINGS = ("params", "lr", "betas", "momentum", "weight_decay")  # of a group of parameters; they follow a schedule
+_STORABLE = (Tensor, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 Tensors = dict[str, Shaped[Tensor, "..."]]
 EVERY = 100
@@ -222,7 +224,8 @@ class Monitor:
             step: Step of the training, for tables and events.
 
         Raises:
-            InvalidArgument: `step` is no integer, or torch's default device is not the CPU.
+            InvalidArgument: `step` is no integer, torch's default device is not the CPU, or a rollback could not
+                restore the state of the optimizer.
         """
         check_argument("step", step, int)
         check_default_device()
@@ -405,13 +408,14 @@ def trainer_callback(
 class GoodState:
     """Stores one state and restores it; in memory if `folder` is None.
 
-    Learning rates and other optimizer settings are not restored: they follow their schedule.
+    Learning rates, betas, momentum and weight decay are not restored: they follow their schedule.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | Path | None) -> None:
         self.step: int | None = None
         self._module, self._optimizer, self._folder = module, optimizer, None if folder is None else Path(folder)
         self._stored: Tensors = {}
+        self._leaves, self._structure = tree_flatten({})  # of the optimizer's state; a tensor's leaf is its device
         self._digest = ""  # of the stored file, which another process may change
         self._endless = frozenset(name for name, value in module.named_buffers() if non_finite([value]))
 
@@ -422,33 +426,42 @@ class GoodState:
         """
         state = self._module.state_dict()
         weights = (value for name, value in state.items() if name not in self._endless)
-        return {
-            "weights": non_finite(weights),
-            "optimizer": 0 if self._optimizer is None else non_finite(state_of(self._optimizer, _OPTIMIZER).values()),
-        }
+        entries = [] if self._optimizer is None else tree_leaves(self._optimizer.state_dict()["state"])
+        return {"weights": non_finite(weights), "optimizer": non_finite(entries)}
 
     def keep(self, step: int) -> None:
         """Store the current state and replace the previous one. A state with NaN or infinite entries is not stored.
 
         Raises:
+            InvalidArgument: The optimizer's state contains objects.
             OutputFault: The folder cannot be written.
         """
-        tensors = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
-        if self._optimizer is not None:
-            tensors |= state_of(self._optimizer, _OPTIMIZER)
         if any(self.non_finite().values()):
             return
+        tensors = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
+        leaves, structure = list[Any](), self._structure
+        if self._optimizer is not None:
+            state = self._optimizer.state_dict()
+            for leaf in tree_leaves({**state, "param_groups": ()}):
+                if not isinstance(leaf, _STORABLE):  # its copy might refer to copies of the weights
+                    raise InvalidArgument(
+                        f"the state of {type(self._optimizer).__name__} contains {shown(leaf)}, and a rollback "
+                        f"restores only tensors, numbers and text. Leave out optimizer, or use another action."
+                    )
+            # Without `is_leaf`, a torch.Size would come back as a tuple.
+            leaves, structure = tree_flatten(state, is_leaf=lambda leaf: isinstance(leaf, torch.Size))
+            tensors |= {f"{_OPTIMIZER}{place}": leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         # Copies: training modifies weights in place, and safetensors does not support shared memory.
         copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
         if self._folder is None:
             self._stored = copies
         else:
-            remove_strays(self._folder)
             with atomic_file(self._folder / FILE) as temporary:
                 on_cpu = {name: value.cpu() for name, value in copies.items()}
                 write_arrays(on_cpu, temporary, {"step": str(step)}, framework="pt")
             self._digest = weights_hash(on_cpu)
-        self.step = step
+        self._leaves = [leaf.device if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.step, self._structure = step, structure
 
     @torch.no_grad()
     def put_back(self) -> int:
@@ -464,7 +477,11 @@ class GoodState:
         weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
         self._module.load_state_dict(weights, strict=True)
         if self._optimizer is not None:
-            restore_state_of(self._optimizer, tensors, _OPTIMIZER)
+            leaves = [
+                tensors[name].to(leaf, copy=True) if (name := f"{_OPTIMIZER}{place}") in tensors else leaf
+                for place, leaf in enumerate(self._leaves)
+            ]
+            restore_optimizer(self._optimizer, tree_unflatten(leaves, self._structure))
         return self.step
 
     def _read(self, path: Path) -> Tensors:
@@ -482,7 +499,18 @@ class GoodState:
         return found
 
 
-def non_finite(tensors: Iterable[Shaped[Tensor, "..."]]) -> int:
-    """Return the number of NaN or infinite entries of these tensors."""
-    floating = (tensor.detach() for tensor in tensors if tensor.is_floating_point())
-    return sum(tensor.numel() - int(tensor.isfinite().sum()) for tensor in floating)
+def restore_optimizer(optimizer: torch.optim.Optimizer, stored: dict[str, Any]) -> None:
+    """Restore a `state_dict` without its copy and its settings that follow a schedule."""
+    groups = optimizer.state_dict()["param_groups"]
+    for group, former in zip(groups, stored["param_groups"], strict=False):  # the training may have added groups
+        group.update({key: value for key, value in former.items() if key not in _SETTINGS})
+    optimizer.load_state_dict({**stored, "state": {}, "param_groups": groups})
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for key, entries in stored["state"].items():  # `load_state_dict` would cast them to the dtype of the parameter
+        optimizer.state[parameters[key] if isinstance(key, int) else key] = entries
+
+
+def non_finite(values: Iterable[object]) -> int:
+    """Return the number of NaN or infinite entries of the tensors and numbers among these values."""
+    tensors = (torch.as_tensor(value).detach() for value in values if isinstance(value, Tensor | float))
+    return sum(tensor.numel() - int(tensor.isfinite().sum()) for tensor in tensors if tensor.is_floating_point())

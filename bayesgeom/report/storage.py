@@ -9,9 +9,8 @@ mixed-up report is therefore an error. Fields are then checked against the annot
 import hashlib
 import json
 import math
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from os import PathLike
 from pathlib import Path
@@ -39,6 +38,7 @@ from bayesgeom.core import (
     shown,
     write_arrays,
 )
+from bayesgeom.core.errors import fits as fits_type
 from bayesgeom.report.estimate import KINDS, Baseline, Coordinate, Estimate, Quantity, Unit
 
 if TYPE_CHECKING:
@@ -216,7 +216,8 @@ def _reason_of(
     if codes is None and stored["reason"] is None:
         return None
     known_codes = [int(code) for code in Reason]
-    if codes is None or not np.isin(codes, known_codes).all() or np.shape(codes) != shape:
+    are_numbers = isinstance(codes, np.ndarray) or fits(codes, int)
+    if codes is None or not are_numbers or not np.isin(codes, known_codes).all() or np.shape(codes) != shape:
         raise OutputFault(f"{form}: its reason is not the number of a code for each entry.")
     return np.asarray(codes, dtype=np.int64)
 
@@ -402,35 +403,12 @@ def check_axes(kind: type, values: Mapping[str, Any], where: str) -> None:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Return whether a value from a file has the annotated type; an integer also counts as a float.
-
-    `core.errors.fits` judges what a caller passes instead: it accepts numpy's integers and a list for a tuple, and
-    refuses NaN, which is a valid value of a report. This function also compares the type and the axes of arrays.
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint in (Any, None, type(None)):
-        return hint is Any or value is None
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, one) for one in arguments)
+    """Return whether a value from a file has the annotated type, and an array or estimate the annotated axes."""
     if (array := _array(hint)) is not None:
         return _is_array(value, array)
-    if origin is Annotated:
-        quantity = quantity_of(hint)
-        is_estimate = isinstance(value, Estimate) and value.value.ndim == len(quantity.dims if quantity else ())
-        return is_estimate if quantity else fits(value, arguments[0])
-    if origin is typing.Literal:
-        return value in arguments
-    if origin is tuple:
-        return isinstance(value, tuple) and _items_fit(value, arguments)
-    if origin is not None and issubclass(origin, Mapping):
-        key, item = arguments
-        return isinstance(value, Mapping) and all(fits(k, key) and fits(v, item) for k, v in value.items())
-    if origin is not None and issubclass(origin, Sequence):
-        return isinstance(value, Sequence) and not isinstance(value, str) and _items_fit(value, (*arguments, ...))
-    if hint in (int, float):
-        is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-        return is_whole or (hint is float and isinstance(value, float))
-    return isinstance(value, hint)
+    if (quantity := quantity_of(hint)) is not None:
+        return isinstance(value, Estimate) and value.value.ndim == len(quantity.dims)
+    return fits_type(value, hint, with_nan=True)
 
 
 def hashed(stored: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
@@ -449,12 +427,6 @@ def _is_array(value: object, hint: type[AbstractArray]) -> bool:
         return False
     dtypes: Any = hint.dtypes
     return value.dtype.name in dtypes if isinstance(dtypes, list | tuple) else True  # Shaped allows any dtype
-
-
-def _items_fit(values: Sequence[object], arguments: tuple[Any, ...]) -> bool:
-    if arguments[-1:] == (...,):
-        return all(fits(value, arguments[0]) for value in values)
-    return len(values) == len(arguments) and all(map(fits, values, arguments))
 
 
 def _axes(hint: object) -> tuple[str, ...]:
@@ -574,6 +546,6 @@ def check_holds_report_alone(path: Path) -> None:
         entries = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     except OSError as error:
         raise OutputFault(f"cannot look into {path}: {error.strerror}.") from error
-    if foreign := [name for name in entries if name not in _OURS and not is_temporary(name, of=_OURS)]:
+    if foreign := [name for name in entries if name not in _OURS and not is_temporary(name)]:
         named = ", ".join(foreign[:3])
         raise OutputFault(f"{path} holds something else than a report ({named}); name an empty or a new directory.")

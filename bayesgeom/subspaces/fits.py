@@ -15,8 +15,10 @@ et al. 2024, arXiv:2303.02536 (trained swap); Agarwal, Dalal & Misra, *Geometric
 and the J-lens note (frame, Jacobian); Shai et al. 2024, arXiv:2405.15943 (belief decoder).
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Literal, final
 
 import torch
@@ -35,21 +37,6 @@ from bayesgeom.tasks.base import derived_seed
 
 AxisKind = Literal["readout", "pc1", "pc1_standardized"]
 AXES = ("readout", "pc1", "pc1_standardized")
-FORMS = (
-    "covariance:QUANTITY[,given=NAME+NAME]",
-    "leace:QUANTITY[,given=NAME+NAME]",
-    "trained_swap:RANK,QUANTITY",
-    "decoder:QUANTITY",
-    "entropy_axis",
-    "entropy_axis:pc1",
-    "entropy_axis:pc1_standardized",
-    "frame",
-    "frame:keys,HEAD",
-    "frame:ov,HEAD",
-    "top_jacobian:RANK",
-    "units:K,QUANTITY",
-    "random:RANK",
-)
 
 
 @checked()
@@ -322,44 +309,42 @@ def fit_from_text(text: str) -> Fit:
         'LEACE (belief)'
     """
     name, _, listed = text.partition(":")
-    parts = [part.strip() for part in listed.split(",") if part]
-    if (fit := _built_in(name, parts)) is not None:
-        return fit
+    values = [part.strip() for part in listed.split(",") if part]
+    written = ":".join([name, *([",".join(values)] if values else [])])
+    for form, fit_of in _FORMS.items():
+        pattern = reduce(lambda pattern, value: pattern.replace(*value), _VALUES.items(), form)
+        if (given := re.fullmatch(pattern, _ALSO.get(written, written))) is not None:
+            return fit_of(*given.groups())
     if name in (added := named_fits()):
-        return added[name].of_text(parts)
-    raise unknown_name("subspace", text, (*FORMS, *(kind.form() for kind in added.values())))
+        return added[name].of_text(values)
+    raise unknown_name("subspace", text, (*_FORMS, *(kind.form() for kind in added.values())))
 
 
-def _built_in(name: str, parts: Sequence[str]) -> Fit | None:
-    """Return the fit of this package with this name, or None if the text names none."""
-    match name, parts:
-        case (("covariance" | "leace"), [quantity, *rest]) if (given := _given(rest)) is not None:
-            return Eraser(PosteriorQuantity.of(quantity), oblique=name == "leace", given=given)
-        case "trained_swap", [r, quantity] if r.isdecimal():
-            return trained_swap(int(r), quantity)
-        case "units", [k, quantity] if k.isdecimal():
-            return units(int(k), quantity)
-        case "decoder", [quantity]:
-            return decoder(quantity)
-        case "entropy_axis", [] | ["readout" | "pc1" | "pc1_standardized"]:
-            return entropy_axis(*parts)
-        case "frame", [] | ["embedding"]:
-            return frame()
-        case "frame", [("keys" | "ov") as kind, head] if head.isdecimal():
-            return frame(kind, head=int(head))
-        case (("top_jacobian" | "random"), [r]) if r.isdecimal():
-            return top_jacobian(int(r)) if name == "top_jacobian" else random(int(r))
-    return None
+def _names(joined: str | None) -> tuple[str, ...]:
+    return () if joined is None else tuple(joined.split("+"))
 
 
-def _given(rest: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the names after given=, () without arguments, and None for any other text."""
-    match rest:
-        case []:
-            return ()
-        case [only] if only.startswith("given="):
-            return tuple(only.removeprefix("given=").split("+"))
-    return None
+_FORMS: Mapping[str, Callable[..., Fit]] = {
+    "covariance:QUANTITY[,given=NAME+NAME]": lambda quantity, given: covariance(quantity, given=_names(given)),
+    "leace:QUANTITY[,given=NAME+NAME]": lambda quantity, given: leace(quantity, given=_names(given)),
+    "trained_swap:RANK,QUANTITY": lambda rank, quantity: trained_swap(int(rank), quantity),
+    "decoder:QUANTITY": decoder,
+    "entropy_axis": entropy_axis,
+    "entropy_axis:pc1": partial(entropy_axis, "pc1"),
+    "entropy_axis:pc1_standardized": partial(entropy_axis, "pc1_standardized"),
+    "frame": frame,
+    "frame:keys,HEAD": lambda head: frame("keys", head=int(head)),
+    "frame:ov,HEAD": lambda head: frame("ov", head=int(head)),
+    "top_jacobian:RANK": lambda rank: top_jacobian(int(rank)),
+    "units:K,QUANTITY": lambda k, quantity: units(int(k), quantity),
+    "random:RANK": lambda rank: random(int(rank)),
+}
+_ALSO = {"entropy_axis:readout": "entropy_axis", "frame:embedding": "frame"}
+_VALUES = {  # what stands in a form for a value, as a regular expression
+    "[,given=NAME+NAME]": r"(?:,given=([^,]*))?",
+    "QUANTITY": r"([^,]+)",
+    **dict.fromkeys(("RANK", "HEAD", "K"), r"(\d+)"),
+}
 
 
 @final

@@ -156,11 +156,11 @@ def _trained(
             if time.monotonic() - saved_at > pace.save_seconds:
                 save_state(out / STATE, recipe, module, optimizers, step + 1)
                 saved_at = time.monotonic()
-    save_state(out / STATE, recipe, module, optimizers, recipe.steps)  # nothing is left to do, also if it ended early
-    if recipe.until is None:
-        _snapshot(recipe, module, out, recipe.steps, precision)
-    elif start < recipe.steps:
-        _snapshot(recipe, module, out, step + 1, precision)
+    # Before the last state, which ends the run and does not state the step at which a stage ended early.
+    if recipe.until is None or start < recipe.steps:
+        _snapshot(recipe, module, out, recipe.steps if recipe.until is None else step + 1, precision)
+    save_state(out / STATE, recipe, module, optimizers, recipe.steps)
+    if recipe.until is not None and start < recipe.steps:
         _warn_unless_learned(recipe, module, held_out)
     return module.eval()
 

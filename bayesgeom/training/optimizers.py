@@ -3,12 +3,13 @@
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from bayesgeom.core import InvalidArgument, shown
 from bayesgeom.training.environment import Precision
 from bayesgeom.training.recipes import Recipe
 
@@ -55,39 +56,30 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Shaped[Tensor, "..."]]:
-        """Return every tensor on which the next step depends."""
-        parts = enumerate(self.parts)
-        return {name: value for which, part in parts for name, value in state_of(part, f"optimizer.{which}.").items()}
+        """Return the tensors of the optimizers' state, by optimizer, parameter and key.
 
-    def restore(self, state: dict[str, Shaped[Tensor, "..."]]) -> None:
-        """Restore the output of `state`."""
-        for which, part in enumerate(self.parts):
-            restore_state_of(part, state, f"optimizer.{which}.")
+        Raises:
+            InvalidArgument: There is other state.
+        """
+        state = {
+            f"optimizer.{which}.{index}.{key}": value
+            for which, part in enumerate(self.parts)
+            for index, entries in part.state_dict()["state"].items()
+            for key, value in entries.items()
+        }
+        for name, value in state.items():
+            if not isinstance(value, Tensor):
+                raise InvalidArgument(f"{name} is {shown(value)}, and only tensors are stored: use another optimizer.")
+        return state
 
-
-def state_of(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Shaped[Tensor, "..."]]:
-    """Return the tensors of an optimizer's state by prefix, parameter and key; numbers become scalar tensors."""
-    return {
-        f"{prefix}{index}.{key}": value if isinstance(value, Tensor) else torch.tensor(value)
-        for index, entries in optimizer.state_dict()["state"].items()
-        for key, value in entries.items()
-        if isinstance(value, (Tensor, int, float))
-    }
-
-
-def restore_state_of(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Shaped[Tensor, "..."]], prefix: str
-) -> None:
-    """Restore what `state_of` returned, among other tensors. Learning rates and other settings stay."""
-    now = optimizer.state_dict()
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in tensors.items():
-        if name.startswith(prefix):
-            index, _, key = name.removeprefix(prefix).partition(".")
-            former = now["state"].get(int(index), {}).get(key)
-            is_tensor = isinstance(former, Tensor) or former is None
-            state.setdefault(int(index), {})[key] = value.clone() if is_tensor else value.item()
-    optimizer.load_state_dict({"state": state, "param_groups": now["param_groups"]})
+    def restore(self, state: Mapping[str, Shaped[Tensor, "..."]]) -> None:
+        """Restore the output of `state`. Learning rates and other settings stay."""
+        entries: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.parts]
+        for name, value in state.items():
+            _, which, index, key = name.split(".", 3)
+            entries[int(which)].setdefault(int(index), {})[key] = value.clone()
+        for part, stored in zip(self.parts, entries, strict=True):
+            part.load_state_dict({"state": stored, "param_groups": part.state_dict()["param_groups"]})
 
 
 @final

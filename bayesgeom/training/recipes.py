@@ -2,7 +2,7 @@
 
 Most rows have one recipe for each of several architectures, named `<task>-<architecture>`: the seeds of the batches
 depend on the task only, so every architecture sees the same sequences in the same order, and parameter counts are
-within 1 % of the row's transformer (see `models.capacity`).
+within 1 % of the row's transformer.
 
 `repeats` and `recall` are learned in two stages. With all keys equally likely there is no gradient toward attending to
 values before keys can be matched (see `tasks.bijection` and `tasks.associative_recall`). On sequences with returning

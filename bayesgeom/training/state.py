@@ -25,7 +25,6 @@ from bayesgeom.core import (
     atomic_file,
     check_regular,
     counted,
-    remove_strays,
     write_arrays,
 )
 from bayesgeom.models.checkpoint import weights_hash
@@ -61,7 +60,6 @@ def locked(out: Path) -> Iterator[None]:
     except OSError as error:
         raise OutputFault(f"cannot write {out / LOCK}: {error.strerror or error}.") from error
     try:
-        remove_strays(out)
         yield
     finally:
         lock.release()

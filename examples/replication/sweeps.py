@@ -20,7 +20,6 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from bayesgeom.core import InvalidArgument, Trials, unknown_name
-from bayesgeom.models.capacity import capacity_matched, n_parameters
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats import UNBOUNDED, kl_bits, mean_interval
@@ -30,6 +29,7 @@ from bayesgeom.training.environment import Precision, resolve_precision
 from bayesgeom.training.loop import training_step
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import Recipe, recipe_from_dict
+from examples.replication.capacity import capacity_matched, n_parameters
 
 TABLE = Path(__file__).parent / "results" / "sweeps.csv"
 POOLS, SYMBOLS, LENGTH = (4, 16, 64, 256, 1_024), 4, 64

@@ -1,5 +1,6 @@
 """Writing aside: whole or not at all, whatever stops it."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,73 @@ def test_a_check_finds_files_in_the_way(tmp_path: Path) -> None:
         check_directory(tmp_path / "x")
     with pytest.raises(OutputFault, match=r"cannot make the folder .*/x: "):
         check_directory(tmp_path / "x" / "y")
+
+
+def test_a_link_is_written_through_and_one_in_a_circle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("fresh/run")
+    (tmp_path / "circle").symlink_to("circle")
+    with atomic_directory(tmp_path / "link") as aside:
+        (aside / "a").write_text("new")
+    assert (tmp_path / "link").is_symlink() and tree(tmp_path / "fresh") == {"run/a": "new"}
+    with atomic_directory(
+        tmp_path / "fresh" / "run" / ".." / "run"
+    ) as aside:  # leads nowhere once the old one is moved
+        (aside / "b").write_text("new")
+    assert tree(tmp_path / "fresh") == {"run/b": "new"}
+    for writer in (atomic_file, atomic_directory):
+        with pytest.raises(OutputFault, match=r"circle is a symbolic link that leads back to itself"):
+            writer(tmp_path / "circle").__enter__()
+
+
+def test_the_working_directory_and_a_pipe_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputFault, match="is the working directory, which cannot be replaced"):
+        check_directory(Path())
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputFault, match="is a device or a pipe, which is not replaced"):
+        atomic_file(tmp_path / "pipe").__enter__()
+
+
+@pytest.mark.parametrize("which", ["the first", "every"])
+def test_a_directory_that_another_process_puts_there_meanwhile_is_replaced(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, replace, n_others = tmp_path / "x", os.replace, 0
+    former_directory(path)
+
+    def replaced(source: Path, target: Path) -> None:
+        nonlocal n_others
+        if target == path and (which == "every" or not n_others):
+            n_others += 1
+            path.mkdir()
+            (path / "a").write_text("of another process")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    if which == "every":
+        with pytest.raises(OutputFault, match=os.strerror(errno.ENOTEMPTY)), atomic_directory(path):
+            pass
+        assert tree(path) == {"a": "of another process"}
+    else:
+        with atomic_directory(path) as aside:
+            (aside / "b").write_text("new")
+        assert tree(path) == {"b": "new"} and n_others == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_an_interruption_between_the_renames_puts_back_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    former_directory(tmp_path / "x")
+    replace = os.replace
+
+    def interrupted(source: Path, target: Path) -> None:
+        replace(source, target)
+        if str(target).endswith(".former"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "x"):
+        pass
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"] and tree(tmp_path) == {"x/a": "former"}
 
 
 @pytest.mark.parametrize("framework", ["numpy", "pt"])

@@ -1,4 +1,4 @@
-"""One format of numbers: four significant digits, one minus sign, nothing that reads as 0 without being 0."""
+"""Texts for people: one format of numbers, tables that fit their width, and no escape sequences."""
 
 import math
 import re
@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from bayesgeom.core.text import number_text
+from bayesgeom.core.errors import BayesGeomError, on_lines
+from bayesgeom.core.text import fitted, number_text
 from bayesgeom.report.estimate import Estimate
 
 
@@ -36,3 +37,19 @@ def test_texts_are_within_half_a_digit_of_their_numbers(rng: np.random.Generator
 
 def test_an_estimate_and_its_interval_have_one_format() -> None:
     assert Estimate.of(-3e-5, (-0.1, 4e-7), n=7).text() == "−3e−5 [−0.1 … 4e−7]"
+
+
+def test_a_wide_table_wraps_without_losing_text() -> None:
+    rows = [("head", "a header of several words", "interval", "note")]
+    rows += [(f"L0H{at}", "0.1234", "0.1 [0.05 … 0.15]", "a note that is longer than its column") for at in range(3)]
+    lines = fitted(rows, width=60)
+    assert max(map(len, lines)) <= 60
+    words = " ".join(lines).split()
+    assert sorted(words) == sorted(" ".join(" ".join(row) for row in rows).split())
+    assert sum("0.1 [0.05 … 0.15]" in line for line in lines) == 3, "an interval stays on one line"
+
+
+def test_no_line_end_and_no_escape_sequence_of_a_name_is_printed() -> None:
+    name, cleared = "a\nb\x1b[2Jc\u2028d\u202ee", r"b\x1b[2Jc\u2028d\u202ee"
+    assert str(BayesGeomError(f"there is no {name}.")) == rf"there is no a\n{cleared}."
+    assert on_lines(name) == f"a\n{cleared}" and on_lines("a\tb") == "a\tb"

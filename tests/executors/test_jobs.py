@@ -67,6 +67,72 @@ def test_a_failed_job_costs_itself_alone(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob(f"*/{RESULT}"))) == 2
 
 
+def future_of(returned: object = None, error: BaseException | None = None) -> "Future[Any]":
+    future: Future[Any] = Future()
+    if error is None:
+        future.set_result(returned)
+    else:
+        future.set_exception(error)
+    return future
+
+
+def cancelled() -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.cancel()
+    return future
+
+
+class QuotaExceeded(Exception):
+    """An error that only its engine knows."""
+
+
+def refused() -> Any:
+    raise QuotaExceeded("Traceback\n  no more jobs today")
+
+
+@pytest.mark.parametrize(
+    ("submit", "reason"),
+    [
+        (cancelled, "CancelledError"),
+        (refused, "QuotaExceeded: no more jobs today"),
+        (lambda: None, "submit returned None instead of a future"),
+        (lambda: "done", "submit returned 'done' instead of a future"),
+        (future_of, "its worker wrote no result that this process can read; name a folder that both see"),
+        (lambda: future_of(7), "its worker wrote no result that this process can read; name a folder that both see"),
+        (lambda: future_of(error=KeyboardInterrupt()), "KeyboardInterrupt"),  # of the worker, not of this process
+        (lambda: future_of(error=SystemExit(3)), "SystemExit: 3"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_job_that_its_executor_loses_costs_itself_alone(
+    submit: Callable[[], Any], reason: str, place: int, tmp_path: Path
+) -> None:
+    @final
+    class Loses:
+        n = 0
+
+        def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
+            self.n += 1
+            return submit() if self.n == place + 1 else AtOnce().submit(fn, *args)
+
+    jobs = [job(5), job(2), job(7)]
+    with pytest.raises(ExecutorFault, match=rf"1 of 3 jobs failed: '{jobs[place].name}': {reason}\. .* other 2 are in"):
+        Batch(executor=Loses(), folder=tmp_path).results(jobs)
+    assert len(list(tmp_path.glob(f"*/{RESULT}"))) == 2
+    following = AtOnce()
+    assert [len(values) for values in Batch(executor=following, folder=tmp_path).results(jobs)] == [5, 2, 7]
+    assert following.n == 1
+
+
+def test_a_result_that_was_written_counts_whatever_the_executor_returns(tmp_path: Path) -> None:
+    @final
+    class Forgets:
+        def submit(self, fn: Callable[..., Any], /, *args: Any) -> "Future[Any]":
+            return future_of(None if fn(*args) == "" else "failed")
+
+    assert [len(values) for values in Batch(executor=Forgets(), folder=tmp_path).results([job(3)])] == [3]
+
+
 def test_what_cannot_be_sent_is_refused_before_anything_is_submitted(tmp_path: Path) -> None:
     taker = AtOnce()
     with pytest.raises(InvalidArgument, match=r"job 'range 3' cannot be sent to a worker: .*function is not JSON"):
@@ -109,15 +175,17 @@ def test_a_worker_that_writes_elsewhere_is_found_out(tmp_path: Path) -> None:
             there = {**json.loads(text), "file": str(tmp_path / "elsewhere" / RESULT)}
             return AtOnce().submit(fn, json.dumps(there))
 
-    with pytest.raises(ExecutorFault, match=r"wrote where this process cannot read; name a folder that both see"):
+    with pytest.raises(ExecutorFault, match=r"wrote no result that this process can read; name a folder that both see"):
         Batch(executor=Elsewhere(), folder=tmp_path / "here").results([job(2)])
 
 
 def test_a_pool_that_is_shut_down_is_named(tmp_path: Path) -> None:
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
     pool.shutdown()
-    with pytest.raises(ExecutorFault, match=r"ProcessPoolExecutor accepts no jobs: cannot schedule new futures"):
-        Batch(executor=pool, folder=tmp_path).results([job(2)])
+    with pytest.raises(
+        ExecutorFault, match=r"2 of 2 jobs failed: 'range 2': RuntimeError: cannot schedule new futures"
+    ):
+        Batch(executor=pool, folder=tmp_path).results([job(2), job(3)])
 
 
 def test_a_job_computes_with_the_stated_threads(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bayesgeom.core.plugins import discover, find
+from bayesgeom.core.plugins import discover
 from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only
+from tests.test_every_architecture import SIZES
 
 ARCHITECTURES = sorted(discover("bayesgeom.models.native", ModelConfig))  # type: ignore[type-abstract]  # as discovery does
 
@@ -28,9 +29,8 @@ class Watch(TorchFunctionMode):
 
 
 def small(architecture: str) -> ModelConfig:
-    kind = find("bayesgeom.models.native", ModelConfig, architecture)  # type: ignore[type-abstract]  # as discovery does
-    sizes = {"architecture": architecture, "d_vocab": 11, "n_ctx": 7, "n_layers": 2, **kind.proportions(48)}
-    return config_from_dict(sizes)
+    sizes = {"architecture": architecture, "d_vocab": 11, "n_ctx": 7, "n_layers": 2}
+    return config_from_dict(sizes | SIZES[architecture])
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

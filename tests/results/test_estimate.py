@@ -160,13 +160,8 @@ def test_every_part_is_stored(shape: tuple[int, ...], rng: np.random.Generator) 
     "damage",
     [
         {"value": "array"},
-        {"value": None},
-        {"value": "x"},
-        {"n": 1.5},
         {"resampled": 3},
-        {"baselines": [3]},
         {"baselines": [{"kind": "guess", "name": "a", "value": 0.0, "low": None, "high": None}]},
-        {"baselines": [{"kind": "chance", "name": "a"}]},
         {"reason": 99},
         {"reason": "heavy tail"},
     ],

@@ -139,6 +139,12 @@ def test_every_draw_checks_its_seed() -> None:
     assert type(checked_seed(np.int64(5))) is int and checked_seed(np.uint8(5)) == 5
 
 
+def test_seeds_that_differ_in_high_bits_give_other_draws() -> None:
+    seeds = [3, 3 + 2**32, 3 + 2**33, 3 + 2**62]
+    drawn = {task.sample(64, seed=seed).tokens.numpy().tobytes() for seed in seeds for task in TASKS}
+    assert len(drawn) == len(seeds) * len(TASKS)
+
+
 def test_derived_seeds_differ_by_seed_and_path_and_fit_torch() -> None:
     seeds = [derived_seed(*parts) for parts in [(0,), (1,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]]
     assert len(set(seeds)) == len(seeds)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.checkpoint_files import checkpoints, read_description
@@ -145,3 +146,13 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     assert parts[0] == set(names.values()) - parts[1]
     everything = Optimizers(replace(TINY, optimizer="adamw"), module).parts
     assert [sum(len(group["params"]) for group in part.param_groups) for part in everything] == [len(names)]
+
+
+@pytest.mark.parametrize("value", [3, [torch.ones(2)], None], ids=["number", "list", "None"])
+def test_optimizer_state_that_a_file_cannot_hold_is_refused(value: object) -> None:
+    module = TINY.model_config().build(seed=0)
+    optimizers = Optimizers(TINY, module)
+    first = next(module.parameters())
+    optimizers.parts[0].state[first]["history"] = value
+    with pytest.raises(InvalidArgument, match=r"optimizer\.0\.0\.history is .*, and only tensors are stored"):
+        optimizers.state()

@@ -1,8 +1,11 @@
 """Stages that end once enough answers are named."""
 
+import contextlib
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +45,36 @@ def test_a_stage_ends_once_enough_answers_are_named(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "whole")[-1] == TINY.steps
     again = train(replace(TINY, until=0.0), tmp_path / "ended", resume=True, pace=QUIET).state_dict()
     assert all(torch.equal(ended[name], again[name]) for name in ended)
+
+
+@pytest.mark.parametrize("until", [0.0, 1.0, None])
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("writes", ["save_state", "save_checkpoint"])
+def test_a_run_that_is_killed_at_one_of_its_last_writes_ends_with_the_same_files(
+    until: float | None, is_after: bool, writes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(TINY, until=until)
+    expects = pytest.warns(UserWarning, match="tiny ended") if until == 1.0 else contextlib.nullcontext()
+    with expects:
+        train(recipe, tmp_path / "whole", pace=QUIET)
+    written = getattr(loop, writes)
+
+    def killed(*args: Any, **given: Any) -> None:
+        if is_after:
+            written(*args, **given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, writes, killed)  # with this pace, it writes its state only once
+        train(recipe, tmp_path / "killed", pace=QUIET)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # after the last state, there is nothing to warn of
+        train(recipe, tmp_path / "killed", resume=True, pace=QUIET)
+    assert files_in(tmp_path / "killed") == files_in(tmp_path / "whole")
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_curriculum_goes_on_with_more_pairs(tmp_path: Path) -> None:

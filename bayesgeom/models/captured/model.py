@@ -40,7 +40,6 @@ from bayesgeom.core import (
     is_file,
     is_untrained,
     read_json,
-    remove_strays,
     shown,
     untrained,
     write_arrays,
@@ -301,7 +300,6 @@ def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, 
 
 def _begun(folder: Path, requested: Manifest) -> Manifest:
     """The manifest to continue from, written if there is none."""
-    remove_strays(folder)
     if not is_capture(folder):
         if folder.exists() and (not folder.is_dir() or holds_others(folder)):
             raise OutputFault(f"{folder} holds other files than a capture. Name an empty or a new directory.")

@@ -19,7 +19,6 @@ There is no positional encoding: the recurrence is ordered.
 References: Hochreiter & Schmidhuber 1997; Gers et al. 2000 (forget gate).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -52,11 +51,6 @@ class LSTMConfig(ModelConfig):
 
     def _build(self, *, seed: int) -> "LSTM":
         return LSTM(self, seed=seed)
-
-    @classmethod
-    def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Return the width; there are no other sizes."""
-        return {"d_model": d_model}
 
 
 @final

@@ -17,7 +17,6 @@ Reference: Gu & Dao 2023, arXiv:2312.00752.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -65,11 +64,6 @@ class MambaConfig(ModelConfig):
 
     def _build(self, *, seed: int) -> "Mamba":
         return Mamba(self, seed=seed)
-
-    @classmethod
-    def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Return the width; other sizes keep their defaults."""
-        return {"d_model": d_model}
 
 
 @final

@@ -14,7 +14,6 @@ References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the MLP baseline).
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
@@ -59,11 +58,6 @@ class MLPConfig(ModelConfig):
 
     def _build(self, *, seed: int) -> "PositionwiseMLP":
         return PositionwiseMLP(self, seed=seed)
-
-    @classmethod
-    def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Return a hidden layer four times as wide."""
-        return {"d_model": d_model, "d_mlp": 4 * d_model}
 
 
 @final

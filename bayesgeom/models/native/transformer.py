@@ -10,7 +10,6 @@ References: Zhang & Sennrich 2019 (RMSNorm); Agarwal, Dalal & Misra 2025 (sizes)
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final, get_args
 
@@ -109,16 +108,6 @@ class TransformerConfig(ModelConfig):
 
     def _build(self, *, seed: int) -> "Transformer":
         return Transformer(self, seed=seed)
-
-    @classmethod
-    def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Return heads of about 32 coordinates and an MLP four times as wide."""
-        divisors = (n for n in range(1, d_model + 1) if d_model % n == 0)
-        return {
-            "d_model": d_model,
-            "n_heads": min(divisors, key=lambda n: abs(math.log(d_model / n / 32))),
-            "d_mlp": 4 * d_model,
-        }
 
 
 @final

@@ -145,18 +145,6 @@ class LlamaConfig(WrappedConfig):
                 f"rotary positions rotate pairs of coordinates: d_head = {self.d_model // self.n_heads} must be even."
             )
 
-    @classmethod
-    def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Return heads of about 32 coordinates, two query heads per key, and a gated MLP 8/3 as wide."""
-        pairs = [n for n in range(1, d_model // 2 + 1) if d_model % (2 * n) == 0 and d_model // n % 2 == 0]
-        n_heads = min(pairs, key=lambda n: abs(math.log(d_model / n / 32))) if pairs else 1
-        return {
-            "d_model": d_model,
-            "n_heads": n_heads,
-            "n_kv_heads": n_heads // 2 or 1,
-            "d_mlp": round(8 * d_model / 3),
-        }
-
     def _entries(self) -> dict[str, Any]:
         return {
             "vocab_size": self.d_vocab,
@@ -202,11 +190,6 @@ class Mamba2Config(WrappedConfig):
                 f"expand · d_model = {self.expand * self.d_model} must be a multiple of d_head = {self.d_head}."
             )
 
-    @classmethod
-    def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Return four heads, or two if the width is odd."""
-        return {"d_model": d_model, "d_head": d_model // 2 if d_model % 2 == 0 else d_model}
-
     def _entries(self) -> dict[str, Any]:
         return {
             "vocab_size": self.d_vocab,
@@ -251,11 +234,6 @@ class RWKVConfig(WrappedConfig):
             raise InvalidArgument(
                 f"an RWKV is initialized with ramps over layers and channels and needs at least 2 of each, got {self}."
             )
-
-    @classmethod
-    def proportions(cls, d_model: int) -> Mapping[str, int]:
-        """Return a channel mixing four times as wide."""
-        return {"d_model": d_model, "d_mlp": 4 * d_model}
 
     def _entries(self) -> dict[str, Any]:
         return {

@@ -17,12 +17,12 @@ from filelock import FileLock, Timeout
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import RUNS
 from bayesgeom.core.text import fitted
-from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.checkpoint_files import CONFIG, FINISHED, checkpoints, read_description
 from bayesgeom.training.loop import BEFORE, RECIPE, check_run
 from bayesgeom.training.publish import as_duration
 from bayesgeom.training.recipes import Recipe
 from bayesgeom.training.state import LOCK, LOG, read_log
+from examples.replication.capacity import n_parameters
 from examples.replication.training.construction import constructed
 from examples.replication.training.recipes import network_of, recipe, sweep
 

@@ -15,12 +15,12 @@ import torch
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
 from bayesgeom.measurements.calibration import CalibrationReport
-from bayesgeom.models.capacity import n_parameters
 from bayesgeom.report.storage import parts_of
 from bayesgeom.report.theme import DARK
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish
 from bayesgeom.training.recipes import Recipe
+from examples.replication.capacity import n_parameters
 from examples.replication.comparison import cell as cells
 from examples.replication.comparison import commands
 from examples.replication.comparison.again import joinable, restated, with_rows_of

@@ -3,8 +3,8 @@
 import re
 from dataclasses import replace
 
-from bayesgeom.models.capacity import n_parameters
 from bayesgeom.training import publish
+from examples.replication.capacity import n_parameters
 from examples.replication.training.construction import HORIZON, PERCENT, constructed
 from examples.replication.training.queue import queue
 from examples.replication.training.recipes import RECIPES, recipe

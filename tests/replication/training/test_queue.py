@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.checkpoint_files import FINISHED, checkpoints
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.loop import RECIPE
 from bayesgeom.training.recipes import Recipe
 from bayesgeom.training.state import LOG, append_log, locked
+from examples.replication.capacity import n_parameters
 from examples.replication.comparison import commands
 from examples.replication.training.queue import (
     PARAMETERS,

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import UnknownName
-from bayesgeom.models.capacity import n_parameters
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.training.loop import loss_nats
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import Recipe
+from examples.replication.capacity import n_parameters
 from examples.replication.comparison.cell import cell
 from examples.replication.training.recipes import FURTHER_TASKS, MULTIPLES, RECIPES, architectures_of, recipe, sweep
 

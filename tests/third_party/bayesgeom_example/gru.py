@@ -1,6 +1,5 @@
 """GRU: a gated recurrent network with an untied output, as an architecture that checkpoints can name."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import ClassVar, final
 
@@ -29,10 +28,6 @@ class GRUConfig(ModelConfig):
     def _build(self, *, seed: int) -> nn.Module:
         torch.manual_seed(seed)  # the caller restores the global random state
         return GRU(self)
-
-    @classmethod
-    def proportions(cls, d_model: int) -> Mapping[str, int]:
-        return {"d_model": d_model}
 
     @classmethod
     def adapter(

@@ -174,7 +174,7 @@ def _shown(parameter: inspect.Parameter) -> str:
 
 
 def test_public_signatures_are_the_listed_ones() -> None:
-    """A change here is a change for users: see CONTRIBUTING.md. `python -m tests.test_public_names` writes the list."""
+    """A change here is a change for users: see CONTRIBUTING.md. `python -m tests.whole.test_public_names` writes it."""
     assert signatures() == SIGNATURES.read_text(encoding="utf-8")
 
 

@@ -7,7 +7,7 @@ A comment before a code block says what the tests do with it; readers do not see
     <!-- output -->         what the block before prints, to the letter
     <!-- output: words -->  the same but for numbers, spacing, answers, verdicts and which baseline leads
 
-`python -m tests.test_docs README.md` writes into a page what its blocks print with the shipped checkpoints.
+`python -m tests.whole.test_docs README.md` writes into a page what its blocks print with the shipped checkpoints.
 """
 
 import contextlib

@@ -94,19 +94,6 @@ def test_numbers_are_those_without_a_mode(
     np.testing.assert_array_equal(found, plain[call])
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_monitor_measures_the_same_in_a_loop_under_a_mode(mode: str, run: Path, plain: dict[str, np.ndarray]) -> None:
-    model = load(run / SNAPSHOT)
-    monitor = Monitor(model.module, model.task, every=1, settings=Settings(n=8))
-    if mode == "meta":
-        with pytest.raises(InvalidArgument, match="torch's default device is meta"), MODES[mode]():
-            monitor(1)
-        return
-    with MODES[mode]():
-        monitor(1)
-    np.testing.assert_array_equal(numbers(monitor.report()), plain["Monitor"])
-
-
 @pytest.mark.parametrize("call", ["gradient_laws", "Monitor"])
 def test_numbers_of_a_frozen_model_are_its_numbers(
     call: str, run: Path, plain: dict[str, np.ndarray], tmp_path: Path

@@ -12,8 +12,6 @@ import pytest
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault
-from bayesgeom.core.files import LEVELS, read_json
-from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.training.formation import pack
 from bayesgeom.training.packed import read_formation
 from tests.models.test_checkpoint import change_config, saved
@@ -61,29 +59,15 @@ def replaced(name: str, by: Callable[[Path], object]) -> Callable[[Path], None]:
     return change
 
 
-def named(**entries: object) -> Callable[[Path], None]:
-    return lambda path: change_config(path, lambda data: data.update(entries))
-
-
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "layers": (asked(n_layers=10**9), r"n_layers is 1,000,000,000 in the config, .*holds 23 tensors"),
-    "more digits than int64": (asked(n_layers=10**30), r"n_layers must be an integer, got 10000"),
     "width": (asked(d_model=3 * 10**7), r"d_model is 30,000,000 in the config, .*weights"),
     "context": (asked(n_ctx=10**12), r"pos_embed.weight has shape \(5, 21\), the config requires \(10{12}, 21\)"),
     "overflow": (asked(n_ctx=2**62), r"cannot be built.* Restore"),
-    "a fraction": (asked(n_layers=2.5), r"n_layers must be an integer, got 2.5"),
-    "nested sizes": (asked(prior_slopes=[["x"]]), r"prior_slopes"),
-    "a task that fills the memory": (
-        named(task={"name": "hmm", "length": 10**9}),
-        r"task 'hmm' with .*length=1000000000.* needs about .* GB",
-    ),
-    "a step that is text": (named(step="x"), r"step must be a non-negative integer, got 'x'"),
     "many digits": (replaced(CONFIG, lambda file: file.write_text('{"schema": ' + "1" * 5_000 + "}")), r"JSON"),
     "nesting": (replaced(CONFIG, lambda file: file.write_text('{"model_type":' + "[" * 100_000)), r"nested"),
     "a pipe": (replaced(CONFIG, os.mkfifo), r"config.json is a named pipe"),
     "a device": (replaced(CONFIG, lambda file: file.symlink_to("/dev/zero")), r"config.json is a device"),
-    "a sparse giant": (replaced(CONFIG, lambda file: os.truncate(os.open(file, os.O_CREAT | os.O_RDWR), 2**40)), r"GB"),
-    "weights in a pipe": (replaced(WEIGHTS, os.mkfifo), r"model.safetensors is a named pipe"),
 }
 
 
@@ -93,24 +77,6 @@ def test_hostile_checkpoints_are_refused_at_once(fault: str, checkpoint: Path) -
     change(checkpoint)
     with pytest.raises(CheckpointFault, match=message):
         bayesgeom.load(checkpoint)
-    with pytest.raises(CheckpointFault, match=message):
-        load_checkpoint(checkpoint)
-
-
-def test_json_is_read_to_the_allowed_depth_and_no_further(tmp_path: Path) -> None:
-    file = tmp_path / "held.json"
-    file.write_text("[" * LEVELS + "]" * LEVELS)
-    assert read_json(file)
-    file.write_text("[" * (LEVELS + 1) + "]" * (LEVELS + 1))
-    with pytest.raises(CheckpointFault, match=f"nested more than {LEVELS} deep"):
-        read_json(file)
-
-
-def test_a_link_to_a_file_is_read(checkpoint: Path) -> None:
-    for name in (CONFIG, WEIGHTS):
-        (checkpoint / name).rename(checkpoint.parent / name)
-        (checkpoint / name).symlink_to(checkpoint.parent / name)
-    assert bayesgeom.load(checkpoint).spec.n_layers == 2
 
 
 @pytest.mark.parametrize("file", ["../elsewhere.safetensors", "/etc/passwd", 3], ids=str)
@@ -121,16 +87,6 @@ def test_a_pack_that_names_other_files_is_refused(file: object, tmp_path: Path) 
     assert len(read_formation(tmp_path / "packed")["snapshots"]) == 2
     _change_pack(tmp_path / "packed", lambda data: data["snapshots"][0].update(file=file))
     with pytest.raises(CheckpointFault, match=r"formation.json names .* as the file of a snapshot"):
-        read_formation(tmp_path / "packed")
-
-
-@pytest.mark.parametrize("snapshots", ["x", [{}], [{"file": "a.safetensors", "step": "x"}]], ids=str)
-def test_a_pack_whose_list_is_no_list_of_snapshots_is_refused(snapshots: object, tmp_path: Path) -> None:
-    for step in (1, 2):
-        saved(tmp_path / "run" / "snapshots" / f"step-{step}", seed=step)
-    pack(tmp_path / "run", tmp_path / "packed", keep=2)
-    _change_pack(tmp_path / "packed", lambda data: data.update(snapshots=snapshots))
-    with pytest.raises(CheckpointFault, match=r"formation.json"):
         read_formation(tmp_path / "packed")
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import bayesgeom
-from bayesgeom.core.edits import Replace
-from bayesgeom.core.run import ATTN_OUT, RESID_POST, Site
+from bayesgeom.core.run import RESID_POST
 from bayesgeom.models.base import Model
 from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.resolve import as_model
@@ -26,15 +25,6 @@ LSTM = {"architecture": "lstm", **SIZES}
 PATIENCE = 0.3
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-class Nothing:
-    """A reference that nothing is read from."""
-
-    def mean(self, site: Site, layer: int) -> torch.Tensor:
-        raise AssertionError(site, layer)
-
-    donor = mean
 
 
 def made(sizes: dict[str, object]) -> Model:
@@ -85,37 +75,6 @@ def test_two_threads_that_meet_in_a_pass_record_what_each_records_alone(
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_two_adapters_of_one_module_share_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = config_from_dict(TRANSFORMER).build(seed=1)
-    models = [as_model(module), as_model(module)]
-    Meeting(module.get_submodule("embed"), monkeypatch)
-    trials = TASK.sample(7, seed=0)
-    found = both(*(lambda m=m: m.run([trials], record=[RESID_POST], n_recorded=7) for m in models))
-    assert all(torch.equal(run.recorded[RESID_POST], found[0].recorded[RESID_POST]) for run in found)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("sizes", [LLAMA, LSTM], ids=lambda sizes: sizes["architecture"])
-def test_an_ablation_and_a_recording_do_not_see_each_other(
-    sizes: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, trials = made(sizes), TASK.sample(7, seed=0)
-    site = RESID_POST if sizes is LSTM else ATTN_OUT
-
-    def ablate() -> torch.Tensor:
-        replayer = model.replayer()
-        baseline = replayer.baseline(trials)
-        return replayer.logits(baseline, [[Replace(site=site, layer=0, mode="zero")]], Nothing())
-
-    def record() -> torch.Tensor:
-        return model.run([trials], record=[RESID_POST], n_recorded=7).recorded[RESID_POST]
-
-    alone = ablate(), record()
-    Meeting(next(part for part in model.module.modules() if isinstance(part, nn.Embedding)), monkeypatch)
-    for one, other in zip(alone, both(ablate, record), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_diagnoses_in_two_threads_equal_diagnoses_one_after_another() -> None:
     model = made(TRANSFORMER)
 
@@ -127,15 +86,6 @@ def test_diagnoses_in_two_threads_equal_diagnoses_one_after_another() -> None:
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(diagnosed, [0, 1, 0, 1]))
     assert together == [*alone, *alone]
-
-
-def test_the_training_mode_survives_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = made(TRANSFORMER)
-    model.module.train()
-    Meeting(model.module.get_submodule("embed"), monkeypatch)
-    trials = TASK.sample(7, seed=0)
-    both(lambda: model.run([trials]), lambda: model.run([trials]))
-    assert all(part.training for part in model.module.modules())
 
 
 @pytest.mark.parametrize("sizes", [RWKV, TRANSFORMER], ids=lambda sizes: sizes["architecture"])

@@ -1,7 +1,6 @@
 """One bad checkpoint or plug-in is named, and everything else works."""
 
 import importlib
-import json
 import sys
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 import bayesgeom
 from bayesgeom.cli import main
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.models.checkpoint_files import hashed
 from tests.test_cli import QUICK, save
 
 
@@ -26,36 +24,18 @@ def test_a_bad_checkpoint_is_listed_with_its_error(folder: Path, capsys: pytest.
     assert main(["checkpoints"]) == 0
     sound = capsys.readouterr().out
     root = folder / "checkpoints"
-    for name, text in {
-        "a-torn": "{",
-        "b-nested": "[" * 100_000,
-        "c-digits": "1" * 5_000,
-        "d-newer": '{"schema": 99}',
-        "e-empty": "",
-    }.items():
+    for name, text in {"a-torn": "{", "b-nested": "[" * 100_000, "c-newer": '{"schema": 99}'}.items():
         (root / name).mkdir()
         (root / name / "config.json").write_text(text)
-    whole = json.loads((root / "tiny" / "config.json").read_text())
-    for name, change in {"f-scores": {"scores": [1]}, "g-null": {"scores": {"kl_bits": "low"}}}.items():
-        (root / name).mkdir()
-        (root / name / "config.json").write_text(json.dumps(hashed(whole | change)))
-    (root / "h-half").mkdir()
-    (root / "h-half" / "model.safetensors").write_bytes((root / "tiny" / "model.safetensors").read_bytes())
-    (root / "i-packed").mkdir()
-    (root / "i-packed" / "formation.json").write_text('{"schema": 2')
-    (root / "j-packed").mkdir()
-    packed = {"schema": 2, "model": {}, "task": {}, "recipe": {}, "snapshots": []}
-    (root / "j-packed" / "formation.json").write_text(json.dumps(hashed(packed)))
-    (root / "k-fifo").mkdir()
-    (root / "notes.txt").write_text("no directory")
+    (root / "d-half").mkdir()
+    (root / "d-half" / "model.safetensors").write_bytes((root / "tiny" / "model.safetensors").read_bytes())
+    (root / "e-packed").mkdir()
+    (root / "e-packed" / "formation.json").write_text('{"schema": 2')
     assert main(["checkpoints"]) == 0
     out = capsys.readouterr().out
     assert sound in out
-    for name in (entry.name for entry in root.iterdir() if entry.name[1] == "-" and entry.name != "k-fifo"):
-        after = out.split(f"{name}\n")[1].splitlines()[0]
-        assert after.startswith("  error"), name
-    assert "notes" not in out and "k-fifo" not in out
-    assert "h-half holds no config.json" in " ".join(out.split())
+    for name in (entry.name for entry in root.iterdir() if entry.name[1] == "-"):
+        assert out.split(f"{name}\n")[1].splitlines()[0].startswith("  error"), name
 
 
 PROBE = """
@@ -74,15 +54,12 @@ class Guest(Probe):
 """
 BROKEN = {
     "import": ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
-    "other": ("raise BaseException('neither')", "BaseException: neither"),
     "absent": (None, "ModuleNotFoundError"),
     "number": ("Guest = 3", "it offers no Probe"),
     "abstract": (PROBE.replace("def controls", "def other"), "leaves controls undefined"),
     "nameless": (PROBE.replace('name = "{name}"', ""), "has no attribute `name` of its own"),
-    "long": (PROBE.replace('"{name}"', '"x" * 101'), "its name must be printable text of at most 100 characters"),
     "twin": (PROBE.replace("{name}", "calibration"), "are named 'calibration'"),
     "needy": (PROBE.replace("Needs()", "3"), "needs"),
-    "sized": (PROBE.replace("    def measure", "    size: int\n    def measure"), "TypeError"),
     "divides": (PROBE.replace("return Calibration", "1 / 0; return Calibration"), "ZeroDivisionError"),
     "returns": (PROBE.replace("return Calibration().measure(run)", "return 3"), "must return a Report, got int"),
     "control": (PROBE.replace("return iter(())", "return iter([3, 4])"), "AttributeError"),
@@ -135,29 +112,13 @@ def test_broken_plug_ins_fail_the_selftest_and_the_rest_is_tested(site: Path, mo
 def test_a_sound_plug_in_runs_and_a_broken_one_that_was_named_is_an_error(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(site, "bayesgeom.probes", {"sound": PROBE, "divides": BROKEN["divides"][0], "sized": BROKEN["sized"][0]})
+    install(site, "bayesgeom.probes", {"sound": PROBE, "divides": BROKEN["divides"][0]})
     found = bayesgeom.diagnose("tiny", n=5, n_untrained=0, probes=["sound"])
     assert list(found) == ["sound"] and "sound" not in found.skipped
-    for name, reason in (("divides", "ZeroDivisionError"), ("sized", "TypeError")):
-        assert main(["diagnose", "tiny", "--n", "5", "--n-untrained", "0", "--probes", name]) == 2
-        output = capsys.readouterr().err
-        assert (
-            output.startswith("bayesgeom: p")
-            and f" {name!r} " in output
-            and reason in output
-            and output.count("\n") == 1
-        )
-
-
-def test_a_package_whose_entry_points_cannot_be_read_is_named_and_the_others_are_used(site: Path) -> None:
-    install(site, "bayesgeom.probes", {"sound": PROBE})
-    (site / "latin-1.0.dist-info").mkdir()
-    (site / "latin-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: latin\nVersion: 1.0\n")
-    (site / "latin-1.0.dist-info" / "entry_points.txt").write_bytes(b"[bayesgeom.probes]\ncaf\xe9 = x:y\n")
-    importlib.invalidate_caches()
-    with pytest.warns(UserWarning, match="the plug-ins of package 'latin' cannot be read: UnicodeDecodeError"):
-        found = bayesgeom.diagnose("tiny", n=5, n_untrained=0)
-    assert "sound" in found
+    assert main(["diagnose", "tiny", "--n", "5", "--n-untrained", "0", "--probes", "divides"]) == 2
+    output = capsys.readouterr().err
+    assert output.startswith("bayesgeom: p") and "'divides'" in output and "ZeroDivisionError" in output
+    assert output.count("\n") == 1
 
 
 def test_a_broken_command_breaks_no_other(site: Path) -> None:

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault
-from tests.faults.test_hostile_checkpoints import limits
+from tests.models.test_hostile_checkpoints import limits
 
 __all__ = ["limits"]
 HUGE = 10**9
@@ -37,11 +35,6 @@ def gpt2() -> transformers.PreTrainedModel:
     )
 
 
-def gptj() -> transformers.PreTrainedModel:
-    config = transformers.GPTJConfig(vocab_size=31, n_embd=12, n_layer=2, n_head=3, n_positions=17, rotary_dim=4)
-    return transformers.GPTJForCausalLM(config)
-
-
 def asked(**sizes: object) -> Callable[[Path], object]:
     def change(path: Path) -> None:
         data = json.loads((path / "config.json").read_text())
@@ -62,47 +55,16 @@ def nested(name: str) -> Callable[[Path], object]:
     return lambda path: (path / name).write_text("[" * 100_000)
 
 
-def gpt_neo() -> transformers.PreTrainedModel:
-    config = transformers.GPTNeoConfig(
-        vocab_size=31,
-        hidden_size=12,
-        num_layers=2,
-        num_heads=3,
-        attention_types=[[["global", "local"], 1]],
-        max_position_embeddings=17,
-        intermediate_size=13,
-    )
-    return transformers.GPTNeoForCausalLM(config)
-
-
-def biased() -> transformers.PreTrainedModel:
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**{**llama().config.to_dict(), "attention_bias": True})
-    )
-
-
 Made = Callable[[], transformers.PreTrainedModel]
 HOSTILE: dict[str, tuple[Made, Callable[[Path], object], str]] = {
     "layers": (llama, asked(num_hidden_layers=HUGE), r"num_hidden_layers to 1,000,000,000, but .* hold 21 tensors"),
     "width": (llama, asked(hidden_size=3 * 10**7), r"declares a model of 28.9 GB, but"),
-    "experts": (llama, asked(num_local_experts=HUGE), r"num_local_experts to 1,000,000,000"),
-    "a part of its own": (llama, asked(text_config={"num_hidden_layers": HUGE}), r"num_hidden_layers to 1,000,000,000"),
     "table of positions": (gpt2, asked(n_positions=HUGE), r"declares a model of [\d,.]+ GB, but"),
-    "buffers": (gptj, asked(n_positions=HUGE), r"declares a model of [\d,.]+ GB, but"),
-    "contradiction": (llama, asked(num_attention_heads=5), r"not a multiple"),
-    "labels": (llama, asked(num_labels=HUGE), r"sets num_labels to 1,000,000,000, but"),
-    "pattern of layers": (gpt_neo, asked(attention_types=[[["global"], HUGE]]), r"attention_types to 1,000,000,000"),
     "a layer dropped": (
         llama,
         asked(num_hidden_layers=1),
         r"hold 9 tensors that LlamaForCausalLM has no place for",
     ),
-    "biases dropped": (
-        biased,
-        asked(attention_bias=False),
-        r"hold 8 tensors .*: model.layers.0.self_attn.k_proj.bias",
-    ),
-    "config in a pipe": (llama, pipe("config.json"), r"config.json is a named pipe"),
     "tokenizer in a pipe": (llama, pipe("tokenizer.json"), r"tokenizer.json is a named pipe"),
     "nested tokenizer": (llama, nested("tokenizer_config.json"), r"tokenizer_config.json is nested more than"),
 }
@@ -117,7 +79,7 @@ def test_hostile_directories_are_refused_at_once(fault: str, tmp_path: Path) -> 
         bayesgeom.load(tmp_path)
 
 
-@pytest.mark.parametrize("made", [llama, gpt2, gptj])
+@pytest.mark.parametrize("made", [llama, gpt2])
 def test_sound_directories_load_through_links(made: Made, tmp_path: Path) -> None:
     made().save_pretrained(tmp_path / "blobs")
     (tmp_path / "model").mkdir()
@@ -125,21 +87,3 @@ def test_sound_directories_load_through_links(made: Made, tmp_path: Path) -> Non
         (tmp_path / "model" / file.name).symlink_to(file)
     (tmp_path / "model" / "gone.json").symlink_to(tmp_path / "nowhere")
     assert bayesgeom.load(tmp_path / "model").spec.n_layers == 2
-
-
-def test_tensors_of_another_head_are_named(tmp_path: Path) -> None:
-    llama().save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    masks = {
-        "model.layers.0.attention.bias": torch.zeros(1, 1, 3, 3),
-        "model.layers.0.rotary_emb.inv_freq": torch.ones(2),
-    }
-    save_file(weights | masks, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert bayesgeom.load(tmp_path).spec.n_layers == 2
-    save_file(
-        weights | {"v_head.summary.weight": torch.zeros(1, 12)},
-        tmp_path / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    with pytest.warns(UserWarning, match=r"hold 1 tensor outside of LlamaForCausalLM, .*: v_head.summary.weight"):
-        bayesgeom.load(tmp_path)

@@ -10,15 +10,11 @@ import torch
 
 import bayesgeom
 from bayesgeom import ablations
-from bayesgeom.cli import main
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.run import Trials, concatenate
+from bayesgeom.core.run import Trials
 from bayesgeom.generalization.length import with_room
 from bayesgeom.models import resolve
-from bayesgeom.models.native.transformer import TransformerConfig
-from bayesgeom.tasks.base import WindTunnel, check_draws
-from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.tasks.in_context import BoundInContext
+from bayesgeom.tasks.base import WindTunnel
 from tests.interventions.worlds import Echo
 
 MODEL = "bijection-v20"
@@ -41,32 +37,12 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 NAMED = [
     *((name, {"model": "bijection-v2O"}, "bijection-v20") for name in CALLS),
-    *((name, {"task": "bijektion"}, "bijection") for name in CALLS),
     *((name, {"task": "bijection:n_pears=3"}, "n_pairs") for name in CALLS),
     ("ablate", {"battery": "haeds"}, "heads"),
-    ("attribution_preview", {"battery": "haeds"}, "heads"),
     ("ablate", {"mode": "maen"}, "mean"),
-    ("capture", {"sites": ["resid_pst"]}, "resid_post"),
-    ("compare", {"probes": "calibraton"}, "calibration"),
-    ("diagnose", {"probes": ["calibraton"]}, "calibration"),
     ("fit_subspace", {"subspace": "farme"}, "frame"),
-    ("intervene", {"subspace": "farme"}, "frame"),
     ("erase_onwards", {"quantity": "entropie"}, "entropy"),
     ("sweep", {"vary": "n_pears"}, "n_pairs"),
-]
-COMMANDS = [
-    (["ablate", MODEL, "--battery", "haeds"], "heads"),
-    (["ablate", MODEL, "--mode", "maen"], "mean"),
-    (["capture", MODEL, "--out", "out", "--sites", "resid_pst"], "resid_post"),
-    (["diagnose", MODEL, "--probes", "calibraton"], "calibration"),
-    (["intervene", MODEL, "--subspace", "farme"], "frame"),
-    (["intervene", MODEL, "--site", "resid_per"], "resid_pre"),
-    *(
-        ([command, MODEL, "--task", "bijektion"], "bijection")
-        for command in ("ablate", "diagnose", "gradients", "relabel", "response")
-    ),
-    (["length", MODEL, "--task", "bijektion"], "bijection"),
-    (["sweep", "bijection", "--vary", "n_pears=3", "--checkpoint", MODEL], "n_pairs"),
 ]
 
 
@@ -89,18 +65,6 @@ def test_a_name_is_refused_before_a_model_is_loaded(
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(("asked", "meant"), COMMANDS, ids=str)
-def test_a_command_refuses_a_name_before_a_model_is_loaded(
-    asked: list[str], meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(asked) == 2
-    error = capsys.readouterr().err
-    assert meant in error and error.count("\n") == 1
-
-
-ONE = 1  # seed of a task that has a single sequence
-
-
 @final
 @dataclass(frozen=True)
 class Fixed(WindTunnel):
@@ -118,8 +82,6 @@ class Fixed(WindTunnel):
         return Echo().n_pos
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        if self.seed == ONE:
-            return concatenate([Echo().draw(1, torch.Generator().manual_seed(0))] * n)
         own = torch.default_generator if self.seed is None else torch.Generator().manual_seed(self.seed)
         return Echo().draw(n, own)
 
@@ -145,36 +107,3 @@ def test_a_task_that_ignores_the_generator_is_refused(seed: int | None, text: st
     ):
         with pytest.raises(InvalidArgument, match=rf"^task 'fixed' draws .*{text}.*generator"):
             measure()
-
-
-def test_tasks_that_draw_are_accepted_even_with_a_single_sequence() -> None:
-    check_draws(Echo())
-    check_draws(Fixed(ONE))
-    with pytest.raises(InvalidArgument, match="same sequences from every seed"):
-        check_draws(
-            BoundInContext(
-                task=Fixed(0),
-                n_ids=9,
-                prefix=(),
-                separator_ids=(),
-                symbols=tuple("abcdefg"),
-                symbol_ids=tuple(range(7)),
-            )
-        )
-
-
-@pytest.mark.parametrize(
-    "name", sorted({*CALLS} - {"fit_subspace", "with_room", "capture", "length_generalization", "compare", "sweep"})
-)
-def test_numbers_of_sequences_that_no_memory_holds_are_refused_at_once(name: str) -> None:
-    task = Bijection(n_values=11, n_pairs=5)
-    module = TransformerConfig(d_vocab=22, n_ctx=9, n_layers=2, n_heads=3, d_model=21, d_mlp=13).build(seed=0)
-    with pytest.raises(InvalidArgument, match=r"4,611,686,018,427,387,904 sequences need about .* GB of memory"):
-        CALLS[name](module, task, n=2**62)
-
-
-def test_a_sweep_over_as_many_sequences_is_refused_and_so_is_a_number_of_networks() -> None:
-    with pytest.raises(InvalidArgument, match=r"sequences need about .* GB of memory"):
-        bayesgeom.sweep(Bijection(n_values=11, n_pairs=5), "n_pairs", [2], n=2**62)
-    with pytest.raises(InvalidArgument, match="must be from 0 to 1,000"):
-        bayesgeom.diagnose("mess3-small", n_untrained=2**62)
