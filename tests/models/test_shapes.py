@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayesgeom.core.plugins import discover
 from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only
-from tests.test_every_architecture import SIZES
+from tests.whole.test_every_architecture import SIZES
 
 ARCHITECTURES = sorted(discover("bayesgeom.models.native", ModelConfig))  # type: ignore[type-abstract]  # as discovery does
 
