@@ -43,7 +43,6 @@ from bayesgeom.core import (
     with_gradients,
 )
 from bayesgeom.executors import check_same
-from bayesgeom.measurements.key_overlap import KeyOverlap, overlap_by_view
 from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, numerics, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, load, model_for, scored_task_of
 from bayesgeom.report import PROGRESS, Report, with_provenance

@@ -10,8 +10,8 @@ import torch
 
 import bayesgeom
 from bayesgeom.ablations import every_head
-from bayesgeom.measurements.inside import HeadAblation
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.measurements.inside import HeadAblation
 from bayesgeom.models.base import Model
 from bayesgeom.tasks.base import FiniteTask, LabeledTask, WindTunnel, task_from_config
 from bayesgeom.tasks.labels import labeled_texts
