@@ -94,12 +94,24 @@ def populations(of_models: dict[str, np.ndarray]) -> Iterator[tuple[str, Callabl
         )
     yield "paired difference, lognormal σ = 1", lambda rng, size: _paired(rng, size, 1.0), 0.1
     yield "paired difference, lognormal σ = 2", lambda rng, size: _paired(rng, size, 2.0), 0.1
+    for n_answers, share in ((1, 0.5), (6, 0.3), (6, 0.8), (19, 0.8)):
+        yield (
+            f"paired accuracies of {n_answers} answers, {100 * share:g}% may differ",
+            lambda rng, size, k=n_answers, p=share: _accuracies(rng, size, k, p),
+            0.1 * share,
+        )
     for name, pool in of_models.items():
         yield f"KL of {name}", lambda rng, size, p=pool: p[rng.integers(len(p), size=size)], float(pool.mean())
 
 
 def _paired(rng: np.random.Generator, size: tuple[int, int], sigma: float) -> np.ndarray:
     return 0.1 + rng.lognormal(0, sigma, size) - rng.lognormal(0, sigma, size)
+
+
+def _accuracies(rng: np.random.Generator, size: tuple[int, int], n_answers: int, share: float) -> np.ndarray:
+    """Differences of two models' accuracies, most of which are tied."""
+    one, other = (rng.binomial(n_answers, rate, size) / n_answers for rate in (0.7, 0.8))
+    return (rng.random(size) < share) * (other - one)
 
 
 def ratio(n: int, m: int, rng: np.random.Generator) -> tuple[Ends, float]:

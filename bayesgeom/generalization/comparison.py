@@ -54,7 +54,7 @@ from bayesgeom.report import (
     with_interval,
     with_provenance,
 )
-from bayesgeom.stats import mean_difference, mean_interval
+from bayesgeom.stats import FLOAT32_ROUNDING, mean_difference, mean_interval
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 N_SEQUENCES = 512
@@ -219,7 +219,7 @@ def compare(
     Models are run once each on the same `n` sequences and compared sequence by sequence: intervals are paired.
     Diagnoses must have the same task, n and seed. Their calibration stores the scores of every sequence, so these six
     rows are paired in the same way. All other rows have conservative intervals. `is_paired` states which rows are
-    paired.
+    paired: such a row has the paired interval or, if that is withheld, none and the reason.
 
     Args:
         models: Models, or anything that `bayesgeom.as_model` accepts; or diagnoses, or directories of saved ones.
@@ -453,13 +453,14 @@ def _letter(at: int) -> str:
 def _paired(a: Scored, b: Scored, *, seed: int) -> Estimate:
     """Return the mean differences b − a of single sequences, an entry for each of `SCORES`."""
     with np.errstate(invalid="ignore"):  # both infinite: the difference is missing
-        return with_interval(mean_difference(a, b), mean_interval(b - a, seed=seed), n=len(a))
+        noise = FLOAT32_ROUNDING * (np.abs(a) + np.abs(b)).max(axis=0)
+        return with_interval(mean_difference(a, b), mean_interval(b - a, seed=seed, noise=noise), n=len(a))
 
 
 def _differences(a: _Side, b: _Side, *, seed: int) -> dict[Key, tuple[Estimate, bool]]:
     """Return the difference of each quantity that both have, and whether it is paired.
 
-    Where a paired interval is withheld, that of the ends of both intervals stays.
+    A paired difference has the paired interval or, if that is withheld, none and the reason.
     """
     found = dict[Key, tuple[Estimate, bool]]()
     for key, (_, one) in a.estimates.items():
@@ -472,9 +473,7 @@ def _differences(a: _Side, b: _Side, *, seed: int) -> dict[Key, tuple[Estimate, 
     if a.pairs_with(b):
         assert a.scores is not None and b.scores is not None, "they are paired"
         paired = _paired(a.scores, b.scores, seed=seed)
-        for at, key in enumerate(_SCORE_KEYS):
-            if key not in found or np.isfinite(paired.ends[0][at]):
-                found[key] = paired[at], True
+        found |= {key: (paired[at], True) for at, key in enumerate(_SCORE_KEYS)}
     return found
 
 

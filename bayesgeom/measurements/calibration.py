@@ -310,7 +310,7 @@ class Calibration(Probe[CalibrationReport]):
             example_entropy_bits=np.stack([exact[:N_EXAMPLES], model[:N_EXAMPLES]]),
             sources=SOURCES,
             **answer,
-            sequence_scores=scores.astype(np.float32),
+            sequence_scores=scores,
             n=run.n,
             **_window_fields(run, window),
         )

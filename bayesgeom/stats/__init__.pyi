@@ -24,6 +24,7 @@ from .bootstrap import ratio_interval as ratio_interval
 from .bootstrap import seed_interval as seed_interval
 from .bootstrap import shuffled_within_position as shuffled_within_position
 from .bootstrap import statistic_interval as statistic_interval
+from .bounds import FLOAT32_ROUNDING as FLOAT32_ROUNDING
 from .bounds import LEAST_PER_ENTRY as LEAST_PER_ENTRY
 from .bounds import Extreme as Extreme
 from .bounds import extreme_interval as extreme_interval

@@ -14,7 +14,7 @@ from torch import Tensor
 from bayesgeom.core import Behavior, Reason, Trials, WindowScores
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits, kl_bits, total_variation
-from bayesgeom.stats.intervals import Interval, no_interval
+from bayesgeom.stats.intervals import UNIT_ROUNDING, Interval, no_interval
 from bayesgeom.stats.windows import joined, window_scores
 
 UNIFORM, POSITION = "uniform", "position alone"  # predictors that see no evidence
@@ -22,7 +22,7 @@ _AT_ONCE = 2**15  # logits reduced together, so that they stay in the processor'
 MOST = 1_000.0  # the largest power of predictions; beyond it they are certain
 _CERTAIN = 1 - 1e-9  # an exact probability that is 1 up to rounding
 _LEAST_SPREAD = 1e-9  # of log q: predictions that no temperature changes have no confidence
-_TERMS = 1e4  # slopes are differences of logarithms: what they differ by within its rounding is none
+_NOISE = 1e4 * UNIT_ROUNDING  # slopes are differences of logarithms: what they differ by within its rounding is none
 _TEMPERED_AT_ONCE = 2**20  # probabilities
 _SHARED = ("exact_entropy_bits", "off_answer_prob")  # not stored per baseline: the entropy is the same, the other 0
 
@@ -289,7 +289,7 @@ def tempering(
         _, slope, curvature = _tempered(exact, log_model, tau)
         tau -= float(slope.mean() / curvature.mean())  # a step of Newton: exact up to rounding
     after, slope, curvature = _tempered(exact, log_model, tau)
-    found = mean_interval(tau - slope / curvature.mean(), seed=seed, terms=_TERMS)
+    found = mean_interval(tau - slope / curvature.mean(), seed=seed, noise=_NOISE)
     low, high = (np.asarray(_inverse(float(end))) for end in (found.hi, found.lo))
     gain = float(np.mean(before - after)) / NATS_PER_BIT
     return Tempering(confidence=_inverse(tau), interval=replace(found, lo=low, hi=high), gain_bits=gain)

@@ -16,11 +16,19 @@ import numpy as np
 from jaxtyping import Float, Float64, Shaped
 from scipy.special import stdtrit  # scipy.stats takes a second to load
 
+from bayesgeom.stats.bounds import FLOAT32_ROUNDING
 from bayesgeom.stats.intervals import LEVEL as LEVEL_OF_AN_END
-from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale, bootstrap_t, jackknife_interval
+from bayesgeom.stats.intervals import (
+    UNBOUNDED,
+    UNIT_ROUNDING,
+    Bounds,
+    Interval,
+    Scale,
+    bootstrap_t,
+    jackknife_interval,
+)
 
 LEVEL = 0.95
-_ROUNDING = 16 * np.finfo(np.float64).eps  # of the terms: sums of up to 2¹⁶ of them err by less
 DRAWS = 1_000
 ARRIVED = 0.1  # of the KL of the stronger context-free predictor: below it a posterior is there
 _FEWEST_SPLIT = 4  # least number of sequences that can be halved
@@ -100,7 +108,7 @@ def mean_difference(
     with np.errstate(invalid="ignore"):  # both infinite: the difference is missing
         mean = (second - first).mean(axis=0)
         terms = (np.abs(first) + np.abs(second)).mean(axis=0)
-        return np.asarray(np.where(np.abs(mean) < _ROUNDING * terms, 0.0, mean))
+        return np.asarray(np.where(np.abs(mean) < UNIT_ROUNDING * terms, 0.0, mean))
 
 
 def mean_interval(
@@ -109,7 +117,7 @@ def mean_interval(
     seed: int,
     draws: int = DRAWS,
     level: float = LEVEL_OF_AN_END,
-    terms: float = 1.0,
+    noise: Float[np.ndarray, "*rest"] | float = UNIT_ROUNDING,
     bounds: Bounds = UNBOUNDED,
 ) -> Interval:
     """Return the bootstrap-t interval of the mean over sequences, 95 % by default; iterating gives both ends.
@@ -122,8 +130,9 @@ def mean_interval(
         seed: Seed of the resamples. Equal seeds and lengths give the same resamples.
         draws: Number of resamples.
         level: Probability with which each end may be wrong.
-        terms: Size of the terms of which a value is the sum, such as bits or probabilities. Values that differ by less
-            than about 4e-15 times this size differ by rounding alone and count as equal; 0 to count them as different.
+        noise: Rounding error of a value. Values that differ by no more, or by no more than the rounding of the largest
+            one in float32, count as equal. The default is that of sums of terms of size 1 in float64. A difference of
+            values in float32 has that of the values: pass `FLOAT32_ROUNDING` times their size.
         bounds: Least and greatest possible value, so that a mean of which few values differ has an interval.
 
     Example:
@@ -134,7 +143,7 @@ def mean_interval(
     ones = np.ones((len(per_sequence), *(1,) * (per_sequence.ndim - 1)))
     above, below = _in_units(per_sequence), _in_units(ones)
     weights = bootstrap_weights(len(above), seed=seed, draws=draws)
-    return bootstrap_t(above, below, weights, level=level, terms=terms, bounds=bounds)
+    return bootstrap_t(above, below, weights, level=level, noise=noise, bounds=bounds)
 
 
 def seed_interval(
@@ -274,7 +283,7 @@ def permutation_p(
         0.05
     """
     size, sizes = np.abs(found), np.abs(permuted)
-    reached = (sizes >= size * (1 - 1e-12)).sum(axis=0)
+    reached = (sizes >= size * (1 - FLOAT32_ROUNDING)).sum(axis=0)
     return np.where(np.isnan(found), np.nan, (1 + reached) / (1 + len(permuted)))
 
 

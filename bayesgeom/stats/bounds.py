@@ -30,6 +30,7 @@ from bayesgeom.core import Reason
 Extreme = Literal["largest", "smallest"]
 LEAST_PER_ENTRY = 4  # sequences: with fewer, ends so far out cover too seldom for skewed effects
 _TAIL, _CHOSEN_TAIL = 0.025, 0.05  # of an interval of its own, and of the end that the choice biases
+FLOAT32_ROUNDING = 8 * float(np.finfo(np.float32).eps)  # of the size of values computed in float32: less is a tie
 REACH = 0.99  # of the distance from an estimate to the farther bound of its range
 
 
@@ -59,7 +60,7 @@ def within_bounds(
         [0.95 1.   0.9  1.  ]
         [False  True False  True]
     """
-    (least, greatest), half = bounds, (bounds[1] - bounds[0]) / 2
+    (least, greatest), half = bounds, (bounds[1] - bounds[0]) / 2 * (1 + FLOAT32_ROUNDING)
     with np.errstate(invalid="ignore"):
         is_open = lo < hi
         is_inside = is_open & (lo < value) & (value < hi)
@@ -110,8 +111,9 @@ def extreme_interval(
     if not known.any() or is_hidden or is_small:
         return math.nan, math.nan, Reason.HIDDEN if is_hidden else Reason.MANY if is_small else Reason.NONE
     lower = familywise_low(value[known], low[known], high[known], count)
-    chosen = int(value[known].argmax())
-    return min(float(lower.max()), float(low[known][chosen])), float(high[known].max()), Reason.NONE
+    largest = float(value[known].max())
+    is_chosen = value[known] >= largest - FLOAT32_ROUNDING * abs(largest)  # rounding decides between equal entries
+    return min(float(lower.max()), float(low[known][is_chosen].min())), float(high[known].max()), Reason.NONE
 
 
 def familywise_low(

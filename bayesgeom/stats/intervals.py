@@ -19,6 +19,11 @@ samples that overestimate the rate of rare errors, so just above the limit both 
 differs from the median m, by Clopper and Pearson, so the mean lies within m − p (m − least) … m + p (greatest − m). It
 allows for the worst case, and its code is `Reason.CONSERVATIVE`.
 
+Values that differ from the median by no more than their rounding in float32 are tied with it, and no rule has a step
+there, so that rounding moves no end. In 4,000 simulated samples each of differences of accuracies (n = 64 and 256),
+these intervals covered 94 to 96 %. With the ties broken by noise of 1e-7 they would cover 95 to 99 %, be up to 3.5
+times as wide, and miss the true difference on one side up to 13 times as often as on the other.
+
 The interval of another statistic, from the jackknife, is corrected for bias. It is also withheld where the correction
 is larger than the uncertainty. With nearly parallel keys such intervals hold 2 % of true mean |cosines| at n = 64.
 
@@ -40,10 +45,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, final
 
 import numpy as np
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 from scipy.special import betaincinv, expit, logit, ndtri
 
 from bayesgeom.core import Reason, even_slices
+from bayesgeom.stats.bounds import FLOAT32_ROUNDING
 
 LEVEL = 0.025  # in each tail
 MIN_DIFFERENT = 8  # sequences that must differ from the median: fewer do not determine the spread
@@ -56,8 +62,12 @@ _LIGHT, _RANGE, _SLOPE = 0.7, 0.55, 2.6  # tail weight where the level starts to
 _STRETCHED, _FURTHER, _STRETCH = 1.35, 1.0, 2.5  # tail weight where t starts to grow, range, growth per unit
 _SOONER, _SHORT = 0.8, 0.4  # the same start and range in small samples, where t of a lighter tail grows, too
 _COLUMNS = 1_024  # processed together
-_ROUNDING = 1e-12  # of the largest value
-_UNIT_ROUNDING = 16 * float(np.finfo(np.float64).eps)  # bounds the error of sums of terms of size 1 (a few roundings)
+UNIT_ROUNDING = 16 * float(np.finfo(np.float64).eps)  # bounds the error of sums of terms of size 1 (a few roundings)
+_LARGEST_TIE = 1 / 1024  # of a large deviation: neither a small spread nor the bulk of a heavy tail is taken for ties
+_ROUNDING = 4 * FLOAT32_ROUNDING  # of the largest value: a difference is smaller than its terms, which are not known
+_ZERO = 1e-12  # below it a constant is 0
+_MOST = 1 - FLOAT32_ROUNDING  # a share or correlation computed in float32 is not told apart from 1 above it
+_WHOLE = 16  # times a tie: deviations from there on count in full in the tail weight
 
 Scale = Literal["plain", "correlation", "share"]
 Bounds = tuple[float | np.ndarray, float | np.ndarray]  # least and greatest possible value, of all or of every column
@@ -66,8 +76,8 @@ UNBOUNDED: Bounds = (-np.inf, np.inf)
 
 _SCALES: Mapping[Scale, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
     "plain": (np.asarray, np.asarray),
-    "correlation": (np.arctanh, np.tanh),
-    "share": (logit, expit),
+    "correlation": (lambda values: np.arctanh(values.clip(-_MOST, _MOST)), np.tanh),
+    "share": (lambda values: logit(np.minimum(values, _MOST)), expit),
 }
 
 
@@ -119,7 +129,7 @@ def bootstrap_t(
     weights: Float64[np.ndarray, "draw sequence"],
     *,
     level: float = LEVEL,
-    terms: float = 0.0,
+    noise: Float[np.ndarray, "*rest"] | float = 0.0,
     is_positive: bool = False,
     bounds: Bounds = UNBOUNDED,
 ) -> Interval:
@@ -130,8 +140,8 @@ def bootstrap_t(
         below: Denominators; for a mean, ones.
         weights: Share of each sequence in each resample, from `bootstrap_weights`.
         level: Probability with which each end may be wrong.
-        terms: Size of the terms of which a numerator is the sum. Numerators that differ by no more than the rounding
-            error of such a sum count as equal, so that an interval does not depend on the processor.
+        noise: Rounding error of a numerator. Numerators that differ by no more, or by no more than the rounding of the
+            largest one in float32, count as equal, so that an interval does not depend on the processor.
         is_positive: Whether neither is ever negative. The lower end is then positive.
         bounds: Least and greatest possible value of above / below. A mean of which few values differ then has an
             interval that allows for the worst case.
@@ -141,9 +151,10 @@ def bootstrap_t(
         return no_interval(shape, n)
     a = above.reshape(n, -1).astype(np.float64)
     b = np.broadcast_to(below, above.shape).reshape(n, -1).astype(np.float64)
-    is_mean = bool((b == b[:1, :1]).all())
+    is_mean = bool(_is_constant(b, b[:1, :1]).all())
+    noises = np.broadcast_to(noise, shape).ravel()
     parts = even_slices(a.shape[1], at_most=_COLUMNS)
-    found = [_columns(a[:, p], b[:, :1] if is_mean else b[:, p], weights, level, terms, is_positive) for p in parts]
+    found = [_columns(a[:, p], b[:, :1] if is_mean else b[:, p], weights, level, noises[p], is_positive) for p in parts]
     if not found:
         return no_interval(shape, n)
     lo, hi, code, different = (np.concatenate(ends) for ends in zip(*found, strict=True))
@@ -180,13 +191,16 @@ def jackknife_interval(
     """
     n, there, back = len(replicates) - 1, *_SCALES[scale]
     with np.errstate(divide="ignore", invalid="ignore"):
-        on_scale = there(replicates.astype(np.float64))
+        values = replicates.astype(np.float64)
+        on_scale = there(values)
         pseudo = n * on_scale[0] - (n - 1) * on_scale[1:]
+        noise = n * np.abs(on_scale - there(values * (1 - FLOAT32_ROUNDING))).max(axis=0)
         pseudo = pseudo if is_corrected else pseudo - pseudo.mean(axis=0) + on_scale[0]
     ones = np.ones((n, *(1,) * (pseudo.ndim - 1)))
-    found = bootstrap_t(pseudo, ones, weights, terms=n, bounds=bounds)  # differences of nθ
-    lo, hi, own = back(found.lo), back(found.hi), replicates[0].astype(np.float64)
-    is_edge = ((own == 0) | (own == 1)) & (found.code != Reason.CONSERVATIVE)
+    noise = np.fmax(noise, n * UNIT_ROUNDING)  # pseudo-values are differences of nθ
+    found = bootstrap_t(pseudo, ones, weights, noise=noise, bounds=bounds)
+    lo, hi, own = back(found.lo), back(found.hi), values[0]
+    is_edge = ((own == 0) | (np.abs(own - 1) <= FLOAT32_ROUNDING)) & (found.code != Reason.CONSERVATIVE)
     is_same = (found.n_different == 0) & np.isin(found.code, (Reason.NONE, Reason.CONSTANT))
     is_biased = (found.code == Reason.NONE) & ~is_same & ~((lo < own) & (own < hi))
     of_same = np.where(is_edge, int(Reason.CONSTANT), int(Reason.NONE))
@@ -198,6 +212,7 @@ def jackknife_interval(
 
 def tail_weight(
     deviations: Float64[np.ndarray, "sequence column"],
+    tie: Float64[np.ndarray, " column"] | float = 0.0,
 ) -> Float64[np.ndarray, " column"]:
     """Return the mean log ratio of the larger half of the positive deviations to their median.
 
@@ -206,14 +221,26 @@ def tail_weight(
 
     Args:
         deviations: Values minus their median; with the sign changed, the weight of the lower tail.
+        tie: Deviations up to this are 0. From there to 16 times as much they count in part, so that the weight has no
+            step.
     """
-    ordered = -np.sort(-np.where(deviations > 0, deviations, 0.0), axis=0)
-    n_upper = (ordered > 0).sum(axis=0) // 2
-    median = np.take_along_axis(ordered, n_upper[None], axis=0)[0]
-    is_upper = np.arange(len(ordered))[:, None] < n_upper
+    ordered = -np.sort(-np.where(deviations > tie, deviations, 0.0), axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.where(is_upper, np.log(ordered / median), 0.0)
-    return np.asarray(logs.sum(axis=0) / np.maximum(n_upper, 1))
+        counted = np.where(ordered > _WHOLE * tie, 1.0, (ordered / tie - 1) / (_WHOLE - 1))
+        count = np.where(ordered > 0, counted, 0.0).sum(axis=0)
+
+    def of_largest(n: Int[np.ndarray, " column"]) -> Float64[np.ndarray, " column"]:
+        n_upper = n // 2
+        median = np.take_along_axis(ordered, n_upper[None], axis=0)[0]
+        is_upper = np.arange(len(ordered))[:, None] < n_upper
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.where(is_upper, np.log(ordered / median), 0.0)
+        return np.asarray(logs.sum(axis=0) / np.maximum(n_upper, 1))
+
+    whole = np.floor(count).astype(np.int64)
+    part, fewer = count - whole, of_largest(whole)
+    change = of_largest(np.where(part > 0, whole + 1, whole)) - fewer if part.any() else 0.0
+    return np.asarray(fewer + part * change)
 
 
 def tail_level(
@@ -264,7 +291,7 @@ def _columns(
     b: Float64[np.ndarray, "sequence #column"],
     weights: Float64[np.ndarray, "draw sequence"],
     level: float,
-    terms: float,
+    noise: Float64[np.ndarray, " column"],
     is_positive: bool,
 ) -> tuple[np.ndarray, ...]:
     """Return lower end, upper end, code and number of differing sequences of every column."""
@@ -273,13 +300,16 @@ def _columns(
         ratio = a.sum(axis=0) / b.sum(axis=0)
         influence = (a - ratio * b) / b.mean(axis=0)
         deviations = influence - np.median(influence, axis=0)
-        rounding = np.maximum(_ROUNDING * np.abs(a).max(axis=0), _UNIT_ROUNDING * terms) / np.abs(b.mean(axis=0))
-        deviations = np.where(np.abs(deviations) > rounding, deviations, 0.0)
-        t, shift = _studentized(a, b, ratio, weights)
+        size = np.abs(a).max(axis=0) + np.abs(ratio * b).max(axis=0)
+        rounding = np.maximum(_ROUNDING * size, noise) / np.abs(b.mean(axis=0))
+        place = max(0, n - max(MIN_DIFFERENT, n // 8))
+        large = np.partition(np.abs(deviations), place, axis=0)[place]  # rounding, if fewer than that differ
+        tie = np.where(large > rounding / 4, np.minimum(rounding, _LARGEST_TIE * large), rounding)
+        t, shift = _studentized(a, b, ratio, weights, tie)
         on_log = np.sort(t * _log_factor(1 + shift / ratio), axis=0) if is_positive else None
     error = np.sqrt((influence**2).mean(axis=0) / n)
-    different = (deviations != 0).sum(axis=0)
-    upper, lower = tail_weight(deviations), tail_weight(-deviations)
+    different = (np.abs(deviations) > tie).sum(axis=0)
+    upper, lower = tail_weight(deviations, tie), tail_weight(-deviations, tie)
     t.sort(axis=0)
     t_low = t if on_log is None else on_log
     is_rare = (different < ENOUGH_DIFFERENT) & (2 * different < n)
@@ -290,7 +320,7 @@ def _columns(
         reach = _at(t_low, 1 - low) * tail_stretch(lower, upper, n) * error
         lo = ratio * np.exp(-reach / ratio) if is_positive else ratio - reach
         hi = ratio - _at(t, high) * tail_stretch(upper, lower, n) * error
-    is_two, two_lo, two_hi = _two_valued(a, b, at_most_score)
+    is_two, two_lo, two_hi = _two_valued(a, b, at_most_score, tie)
     lo, hi = np.where(is_two, two_lo, lo), np.where(is_two, two_hi, hi)
     with np.errstate(divide="ignore", invalid="ignore"):
         skew = np.abs((influence**3).sum(axis=0)) / (influence**2).sum(axis=0) ** 1.5
@@ -299,7 +329,7 @@ def _columns(
     few = Reason.FEW if n <= MIN_DIFFERENT else Reason.FEW_DIFFER
     code = np.where(~np.isfinite(lo) | ~np.isfinite(hi) | (different < MIN_DIFFERENT), int(few), code)
     # If all are 0 or all are 1, a rare exception may be missing; any other constant is a property of the model.
-    is_edge = (np.abs(ratio) <= _ROUNDING) | (np.abs(ratio - 1) <= _ROUNDING)
+    is_edge = (np.abs(ratio) <= np.maximum(rounding, _ZERO)) | (np.abs(ratio - 1) <= rounding)
     is_constant = different == 0
     lo, hi = (np.where(is_constant, ratio, end) for end in (lo, hi))
     code = np.where(is_constant, np.where(is_edge, int(Reason.CONSTANT), int(Reason.NONE)), code)
@@ -336,15 +366,17 @@ def _two_valued(
     a: Float64[np.ndarray, "sequence column"],
     b: Float64[np.ndarray, "sequence #column"],
     level: Float64[np.ndarray, " column"],
+    tie: Float64[np.ndarray, " column"],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return which columns are means of two-valued data, and Wilson's interval of these."""
+    """Return which columns are means of two-valued data, up to `tie`, and Wilson's interval of these."""
     n, z = len(a), -ndtri(level)
     with np.errstate(divide="ignore", invalid="ignore"):
         values = a / b
         least, most = values.min(axis=0), values.max(axis=0)
         span = most - least
-    is_two = ((values == least) | (values == most)).all(axis=0) & (most > least) & (b == b[0]).all(axis=0)
-    share = (values == most).mean(axis=0)
+        is_least, is_most = values - least <= tie, most - values <= tie
+    is_two = (is_least | is_most).all(axis=0) & (span > tie) & _is_constant(b, b[:1]).all(axis=0)
+    share = is_most.mean(axis=0)
     center, shrink = share + z**2 / (2 * n), 1 + z**2 / n
     reach = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     with np.errstate(invalid="ignore"):
@@ -357,23 +389,33 @@ def _studentized(
     b: Float64[np.ndarray, "sequence #column"],
     ratio: Float64[np.ndarray, " column"],
     weights: Float64[np.ndarray, "draw sequence"],
+    tie: Float64[np.ndarray, " column"],
 ) -> tuple[Float64[np.ndarray, "draw column"], Float64[np.ndarray, "draw column"]]:
-    """Return t* and R* − R of every resample. Without spread t* is 0 if a resample equals the sample, else infinite."""
+    """Return t* and R* − R of every resample. Without spread t* is 0 if a resample equals the sample, else infinite.
+
+    A spread, or a difference from the sample, of no more than `tie` is rounding error.
+    """
     # Shifting the numerators does not change t* and avoids cancellation of the squares.
     a = a - ratio * b
     total = weights @ b
     shift, power = weights @ a / total, weights @ a**2
     if b.shape[1] == 1 and (b == b[0]).all():
-        power /= total**2
-        square = power - shift**2
+        square = power / total**2 - shift**2
     else:
         square = (power - 2 * shift * (weights @ (a * b)) + shift**2 * (weights @ b**2)) / total**2
-        power /= total**2
-    square[~(square > 1e-14 * power)] = 0.0
+    is_same = ~(square > tie**2)
+    square[is_same] = 0.0
     square /= len(a)
     t = shift / np.sqrt(square, out=square)
-    t[shift == 0] = 0.0
+    t[(shift == 0) | (is_same & (np.abs(shift) <= tie))] = 0.0
     return t, shift
+
+
+def _is_constant(
+    values: Float64[np.ndarray, "sequence column"], first: Float64[np.ndarray, "1 #column"]
+) -> Bool[np.ndarray, "sequence column"]:
+    """Return which values equal the first one, up to their rounding in float32."""
+    return np.asarray(np.abs(values - first) <= FLOAT32_ROUNDING * np.abs(first))
 
 
 def _log_factor(growth: Float64[np.ndarray, "draw column"]) -> Float64[np.ndarray, "draw column"]:

@@ -278,6 +278,8 @@ class OverlapRows:
 def overlap_rows(frames: Frames) -> OverlapRows:
     """Return the replicates of the mean |cosine|, raw and with the mean removed.
 
+    Cosines are computed in float64: pseudo-values multiply their rounding by the number of sequences.
+
     Args:
         frames: Gives the vectors under each row of `jackknife_weights`, in one or several parts. It is called again
             where the cosines of all parts have more than `MOST_HELD` numbers.
@@ -291,7 +293,7 @@ def overlap_rows(frames: Frames) -> OverlapRows:
     total = squares = all_of_them = torch.empty(0)
     count, held, is_held = 0, list[Tensor](), True
     for part in frames():
-        cosines = _cosines(part)
+        cosines = _cosines(part.double())
         is_held = is_held and (count + len(part)) * cosines[0].numel() <= MOST_HELD
         held = [*held, cosines] if is_held else []
         if not count:
@@ -305,7 +307,7 @@ def overlap_rows(frames: Frames) -> OverlapRows:
     size = all_of_them.abs()
     is_right = torch.special.ndtr(size / noise)
     weight = all_of_them.sign() * torch.where(noise > 0, is_right, 1.0)
-    again = held or (_cosines(part) for part in frames())
+    again = held or (_cosines(part.double()) for part in frames())
     rows = [mean_of_pairs(size + weight * (cosines - all_of_them)) for cosines in again]
     normal = torch.exp(-((size / noise) ** 2) / 2) / (2 * torch.pi) ** 0.5
     kink = mean_of_pairs(torch.where(noise > 0, 2 * (noise * normal - size * (1 - is_right)), 0.0 * size))

@@ -93,11 +93,13 @@ def test_diagnoses_are_paired_as_models_are(tmp_path: Path) -> None:
     assert [f"calibration: {row}" for row in models.rows] == list(loaded.rows[:6])
     assert (loaded.units[:6], loaded.better[:6]) == (models.units, models.better)
     assert models.is_paired.all() and loaded.is_paired[:6].all()
-    # Scores of at most 4 bits in float32 have errors of 2^-24 of their value; the ends move by a few times as much.
-    rounding = 4 * 4 * 2**-24
-    for here, there in ((models.value, loaded.value), (models.difference, loaded.difference)):
+    few, of_few = bayesgeom.compare(both, n=16), bayesgeom.compare([diagnosed(own, n=16) for own in both])
+    for of_models, of_diagnoses in ((models, loaded), (few, of_few)):
+        here, there = of_models.difference, of_diagnoses.difference[:6]
         for own, other in zip((here.value, *here.ends), (there.value, *there.ends), strict=True):
-            np.testing.assert_allclose(other[:6], own, rtol=0, atol=rounding)
+            np.testing.assert_array_equal(other, own)
+        assert [there.reason_at((row, 0)) for row in range(6)] == [here.reason_at((row, 0)) for row in range(6)]
+        np.testing.assert_allclose(of_diagnoses.value.value[:6], of_models.value.value, rtol=1e-6)
     np.testing.assert_allclose(loaded.share_closed[:2], models.share_closed[:2], atol=1e-6)
     same = bayesgeom.compare(both, n=300, seed=3, probes="calibration")
     assert same.rows == loaded.rows and np.array_equal(same.difference.value, loaded.difference.value)
@@ -125,19 +127,21 @@ def test_pairs_of_other_sequences_are_conservative() -> None:
     assert not keys.is_paired.any() and not any(keys.better) and np.isnan(keys.share_closed).all()
 
 
-def test_a_row_without_a_paired_interval_stays_conservative() -> None:
-    a = diagnosed(model(0))
+def test_a_paired_row_has_the_paired_interval_or_none() -> None:
+    """Models and their diagnoses alike: a row that is paired never has the interval of unpaired ends."""
+    a, b = diagnosed(model(0)), diagnosed(model(0, noise=0.3))
+    scores = b[CalibrationReport].sequence_scores.copy()
+    scores[:, 4] = a[CalibrationReport].sequence_scores[:, 4]
+    scores[:3, 4] -= 0.2
+    few = bayesgeom.compare([a, changed(b, sequence_scores=scores)])
+    assert few.is_paired[:6].all() and few.difference.reason_at((4, 0)) == Reason.FEW_DIFFER
     report = bayesgeom.compare([a, a])
     assert report.models == ("seed0 (A)", "seed0 (B)") and not np.nan_to_num(report.difference.value).any()
-    row = report.rows.index("calibration: KL(exact ‖ model)")
-    low, high = (end[row, 0] for end in report.difference.ends)
-    assert low < 0 < high and not report.is_paired[row, 0]
-    other = report.rows.index("calibration: cross-entropy on the labels")
-    assert np.isnan(report.difference.ends[0][other, 0]), "no other report holds it"
-    assert report.difference.reason_at((other, 0)) == Reason.CONSTANT
-    assert report.difference.reason_at((row, 0)) == Reason.CONSERVATIVE
+    for compared in (report, bayesgeom.compare([model(0), model(0)], n=41)):
+        assert compared.is_paired[:6].all() and np.isnan(compared.difference.ends[0][:6]).all()
+        assert {compared.difference.reason_at((row, 0)) for row in range(6)} == {Reason.CONSTANT}
     assert {line.verdict for line in report.headlines()} == {"undecided"}
-    assert report.headlines()[other].no_interval == "constant" and "constant" in report.table()
+    assert report.headlines()[0].no_interval == "constant" and "constant" in report.table()
 
 
 def test_infinite_scores_have_no_interval() -> None:

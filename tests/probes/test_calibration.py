@@ -83,7 +83,7 @@ def test_scores_of_sequences_are_the_means_of_their_positions(rng: np.random.Gen
     run, exact, text = planted(rng)
     report, seen = Calibration().measure(run), run.behavior
     scores = dict(zip(SCORES, report.sequence_scores.T, strict=True))
-    assert report.sequence_scores.shape == (N, len(SCORES)) and report.sequence_scores.dtype == np.float32
+    assert report.sequence_scores.shape == (N, len(SCORES)) and report.sequence_scores.dtype == np.float64
     for i in range(N):
         kl = [(p * np.log2(p / q)).sum() for p, q in zip(exact[i], text[i], strict=True)]
         assert scores["kl_bits"][i] == pytest.approx(sum(kl) / POSITIONS, rel=1e-6)

@@ -22,7 +22,7 @@ from bayesgeom.measurements.key_overlap import (
     KeyOverlapReport,
 )
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, codes_of
 from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.overlap import (
@@ -370,3 +370,25 @@ def test_without_named_tokens_the_answer_is_nan(rng: np.random.Generator, tmp_pa
     assert isinstance(report.plot(), go.Figure)
     report.save(tmp_path / "r")
     np.testing.assert_equal(parts_of(KeyOverlapReport.load(tmp_path / "r"))[1], parts_of(report)[1])
+
+
+@pytest.mark.parametrize(("n_values", "n_heads", "n"), [(5, 3, 16), (3, 2, 16), (3, 2, 64)])
+def test_weights_scaled_by_their_rounding_move_no_interval(n_values: int, n_heads: int, n: int) -> None:
+    """Few distinct sequences tie the pseudo-values, which multiply the rounding of the keys by n."""
+    config = TransformerConfig(d_vocab=2 * n_values, n_ctx=5, n_layers=2, n_heads=n_heads, d_model=4 * n_heads, d_mlp=8)
+    found = list[KeyOverlapReport]()
+    for scale in (1.0, 1 + 1e-7, 1 - 1e-7):
+        model = config.build(seed=0)
+        with torch.no_grad():
+            for own in model.parameters():
+                own *= scale
+        diagnosis = diagnose(model, Bijection(n_values=n_values, n_pairs=3), probes="key_overlap", n=n, n_untrained=0)
+        found.append(diagnosis[KeyOverlapReport])
+    for name in ("overlap", "centered_overlap", "mean_overlap", "mean_centered_overlap"):
+        before, *others = (own.estimate(name) for own in found)
+        width = before.ends[1] - before.ends[0]
+        assert np.isfinite(width).any()
+        for after in others:
+            assert np.array_equal(codes_of(after), codes_of(before))
+            move = np.fmax(*(np.abs(new - old) for new, old in zip(after.ends, before.ends, strict=True)))
+            assert not (move > 0.01 * width + 1e-6).any()

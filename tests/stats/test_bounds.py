@@ -13,6 +13,8 @@ INF, NAN = np.inf, np.nan
     [
         (0.9, 0.87, 0.95, (0.0, 1.0), (0.87, 0.95, False)),
         (0.9, 0.87, 1.0, (0.0, 1.0), (0.87, 1.0, True)),
+        (0.5, 0.3, 0.995, (0.0, 1.0), (0.3, 0.995, False)),
+        (0.5 + 1e-8, 0.004, 0.7, (0.0, 1.0), (0.004, 0.7, False)),  # equally far from both bounds, up to rounding
         (0.02, 0.001, 2.77, (0.0, 1.0), (0.001, 1.0, True)),
         (0.98, 0.9, 0.9999, (0.0, 1.0), (0.9, 0.9999, False)),  # narrow, at the nearer bound
         (0.034, 0.017, 0.99999, (0.0, 1.0), (0.017, 1.0, True)),  # spans the distance to the farther bound

@@ -37,6 +37,14 @@ def test_the_biased_end_is_the_quantile_for_so_many_entries() -> None:
     assert value[-1] - low == pytest.approx(norm.ppf(1 - 0.05 / K), rel=1e-4)
 
 
+@pytest.mark.parametrize("nudge", [0.0, 1e-7, -1e-7])
+def test_rounding_does_not_choose_between_equal_entries(nudge: float) -> None:
+    value = np.array([1.0, 1.0 + nudge, 0.9])
+    low, high = np.array([0.2, 0.8, 0.85]), np.array([1.4, 1.1, 0.95])
+    assert extreme_interval(value, low, high, "largest", n=64) == (0.2, 1.4, Reason.NONE)
+    assert extreme_interval(-value, -high, -low, "smallest", n=64) == (-1.4, -0.2, Reason.NONE)
+
+
 def test_it_is_never_narrower_than_the_own_interval_of_the_chosen_entry(rng: np.random.Generator) -> None:
     value, low, high = np.array([[1.0, 0.9], [0.0, 0.85], [2.0, 0.95]])
     assert extreme_interval(value, low, high, "largest", n=64) == (0.0, 2.0, Reason.NONE), "not from the other's 0.85"

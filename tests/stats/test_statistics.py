@@ -1,5 +1,8 @@
 """Intervals and permutations against slow loops, and the laws that they keep."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,9 +24,11 @@ from bayesgeom.stats.bootstrap import (
     shuffled_within_position,
     statistic_interval,
 )
+from bayesgeom.stats.bounds import FLOAT32_ROUNDING
 from bayesgeom.stats.intervals import (
     FEW_LEVEL,
     FEW_LEVEL_SCORE,
+    Interval,
     Scale,
     heaviest_tail,
     tail_level,
@@ -192,12 +197,81 @@ def test_values_that_differ_by_rounding_alone_are_equal(center: float, rng: np.r
         assert [*map(float, found)] == pytest.approx([*map(float, equal)], abs=1e-15, nan_ok=True)
     mixed = np.r_[1e-17 * rng.normal(size=60), rng.uniform(size=7)]
     assert mean_interval(mixed, seed=1).reason() == Reason.FEW_DIFFER
-    assert mean_interval(1e-19 * rng.normal(size=67), seed=1, terms=0).code == Reason.NONE, (
+    assert mean_interval(1e-19 * rng.normal(size=67), seed=1, noise=0).code == Reason.NONE, (
         "of another scale, such as 1e-20"
     )
     assert mean_interval(1e-13 * rng.normal(size=67), seed=1).code == Reason.NONE, "larger than rounding"
     share = jackknife_weights(67) @ (center + 4e-16 * rng.normal(size=67))
     assert int(statistic_interval(share, seed=1).n_different) == 0, "pseudo-values multiply rounding by n"
+
+
+def nudged(values: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
+    """The values with a relative error of 1e-7, a rounding in float32."""
+    return values * (1 + 1e-7 * (1 if kind == "common" else rng.choice([-1.0, 1.0], size=values.shape)))
+
+
+def paired(one: np.ndarray, other: np.ndarray) -> Interval:
+    noise = FLOAT32_ROUNDING * (np.abs(one) + np.abs(other)).max(axis=0)
+    return mean_interval(other - one, seed=1, noise=noise)
+
+
+def inputs_with_ties(n: int, rng: np.random.Generator) -> Iterator[tuple[Callable[..., Interval], list[np.ndarray]]]:
+    """Accuracies, their differences, KL, shares and jackknife statistics: 101 columns each."""
+    size, weights = (n, 101), jackknife_weights(n)
+    kl, level = rng.lognormal(-3, rng.uniform(0.3, 2.5, 101), size), rng.gamma(4.0, 0.25, size)
+    x, y = rng.normal(size=(2, *size)) + rng.normal(size=size)
+    for n_answers in (1, 4, 19):
+        one, other = rng.binomial(n_answers, 0.7, size) / n_answers, rng.binomial(n_answers, 0.8, size) / n_answers
+        yield paired, [one, np.where(rng.random(size) < rng.random(101), one, other)]
+        yield partial(mean_interval, seed=1, bounds=(0.0, 1.0)), [one]
+        yield partial(statistic_interval, seed=1), [weights @ one]
+        counts = rng.integers(0, n_answers + 1, size)
+        yield partial(ratio_interval, seed=1), [rng.binomial(counts, 0.8).astype(float), counts.astype(float)]
+    yield partial(mean_interval, seed=1), [kl]
+    yield partial(mean_interval, seed=1), [np.where(rng.random(size) < 0.5, 0.7, 0.2)]
+    yield paired, [kl, kl * rng.lognormal(0, 0.5, size)]
+    yield partial(r2_interval, seed=1), [np.where(rng.random(size) < 0.5, 0.0, kl), level]
+    yield partial(ratio_interval, seed=1, is_positive=True), [kl, level]
+    yield partial(statistic_interval, seed=1, scale="share"), [weights @ x**2 / (weights @ x**2 + weights @ y**2)]
+    slope = (weights @ (x * y)) / np.sqrt((weights @ x**2) * (weights @ y**2))
+    yield partial(statistic_interval, seed=1, scale="correlation"), [slope]
+
+
+@pytest.mark.parametrize("n", [16, 64])
+@pytest.mark.parametrize("kind", ["elementwise", "common"])
+def test_rounding_in_float32_moves_no_interval(kind: str, n: int, rng: np.random.Generator) -> None:
+    """Ends move by at most 1 % of the width, and reasons not at all, in 999 of 1,000."""
+    n_moved = n_all = 0
+    for interval, inputs in inputs_with_ties(n, rng):
+        before, after = interval(*inputs), interval(*(nudged(own, kind, rng) for own in inputs))
+        width = before.hi - before.lo
+        move = np.fmax(np.abs(after.lo - before.lo), np.abs(after.hi - before.hi))
+        is_moved = (before.code != after.code) | (move > 0.01 * width + 1e-6 * (width == 0))
+        n_moved, n_all = n_moved + int(is_moved.sum()), n_all + is_moved.size
+    assert n_all > 1_900 and n_moved <= n_all // 1_000
+
+
+def test_ties_up_to_rounding_are_ties(rng: np.random.Generator) -> None:
+    """As many differ, and the score interval is that of the levels; a small spread is none of rounding."""
+    levels = np.r_[np.zeros(40), np.ones(24)]
+    near = 0.3 + 0.5 * levels + 3e-8 * rng.normal(size=64)
+    twin = binomtest(24, 64).proportion_ci(0.95, method="wilson")
+    np.testing.assert_allclose(tuple(mean_interval(near, seed=0)), 0.3 + 0.5 * np.array(twin), atol=1e-6)
+    assert int(mean_interval(near, seed=0).n_different) == 24
+    grid = rng.integers(-2, 3, size=64) * (rng.random(64) < 0.4) / 6
+    noisy = mean_interval(grid + 3e-8 * rng.normal(size=64), seed=0)
+    np.testing.assert_allclose(tuple(noisy), tuple(mean_interval(grid, seed=0)), atol=1e-6)
+    for values in (0.9 + 1e-5 * rng.normal(size=256), jackknife_weights(256) @ (0.9999 + 3e-4 * rng.normal(size=256))):
+        found = mean_interval(values, seed=0) if len(values) == 256 else statistic_interval(values, seed=0)
+        assert found.code == Reason.NONE and found.lo < found.hi and found.n_different > 240
+
+
+def test_the_tail_weight_has_no_step_at_a_tie(rng: np.random.Generator) -> None:
+    others, tie = 1 + rng.exponential(size=21), np.array([1e-3])
+    nearest = np.geomspace(1e-4, 1e-1, 2_000)
+    weights = np.array([tail_weight(np.r_[others, own, np.zeros(20)][:, None], tie)[0] for own in nearest])
+    steps = np.abs(np.diff(weights))
+    assert weights[0] == tail_weight(others[:, None])[0] != weights[-1] and steps.max() < 0.01 * np.ptp(weights)
 
 
 def test_a_tail_heavier_than_any_measured_has_no_interval() -> None:
