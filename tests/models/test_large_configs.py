@@ -8,7 +8,8 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.models.config import architecture_named, shapes_only
+from bayesgeom.core.plugins import find
+from bayesgeom.models.config import ModelConfig, shapes_only
 
 LARGE: dict[str, tuple[str, dict[str, Any]]] = {
     "vocabulary": ("transformer", {"d_vocab": 2**31}),
@@ -25,7 +26,8 @@ LARGE: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", LARGE)
 def test_what_no_memory_holds_is_refused_before_it_is_built(case: str) -> None:
     architecture, sizes = LARGE[case]
-    config, start = architecture_named(architecture)(**{"d_vocab": 5, "n_ctx": 7, **sizes}), time.monotonic()
+    kind = find("bayesgeom.models.native", ModelConfig, architecture, group="bayesgeom.models")  # type: ignore[type-abstract]
+    config, start = kind(**{"d_vocab": 5, "n_ctx": 7, **sizes}), time.monotonic()
     with pytest.raises(InvalidArgument, match=r"^\w+Config\(.* needs about .* GB of memory; this machine has .* GB\."):
         config.build(seed=0)
     assert time.monotonic() - start < 60

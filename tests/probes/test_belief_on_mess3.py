@@ -52,7 +52,8 @@ def test_the_exact_next_token_distribution_is_a_baseline(
     assert isinstance(report, BeliefReadoutReport)
     own, level = report.next_token_r2, report.r2.baseline(ANSWERS)
     assert float(own) == pytest.approx(r2, abs=0.02) and report.identified == is_identified
-    assert (level.value == float(own)).all() and level.low is not None and (level.low <= level.value).all()
+    assert (level.value == float(own)).all() and level.low is not None
+    assert ((level.low <= level.value) | np.isnan(level.low)).all(), "no range within float32 rounding of 1"
     # 36 beliefs are all of RRXOR; 12 symbols of Mess3 reach more than are drawn, those of its first six.
     assert (report.n_beliefs, len(report.reachable_belief)) == ((36, 36) if is_identified else (-1, 1_093))
     nearest = np.abs(report.drawn_belief[:, None] - report.reachable_belief).max(axis=2).min(axis=1)

@@ -293,6 +293,8 @@ class ReplayLayer:
         wide = scratch.take("normed and one", (*mid.shape[:-1], _LINE * (d_model // _LINE + 1)), mid)
         normed(mid, self.config, scratch, out=wide[..., :d_model])
         wide[..., d_model] = 1
+        if mid.dtype != torch.float32:  # kernels of bfloat16 read the unused columns, too, and NaN times 0 is NaN
+            wide[..., d_model + 1 :] = 0
         self._add_activated(mid, self._product("hidden", wide[..., : d_model + 1], self._in_with_bias, None, scratch))
 
     def add_heads_and_mlp(
