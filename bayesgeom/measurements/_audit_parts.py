@@ -49,11 +49,11 @@ def log_odds_slope(
         seed: Seed of the resamples of sequences.
     """
     with np.errstate(divide="ignore"):
-        x, y = (own[..., 0] - own[..., 1] for own in (np.log(exact), log_model))
+        x, y = (pair[..., 0] - pair[..., 1] for pair in (np.log(exact), log_model))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return Estimate.of(np.nan, (np.nan, np.nan), reason=Reason.MISSING)
     weights = jackknife_weights(len(x))
-    mean_x, mean_y, xx, xy = (weights @ own.mean(axis=1) for own in (x, y, x * x, x * y))
+    mean_x, mean_y, xx, xy = (weights @ values.mean(axis=1) for values in (x, y, x * x, x * y))
     spread = xx - mean_x**2
     if spread[0] <= _FLAT:
         return Estimate.of(np.nan, (np.nan, np.nan), reason=Reason.FLAT)
@@ -93,9 +93,9 @@ def information_curve(
     if xx.sum() <= 0:
         missing = Estimate.of(np.nan, (np.nan, np.nan), reason=Reason.FLAT)
         return missing, missing
-    found = ratio_interval(xy.sum(axis=1), xx.sum(axis=1), seed=seed)
-    slope = with_interval(xy.sum() / xx.sum(), found, n=n)
-    sums = np.stack([own.sum(axis=1) for own in (xx, xx * x, xx * x * x, xy, xy * x)])
+    interval = ratio_interval(xy.sum(axis=1), xx.sum(axis=1), seed=seed)
+    slope = with_interval(xy.sum() / xx.sum(), interval, n=n)
+    sums = np.stack([values.sum(axis=1) for values in (xx, xx * x, xx * x * x, xy, xy * x)])
     s2, s3, s4, t1, t2 = sums @ jackknife_weights(n).T
     determinant = s2 * s4 - s3**2
     if (determinant <= _FLAT * s2 * s4).any():
@@ -144,7 +144,7 @@ def order_statistics(
     averaged = kl_in_bits(exact, logsumexp(log_model, axis=0) - np.log(n_orders))
     gain = kl_in_bits(exact[None], log_model).mean(axis=0) - averaged
     deviation = model[:, np.arange(len(exact)), exact.argmax(axis=1)].std(axis=0, ddof=1)
-    return tuple(np.where(own < _ROUNDING, 0.0, own) for own in (np.asarray(apart), gain, deviation))
+    return tuple(np.where(values < _ROUNDING, 0.0, values) for values in (np.asarray(apart), gain, deviation))
 
 
 def nearest_discount(
@@ -175,19 +175,19 @@ def nearest_discount(
         with np.errstate(divide="ignore"):
             return np.asarray(kl_in_bits(model, np.log(filtered(discount))).mean(axis=1))
 
-    on_grid = [float(kl(own).mean()) for own in _GRID]
+    on_grid = [float(kl(discount).mean()) for discount in _GRID]
     if not np.isfinite(on_grid).any():
         return missing, missing
     best = int(np.nanargmin(on_grid))
     ends = float(_GRID[max(best - 1, 0)]), float(_GRID[min(best + 1, len(_GRID) - 1)])
-    found = float(minimize_scalar(lambda at: float(kl(at).mean()), bounds=ends, options={"xatol": 1e-7}).x)
-    below, at, above = kl(found - _STEP), kl(found), kl(found + _STEP)
+    nearest = float(minimize_scalar(lambda at: float(kl(at).mean()), bounds=ends, options={"xatol": 1e-7}).x)
+    below, at, above = kl(nearest - _STEP), kl(nearest), kl(nearest + _STEP)
     slope, curvature = (above - below) / (2 * _STEP), (above - 2 * at + below).mean() / _STEP**2
     gain = mean_estimate(kl(1.0) - at, seed=seed)
     if best in (0, len(_GRID) - 1) or curvature <= 0:
-        return Estimate.of(found, (np.nan, np.nan), n=n, reason=Reason.NOT_COMPUTED), gain
-    interval = mean_interval(found - slope / curvature, seed=seed)
-    return with_interval(found, interval, n=n), gain
+        return Estimate.of(nearest, (np.nan, np.nan), n=n, reason=Reason.NOT_COMPUTED), gain
+    interval = mean_interval(nearest - slope / curvature, seed=seed)
+    return with_interval(nearest, interval, n=n), gain
 
 
 def mixture(
@@ -211,14 +211,14 @@ def mixture(
         before it has no weight of its own, with the code `ALIKE`.
     """
     known = _distinct([*predictors.values()])
-    n, used = len(model), [own for own, is_used in zip(predictors.values(), known, strict=True) if is_used]
-    q, p = model.reshape(n, -1), np.stack([own.reshape(n, -1) for own in used])
+    n, used = len(model), [probs for probs, is_used in zip(predictors.values(), known, strict=True) if is_used]
+    q, p = model.reshape(n, -1), np.stack([probs.reshape(n, -1) for probs in used])
     p = (1 - _SHARE) * p + _SHARE / model.shape[-1]
     weights, influence = _fitted(q, p)
-    found = mean_interval(weights + influence, seed=seed, bounds=(0.0, 1.0))
+    interval = mean_interval(weights + influence, seed=seed, bounds=(0.0, 1.0))
     value, low, high = (np.full(len(known), np.nan) for _ in range(3))
     code = np.full(len(known), int(Reason.ALIKE))
-    value[known], low[known], high[known], code[known] = weights, found.lo, found.hi, found.code
+    value[known], low[known], high[known], code[known] = weights, interval.lo, interval.hi, interval.code
     mixed = np.log(np.einsum("k,knm->nm", weights, p)).reshape(model.shape)
     left = kl_in_bits(model, mixed).mean(axis=1)
     return Estimate.of(value, (low, high), n=n, reason=code), np.where(left < _ROUNDING, 0.0, left)
@@ -227,10 +227,10 @@ def mixture(
 def _distinct(predictors: list[Float64[np.ndarray, "sequence position answer"]]) -> Bool[np.ndarray, " predictor"]:
     """Return which predictors are no closer than 0.01 bits, in one direction at least, to every one before."""
     with np.errstate(divide="ignore"):
-        logs = [np.log(own) for own in predictors]
+        logs = [np.log(probs) for probs in predictors]
     kept: list[int] = []
-    for at, (own, log_own) in enumerate(zip(predictors, logs, strict=True)):
-        apart = [max(kl_in_bits(own, logs[k]).mean(), kl_in_bits(predictors[k], log_own).mean()) for k in kept]
+    for at, (probs, log_own) in enumerate(zip(predictors, logs, strict=True)):
+        apart = [max(kl_in_bits(probs, logs[k]).mean(), kl_in_bits(predictors[k], log_own).mean()) for k in kept]
         if all(distance >= ALIKE_BITS for distance in apart):
             kept.append(at)
     return np.isin(np.arange(len(predictors)), kept)
@@ -255,13 +255,13 @@ def _fitted(
 
     start, adds_to_one = (
         np.full(len(p), 1 / len(p)),
-        {"type": "eq", "fun": lambda own: own.sum() - 1, "jac": np.ones_like},
+        {"type": "eq", "fun": lambda point: point.sum() - 1, "jac": np.ones_like},
     )
     options = {"ftol": 1e-13, "maxiter": 300}
-    found = minimize(
+    solution = minimize(
         cost, start, jac=True, method="SLSQP", bounds=[(0.0, 1.0)] * len(p), constraints=adds_to_one, options=options
     )
-    weights = np.where(found.x < _UNUSED, 0.0, found.x)
+    weights = np.where(solution.x < _UNUSED, 0.0, solution.x)
     weights, influence = weights / weights.sum(), np.zeros((len(q), len(p)))
     free = np.flatnonzero(weights)
     mixed, ratio = ratios(weights)

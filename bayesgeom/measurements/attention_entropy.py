@@ -80,10 +80,10 @@ def _sums(
     if _has_hypotheses(trials):
         # Exchanging the belief instead of the attention moves far less data. No sequence is its own other.
         tokens, belief = _tokens_and_belief(trials)
-        of_others = (own.roll(-1, dims=0)[rows] for own in (tokens, belief))
+        of_others = (values.roll(-1, dims=0)[rows] for values in (tokens, belief))
         pairs = (of_others, (tokens[rows], belief[rows]))
-        shuffled, found = (_met(pattern, total, *own) for own in pairs)
-        columns += [shuffled.mean(dim=1)[..., None], found.transpose(1, 2)]
+        shuffled, related = (_met(pattern, total, *pair) for pair in pairs)
+        columns += [shuffled.mean(dim=1)[..., None], related.transpose(1, 2)]
     return torch.cat(columns, dim=-1)
 
 
@@ -240,14 +240,14 @@ class AttentionEntropyReport(Report):
         from bayesgeom.charts.lines import add_band, add_baseline, add_estimate, add_line, brief, with_baseline
         from bayesgeom.report import label_axes
 
-        own = self.entropy_bits_by_layer
-        first, last = float(own.value[0]), float(own.value[-1])
-        word, layers = "narrows" if last < first else "widens", range(len(own.value))
+        bits_by_layer = self.entropy_bits_by_layer
+        first, last = float(bits_by_layer.value[0]), float(bits_by_layer.value[-1])
+        word, layers = "narrows" if last < first else "widens", range(len(bits_by_layer.value))
         bits = Panel.blank(
             f"Attention {word} from {brief(first)} to {brief(last)} bits over {counted(len(layers), 'layer')}"
         )
         baselines = {each.name: each.value.mean(axis=1) for each in self.entropy_bits.baselines}
-        add_estimate(bits.figure, layers, own, name="mean over heads", baselines=baselines)
+        add_estimate(bits.figure, layers, bits_by_layer, name="mean over heads", baselines=baselines)
         bits.figure.update_yaxes(rangemode="tozero")
         label_axes(bits.figure, "layer", "attention entropy (bits)")
         share = "Entropy of each head, as a share of the possible"
@@ -286,8 +286,8 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         layers = range(run.spec.n_layers)
         sums = torch.stack([SUMS.at(run, layer, n) for layer in layers], dim=1).double().cpu().numpy()
         n_visible = [run.visible(layer).sum(dim=-1).double() for layer in layers]
-        most = np.array([float(own.log2().mean()) for own in n_visible])
-        has_choice = np.stack([(own > 1).sum(dim=-1).double().cpu().numpy() for own in n_visible], axis=1)
+        most = np.array([float(counts.log2().mean()) for counts in n_visible])
+        has_choice = np.stack([(counts > 1).sum(dim=-1).double().cpu().numpy() for counts in n_visible], axis=1)
         agreement = agreement_of(sums[..., 3:], run)
         note, other, uniform = agreement.note, agreement.shuffled.mean(axis=0), agreement.uniform[:, None]
         entropy, total_share, sink = (np.tensordot(weights, sums[..., column], axes=1) for column in range(3))
@@ -296,7 +296,7 @@ class AttentionEntropy(Probe[AttentionEntropyReport]):
         over[:, ~agreement.varies | (agreement.ceiling == 0)] = np.nan
         with np.errstate(invalid="ignore", divide="ignore"):
             shares = total_share / (weights @ has_choice)[:, :, None]
-        sees_alike = all(torch.equal(own, n_visible[0]) for own in n_visible)
+        sees_alike = all(torch.equal(counts, n_visible[0]) for counts in n_visible)
         falls = _fall(entropy.mean(axis=2) if sees_alike else shares.mean(axis=2))
 
         def estimate(

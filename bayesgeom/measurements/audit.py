@@ -147,10 +147,10 @@ class AuditReport(Report):
 
     def _line(self, metric: str, at: tuple[int, ...] = (), label: str = "") -> Headline:
         """Return an entry next to the exact observer's, or why it was not measured."""
-        own, line = self.estimate(metric)[at], headline_of(self, metric, at, label, verdict="")
-        if np.isnan(own.value):
-            return replace(line, verdict=str(Verdict.NOT_MEASURED), why=own.reason_at().label)
-        return replace(line, levels=(Level(name=EXACT, value=float(own.ceiling)), *line.levels))
+        estimate, line = self.estimate(metric)[at], headline_of(self, metric, at, label, verdict="")
+        if np.isnan(estimate.value):
+            return replace(line, verdict=str(Verdict.NOT_MEASURED), why=estimate.reason_at().label)
+        return replace(line, levels=(Level(name=EXACT, value=float(estimate.ceiling)), *line.levels))
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import (
@@ -168,21 +168,21 @@ class AuditReport(Report):
         position, uniform = "scored position (1 is the first)", self.regret_bits.baseline("uniform")
         compared = times_text(float(self.regret_bits), float(uniform.value), "uniform")
         title = f"Regret: {brief(self.regret_bits.value)} bits a sequence, {compared}"
-        own = self.regret_bits_by_position
-        strongest = sorted(own.compared, key=lambda level: float(level.value[-1]))[:N_BASELINES]
+        regret_bits = self.regret_bits_by_position
+        strongest = sorted(regret_bits.compared, key=lambda level: float(level.value[-1]))[:N_BASELINES]
         regret = Panel.blank(title)
-        add_estimate(regret.figure, x, own, baselines={level.name: level.value for level in strongest})
+        add_estimate(regret.figure, x, regret_bits, baselines={level.name: level.value for level in strongest})
         label_axes(regret.figure, position, "cumulative KL (bits)")
         drawn = [regret]
         for metric, names, axes, what in (
             ("response", self.ages, ("newest pieces that stay", "slope"), "Response to old evidence"),
             ("martingale_gap_by_step", self.steps, ("scored position", "total variation"), "Martingale gap"),
         ):
-            own, places = self.estimate(metric), np.arange(len(names), dtype=float)
-            title = f"{what}, where {brief(own.ceiling[0])} is exact"
-            if np.isfinite(own.value).any():
-                panel = estimate_panel(title, axes, places, own, is_folded=metric != "response")
-                add_reference(panel.figure, places, own.ceiling, name=EXACT)
+            estimate, places = self.estimate(metric), np.arange(len(names), dtype=float)
+            title = f"{what}, where {brief(estimate.ceiling[0])} is exact"
+            if np.isfinite(estimate.value).any():
+                panel = estimate_panel(title, axes, places, estimate, is_folded=metric != "response")
+                add_reference(panel.figure, places, estimate.ceiling, name=EXACT)
                 panel.figure.layout.xaxis.update(tickvals=places.tolist(), ticktext=list(names))
                 drawn.append(panel)
         top = int(np.nanargmax(self.weights.value))
@@ -190,9 +190,9 @@ class AuditReport(Report):
         strategy = Panel.blank(title)
         order = np.argsort(-np.nan_to_num(self.weights_by_position.value).max(axis=1), kind="stable")[:MOST_LINES]
         for at, color in zip(sorted(order), SERIES, strict=False):
-            own = self.weights_by_position[at]
-            if np.nan_to_num(own.value).max() >= _SEEN:
-                add_line(strategy.figure, x, own.value, name=self.predictors[at], color=color, band=own.ends)
+            weights = self.weights_by_position[at]
+            if np.nan_to_num(weights.value).max() >= _SEEN:
+                add_line(strategy.figure, x, weights.value, name=self.predictors[at], color=color, band=weights.ends)
         label_axes(strategy.figure, position, "weight")
         strategy.figure.update_yaxes(range=(-0.02, 1.02))
         return [*drawn, strategy]
@@ -319,11 +319,11 @@ class Audit(Measurement[AuditReport]):
             probs.double().cpu().numpy() for probs in (run.trials.at_scored(run.trials.predictive), run.log_answers)
         )
         parts = _Parts(task=subject.known_task(), trials=run.trials, seed=subject.seed)
-        found = parts.of_one_pass(run, exact, log_model) | self._response(subject, runs)
-        found |= parts.martingale(self.closed["martingale"], self.steps, list(islice(runs, len(self.steps))))
-        found |= parts.order(self.closed["order"], list(runs))
-        found |= parts.discount(np.exp(log_model)) | parts.strategy(self.predictors, exact, np.exp(log_model))
-        return AuditReport(n=len(run.trials), **found)
+        fields = parts.of_one_pass(run, exact, log_model) | self._response(subject, runs)
+        fields |= parts.martingale(self.closed["martingale"], self.steps, list(islice(runs, len(self.steps))))
+        fields |= parts.order(self.closed["order"], list(runs))
+        fields |= parts.discount(np.exp(log_model)) | parts.strategy(self.predictors, exact, np.exp(log_model))
+        return AuditReport(n=len(run.trials), **fields)
 
     def _response(self, subject: Subject, runs: Iterator[Run]) -> dict[str, Any]:
         """Return the slopes of the evidence response."""
@@ -384,9 +384,11 @@ class _Parts:
         regret = kl_in_bits(exact, log_model).cumsum(axis=1)
         free = {UNIFORM: np.full_like(exact, 1 / exact.shape[-1]), POSITION: _by_position(exact)}
         with np.errstate(divide="ignore"):
-            levels = {name: kl_in_bits(exact, np.log(own)).mean(axis=0).cumsum() for name, own in free.items()}
-        own = {name: own.kl_bits.mean(axis=0, dtype=np.float64) for name, own in run.baseline_behaviors.items()}
-        levels = {name: bits.cumsum() for name, bits in own.items()} | levels
+            levels = {
+                name: kl_in_bits(exact, np.log(predicted)).mean(axis=0).cumsum() for name, predicted in free.items()
+            }
+        for name, behavior in run.baseline_behaviors.items():
+            levels.setdefault(name, behavior.kl_bits.mean(axis=0, dtype=np.float64).cumsum())
         baselines = [Baseline.of("baseline", name, level) for name, level in levels.items()]
         by_position = mean_estimate(regret, seed=self._resampling, baselines=baselines, bounds=(0.0, np.inf))
         tempered, odds = tempering(exact, log_model, seed=self._resampling), _missing(Reason.NOT_BINARY, "slope")
@@ -454,32 +456,38 @@ class _Parts:
             return _missing(Reason.NOT_COMPUTED, *names)
 
         def filtered(discount: float) -> np.ndarray:
-            found = task.discounted(self.trials, discount)
-            assert found is not None, "as with a discount of 1"
-            return np.asarray(found.cpu().numpy())
+            filtered_probs = task.discounted(self.trials, discount)
+            assert filtered_probs is not None, "as with a discount of 1"
+            return np.asarray(filtered_probs.cpu().numpy())
 
-        own = nearest_discount(filtered, model, seed=self._resampling)
-        return {name: _beside(part, level) for name, part, level in zip(names, own, (1.0, 0.0), strict=True)}
+        nearest = nearest_discount(filtered, model, seed=self._resampling)
+        return {name: _beside(part, level) for name, part, level in zip(names, nearest, (1.0, 0.0), strict=True)}
 
     def strategy(self, predictors: Mapping[str, Predictor], exact: np.ndarray, model: np.ndarray) -> dict[str, Any]:
         """Return the weights of the nearest mixture of predictors, over all positions and at each."""
         known = {EXACT: exact}
         for name, predictor in predictors.items():
             known[name] = _probabilities(name, predictor(self.trials), self.trials)
-        known |= {name: own.cpu().numpy() for name, own in self.task.baseline_predictives(self.trials).items()}
+        known |= {
+            name: predicted.cpu().numpy() for name, predicted in self.task.baseline_predictives(self.trials).items()
+        }
         if isinstance(self.task, ExchangeableTask) and self.task.is_exchangeable:
             forgetful = self.task.discounted(self.trials, FORGETTING)
             known |= {} if forgetful is None else {_FORGETTING: forgetful.cpu().numpy()}
         known |= {POSITION: _by_position(exact), UNIFORM: np.full_like(exact, 1 / exact.shape[-1])}
         weights, left = mixture(model, known, seed=self._resampling)
         each = [
-            mixture(model[:, [at]], {name: own[:, [at]] for name, own in known.items()}, seed=self._resampling)[0]
+            mixture(
+                model[:, [at]], {name: predicted[:, [at]] for name, predicted in known.items()}, seed=self._resampling
+            )[0]
             for at in range(exact.shape[1])
         ]
         exactly = np.where(np.isnan(weights.value), np.nan, [float(name == EXACT) for name in known])
         return {
             "weights": _beside(weights, exactly),
-            "weights_by_position": stacked([stacked([own[[k]] for own in each])[:, 0] for k in range(len(known))]),
+            "weights_by_position": stacked(
+                [stacked([weights_at[[k]] for weights_at in each])[:, 0] for k in range(len(known))]
+            ),
             "mixture_kl_bits": mean_estimate(left, seed=self._resampling, bounds=(0.0, np.inf)),
             "predictors": tuple(known),
         }
@@ -490,10 +498,10 @@ def _missing(reason: Reason, *names: str) -> dict[str, Any]:
     return {name: Estimate.of(np.nan, (np.nan, np.nan), reason=reason) for name in names}
 
 
-def _beside(own: Estimate, exact: float | np.ndarray) -> Estimate:
+def _beside(estimate: Estimate, exact: float | np.ndarray) -> Estimate:
     """Return an estimate with the exact observer's value."""
-    level = Baseline.of("ceiling", EXACT, exact).broadcast(own.value.shape)
-    return replace(own, baselines=(*own.baselines, level))
+    level = Baseline.of("ceiling", EXACT, exact).broadcast(estimate.value.shape)
+    return replace(estimate, baselines=(*estimate.baselines, level))
 
 
 def _by_position(exact: np.ndarray) -> np.ndarray:
@@ -514,22 +522,22 @@ def _check_names(named: Mapping[str, Predictor], task: WindTunnel, one: Trials) 
         _probabilities(name, predictor(one), one)
 
 
-def _probabilities(name: str, found: Any, trials: Trials) -> np.ndarray:
+def _probabilities(name: str, returned: Any, trials: Trials) -> np.ndarray:
     """Return what a user's predictor returned, as an array.
 
     Raises:
         InvalidArgument: It is no array of probabilities at the scored positions.
     """
     shape = (len(trials), trials.n_scored, len(trials.answers))
-    if isinstance(found, Tensor):
-        found = found.detach().double().cpu().numpy()
+    if isinstance(returned, Tensor):
+        returned = returned.detach().double().cpu().numpy()
     try:
-        own = np.asarray(found, dtype=np.float64)
+        probs = np.asarray(returned, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"predictor {name!r} must return an array, got a {type(found).__name__}.") from error
-    if own.shape != shape or not (own >= 0).all() or not np.allclose(own.sum(axis=-1), 1, atol=1e-6):
+        raise InvalidArgument(f"predictor {name!r} must return an array, got a {type(returned).__name__}.") from error
+    if probs.shape != shape or not (probs >= 0).all() or not np.allclose(probs.sum(axis=-1), 1, atol=1e-6):
         raise InvalidArgument(
             f"predictor {name!r} must return probabilities of shape {shape} (sequence, scored position, answer), "
-            f"which add to 1 over the answers; got shape {own.shape}."
+            f"which add to 1 over the answers; got shape {probs.shape}."
         )
-    return own
+    return probs

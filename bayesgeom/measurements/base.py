@@ -254,11 +254,11 @@ def planted_run(
     """
     exact = trials.at_scored(trials.predictive)
     predicted = exact if model is None else model
-    widths = dict(pair for site, own in recorded.items() for pair in zip(site.axes, own.shape[1:], strict=True))
+    widths = dict(pair for site, values in recorded.items() for pair in zip(site.axes, values.shape[1:], strict=True))
     spec = ModelSpec(
         name="planted",
         architecture="planted",
-        n_layers=next((len(own) for own in recorded.values()), 1),
+        n_layers=next((len(values) for values in recorded.values()), 1),
         n_heads=widths.get("head", 1),
         n_kv_heads=widths.get("kv_head", 1),
         d_model=widths.get("d_model", 1),
@@ -400,7 +400,10 @@ def with_untrained(report: R, untrained: Sequence[R], *fields: str) -> R:
     """
     changed = dict[str, Any]()
     for name in fields:
-        own, levels = report.estimate(name), known(*of_untrained([copy.estimate(name).value for copy in untrained]))
-        further = (level.broadcast(own.value.shape) for level in levels)
-        changed[name] = replace(own, baselines=(*own.baselines, *further))
+        estimate, levels = (
+            report.estimate(name),
+            known(*of_untrained([copy.estimate(name).value for copy in untrained])),
+        )
+        further = (level.broadcast(estimate.value.shape) for level in levels)
+        changed[name] = replace(estimate, baselines=(*estimate.baselines, *further))
     return replace(report, **changed)

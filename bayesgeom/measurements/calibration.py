@@ -173,8 +173,8 @@ class CalibrationReport(Report):
         """Return the KL of the stationary observer of the last ten symbols; 0 for shorter sequences, or NaN."""
         if not self.windows:
             return math.nan
-        own = self.window_kl_bits.value[self.window_starts.index("stationary")]
-        return float(own[TRANSPORT_WINDOW:][:1].sum())
+        by_window = self.window_kl_bits.value[self.window_starts.index("stationary")]
+        return float(by_window[TRANSPORT_WINDOW:][:1].sum())
 
     def headlines(self) -> Sequence[Headline]:
         shown = self._with_drawn_windows()
@@ -193,9 +193,9 @@ class CalibrationReport(Report):
         from bayesgeom.charts.lines import LEAST_BITS, add_estimate, brief, estimate_panel, times_text
         from bayesgeom.report import label_axes
 
-        own, weaker = self.entropy_mae_bits_by_position, self._weaker()
-        x, measured = np.arange(1, len(own.value) + 1), float(self.entropy_mae_bits.value)
-        levels = {each.name: each.value for each in own.baselines if each.name not in weaker}
+        errors, weaker = self.entropy_mae_bits_by_position, self._weaker()
+        x, measured = np.arange(1, len(errors.value) + 1), float(self.entropy_mae_bits.value)
+        levels = {each.name: each.value for each in errors.baselines if each.name not in weaker}
         means = np.asarray(self.entropy_bits_by_position)
         apart = np.abs(self.example_entropy_bits - means[:, None]).max(initial=0.0)
         is_alike = bool(apart <= _ALIKE * max(float(np.ptp(means)), LEAST_BITS))
@@ -206,7 +206,7 @@ class CalibrationReport(Report):
             best = min(levels, key=lambda name: float(np.nan_to_num(levels[name], nan=np.inf).mean()))
             title += f": {times_text(measured, float(levels[best].mean()), f'the baseline “{best}”')}"
         error = Panel.blank(title)
-        add_estimate(error.figure, x, own, baselines=levels, is_log=True)
+        add_estimate(error.figure, x, errors, baselines=levels, is_log=True)
         label_axes(error.figure, _POSITION, "|H model − H exact| (bits)")
         axes = (_POSITION, "bits")
         kl = estimate_panel("KL(exact ‖ model) by position", axes, x, self.kl_bits_by_position, is_folded=True)
@@ -228,7 +228,7 @@ class CalibrationReport(Report):
 
     def _weaker(self) -> set[str]:
         """Return the window observers whose other start is a baseline and no worse; these are not plotted or listed."""
-        known = {own.name for own in self.kl_bits.baselines}
+        known = {level.name for level in self.kl_bits.baselines}
         weaker = self.window_kl_bits.value.argmax(axis=0) if self.windows else ()
         pairs = [[_shown(window_name(width, start)) for start in self.window_starts] for width in range(len(weaker))]
         return {pair[at] for pair, at in zip(pairs[1:], weaker[1:], strict=True) if known.issuperset(pair)}
@@ -237,8 +237,8 @@ class CalibrationReport(Report):
         """Return the report with only the better window observer of each width among its baselines."""
         weaker = self._weaker()
 
-        def listed(own: Estimate) -> Estimate:
-            return replace(own, baselines=tuple(each for each in own.baselines if each.name not in weaker))
+        def listed(estimate: Estimate) -> Estimate:
+            return replace(estimate, baselines=tuple(each for each in estimate.baselines if each.name not in weaker))
 
         return replace(self, entropy_mae_bits=listed(self.entropy_mae_bits), kl_bits=listed(self.kl_bits))
 
@@ -365,7 +365,7 @@ def sequence_scores(seen: Behavior) -> Float64[np.ndarray, "sequence score"]:
     """Return the means over the scored positions of each sequence, in the order of `SCORES`."""
     others = (seen.total_variation, seen.off_answer_prob, -seen.answer_log2, seen.correct)
     columns = (seen.kl_bits, seen.entropy_error_bits, *others)
-    return np.stack([np.asarray(own, dtype=np.float64).mean(axis=1) for own in columns], axis=1)
+    return np.stack([np.asarray(column, dtype=np.float64).mean(axis=1) for column in columns], axis=1)
 
 
 def wider_baselines(
@@ -386,14 +386,14 @@ def _answer_fields(run: Run) -> dict[str, Any]:
     is_known = len(exact) > 2 * exact.shape[2]  # with fewer sequences the mean is too near to those that it predicts
     if is_known and float(mean_interval(flat[: len(exact)] - by_position, seed=run.seed).lo) > 0:
         references = {POSITION: by_position, **references}
-    closed = [_gap_closed(kl[: len(own)], own, seed=run.seed) for own in references.values()]
-    found = tempering(exact, run.log_answers.double().cpu().numpy(), seed=run.seed)
+    closed = [_gap_closed(kl[: len(reference)], reference, seed=run.seed) for reference in references.values()]
+    fitted = tempering(exact, run.log_answers.double().cpu().numpy(), seed=run.seed)
     return {
         "gap_closed": stacked(closed),
         "references": tuple(references),
-        "reference_kl_bits": np.array([own.mean() for own in references.values()]),
-        "confidence": with_interval(found.confidence, found.interval, n=len(exact)),
-        "tempering_gain_bits": Estimate.of(found.gain_bits, n=len(exact)),
+        "reference_kl_bits": np.array([reference.mean() for reference in references.values()]),
+        "confidence": with_interval(fitted.confidence, fitted.interval, n=len(exact)),
+        "tempering_gain_bits": Estimate.of(fitted.gain_bits, n=len(exact)),
         **_reliability_fields(exact, run.log_answers.double().exp().cpu().numpy(), seed=run.seed),
     }
 
@@ -410,18 +410,18 @@ def _reliability_fields(
         DeGroot & Fienberg 1983 (reliability diagram, there of labels; exact probabilities have less noise).
     """
     tenth = np.minimum((stated * N_BINS).astype(int), N_BINS - 1)
-    is_in = [(tenth == own).reshape(len(exact), -1) for own in range(N_BINS)]
-    known = [own for own in range(N_BINS) if is_in[own].any()]
+    is_in = [(tenth == index).reshape(len(exact), -1) for index in range(N_BINS)]
+    known = [index for index in range(N_BINS) if is_in[index].any()]
     counts, sums, said = (
-        np.stack([(is_in[own] * values.reshape(len(exact), -1)).sum(axis=1) for own in known], axis=1)
+        np.stack([(is_in[index] * values.reshape(len(exact), -1)).sum(axis=1) for index in known], axis=1)
         for values in (np.ones_like(exact), exact, stated)
     )
     ends = ratio_interval(sums, counts, seed=seed, is_positive=True)
-    means = (own.sum(axis=0) / counts.sum(axis=0) for own in (said, sums))
+    means = (total.sum(axis=0) / counts.sum(axis=0) for total in (said, sums))
     return {
         "curves": CURVES,
         "reliability": np.stack([*means, ends.lo, np.minimum(ends.hi, 1.0)]),
-        "bins": tuple(f"{own / N_BINS:g} … {(own + 1) / N_BINS:g}" for own in known),
+        "bins": tuple(f"{index / N_BINS:g} … {(index + 1) / N_BINS:g}" for index in known),
     }
 
 
@@ -431,14 +431,14 @@ def _gap_closed(
     """Return 1 − Σ KL / Σ KL of a reference, with its interval over sequences, in which both stay together."""
     if not reference.sum() > 0:  # the exact predictive itself is context-free
         return Estimate.of(np.nan)
-    found = ratio_interval(kl, reference, seed=seed, is_positive=True)
-    ends = replace(found, lo=np.asarray(1 - found.hi), hi=np.asarray(1 - found.lo))
+    interval = ratio_interval(kl, reference, seed=seed, is_positive=True)
+    ends = replace(interval, lo=np.asarray(1 - interval.hi), hi=np.asarray(1 - interval.lo))
     return with_interval(1 - kl.sum() / reference.sum(), ends, n=len(kl))
 
 
-def _window_fields(run: Run, found: EquivalentWindow | None) -> dict[str, Any]:
+def _window_fields(run: Run, window: EquivalentWindow | None) -> dict[str, Any]:
     """Return the fields on equivalent window; NaN or empty without latent dynamics."""
-    if found is None or run.windows is None:
+    if window is None or run.windows is None:
         none = np.zeros(0)
         return {
             "window_kl_bits": Estimate.of(none.reshape(0, 0)),
@@ -452,13 +452,13 @@ def _window_fields(run: Run, found: EquivalentWindow | None) -> dict[str, Any]:
     is_exact = ~run.windows.kl_bits.any(axis=2)  # the observer is the exact filter, up to rounding
     ends = replace(ends, lo=np.where(is_exact, 0.0, ends.lo), hi=np.where(is_exact, 0.0, ends.hi))
     return {
-        "window_kl_bits": with_interval(found.kl_bits, ends, n=n),
+        "window_kl_bits": with_interval(window.kl_bits, ends, n=n),
         "window_gain_bits": Estimate.of(
-            found.gain_bits, found.gain_ends, n=n, baselines=[equal], reason=found.gain_code
+            window.gain_bits, window.gain_ends, n=n, baselines=[equal], reason=window.gain_code
         ),
         "window_starts": STARTS,
-        "windows": tuple(map(str, range(found.length + 1))),
-        "equivalent_window_symbols": Estimate.of(found.symbols, found.symbols_ends, n=n),
+        "windows": tuple(map(str, range(window.length + 1))),
+        "equivalent_window_symbols": Estimate.of(window.symbols, window.symbols_ends, n=n),
     }
 
 

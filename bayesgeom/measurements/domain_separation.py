@@ -84,11 +84,11 @@ def planes_of_groups(
     """
     order = labels.argsort(dim=1, stable=True)
     members = order.split(torch.bincount(labels[0], minlength=n_groups).tolist(), dim=1)
-    if min(own.shape[1] for own in members) <= rank:
+    if min(members_of.shape[1] for members_of in members) <= rank:
         return np.full(len(labels), np.nan), np.full((len(labels), n_groups), np.nan)
-    clouds = [prepared(points[own]) for own in members]
+    clouds = [prepared(points[members_of]) for members_of in members]
     lengths, axes = zip(*(torch.linalg.eigh(cloud @ cloud.mT) for cloud in clouds), strict=True)
-    shares = [own[:, -rank:].sum(dim=1) / own.clamp_min(0.0).sum(dim=1) for own in lengths]
+    shares = [members_of[:, -rank:].sum(dim=1) / members_of.clamp_min(0.0).sum(dim=1) for members_of in lengths]
     angles = []
     for a, b in combinations(range(n_groups), 2):
         products = axes[a][..., -rank:].mT @ (clouds[a] @ clouds[b].mT) @ axes[b][..., -rank:]
@@ -122,8 +122,8 @@ def _share_ends(members: Float64[Tensor, "point d"], prepared: Prepared, width: 
         return math.nan, math.nan, Reason.FLAT
     plane, weights = axes[:, :RANK].numpy(), jackknife_weights(len(cloud))
     rows = refitted_axis_shares(cloud[:, None].numpy(), plane, weights).sum(axis=1)
-    found = statistic_interval(rows, seed=seed, scale="share")
-    return float(found.lo), float(found.hi), float(found.code)
+    interval = statistic_interval(rows, seed=seed, scale="share")
+    return float(interval.lo), float(interval.hi), float(interval.code)
 
 
 SHUFFLES = 50
@@ -243,9 +243,9 @@ class DomainSeparation(Probe[DomainSeparationReport]):
             angles.append(planes[0])
             shares.append(planes[1])
             members = [points[labels[0] == group] for group in range(n_groups)]
-            ends.append(np.array([_share_ends(own, prepared, width, run.seed) for own in members]))
-        score, angle, share = (np.stack(own, axis=1) for own in (silhouettes, angles, shares))
-        score_level, angle_level = ([_of_exchanges(EXCHANGED, own)] for own in (score, angle))
+            ends.append(np.array([_share_ends(rows_of, prepared, width, run.seed) for rows_of in members]))
+        score, angle, share = (np.stack(rows_of, axis=1) for rows_of in (silhouettes, angles, shares))
+        score_level, angle_level = ([_of_exchanges(EXCHANGED, levels_of)] for levels_of in (score, angle))
         low, high, code = np.moveaxis(np.stack(ends), 2, 0)
         gains, mixed = share[0] - share[1:], [_of_exchanges(MIXED, share)]
         report = DomainSeparationReport(
@@ -289,10 +289,10 @@ def _points(run: Run, layer: int) -> Float64[Tensor, "point d"]:
     return vectors.at(run, layer, run.n_recorded).double().cpu()
 
 
-def _of_exchanges(name: str, found: Float64[np.ndarray, "labeling layer *rest"]) -> Baseline:
+def _of_exchanges(name: str, levels: Float64[np.ndarray, "labeling layer *rest"]) -> Baseline:
     """Return the mean over exchanged labelings, with the 2.5th and 97.5th percentile; the true one comes first."""
-    low, high = percentile_interval(found[1:])
-    return Baseline.of("permutation", name, found[1:].mean(axis=0), low=low, high=high)
+    low, high = percentile_interval(levels[1:])
+    return Baseline.of("permutation", name, levels[1:].mean(axis=0), low=low, high=high)
 
 
 def _levels(own: Estimate) -> dict[str, Float64[np.ndarray, " layer"]]:

@@ -137,9 +137,9 @@ class EvidenceResponseReport(Report):
         for name, values in zip(self.predictors, self.predictor_slopes, strict=True):
             add_baseline(raw.figure, x, known(values), name=name)
             add_baseline(scaled.figure, x, known(_ratio(values, values[:1])), name=name)
-        for panel, own in ((raw, self.slope), (scaled, self.relative_slope)):
-            low, high = map(known, own.ends)
-            add_line(panel.figure, x, known(own.value), name="model", band=(low, high))
+        for panel, estimate in ((raw, self.slope), (scaled, self.relative_slope)):
+            low, high = map(known, estimate.ends)
+            add_line(panel.figure, x, known(estimate.value), name="model", band=(low, high))
         place = "age of the replaced piece" if self.is_single else "newest pieces that stay"
         for panel, label in ((raw, "slope"), (scaled, "relative slope")):
             label_axes(panel.figure, place, label)
@@ -288,24 +288,24 @@ def _replaceable(task: WindTunnel) -> EvidenceTask:
 
 def known_changes(original: Trials, replaced: Sequence[Trials]) -> dict[str, list[Answers]]:
     """Return the changes of predictors with known behavior at the last scored position, by name; the exact is first."""
-    before, *after = (_known_answers(own) for own in (original, *replaced))
-    return {name: [own[name] - before[name] for own in after] for name in before}
+    before, *after = (_known_answers(changes_of) for changes_of in (original, *replaced))
+    return {name: [changes_of[name] - before[name] for changes_of in after] for name in before}
 
 
 def _known_answers(trials: Trials) -> dict[str, Answers]:
     exact = trials.at_scored(trials.predictive)[:, -1]
     sharp = (exact / exact.amax(dim=1, keepdim=True)) ** (1 / _TEMPERATURE)
-    found = {
+    predicted = {
         "exact": exact,
         MIXED: (1 - _UNIFORM_SHARE) * exact + _UNIFORM_SHARE / exact.shape[1],
         SHARP: sharp / sharp.sum(dim=1, keepdim=True),
     }
     if trials.observers is not None and trials.n_scored > TRANSPORT_WINDOW:
-        own = trials.observers.filter
-        found[WINDOW] = next(islice(window_predictives(trials, "stationary"), TRANSPORT_WINDOW, None))[:, -1]
-        forgetful = exact_beliefs(own, len(trials), trials.n_scored, discount=_DISCOUNT)
-        found[FORGETTING] = own.answers(forgetful)[:, -1]
-    return {name: values.cpu().numpy() for name, values in found.items()}
+        observer = trials.observers.filter
+        predicted[WINDOW] = next(islice(window_predictives(trials, "stationary"), TRANSPORT_WINDOW, None))[:, -1]
+        forgetful = exact_beliefs(observer, len(trials), trials.n_scored, discount=_DISCOUNT)
+        predicted[FORGETTING] = observer.answers(forgetful)[:, -1]
+    return {name: values.cpu().numpy() for name, values in predicted.items()}
 
 
 def response_report(
@@ -321,11 +321,11 @@ def response_report(
         seed: Seed of the intervals and of the pairings.
     """
     exact = known["exact"]
-    along = np.stack([(model * own).sum(axis=1) for model, own in zip(changes, exact, strict=True)], axis=1)
-    size = np.stack([np.square(own).sum(axis=1) for own in exact], axis=1)
-    change = np.sqrt(np.array([np.square(own).mean() for own in exact]))
+    along = np.stack([(model * right).sum(axis=1) for model, right in zip(changes, exact, strict=True)], axis=1)
+    size = np.stack([np.square(right).sum(axis=1) for right in exact], axis=1)
+    change = np.sqrt(np.array([np.square(right).mean() for right in exact]))
     slopes = _ratio(along.sum(axis=0), size.sum(axis=0))
-    levels = np.array([chance_level(*own, seed=seed) for own in zip(changes, exact, strict=True)])
+    levels = np.array([chance_level(*pair, seed=seed) for pair in zip(changes, exact, strict=True)])
     level = Baseline.of("permutation", LEVEL_NAME, levels)
     weights = bootstrap_weights(len(along), seed=seed)
     draws = _ratio(weights @ along, weights @ size)
@@ -342,7 +342,7 @@ def response_report(
     slope = estimate(slopes, draws, [level])
     relative = estimate(_ratio(slopes, slopes[:1]), _ratio(draws, draws[:, :1]))
     others = [name for name in known if name != "exact"]
-    predicted = [_slope(*own) for name in others for own in zip(known[name], exact, strict=True)]
+    predicted = [_slope(*pair) for name in others for pair in zip(known[name], exact, strict=True)]
     return EvidenceResponseReport(
         is_single=is_single,
         ages=tuple(ages),
@@ -350,8 +350,8 @@ def response_report(
         relative_slope=relative,
         exact_change=change,
         verdicts=tuple(
-            str(response_verdict((float(low), float(high)), float(bar), float(own)))
-            for low, high, bar, own in zip(*slope.ends, level.value, change, strict=True)
+            str(response_verdict((float(low), float(high)), float(bar), float(size_of)))
+            for low, high, bar, size_of in zip(*slope.ends, level.value, change, strict=True)
         ),
         predictors=tuple(others),
         predictor_slopes=np.array(predicted).reshape(len(others), len(ages)),

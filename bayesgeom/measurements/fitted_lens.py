@@ -144,8 +144,8 @@ class FittedLensReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         rows = [
-            headline_of(self, "arrival", (at,), f"layers until it is there, {own}", verdict="")
-            for at, own in enumerate(self.lens_names)
+            headline_of(self, "arrival", (at,), f"layers until it is there, {lens}", verdict="")
+            for at, lens in enumerate(self.lens_names)
         ]
         if PROBE not in self.lens_names:
             return rows
@@ -160,13 +160,13 @@ class FittedLensReport(Report):
 
         n_layers, names = len(self.stages) - 1, self.lens_names
         x, main = np.arange(-1, n_layers), names.index(PROBE if PROBE in names else LOGIT)
-        levels = (own for own in self.kl_bits.baselines if own.name in (UNIFORM, POSITION, MEAN))
-        threshold = ARRIVED * min(float(own.value[0, 0]) for own in levels)
+        levels = (level for level in self.kl_bits.baselines if level.name in (UNIFORM, POSITION, MEAN))
+        threshold = ARRIVED * min(float(level.value[0, 0]) for level in levels)
         panel = Panel.blank("KL by layer of each lens")
         add_baseline(panel.figure, x, threshold, name="there: a tenth of context-free")
-        for at in (own for own in range(len(names)) if own != main):
-            own = self.kl_bits[at]
-            add_line(panel.figure, x, own.value, name=names[at], band=own.ends, color=SERIES[at + 1])
+        for at in (index for index in range(len(names)) if index != main):
+            estimate = self.kl_bits[at]
+            add_line(panel.figure, x, estimate.value, name=names[at], band=estimate.ends, color=SERIES[at + 1])
         add_estimate(panel.figure, x, self.kl_bits[main], name=names[main], is_log=True)
         log_axes(panel.figure, floor=log_floor(self.kl_bits.value, np.asarray(threshold)))
         label_layers(panel.figure, n_layers)
@@ -335,20 +335,20 @@ class _Fit:
             mean = sum(read(residuals[-1][part]).exp().sum(dim=(0, 1)) for part in parts) / (n * n_pos)
             assert isinstance(mean, Tensor)
             names = (LOGIT, *((JACOBIAN,) if self.jacobian else ()))
-            found = {name: np.full((n, len(residuals)), np.nan) for name in names}
+            kl = {name: np.full((n, len(residuals)), np.nan) for name in names}
             references = {name: np.zeros(n) for name in (UNIFORM, MEAN)}
             for stage, resid in enumerate(residuals):
                 for part in parts:
-                    own = read(residuals[-1][part]).exp()
+                    probs = read(residuals[-1][part]).exp()
                     read_by = {LOGIT: resid[part], **self._transported(resid[part], stage)}
                     for name, moved in read_by.items():
-                        found[name][part, stage] = _of_sequences(kl_bits(own, read(moved)))
+                        kl[name][part, stage] = _of_sequences(kl_bits(probs, read(moved)))
                     if stage == 0:
                         flat = torch.full_like(mean, 1 / d_vocab)
                         for name, level in ((UNIFORM, flat), (MEAN, mean)):
-                            references[name][part] = _of_sequences(kl_bits(own, level.log().expand_as(own)))
+                            references[name][part] = _of_sequences(kl_bits(probs, level.log().expand_as(probs)))
                 shown.update(1)
-        return self._assembled(found, references, {})
+        return self._assembled(kl, references, {})
 
     def _transported(self, resid: Tensor, stage: int) -> dict[str, Tensor]:
         """Return the last residual that the J-lens expects from a layer's; empty without one, and at the embedding."""
@@ -359,27 +359,27 @@ class _Fit:
 
     def _assembled(
         self,
-        found: Mapping[str, Float64[np.ndarray, "sequence stage"]],
+        kl_by_lens: Mapping[str, Float64[np.ndarray, "sequence stage"]],
         references: Mapping[str, Float64[np.ndarray, " sequence"]],
         probes: Mapping[str, Float64[np.ndarray, "sequence stage"]],
     ) -> FittedLensReport:
         """Return the report from the KL of each lens and of what the probe is compared with; `kept_bits` is unknown."""
-        names, stages = tuple(found), len(found[LOGIT][0])
+        names, stages = tuple(kl_by_lens), len(kl_by_lens[LOGIT][0])
 
-        def of_probe(name: str, own: Float64[np.ndarray, " stage"]) -> Baseline:
-            level = np.full((len(names), len(own)), np.nan)
-            level[names.index(PROBE)] = own
+        def of_probe(name: str, bits: Float64[np.ndarray, " stage"]) -> Baseline:
+            level = np.full((len(names), len(bits)), np.nan)
+            level[names.index(PROBE)] = bits
             return Baseline.of(_kind(name), name, level)
 
-        context_free = [Baseline.of("baseline", name, float(own.mean())) for name, own in references.items()]
-        levels = [of_probe(name, own.mean(axis=0)) for name, own in probes.items()]
-        falls = [of_probe(name, -np.diff(own.mean(axis=0))) for name, own in probes.items()]
-        kl = np.stack([*found.values()], axis=1)
+        context_free = [Baseline.of("baseline", name, float(bits.mean())) for name, bits in references.items()]
+        levels = [of_probe(name, bits.mean(axis=0)) for name, bits in probes.items()]
+        falls = [of_probe(name, -np.diff(bits.mean(axis=0))) for name, bits in probes.items()]
+        kl = np.stack([*kl_by_lens.values()], axis=1)
         reference, whole = min(references.values(), key=np.mean), Baseline.of("baseline", "all layers", stages - 1)
         arrivals = []
-        for own in found.values():
-            known = int(np.isnan(own[0]).sum())  # the J-lens does not read the embedding
-            at, ends = arrival(own[:, known:], reference, seed=self.seed)
+        for lens_kl in kl_by_lens.values():
+            known = int(np.isnan(lens_kl[0]).sum())  # the J-lens does not read the embedding
+            at, ends = arrival(lens_kl[:, known:], reference, seed=self.seed)
             ends = (ends[0] + known, ends[1] + known)
             arrivals.append(Estimate.of(at + known, ends, n=self.n_test, baselines=[whole]))
         return FittedLensReport(
@@ -416,14 +416,14 @@ class _Fit:
             return np.asarray(np.divide(sums.sum(axis=0), total, out=unknown, where=total > 0))
 
         sums, parts = beyond(scored[PROBE]), list[Estimate]()
-        levels = [Baseline.of(_kind(name), name, ratio(beyond(own))) for name, own in probes.items()]
+        levels = [Baseline.of(_kind(name), name, ratio(beyond(level))) for name, level in probes.items()]
         for at, value in enumerate(ratio(sums)):
-            own = [level[at] for level in levels]
+            baselines = [level[at] for level in levels]
             if np.isnan(value):
-                parts.append(Estimate.of(value, (np.nan, np.nan), n=self.n_test, baselines=own))
+                parts.append(Estimate.of(value, (np.nan, np.nan), n=self.n_test, baselines=baselines))
             else:
                 ends = ratio_interval(sums[:, at], counts[:, at], seed=self.seed)
-                parts.append(with_interval(value, ends, n=self.n_test, baselines=own))
+                parts.append(with_interval(value, ends, n=self.n_test, baselines=baselines))
         return stacked(parts)
 
     def _scored(
@@ -431,7 +431,7 @@ class _Fit:
     ) -> dict[str, Scored]:
         """Return the KL of each lens on the sequences that are not fitted."""
         answers, n_fit, dtype = run.trials.answers, self.n_fit, getattr(torch, run.spec.dtype)
-        own, last = run.log_answers.exp(), residuals[-1]
+        probs, last = run.log_answers.exp(), residuals[-1]
 
         def read(x: Tensor) -> Tensor:
             return self.unembedding.logits(x.to(dtype), answers)
@@ -441,7 +441,7 @@ class _Fit:
             axes = _Axes(resid[:n_fit])
             probe, is_last = axes.probe(exact[:n_fit], _STEPS_PROBE), stage == len(residuals) - 1
             # The map of the last residual into itself is the identity.
-            tuned = read if is_last else axes.tuned(last[:n_fit], own[:n_fit], lambda x: read(x).float())
+            tuned = read if is_last else axes.tuned(last[:n_fit], probs[:n_fit], lambda x: read(x).float())
             with torch.no_grad():
                 test = resid[n_fit:]
                 columns[LOGIT].append(read(test))
@@ -457,7 +457,7 @@ class _Fit:
         """Return the KL of probes that were fitted to posteriors of other sequences at the same position."""
         rng = np.random.default_rng(derived_seed(self.seed, Branch.RESAMPLING, _FITS))
         others = torch.from_numpy(shuffled_within_position(exact[: self.n_fit].cpu().numpy(), rng)).to(exact.device)
-        return _kl(exact[self.n_fit :], [self._probed(own, others, _STEPS_SHUFFLED) for own in residuals])
+        return _kl(exact[self.n_fit :], [self._probed(resid, others, _STEPS_SHUFFLED) for resid in residuals])
 
     def _probed(
         self, resid: Tensor, target: Float64[Tensor, "fitted query_pos answer"], steps: int
@@ -489,7 +489,7 @@ class JacobianMap:
             ) from error
         listed = json.loads((files("transformer_lens.tools.analysis") / REGISTRY).read_text(encoding="utf-8"))
         published = {
-            alias: key for key, own in listed.items() if isinstance(own, dict) for alias in (key, *own["aliases"])
+            alias: key for key, entry in listed.items() if isinstance(entry, dict) for alias in (key, *entry["aliases"])
         }
         if not Path(name).is_file() and name not in published:
             raise InvalidArgument(
@@ -517,8 +517,8 @@ def _kl(
     exact: Float64[Tensor, "batch query_pos answer"], logits: Sequence[Float[Tensor, "batch query_pos answer"]]
 ) -> Scored:
     """Return the KL in bits of every sequence and position from logits of the answers, by stage."""
-    found = [kl_bits(exact, own.double().log_softmax(dim=-1)).clamp_min(0.0) for own in logits]
-    return np.asarray(torch.stack(found, dim=2).cpu().numpy())
+    stages = [kl_bits(exact, stage_logits.double().log_softmax(dim=-1)).clamp_min(0.0) for stage_logits in logits]
+    return np.asarray(torch.stack(stages, dim=2).cpu().numpy())
 
 
 def _kind(name: str) -> Kind:
@@ -531,11 +531,11 @@ def _of_sequences(kl: Float[Tensor, "batch query_pos"]) -> Float64[np.ndarray, "
 
 def _of_best_layer(kl: Scored) -> Float64[np.ndarray, "sequence position"]:
     """Return the KL of the stage that is best on the other half of the sequences, for each half."""
-    found = kl[..., 0].copy()
+    best = kl[..., 0].copy()
     for half in (slice(0, None, 2), slice(1, None, 2)):
         others = np.delete(kl, half, axis=0)
-        found[half] = kl[half][..., int(others.mean(axis=(0, 1)).argmin())]
-    return found
+        best[half] = kl[half][..., int(others.mean(axis=(0, 1)).argmin())]
+    return best
 
 
 def _is_wrong(
@@ -603,7 +603,7 @@ def _minimized(
     loss: Callable[[Tensor, Tensor], Tensor], start: tuple[Tensor, Tensor], steps: int
 ) -> tuple[Tensor, Tensor]:
     """Return the arguments that minimize a loss, by L-BFGS."""
-    first, second = (own.clone().requires_grad_() for own in start)
+    first, second = (tensor.clone().requires_grad_() for tensor in start)
     optimizer = torch.optim.LBFGS([first, second], max_iter=steps, history_size=10, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:

@@ -100,7 +100,9 @@ class InsideReport(Report):
 
     def payload(self) -> bytes:
         """Return the data of the viewer: a safetensors file compressed by gzip; its metadata holds the texts."""
-        arrays = {name: np.ascontiguousarray(own) for name, own in vars(self).items() if isinstance(own, np.ndarray)}
+        arrays = {
+            name: np.ascontiguousarray(array) for name, array in vars(self).items() if isinstance(array, np.ndarray)
+        }
         n_tokens = arrays.pop("ids").shape[1]
         del arrays["answer_ids"]
         rows = [self.texts[start : start + n_tokens] for start in range(0, len(self.texts), n_tokens)]
@@ -134,9 +136,11 @@ class InsideReport(Report):
         if without is not None:
 
             def reply(_: object, message: Mapping[str, Any], __: object) -> None:
-                found = without(int(message["sequence"]), [(int(layer), int(head)) for layer, head in message["heads"]])
-                shapes = [list(own.shape) for own in found]
-                widget.send({"id": message["id"], "shapes": shapes}, [own.tobytes() for own in found])
+                replies = without(
+                    int(message["sequence"]), [(int(layer), int(head)) for layer, head in message["heads"]]
+                )
+                shapes = [list(reply.shape) for reply in replies]
+                widget.send({"id": message["id"], "shapes": shapes}, [reply.tobytes() for reply in replies])
 
             widget.on_msg(reply)
         return widget
@@ -157,17 +161,17 @@ class InsideReport(Report):
         def without(
             sequence: int, heads: Sequence[tuple[int, int]]
         ) -> tuple[Float[np.ndarray, "place answer"], Float[np.ndarray, " place"]]:
-            own = trials.rows(slice(sequence, sequence + 1))
+            sequences = trials.rows(slice(sequence, sequence + 1))
             off = Ablation(tuple(Component(layer, "head", head) for layer, head in heads))
-            log_answers = ablation.log_answers(own, [off])[0]
-            kl = kl_bits(own.at_scored(own.predictive), log_answers)
+            log_answers = ablation.log_answers(sequences, [off])[0]
+            kl = kl_bits(sequences.at_scored(sequences.predictive), log_answers)
             return _array(log_answers[0].exp(), np.float32), _array(kl[0], np.float32)
 
         return without
 
     def _trials(self, device: str) -> Trials:
         """Return the sequences, as they were scored."""
-        ids, at = (torch.from_numpy(own.astype(np.int64)).to(device) for own in (self.ids, self.scored))
+        ids, at = (torch.from_numpy(indices.astype(np.int64)).to(device) for indices in (self.ids, self.scored))
         exact = torch.from_numpy(self.exact_probs.astype(np.float64)).to(device)
         where = at[..., None].expand_as(exact)
         predictive = exact.new_zeros(*ids.shape, exact.shape[-1]).scatter(1, where, exact)
@@ -286,9 +290,9 @@ def inside_report(
     labels, ids = task.token_labels(), numbers["ids"]
     n, n_places, n_answers = numbers["exact_probs"].shape
 
-    def name(own: int) -> str:
-        is_unnamed = labels[own] == f"#{own}"
-        return decoded_text(tokenizer, [own]) or labels[own] if tokenizer and is_unnamed else labels[own]
+    def name(token: int) -> str:
+        is_unnamed = labels[token] == f"#{token}"
+        return decoded_text(tokenizer, [token]) or labels[token] if tokenizer and is_unnamed else labels[token]
 
     is_read = np.arange(ids.shape[1]) <= numbers["scored"].max(axis=1, keepdims=True)
     others = {
@@ -297,12 +301,14 @@ def inside_report(
         "edited_kl_bits": np.zeros((n, 0, 0, n_places), np.float32),
         "training_steps": np.zeros(n, np.int32),
     }
-    found: dict[str, Any] = others | dict(numbers)
+    fields: dict[str, Any] = others | dict(numbers)
     return InsideReport(
-        n=n // len(np.unique(found["training_steps"])),
-        texts=tuple(name(own) if read else "" for own, read in zip(ids.ravel().tolist(), is_read.flat, strict=True)),
+        n=n // len(np.unique(fields["training_steps"])),
+        texts=tuple(
+            name(token) if read else "" for token, read in zip(ids.ravel().tolist(), is_read.flat, strict=True)
+        ),
         answers=tuple(map(name, numbers["answer_ids"].tolist())),
-        **found,
+        **fields,
     )
 
 
@@ -314,10 +320,10 @@ def _attention(shown: Run) -> UInt8[np.ndarray, "sequence attended_layer attende
     """Return the patterns in bytes; 0 in layers without attention."""
     trials, spec = shown.trials, shown.spec
     shape = (len(trials), spec.n_layers, spec.n_heads, trials.n_scored, trials.tokens.shape[1])
-    found = np.zeros(shape, np.uint8)
+    weights = np.zeros(shape, np.uint8)
     layers = list(shown.layers.get(PATTERN, range(spec.n_layers)))
-    found[:, layers] = _array((255 * shown.at(PATTERN)).round().transpose(0, 1), np.uint8)
-    return found
+    weights[:, layers] = _array((255 * shown.at(PATTERN)).round().transpose(0, 1), np.uint8)
+    return weights
 
 
 def _edited(
@@ -327,13 +333,13 @@ def _edited(
     log_answers = ablation.log_answers(trials, every_head(model)).unflatten(0, (-1, model.spec.n_heads))
     kl = kl_bits(trials.at_scored(trials.predictive).expand_as(log_answers), log_answers)
     layers, shape = list(model.layers_of(Z)), (model.spec.n_layers, model.spec.n_heads)
-    found = dict[str, np.ndarray]()
+    fields = dict[str, np.ndarray]()
     for name, edited in (("probs", log_answers.exp()), ("kl_bits", kl)):
-        own = numbers["model_probs" if name == "probs" else "kl_bits"]
-        whole = np.broadcast_to(own[:, None, None], (len(own), *shape, *own.shape[1:])).copy()
+        unedited = numbers["model_probs" if name == "probs" else "kl_bits"]
+        whole = np.broadcast_to(unedited[:, None, None], (len(unedited), *shape, *unedited.shape[1:])).copy()
         whole[:, layers] = edited.movedim(2, 0).cpu().numpy()
-        found[f"edited_{name}"] = whole.astype(np.float16 if name == "probs" else np.float32)
-    return found
+        fields[f"edited_{name}"] = whole.astype(np.float16 if name == "probs" else np.float32)
+    return fields
 
 
 @final
@@ -356,9 +362,9 @@ class HeadAblation:
         self, trials: Trials, variants: Sequence[Ablation]
     ) -> Float[Tensor, "variant batch query_pos answer"]:
         """Return the natural log of the answers' probabilities without the heads of each variant."""
-        edits = [own.edits(self._mode) for own in variants]
-        reference, found = references(self._replayer, trials, trials, edits, self._means), dict[int, Tensor]()
+        edits = [ablation.edits(self._mode) for ablation in variants]
+        reference, by_variant = references(self._replayer, trials, trials, edits, self._means), dict[int, Tensor]()
         for chosen, logits in edited_logits(self._replayer, reference.baseline, edits, reference):
-            for index, own in zip(chosen, logits, strict=True):
-                found[index] = answer_log_probabilities(own, trials)[0]
-        return torch.stack([found[index] for index in range(len(variants))])
+            for index, edited in zip(chosen, logits, strict=True):
+                by_variant[index] = answer_log_probabilities(edited, trials)[0]
+        return torch.stack([by_variant[index] for index in range(len(variants))])

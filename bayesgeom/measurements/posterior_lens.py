@@ -138,17 +138,17 @@ class PosteriorLens(Probe[PosteriorLensReport]):
     def measure(self, run: Run, untrained: Sequence[PosteriorLensReport] = ()) -> PosteriorLensReport:
         exact = run.trials.at_scored(run.trials.predictive)
         read = [*run.at(LOGIT_LENS), run.log_answers]
-        kl = _of_stages([kl_bits(exact, own.double()) for own in read])
-        entropies = _of_stages([entropy_bits(own) for own in (exact, *map(_exp, read))])
+        kl = _of_stages([kl_bits(exact, answers.double()) for answers in read])
+        entropies = _of_stages([entropy_bits(answers) for answers in (exact, *map(_exp, read))])
         errors = np.abs(entropies[:, 1:] - entropies[:, :1])
         exactly = exact.double().cpu().numpy()
         references = context_free_kl_bits(exactly)
-        levels = {name: own.mean() for name, own in references.items()}
+        levels = {name: bits.mean() for name, bits in references.items()}
         observers = {window_name(width, start) for start in STARTS for width in range(exact.shape[1] + 1)}
-        for name, own in run.baseline_behaviors.items():
+        for name, behavior in run.baseline_behaviors.items():
             if name in observers:  # calibration compares with each of them
                 continue
-            levels.setdefault(name.replace("_", " "), own.kl_bits[: len(exactly)].mean(dtype=np.float64))
+            levels.setdefault(name.replace("_", " "), behavior.kl_bits[: len(exactly)].mean(dtype=np.float64))
         baselines = [Baseline.of("baseline", name, float(level)) for name, level in levels.items()]
         estimate = partial(mean_estimate, seed=run.seed, bounds=(0.0, np.inf))
         reference = min(references.values(), key=np.mean)
@@ -160,7 +160,7 @@ class PosteriorLens(Probe[PosteriorLensReport]):
             arrival=Estimate.of(*arrival(kl.mean(axis=2), reference, seed=run.seed), n=len(exactly), baselines=[whole]),
             kl_bits_by_position=kl.mean(axis=0),
             entropy_bits_by_position=entropies.mean(axis=0),
-            example=torch.stack([exact[0, middle], *(_exp(own)[0, middle] for own in read)]).cpu().numpy(),
+            example=torch.stack([exact[0, middle], *(_exp(answers)[0, middle] for answers in read)]).cpu().numpy(),
             example_position=middle + 1,
             stages=stages,
             sources=(EXACT, *stages),
@@ -220,6 +220,6 @@ def _exp(log_probabilities: Float[Tensor, "batch query_pos answer"]) -> Float64[
     return log_probabilities.double().exp()
 
 
-def _of_stages(found: Sequence[Float[Tensor, "batch query_pos"]]) -> Float64[np.ndarray, "batch stage query_pos"]:
-    stacked = torch.stack([own.double() for own in found], dim=1).clamp_min(0.0)  # rounding
+def _of_stages(values: Sequence[Float[Tensor, "batch query_pos"]]) -> Float64[np.ndarray, "batch stage query_pos"]:
+    stacked = torch.stack([own.double() for own in values], dim=1).clamp_min(0.0)  # rounding
     return np.asarray(stacked.cpu().numpy())

@@ -171,9 +171,9 @@ def rounding_of_products(
     References:
         Higham 2002, Accuracy and Stability of Numerical Algorithms, 2nd edition.
     """
-    roundoff, own = torch.finfo(torch.float32).eps / 2, torch.finfo(dtype).eps / 2
+    roundoff, unit = torch.finfo(torch.float32).eps / 2, torch.finfo(dtype).eps / 2
     largest = lengths.masked_fill(~visible, 0.0).amax(dim=-1, keepdim=True)
-    return 2 * (d * roundoff + 2 * own) * largest
+    return 2 * (d * roundoff + 2 * unit) * largest
 
 
 MIN_FOR_ORDER = 256  # sequences for an interval of the order of layers, unless every draw agrees
@@ -249,11 +249,11 @@ class QKAlignmentReport(Report):
                 label = f"{_words(relation)}: Spearman of layer with attention"
                 unknown.append(Headline.computed("layer_trend", label, np.nan, verdict=outcome))
                 continue
-            layer, own = _farthest(self.mass_over_other_by_layer[i])
+            layer, estimate = _farthest(self.mass_over_other_by_layer[i])
             at, named = (i, layer), f"{label}, layer {layer}"
             rows.append(
                 headline_of(
-                    self, "mass_over_other_by_layer", at, named, own=own, chosen_of=self.n_layers, verdict=outcome
+                    self, "mass_over_other_by_layer", at, named, own=estimate, chosen_of=self.n_layers, verdict=outcome
                 )
             )
         if not rows:
@@ -279,12 +279,12 @@ class QKAlignmentReport(Report):
             ABOVE or BELOW: the interval of that layer excludes 0 and ± the strongest layer of untrained networks.
             AT_BASELINE: it does not. NOT_IDENTIFIED: the relation holds at the same positions in every sequence.
         """
-        own = self.mass_over_other_by_layer[relation]
-        if self.rows[relation] == 0 or (self.identified[relation] and np.isnan(own.value).all()):
+        estimate = self.mass_over_other_by_layer[relation]
+        if self.rows[relation] == 0 or (self.identified[relation] and np.isnan(estimate.value).all()):
             return Verdict.NOT_MEASURED
         if not self.identified[relation]:
             return Verdict.NOT_IDENTIFIED
-        _, chosen = _farthest(own)
+        _, chosen = _farthest(estimate)
         strongest = next((level.value for level in chosen.baselines if level.name == STRONGEST), 0.0)
         (low, high), level = chosen.ends, float(np.nan_to_num(strongest))
         if np.isnan(low) and abs(chosen.value) > ROUNDING:
@@ -314,10 +314,10 @@ class QKAlignmentReport(Report):
                 for label, values, at, limits in maps:
                     heads.append(Panel.blank(f"{name}: {label} (baseline: {at:g})", is_folded=True))
                     add_heat(heads[-1].figure, values[i], unit=label, baseline=at, limits=limits)
-                own, cosines = self.mass_over_other_by_layer[i], self.contrast_over_other.value[i].mean(axis=1)
-                for level in (each for each in own.baselines if each.name not in (STRONGEST, OTHER)):
+                estimate, cosines = self.mass_over_other_by_layer[i], self.contrast_over_other.value[i].mean(axis=1)
+                for level in (each for each in estimate.baselines if each.name not in (STRONGEST, OTHER)):
                     add_baseline(mass.figure, layers, level.value, name=f"baseline: {level.name}, {name}", color=color)
-                add_line(mass.figure, layers, own.value, name=name, color=color, band=own.ends)
+                add_line(mass.figure, layers, estimate.value, name=name, color=color, band=estimate.ends)
                 add_line(contrast.figure, layers, cosines, name=name, color=color)
         if not any(self.identified):
             for panel in (mass, contrast):
@@ -335,11 +335,11 @@ class QKAlignmentReport(Report):
         """Return the title of the first panel: the relation and layer farthest from the baseline."""
         from bayesgeom.charts.lines import brief
 
-        own = np.where(self.identified[:, None] > 0, np.nan_to_num(self.mass_over_other_by_layer.value), 0.0)
-        if not own.any():
+        excess = np.where(self.identified[:, None] > 0, np.nan_to_num(self.mass_over_other_by_layer.value), 0.0)
+        if not excess.any():
             return "Attention above another sequence's relation"
-        relation, layer = np.unravel_index(np.abs(own).argmax(), own.shape)
-        most, named = own[relation, layer], _words(self.relations[relation])
+        relation, layer = np.unravel_index(np.abs(excess).argmax(), excess.shape)
+        most, named = excess[relation, layer], _words(self.relations[relation])
         where = "above" if most > 0 else "below"
         return f"Layer {layer}: attention on {named} is {brief(abs(most))} {where} baseline"
 
@@ -432,11 +432,11 @@ def _by_layer(
         if kept is None or not torch.equal(visible, kept[0]):
             related = torch.stack(masks, dim=-1) if masks else visible.new_zeros((*visible.shape, 0))
             kept = (visible, *_weights_and_facts(related & visible[..., None], visible))
-        _, own, apart, found = kept
-        sums = _layer_sums(run, layer, visible, (own, apart))
-        means.append(row_means(sums[0], own, weights))
+        _, evidence, apart, fact = kept
+        sums = _layer_sums(run, layer, visible, (evidence, apart))
+        means.append(row_means(sums[0], evidence, weights))
         over.append(row_means(sums[1], apart, weights))
-        facts.append(found)
+        facts.append(fact)
     constant, difference, mass, n_rows = (np.stack(part) for part in zip(*facts, strict=True))
     compared = np.stack(over, axis=3)
     compared.swapaxes(2, 3)[:, :, constant & ~constant.all(axis=0)] = np.nan
@@ -451,14 +451,14 @@ def _weights_and_facts(
     related: Related, visible: Visible
 ) -> tuple[RelationWeights, RelationWeights, tuple[np.ndarray, ...]]:
     """Return the weights of the relations, those minus another sequence's, and the facts of `_Facts`, of one mask."""
-    own = evidence_of(related, visible, _has_both(related, visible))
+    evidence = evidence_of(related, visible, _has_both(related, visible))
     differs = (related != _of_another(related, visible, 1)).flatten(0, 2).sum(dim=0).double()
     is_constant = (related == related[:1]).flatten(0, 2).all(dim=0).numpy()
-    rows = own.rows.sum(axis=0)
+    rows = evidence.rows.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        uniform_mass = own.offsets[:, 0].sum(axis=0) / rows
+        uniform_mass = evidence.offsets[:, 0].sum(axis=0) / rows
     facts = (is_constant, (differs / visible.sum()).numpy(), uniform_mass, rows)
-    return own, compared_evidence(related, visible), facts
+    return evidence, compared_evidence(related, visible), facts
 
 
 def _layer_sums(
@@ -471,9 +471,9 @@ def _layer_sums(
     lengths = q.norm(dim=-1).mT[..., :, None] * k.norm(dim=-1).mT[..., None, :]
     rounding = rounding_of_products(lengths, visible[:, None], d=q.shape[-1], dtype=getattr(torch, run.spec.dtype))
     attended = pattern / row_sums(pattern)[..., None]
-    found = (attended, scores / lengths, visible_ranks(scores, visible[:, None], rounding))
+    measured = (attended, scores / lengths, visible_ranks(scores, visible[:, None], rounding))
     sums = [
-        torch.stack([values.flatten(2) @ weights for values, weights in zip(found, of.weights, strict=True)], dim=1)
+        torch.stack([values.flatten(2) @ weights for values, weights in zip(measured, of.weights, strict=True)], dim=1)
         for of in evidences
     ]
     return torch.stack(sums).movedim(3, 4).double().numpy()
@@ -504,16 +504,16 @@ def trend_of(
     return Estimate.of(value, ends, n=n, baselines=[random], reason=reason)
 
 
-def _farthest(own: Estimate) -> tuple[int, Estimate]:
+def _farthest(estimate: Estimate) -> tuple[int, Estimate]:
     """Return the layer farthest from 0, with an interval that allows for the choice among layers and signs.
 
     The ends are those of layers on its side of 0, so that an effect in one direction is no evidence for the other.
     """
-    sign = np.sign(own.value)
-    own_side = sign[np.nan_to_num(np.abs(own.value)).argmax()]
-    side = replace(own, value=np.where(sign == own_side, own.value, np.nan))
-    (layer,), found = side.extreme("largest" if own_side > 0 else "smallest", count=2 * int(np.isfinite(sign).sum()))
-    return layer, found
+    sign = np.sign(estimate.value)
+    own_side = sign[np.nan_to_num(np.abs(estimate.value)).argmax()]
+    side = replace(estimate, value=np.where(sign == own_side, estimate.value, np.nan))
+    (layer,), chosen = side.extreme("largest" if own_side > 0 else "smallest", count=2 * int(np.isfinite(sign).sum()))
+    return layer, chosen
 
 
 def layer_order(by_layer: Float[np.ndarray, "*relation layer"]) -> Float[np.ndarray, "*relation"]:
@@ -578,7 +578,7 @@ def _is_positional(report: QKAlignmentReport) -> bool:
 
 def _tells_layers_apart(report: QKAlignmentReport) -> bool:
     uniform = report.uniform_mass[0]
-    mass, auc, contrast = (own.value[0, :, 0] for own in (report.mass_excess, report.auc, report.contrast))
+    mass, auc, contrast = (estimate.value[0, :, 0] for estimate in (report.mass_excess, report.auc, report.contrast))
     return bool(
         np.allclose(mass, [0, 1 - uniform, -uniform], atol=1e-4)
         and np.allclose(auc, [0.5, 1, 0], atol=1e-4)
@@ -590,6 +590,6 @@ def _tells_layers_apart(report: QKAlignmentReport) -> bool:
 
 
 def _is_at_chance(report: QKAlignmentReport) -> bool:
-    found = (report.mass_excess.value[0], report.contrast.value[0], report.auc.value[0] - 0.5)
+    effects = (report.mass_excess.value[0], report.contrast.value[0], report.auc.value[0] - 0.5)
     over = (report.mass_over_other.value[0], report.contrast_over_other.value[0], report.auc_over_other.value[0])
-    return bool(np.abs(found).max() < 0.05 and np.abs(over).max() < 0.05)
+    return bool(np.abs(effects).max() < 0.05 and np.abs(over).max() < 0.05)

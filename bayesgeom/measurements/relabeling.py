@@ -308,7 +308,9 @@ def relabeling_report(
     kl_before, n = float(before.kl_bits.mean()), len(along)
     bound = min(SHARE * kl_before, CEILING_SHARE * uniform_kl_bits)
     is_identical = not _by_sequence(along).any()
-    ends = [(0.0, 0.0) if is_identical else (float(own.ends[0]), float(own.ends[1])) for own in (mean, size)]
+    ends = [
+        (0.0, 0.0) if is_identical else (float(estimate.ends[0]), float(estimate.ends[1])) for estimate in (mean, size)
+    ]
     one, other = _by_sequence(before.kl_bits), _by_sequence(after.kl_bits)
     return RelabelingReport(
         verdict=str(verdict(ends[0], ends[1], bound)),

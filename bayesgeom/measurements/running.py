@@ -110,14 +110,14 @@ def _answered(model: Model, wanted: Sequence[Trials], run: Run, label: str) -> l
     order = torch.arange(len(place), device=place.device)
     first = place.new_full((len(different),), len(place)).scatter_reduce_(0, place, order, "amin")
     n_known = len(known) if is_alike else 0
-    found = answers.new_empty(len(different), every.answers.numel())
-    found[place[:n_known]] = answers[:n_known]
+    known_answers = answers.new_empty(len(different), every.answers.numel())
+    known_answers[place[:n_known]] = answers[:n_known]
     missing = (first >= n_known).nonzero()[:, 0]
     if len(missing):
         with phase(label, len(missing), "sequence") as shown:
             blocks = _shown(every.rows(first[missing]).batches(at_most=AT_ONCE), shown)
-            found[missing] = model.run(blocks, n_recorded=len(missing)).log_answers[:, -1].to(found)
-    parts = found[place[n_known:]].split([len(trials) for trials in wanted])
+            known_answers[missing] = model.run(blocks, n_recorded=len(missing)).log_answers[:, -1].to(known_answers)
+    parts = known_answers[place[n_known:]].split([len(trials) for trials in wanted])
     return [_with_answers(run, trials, part) for trials, part in zip(wanted, parts, strict=True)]
 
 

@@ -133,7 +133,9 @@ class ValueManifoldReport(Report):
     @property
     def shown_sites(self) -> tuple[str, ...]:
         """Return the sites whose points are stored."""
-        return tuple(site for site, own in zip(self.sites, self.shown_points, strict=True) if np.isfinite(own).any())
+        return tuple(
+            site for site, points in zip(self.sites, self.shown_points, strict=True) if np.isfinite(points).any()
+        )
 
     def headlines(self) -> Sequence[Headline]:
         # If entropy is a function of position, no relation to entropy is identified.
@@ -163,7 +165,7 @@ class ValueManifoldReport(Report):
         shape = _profiles(title, shares, UNTRAINED, SERIES[:4])
         order = _profiles(f"PC1 and entropy: |Spearman| {brief(rho)} in the last layer", related, SHUFFLE, SERIES[4:8])
         label_axes(shape.figure, "layer", "share of variance (0 to 1)")
-        lowest = min(float(np.nanmin(own.value, initial=0.0)) for own in related.values())
+        lowest = min(float(np.nanmin(estimate.value, initial=0.0)) for estimate in related.values())
         cut = "; cut at −1" if lowest < -1 else ""  # a share far below 0 would hide all other lines
         order.figure.update_yaxes(range=[-1.02, 1.02] if cut else None)
         label_axes(order.figure, "layer", f"|correlation| or share (0 to 1{cut})")
@@ -179,8 +181,10 @@ class ValueManifoldReport(Report):
             at = self.sites.index(site)
             points, curve, is_folded = self.shown_points[at], self.shown_curve[at], nth + 1 < len(self.shown_sites)
             explained = float(self.curve_share.value[at, -1])
-            found = f"a curve explains {percent_text(explained)}" if explained >= LEAST_SHARE else "no curve in entropy"
-            plane = Panel.blank(f"Last layer of {site}, colored by entropy: {found}", height=340, is_folded=is_folded)
+            summary = (
+                f"a curve explains {percent_text(explained)}" if explained >= LEAST_SHARE else "no curve in entropy"
+            )
+            plane = Panel.blank(f"Last layer of {site}, colored by entropy: {summary}", height=340, is_folded=is_folded)
             add_cloud(
                 plane.figure, points[:, 0], points[:, 1], self.shown_entropy_bits, colored_by="exact entropy (bits)"
             )
@@ -201,20 +205,22 @@ def _profiles(title: str, profiles: Mapping[str, Estimate], level: str, colors: 
     """Draw lines over layers, and the baseline of each, dashed in its color."""
     from bayesgeom.charts.lines import add_baseline, add_line
 
-    known = {name: own for name, own in profiles.items() if np.isfinite(own.value).any()}
+    known = {name: estimate for name, estimate in profiles.items() if np.isfinite(estimate.value).any()}
     panel = Panel.blank(title, note=f"Dashed, in the color of the line: {level}.", is_folded=True)
     layers = range(len(next(iter(profiles.values())).value))
-    for color, (name, own) in zip(colors, known.items(), strict=False):
-        add_line(panel.figure, layers, own.value, name=name, color=color)
-    for color, (name, own) in zip(colors, known.items(), strict=False):  # on top, so that an equal baseline is seen
-        add_baseline(panel.figure, layers, _level(own, level), name=f"baseline: {level}, {name}", color=color)
+    for color, (name, estimate) in zip(colors, known.items(), strict=False):
+        add_line(panel.figure, layers, estimate.value, name=name, color=color)
+    for color, (name, estimate) in zip(
+        colors, known.items(), strict=False
+    ):  # on top, so that an equal baseline is seen
+        add_baseline(panel.figure, layers, _level(estimate, level), name=f"baseline: {level}, {name}", color=color)
     return panel
 
 
-def _level(own: Estimate, name: str) -> Float[np.ndarray, " layer"]:
+def _level(estimate: Estimate, name: str) -> Float[np.ndarray, " layer"]:
     """Return the level of a baseline; NaN where it is unknown."""
-    found = [level.value for level in own.baselines if level.name == name]
-    return found[0] if found else np.full(own.value.shape, np.nan)
+    levels = [level.value for level in estimate.baselines if level.name == name]
+    return levels[0] if levels else np.full(estimate.value.shape, np.nan)
 
 
 @final
@@ -274,7 +280,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
             head_pc1_share=Estimate.of(head_share, n=n),
             head_spearman=Estimate.of(head_related, n=n),
             **_shown(run, clouds, entropy, points_of),
-            conditions=tuple(name for name, own in zip(CONDITIONS, holds, strict=True) if own),
+            conditions=tuple(name for name, is_held in zip(CONDITIONS, holds, strict=True) if is_held),
             sites=tuple(site.name for site in sites),
             orderings=ORDERINGS,
             n=n,
@@ -324,7 +330,7 @@ def _heads(run: Run, scale: EntropyScale, points_of: PointsOf) -> Float[np.ndarr
     if V not in run.recorded:
         return np.full((2, n_layers, n_heads), np.nan)
     heads = (points_of(V, layer).unflatten(1, (n_heads, -1)) for layer in range(n_layers))
-    return np.stack([head_statistics(own, scale) for own in heads], axis=1)
+    return np.stack([head_statistics(head, scale) for head in heads], axis=1)
 
 
 def _shape(clouds: Clouds, name: str) -> Float64[np.ndarray, "site layer"]:
@@ -333,8 +339,8 @@ def _shape(clouds: Clouds, name: str) -> Float64[np.ndarray, "site layer"]:
 
 def _relation(clouds: Clouds, name: str) -> tuple[Float64[np.ndarray, "site layer"], Baseline]:
     """Return a relation to entropy, and its mean over the shuffles."""
-    found = np.array([[cloud.relation[name] for cloud in layers] for layers in clouds.values()])
-    return found[:, :, 0], Baseline.of("permutation", SHUFFLE, found[:, :, 1:].mean(axis=-1))
+    relations = np.array([[cloud.relation[name] for cloud in layers] for layers in clouds.values()])
+    return relations[:, :, 0], Baseline.of("permutation", SHUFFLE, relations[:, :, 1:].mean(axis=-1))
 
 
 def _spanned(points_of: PointsOf) -> PointsOf:
@@ -370,14 +376,14 @@ def _shares(
     seed: int,
 ) -> tuple[Estimate, Estimate]:
     """Return shares of PC1 and of PC1 + PC2, with intervals where PC1 is distinguishable from the next component."""
-    found = statistic_interval(refitted, seed=seed, scale="share")
-    code = np.where(np.isnan(refitted[0]), int(Reason.FLAT), found.code)
+    interval = statistic_interval(refitted, seed=seed, scale="share")
+    code = np.where(np.isnan(refitted[0]), int(Reason.FLAT), interval.code)
     one, two = (_shape(clouds, name) for name in ("pc1_share", "pc12_share"))
     gaussian = np.broadcast_to(np.array([*least.values()])[:, None], one.shape).copy()
     alone = [Baseline.of("chance", GAUSSIAN, gaussian)]
     return (
-        Estimate.of(one, (found.lo[0], found.hi[0]), n=n, baselines=alone, reason=code[0]),
-        Estimate.of(two, (found.lo[1], found.hi[1]), n=n, reason=code[1]),
+        Estimate.of(one, (interval.lo[0], interval.hi[0]), n=n, baselines=alone, reason=code[0]),
+        Estimate.of(two, (interval.lo[1], interval.hi[1]), n=n, reason=code[1]),
     )
 
 
@@ -397,9 +403,9 @@ def _ordered(
     orders = np.stack([as_found, *(rng.permutation(n) for _ in range(PERMUTATIONS))])
     signed, p = (np.full((len(ORDERINGS), len(clouds), n_layers), np.nan) for _ in range(2))
     firsts = np.stack([[cloud.first.reshape(level.shape) for cloud in layers] for layers in clouds.values()])
-    found = order_under_permutation(firsts, entropy, level, orders)
+    by_ordering = order_under_permutation(firsts, entropy, level, orders)
     for ordering, name in enumerate(_RELATIONS):
-        signed[ordering], permuted = found[name][0], found[name][1:]
+        signed[ordering], permuted = by_ordering[name][0], by_ordering[name][1:]
         p[ordering] = permutation_p(signed[ordering], permuted)
     ends = no_interval(signed.shape, n, Reason.NOT_COMPUTED)
     for row, layer in ((row, layer) for row, site in enumerate(clouds) if site in _SHOWN for layer in range(n_layers)):
@@ -407,10 +413,10 @@ def _ordered(
         drawn = resampled_order(firsts[row, layer], entropy, level, weights)
         rows = np.stack([drawn[name] for name in _RELATIONS], axis=1)
         found_here = statistic_interval(rows, seed=run.seed, scale="correlation")
-        for whole, own in ((ends.lo, found_here.lo), (ends.hi, found_here.hi), (ends.code, found_here.code)):
-            whole[:, row, layer] = own
+        for whole, values in ((ends.lo, found_here.lo), (ends.hi, found_here.hi), (ends.code, found_here.code)):
+            whole[:, row, layer] = values
     size, shuffles = zip(*(_relation(clouds, name) for name in _RELATIONS), strict=True)
-    shuffle = Baseline.of("permutation", SHUFFLE, np.stack([own.value for own in shuffles]))
+    shuffle = Baseline.of("permutation", SHUFFLE, np.stack([estimate.value for estimate in shuffles]))
     absolute = with_interval(np.stack(size), absolute_interval(ends), n=n, baselines=known(shuffle))
     return absolute, with_interval(signed, ends, n=n), Estimate.of(p, n=n)
 
