@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Shaped
 
 from bayesgeom.core import BayesGeomError, Contained, InvalidArgument, Run, phase, side_by_side
-from bayesgeom.diagnosis.functions import FunctionProbe
 from bayesgeom.diagnosis.plan import Plan
 from bayesgeom.measurements.base import Subject
 from bayesgeom.models.base import LARGE, return_freed_memory
@@ -68,7 +67,7 @@ def probed(
                 found[name] = measured(name)
             if (error := measuring.error) is not None:
                 fault = str(error) if isinstance(error, BayesGeomError) else measuring.fault
-                is_whole = isinstance(plan.supported[name], FunctionProbe)
+                is_whole = plan.supported[name].is_written_by_user
                 faults[name] = fault if is_whole else f"probe {name!r} failed: {fault.rstrip('.')}."
                 if plan.is_named and len(plan.supported) == 1:
                     raise InvalidArgument(faults[name]) from error

@@ -15,8 +15,8 @@ from bayesgeom.core import (
     is_foreign,
     unknown_name,
 )
-from bayesgeom.diagnosis.functions import Function, FunctionProbe, function_name, tried
 from bayesgeom.measurements.base import Measurement, Needs, Probe
+from bayesgeom.measurements.functions import Function, function_name, tried
 from bayesgeom.models.base import Model, bytes_per_sequence
 from bayesgeom.report.diagnosis import report_kinds
 from bayesgeom.report.storage import VIEWER
@@ -160,7 +160,7 @@ def plan_of(
     # Calibration is first: the others explain it.
     first = sorted(chosen, key=lambda name: (name != "calibration", list(chosen).index(name)))
     supported = {name: chosen[name] for name in first if isinstance(chosen[name], Probe)}
-    foreign = {name for name, each in chosen.items() if is_foreign(type(each)) or isinstance(each, FunctionProbe)}
+    foreign = {name for name, each in chosen.items() if is_foreign(type(each)) or each.is_written_by_user}
     return Plan(
         supported=supported,
         again={name: each for name, each in chosen.items() if name not in supported},

@@ -36,7 +36,6 @@ STREAMED = "streamed"  # key of the provenance: sequences of each report whose s
 
 _WITH_REPORTS = (
     "measurements",
-    "diagnosis",
     "ablations",
     "circuits",
     "interventions",

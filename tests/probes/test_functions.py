@@ -12,8 +12,8 @@ import torch
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.core.run import PATTERN, RESID_POST, Run
-from bayesgeom.diagnosis.functions import FunctionReport
 from bayesgeom.executors import connect
+from bayesgeom.measurements.functions import FunctionReport
 from bayesgeom.measurements.key_overlap import KeyOverlap
 from bayesgeom.tasks.base import Branch, derived_seed
 from tests.probes.test_diagnose import TASK, Seen, lively

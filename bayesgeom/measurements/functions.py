@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Annotated, Any, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float64, Int
@@ -139,6 +139,7 @@ class FunctionProbe(Probe[FunctionReport]):
     `shapes` are those of the returned arrays by name, without the axis of sequences of those in `per_sequence`.
     """
 
+    is_written_by_user: ClassVar[bool] = True
     function: Function
     name: str  # type: ignore[misc]  # that of the function
     needs: Needs  # type: ignore[misc]  # what it asked for
