@@ -51,6 +51,8 @@ def _discovered() -> tuple[dict[str, AnyMeasurement], dict[str, str]]:
     usable = dict[str, AnyMeasurement]()
     broken = {name if name not in kinds else f"{name} (plug-in)": reason for name, reason in unusable.items()}
     for name, kind in kinds.items():
+        if kind.is_written_by_user:  # made from a function, not found
+            continue
         with Contained(is_foreign=is_foreign(kind)) as making:
             measurement = kind()
             if not isinstance(measurement.needs, Needs):

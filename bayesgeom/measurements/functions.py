@@ -141,7 +141,7 @@ class FunctionProbe(Probe[FunctionReport]):
 
     is_written_by_user: ClassVar[bool] = True
     function: Function
-    name: str  # type: ignore[misc]  # that of the function
+    name: str = "function"  # type: ignore[misc]  # that of the function
     needs: Needs  # type: ignore[misc]  # what it asked for
     shapes: Mapping[str, tuple[int, ...]] = field(hash=False)
     per_sequence: frozenset[str]
