@@ -126,7 +126,7 @@ def changed(report: Report, by: float) -> Report:
 @every_measurement
 def test_controls_hold_and_a_wrong_report_fails_them(name: str) -> None:
     assert list(faults(all_measurements()[name], controls_of(name))) == []
-    assert len(controls_of(name)) >= (2 if name in NAMES else 1)
+    assert len(controls_of(name)) >= (2 if name in all_probes() else 1)
 
 
 @every_measurement
