@@ -133,7 +133,7 @@ def declared(folder: str) -> list[str]:
     """
     texts = (path.read_text(encoding="utf-8") for path in (Path(__file__).parents[1] / folder).glob("[!_]*.py"))
     name = re.compile(r'^    name: ClassVar\[str\] = "(.+)"', re.MULTILINE)
-    return sorted({found for text in texts for found in name.findall(text)})
+    return sorted({each for text in texts for each in name.findall(text)})
 
 
 def find(package: str, base: type[T], name: str, *, group: str | None = None) -> type[T]:
