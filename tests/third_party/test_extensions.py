@@ -29,9 +29,9 @@ from bayesgeom.tasks.base import task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.recipes import plugin_recipes, recipe
 from tests.laws import laws
-from tests.probes import test_contract as probe_contract
+from tests.measurements import test_contract as probe_contract
+from tests.report import test_report as report_contract
 from tests.reports import as_in_another_process
-from tests.results import test_report as report_contract
 from tests.tasks import test_contract as task_contract
 from tests.test_cli import save
 from tests.third_party.installed import PACKAGE, entry_points, install
