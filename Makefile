@@ -19,7 +19,7 @@ BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DOCS := $(VENV)/.installed-docs
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-NUMERICAL := $(addprefix tests/,stats probes models training monitor ablations interventions tasks gradients generalization dynamics)
+NUMERICAL := $(addprefix tests/,stats measurements diagnosis models training monitor ablations interventions tasks gradients generalization dynamics)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dist docs docs-version test test-all test-tiers test-avx2 test-lowest test-slow test-hub real-model test-real lint format bench clean

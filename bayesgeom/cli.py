@@ -34,6 +34,7 @@ from bayesgeom.core import (
     OutputFault,
     bars_cleared,
     counted,
+    declared,
     fitted,
     is_encodable,
     is_temporary,
@@ -61,10 +62,19 @@ TaskOption = Annotated[
     str | None,
     arg(
         metavar="NAME:KEY=VALUE,…",
-        help="Another task: bijection, bloch-walk, causal-graph, change-point, dice, dirichlet-markov, evidence, "
-        "golden-mean, hmm, linear-gaussian, linear-regression, mess3, modular-recurrence, process, product, prompts, "
-        "recall, rrxor, sticky-markov, z1r or, in words, NAME-in-context; hmm:length=10 changes one parameter.",
+        help=f"Another task: {', '.join(name for name in declared('tasks') if name != 'in-context')}; a process by its "
+        "name, bloch-walk, golden-mean, rrxor or z1r; or, in words, NAME-in-context. hmm:length=10 changes one "
+        "parameter.",
         help_behavior_hint="(default: the checkpoint's own task)",
+    ),
+]
+Probes = Annotated[
+    tuple[str, ...] | None,
+    arg(
+        help=f"Measure only these of {', '.join(declared('measurements'))}. value_manifold:standardized is an option; "
+        "relabeling, evidence_response and inside (the viewer) run the model again; audit and fitted_lens "
+        "(fitted_lens:MAP with a J-lens) run only if they are named.",
+        help_behavior_hint="(default: all that apply)",
     ),
 ]
 Out = Annotated[Path | None, arg(help="Directory for the report.", help_behavior_hint="(default: not saved)")]
@@ -172,8 +182,23 @@ class Machines:
 Of = Annotated[Source, OmitArgPrefixes]
 On = Annotated[Machines, OmitArgPrefixes]
 HERE = Machines()
+COMMANDS = dict[str, Callable[..., Any]]()
+GROUPS = dict[str, list[str]]()  # names of commands by the heading of `bayesgeom --help`, in the order of this file
 
 
+def command(heading: str) -> Callable[[T], T]:
+    """Enter a function as a command."""
+
+    def entered(function: T) -> T:
+        assert isinstance(function, FunctionType)
+        COMMANDS[function.__name__] = function
+        GROUPS.setdefault(heading, []).append(function.__name__)
+        return function
+
+    return entered
+
+
+@command("Measure one model")
 def diagnose(
     source: Of,
     task: TaskOption = None,
@@ -184,7 +209,7 @@ def diagnose(
     n: Annotated[int | None, arg(help="Sequences to draw.", help_behavior_hint="(default: 512)")] = None,
     seed: Seed = 0,
     n_untrained: Annotated[int | None, arg(help_behavior_hint="(default: 3)")] = None,
-    probes: Maybe[tuple[str, ...]] = None,
+    probes: Probes = None,
     ablations: bool = False,
     machines: On = HERE,
 ) -> "bayesgeom.Diagnosis":
@@ -199,10 +224,6 @@ def diagnose(
         texts: File with your own prompts, for the task prompts: one a line, or JSONL with "text" or "prompt".
         quick: Use 24 sequences and one untrained network where --n and --n-untrained are not given.
         n_untrained: Number of untrained networks of the same architecture to compare with.
-        probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
-            posterior_lens, qk_alignment, value_manifold (value_manifold:standardized), and of relabeling,
-            evidence_response and inside (the viewer), which run the model again. Default: all that apply. fitted_lens
-            (fitted_lens:MAP with a J-lens) runs only if it is named.
         ablations: Also run the default ablation battery.
     """
     n = (24 if quick else 512) if n is None else n
@@ -214,6 +235,7 @@ def diagnose(
         return bayesgeom.diagnose(model, asked, probes=probes, ablations=ablations, executor=executor, **counts)
 
 
+@command("Measure one model")
 def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("view.html")) -> int:
     """Write a page that shows the exact posterior next to the insides of a model, for eight sequences.
 
@@ -251,6 +273,7 @@ def _text_task(task: str | None, domain: str | None, texts: Path | None, *, chat
     return replace(chosen, texts=prompts)
 
 
+@command("Measure one model")
 def ablate(
     source: Of,
     battery: str = "all",
@@ -283,6 +306,7 @@ def ablate(
     return report
 
 
+@command("Measure one model")
 def intervene(
     source: Of,
     subspace: str = "frame",
@@ -358,6 +382,7 @@ def _places(site: str, layers: str | None) -> "list[bayesgeom.InterventionSite]"
     return [bayesgeom.InterventionSite(place, tuple(map(int, several))) for several in sets]
 
 
+@command("Measure one model")
 def length(
     checkpoints: Annotated[tuple[str, ...], Positional, arg(metavar="CHECKPOINT …", help_behavior_hint="(required)")],
     to: Maybe[str] = None,
@@ -397,6 +422,7 @@ def length(
         return measured(top_attention_off=top_attention_off, executor=executor)
 
 
+@command("Measure one model")
 def relabel(source: Of, task: TaskOption = None, n: N = 512, seed: Seed = 0) -> "Report":
     """Test invariance to renaming the hypotheses.
 
@@ -405,6 +431,7 @@ def relabel(source: Of, task: TaskOption = None, n: N = 512, seed: Seed = 0) -> 
     return bayesgeom.relabeling_invariance(source.load(), task, n=n, seed=seed)
 
 
+@command("Measure one model")
 def response(
     source: Of,
     task: TaskOption = None,
@@ -424,6 +451,7 @@ def response(
     return bayesgeom.evidence_response(source.load(), task, ages=ages, single=single, n=n, seed=seed)
 
 
+@command("Measure one model")
 def sweep(
     task: Annotated[str, Positional, arg(metavar="TASK")],
     vary: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="NAME=VALUE,VALUE,…")],
@@ -455,6 +483,7 @@ def sweep(
         )
 
 
+@command("Measure one model")
 def gradients(
     source: Of,
     task: TaskOption = None,
@@ -481,6 +510,7 @@ def gradients(
     return bayesgeom.gradient_movement(run, targets=targets, device=source.device, **counts)
 
 
+@command("Measure one model")
 def capture(
     source: Of,
     out: Path,
@@ -514,6 +544,7 @@ def capture(
     return 0
 
 
+@command("Compare models and snapshots")
 def compare(
     models: Annotated[tuple[str, ...], Positional, arg(metavar="MODEL …", help_behavior_hint="(required)")],
     task: TaskOption = None,
@@ -536,6 +567,7 @@ def compare(
     return bayesgeom.compare(models, task, n=n, seed=seed, probes=probes, cka=cka)
 
 
+@command("Compare models and snapshots")
 def dynamics(
     runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN …", help_behavior_hint="(required)")],
     n: N = 256,
@@ -559,6 +591,7 @@ def dynamics(
         )
 
 
+@command("Train and exchange models")
 def train(
     name: Annotated[str, Positional, arg(metavar="RECIPE")],
     out: Maybe[Path] = None,
@@ -613,6 +646,7 @@ def _assignments(listed: Sequence[str]) -> dict[str, Any]:
     return changes
 
 
+@command("Train and exchange models")
 def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path, ...]] = None) -> int:
     """List available checkpoints with task, KL and entropy error, and packed trainings.
 
@@ -684,6 +718,7 @@ def _packed(path: Path) -> dict[str, Sequence[str]]:
     return {"task": [task], "holds": [of], "for": uses}
 
 
+@command("Train and exchange models")
 def pack(
     run: Annotated[Path, Positional, arg(metavar="RUN")],
     out: Annotated[Path, Positional, arg(metavar="OUT")],
@@ -710,6 +745,7 @@ def pack(
     return 0
 
 
+@command("Train and exchange models")
 def export(checkpoint: Checkpoint, out: Path, to: Literal["hf", "bayesgeom"] = "hf") -> int:
     """Export a bayesgeom transformer as a Hugging Face directory, or import one.
 
@@ -729,6 +765,7 @@ def export(checkpoint: Checkpoint, out: Path, to: Literal["hf", "bayesgeom"] = "
     return 0
 
 
+@command("Check the installation")
 def selftest() -> int:
     """Run every probe on planted data with known answers.
 
@@ -747,13 +784,6 @@ def selftest() -> int:
     return int(failed > 0)
 
 
-GROUPS = {
-    "Measure one model": "diagnose view ablate intervene length relabel response sweep gradients capture",
-    "Compare models and snapshots": "compare dynamics",
-    "Train and exchange models": "train checkpoints pack export",
-    "Check the installation": "selftest",
-}
-COMMANDS: dict[str, Callable[..., Any]] = {name: globals()[name] for group in GROUPS.values() for name in group.split()}
 # The groups of entry points by which other packages extend a command.
 _OPEN = {"diagnose": "probes tasks", "ablate": "ablations", "intervene": "subspaces", "train": "recipes models"}
 _HELP = """usage: bayesgeom COMMAND [options]
@@ -829,7 +859,7 @@ def parsed(given: Sequence[str]) -> "partial[int]":
     known = COMMANDS if name in COMMANDS else COMMANDS | values("bayesgeom.commands", FunctionType, taken=COMMANDS)
     if name not in known:
         problem = unknown_name("command", name, known) if name else f"name a command: {', '.join(known)}."
-        problem = f"{name} is no command: use bayesgeom.{name} in Python." if name in bayesgeom.__all__ else problem
+        problem = f"{name} is no command: use bayesgeom.{name} in Python." if name in dir(bayesgeom) else problem
         raise InvalidArgument(f"{problem} See bayesgeom --help.")
     written = io.StringIO()
     try:
@@ -848,9 +878,9 @@ def _overview() -> Iterator[str]:
     """A line for each command, by group."""
     others = values("bayesgeom.commands", FunctionType, taken=COMMANDS)
     width = max(map(len, [*COMMANDS, *others]))
-    for group, names in {**GROUPS, **({"Of other packages": " ".join(others)} if others else {})}.items():
+    for group, names in {**GROUPS, **({"Of other packages": others} if others else {})}.items():
         yield f"\n{group}:"
-        for name in names.split():
+        for name in names:
             first = (inspect.getdoc({**COMMANDS, **others}[name]) or "").partition("\n\n")[0]
             yield f"  {name:{width}}  {textwrap.shorten(first, WIDTH - width - 4, placeholder=' …')}"
 

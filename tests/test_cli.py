@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from bayesgeom.cli import COMMANDS, _text_task, main, parsed
+from bayesgeom.core import plugins
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import number_text
-from bayesgeom.diagnosis.plan import all_probes
+from bayesgeom.diagnosis.plan import all_measurements
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis
@@ -142,7 +143,7 @@ MISTAKES = {
     "no probes": (
         "tiny",
         ("--probes",),
-        "probes is empty: leave it out for all, or choose from: attention_entropy, ",
+        "probes is empty: leave it out for all, or choose from: ablation, attention_entropy, ",
     ),
     "no such probe": ("tiny", ("--probes", "calibraton"), "value_manifold. Perhaps you meant 'calibration'."),
     "out is a file": ("tiny", ("--out", "file"), "file is a file; name a directory."),
@@ -212,15 +213,28 @@ def test_prompts_that_end_in_a_space_are_named_and_stay(tmp_path: Path, capsys: 
     assert capsys.readouterr() == ("", "")
 
 
-def test_help_lists_the_probes_and_tasks_that_discovery_finds(capsys: pytest.CaptureFixture[str]) -> None:
-    """They are literals, because importing them takes seconds."""
+def test_help_lists_the_measurements_and_tasks_that_discovery_finds(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are read from files, because importing them takes seconds: a new file is listed by itself."""
     with pytest.raises(SystemExit, match="0"):
         main(["diagnose", "--help"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    listed = re.split(r", | and ", text.partition("Run only these of ")[2].partition(" (value_manifold:")[0])
-    assert sorted(listed) == sorted(all_probes())
-    tasks = re.split(r", | or ", text.partition("Another task: ")[2].partition(" or, in words, ")[0])
+    listed = text.partition("Measure only these of ")[2].partition(". value_manifold:")[0].split(", ")
+    assert sorted(listed) == sorted(all_measurements().keys() - {"ablation"})  # that is --ablations
+    named, _, presets = text.partition("Another task: ")[2].partition(" or, in words, ")[0].partition("; a process")
+    tasks = [*named.split(", "), *re.split(r", | or ", presets.strip("; ").removeprefix("by its name, "))]
     assert sorted(tasks) == sorted(name for name in task_kinds() if not name.endswith("-in-context"))
+
+
+@pytest.mark.parametrize(("folder", "base"), [("tasks", "WindTunnel"), ("measurements", "Report")])
+def test_a_new_file_is_listed_by_its_name(
+    folder: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "core"
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "own.py").write_text(f'class Own({base}):\n    name: ClassVar[str] = "own-one"\n')
+    (tmp_path / folder / "_own.py").write_text(f'class Own({base}):\n    name: ClassVar[str] = "hidden"\n')
+    monkeypatch.setattr(plugins, "__file__", str(home / "plugins.py"))
+    assert plugins.declared(folder) == ["own-one"]
 
 
 def test_a_command_of_the_shell_says_when_it_begins_and_ends(

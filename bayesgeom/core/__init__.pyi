@@ -61,6 +61,7 @@ from .files import write_arrays as write_arrays
 from .parcels import read_parcel as read_parcel
 from .parcels import write_parcel as write_parcel
 from .plugins import Contained as Contained
+from .plugins import declared as declared
 from .plugins import discover as discover
 from .plugins import discovered as discovered
 from .plugins import field_names as field_names

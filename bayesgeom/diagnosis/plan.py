@@ -154,7 +154,9 @@ def plan_of(
             measurement.needs.check_task(task, trials, by=by)
             if not model.layers_of(*measurement.needs.sites):
                 model.require(measurement.needs.sites, by=by)
-            chosen[name] = measurement.prepared(model, task, n=n, seed=seed)
+            prepared = measurement.prepared(model, task, n=n, seed=seed)
+            model.require_asks(measurement.asks, by=name)
+            chosen[name] = prepared
         except (MissingSite, TaskMismatch, InvalidArgument) as reason:
             if name in named and (len(named) == 1 or not isinstance(reason, InvalidArgument) or name in changed):
                 raise

@@ -219,7 +219,7 @@ class Relabeling(Measurement[RelabelingReport]):
     def controls(self) -> Iterator[Control[RelabelingReport]]:
         """Yield the exact answers, and a predictor that hears the first name twice as often as it should."""
         task = Bijection(n_values=5, n_pairs=3)
-        trials = task.sample(61, seed=0)
+        trials = task.sample(1021, seed=0)  # with few, the interval of the mean difference includes the bound
         given = replace(self, n=len(trials))
         exact = planted_run(trials, {})
         (renamed,) = (each.trials for each in given.further(task, exact, 0))
@@ -243,7 +243,7 @@ class Relabeling(Measurement[RelabelingReport]):
             further=(prefers(renamed),),
             task=task,
             measurement=given,
-            holds=lambda report: report.verdict in (Verdict.NOT_INVARIANT, Verdict.INVARIANT_ON_AVERAGE),
+            holds=lambda report: report.verdict == Verdict.INVARIANT_ON_AVERAGE,
         )
 
 

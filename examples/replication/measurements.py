@@ -5,10 +5,10 @@ A keyword is an option of the command line: `em(seeds=2)` is `python -m examples
 
 from pathlib import Path
 
-from bayesgeom.measurements.audit import audit as audited
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.run import training_dynamics
+from bayesgeom.measurements.audit import audit as audited
 from bayesgeom.models.resolve import load
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.report import Report

@@ -14,7 +14,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.ablations.report import AblationReport
-from bayesgeom.measurements.ablation import ablate
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.run import ATTN_OUT, W_O, Run, Z
 from bayesgeom.core.text import fitted, number_text
@@ -23,6 +22,7 @@ from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.run import SubspaceLike
+from bayesgeom.measurements.ablation import ablate
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.report.estimate import Baseline, Estimate, Quantity, mean_estimate

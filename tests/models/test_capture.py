@@ -30,8 +30,8 @@ from bayesgeom.models.captured import model as writing
 from bayesgeom.models.captured.model import MANIFEST, CapturedModel
 from bayesgeom.models.checkpoint_files import config_hash
 from bayesgeom.tasks.bijection import Bijection
+from tests.diagnosis.test_streamed import assert_alike
 from tests.models.test_run import TASK, lively
-from tests.probes.test_streamed import assert_alike
 
 N = 23
 

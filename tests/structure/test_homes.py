@@ -11,14 +11,14 @@ from tests.structure.source import PACKAGE, Source, assert_none, package_sources
 from tests.structure.test_layers import _unit, face, imported
 
 # The command line is how users reach a function: what it alone imports is offered to them, and is not a part of it.
-FACES = {"cli", "commands", "", "__main__"}
+FACES = {"cli", "", "__main__"}
 ELSEWHERE = {  # to be emptied: modules, and the one unit that uses each
     "charts.simplex": "measurements",
     "measurements.functions": "diagnosis",  # which tries the functions of users
     "measurements.key_overlap": "ablations",
     "stats.bounds": "report",
 }
-OFFERED = ("ablations", "monitor", "subspaces", "tasks")  # users reach what these folders offer under their names
+OFFERED = ("", "ablations", "monitor", "subspaces", "tasks")  # users reach what these folders offer under their names
 SHARED_NAMES = {"Context"}  # to be emptied, too
 
 
@@ -30,7 +30,7 @@ def users(sources: tuple[Source, ...]) -> Mapping[str, set[str]]:
         for _, target in imported(source, modules):
             found[target].add(_unit(source.module))
     for unit in OFFERED:
-        for target in face(f"{PACKAGE}.{unit}").values():
+        for target in face(f"{PACKAGE}.{unit}".rstrip(".")).values():
             found[target].add(unit)
     return found
 
@@ -65,14 +65,14 @@ def test_no_two_classes_share_a_name() -> None:
 
 def test_a_module_away_from_its_home_is_found() -> None:
     rows, text = planted("x = 1", f"{PACKAGE}.stats.rows"), f"from {PACKAGE}.stats.rows import x"
-    probe, other = (planted(text, f"{PACKAGE}.{unit}.a") for unit in ("probes", "gradients"))
-    assert dict(misplaced((rows, probe))) == {"stats.rows": "probes"}
+    probe, other = (planted(text, f"{PACKAGE}.{unit}.a") for unit in ("measurements", "gradients"))
+    assert dict(misplaced((rows, probe))) == {"stats.rows": "measurements"}
     assert not dict(misplaced((rows, probe, other)))
-    assert not dict(misplaced((rows, planted(text, f"{PACKAGE}.commands.a"))))
+    assert not dict(misplaced((rows, planted(text, f"{PACKAGE}.cli"))))
     assert not dict(misplaced((rows, probe, planted(text, f"{PACKAGE}.stats.b"))))
 
 
 def test_a_name_of_two_classes_is_found() -> None:
-    one, other = (planted("class Run: ...\nclass _Own: ...", f"{PACKAGE}.{unit}.a") for unit in ("core", "claims"))
+    one, other = (planted("class Run: ...\nclass _Own: ...", f"{PACKAGE}.{unit}.a") for unit in ("core", "tasks"))
     assert dict(repeated_names((one, other))) == {"Run": [one.module, other.module]}
     assert not dict(repeated_names((one,)))

@@ -26,5 +26,5 @@ def test_hooks_are_set_in_one_place() -> None:
 
 @pytest.mark.parametrize("name", SETTERS)
 def test_another_place_is_found(name: str) -> None:
-    assert len(list(setters(planted(f"handle = part.{name}(call)", f"{PACKAGE}.probes.own")))) == 1
+    assert len(list(setters(planted(f"handle = part.{name}(call)", f"{PACKAGE}.measurements.own")))) == 1
     assert len(list(setters(planted(f"part.{name}(call)", f"{PACKAGE}.models.adapters.lens")))) == (name != "add_hook")

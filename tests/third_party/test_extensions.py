@@ -29,15 +29,15 @@ from bayesgeom.tasks.base import task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.recipes import plugin_recipes, recipe
 from tests.laws import laws
-from tests.probes import test_contract as probe_contract
+from tests.measurements import test_contract as probe_contract
+from tests.report import test_report as report_contract
 from tests.reports import as_in_another_process
-from tests.results import test_report as report_contract
 from tests.tasks import test_contract as task_contract
 from tests.test_cli import save
 from tests.third_party.installed import PACKAGE, entry_points, install
 
 PROBE_LAWS = {
-    **laws(probe_contract, probe_contract.every_probe),
+    **laws(probe_contract, probe_contract.every_probe, probe_contract.every_measurement),
     **laws(report_contract, report_contract.every_report),
 }
 TASK_LAWS = laws(task_contract, task_contract.every_task, task_contract.every_task_by_default)
@@ -89,6 +89,8 @@ def test_the_laws_are_those_of_the_contract_modules() -> None:
     """Every test of a contract module is a law, or states that it is not about one probe or task."""
     others = {
         "test_there_are_probes",
+        "test_what_has_no_controls_is_known",
+        "test_a_measurement_without_controls_and_one_that_cannot_fail_are_found",
         "test_a_task_whose_sequences_say_otherwise_is_refused",
         "test_the_tasks_of_the_papers_are_among_them",
     }

@@ -8,7 +8,7 @@ import pytest
 
 import bayesgeom
 from bayesgeom.cli import main
-from bayesgeom.diagnosis.plan import all_probes
+from bayesgeom.diagnosis.plan import all_measurements
 from tests.test_cli import QUICK, save
 
 
@@ -55,7 +55,7 @@ class Guest(Probe):
 BROKEN = {
     "import": ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
     "absent": (None, "ModuleNotFoundError"),
-    "number": ("Guest = 3", "it offers no Probe"),
+    "number": ("Guest = 3", "it offers no Measurement"),
     "abstract": (PROBE.replace("def controls", "def other"), "leaves controls undefined"),
     "nameless": (PROBE.replace('name = "{name}"', ""), "has no attribute `name` of its own"),
     "twin": (PROBE.replace("{name}", "calibration"), "are named 'calibration'"),
@@ -99,8 +99,8 @@ def test_broken_plug_ins_are_named_and_the_rest_is_measured(site: Path) -> None:
 def test_broken_plug_ins_fail_the_selftest_and_the_rest_is_tested(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "bayesgeom.probes", {name: text for name, (text, _) in BROKEN.items()})
     module = importlib.import_module("bayesgeom.selftest.run")
-    few = {name: own for name, own in all_probes().items() if name in (*BROKEN, "key_overlap")}
-    monkeypatch.setattr(module, "all_probes", lambda: few)
+    few = {name: own for name, own in all_measurements().items() if name in (*BROKEN, "key_overlap")}
+    monkeypatch.setattr(module, "all_measurements", lambda: few)
     monkeypatch.setattr(module, "intervention_controls", lambda: ())  # no plug-ins; their tests: tests/interventions
     verdicts = module.selftest()
     assert [own for own in verdicts if own.probe == "key_overlap" and own.passed]

@@ -19,9 +19,9 @@ from bayesgeom.models.huggingface.sites import SITES
 from bayesgeom.models.resolve import load
 from bayesgeom.subspaces.base import InterventionSite, Sample
 from bayesgeom.tasks.bijection import Bijection
+from tests.diagnosis.test_streamed import assert_alike
 from tests.families import D_VOCAB, HYBRID, _sizes, lively
 from tests.models.huggingface.test_sites import _Nothing, first, text
-from tests.probes.test_streamed import assert_alike
 
 HEADS = {s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN}
 SUMS = {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID, s.MLP_OUT, s.RESID_POST}

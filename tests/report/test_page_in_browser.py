@@ -12,8 +12,8 @@ from bayesgeom import load_report
 from bayesgeom.circuits.patching import PatchReport
 from bayesgeom.report.estimate import Estimate
 from tests.browser import Browsing
-from tests.charts.test_theme import TEXT_CONTRAST, contrast
 from tests.pages import READINGS
+from tests.report.test_theme import TEXT_CONTRAST, contrast
 
 pytestmark = pytest.mark.exhaustive
 MOST_WORDS, MOST_SCREENS = 700, 6

@@ -16,7 +16,7 @@ from bayesgeom.executors import connect
 from bayesgeom.measurements.functions import FunctionReport
 from bayesgeom.measurements.key_overlap import KeyOverlap
 from bayesgeom.tasks.base import Branch, derived_seed
-from tests.probes.test_diagnose import TASK, Seen, lively
+from tests.diagnosis.test_diagnose import TASK, Seen, lively
 
 
 def first_token(run: Run) -> torch.Tensor:

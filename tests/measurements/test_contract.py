@@ -1,7 +1,9 @@
-"""What every probe keeps to, present and future: nothing is registered, discovery finds them."""
+"""What every measurement keeps to, present and future, and probes above all: nothing is registered, all are found."""
 
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 import bayesgeom
 from bayesgeom.core.run import Run
-from bayesgeom.diagnosis.plan import all_probes
+from bayesgeom.diagnosis.plan import BATTERY, AnyMeasurement, all_measurements, all_probes
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.measurements.base import Control, Probe
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -20,8 +22,9 @@ from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis, left_out, report_kinds
 from bayesgeom.report.estimate import UNTRAINED, Estimate
 from bayesgeom.report.report import Report
-from bayesgeom.report.storage import parts_of, quantities_of
+from bayesgeom.report.storage import VIEWER, parts_of, quantities_of
 from bayesgeom.report.tables import records_of
+from bayesgeom.selftest.run import _verdicts
 from bayesgeom.tasks.bijection import Bijection
 from tests.weights import perturbed
 
@@ -30,6 +33,9 @@ DOCS = Path(bayesgeom.__file__).parents[1] / "docs" / "probes"
 TASK = Bijection(n_values=11, n_pairs=7, repeats=True)
 SIZES = TransformerConfig(d_vocab=22, n_ctx=13, n_layers=2, n_heads=3, d_model=21, d_mlp=17)
 every_probe = pytest.mark.parametrize("name", NAMES)
+# The viewer's data are no answer, and a battery needs a network: tests/ablations/test_planted.py has its controls.
+WITHOUT_CONTROLS = {VIEWER, BATTERY}
+every_measurement = pytest.mark.parametrize("name", sorted(all_measurements().keys() - WITHOUT_CONTROLS))
 
 
 def probe_of(name: str) -> Probe[Any]:
@@ -38,7 +44,7 @@ def probe_of(name: str) -> Probe[Any]:
 
 @cache
 def controls_of(name: str) -> tuple[Control[Any], ...]:
-    return tuple(probe_of(name).controls())
+    return tuple(all_measurements()[name].controls())
 
 
 @cache
@@ -91,26 +97,57 @@ def test_probe_and_report_share_their_name(name: str) -> None:
     assert kind.title and kind.about.strip().endswith(".") and kind.__doc__
 
 
-@every_probe
-def test_controls_hold(name: str) -> None:
-    controls = controls_of(name)
-    assert len(controls) >= 2 and len({control.label for control in controls}) == len(controls)
-    for control, report in zip(controls, measured(name), strict=False):
-        assert bool(control.holds(report)), control.label
+def faults(measurement: AnyMeasurement, controls: tuple[Control[Any], ...]) -> Iterator[str]:
+    """What is wrong with the controls of a measurement: there are none, or one does not hold, or holds for anything."""
+    if not controls or len({control.label for control in controls}) < len(controls):
+        yield "no controls, or two of one label"
+    reports = [control.report(measurement) for control in controls]
+    for control, report in zip(controls, reports, strict=True):
+        if not holds(control, report):
+            yield f"{control.label}: does not hold"
+        wrong = [other for other in reports if other is not report]
+        if all(holds(control, each) for each in (*wrong, *(changed(report, by) for by in (1.0, math.nan)))):
+            yield f"{control.label}: holds for wrong reports, too"
 
 
-@every_probe
-def test_controls_can_fail(name: str) -> None:
-    """A control that holds for the report of every other control tells nothing apart."""
-    controls, reports = controls_of(name), measured(name)[: len(controls_of(name))]
+def holds(control: Control[Any], report: Report) -> bool:
+    try:
+        return bool(control.holds(report))
+    except (ValueError, IndexError, KeyError, LookupError):  # other shapes: not this control's answer
+        return False
 
-    def holds(control: Control[Any], report: Report) -> bool:
-        try:
-            return bool(control.holds(report))
-        except (ValueError, IndexError, KeyError, LookupError):  # other shapes: not this control's answer
-            return False
 
-    assert any(not holds(control, report) for control in controls for report in reports)
+def changed(report: Report, by: float) -> Report:
+    """The report with a number added to every value of its estimates."""
+    names = quantities_of(type(report))
+    return replace(report, **{name: report.estimate(name).mapped(lambda own: own + by) for name in names})
+
+
+@every_measurement
+def test_controls_hold_and_a_wrong_report_fails_them(name: str) -> None:
+    assert list(faults(all_measurements()[name], controls_of(name))) == []
+    assert len(controls_of(name)) >= (2 if name in all_probes() else 1)
+
+
+@every_measurement
+def test_the_selftest_prints_the_controls(name: str) -> None:
+    printed = list(_verdicts(name, all_measurements()[name]))
+    assert [(each.probe, each.control) for each in printed] == [(name, own.label) for own in controls_of(name)]
+    assert all(each.passed for each in printed)
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_CONTROLS))
+def test_what_has_no_controls_is_known(name: str) -> None:
+    assert list(all_measurements()[name].controls()) == []
+
+
+def test_a_measurement_without_controls_and_one_that_cannot_fail_are_found() -> None:
+    lens, (control, *_) = all_measurements()["posterior_lens"], controls_of("posterior_lens")
+    assert list(faults(lens, ())) == ["no controls, or two of one label"]
+    assert list(faults(lens, (replace(control, holds=lambda _: True),))) == [
+        f"{control.label}: holds for wrong reports, too"
+    ]
+    assert f"{control.label}: does not hold" in faults(lens, (replace(control, holds=lambda _: False),))
 
 
 @every_probe

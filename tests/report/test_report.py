@@ -29,8 +29,8 @@ from bayesgeom.report.storage import (
     units_of,
 )
 from bayesgeom.report.tables import Headline, Level, Record, _of_estimate, headline_of, records_of
+from tests.report.planted import SOURCE, PlantedReport, assert_equal, planted
 from tests.reports import write_resealed
-from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
 every_report = pytest.mark.parametrize("name", sorted(report_kinds()))
 FILES = {"report.json", "arrays.safetensors", "metrics.parquet", "report.html"}

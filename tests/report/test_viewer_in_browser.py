@@ -11,7 +11,7 @@ from bayesgeom.core import LOGIT_LENS
 from bayesgeom.measurements.inside import inside_report, numbers_of
 from bayesgeom.report.diagnosis import Diagnosis
 from tests.browser import Browsing
-from tests.viewer.test_inside import HEADS, LAYERS, TASK, diagnosis, report, sequences, transformer
+from tests.measurements.test_inside import HEADS, LAYERS, TASK, diagnosis, report, sequences, transformer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -26,7 +26,7 @@ from bayesgeom.report.storage import values_of
 from bayesgeom.report.tables import Headline, Level
 from bayesgeom.report.theme import MEASURED, label_axes
 from tests.pages import READINGS
-from tests.results.planted import PlantedReport, planted
+from tests.report.planted import PlantedReport, planted
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 FETCHING = {"src", "srcset", "data", "poster", "action", "background", "cite", "formaction"}

@@ -16,7 +16,7 @@ from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate
 from bayesgeom.report.tables import headline_of
 from bayesgeom.stats.behavior import tempering
-from tests.results.planted import planted
+from tests.report.planted import planted
 
 N, POSITIONS, ANSWERS = 67, 3, 5
 UNKNOWN = Estimate.of(np.nan)

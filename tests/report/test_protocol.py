@@ -24,8 +24,8 @@ from bayesgeom.report.report import with_provenance
 from bayesgeom.report.tables import Headline, Level
 from examples.replication import reports as _of_the_study  # noqa: F401  # its classes: committed reports load
 from tests.pages import READINGS
+from tests.report.planted import SOURCE, PlantedReport, assert_equal, planted
 from tests.reports import as_in_another_process
-from tests.results.planted import SOURCE, PlantedReport, assert_equal, planted
 
 LONG = ", of a label that\nnever ends" * 9
 

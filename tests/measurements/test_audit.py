@@ -32,7 +32,7 @@ from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.prompts import Prompts
 from tests.families import saved
-from tests.generalization.test_response import lively
+from tests.measurements.test_evidence_response import lively
 from tests.tasks.tokenizers import word_tokenizer
 
 RNG = np.random.default_rng(0)

@@ -27,9 +27,9 @@ from bayesgeom.measurements.running import measured
 from bayesgeom.models.resolve import as_model
 from bayesgeom.stats import kl_bits
 from bayesgeom.tasks.prompts import BoundPrompts
+from tests.diagnosis.test_diagnose import lively
 from tests.families import D_VOCAB, N_LAYERS, saved
 from tests.models.test_lens import bridge
-from tests.probes.test_diagnose import lively
 
 LOGIT, TUNED, PROBE = range(len(LENSES))
 

@@ -13,7 +13,7 @@ from bayesgeom.report.estimate import codes_of
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import quantities_of
 from bayesgeom.subspaces import fits
-from tests.results.planted import planted
+from tests.report.planted import planted
 
 N = 96
 MOST = 0.08  # of all entries with a known value

@@ -1,0 +1,33 @@
+from . import monitor as monitor
+from . import subspaces as subspaces
+from . import tasks as tasks
+from .circuits.direct import contributions as contributions
+from .circuits.edges import paths as paths
+from .circuits.patching import patch as patch
+from .core.errors import BayesGeomError as BayesGeomError
+from .diagnosis.recording import capture as capture
+from .diagnosis.run import diagnose as diagnose
+from .dynamics.run import training_dynamics as training_dynamics
+from .generalization.comparison import compare as compare
+from .generalization.length import length_generalization as length_generalization
+from .generalization.sweeps import sweep as sweep
+from .gradients.run import gradient_laws as gradient_laws
+from .gradients.run import gradient_movement as gradient_movement
+from .interventions.onwards import erase_onwards as erase_onwards
+from .interventions.run import fit_subspace as fit_subspace
+from .interventions.run import intervene as intervene
+from .measurements.ablation import ablate as ablate
+from .measurements.audit import audit as audit
+from .measurements.evidence_response import evidence_response as evidence_response
+from .measurements.relabeling import relabeling_invariance as relabeling_invariance
+from .models.adapters.wrapping import wrap as wrap
+from .models.checkpoint_files import checkpoints as checkpoints
+from .models.hub import publish as publish
+from .models.native.transformer import TransformerConfig as TransformerConfig
+from .models.resolve import as_model as as_model
+from .models.resolve import load as load
+from .report.diagnosis import Diagnosis as Diagnosis
+from .report.diagnosis import load_report as load_report
+from .subspaces.base import InterventionSite as InterventionSite
+
+__version__: str

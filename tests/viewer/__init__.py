@@ -1,1 +1,0 @@
-"""The viewer: its data, its widget and its page."""
