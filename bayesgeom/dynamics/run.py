@@ -11,6 +11,7 @@ import torch
 
 from bayesgeom.core import (
     InvalidArgument,
+    Run,
     checked,
     phase,
     progress_in,
@@ -18,10 +19,11 @@ from bayesgeom.core import (
     with_torch_defaults,
     write_parcel,
 )
-from bayesgeom.dynamics.measure import Bench, LastSnapshot, SnapshotPass, measured, reference_of
+from bayesgeom.dynamics.measure import Bench, measured
 from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_report, film, viewed
 from bayesgeom.dynamics.trainings import Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
+from bayesgeom.measurements.base import Subject
 from bayesgeom.models.base import Model, numerics, provenance, recording_bytes
 from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.report import PARTS, Diagnosis
@@ -29,8 +31,8 @@ from bayesgeom.tasks.base import checked_seed, task_from_config
 
 CACHE = "dynamics"  # the folder of a run for saved results of snapshots
 N_LEAST = 4
-_REFERENCES: dict[tuple[object, ...], LastSnapshot] = {}  # at most one: many snapshots of one training are measured
-_METHOD = 12  # version of the measurements: increase it when they or their names change
+_REFERENCES: dict[tuple[object, ...], Run] = {}  # at most one: many snapshots of one training are measured
+_METHOD = 13  # version of the measurements: increase it when they or their names change
 
 
 @checked()
@@ -176,13 +178,13 @@ def snapshot_at(
     place = (*last, device, shared)
     reference = _REFERENCES.get(place)
     if reference is None and not is_last:
-        reference = reference_of(shared, shared.passed(_model_at(last, device)))
+        reference = shared.passed(_model_at(last, device))
     model = _model_at(snapshot, device)
     run = shared.passed(model)
-    reference = reference or reference_of(shared, run)
+    reference = reference or run
     _REFERENCES.clear()
     _REFERENCES[place] = reference
-    return measured(SnapshotPass(model=model, bench=shared, run=run, reference=reference))
+    return measured(Subject(run=run, task=shared.task, seed=shared.seed, reference=reference, model=model))
 
 
 def _model_at(snapshot: Sequence[str], device: str) -> Model:

@@ -32,7 +32,7 @@ from bayesgeom.report.storage import parts_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.subspaces.jacobian import jacobian_grams
-from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.formation import pack, snapshot_paths
 from tests.dynamics.trainings import SIZES, STEPS, TASK, a_recipe, a_run
@@ -70,7 +70,9 @@ def test_numbers_are_those_of_the_probes(run: Path, report: DynamicsReport) -> N
     assert float(report.entropy_mae_bits[0, 2]) == pytest.approx(float(scores.entropy_mae_bits), rel=1e-6)
     view = keys.views.index("hypotheses / activation")
     assert report.key_overlap.value[0, 2] == pytest.approx(keys.overlap.value[view].mean(axis=1), rel=1e-4)
-    low, high = mean_interval(one.behavior.kl_bits.mean(axis=1, dtype=np.float64), seed=0)
+    low, high = mean_interval(
+        one.behavior.kl_bits.mean(axis=1, dtype=np.float64), seed=derived_seed(0, Branch.RESAMPLING)
+    )
     assert tuple(map(float, report.kl_bits[0, 2].ends)) == pytest.approx((float(low), float(high)), rel=1e-6)
     assert low < report.kl_bits.value[0, 2] < high
 
