@@ -82,7 +82,9 @@ def test_numbers_that_are_limited_otherwise_state_that_too(run: Path, monkeypatc
 def test_the_kind_of_device_is_part_of_the_key(run: Path) -> None:
     runs, bench = runs_of([run]), Bench(task=TASK, n=N, seed=0, n_recorded=N)
     keys = {
-        device: _Analysis(runs=runs, bench=bench, device=device, progress=None, batch=None).file(runs[0], 0)
+        device: _Analysis(runs=runs, bench=bench, device=device, probes=(), progress=None, batch=None).file(
+            (0, 0, None)
+        )
         for device in ("cpu", "cuda:0", "cuda:1")
     }
     assert keys["cpu"] != keys["cuda:0"] == keys["cuda:1"]
