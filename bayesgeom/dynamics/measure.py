@@ -332,11 +332,17 @@ def _answer_shifts(
     """
     like, edits = next(model.module.parameters()), dict[int, list[Edit]]()
     for layer in swap.layers:
-        own, seed = subspaces[layer], derived_seed(swap.seed, _DRAWS, layer)
-        bases = (own.basis, *random_subspaces(own.width, own.rank, draws=N_RANDOM, seed=seed))
+        subspace, seed = subspaces[layer], derived_seed(swap.seed, _DRAWS, layer)
+        bases = (subspace.basis, *random_subspaces(subspace.width, subspace.rank, draws=N_RANDOM, seed=seed))
         of_frame, *of_random = (
             InSubspace(
-                site=RESID_PRE, layer=layer, kind="swap", basis=basis.to(like), turn=None, shift=None, name=own.name
+                site=RESID_PRE,
+                layer=layer,
+                kind="swap",
+                basis=basis.to(like),
+                turn=None,
+                shift=None,
+                name=subspace.name,
             )
             for basis in bases
         )
