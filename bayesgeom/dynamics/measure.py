@@ -4,9 +4,8 @@ The resamples are the same at every snapshot, so differences between snapshots a
 does not provide are NaN, with the reason in `missing`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -24,7 +23,6 @@ from bayesgeom.core import (
     InvalidArgument,
     K,
     MissingSite,
-    Reason,
     Replace,
     Run,
     Site,
@@ -44,46 +42,36 @@ from bayesgeom.dynamics.report import (
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import KL, KL_DONOR, EditPlan, score_pairs
 from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.measurements.base import Subject
+from bayesgeom.measurements.belief_readout import SUBSPACES as RANDOM_SUBSPACES
+from bayesgeom.measurements.belief_readout import BeliefReadout
+from bayesgeom.measurements.calibration import Calibration
 from bayesgeom.measurements.inside import numbers_of
+from bayesgeom.measurements.key_overlap import RANDOM_DIRECTIONS, KeyOverlap
 from bayesgeom.measurements.posterior_lens import PosteriorLens
+from bayesgeom.measurements.value_manifold import MAX_POINTS, MIN_SEQUENCES, SHUFFLE, ValueManifold
 from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes
-from bayesgeom.report import Baseline, Estimate, Kind, quantities_of, smooth_estimate, with_ceiling, with_interval
+from bayesgeom.report import Baseline, Estimate, Kind, quantities_of, smooth_estimate, with_ceiling
+from bayesgeom.stats import UNIFORM as CONTEXT_FREE
 from bayesgeom.stats import (
-    EntropyScale,
-    TokenSums,
-    belief_rows,
-    belief_targets,
-    chance_overlap,
-    cloud_statistics,
-    gaussian_first_share,
-    held_out_scores,
-    in_parts,
+    cloud_axes,
     jackknife_weights,
     jensen_shannon_bits,
-    mean_overlap_interval,
-    occurrences,
-    overlap_rows,
     random_subspaces,
-    read_out,
-    refitted_axis_shares,
     resampled_axis_shares,
-    shuffled_scale,
 )
 from bayesgeom.subspaces.base import InterventionSite, Sample, Subspace
 from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.jacobian import N_SEQUENCES, jacobian_grams
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
-MAX_POINTS, MAX_PAIRS = 3_072, 128
-N_SHOWN, N_SUBSPACES, N_SHUFFLES = 240, 20, 5
-ABOVE_GAUSSIAN = 1.25  # a share of PC1 below this multiple of that of Gaussian points has no interval
-PATTERN_BYTES = 64 * 2**20  # limit for the stored attention of the last snapshot
+MAX_PAIRS, N_SHOWN = 128, 240
 MAX_MAP = 2**17  # entries of one snapshot's attention maps
 N_RANDOM, N_RANDOM_PAIRS = 20, 16  # random subspaces of the same rank, and the pairs on which they are scored
 N_VIEWED = 4  # sequences in the viewer
 MAX_RANK = 8  # number of leading directions of the Jacobian
 _DRAWS, _JACOBIAN, _SHOWN = 7, 8, 9  # branches of the seed
-Found = Mapping[str, Estimate | np.ndarray]
+Numbers = Mapping[str, Estimate | np.ndarray]
 
 
 @final
@@ -98,12 +86,14 @@ class Bench:
 
     @classmethod
     def of(cls, model: Model, task: WindTunnel, *, n: int, seed: int, budget_bytes: int) -> "Bench":
-        """Return the bench of all snapshots of an architecture, recording as many sequences as fit into a budget.
+        """Return the bench of all snapshots of an architecture, recording as many sequences as fit into a budget twice.
+
+        A snapshot's pass is in memory together with that of the last one.
 
         Raises:
             InvalidArgument: Fewer than two fit.
         """
-        n_recorded = min(n, budget_bytes // _bytes_recorded(model, task))
+        n_recorded = min(n, budget_bytes // (2 * _bytes_recorded(model, task)))
         if n_recorded < 2:
             raise InvalidArgument(
                 f"one sequence of {task}, of {task.n_pos} tokens, fills the recording budget: it is too long "
@@ -116,16 +106,13 @@ class Bench:
         device = model.spec.device
         stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=device)
         budget = max(recording_bytes(device), self.n_recorded * _bytes_recorded(model, self.task))
-        return model.run(stream, record=_sites_of(model), n_recorded=self.n_recorded, budget_bytes=budget)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class LastSnapshot:
-    """Attention patterns and principal axes of the values of the last snapshot."""
-
-    patterns: Float[Tensor, "layer batch head query_pos key_pos"] | None
-    axes: Float64[Tensor, "d axis"]
+        return model.run(
+            stream,
+            record=_sites_of(model),
+            n_recorded=self.n_recorded,
+            budget_bytes=budget,
+            seed=derived_seed(self.seed, Branch.RESAMPLING),
+        )
 
 
 def _sites_of(model: Model) -> tuple[Site, ...]:
@@ -139,91 +126,69 @@ def _bytes_recorded(model: Model, task: WindTunnel) -> int:
     return max(1, bytes_per_sequence(model.spec, layers, task.sample(1, seed=0)))
 
 
-def reference_of(bench: Bench, run: Run) -> LastSnapshot:
-    """Return the reference for the other snapshots from a pass of the last one."""
-    patterns = None
-    if PATTERN in run.recorded:
-        recorded = run.at(PATTERN)
-        each = recorded[:, :1].numel() * recorded.element_size()
-        patterns = recorded[:, : max(1, PATTERN_BYTES // each)].clone()
-    points, entropy, scale = _cloud(run, bench)
-    axes = cloud_statistics(points.flatten(0, 1), scale).axes[:, :2].cpu()
-    first = (points.flatten(0, 1).double().cpu() @ axes)[:, 0].numpy()
-    turn = np.array([np.sign(np.dot(first - first.mean(), entropy.ravel())) or 1.0, 1.0])[: axes.shape[1]]
-    return LastSnapshot(patterns=patterns, axes=axes * torch.from_numpy(turn))
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class SnapshotPass:
-    """A snapshot with its pass, and the reference for comparison."""
-
-    model: Model
-    bench: Bench
-    run: Run
-    reference: LastSnapshot
-
-
-def measured(at: SnapshotPass) -> SnapshotNumbers:
+def measured(subject: Subject) -> SnapshotNumbers:
     """Return every measurement that this architecture supports; the others are NaN."""
-    by_layer, missing = np.full(at.model.spec.n_layers, np.nan), dict[str, str]()
-    sizes = {"layer": at.model.spec.n_layers, "stage": at.model.spec.n_layers + 1}
+    spec = subject.run.spec
+    sizes, missing = {"layer": spec.n_layers, "stage": spec.n_layers + 1}, dict[str, str]()
     estimates = {
-        name: Estimate.of(np.full([sizes[dim] for dim in own.dims if dim in sizes], np.nan), n=at.bench.n)
-        for name, own in quantities_of(DynamicsReport).items()
-        if "run" in own.dims
+        name: Estimate.of(np.full([sizes[dim] for dim in quantity.dims if dim in sizes], np.nan), n=subject.run.n)
+        for name, quantity in quantities_of(DynamicsReport).items()
+        if "run" in quantity.dims
     }
-    arrays: dict[str, np.ndarray] = {"pattern_distance_bits_by_layer": by_layer}
+    arrays: dict[str, np.ndarray] = {"pattern_distance_bits_by_layer": np.full(spec.n_layers, np.nan)}
     for title, part in PARTS.items():
         try:
-            found = part(at)
+            numbers = part(subject)
         except (MissingSite, InvalidArgument, TaskMismatch) as reason:
             missing[title] = str(reason)
         else:
-            estimates |= {name: own for name, own in found.items() if isinstance(own, Estimate)}
-            arrays |= {name: own for name, own in found.items() if isinstance(own, np.ndarray)}
-    return SnapshotNumbers(spec=at.model.spec, estimates=estimates, arrays=arrays, missing=missing)
+            estimates |= {name: each for name, each in numbers.items() if isinstance(each, Estimate)}
+            arrays |= {name: each for name, each in numbers.items() if isinstance(each, np.ndarray)}
+    return SnapshotNumbers(spec=spec, estimates=estimates, arrays=arrays, missing=missing)
 
 
-def _level(kind: Kind, name: str, value: Float[np.ndarray, "*axes"] | float) -> tuple[Baseline, ...]:
-    """Return the baseline, or none if it is NaN."""
-    return (Baseline.of(kind, name, value),) if np.isfinite(value).any() else ()
+def _against(estimate: Estimate, name: str = "", label: str = "") -> Estimate:
+    """Return a probe's estimate with one of its baselines alone, under the label of the curves."""
+    return replace(
+        estimate, baselines=tuple(replace(each, name=label) for each in estimate.baselines if each.name == name)
+    )
 
 
-def _calibration(at: SnapshotPass) -> Found:
-    own, n, seed = at.run.behavior, at.run.n, at.bench.seed
-    kl = own.kl_bits.mean(axis=1, dtype=np.float64)
-    free = float(np.log2(len(at.run.trials.answers)) - own.exact_entropy_bits.mean(dtype=np.float64))
-    weights, uniform = jackknife_weights(n), _level("baseline", UNIFORM, free)
+def _last(subject: Subject, site: Site) -> Run:
+    """Return the run with one site of the last layer alone."""
+    return subject.run.within((subject.run.spec.n_layers - 1,), (site,))
+
+
+def _calibration(subject: Subject) -> Numbers:
+    report = Calibration().measure(subject.run)
+    free = report.reference_kl_bits[report.references.index(CONTEXT_FREE)]
     return {
-        "kl_bits": smooth_estimate(weights @ kl, seed=seed, n=n, baselines=uniform),
-        "entropy_mae_bits": smooth_estimate(weights @ own.entropy_error_bits.mean(axis=1), seed=seed, n=n),
+        "kl_bits": replace(report.kl_bits, baselines=_level("baseline", UNIFORM, free)),
+        "entropy_mae_bits": _against(report.entropy_mae_bits),
     }
 
 
-def _lens(at: SnapshotPass) -> Found:
-    at.model.require((LOGIT_LENS,), by="the posterior lens")
-    found = PosteriorLens().measure(at.run)
-    return {"lens_kl_bits": found.kl_bits, "arrival": found.arrival}
+def _lens(subject: Subject) -> Numbers:
+    subject.edited().require((LOGIT_LENS,), by="the posterior lens")
+    report = PosteriorLens().measure(subject.run)
+    return {"lens_kl_bits": report.kl_bits, "arrival": report.arrival}
 
 
-def _patterns(at: SnapshotPass) -> Found:
-    at.model.require((PATTERN,), by="pattern distance")
-    assert at.reference.patterns is not None, "all snapshots are of one architecture"
-    n = at.reference.patterns.shape[1]
-    own = at.run.at(PATTERN)[:, :n]
-    pairs = zip(own, at.reference.patterns.to(own.device), strict=True)
-    apart = torch.stack([jensen_shannon_bits(p.double(), q.double()).mean(dim=(1, 2)) for p, q in pairs])
-    rows = jackknife_weights(n) @ apart.clamp_min(0).T.cpu().numpy()
+def _patterns(subject: Subject) -> Numbers:
+    """Return the distance of attention patterns from those of the last snapshot."""
+    subject.edited().require((PATTERN,), by="pattern distance")
+    pairs, n = zip(subject.run.at(PATTERN), _reference(subject).at(PATTERN), strict=True), subject.run.n_recorded
+    distances = torch.stack([jensen_shannon_bits(p.double(), q.double()).mean(dim=(1, 2)) for p, q in pairs])
+    rows = jackknife_weights(n) @ distances.clamp_min(0).T.cpu().numpy()
     return {
-        "pattern_distance_bits": smooth_estimate(rows.mean(axis=-1), seed=at.bench.seed, n=n),
+        "pattern_distance_bits": smooth_estimate(rows.mean(axis=-1), seed=subject.run.seed, n=n),
         "pattern_distance_bits_by_layer": rows[0],
     }
 
 
-def _maps(at: SnapshotPass) -> Found:
-    at.model.require((PATTERN,), by="attention maps")
-    maps = at.run.at(PATTERN)[:, 0].mean(dim=1)
+def _maps(subject: Subject) -> Numbers:
+    subject.edited().require((PATTERN,), by="attention maps")
+    maps = subject.run.at(PATTERN)[:, 0].mean(dim=1)
     if maps.numel() > MAX_MAP:
         raise InvalidArgument(
             f"attention maps of shape {tuple(maps.shape)} have {maps.numel():,} entries; at most {MAX_MAP:,} are "
@@ -232,111 +197,104 @@ def _maps(at: SnapshotPass) -> Found:
     return {"maps": maps.double().cpu().numpy()}
 
 
-def _viewed(at: SnapshotPass) -> Found:
+def _viewed(subject: Subject) -> Numbers:
     """Return what the viewer shows of a few sequences: predictions, and what the logit lens reads in every layer."""
-    trials = at.run.trials.rows(slice(0, N_VIEWED))
-    sites = [LOGIT_LENS] if at.model.layers_of(LOGIT_LENS) else []
-    shown = at.model.run([trials], record=sites, n_recorded=len(trials))
-    return {f"{VIEWED}{name}": own for name, own in numbers_of(shown).items()}
+    trials, model = subject.run.trials.rows(slice(0, N_VIEWED)), subject.edited()
+    sites = [LOGIT_LENS] if model.layers_of(LOGIT_LENS) else []
+    shown = model.run([trials], record=sites, n_recorded=len(trials))
+    return {f"{VIEWED}{name}": values for name, values in numbers_of(shown).items()}
 
 
-def _keys(at: SnapshotPass) -> Found:
+def _keys(subject: Subject) -> Numbers:
     """Return the mean |cosine| between the keys of hypothesis tokens, mean over key heads."""
-    at.model.require((K,), by="key overlap")
-    sets, n = at.run.trials.token_sets, at.run.n_recorded
-    name = next((name for name in ("hypotheses", "inputs") if name in sets), None)
-    if name is None:
+    subject.edited().require((K,), by="key overlap")
+    sets = subject.run.trials.token_sets
+    tokens = next((name for name in ("hypotheses", "inputs") if name in sets), None)
+    if tokens is None:
         raise InvalidArgument(
-            f"key overlap needs a token set hypotheses or inputs; {at.bench.task} has: {', '.join(sets) or '(none)'}."
+            f"key overlap needs a token set hypotheses or inputs; {subject.task} has: {', '.join(sets) or '(none)'}."
         )
-    shown, rows, kinks = occurrences(at.run.trials.tokens, sets[name]), [], []
-    for layer in at.run.at(K):
-        parts = in_parts(jackknife_weights(n), layer[0, 0].numel() * len(sets[name]))
-        found = overlap_rows(partial(_frames, TokenSums.of(layer, shown), parts))
-        rows.append(found.rows[:, 0].mean(axis=1))
-        kinks.append(found.kink[0].mean())
-    overlap = np.stack(rows, axis=1)
-    ends = mean_overlap_interval(overlap, np.array(kinks), seed=at.bench.seed)
-    chance = _level("chance", DIRECTIONS, chance_overlap(at.model.spec.d_head))
-    return {"key_overlap": with_interval(overlap[0], ends, n=n, baselines=chance)}
+    report = KeyOverlap().measure(subject.run)
+    overlap = report.mean_overlap[report.views.index(f"{tokens} / activation")]
+    return {"key_overlap": _against(overlap, RANDOM_DIRECTIONS, DIRECTIONS)}
 
 
-def _frames(
-    of_tokens: TokenSums, parts: list[Float[np.ndarray, "part batch"]]
-) -> Iterator[Float[Tensor, "part kv_head token d"]]:
-    for part in parts:
-        yield of_tokens.means(part).transpose(1, 2)
-
-
-def _n_points(run: Run) -> int:
-    return min(run.n_recorded, max(2, MAX_POINTS // run.trials.n_scored))
-
-
-def _cloud(
-    run: Run, bench: Bench
-) -> tuple[Float[Tensor, "sequence position d"], Float64[np.ndarray, "sequence position"], EntropyScale]:
-    """Return vectors at scored positions of the last layer, the exact entropy there, and its scale."""
-    n = _n_points(run)
-    entropy = run.reference_entropy_bits()[:n].round(9)
-    level = run.trials.rows(slice(0, n)).scored_positions().cpu().numpy()
-    scale = shuffled_scale(entropy, level, shuffles=N_SHUFFLES, seed=derived_seed(bench.seed, _SHOWN))
-    return run.vectors(V if V in run.recorded else RESID_POST, -1)[:n], entropy, scale
-
-
-def _manifold(at: SnapshotPass) -> Found:
-    """Return the shape of the last layer's values (or residual stream), and points on the last snapshot's axes."""
-    points, entropy, scale = _cloud(at.run, at.bench)
-    statistics, n, seed = cloud_statistics(points.flatten(0, 1), scale), len(points), at.bench.seed
-    flat, curve_shares = points.cpu().numpy(), statistics.relation["curve_share"]
-    axes, weights = at.reference.axes.numpy(), jackknife_weights(n)
-    placed = ((flat - flat.mean(axis=(0, 1))).astype(np.float64) @ axes).reshape(-1, axes.shape[1])
-    chosen = np.sort(np.random.default_rng(derived_seed(seed, _SHOWN)).permutation(len(placed))[:N_SHOWN])
-    shares = refitted_axis_shares(flat, statistics.axes[:, :2].cpu().numpy(), weights)[:, 0]
-    if shares[0] > ABOVE_GAUSSIAN * gaussian_first_share(n, flat.shape[2]):
-        first = smooth_estimate(shares, seed=seed, n=n, scale="share")
-    else:
-        first = Estimate.of(shares[0], (np.nan, np.nan), n=n, reason=Reason.FLAT)
-    final = resampled_axis_shares(flat, axes, weights).sum(axis=0)
-    plane = _level("chance", RANDOM_PLANE, axes.shape[1] / len(axes))
-    shuffled = _level("permutation", SHUFFLED, float(curve_shares[1:].mean()))
+def _manifold(subject: Subject) -> Numbers:
+    """Return the shape of the last layer's values, or of its residual stream in a model without values."""
+    report = ValueManifold().measure(_last(subject, _valued(subject.run)))
     return {
-        "pc1_share": first,
-        "final_axes_share": smooth_estimate(final, seed=seed, n=n, scale="share", baselines=plane),
-        "curve_share": Estimate.of(curve_shares[0], n=n, baselines=shuffled),
+        "pc1_share": _against(report.pc1_share[0, 0]),
+        "curve_share": _against(report.curve_share[0, 0], SHUFFLE, SHUFFLED),
+    }
+
+
+def _film(subject: Subject) -> Numbers:
+    """Return the points of the manifold on the first two principal axes of the last snapshot, and their variance."""
+    points, entropy = _cloud(subject.run)
+    axes, n = _axes(_reference(subject)), len(points)
+    flat = points.cpu().numpy()
+    placed = ((flat - flat.mean(axis=(0, 1))).astype(np.float64) @ axes).reshape(-1, axes.shape[1])
+    chosen = np.sort(np.random.default_rng(derived_seed(subject.seed, _SHOWN)).permutation(len(placed))[:N_SHOWN])
+    share = resampled_axis_shares(flat, axes, jackknife_weights(n)).sum(axis=0)
+    plane = _level("chance", RANDOM_PLANE, axes.shape[1] / len(axes))
+    return {
+        "final_axes_share": smooth_estimate(share, seed=subject.run.seed, n=n, scale="share", baselines=plane),
         "points": placed[chosen],
         "point_entropy_bits": entropy.ravel()[chosen],
     }
 
 
-def _belief(at: SnapshotPass) -> Found:
+def _cloud(run: Run) -> tuple[Float[Tensor, "sequence position d"], Float64[np.ndarray, "sequence position"]]:
+    """Return the vectors of the manifold in the last layer, and the exact entropy there."""
+    n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_POINTS // run.trials.n_scored))
+    return run.vectors(_valued(run), -1)[:n], run.reference_entropy_bits()[:n]
+
+
+def _axes(run: Run) -> Float64[np.ndarray, "d axis"]:
+    """Return the first two principal axes of the manifold; the first one in the direction of rising entropy."""
+    points, entropy = _cloud(run)
+    flat = points.flatten(0, 1).double().cpu()
+    axes: Float64[np.ndarray, "d axis"] = cloud_axes(flat)[1][:, :2].numpy()
+    first = flat.numpy() @ axes[:, 0]
+    axes[:, 0] *= np.sign(np.dot(first - first.mean(), entropy.ravel())) or 1.0
+    return axes
+
+
+def _valued(run: Run) -> Site:
+    return V if V in run.recorded else RESID_POST
+
+
+def _reference(subject: Subject) -> Run:
+    assert subject.reference is not None, "every snapshot is compared with the last one"
+    return subject.reference
+
+
+def _belief(subject: Subject) -> Numbers:
     """Return held-out R² of a linear map from the last layer's residual stream to the exact belief."""
-    at.model.require((RESID_POST,), by="the belief read-out")
-    points = at.run.at(RESID_POST)[-1][: _n_points(at.run)]
-    trials = at.run.trials.rows(slice(0, len(points)))
-    beliefs = belief_rows(trials.at_scored(trials.belief).cpu(), is_signed=trials.is_signed)
-    targets = belief_targets(beliefs[None], n_fit=-(-len(points) // 2), is_signed=trials.is_signed)
-    width = points.shape[-1]
-    rank = min(trials.belief.shape[-1], width)
-    bases = random_subspaces(width, rank, draws=N_SUBSPACES, seed=derived_seed(at.bench.seed, _SHOWN))
-    found = read_out(points.flatten(0, 1), targets, bases.to(points.device))
-    rows = held_out_scores(found, targets, jackknife_weights(len(targets.held_out)))["r2"]
-    random = _level("chance", SUBSPACES, float(found.r2[1:].mean()))
-    return {"belief_r2": smooth_estimate(rows, seed=at.bench.seed, n=len(points), baselines=random)}
+    subject.edited().require((RESID_POST,), by="the belief read-out")
+    report = BeliefReadout().measure(_last(subject, RESID_POST))
+    return {"belief_r2": _against(report.r2[0, 0], RANDOM_SUBSPACES, SUBSPACES)}
 
 
-def _frame(at: SnapshotPass) -> Found:
-    swap, subspaces = key_frame(at.model, at.bench.task, at.run, n=min(at.bench.n, MAX_PAIRS), seed=at.bench.seed)
-    by_pair, whole, random = _answer_shifts(at.model, swap, subspaces)
+def _level(kind: Kind, name: str, value: Float[np.ndarray, "*axes"] | float) -> tuple[Baseline, ...]:
+    """Return the baseline, or none if it is NaN."""
+    return (Baseline.of(kind, name, value),) if np.isfinite(value).any() else ()
+
+
+def _frame(subject: Subject) -> Numbers:
+    model, run, task, seed = subject.edited(), subject.run, subject.known_task(), subject.seed
+    swap, subspaces = key_frame(model, task, run, n=min(run.n, MAX_PAIRS), seed=seed)
+    by_pair, whole, random = _answer_shifts(model, swap, subspaces)
     rows, level = jackknife_weights(len(by_pair)) @ by_pair, _level("chance", SUBSPACES, random)
-    shift = smooth_estimate(rows, seed=at.bench.seed, n=len(by_pair), baselines=level)
-    ratios, n = frame_ratios(at.model, swap, subspaces, at.run), min(at.run.n_recorded, N_SEQUENCES)
+    shift = smooth_estimate(rows, seed=seed, n=len(by_pair), baselines=level)
+    ratios, n = frame_ratios(model, swap, subspaces, run), min(run.n_recorded, N_SEQUENCES)
     return {
         "answer_shift_bits": with_ceiling(shift, whole),
         "frame_ratio": Estimate.of(ratios, n=n, baselines=_level("chance", DIRECTIONS, 1.0)),
     }
 
 
-PARTS: Mapping[str, Callable[[SnapshotPass], Found]] = {
+PARTS: Mapping[str, Callable[[Subject], Numbers]] = {
     "calibration": _calibration,
     "posterior lens": _lens,
     "attention-pattern distance": _patterns,
@@ -344,6 +302,7 @@ PARTS: Mapping[str, Callable[[SnapshotPass], Found]] = {
     "viewer": _viewed,
     "key overlap": _keys,
     "value manifold": _manifold,
+    "manifold film": _film,
     "belief read-out": _belief,
     "key frame": _frame,
 }
@@ -373,11 +332,17 @@ def _answer_shifts(
     """
     like, edits = next(model.module.parameters()), dict[int, list[Edit]]()
     for layer in swap.layers:
-        own, seed = subspaces[layer], derived_seed(swap.seed, _DRAWS, layer)
-        bases = (own.basis, *random_subspaces(own.width, own.rank, draws=N_RANDOM, seed=seed))
+        subspace, seed = subspaces[layer], derived_seed(swap.seed, _DRAWS, layer)
+        bases = (subspace.basis, *random_subspaces(subspace.width, subspace.rank, draws=N_RANDOM, seed=seed))
         of_frame, *of_random = (
             InSubspace(
-                site=RESID_PRE, layer=layer, kind="swap", basis=basis.to(like), turn=None, shift=None, name=own.name
+                site=RESID_PRE,
+                layer=layer,
+                kind="swap",
+                basis=basis.to(like),
+                turn=None,
+                shift=None,
+                name=subspace.name,
             )
             for basis in bases
         )

@@ -410,17 +410,17 @@ def over_trainings(value: Any, ends: tuple[Any, Any], *, n: int, baselines: Sequ
 
 
 def dynamics_report(
-    runs: Sequence[str], steps: Steps, found: Sequence[Sequence[SnapshotNumbers]], *, n: int
+    runs: Sequence[str], steps: Steps, snapshots: Sequence[Sequence[SnapshotNumbers]], *, n: int
 ) -> DynamicsReport:
     """Return the estimates of all snapshots of these trainings, joined along steps."""
-    names = [name for name, own in quantities_of(DynamicsReport).items() if "run" in own.dims]
+    names = [name for name, quantity in quantities_of(DynamicsReport).items() if "run" in quantity.dims]
     joined: dict[str, Any] = {
-        name: stacked([stacked([own.estimates[name] for own in run]) for run in found]) for name in names
+        name: stacked([stacked([snapshot.estimates[name] for snapshot in run]) for run in snapshots]) for name in names
     }
     kl, distance = joined["kl_bits"], joined["pattern_distance_bits"]
     is_itself = (np.arange(len(steps)) == len(steps) - 1) & (distance.value == 0)
     low, high = (np.where(is_itself, 0.0, end) for end in distance.ends)
-    by_layer = [[own.arrays["pattern_distance_bits_by_layer"] for own in run] for run in found]
+    by_layer = [[snapshot.arrays["pattern_distance_bits_by_layer"] for snapshot in run] for run in snapshots]
     levels = [level[0] for level in kl.baselines]
     return DynamicsReport(
         runs=tuple(runs),
@@ -432,26 +432,30 @@ def dynamics_report(
     )
 
 
-def film(run: str, steps: Steps, found: Sequence[SnapshotNumbers]) -> ManifoldFilmReport | None:
+def film(run: str, steps: Steps, snapshots: Sequence[SnapshotNumbers]) -> ManifoldFilmReport | None:
     """Return the film of a training; None if its architecture provides no vectors."""
-    if "points" not in found[-1].arrays:
+    if "points" not in snapshots[-1].arrays:
         return None
-    share = stacked([own.estimates["final_axes_share"] for own in found])
+    share = stacked([snapshot.estimates["final_axes_share"] for snapshot in snapshots])
     return ManifoldFilmReport(
         run=run,
         steps=tuple(map(str, steps)),
-        cloud=np.stack([own.arrays["points"] for own in found]),
-        entropy_bits=found[-1].arrays["point_entropy_bits"],
+        cloud=np.stack([snapshot.arrays["points"] for snapshot in snapshots]),
+        entropy_bits=snapshots[-1].arrays["point_entropy_bits"],
         final_axes_share=share,
         n=share.n,
     )
 
 
-def viewed(task: WindTunnel, steps: Steps, found: Sequence[SnapshotNumbers]) -> InsideReport:
+def viewed(task: WindTunnel, steps: Steps, snapshots: Sequence[SnapshotNumbers]) -> InsideReport:
     """Return what the viewer shows of a training: the same few sequences at every snapshot, or at some of many."""
     at = chosen_among(len(steps), MOST_VIEWED)
     parts = [
-        {name.removeprefix(VIEWED): own for name, own in found[index].arrays.items() if name.startswith(VIEWED)}
+        {
+            name.removeprefix(VIEWED): values
+            for name, values in snapshots[index].arrays.items()
+            if name.startswith(VIEWED)
+        }
         for index in at
     ]
     numbers = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "answer_ids"}
@@ -460,13 +464,13 @@ def viewed(task: WindTunnel, steps: Steps, found: Sequence[SnapshotNumbers]) -> 
 
 
 def attention_maps(
-    run: str, steps: Steps, found: Sequence[SnapshotNumbers], at: Sequence[int] | None
+    run: str, steps: Steps, snapshots: Sequence[SnapshotNumbers], at: Sequence[int] | None
 ) -> AttentionMapsReport | None:
     """Return attention maps at the chosen steps, by default a few from first to last; None without attention."""
-    if "maps" not in found[-1].arrays:
+    if "maps" not in snapshots[-1].arrays:
         return None
     shown = chosen_among(len(steps), N_MAPS) if at is None else [steps.index(step) for step in at]
-    whole = np.stack([found[index].arrays["maps"] for index in shown])
+    whole = np.stack([snapshots[index].arrays["maps"] for index in shown])
     layers = chosen_among(whole.shape[1], MAX_ROWS)
     maps = whole[:, layers]
     largest = maps.max(axis=-1).mean(axis=-1)

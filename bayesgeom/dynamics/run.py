@@ -11,6 +11,9 @@ import torch
 
 from bayesgeom.core import (
     InvalidArgument,
+    MissingSite,
+    Run,
+    TaskMismatch,
     checked,
     phase,
     progress_in,
@@ -18,19 +21,25 @@ from bayesgeom.core import (
     with_torch_defaults,
     write_parcel,
 )
-from bayesgeom.dynamics.measure import Bench, LastSnapshot, SnapshotPass, measured, reference_of
+from bayesgeom.diagnosis.functions import function_name
+from bayesgeom.diagnosis.plan import Named, check_probes, listed
+from bayesgeom.diagnosis.run import diagnose
+from bayesgeom.dynamics.measure import Bench, measured
 from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_report, film, viewed
 from bayesgeom.dynamics.trainings import Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
+from bayesgeom.measurements.base import Measurement, Subject
 from bayesgeom.models.base import Model, numerics, provenance, recording_bytes
 from bayesgeom.models.resolve import check_device, of_module
-from bayesgeom.report import PARTS, Diagnosis
+from bayesgeom.report import PARTS, Diagnosis, Report, join
+from bayesgeom.report.diagnosis import left_out
 from bayesgeom.tasks.base import checked_seed, task_from_config
 
 CACHE = "dynamics"  # the folder of a run for saved results of snapshots
 N_LEAST = 4
-_REFERENCES: dict[tuple[object, ...], LastSnapshot] = {}  # at most one: many snapshots of one training are measured
-_METHOD = 12  # version of the measurements: increase it when they or their names change
+_REFERENCES: dict[tuple[object, ...], Run] = {}  # at most one: many snapshots of one training are measured
+Place = tuple[int, int, int | None]  # a training, a snapshot, and the index of a further probe
+_METHOD = 13  # version of the measurements: increase it when they or their names change
 
 
 @checked()
@@ -41,6 +50,7 @@ def training_dynamics(
     seed: int = 0,
     device: str = "cpu",
     maps_at: Sequence[int] | None = None,
+    probes: Named | Sequence[Named] | None = None,
     out: str | Path | None = None,
     executor: Executor | Batch | None = None,
 ) -> Diagnosis:
@@ -56,16 +66,18 @@ def training_dynamics(
         seed: Seed of the sequences and of the intervals.
         device: Device: "cpu", "cuda", …
         maps_at: Steps whose attention is drawn. Default: a few.
+        probes: Further measurements of every snapshot of the first training, as in `diagnose`; each at its own cost.
         out: Directory for progress and the report, so that an interrupted analysis continues.
         executor: Where snapshots are measured, a job each (see `bayesgeom.executors`). Default: this process.
 
     Returns:
         Reports "dynamics", "inside" (the viewer) and, of some architectures, "manifold_film" and "attention_maps".
+        Those of `probes` are joined: their estimates have a leading axis `training_step`.
 
     Raises:
         InvalidArgument: n is below 4, the device does not exist, there are fewer than two snapshots, they differ in
             architecture, task or recipe, two trainings have the same seed, or a sequence is too long to record two.
-        UnknownName: There is no such training.
+        UnknownName: There is no such training, or no such probe.
         CheckpointFault: A checkpoint is missing or altered.
         ExecutorFault: A job failed; the others' results are kept.
 
@@ -82,19 +94,27 @@ def training_dynamics(
     batch = None if executor is None else Batch.of(executor)
     if batch is None:
         check_device(device)
-    found = runs_of(runs)
-    steps = found[0].steps
-    if maps_at is not None and not len(maps_at):
-        raise InvalidArgument("maps_at names no step: leave it out for a few, or name snapshots.")
-    if unknown := [step for step in maps_at or () if step not in steps]:
-        listed = ", ".join(map(str, steps))
-        raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {listed}.")
+    check_probes(probes)
+    trainings = runs_of(runs)
+    chosen = _steps_of_maps(maps_at, trainings[0].steps)
     budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
-    untrained = of_module(found[0].config.build(seed=0))  # it has the sites and sizes of a snapshot
-    bench = Bench.of(untrained, found[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
-    chosen = None if maps_at is None else sorted(set(maps_at))
-    progress = None if out is None else Path(out) / PARTS
-    return _Analysis(runs=found, bench=bench, device=device, progress=progress, batch=batch).diagnosis(chosen)
+    untrained = of_module(trainings[0].config.build(seed=0))  # it has the sites and sizes of a snapshot
+    bench = Bench.of(untrained, trainings[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
+    progress, further = None if out is None else Path(out) / PARTS, tuple(listed(probes) or ())
+    analysis = _Analysis(runs=trainings, bench=bench, device=device, probes=further, progress=progress, batch=batch)
+    return analysis.diagnosis(chosen)
+
+
+def _steps_of_maps(maps_at: Sequence[int] | None, steps: Sequence[int]) -> list[int] | None:
+    """Return the steps whose attention is drawn, in order; None: a few."""
+    if maps_at is None:
+        return None
+    if not len(maps_at):
+        raise InvalidArgument("maps_at names no step: leave it out for a few, or name snapshots.")
+    if unknown := [step for step in maps_at if step not in steps]:
+        available = ", ".join(map(str, steps))
+        raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {available}.")
+    return sorted(set(maps_at))
 
 
 @final
@@ -105,59 +125,98 @@ class _Analysis:
     runs: tuple[TrainingRun, ...]
     bench: Bench
     device: str
+    probes: tuple[Named, ...]
     progress: Path | None
     batch: Batch | None
 
     def diagnosis(self, maps_at: Sequence[int] | None) -> Diagnosis:
-        """Measure the missing snapshots and return all reports; the pictures are of the first training."""
+        """Measure the missing snapshots and return all reports; the pictures and `probes` are of the first training."""
         n, first = self.bench.n, self.runs[0]
-        found = self._measured()
+        snapshots = self._measured()
+        further, skipped = self._joined(snapshots)
+        numbers = [[snapshots[which, at, None] for at in range(len(first.steps))] for which in range(len(self.runs))]
         reports = (
-            dynamics_report([run.name for run in self.runs], first.steps, found, n=n),
-            film(first.name, first.steps, found[0]),
-            attention_maps(first.name, first.steps, found[0], maps_at),
-            viewed(self.bench.task, first.steps, found[0]),
+            dynamics_report([run.name for run in self.runs], first.steps, numbers, n=n),
+            film(first.name, first.steps, numbers[0]),
+            attention_maps(first.name, first.steps, numbers[0], maps_at),
+            viewed(self.bench.task, first.steps, numbers[0]),
         )
         arguments = {"n": n, "seed": self.bench.seed, "runs": [run.name for run in self.runs]}
-        where = provenance(replace(found[0][-1].spec, name=first.name), self.bench.task, arguments)
+        where = provenance(replace(numbers[0][-1].spec, name=first.name), self.bench.task, arguments)
         weights = {run.name: dict(zip(map(str, run.steps), run.hashes, strict=True)) for run in self.runs}
         where |= {"n_recorded": self.bench.n_recorded, "weights": weights, "recipe": first.recipe}
-        present = {own.name: own for own in reports if own is not None}
-        return Diagnosis(reports=present, skipped=dict(found[0][0].missing), provenance=where)
+        present = {report.name: report for report in reports if report is not None}
+        return Diagnosis(reports=present | further, skipped={**numbers[0][0].missing, **skipped}, provenance=where)
 
-    def _measured(self) -> list[list[SnapshotNumbers]]:
-        """Measure the snapshots that are not saved, and return those of every training."""
-        places = [(which, index) for which, run in enumerate(self.runs) for index in reversed(range(len(run.steps)))]
-        files = {(which, index): self.file(self.runs[which], index) for which, index in places}
+    def _joined(self, snapshots: Mapping[Place, Any]) -> tuple[dict[str, Report], dict[str, str]]:
+        """Return the reports of `probes`, joined along the steps, and why others are missing."""
+        reports, skipped = dict[str, Report](), dict[str, str]()
+        for probe in range(len(self.probes)):
+            every = [snapshots[0, at, probe] for at in range(len(self.runs[0].steps))]
+            if faults := [each for each in every if isinstance(each, str)]:
+                skipped[_name(self.probes[probe])] = faults[0]
+                continue
+            report = join(every, [*map(str, self.runs[0].steps)])
+            reports[report.name] = report
+        return reports, skipped
+
+    def _measured(self) -> dict[Place, Any]:
+        """Measure the snapshots that are not saved; return the numbers of all, and the reports of `probes`."""
+        of_trainings = [(which, at) for which, run in enumerate(self.runs) for at in reversed(range(len(run.steps)))]
+        places: list[Place] = [(which, at, None) for which, at in of_trainings]
+        places += [(0, at, probe) for probe in range(len(self.probes)) for which, at in of_trainings if which == 0]
+        files = {place: self.file(place) for place in places}
         known = {place: read_parcel(file) for place, file in files.items() if file and file.exists()}
         missing = [place for place in places if place not in known]
-        jobs = [snapshot_job(self.runs[which], index, self.bench, self.device) for which, index in missing]
-        results: Iterable[SnapshotNumbers] = (job.function(**job.arguments) for job in jobs)
+        jobs = [self._job(*place) for place in missing]
+        results: Iterable[Any] = (job.function(**job.arguments) for job in jobs)
         if self.batch is not None:
             results = self.batch.results(jobs, desc="snapshots")
         try:
             where, n_known = self.folder(self.runs[0]), len(known)
             with progress_in(where), phase("snapshots", len(places), "snapshot", done=n_known) as shown:
-                for place, own in zip(missing, results, strict=True):
-                    known[place] = own
+                for place, numbers in zip(missing, results, strict=True):
+                    known[place] = numbers
                     if file := files[place]:
-                        write_parcel(file, own)
+                        write_parcel(file, numbers)
                     shown.update(1)
         finally:
             _REFERENCES.clear()
-        return [[known[which, index] for index in range(len(run.steps))] for which, run in enumerate(self.runs)]
+        return known
+
+    def _job(self, which: int, at: int, probe: int | None) -> Job:
+        job = snapshot_job(self.runs[which], at, self.bench, self.device)
+        if probe is None:
+            return job
+        chosen, arguments = self.probes[probe], {name: job.arguments[name] for name in ("snapshot", "bench", "device")}
+        if self.batch is not None and not isinstance(chosen, str):
+            raise InvalidArgument(f"executor= takes probes by their names, which workers find; got {chosen!r}.")
+        name = _name(chosen)
+        return Job(name=f"{job.name} {name}", function=diagnosed_at, arguments={**arguments, "probe": chosen})
 
     def folder(self, run: TrainingRun) -> Path | None:
         """Return where the numbers of a training's snapshots are saved; None: nowhere."""
         return self.progress if run.folder is None else run.folder / CACHE
 
-    def file(self, run: TrainingRun, index: int) -> Path | None:
-        """Return the file of a snapshot's numbers, whose name is a hash of all inputs."""
+    def file(self, place: Place) -> Path | None:
+        """Return the file of a snapshot's numbers, whose name is a hash of all inputs; None: not saved.
+
+        A function, and a probe with arguments of its own, have no text that stands for them.
+        """
+        which, at, probe = place
+        run, named = self.runs[which], [] if probe is None else [self.probes[probe]]
+        if (folder := self.folder(run)) is None or not all(isinstance(name, str) for name in named):
+            return None
         shared = {**vars(self.bench), "task": self.bench.task.config()}
         settings = {**shared, "device": torch.device(self.device).type}
-        decides = json.dumps([_METHOD, run.hashes[index], run.hashes[-1], settings, numerics()], sort_keys=True)
-        name = f"{hashlib.sha256(decides.encode()).hexdigest()[:20]}.safetensors"
-        return None if (folder := self.folder(run)) is None else folder / name
+        decides = [_METHOD, run.hashes[at], run.hashes[-1], settings, numerics(), *named]
+        return folder / f"{hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:20]}.safetensors"
+
+
+def _name(probe: Named) -> str:
+    if isinstance(probe, str):
+        return probe.partition(":")[0]
+    return probe.name if isinstance(probe, Measurement) else function_name(probe)
 
 
 def snapshot_job(run: TrainingRun, index: int, bench: Bench, device: str) -> Job:
@@ -176,13 +235,23 @@ def snapshot_at(
     place = (*last, device, shared)
     reference = _REFERENCES.get(place)
     if reference is None and not is_last:
-        reference = reference_of(shared, shared.passed(_model_at(last, device)))
+        reference = shared.passed(_model_at(last, device))
     model = _model_at(snapshot, device)
     run = shared.passed(model)
-    reference = reference or reference_of(shared, run)
+    reference = reference or run
     _REFERENCES.clear()
     _REFERENCES[place] = reference
-    return measured(SnapshotPass(model=model, bench=shared, run=run, reference=reference))
+    return measured(Subject(run=run, task=shared.task, seed=shared.seed, reference=reference, model=model))
+
+
+def diagnosed_at(*, snapshot: Sequence[str], probe: Named, bench: Mapping[str, Any], device: str) -> Report | str:
+    """Do the job of one snapshot and probe: return its report, or why there is none."""
+    shared, model = Bench(**{**bench, "task": task_from_config(bench["task"])}), _model_at(snapshot, device)
+    try:
+        found = diagnose(model, shared.task, probes=[probe], n=shared.n, seed=shared.seed, n_untrained=0)
+    except (InvalidArgument, MissingSite, TaskMismatch) as reason:
+        return str(reason)
+    return found.reports.get(_name(probe)) or "; ".join(left_out(found).values())
 
 
 def _model_at(snapshot: Sequence[str], device: str) -> Model:

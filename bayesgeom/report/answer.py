@@ -15,7 +15,7 @@ import numpy as np
 
 from bayesgeom.core import Reason, Verdict, counted, number_text, percent_text
 from bayesgeom.report.estimate import UNTRAINED, Estimate
-from bayesgeom.report.storage import value_of
+from bayesgeom.report.storage import is_joined, value_of
 from bayesgeom.report.tables import Reported
 
 MATCHED, NEAR = 0.99, 0.9  # least share of the gap closed that is called a match, and close
@@ -95,7 +95,7 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
     Args:
         diagnosis: A diagnosis, or its reports by name.
     """
-    if (report := diagnosis.get(_CALIBRATION)) is None:
+    if (report := diagnosis.get(_CALIBRATION)) is None or is_joined(report):
         return None
     references = value_of(report, "references")
     if "uniform" not in references or math.isnan(float(report.gap_closed.value[0])):  # as in files of other versions

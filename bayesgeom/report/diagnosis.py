@@ -18,6 +18,7 @@ from bayesgeom.core import (
     unknown_name,
 )
 from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text
+from bayesgeom.report.joined import joined_kind
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run
 from bayesgeom.report.tables import Headline, Viewed, chosen_intervals, frame, model_name, records_of
@@ -345,7 +346,7 @@ def load_report(path: str | PathLike[str]) -> Report | Diagnosis:
 def _read(path: Path) -> tuple[Diagnosis, Report | None]:
     """Return the reports of a run directory, and the one that was saved alone, or with the viewer; None elsewhere."""
     own = {vars(kind)["name"]: kind for kind in Report.__subclasses__() if "name" in vars(kind)}  # without entry point
-    reports, extra, unknown = read_parts(path, {**own, **report_kinds()})
+    reports, extra, unknown = read_parts(path, {**own, **report_kinds()}, joined_kind)
     if unknown and not reports:
         remedy = "Install the package that made them, import the module that defines them, or upgrade bayesgeom."
         raise OutputFault(f"{path} holds reports of unknown kinds: {', '.join(unknown)}. {remedy}")

@@ -13,6 +13,7 @@ import numpy as np
 from bayesgeom.core import Verdict, counted, labeled_text, percent_text
 from bayesgeom.report.answer import gate_text, rounded
 from bayesgeom.report.render import verdict_text
+from bayesgeom.report.storage import is_joined
 from bayesgeom.report.tables import Reported, Viewed
 
 _COMPARED = (Verdict.YES, Verdict.BARELY, Verdict.NO, Verdict.UNDECIDED)  # then the number is the answer
@@ -47,7 +48,8 @@ def opening_of(report: Reported, *, is_gated: bool = False) -> list[str]:
         return []
     number, verdict = labeled_text(line.label, line.value_text), verdict_text(line.verdict)
     is_known = not math.isnan(line.value) or line.verdict in _WITHOUT_NUMBER
-    says = _SENTENCES[report.name](report) if report.name in _SENTENCES and is_known else ""
+    has_sentence = report.name in _SENTENCES and is_known and not is_joined(report)
+    says = _SENTENCES[report.name](report) if has_sentence else ""
     if gate:
         return [gate, says.replace("\n", " ") or f"{_capital(number)}."]
     if says:

@@ -56,6 +56,7 @@ PROGRESS = "progress.safetensors"  # of an interrupted battery
 PARTS = "parts"  # results per snapshot of an interrupted analysis
 METRICS, HTML = "metrics.parquet", "report.html"
 ALONE = "alone"  # whether a folder holds one report, not a diagnosis
+JOINED = "joined_along"  # field of a joined report: the axis along which reports of its kind were joined
 VIEWER = "inside"  # the report that may be saved with one that is alone
 _PROVENANCE: Mapping[str, Any] = {  # what tables and pages read, where it is present
     **dict.fromkeys(("arguments", "recipe", "task", "task_in_words"), Mapping[str, Any]),
@@ -270,6 +271,11 @@ def values_of(report: object) -> dict[str, Any]:
     """Return the values of all fields of a report, by name."""
     kind: type = type(report)
     return {own.name: getattr(report, own.name) for own in fields(kind)}
+
+
+def is_joined(report: object) -> bool:
+    """Return whether reports of its kind were joined along an axis: sentences and answers are of a single one."""
+    return JOINED in values_of(report)
 
 
 def parts_of(report: object) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -488,8 +494,12 @@ def write_parts(path: Path, reports: Mapping[str, object], extra: Mapping[str, A
     write(path, {key: parts_of(report) for key, report in reports.items()}, extra)
 
 
-def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], dict[str, Any], tuple[str, ...]]:
+def read_parts(
+    path: Path, kinds: Mapping[str, type[R]], joined: Callable[[type[R], str], type[R]] | None = None
+) -> tuple[dict[str, R], dict[str, Any], tuple[str, ...]]:
     """Return the reports of these kinds in a folder, the other JSON content, and the names of unknown kinds.
+
+    `joined` returns the kind of reports that were joined along an axis.
 
     Raises:
         OutputFault: The folder has no complete report, one with fields of other types, or a provenance of another form.
@@ -506,6 +516,7 @@ def read_parts(path: Path, kinds: Mapping[str, type[R]]) -> tuple[dict[str, R], 
     for key, (scalars, arrays) in parts.items():
         if (kind := found[key]) is None:
             continue
+        kind = joined(kind, str(scalars[JOINED])) if joined and JOINED in scalars else kind
         where = f"{path}: report {key!r}"
         values, noted = completed(kind, fields_of(kind, scalars, arrays, where))
         notes |= {key: noted} if noted else {}

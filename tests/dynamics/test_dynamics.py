@@ -28,11 +28,11 @@ from bayesgeom.measurements.posterior_lens import PosteriorLens
 from bayesgeom.models.resolve import load
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate
-from bayesgeom.report.storage import parts_of
+from bayesgeom.report.storage import parts_of, quantities_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import jensen_shannon_bits
 from bayesgeom.subspaces.jacobian import jacobian_grams
-from bayesgeom.tasks.base import derived_seed
+from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.formation import pack, snapshot_paths
 from tests.dynamics.trainings import SIZES, STEPS, TASK, a_recipe, a_run
@@ -70,7 +70,9 @@ def test_numbers_are_those_of_the_probes(run: Path, report: DynamicsReport) -> N
     assert float(report.entropy_mae_bits[0, 2]) == pytest.approx(float(scores.entropy_mae_bits), rel=1e-6)
     view = keys.views.index("hypotheses / activation")
     assert report.key_overlap.value[0, 2] == pytest.approx(keys.overlap.value[view].mean(axis=1), rel=1e-4)
-    low, high = mean_interval(one.behavior.kl_bits.mean(axis=1, dtype=np.float64), seed=0)
+    low, high = mean_interval(
+        one.behavior.kl_bits.mean(axis=1, dtype=np.float64), seed=derived_seed(0, Branch.RESAMPLING)
+    )
     assert tuple(map(float, report.kl_bits[0, 2].ends)) == pytest.approx((float(low), float(high)), rel=1e-6)
     assert low < report.kl_bits.value[0, 2] < high
 
@@ -197,6 +199,30 @@ def test_trainings_of_one_seed_are_refused(run: Path, tmp_path: Path) -> None:
         training_dynamics(run, tmp_path / "packed")
     stages = [a_run(tmp_path / str(seed), a_recipe(after=a_recipe(seed=seed)), draw=seed) for seed in (5, 7)]
     assert [own.name for own in runs_of(stages)] == ["small, seed 0 after 5", "small, seed 0 after 7"]
+
+
+def test_further_probes_are_joined_along_the_steps(run: Path, tmp_path: Path) -> None:
+    """Each as `diagnose` gives it; one that fails costs only itself; they are saved and loaded as other reports."""
+    probes = ["calibration", "key_overlap", "domain_separation"]
+    found = training_dynamics(run, n=8, probes=probes)
+    last = bayesgeom.diagnose(load(run / "snapshots" / "step-0000100"), TASK, n=8, n_untrained=0, probes=probes[:2])
+    assert "several kinds" in found.skipped["domain_separation"]
+    for name in probes[:2]:
+        joined, single = found[name], last[name]
+        for field, quantity in quantities_of(type(single)).items():
+            assert quantities_of(type(joined))[field].dims == ("training_step", *quantity.dims)
+            whole, one = joined.estimate(field), single.estimate(field)
+            for one_end, end in zip((one.value, *one.ends), (whole.value, *whole.ends), strict=True):
+                np.testing.assert_array_equal(end[-1], one_end)
+            assert [level.name for level in whole.baselines][:1] == [level.name for level in one.baselines][:1]
+    found.save(tmp_path / "saved")
+    assert Diagnosis.load(tmp_path / "saved")["key_overlap"] == found["key_overlap"]
+    rows = found["calibration"].to_pandas("kl_bits")
+    assert rows["training_step"].tolist() == [*map(int, found["dynamics"].steps)]  # type: ignore[attr-defined]
+    assert found["calibration"].headlines()[0].value == float(last["calibration"].estimate("entropy_mae_bits"))
+    curve, joined_kl = curves_of(found).kl_bits[0], found["calibration"].estimate("kl_bits")
+    for one_end, end in zip((curve.value, *curve.ends), (joined_kl.value, *joined_kl.ends), strict=True):
+        np.testing.assert_allclose(one_end, end, rtol=1e-5)  # passes that record other sites round otherwise
 
 
 def test_jobs_compare_each_training_with_its_own_last_snapshot(run: Path, tmp_path: Path) -> None:

@@ -72,16 +72,19 @@ def test_the_report_states_of_how_many_sequences_each_number_is(run: Path, monke
 
 def test_numbers_that_are_limited_otherwise_state_that_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     n_scored = TASK.sample(1, seed=0).n_scored
-    monkeypatch.setattr("bayesgeom.dynamics.measure.MAX_POINTS", 11 * n_scored)
+    for module in ("dynamics.measure", "measurements.value_manifold", "measurements.belief_readout"):
+        monkeypatch.setattr(f"bayesgeom.{module}.MAX_POINTS", 17 * n_scored)
     monkeypatch.setattr("bayesgeom.dynamics.measure.MAX_PAIRS", 13)
     report = curves_of(training_dynamics(run, n=N))
-    assert (report.pc1_share.n, report.belief_r2.n, report.answer_shift_bits.n, report.key_overlap.n) == (11, 11, 13, N)
+    assert (report.pc1_share.n, report.belief_r2.n, report.answer_shift_bits.n, report.key_overlap.n) == (17, 17, 13, N)
 
 
 def test_the_kind_of_device_is_part_of_the_key(run: Path) -> None:
     runs, bench = runs_of([run]), Bench(task=TASK, n=N, seed=0, n_recorded=N)
     keys = {
-        device: _Analysis(runs=runs, bench=bench, device=device, progress=None, batch=None).file(runs[0], 0)
+        device: _Analysis(runs=runs, bench=bench, device=device, probes=(), progress=None, batch=None).file(
+            (0, 0, None)
+        )
         for device in ("cpu", "cuda:0", "cuda:1")
     }
     assert keys["cpu"] != keys["cuda:0"] == keys["cuda:1"]
