@@ -42,7 +42,7 @@ from bayesgeom.dynamics.report import (
     SnapshotNumbers,
 )
 from bayesgeom.interventions.design import Design
-from bayesgeom.interventions.engine import KL, KL_DONOR, EditPlan, score_pairs
+from bayesgeom.interventions.engine import EditPlan, Score, score_pairs
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.measurements.inside import numbers_of
 from bayesgeom.measurements.posterior_lens import PosteriorLens
@@ -387,7 +387,7 @@ def _answer_shifts(
         variants = [(edit,) for layer in swap.layers for edit in edits[layer][which]]
         plan = EditPlan(replayer=model.replayer(), spec=model.spec, means={}, conditions=lambda _: variants)
         sums = score_pairs(swap.pairs(n), plan, n).by_layer(len(swap.layers)).conditions[..., 0]
-        shift: np.ndarray = sums[..., KL] - sums[..., KL_DONOR]
+        shift: np.ndarray = sums[..., Score.KL] - sums[..., Score.DONOR_KL]
         return shift
 
     swapped, random = scored(slice(0, 2), swap.n), scored(slice(2, None), min(swap.n, N_RANDOM_PAIRS))
