@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bayesgeom.charts.forest import add_forest
-from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_reference
+from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_note, add_reference
+from bayesgeom.core import Reason
 from bayesgeom.report import BASELINE, EXACT, MEASURED, SERIES, Estimate, Panel, label_axes
 
 
@@ -25,6 +26,9 @@ def profile_panel(
     the axis says.
     """
     panel, layers = Panel.blank(title, is_folded=is_folded), np.flatnonzero(np.isfinite(effect.value[:, 0]))
+    if not len(layers):  # a file of another version lacks the effect
+        add_note(panel.figure, Reason.NOT_STORED.label)
+        return panel
     if len(layers) == 1 and not is_along:
         only, label = effect[layers, 0], [f"layer {layers[0]}"]
         marks = {f"baseline: {each.name}": each.bar("higher") for each in only.compared}

@@ -429,7 +429,10 @@ class JointInterventionReport(EditReport):
         from bayesgeom.report import EXACT, SERIES, label_axes
 
         drawn, labels = list[Panel](), tuple(map(_layers, self.sets))
-        for metric, increase in ((metric, self.estimate(field)) for metric, field in _INCREASES.items()):
+        for metric, field in _INCREASES.items():
+            increase = self.estimate(field)
+            if np.isnan(increase.value).all():  # a file of another version lacks it
+                continue
             drawn.append(Panel.blank(f"Increase of {metric}"))
             levels = [increase.value, *increase.ends, *(level.value for level in increase.compared)]
             reach = 1.1 * float(np.nanmax(np.abs(levels))) + 1e-6

@@ -67,8 +67,8 @@ def test_numbers_are_those_of_the_probes(run: Path, report: DynamicsReport) -> N
     scores, keys = Calibration().measure(one), KeyOverlap().measure(one)
     assert float(report.kl_bits[0, 2]) == pytest.approx(float(scores.kl_bits), rel=1e-6)
     assert float(report.entropy_mae_bits[0, 2]) == pytest.approx(float(scores.entropy_mae_bits), rel=1e-6)
-    view = keys.views.index("hypotheses / activation")
-    assert report.key_overlap.value[0, 2] == pytest.approx(keys.overlap.value[view].mean(axis=1), rel=1e-4)
+    at = keys.token_sets.index("hypotheses"), keys.variants.index("activation")
+    assert report.key_overlap.value[0, 2] == pytest.approx(keys.overlap.value[at].mean(axis=1), rel=1e-4)
     low, high = mean_interval(one.behavior.kl_bits.mean(axis=1, dtype=np.float64), seed=0)
     assert tuple(map(float, report.kl_bits[0, 2].ends)) == pytest.approx((float(low), float(high)), rel=1e-6)
     assert low < report.kl_bits.value[0, 2] < high
