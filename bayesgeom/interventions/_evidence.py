@@ -148,10 +148,9 @@ def coordinate_r2(
     random: Mapping[int, Float64[Tensor, "draw d r"]],
     *,
     n_held_out: int,
-) -> dict[str, dict[int, Float64[np.ndarray, " subspace"]]]:
+) -> dict[int, dict[str, Float64[np.ndarray, " subspace"]]]:
     """Return held-out R² of entropy and belief from coordinates, of the subspace first, then of the random ones."""
-    r2: dict[str, dict[int, Float64[np.ndarray, " subspace"]]] = {"entropy": {}, "belief": {}}
-    n_scored = read.run.trials.n_scored
+    by_layer, n_scored = dict[int, dict[str, np.ndarray]](), read.run.trials.n_scored
     first, last = slice(min(_SCORED, sample.run.n_recorded) * n_scored), slice(-n_held_out * n_scored, None)
     targets = {
         name: (sample.values(quantity)[first], read.values(quantity)[last])
@@ -161,9 +160,11 @@ def coordinate_r2(
         points, held_out = sample.points(layer)[first], read.points(layer)[last]
         frame = torch.linalg.qr(subspace.reads.to(random[layer])).Q  # orthonormal
         bases = torch.cat([frame[None], random[layer]])
-        for what, (fit_target, held_out_target) in targets.items():
-            r2[what][layer] = decoded_r2((points, fit_target), (held_out, held_out_target), bases).numpy()
-    return r2
+        by_layer[layer] = {
+            name: decoded_r2((points, fit_target), (held_out, held_out_target), bases).numpy()
+            for name, (fit_target, held_out_target) in targets.items()
+        }
+    return by_layer
 
 
 def decoded_r2(

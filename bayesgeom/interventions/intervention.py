@@ -144,10 +144,8 @@ class Intervention:
         given, by_code = _given(self, sample), _by_code(self, sample, code, subspaces)
         conditions, controls = dict[int, list[Edit]](), dict[int, list[Edit]]()
         for at, subspace in subspaces.items():
-            others = [other.get(at, subspace) for other in (given, by_code)]
-            conditions[at], controls[at] = self._edits(
-                self.conditions(sample, at), subspace, others, random[at], matched[at]
-            )
+            edits, others = self.conditions(sample, at), [other.get(at, subspace) for other in (given, by_code)]
+            conditions[at], controls[at] = self._edits(edits, subspace, others, random[at], matched[at])
         main = self.scored(self.n, conditions, sample, means=means, ceiling_at=1)
         paths = range(1, 1 + design.n_random + design.n_matched)
         control = self.scored(min(self.n, design.n_control), controls, sample, means=means, paths=paths)
@@ -172,7 +170,7 @@ class Intervention:
                     subspace=subspace,
                     matched=matched[at],
                     erasure=erasure[at],
-                    r2={target: values[at] for target, values in r2.items()},
+                    r2=r2[at],
                     overlap=overlap.get(at),
                     variance_share=subspace.variance_share(moments[at]),
                     outside_share=outside[at],

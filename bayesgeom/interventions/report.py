@@ -45,6 +45,10 @@ SHUFFLED = "shuffled values, 97.5 % quantile"
 ENTROPIES = ("exact entropy", "exact entropy within positions", "model's own entropy")
 
 
+def _effect(label: str) -> Quantity:
+    return Quantity("layer band", unit="bits", better="higher", label=label)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class EditReport(Report, ABC):
     """The result of edits in several layers, or sets of layers, with one table of numbers and one of codes."""
@@ -142,20 +146,12 @@ class InterventionReport(EditReport):
     indirect_movement: Annotated[
         Estimate, Quantity("layer band", better="higher", label="movement without the direct path")
     ]
-    answer_shift_bits: Annotated[Estimate, Quantity("layer band", unit="bits", better="higher", label="answer shift")]
-    kl_increase_bits: Annotated[Estimate, Quantity("layer band", unit="bits", better="higher", label="KL increase")]
-    entropy_error_increase_bits: Annotated[
-        Estimate, Quantity("layer band", unit="bits", better="higher", label="entropy error increase")
-    ]
-    removal_kl_increase_bits: Annotated[
-        Estimate, Quantity("layer band", unit="bits", better="higher", label="KL increase on removal")
-    ]
-    indirect_answer_shift_bits: Annotated[
-        Estimate, Quantity("layer band", unit="bits", better="higher", label="answer shift without the direct path")
-    ]
-    indirect_kl_increase_bits: Annotated[
-        Estimate, Quantity("layer band", unit="bits", better="higher", label="KL increase without the direct path")
-    ]
+    answer_shift_bits: Annotated[Estimate, _effect("answer shift")]
+    kl_increase_bits: Annotated[Estimate, _effect("KL increase")]
+    entropy_error_increase_bits: Annotated[Estimate, _effect("entropy error increase")]
+    removal_kl_increase_bits: Annotated[Estimate, _effect("KL increase on removal")]
+    indirect_answer_shift_bits: Annotated[Estimate, _effect("answer shift without the direct path")]
+    indirect_kl_increase_bits: Annotated[Estimate, _effect("KL increase without the direct path")]
     unedited_answer_shift_bits: Annotated[Float[np.ndarray, " band"], Unit("bits")]
     unedited_kl_bits: Annotated[Float[np.ndarray, " band"], Unit("bits")]
     unedited_entropy_error_bits: Annotated[Float[np.ndarray, " band"], Unit("bits")]

@@ -11,6 +11,7 @@ References:
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -63,10 +64,13 @@ from bayesgeom.stats import (
     welch_bound,
 )
 
-ACTIVATION, ROTATED, WEIGHTS = VARIANTS = "activation", "activation rotated", "weights"  # what keys are read from
+ACTIVATION, ROTATED, WEIGHTS = "activation", "activation rotated", "weights"  # what keys are read from
 COLUMNS, NO_TOKENS = "columns", "no tokens named"  # in the place of a token set; the first: the columns of W_K
 N_SPLITS = 8  # random halvings of the sequences, for cross-fitting
 _ORDER = {"inputs": 0, "hypotheses": 1}
+_LAYERS, _HEADS = "token_set variant layer", "token_set variant layer kv_head"  # axes of the report
+Heads = Float[np.ndarray, "token_set variant layer kv_head"]
+Pair = tuple[int, int]  # a token set and a variant, by index
 
 
 @final
@@ -230,40 +234,24 @@ class KeyOverlapReport(Report):
 
     token_sets: tuple[str, ...]
     variants: tuple[str, ...]
-    overlap: Annotated[
-        Estimate, Share("token_set variant layer kv_head", better="lower", label="mean |cos| between keys")
-    ]
-    centered_overlap: Annotated[
-        Estimate, Share("token_set variant layer kv_head", better="lower", label="mean |cos|, centered")
-    ]
-    mean_overlap: Annotated[
-        Estimate, Share("token_set variant layer", better="lower", label="mean |cos|, mean over heads")
-    ]
-    mean_centered_overlap: Annotated[
-        Estimate, Share("token_set variant layer", better="lower", label="mean |cos|, centered, over heads")
-    ]
-    largest_overlap: Annotated[
-        Estimate, Share("token_set variant layer kv_head", better="lower", label="largest |cos|")
-    ]
-    largest_centered_overlap: Annotated[
-        Estimate, Share("token_set variant layer kv_head", better="lower", label="largest |cos|, centered")
-    ]
-    signed_mean: Annotated[Estimate, Signed("token_set variant layer kv_head", label="mean cosine between keys")]
-    orthogonality: Annotated[
-        Estimate, Quantity("token_set variant layer kv_head", better="higher", label="1 − RMS cosine")
-    ]
-    dimension_utilization: Annotated[
-        Estimate, Share("token_set variant layer kv_head", better="higher", label="dimensions in use")
-    ]
-    cross_fitted_overlap: Annotated[Float[np.ndarray, "token_set variant layer kv_head"], Unit("1")]
-    overlap_bias: Annotated[Float[np.ndarray, "token_set variant layer kv_head"], Unit("1")]
+    overlap: Annotated[Estimate, Share(_HEADS, better="lower", label="mean |cos| between keys")]
+    centered_overlap: Annotated[Estimate, Share(_HEADS, better="lower", label="mean |cos|, centered")]
+    mean_overlap: Annotated[Estimate, Share(_LAYERS, better="lower", label="mean |cos|, mean over heads")]
+    mean_centered_overlap: Annotated[Estimate, Share(_LAYERS, better="lower", label="mean |cos|, centered, over heads")]
+    largest_overlap: Annotated[Estimate, Share(_HEADS, better="lower", label="largest |cos|")]
+    largest_centered_overlap: Annotated[Estimate, Share(_HEADS, better="lower", label="largest |cos|, centered")]
+    signed_mean: Annotated[Estimate, Signed(_HEADS, label="mean cosine between keys")]
+    orthogonality: Annotated[Estimate, Quantity(_HEADS, better="higher", label="1 − RMS cosine")]
+    dimension_utilization: Annotated[Estimate, Share(_HEADS, better="higher", label="dimensions in use")]
+    cross_fitted_overlap: Annotated[Heads, Unit("1")]
+    overlap_bias: Annotated[Heads, Unit("1")]
     welch: Annotated[Float[np.ndarray, "token_set variant"], Unit("1")]
     n_vectors: Annotated[Int[np.ndarray, "token_set variant"], Unit("1")]
     n_unseen: Annotated[Int[np.ndarray, "token_set variant"], Unit("1")]
     n: int
 
     @property
-    def measured(self) -> list[tuple[int, int]]:
+    def measured(self) -> list[Pair]:
         """The token set and the variant, by index, of all keys that were measured."""
         return [(int(row), int(column)) for row, column in np.argwhere(self.n_vectors + self.n_unseen > 0)]
 
@@ -272,11 +260,11 @@ class KeyOverlapReport(Report):
         plain = [self._headline("mean_overlap", at, is_centered=False) for at in self.measured]
         return (*plain, *(self._headline("mean_centered_overlap", at, is_centered=True) for at in self.measured))
 
-    def level(self, name: str, *, is_centered: bool = False) -> Float[np.ndarray, "token_set variant layer kv_head"]:
+    def level(self, name: str, *, is_centered: bool = False) -> Heads:
         """Return the expectation of a level by its name; NaN where the level is not known."""
         return self._range(name, is_centered=is_centered)[0]
 
-    def verdict(self, name: str, *, is_centered: bool = False) -> Float[np.ndarray, "token_set variant layer kv_head"]:
+    def verdict(self, name: str, *, is_centered: bool = False) -> Heads:
         """Compare every head with a level.
 
         Args:
@@ -302,7 +290,7 @@ class KeyOverlapReport(Report):
         is_below = np.isnan(low) & (overlap.value < self.level(RANDOM_DIRECTIONS)) & (at_most < least)
         return np.where(is_below, -1.0, signs)
 
-    def verdict_of_heads(self, at: tuple[int, int], layer: int = 0, *, is_centered: bool = False) -> Verdict:
+    def verdict_of_heads(self, at: Pair, layer: int = 0, *, is_centered: bool = False) -> Verdict:
         """Return whether the keys overlap less than every level in every head: the verdict of a row.
 
         A mean over heads can lie beyond every level while heads lie on different sides of it, or within its range.
@@ -327,9 +315,7 @@ class KeyOverlapReport(Report):
             return Verdict.YES
         return Verdict.NO if any((heads == 1).all() for heads in known) else Verdict.UNDECIDED
 
-    def n_by_level(
-        self, at: tuple[int, int], layer: int = 0, *, is_centered: bool = False
-    ) -> dict[str, tuple[int, int, int]]:
+    def n_by_level(self, at: Pair, layer: int = 0, *, is_centered: bool = False) -> dict[str, tuple[int, int, int]]:
         """Return the numbers of heads below, at and above each known level, of one token set, variant and layer."""
         signs = {name: self.verdict(name, is_centered=is_centered)[*at, layer] for name in LEVELS}
         known = {name: heads for name, heads in signs.items() if np.isfinite(heads).any()}
@@ -338,16 +324,14 @@ class KeyOverlapReport(Report):
             for name, heads in known.items()
         }
 
-    def _range(
-        self, name: str, *, is_centered: bool
-    ) -> tuple[Float[np.ndarray, "token_set variant layer kv_head"], ...]:
+    def _range(self, name: str, *, is_centered: bool) -> tuple[Heads, ...]:
         """Return expectation, minimum and maximum of a level."""
         overlap = self.centered_overlap if is_centered else self.overlap
         named = [(level.value, level.low, level.high) for level in overlap.baselines if level.name == name]
         unknown = np.full(overlap.value.shape, np.nan)
         return tuple(unknown if part is None else part for part in (*named, (None, None, None))[0])
 
-    def _headline(self, metric: str, at: tuple[int, int], *, is_centered: bool) -> Headline:
+    def _headline(self, metric: str, at: Pair, *, is_centered: bool) -> Headline:
         layer = int(np.isfinite(self.mean_overlap.value).any(axis=(0, 1)).argmax())  # not 0 if layer 0 has no keys
         tokens, variant = self.token_sets[at[0]], self.variants[at[1]]  # each has keys, and so a number, of its own
         whose = "columns of W_K" if tokens == COLUMNS else f"keys of {tokens} ({variant})"
@@ -405,8 +389,8 @@ class KeyOverlap(Probe[KeyOverlapReport]):
     def measure(self, run: Run, untrained: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
         n = min(run.n_recorded, MAX_SEQUENCES)
         views = key_views(run, jackknife_weights(n))
-        grid = _Grid(views)
-        placed, sizes = grid.placed, [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
+        placed, (token_sets, variants) = partial(_placed, views), _axes(views)
+        sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
         rows = np.moveaxis(placed([view.rows for view in views]), 2, 0)
         kink, noise = placed([view.kink for view in views]), placed([view.noise for view in views])
@@ -414,7 +398,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         levels = np.moveaxis(placed(drawn), (2, 3, 4), (0, 1, 2))
         is_exact = placed([view.variant == WEIGHTS for view in views], missing=True)[..., None]
 
-        def values(name: str) -> Float[np.ndarray, "token_set variant layer kv_head"]:
+        def values(name: str) -> Heads:
             return placed([numbers[name].cpu().numpy() for numbers in statistics])
 
         def alone(name: str, *, has_chance: bool = True) -> Estimate:
@@ -437,8 +421,8 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         overlap, mean_overlap = with_levels("overlap", 0)
         centered_overlap, mean_centered_overlap = with_levels("overlap_centered", 1)
         return KeyOverlapReport(
-            token_sets=grid.token_sets,
-            variants=grid.variants,
+            token_sets=token_sets,
+            variants=variants,
             overlap=overlap,
             centered_overlap=centered_overlap,
             mean_overlap=mean_overlap,
@@ -468,30 +452,20 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         )
 
 
-@final
-@dataclass(frozen=True)
-class _Grid:
-    """The axes of token sets and variants, and numbers of views along them."""
+def _axes(views: Sequence[View]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the token sets and the variants of views."""
+    return tuple(dict.fromkeys(v.token_set for v in views)), tuple(dict.fromkeys(v.variant for v in views))
 
-    views: Sequence[View]
 
-    @property
-    def token_sets(self) -> tuple[str, ...]:
-        """The token sets, in the order of the views."""
-        return tuple(dict.fromkeys(view.token_set for view in self.views))
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        """The variants of any of them."""
-        return tuple(name for name in VARIANTS if any(view.variant == name for view in self.views))
-
-    def placed(self, values: Sequence[Any], missing: float = np.nan) -> Shaped[np.ndarray, "token_set variant *rest"]:
-        """Return the numbers of every view in its place."""
-        of_views = np.array(values)
-        numbers = np.full((len(self.token_sets), len(self.variants), *of_views.shape[1:]), missing, of_views.dtype)
-        for view, number in zip(self.views, of_views, strict=True):
-            numbers[self.token_sets.index(view.token_set), self.variants.index(view.variant)] = number
-        return numbers
+def _placed(
+    views: Sequence[View], values: Sequence[Any], missing: float = np.nan
+) -> Shaped[np.ndarray, "token_set variant *rest"]:
+    """Return the numbers of views along the axes of token sets and variants."""
+    (token_sets, variants), of_views = _axes(views), np.array(values)
+    numbers = np.full((len(token_sets), len(variants), *of_views.shape[1:]), missing, of_views.dtype)
+    at = [[token_sets.index(v.token_set) for v in views], [variants.index(v.variant) for v in views]]
+    numbers[tuple(at)] = of_views
+    return numbers
 
 
 def _bounds(
