@@ -40,7 +40,7 @@ from bayesgeom.dynamics.report import (
     SnapshotNumbers,
 )
 from bayesgeom.interventions.design import Design
-from bayesgeom.interventions.engine import KL, KL_DONOR, EditPlan, score_pairs
+from bayesgeom.interventions.engine import EditPlan, Score, score_pairs
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.measurements.base import Subject
 from bayesgeom.measurements.belief_readout import SUBSPACES as RANDOM_SUBSPACES
@@ -352,7 +352,7 @@ def _answer_shifts(
         variants = [(edit,) for layer in swap.layers for edit in edits[layer][which]]
         plan = EditPlan(replayer=model.replayer(), spec=model.spec, means={}, conditions=lambda _: variants)
         sums = score_pairs(swap.pairs(n), plan, n).by_layer(len(swap.layers)).conditions[..., 0]
-        shift: np.ndarray = sums[..., KL] - sums[..., KL_DONOR]
+        shift: np.ndarray = sums[..., Score.KL] - sums[..., Score.DONOR_KL]
         return shift
 
     swapped, random = scored(slice(0, 2), swap.n), scored(slice(2, None), min(swap.n, N_RANDOM_PAIRS))

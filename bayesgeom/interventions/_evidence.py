@@ -78,10 +78,10 @@ def erasure(
     The first `n_fit` sequences fit the read-out; the others score it.
     """
     generator = torch.Generator().manual_seed(seed)
-    own = values[:n_fit], values[n_fit:]
-    shuffles = [tuple(_shuffled(part, generator) for part in own) for _ in range(PERMUTATIONS)]
-    before = _r2(points, None, [own], n_fit)
-    after = _r2(points, eraser, [own, *shuffles], n_fit)
+    halves = values[:n_fit], values[n_fit:]
+    shuffles = [tuple(_shuffled(part, generator) for part in halves) for _ in range(PERMUTATIONS)]
+    before = _r2(points, None, [halves], n_fit)
+    after = _r2(points, eraser, [halves, *shuffles], n_fit)
     return Erasure(before=float(before[0]), after=float(after[0]), permuted=float(after[1:].quantile(LEVEL)))
 
 
@@ -92,10 +92,10 @@ def _r2(
     n_fit: int,
 ) -> Float64[Tensor, " target"]:
     """Return held-out R² for each pair of values; predicting the mean scores 0. NaN if held-out values never vary."""
-    x, held_out_x = (own.flatten(0, 1) - points[:n_fit].mean(dim=(0, 1)) for own in (points[:n_fit], points[n_fit:]))
+    x, held_out_x = (part.flatten(0, 1) - points[:n_fit].mean(dim=(0, 1)) for part in (points[:n_fit], points[n_fit:]))
     if eraser is not None:
-        x, held_out_x = (own - own @ eraser.reads.to(x) @ eraser.basis.to(x).T for own in (x, held_out_x))
-    y, held_out_y = (torch.cat([own.flatten(0, 1) for own in part], dim=1) for part in zip(*targets, strict=True))
+        x, held_out_x = (part - part @ eraser.reads.to(x) @ eraser.basis.to(x).T for part in (x, held_out_x))
+    y, held_out_y = (torch.cat([values.flatten(0, 1) for values in part], dim=1) for part in zip(*targets, strict=True))
     errors = (held_out_y.cpu() - _predicted(x, y, held_out_x)).square()
     power = (held_out_y - y.mean(dim=0)).square().cpu()
     (error, spread) = (terms.unflatten(1, (len(targets), -1)).sum(dim=(0, 2)) for terms in (errors, power))
@@ -133,11 +133,11 @@ def erasures(
     sample: Sample, quantity: PosteriorQuantity, subspaces: Mapping[int, Subspace], *, n_held_out: int, seed: int
 ) -> dict[int, Erasure]:
     """Return R² of the quantity before and after each subspace is removed; the last sequences are held out."""
-    values, found, n_fit = quantity.exact(sample.run.trials), {}, len(sample.run.trials) - n_held_out
+    values, by_layer, n_fit = quantity.exact(sample.run.trials), {}, len(sample.run.trials) - n_held_out
     for layer, subspace in subspaces.items():
         points = sample.points(layer).unflatten(0, tuple(values.shape[:2]))
-        found[layer] = erasure(points, values, subspace, n_fit=n_fit, seed=seed + layer)
-    return found
+        by_layer[layer] = erasure(points, values, subspace, n_fit=n_fit, seed=seed + layer)
+    return by_layer
 
 
 @phase("read-outs of the subspace")
@@ -148,10 +148,9 @@ def coordinate_r2(
     random: Mapping[int, Float64[Tensor, "draw d r"]],
     *,
     n_held_out: int,
-) -> dict[str, dict[int, Float64[np.ndarray, " subspace"]]]:
+) -> dict[int, dict[str, Float64[np.ndarray, " subspace"]]]:
     """Return held-out R² of entropy and belief from coordinates, of the subspace first, then of the random ones."""
-    found: dict[str, dict[int, Float64[np.ndarray, " subspace"]]] = {"entropy": {}, "belief": {}}
-    n_scored = read.run.trials.n_scored
+    by_layer, n_scored = dict[int, dict[str, np.ndarray]](), read.run.trials.n_scored
     first, last = slice(min(_SCORED, sample.run.n_recorded) * n_scored), slice(-n_held_out * n_scored, None)
     targets = {
         name: (sample.values(quantity)[first], read.values(quantity)[last])
@@ -159,11 +158,13 @@ def coordinate_r2(
     }
     for layer, subspace in subspaces.items():
         points, held_out = sample.points(layer)[first], read.points(layer)[last]
-        own = torch.linalg.qr(subspace.reads.to(random[layer])).Q  # orthonormal
-        bases = torch.cat([own[None], random[layer]])
-        for what, (fit_target, held_out_target) in targets.items():
-            found[what][layer] = decoded_r2((points, fit_target), (held_out, held_out_target), bases).numpy()
-    return found
+        frame = torch.linalg.qr(subspace.reads.to(random[layer])).Q  # orthonormal
+        bases = torch.cat([frame[None], random[layer]])
+        by_layer[layer] = {
+            name: decoded_r2((points, fit_target), (held_out, held_out_target), bases).numpy()
+            for name, (fit_target, held_out_target) in targets.items()
+        }
+    return by_layer
 
 
 def decoded_r2(
@@ -215,13 +216,13 @@ def overlaps(setting: Setting, sample: Sample, subspaces: Mapping[int, Subspace]
         embedding.check(setting)
     except BayesGeomError:
         return {}
-    found = {}
+    by_layer = {}
     for layer, span in embedding.fitted(sample, tuple(subspaces)).items():
-        inside, own = span.basis.double(), subspaces[layer]
-        random = random_subspaces(own.width, own.rank, draws=DRAWS, seed=seed)
-        chance = (inside.cpu().T @ random).square().sum(dim=(1, 2)) / own.rank
+        inside, subspace = span.basis.double(), subspaces[layer]
+        random = random_subspaces(subspace.width, subspace.rank, draws=DRAWS, seed=seed)
+        chance = (inside.cpu().T @ random).square().sum(dim=(1, 2)) / subspace.rank
         mean, most = float(chance.mean()), float(chance.max())
-        found[layer] = Overlap(
-            value=float((inside.T @ own.basis.to(inside)).square().sum()) / own.rank, random=mean, most=most
+        by_layer[layer] = Overlap(
+            value=float((inside.T @ subspace.basis.to(inside)).square().sum()) / subspace.rank, random=mean, most=most
         )
-    return found
+    return by_layer

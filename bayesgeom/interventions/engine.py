@@ -9,6 +9,7 @@ resampling units is equivalent to resampling sequences.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import final
 
 import numpy as np
@@ -24,10 +25,24 @@ from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
 from bayesgeom.subspaces.quantity import OwnValue
 from bayesgeom.tasks.base import WindTunnel, at_most
 
-KL, KL_DONOR, ENTROPY_ERROR, MOVED, DISTANCE = range(5)  # the first three in bits
 MAX_UNITS = 2_048
 N_MEAN = 256  # sequences for the mean activation
 Pair = tuple[Trials, Trials | None]
+
+
+class Score(IntEnum):
+    """The scores of a sequence under one condition, in the order of the axis `score` of `Totals`."""
+
+    KL = 0
+    """KL(exact ‖ model), in bits."""
+    DONOR_KL = 1
+    """KL(donor's exact ‖ model), in bits."""
+    ENTROPY_ERROR = 2
+    """|entropy of the model − exact entropy|, in bits."""
+    MOVED = 3
+    """What the edit moved the model's own value of the quantity: see `Movement`."""
+    DISTANCE = 4
+    """How far it could be moved."""
 
 
 @final
@@ -77,8 +92,8 @@ class Totals:
     """Sums over the sequences of a unit, averaged over the positions of a band."""
 
     counts: Int[np.ndarray, " unit"]
-    baseline: Float[np.ndarray, "unit metric band"]
-    conditions: Float[np.ndarray, "unit *condition metric band"]
+    baseline: Float[np.ndarray, "unit score band"]
+    conditions: Float[np.ndarray, "unit *condition score band"]
 
     def by_layer(self, n_layers: int) -> "Totals":
         """Return the totals with an axis of layers before the conditions, of which each layer has the same number."""
@@ -107,12 +122,12 @@ class Movement:
     toward: Sequence[int] | None = None
 
     def way(
-        self, donor: Float64[Tensor, "batch query_pos part"], own: Float64[Tensor, "batch query_pos part"]
+        self, donor: Float64[Tensor, "batch query_pos part"], recipient: Float64[Tensor, "batch query_pos part"]
     ) -> Float64[Tensor, "batch query_pos part"]:
         """Return the residual of the donors' values after a regression through zero on the recipients' values."""
-        donor, own = donor - self.center, own - self.center
-        power = own.square().sum()
-        return donor - own * ((donor * own).sum() / power) if bool(power > 0) else donor
+        donor, recipient = donor - self.center, recipient - self.center
+        power = recipient.square().sum()
+        return donor - recipient * ((donor * recipient).sum() / power) if bool(power > 0) else donor
 
 
 _EVERYWHERE = Positions(are_scored=False)
@@ -172,11 +187,11 @@ def score_pairs(pairs: Iterator[Pair], plan: EditPlan, n: int) -> Totals:
 
 def _batched(pairs: Iterator[Pair], spec: ModelSpec) -> Iterator[Pair]:
     for originals, donors in pairs:  # blocks of the same size give the same batches
-        own = list(batches(originals, spec))
-        yield from zip(own, [None] * len(own) if donors is None else batches(donors, spec), strict=True)
+        parts = list(batches(originals, spec))
+        yield from zip(parts, [None] * len(parts) if donors is None else batches(donors, spec), strict=True)
 
 
-def _scores_of(number: int, pair: Pair, plan: EditPlan) -> Float[np.ndarray, "sequence condition metric band"]:
+def _scores_of(number: int, pair: Pair, plan: EditPlan) -> Float[np.ndarray, "sequence condition score band"]:
     """Return the scores of one batch: of the unedited model, then of every condition."""
     originals, donors = pair
     baseline = plan.replayer.baseline(originals)
@@ -221,8 +236,8 @@ class _Scorer:
 
     def scores(
         self, logits: Float[Tensor, "batch query_pos d_vocab"], index: int | None, what: str = "no edit"
-    ) -> Float[np.ndarray, "sequence metric band"]:
-        """Return KL to the exact posterior and the donor's, entropy error, MOVED and DISTANCE; NaN without a donor."""
+    ) -> Float[np.ndarray, "sequence score band"]:
+        """Return every `Score`; NaN for those that need a donor without one."""
         if not bool(logits.isfinite().all()):
             raise NonFinite(f"the logits are NaN or infinite under: {what}. Check the weights and the edit.")
         log_answers, _ = answer_log_probabilities(logits, self._originals)

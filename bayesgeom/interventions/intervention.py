@@ -16,12 +16,11 @@ from bayesgeom.core import RESID_POST, AtPositions, Edit, InvalidArgument, Run, 
 from bayesgeom.interventions._evidence import coordinate_r2, erasures, overlaps
 from bayesgeom.interventions.design import Design, LayerEdits, Positions
 from bayesgeom.interventions.engine import (
-    DISTANCE,
-    MOVED,
     EditPlan,
     Movement,
     Pair,
     PairPass,
+    Score,
     Totals,
     reference_of,
     role_means,
@@ -138,15 +137,15 @@ class Intervention:
         subspaces, empty = self.fitted(sample)
         moments = {at: covariance(sample.points(at)) for at in subspaces}
         with phase("controls with the same variance"):
-            matched = {at: self.controls(own, moments[at], at) for at, own in subspaces.items()}
-        random = {at: self.random_of(at, own.rank) for at, own in subspaces.items()}
+            matched = {at: self.controls(subspace, moments[at], at) for at, subspace in subspaces.items()}
+        random = {at: self.random_of(at, subspace.rank) for at, subspace in subspaces.items()}
         means, most = self._means(sample), self.place.width_in(self.model.spec) // 2
         code = strongest_code(sample.run.trials, about.quantity.exact(sample.run.trials), most=most)
         given, by_code = _given(self, sample), _by_code(self, sample, code, subspaces)
         conditions, controls = dict[int, list[Edit]](), dict[int, list[Edit]]()
-        for at, own in subspaces.items():
-            held = [other.get(at, own) for other in (given, by_code)]
-            conditions[at], controls[at] = self._edits(self.conditions(sample, at), own, held, random[at], matched[at])
+        for at, subspace in subspaces.items():
+            edits, others = self.conditions(sample, at), [other.get(at, subspace) for other in (given, by_code)]
+            conditions[at], controls[at] = self._edits(edits, subspace, others, random[at], matched[at])
         main = self.scored(self.n, conditions, sample, means=means, ceiling_at=1)
         paths = range(1, 1 + design.n_random + design.n_matched)
         control = self.scored(min(self.n, design.n_control), controls, sample, means=means, paths=paths)
@@ -168,19 +167,19 @@ class Intervention:
             n_layers=self.model.spec.n_layers,
             layers={
                 at: LayerEvidence(
-                    subspace=own,
+                    subspace=subspace,
                     matched=matched[at],
                     erasure=erasure[at],
-                    r2={target: values[at] for target, values in r2.items()},
+                    r2=r2[at],
                     overlap=overlap.get(at),
-                    variance_share=own.variance_share(moments[at]),
+                    variance_share=subspace.variance_share(moments[at]),
                     outside_share=outside[at],
                     untrained_share=untrained.get(at, float("nan")),
                     whole=whole.get(at, ()),
                     has_given=at in given,
                     has_code=at in by_code,
                 )
-                for at, own in subspaces.items()
+                for at, subspace in subspaces.items()
             },
             empty=tuple(empty),
             is_identified=is_identified,
@@ -201,19 +200,19 @@ class Intervention:
     def _edits(
         self,
         edits: LayerEdits,
-        own: Subspace,
-        held: Sequence[Subspace],
+        subspace: Subspace,
+        others: Sequence[Subspace],
         random: Float64[Tensor, "draw d rank"],
         matched: Matched,
     ) -> tuple[list[Edit], list[Edit]]:
         """Return the conditions and the controls of one layer, in the order that `summary` states."""
-        conditions = [edits.own(own), edits.ceiling()]
+        conditions = [edits.own(subspace), edits.ceiling()]
         alike = edits.filling(matched.bases, self.design.n_matched)
-        controls = [edits.ceiling(), *edits.controls(random, own), *alike]
+        controls = [edits.ceiling(), *edits.controls(random, subspace), *alike]
         if self.design.kind != "swap":
             return conditions, controls
         removal = replace(edits, kind="remove")
-        conditions += [removal.own(own), removal.ceiling(), *map(edits.own, held)]
+        conditions += [removal.own(subspace), removal.ceiling(), *map(edits.own, others)]
         return conditions, [*controls, *removal.controls(random)]
 
     def fitted(self, sample: Sample) -> tuple[dict[int, Subspace], dict[int, str]]:
@@ -225,7 +224,7 @@ class Intervention:
         with phase(f"fitting {self.fit.label}"):
             subspaces, empty = fitted_where_possible(self.fit, sample, self.layers, but=NothingLeft)
         if not subspaces:
-            groups = {reason: [at for at, own in empty.items() if own == reason] for reason in empty.values()}
+            groups = {reason: [at for at, why in empty.items() if why == reason] for reason in empty.values()}
             reasons = "; ".join(f"in layers {', '.join(map(str, at))}, {reason}" for reason, at in groups.items())
             raise InvalidArgument(f"{self.fit.label} exists in no layer: {reasons}. Hold fewer quantities fixed.")
         return subspaces, empty
@@ -264,11 +263,11 @@ class Intervention:
         )
 
     def controls(
-        self, own: Subspace, covariance: Float64[Tensor, "d d"], layer: int, draws: int | None = None
+        self, subspace: Subspace, covariance: Float64[Tensor, "d d"], layer: int, draws: int | None = None
     ) -> Matched:
         """Return subspaces with the same share of a covariance; by default as many as the design has."""
         seed = derived_seed(self.seed, _DRAWS, layer, 1)
-        return matched_subspaces(own, covariance, draws=draws or self.design.n_matched, seed=seed)
+        return matched_subspaces(subspace, covariance, draws=draws or self.design.n_matched, seed=seed)
 
     def scored(
         self,
@@ -292,12 +291,12 @@ class Intervention:
             chosen = tuple(paths or ((0,) if ceiling_at else range(1, n_edits)))
 
         def variants(batch: PairPass) -> list[Variant]:
-            mask, found = self.positions.mask(batch.baseline.trials, batch.number), list[Variant]()
+            mask, edited = self.positions.mask(batch.baseline.trials, batch.number), list[Variant]()
             for edits in conditions.values():
                 limited = [edit if mask is None else AtPositions.of(edit, mask, batch.baseline.rows) for edit in edits]
-                found += [(edit,) for edit in limited]
-                found += [batch.without_direct_path(limited[index], self.model.spec) for index in chosen]
-            return found
+                edited += [(edit,) for edit in limited]
+                edited += [batch.without_direct_path(limited[index], self.model.spec) for index in chosen]
+            return edited
 
         per_layer = n_edits + len(chosen)
         ceilings = [row * per_layer + ceiling_at for row in range(len(conditions)) for _ in range(per_layer)]
@@ -338,13 +337,13 @@ class Intervention:
     def _recorded(self, blocks: list[Trials]) -> Run:
         """Return a run with the carried states of every layer at scored positions, which no module outputs."""
         run = self.model.run(blocks, record=(), n_recorded=sum(map(len, blocks)), budget_bytes=_BUDGET)
-        replayer, found = self._replayer(), list[Tensor]()
+        replayer, by_batch = self._replayer(), list[Tensor]()
         for block in blocks:
             for batch in batches(block, self.model.spec):
                 stored = replayer.baseline(batch).stored
                 layers = [batch.at_scored(stored[CARRIED, layer]) for layer in range(self.model.spec.n_layers)]
-                found.append(torch.stack(layers))
-        return replace(run, recorded={CARRIED: torch.cat(found, dim=1)}, trials=concatenate(blocks))
+                by_batch.append(torch.stack(layers))
+        return replace(run, recorded={CARRIED: torch.cat(by_batch, dim=1)}, trials=concatenate(blocks))
 
     def _drawn(self, task: WindTunnel, n: int, seed: int) -> tuple[Trials, Trials]:
         """Return recipients and donors: pairs of the task, or independent sequences."""
@@ -377,8 +376,8 @@ class Intervention:
         chosen = (
             both[0].scored if self.positions.are_scored or self.place.score_after else torch.ones_like(both[0].scored)
         )
-        found = {at: (reference.donor(site, at) - stored[site, at]).double().flatten(2) for at in layers}
-        return {at: own[chosen.to(own.device)] for at, own in found.items()}
+        by_layer = {at: (reference.donor(site, at) - stored[site, at]).double().flatten(2) for at in layers}
+        return {at: apart[chosen.to(apart.device)] for at, apart in by_layer.items()}
 
 
 def fitted_where_possible(
@@ -425,9 +424,9 @@ def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
     if chosen != "independent":
         try:
             pairs = task.sample_pair(at_most(task, N_COMPARED), seed=seed)
-            own, other = map(fit.about.quantity.exact, pairs)
-            spread = float((own - own.mean(dim=(0, 1))).square().sum())
-            differ = own.shape == other.shape and float((own - other).square().sum()) > _SAME * spread
+            recipients, other = map(fit.about.quantity.exact, pairs)
+            spread = float((recipients - recipients.mean(dim=(0, 1))).square().sum())
+            differ = recipients.shape == other.shape and float((recipients - other).square().sum()) > _SAME * spread
             if design.donors == "paired" or differ:
                 chosen, (originals, donors) = "paired", pairs
         except NotImplementedError as error:
@@ -435,7 +434,7 @@ def _donors_of(task: WindTunnel, fit: Fit, design: Design, seed: int) -> str:
                 raise InvalidArgument(
                     f"{task} has no pairs. Use donors='independent' or 'auto', or kind 'remove' or 'keep'."
                 ) from error
-    from_end = [own.ends()[:, None] - own.scored_positions() for own in (originals, donors)]
+    from_end = [trials.ends()[:, None] - trials.scored_positions() for trials in (originals, donors)]
     if originals.tokens.shape != donors.tokens.shape or not (
         torch.equal(originals.answers, donors.answers)
         and from_end[0].shape == from_end[1].shape
@@ -458,7 +457,7 @@ def _outside(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, 
     if job.design.kind != "swap":
         return dict.fromkeys(subspaces, float("nan"))
     apart = job.differences(subspaces, N_COMPARED)
-    return {at: outside_share(apart[at], own) for at, own in subspaces.items()}
+    return {at: outside_share(apart[at], subspace) for at, subspace in subspaces.items()}
 
 
 def _untrained(job: Intervention) -> dict[int, float]:
@@ -484,17 +483,17 @@ def _whole(job: Intervention, sample: Sample) -> dict[int, list[Reach]]:
 
     The whole is the same fit with nothing held fixed, and what LEACE removes.
     """
-    found: dict[int, list[Reach]] = {at: [] for at in job.layers}
+    reaches: dict[int, list[Reach]] = {at: [] for at in job.layers}
     wholes: list[Fit] = [Eraser(job.fit.about.quantity, oblique=True)]
     wholes += [job.fit.without_given] if isinstance(job.fit, Eraser) else []
-    for fit in dict.fromkeys(own for own in wholes if own != job.fit):
+    for fit in dict.fromkeys(whole for whole in wholes if whole != job.fit):
         other = replace(job, fit=fit)
         subspaces, _ = fitted_where_possible(fit, sample, job.layers)
         outside, untrained = _outside(other, subspaces), _untrained(other)
         for at, share in _shares(other, sample, subspaces, job.n).items():
             known = untrained.get(at, math.nan)
-            found[at].append(Reach(outside_share=outside[at], share_of_ceiling=share, untrained_share=known))
-    return found
+            reaches[at].append(Reach(outside_share=outside[at], share_of_ceiling=share, untrained_share=known))
+    return reaches
 
 
 def _shares(job: Intervention, sample: Sample, subspaces: Mapping[int, Subspace], n: int) -> dict[int, float]:
@@ -502,25 +501,25 @@ def _shares(job: Intervention, sample: Sample, subspaces: Mapping[int, Subspace]
     if not subspaces:
         return {}
     edits = {at: job.conditions(sample, at) for at in subspaces}
-    conditions = {at: [edits[at].own(own), edits[at].ceiling()] for at, own in subspaces.items()}
+    conditions = {at: [edits[at].own(subspace), edits[at].ceiling()] for at, subspace in subspaces.items()}
     sums = job.scored(n, conditions, sample, ceiling_at=1).conditions[:, :, :2, :, 0].sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        own, ceiling = (sums[..., MOVED] / sums[..., DISTANCE]).T
-        return dict(zip(subspaces, np.where(ceiling > 0, own / ceiling, np.nan).tolist(), strict=True))
+        moved, ceiling = (sums[..., Score.MOVED] / sums[..., Score.DISTANCE]).T
+        return dict(zip(subspaces, np.where(ceiling > 0, moved / ceiling, np.nan).tolist(), strict=True))
 
 
 def _by_code(job: Intervention, sample: Sample, code: str, subspaces: Mapping[int, Subspace]) -> dict[int, Subspace]:
     """Return what covaries with a code outside each subspace, in layers where anything does."""
-    found = dict[int, Subspace]()
-    for layer, own in subspaces.items() if code and job.design.kind == "swap" else ():
+    by_code = dict[int, Subspace]()
+    for layer, subspace in subspaces.items() if code and job.design.kind == "swap" else ():
         points = sample.points(layer)
         with contextlib.suppress(InvalidArgument):  # the code and the site do not covary
             whole = covariance_subspace(f"{code} code", JointMoments.of(points, sample.confounds((code,))))
-            taken = span(own.name, torch.cat([own.basis, own.reads], dim=1).to(points)).basis
+            taken = span(subspace.name, torch.cat([subspace.basis, subspace.reads], dim=1).to(points)).basis
             left, size, _ = torch.linalg.svd(whole.basis - taken @ (taken.T @ whole.basis), full_matrices=False)
             if bool((is_left := size > _OUTSIDE).any()):
-                found[layer] = Subspace(whole.name, left[:, is_left])
-    return found
+                by_code[layer] = Subspace(whole.name, left[:, is_left])
+    return by_code
 
 
 def _given(job: Intervention, sample: Sample) -> dict[int, Subspace]:

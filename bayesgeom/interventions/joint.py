@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bayesgeom.core import SUBSPACE_KINDS, Edit, InvalidArgument, Reference, Site, V
 from bayesgeom.interventions.design import RANDOM, Design
-from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, EditPlan, PairPass, Totals, role_means, score_pairs
+from bayesgeom.interventions.engine import EditPlan, PairPass, Score, Totals, role_means, score_pairs
 from bayesgeom.interventions.intervention import Intervention, check_even, fitted_where_possible
-from bayesgeom.interventions.report import ENTROPIES, METRICS, ORTHOGONAL, UNEDITED, JointInterventionReport
+from bayesgeom.interventions.report import ENTROPIES, ORTHOGONAL, UNEDITED, JointInterventionReport
 from bayesgeom.interventions.verdicts import joint_verdict
 from bayesgeom.models.base import STAGES, Model, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop
@@ -107,7 +107,7 @@ class JointIntervention:
         edited = sorted({layer for layers in self.sets for layer in layers})
         elsewhere = [layer for layer in range(spec.n_layers) if layer not in edited]  # only read there
         subspaces = single.fit.fitted(sample, edited) | fitted_where_possible(single.fit, sample, elsewhere)[0]
-        axes = {at: own.basis for at, own in subspaces.items() if own.rank == 1}
+        axes = {at: subspace.basis for at, subspace in subspaces.items() if subspace.rank == 1}
         conditions = list[Variant]()  # own, ceiling, random and orthogonal ones of each set; layers share draw numbers
         for layers in self.sets:
             conditions += zip(*(self._edits(sample, layer, subspaces[layer]) for layer in layers), strict=True)
@@ -140,16 +140,19 @@ class JointIntervention:
     def _report(self, totals: Totals, kept: "_Coordinates", rank: int) -> JointInterventionReport:
         """Return the report; conditions: the unedited model, then own, ceiling, random and orthogonal ones of sets."""
         seed, counts, firsts = derived_seed(self.single.seed, _RESAMPLING), totals.counts, range(len(self.sets))
-        unedited = totals.baseline[..., [KL, ENTROPY_ERROR], 0]
-        changes = totals.conditions[..., [KL, ENTROPY_ERROR], 0] - unedited[:, None]
-        paired = np.stack(np.split(changes, len(self.sets), axis=1), axis=1)  # unit, set, condition, metric
+        scores = [Score.KL, Score.ENTROPY_ERROR]
+        unedited = totals.baseline[..., scores, 0]
+        changes = totals.conditions[..., scores, 0] - unedited[:, None]
+        paired = np.stack(np.split(changes, len(self.sets), axis=1), axis=1)  # unit, set, condition, score
         families = np.split(paired[:, :, FIRST_RANDOM:], 2, axis=2)
         levels = [
-            _level(name, np.moveaxis(own.sum(axis=0), 1, 0) / counts.sum())
-            for name, own in zip((RANDOM, ORTHOGONAL), families, strict=True)
+            _level(name, np.moveaxis(family.sum(axis=0), 1, 0) / counts.sum())
+            for name, family in zip((RANDOM, ORTHOGONAL), families, strict=True)
         ]
-        increase = _mean(paired[:, :, OWN], counts, seed, levels)
-        beyond = _mean(paired[:, :, OWN] - families[0].mean(axis=2), counts, seed)
+        increase = with_ceiling(
+            _mean(paired[:, :, OWN], counts, seed, levels), paired[:, :, CEILING].sum(axis=0) / counts.sum()
+        )
+        level, beyond = _mean(unedited, counts, seed), _mean(paired[:, :, OWN] - families[0].mean(axis=2), counts, seed)
         most = increase.baseline(RANDOM).bar("higher")
         verdicts = [joint_verdict(increase.value[i, 0], beyond.ends[0][i, 0], most[i, 0]) for i in firsts]
         return JointInterventionReport(
@@ -158,11 +161,13 @@ class JointIntervention:
             subspace=self.single.fit.label,
             rank=rank,
             sets=tuple("+".join(map(str, layers)) for layers in self.sets),
-            metrics=METRICS,
             targets=ENTROPIES,
-            unedited_bits=_mean(unedited, counts, seed),
-            increase_bits=with_ceiling(increase, paired[:, :, CEILING].sum(axis=0) / counts.sum()),
-            beyond_random_bits=beyond,
+            unedited_kl_bits=level[0],
+            unedited_entropy_error_bits=level[1],
+            kl_increase_bits=increase[:, 0],
+            entropy_error_increase_bits=increase[:, 1],
+            kl_beyond_random_bits=beyond[:, 0],
+            entropy_error_beyond_random_bits=beyond[:, 1],
             axis_correlation=kept.order(len(self.sets), seed),
             verdicts=tuple(map(str, verdicts)),
             n_random=N_RANDOM,
@@ -196,9 +201,9 @@ class JointIntervention:
 def orthogonal_to(basis: Float[Tensor, "d rank"], *, draws: int, seed: int) -> Float64[Tensor, "draw d rank"]:
     """Return random subspaces of the same rank orthogonal to a subspace; of lower rank if the complement is smaller."""
     d, rank = basis.shape
-    own = basis.double()
-    drawn = random_subspaces(d, min(rank, d - rank), draws=draws, seed=seed).to(own)
-    rest: Tensor = torch.linalg.qr(drawn - own @ (own.T @ drawn)).Q
+    basis = basis.double()
+    drawn = random_subspaces(d, min(rank, d - rank), draws=draws, seed=seed).to(basis)
+    rest: Tensor = torch.linalg.qr(drawn - basis @ (basis.T @ drawn)).Q
     return rest
 
 
@@ -261,8 +266,8 @@ class _Coordinates:
 
     def watch(self, condition: int, log_answers: Float64[Tensor, "batch query_pos answer"]) -> None:
         """Store the entropy of the model's own answers."""
-        own = self._own[-1][condition]
-        own[:] = entropy_bits(log_answers[: len(own)].exp()).cpu().numpy()
+        entropies = self._own[-1][condition]
+        entropies[:] = entropy_bits(log_answers[: len(entropies)].exp()).cpu().numpy()
 
     @property
     def n_kept(self) -> int:
@@ -279,21 +284,21 @@ class _Coordinates:
         conditions, weights = [0, *(first + OWN for first in firsts)], jackknife_weights(self.n_kept)
         rows = np.stack([self._correlations(condition, weights) for condition in conditions], axis=1)
         # |ρ| is withheld where ρ is.
-        found = absolute_interval(statistic_interval(rows, seed=seed, scale="correlation"))
+        interval = absolute_interval(statistic_interval(rows, seed=seed, scale="correlation"))
         value = np.abs(rows[0])
         levels = [
             _level(RANDOM, np.array(drawn)),
-            Baseline.of("baseline", UNEDITED, value[0], low=found.lo[0], high=found.hi[0]),
+            Baseline.of("baseline", UNEDITED, value[0], low=interval.lo[0], high=interval.hi[0]),
         ]
-        ends = found.lo[1:], found.hi[1:]
-        return Estimate.of(value[1:], ends, n=self.n_kept, baselines=levels, reason=found.code[1:])
+        ends = interval.lo[1:], interval.hi[1:]
+        return Estimate.of(value[1:], ends, n=self.n_kept, baselines=levels, reason=interval.code[1:])
 
     def _correlations(
         self, condition: int, weights: Float[np.ndarray, "row kept"]
     ) -> Float64[np.ndarray, "row layer target"]:
         """Return ρ with the exact entropy, overall and within positions, and with the model's own, per row."""
         exact = np.concatenate(self._exact).round(9)
-        own = np.concatenate([part[condition] for part in self._own]).round(9)
+        entropies = np.concatenate([part[condition] for part in self._own]).round(9)
         level = np.tile(np.arange(exact.shape[1]), (len(exact), 1))
         layers = list[np.ndarray]()
         for along in np.concatenate([part[condition] for part in self._along], axis=1):
@@ -307,7 +312,7 @@ class _Coordinates:
             by_target = (
                 resampled_spearman(along, exact, weights),
                 resampled_correlation_at_position(x, y, weights),
-                resampled_spearman(along, own, weights),
+                resampled_spearman(along, entropies, weights),
             )
             layers.append(np.stack(by_target, axis=1))
         return np.stack(layers, axis=1)
@@ -326,5 +331,5 @@ def _mean(
 ) -> Estimate:
     """Return means over sequences with their intervals."""
     weights = counts.reshape(-1, *(1,) * (sums.ndim - 1)).astype(np.float64)
-    found = ratio_interval(sums, weights, seed=seed)
-    return with_interval(sums.sum(axis=0) / counts.sum(), found, n=int(counts.sum()), baselines=levels)
+    interval = ratio_interval(sums, weights, seed=seed)
+    return with_interval(sums.sum(axis=0) / counts.sum(), interval, n=int(counts.sum()), baselines=levels)

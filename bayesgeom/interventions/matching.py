@@ -56,26 +56,26 @@ class Matched:
         return self.bases[0].shape[1]
 
 
-def matched_subspaces(own: Subspace, covariance: Float64[Tensor, "d d"], *, draws: int, seed: int) -> Matched:
+def matched_subspaces(subspace: Subspace, covariance: Float64[Tensor, "d d"], *, draws: int, seed: int) -> Matched:
     """Return subspaces with the same share of variance as `own`, within `TOLERANCE`."""
-    wanted, total = own.variance_share(covariance), float(covariance.diagonal().sum())
-    basis = own.basis.to(covariance)
-    rest = torch.linalg.qr(basis, mode="complete").Q[:, own.rank :]
+    wanted, total = subspace.variance_share(covariance), float(covariance.diagonal().sum())
+    basis = subspace.basis.to(covariance)
+    rest = torch.linalg.qr(basis, mode="complete").Q[:, subspace.rank :]
     if rest.shape[1] == 0:
         return Matched(bases=(basis,) * draws, share=wanted, by=NONE, is_matched=False, n_distinct=1)
-    everything = torch.eye(own.width).to(covariance)
+    everything = torch.eye(subspace.width).to(covariance)
     for place, directions in (("complement", rest), (SITE, everything)):
         values, vectors = torch.linalg.eigh(directions.T @ covariance @ directions)
         values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
         reached = values.cumsum(dim=0).tolist()  # by the leading components
-        ranks = (rank for rank in range(own.rank, len(reached) + 1) if reached[rank - 1] >= HEADROOM * wanted)
+        ranks = (rank for rank in range(subspace.rank, len(reached) + 1) if reached[rank - 1] >= HEADROOM * wanted)
         rank = next(ranks, None)
         if rank is None or (place == SITE and draws < 2):
             continue
         n_drawn = draws if place != SITE else draws - 1
         bases = directions @ vectors @ _tilted(values, wanted, rank, draws=n_drawn, seed=seed)
-        by = f"complement, rank {rank}" if place != SITE and rank != own.rank else place
-        return _found(tuple(bases), covariance, own, by=by, and_last=rest if place == SITE else None)
+        by = f"complement, rank {rank}" if place != SITE and rank != subspace.rank else place
+        return _found(tuple(bases), covariance, subspace, by=by, and_last=rest if place == SITE else None)
     share = float((rest * (covariance @ rest)).sum() / total)
     has_enough = share >= (1 - TOLERANCE) * wanted
     return Matched(bases=(rest,), share=share, by=WHOLE, is_matched=has_enough, n_distinct=1)
@@ -93,25 +93,25 @@ def n_distinct(bases: Sequence[Float64[Tensor, "d _"]], covariance: Float64[Tens
 
     Two subspaces count as one if each holds at least `SAME` of the other's variance.
     """
-    found = list[Tensor]()
+    distinct = list[Tensor]()
     for basis in bases:
-        alike = (min(_contained(basis, other, covariance), _contained(other, basis, covariance)) for other in found)
+        alike = (min(_contained(basis, other, covariance), _contained(other, basis, covariance)) for other in distinct)
         if not any(share >= SAME for share in alike):
-            found.append(basis)
-    return len(found)
+            distinct.append(basis)
+    return len(distinct)
 
 
 def _found(
     drawn: tuple[Float64[Tensor, "d _"], ...],
     covariance: Float64[Tensor, "d d"],
-    own: Subspace,
+    subspace: Subspace,
     *,
     by: str,
     and_last: Float64[Tensor, "d _"] | None,
 ) -> Matched:
     """Return the drawn controls, and the whole complement as the last one if it is given."""
     bases = drawn if and_last is None else (*drawn, and_last)
-    wanted, basis = own.variance_share(covariance), own.basis.to(covariance)
+    wanted, basis = subspace.variance_share(covariance), subspace.basis.to(covariance)
     shares = [Subspace("a matched subspace", each).variance_share(covariance) for each in drawn]
     is_close = all(abs(share - wanted) <= TOLERANCE * wanted for share in shares)
     return Matched(

@@ -31,9 +31,9 @@ from bayesgeom.core import (
 )
 from bayesgeom.interventions._evidence import Erasure, erasure
 from bayesgeom.interventions.design import ERASED, MATCHED_MOST, RANDOM_MOST
-from bayesgeom.interventions.engine import KL, EditPlan, PairReference, score_pairs
+from bayesgeom.interventions.engine import EditPlan, PairReference, Score, score_pairs
 from bayesgeom.interventions.matching import matched_subspaces
-from bayesgeom.interventions.report import STAGES, OnwardsReport
+from bayesgeom.interventions.report import OnwardsReport
 from bayesgeom.interventions.verdicts import onwards_verdict
 from bayesgeom.models.base import Model, Variant, provenance
 from bayesgeom.models.replay.hooked import edited_pass
@@ -94,8 +94,8 @@ class EraseByRole(Edit):
     def along(self, subspaces: Sequence[Subspace | None]) -> "EraseByRole":
         """Return the edit about the same means that erases other subspaces, one for each role."""
         scored, others = (
-            role if role is None or own is None else replace(role, eraser=own)
-            for role, own in zip(self.roles, subspaces, strict=True)
+            role if role is None or subspace is None else replace(role, eraser=subspace)
+            for role, subspace in zip(self.roles, subspaces, strict=True)
         )
         return replace(self, roles=(scored, others))
 
@@ -148,14 +148,14 @@ class Scrubbed:
 
     def like(self, *, seed: int) -> list[EraseByRole]:
         """Return erasers of random subspaces of the same ranks, at the same layers and about the same means."""
-        found = []
+        edits = []
         for layer, edit in self.edits.items():
             drawn = list[Subspace | None]()
             for at, role in enumerate(edit.roles):
                 size, here = (1, 1) if role is None else role.eraser.basis.shape, derived_seed(seed, layer, at)
                 drawn.append(Subspace("a random subspace", random_subspaces(*size, draws=1, seed=here)[0]))
-            found.append(edit.along(drawn))
-        return found
+            edits.append(edit.along(drawn))
+        return edits
 
     def matched(self, *, draws: int, seed: int) -> tuple[list[list[EraseByRole]], bool]:
         """Return sets of erasers of subspaces with the same share of variance, with the same layers and means.
@@ -167,16 +167,16 @@ class Scrubbed:
         sets: list[list[EraseByRole]] = [[] for _ in range(draws)]
         is_matched = True
         for layer, edit in self.edits.items():
-            found = [
+            by_role = [
                 role
                 and matched_subspaces(role.eraser, role.covariance, draws=draws, seed=derived_seed(seed, layer, at))
                 for at, role in enumerate(edit.roles)
             ]
-            is_matched &= found[0] is not None and found[0].is_matched
+            is_matched &= by_role[0] is not None and by_role[0].is_matched
             for number, erasers in enumerate(sets):
-                bases = [own and own.bases[number % len(own.bases)] for own in found]
+                bases = [matched and matched.bases[number % len(matched.bases)] for matched in by_role]
                 erasers.append(
-                    edit.along([None if own is None else Subspace("a matched subspace", own) for own in bases])
+                    edit.along([None if basis is None else Subspace("a matched subspace", basis) for basis in bases])
                 )
         return sets, is_matched
 
@@ -209,7 +209,7 @@ class Scrubber:
         Raises:
             InvalidArgument: The activations of a layer do not vary with the quantity.
         """
-        edits, found = dict[int, EraseByRole](), dict[int, Erasure]()
+        edits, erasures = dict[int, EraseByRole](), dict[int, Erasure]()
         values, mask, few = self.quantity.exact(trials), trials.scored[0], trials.rows(slice(0, self.n_fit))
         targets = Targets.of(few, self.quantity)
 
@@ -222,13 +222,13 @@ class Scrubber:
             roles = scored, self._role(output[: self.n_fit][:, ~mask], targets.others)
             edits[layer] = EraseByRole(site=self.site, layer=layer, roles=roles, mask=mask)
             points = trials.at_scored(output).double()[self.n_fit :]
-            found[layer] = erasure(points, values[self.n_fit :], scored.eraser, n_fit=self.n_read, seed=seed + layer)
+            erasures[layer] = erasure(points, values[self.n_fit :], scored.eraser, n_fit=self.n_read, seed=seed + layer)
             return edits[layer]
 
         layers = range(first, self.model.spec.n_layers)
         fits = [_EraseFitted(site=self.site, layer=layer, fitted=fitted) for layer in layers]
         edited_pass(self.model, trials, fits, _NO_REFERENCE)
-        return Scrubbed(edits=edits, erasures=found)
+        return Scrubbed(edits=edits, erasures=erasures)
 
     def _role(self, values: Float[Tensor, "batch pos d"], target: Float64[Tensor, "point component"]) -> Role | None:
         """Return the eraser of one role; None if there is nothing to erase."""
@@ -297,16 +297,16 @@ def erase_onwards(
     firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)
     scrubber = Scrubber(model=subject, site=place.site, quantity=quantity, oblique=oblique)
     trials = concatenate(list(chosen.stream(N_FIT + N_READ + N_HELD_OUT, seed=derived_seed(seed, _FIT), device=device)))
-    found = {first: scrubber.from_layer(trials, first, seed=derived_seed(seed, _SHUFFLE)) for first in firsts}
+    by_first = {first: scrubber.from_layer(trials, first, seed=derived_seed(seed, _SHUFFLE)) for first in firsts}
     is_identified = not is_function_of_position(quantity.exact(trials))
-    report = _report(scrubber, chosen, found, n=n, seed=seed, is_identified=is_identified)
+    report = _report(scrubber, chosen, by_first, n=n, seed=seed, is_identified=is_identified)
     arguments = {"n": n, "seed": seed, "quantity": quantity.label, "oblique": oblique, "site": place.site.name}
     layers = "all" if place.layers is None else ",".join(map(str, firsts))
     return with_provenance(report, provenance(subject, chosen, {**arguments, "layers": layers}))
 
 
 def _report(
-    scrubber: Scrubber, task: WindTunnel, found: dict[int, Scrubbed], *, n: int, seed: int, is_identified: bool
+    scrubber: Scrubber, task: WindTunnel, by_first: dict[int, Scrubbed], *, n: int, seed: int, is_identified: bool
 ) -> OnwardsReport:
     model, n_layers = scrubber.model, scrubber.model.spec.n_layers
     value, low, high, ceiling, least, median, most, matched, excess = np.full((9, n_layers), np.nan)
@@ -314,7 +314,7 @@ def _report(
     verdicts, own_kl = [""] * n_layers, float("nan")
     is_matched, is_decodable = ([False] * n_layers for _ in range(2))
     everything = Subspace("whole activation", torch.eye(model.spec.d_model, dtype=torch.float64))
-    for first, scrubbed in found.items():
+    for first, scrubbed in by_first.items():
         replaced_by_mean = scrubbed.edits[first].along([everything, everything])
         conditions: list[Variant] = [list(scrubbed.edits.values()), [replaced_by_mean]]
         draws = [scrubbed.like(seed=derived_seed(seed, _DRAWS, number)) for number in range(N_RANDOM)]
@@ -339,7 +339,7 @@ def _report(
         Baseline.of("chance", ERASED, median, low=least, high=most),
     ]
     increase = with_ceiling(Estimate.of(value, (low, high), n=n, baselines=controls, reason=codes), ceiling)
-    for first in found:
+    for first in by_first:
         verdicts[first] = onwards_verdict(
             increase[first], excess=excess[first], is_decodable=is_decodable[first], is_identified=is_identified
         )
@@ -348,8 +348,8 @@ def _report(
         subspace=scrubber.name,
         quantity=scrubber.quantity.label,
         kl_increase_bits=increase,
-        stages=STAGES,
-        r2=Estimate.of(r2),
+        r2_before=Estimate.of(r2[0]),
+        r2_after=Estimate.of(r2[1]),
         r2_excess=excess,
         unedited_kl_bits=Estimate.of(own_kl, n=n),
         verdict_by_layer=tuple(map(str, verdicts)),
@@ -363,4 +363,4 @@ def _kl(model: Model, task: WindTunnel, conditions: Sequence[Variant], *, n: int
     stream = task.stream(n, seed=derived_seed(seed, _TRIALS), device=model.spec.device)
     plan = EditPlan(replayer=model.replayer(), spec=model.spec, means={}, conditions=lambda _: conditions, max_units=n)
     totals = score_pairs(((block, None) for block in stream), plan, n)
-    return np.concatenate([totals.baseline[:, None], totals.conditions], axis=1)[..., KL, 0]
+    return np.concatenate([totals.baseline[:, None], totals.conditions], axis=1)[..., Score.KL, 0]

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core import InvalidArgument, Reason, Verdict, fitted, number_text, percent_text
+from bayesgeom.core import Reason, Verdict, fitted, number_text, percent_text
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import Judgment, against_movement
 from bayesgeom.report import (
@@ -35,35 +35,18 @@ from bayesgeom.report import (
     Unit,
     ceiling_of,
     headline_of,
+    stacked,
 )
 
 ORTHOGONAL, UNEDITED = "orthogonal random subspaces", "unedited model"
-_CONTROLS = (RANDOM, MATCHED, RANDOM_MOST, MATCHED_MOST)
+_INCREASES = {"KL": "kl_increase_bits", "entropy error": "entropy_error_increase_bits"}  # of joint edits, by name
 _WHOLE = 1 - 1e-6  # overlap of a subspace that lies in the span by definition, as the frame does
 SHUFFLED = "shuffled values, 97.5 % quantile"
-EFFECTS = (
-    "answer shift",
-    "KL increase",
-    "entropy error increase",
-    "KL increase on removal",
-    *(f"{own} without the direct path" for own in ("answer shift", "KL increase")),
-)
-SHIFT, KL, ERROR, REMOVAL, INDIRECT_SHIFT, INDIRECT_KL = range(6)  # entries of `effects`
-STAGES, TARGETS = ("before", "after"), ("entropy", "belief")
-SOURCES = (
-    "quantity, before removal",
-    "quantity, after removal",
-    *(f"{target}, from the coordinates alone" for target in TARGETS),
-)
-BEFORE, AFTER = range(2)  # entries of `r2`; then those of `TARGETS`
-PARTS = (
-    "of the site's variance",
-    "of the donor's difference, outside the subspace",
-    "of the subspace, inside the span of hypothesis embeddings",
-)
-VARIANCE, OUTSIDE, INSIDE = range(3)  # entries of `share`
-METRICS = ("KL", "entropy error")
 ENTROPIES = ("exact entropy", "exact entropy within positions", "model's own entropy")
+
+
+def _effect(label: str) -> Quantity:
+    return Quantity("layer band", unit="bits", better="higher", label=label)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -79,8 +62,12 @@ class EditReport(Report, ABC):
         """Return the numbers of every edit with 95 % intervals and controls, then the codes of its verdict."""
         lines = [self.title]
         for rows, columns in self._tables():
-            known = {name: own for name, own in columns.items() if any(_cell(own, at) != "–" for at in rows.values())}
-            cells = [(name, *(_cell(own, at) for own in known.values())) for name, at in rows.items()]
+            known = {
+                name: column
+                for name, column in columns.items()
+                if any(_cell(column, at) != "–" for at in rows.values())
+            }
+            cells = [(name, *(_cell(column, at) for column in known.values())) for name, at in rows.items()]
             lines += ["", *fitted([("", *known), *cells])]
         return "\n".join(lines)
 
@@ -126,24 +113,25 @@ class InterventionReport(EditReport):
 
     - `movement`: toward the donor's value, for swaps only. `indirect_movement`: without the direct path to the
       output.
-    - `change_bits`: the changes from the unedited model that `effects` lists. `effect(name)` returns one of them. The
-      answer shift is defined for swaps only. "On removal" means that the subspace is removed.
+    - `answer_shift_bits` (of swaps), `kl_increase_bits` and `entropy_error_increase_bits`: changes from the unedited
+      model, whose levels are `unedited_answer_shift_bits`, `unedited_kl_bits` and `unedited_entropy_error_bits`.
+      `removal_kl_increase_bits`: when the subspace is removed. `indirect_answer_shift_bits` and
+      `indirect_kl_increase_bits`: without the direct path.
     - The `ceiling` of an effect or of a movement is that of the whole activation, swapped or, for every other kind,
       replaced by its mean.
-    - `unedited_bits`: the reference level of each change: the unedited model's answer shift and KL.
     - Baselines of an effect: mean and range over `random subspaces` of the same rank and over `variance-matched
       subspaces`; for movement also `untrained networks`, over all positions, scaled to this model's ceiling. For an
       effect without the direct path: the largest effect of each family of subspaces without their direct paths.
-    - `r2`: held-out R² of the quantity from the whole site before and after removal, by a map fitted on separate
-      sequences; then R² of entropy and belief from the subspace's coordinates alone.
-    - `share`: share of the site's variance; share of the squared difference of donor and recipient outside the
-      subspace; and share of the subspace inside the span of the hypothesis tokens' embeddings. The last is NaN outside
-      the residual stream; its baseline is mean and maximum of 1,000 random subspaces.
+    - `r2_before`, `r2_after`: held-out R² of the quantity from the whole site before and after removal, by a map fitted
+      on separate sequences. `entropy_r2`, `belief_r2`: R² of both from the subspace's coordinates alone.
+    - `variance_share`: share of the site's variance. `outside_share`: share of the squared difference of donor and
+      recipient outside the subspace. `embedding_share`: share of the subspace inside the span of the hypothesis tokens'
+      embeddings; NaN outside the residual stream; its baseline is mean and maximum of 1,000 random subspaces.
     - `against_causal`, `against_inert`: the first obstacle to either verdict, a code of
       `interventions.verdicts.Obstacle`. `controls_found`: number of distinct subspaces with the same share of variance.
-    - `held_movement`: movement with position and answer held fixed, and of what the strongest correlated code has
-      outside the subspace, over all positions. `survival_by_layer`: a code of `interventions.verdicts.Survival` where
-      the verdict is causal.
+    - `given_movement`: movement with the quantities in `given` held fixed, such as position and answer.
+      `code_movement`: of what the strongest correlated code, `code`, has outside the subspace. Both are over all
+      positions. `survival_by_layer`: a code of `interventions.verdicts.Survival` where the verdict is causal.
     """
 
     name: ClassVar[str] = "intervention"
@@ -158,46 +146,33 @@ class InterventionReport(EditReport):
     indirect_movement: Annotated[
         Estimate, Quantity("layer band", better="higher", label="movement without the direct path")
     ]
-    effects: tuple[str, ...]
-    change_bits: Annotated[Estimate, Quantity("effect layer band", unit="bits", better="higher", label="effect")]
-    unedited_bits: Annotated[Float[np.ndarray, "effect band"], Unit("bits")]
-    sources: tuple[str, ...]
-    r2: Annotated[Estimate, R2("source layer", label="R²")]
+    answer_shift_bits: Annotated[Estimate, _effect("answer shift")]
+    kl_increase_bits: Annotated[Estimate, _effect("KL increase")]
+    entropy_error_increase_bits: Annotated[Estimate, _effect("entropy error increase")]
+    removal_kl_increase_bits: Annotated[Estimate, _effect("KL increase on removal")]
+    indirect_answer_shift_bits: Annotated[Estimate, _effect("answer shift without the direct path")]
+    indirect_kl_increase_bits: Annotated[Estimate, _effect("KL increase without the direct path")]
+    unedited_answer_shift_bits: Annotated[Float[np.ndarray, " band"], Unit("bits")]
+    unedited_kl_bits: Annotated[Float[np.ndarray, " band"], Unit("bits")]
+    unedited_entropy_error_bits: Annotated[Float[np.ndarray, " band"], Unit("bits")]
+    r2_before: Annotated[Estimate, R2("layer", label="R² before removal")]
+    r2_after: Annotated[Estimate, R2("layer", label="R² after removal")]
+    entropy_r2: Annotated[Estimate, R2("layer", label="R² of entropy, from the coordinates alone")]
+    belief_r2: Annotated[Estimate, R2("layer", label="R² of belief, from the coordinates alone")]
     rank: Annotated[Int[np.ndarray, " layer"], Unit("1")]
-    parts: tuple[str, ...]
-    share: Annotated[Estimate, NonNegative("part layer", label="share")]
+    variance_share: Annotated[Estimate, NonNegative("layer", label="share of the site's variance")]
+    outside_share: Annotated[Estimate, NonNegative("layer", label="share of the difference outside the subspace")]
+    embedding_share: Annotated[Estimate, NonNegative("layer", label="share inside the embeddings' span")]
     verdict_by_layer: Annotated[tuple[str, ...], "layer"]
     against_causal: Annotated[tuple[str, ...], "layer"]
     against_inert: Annotated[tuple[str, ...], "layer"]
-    others: tuple[str, ...]
-    held_movement: Annotated[Estimate, Quantity("other layer", label="movement with a quantity held fixed")]
+    given: tuple[str, ...]
+    given_movement: Annotated[Estimate, Quantity("layer", label="movement with a quantity held fixed")]
+    code: str
+    code_movement: Annotated[Estimate, Quantity("layer", label="movement by the code outside the subspace")]
     survival_by_layer: Annotated[tuple[str, ...], "layer"]
     controls_found: Annotated[Int[np.ndarray, " layer"], Unit("1")]
     n: int
-
-    def effect(self, name: str) -> Estimate:
-        """Return one of the changes in bits, per layer and band, with its baselines.
-
-        Args:
-            name: One of `effects`, such as "answer shift".
-
-        Raises:
-            InvalidArgument: There is no effect of that name.
-        """
-        if name not in self.effects:
-            raise InvalidArgument(f"no effect is named {name!r}; available: {', '.join(self.effects)}.")
-        own = self.change_bits[self.effects.index(name)]
-        return replace(own, baselines=tuple(each for each in own.baselines if np.isfinite(each.value).any()))
-
-    @property
-    def kl_increase_bits(self) -> Estimate:
-        """The increase in KL to the original's exact posterior."""
-        return self.effect(EFFECTS[KL])
-
-    @property
-    def unedited_kl_bits(self) -> float:
-        """The unedited model's own KL, over all positions."""
-        return float(self.unedited_bits[KL, 0])
 
     @property
     def is_swap(self) -> bool:
@@ -207,7 +182,7 @@ class InterventionReport(EditReport):
     @property
     def layers(self) -> list[int]:
         """The layers that were edited."""
-        return [int(layer) for layer in np.flatnonzero(np.isfinite(self.change_bits.value[KL, :, 0]))]
+        return [int(layer) for layer in np.flatnonzero(self.rank > 0)]
 
     @property
     def _judged(self) -> list[int]:
@@ -217,9 +192,9 @@ class InterventionReport(EditReport):
     @property
     def share_of_ceiling(self) -> Float[np.ndarray, "layer band"]:
         """The effect as a share of the ceiling: movement for a swap, else the KL increase."""
-        own = self.movement if self.is_swap else self.kl_increase_bits
+        effect = self.movement if self.is_swap else self.kl_increase_bits
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(own.ceiling > 0, own.value / own.ceiling, np.nan)
+            return np.where(effect.ceiling > 0, effect.value / effect.ceiling, np.nan)
 
     def strongest(self) -> int:
         """Return the layer with the largest share of the ceiling's effect, over all positions.
@@ -230,7 +205,7 @@ class InterventionReport(EditReport):
         edited = frozenset(self.layers)
         shares = np.nan_to_num(self.share_of_ceiling[:, 0], nan=-math.inf)
         verdicts = [self.among_layers(layer).verdict for layer in range(len(shares))]
-        ranks = [(own == Verdict.CAUSAL) - (own == Verdict.BY_CONSTRUCTION) for own in verdicts]
+        ranks = [(verdict == Verdict.CAUSAL) - (verdict == Verdict.BY_CONSTRUCTION) for verdict in verdicts]
 
         def key(layer: int) -> tuple[bool, bool, int, float]:
             return layer in edited, bool(np.isfinite(shares[layer])), int(ranks[layer]), float(shares[layer])
@@ -245,17 +220,17 @@ class InterventionReport(EditReport):
         Args:
             layer: One of the model's layers.
         """
-        own = Judgment(self.verdict_by_layer[layer], self.against_causal[layer], self.against_inert[layer])
-        if own.verdict != Verdict.CAUSAL or len(self.layers) == 1:
-            return own
+        judgment = Judgment(self.verdict_by_layer[layer], self.against_causal[layer], self.against_inert[layer])
+        if judgment.verdict != Verdict.CAUSAL or len(self.layers) == 1:
+            return judgment
         movement, indirect = (self._chosen(each[layer, 0]) for each in (self.movement, self.indirect_movement))
         is_ignored = movement.is_withheld or indirect.is_withheld
         obstacle = str(Reason.CHOICE_IGNORED) if is_ignored else next(against_movement(movement, indirect), "")
-        return replace(own, verdict=Verdict.UNDECIDED, against_causal=obstacle) if obstacle else own
+        return replace(judgment, verdict=Verdict.UNDECIDED, against_causal=obstacle) if obstacle else judgment
 
-    def _chosen(self, own: Estimate) -> Estimate:
+    def _chosen(self, effect: Estimate) -> Estimate:
         """Return a scalar of one layer with an interval that allows for the choice of that layer."""
-        return own[np.newaxis].extreme("largest", count=len(self.layers))[1]
+        return effect[np.newaxis].extreme("largest", count=len(self.layers))[1]
 
     def headlines(self) -> Sequence[Headline]:
         """Return the effect in every layer with its verdict, the strongest layer first; then the others there."""
@@ -264,39 +239,39 @@ class InterventionReport(EditReport):
         lines = [self._judgment(layer) for layer in dict.fromkeys((at, *self._judged))]
         if self.is_swap:
             lines += [
-                self._line("change_bits", (SHIFT, at, 0), f"answer shift, {where}"),
-                ceiling_of(self, "change_bits", (SHIFT, at, 0), f"answer shift, ceiling, layer {at}"),
-                self._line("change_bits", (KL, at, 0), f"KL increase, {where}"),
-                self._line("change_bits", (REMOVAL, at, 0), f"KL increase on removal, {where}", verdict=""),
+                self._line("answer_shift_bits", at, f"answer shift, {where}"),
+                ceiling_of(self, "answer_shift_bits", (at, 0), f"answer shift, ceiling, layer {at}"),
+                self._line("kl_increase_bits", at, f"KL increase, {where}"),
+                self._line("removal_kl_increase_bits", at, f"KL increase on removal, {where}", verdict=""),
             ]
         else:
-            lines.append(ceiling_of(self, "change_bits", (KL, at, 0), f"ceiling, layer {at}"))
-        lines.append(headline_of(self, "r2", (AFTER, at), f"R² after removal, layer {at} ({self.quantity})"))
-        for at in self.layers:
-            label = f"layer {at}: {'movement' if self.is_swap else 'KL increase'} without the direct path"
-            metric, place = ("indirect_movement", ()) if self.is_swap else ("change_bits", (INDIRECT_KL,))
-            lines.append(self._line(metric, (*place, at, 0), label))
-        return [own for own in lines if own.verdict or not math.isnan(own.value)]
+            lines.append(ceiling_of(self, "kl_increase_bits", (at, 0), f"ceiling, layer {at}"))
+        lines.append(headline_of(self, "r2_after", (at,), f"R² after removal, layer {at} ({self.quantity})"))
+        metric, effect = (
+            ("indirect_movement", "movement") if self.is_swap else ("indirect_kl_increase_bits", "KL increase")
+        )
+        lines += [self._line(metric, at, f"layer {at}: {effect} without the direct path") for at in self.layers]
+        return [line for line in lines if line.verdict or not math.isnan(line.value)]
 
-    def _line(self, metric: str, at: tuple[int, ...], label: str, *, verdict: str | None = None) -> Headline:
-        """Return an entry, without a verdict of its own if the swap in its layer is an identity."""
-        is_identity = self.verdict_by_layer[at[-2]] == Verdict.BY_CONSTRUCTION
-        return headline_of(self, metric, at, label, verdict=str(Verdict.BY_CONSTRUCTION) if is_identity else verdict)
+    def _line(self, metric: str, layer: int, label: str, *, verdict: str | None = None) -> Headline:
+        """Return an effect over all positions, without a verdict of its own if the swap in its layer is an identity."""
+        is_identity = self.verdict_by_layer[layer] == Verdict.BY_CONSTRUCTION
+        verdict = str(Verdict.BY_CONSTRUCTION) if is_identity else verdict
+        return headline_of(self, metric, (layer, 0), label, verdict=verdict)
 
     def _judgment(self, layer: int) -> Headline:
         """Return the effect in one layer, with its verdict and what stands against another one."""
-        metric, label = "change_bits", f"KL increase, layer {layer}, {self.subspace}"
-        at: tuple[int, ...] = KL, layer, 0
+        metric, label = "kl_increase_bits", f"KL increase, layer {layer}, {self.subspace}"
         if self.is_swap:
-            metric, at, label = "movement", (layer, 0), f"layer {layer}: movement toward the donor's {self.quantity}"
-        own, count = self.estimate(metric)[at], 1
-        found = Judgment(self.verdict_by_layer[layer], self.against_causal[layer], self.against_inert[layer])
+            metric, label = "movement", f"layer {layer}: movement toward the donor's {self.quantity}"
+        effect, count = self.estimate(metric)[layer, 0], 1
+        judgment = Judgment(self.verdict_by_layer[layer], self.against_causal[layer], self.against_inert[layer])
         if layer == self.strongest() and len(self.layers) > 1:
-            chosen, found = self._chosen(own), self.among_layers(layer)
-            own, count = (own, 1) if chosen.is_withheld else (chosen, len(self.layers))
-        verdict, why = found.verdict, "; ".join(filter(None, (found.against_causal, found.against_inert)))
+            chosen, judgment = self._chosen(effect), self.among_layers(layer)
+            effect, count = (effect, 1) if chosen.is_withheld else (chosen, len(self.layers))
+        verdict, why = judgment.verdict, "; ".join(filter(None, (judgment.against_causal, judgment.against_inert)))
         why = {str(Verdict.CAUSAL): self.survival_by_layer[layer], str(Verdict.INERT): ""}.get(verdict, why)
-        line = headline_of(self, metric, at, label, own=own, chosen_of=count, verdict=verdict)
+        line = headline_of(self, metric, (layer, 0), label, own=effect, chosen_of=count, verdict=verdict)
         return replace(line, why=why)
 
     def panels(self) -> Sequence[Panel]:
@@ -312,15 +287,15 @@ class InterventionReport(EditReport):
             title, share = f"Layer {layer} moves the answer {moved}", "share of the way"
             movement = profile_panel(title, share, self.movement, everywhere, limits=(-1.5, 1.5))
             return movement, increase, bands_panel("Movement by position", share, self.movement, self.bands)
-        error = self.effect(EFFECTS[ERROR])
+        error = self.entropy_error_increase_bits
         by_error = profile_panel("Increase in entropy error", "increase (bits)", error, everywhere, is_folded=True)
         return increase, by_error, bands_panel("KL increase by position", kl, self.kl_increase_bits, self.bands)
 
     def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        name, own, indirect = "ΔKL", self.kl_increase_bits, self.effect(EFFECTS[INDIRECT_KL])
+        name, effect, indirect = "ΔKL", self.kl_increase_bits, self.indirect_kl_increase_bits
         if self.is_swap:
-            name, own, indirect = "movement", self.movement, self.indirect_movement
-        removal, shift, overlap = self.change_bits[REMOVAL], self.change_bits[SHIFT], self.share[INSIDE]
+            name, effect, indirect = "movement", self.movement, self.indirect_movement
+        removal, shift, overlap = self.removal_kl_increase_bits, self.answer_shift_bits, self.embedding_share
         is_inside = np.isnan(overlap.value).all() or (overlap.value[self.layers] >= _WHOLE).all()
         inside = {
             "in the embeddings' span": overlap.value,
@@ -329,24 +304,25 @@ class InterventionReport(EditReport):
         }
         numbers = {
             "rank": self.rank,
-            name: own[:, 0],
-            "ceiling": own.ceiling[:, 0],
-            "random, max": _most(own, RANDOM)[:, 0],
-            "matched, max": _most(own, MATCHED)[:, 0],
-            "untrained": _most(own, UNTRAINED)[:, 0],
+            name: effect[:, 0],
+            "ceiling": effect.ceiling[:, 0],
+            "random, max": _most(effect, RANDOM)[:, 0],
+            "matched, max": _most(effect, MATCHED)[:, 0],
+            "untrained": _most(effect, UNTRAINED)[:, 0],
             "without the direct path": indirect[:, 0],
             "controls, max": np.max([_most(indirect, each)[:, 0] for each in (RANDOM_MOST, MATCHED_MOST)], axis=0),
             "answer shift": shift[:, 0],
             "its ceiling": shift.ceiling[:, 0],
-            "Δ entropy error": self.effect(EFFECTS[ERROR])[:, 0],
-            "variance": self.share.value[VARIANCE],
-            "R² before": self.r2.value[BEFORE],
-            "after": self.r2.value[AFTER],
-            "shuffled": _mean(self.r2, SHUFFLED)[AFTER],
+            "Δ entropy error": self.entropy_error_increase_bits[:, 0],
+            "variance": self.variance_share.value,
+            "R² before": self.r2_before.value,
+            "after": self.r2_after.value,
+            "shuffled": _mean(self.r2_after, SHUFFLED),
             "ΔKL on removal": removal[:, 0],
             "of the whole": removal.ceiling[:, 0],
             "random, median": _mean(removal, ERASED)[:, 0],
-            **{name: self.held_movement[i] for i, name in enumerate(self.others)},
+            f"{' and '.join(self.given) or 'nothing'} held fixed": self.given_movement,
+            f"{self.code or 'no'} code, outside": self.code_movement,
             **({} if is_inside else inside),
         }
         codes = {
@@ -356,7 +332,7 @@ class InterventionReport(EditReport):
             "with others held fixed": self.survival_by_layer,
             "matched controls": self.controls_found,
         }
-        levels = {"KL, unedited": self.unedited_bits[KL], "answer shift, unedited": self.unedited_bits[SHIFT]}
+        levels = {"KL, unedited": self.unedited_kl_bits, "answer shift, unedited": self.unedited_answer_shift_bits}
         return (
             ({f"{self.kind} {self.subspace} at {self.where}; n = {self.n}": 0}, levels),
             (_rows(self.layers), numbers),
@@ -370,13 +346,13 @@ def _rows(layers: Sequence[int]) -> Mapping[str, int]:
 
 def _mean(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
     """Return the value of a baseline; NaN if the estimate has none of that name."""
-    return next((own.value for own in effect.baselines if own.name == name), np.full(effect.value.shape, np.nan))
+    return next((level.value for level in effect.baselines if level.name == name), np.full(effect.value.shape, np.nan))
 
 
 def _most(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
     """Return the upper end of a baseline; NaN if the estimate has none of that name."""
-    found = (own.bar("higher") for own in effect.baselines if own.name == name)
-    return next(found, np.full(effect.value.shape, np.nan))
+    bars = (level.bar("higher") for level in effect.baselines if level.name == name)
+    return next(bars, np.full(effect.value.shape, np.nan))
 
 
 @final
@@ -393,11 +369,13 @@ class JointInterventionReport(EditReport):
 
     Fields, for every set of layers:
 
-    - `unedited_bits`: KL to the exact posterior and entropy error of the unedited model.
-    - `increase_bits`: the increase of both over the unedited model on the same sequences. Baselines: mean and range
-      over `n_random` random subspaces of that rank, and over as many that are orthogonal to the edited subspace.
-      Its `ceiling`: the same with the whole activation replaced by its mean in those layers.
-    - `beyond_random_bits`: the paired difference to the mean over random subspaces.
+    - `unedited_kl_bits`, `unedited_entropy_error_bits`: KL to the exact posterior and entropy error of the unedited
+      model.
+    - `kl_increase_bits`, `entropy_error_increase_bits`: the increase over the unedited model on the same sequences.
+      Baselines: mean and range over `n_random` random subspaces of that rank, and over as many that are orthogonal to
+      the edited subspace. The `ceiling`: the same with the whole activation replaced by its mean in those layers.
+    - `kl_beyond_random_bits`, `entropy_error_beyond_random_bits`: the paired difference to the mean over random
+      subspaces.
     - `axis_correlation`: |Spearman| of entropy and the coordinate along a layer's axis, read before the edit of that
       layer; baselines: edits of random subspaces, and the unedited model. NaN for ranks above 1.
     """
@@ -410,12 +388,18 @@ class JointInterventionReport(EditReport):
     subspace: str
     rank: int
     sets: tuple[str, ...]
-    metrics: tuple[str, ...]
     targets: tuple[str, ...]
-    unedited_bits: Annotated[Estimate, NonNegative("metric", unit="bits", label="unedited model")]
-    increase_bits: Annotated[Estimate, Quantity("set metric", unit="bits", better="higher", label="increase")]
-    beyond_random_bits: Annotated[
-        Estimate, Quantity("set metric", unit="bits", label="increase beyond random subspaces")
+    unedited_kl_bits: Annotated[Estimate, NonNegative(unit="bits", label="KL of the unedited model")]
+    unedited_entropy_error_bits: Annotated[
+        Estimate, NonNegative(unit="bits", label="entropy error of the unedited model")
+    ]
+    kl_increase_bits: Annotated[Estimate, Quantity("set", unit="bits", better="higher", label="increase of KL")]
+    entropy_error_increase_bits: Annotated[
+        Estimate, Quantity("set", unit="bits", better="higher", label="increase of entropy error")
+    ]
+    kl_beyond_random_bits: Annotated[Estimate, Quantity("set", unit="bits", label="KL beyond random subspaces")]
+    entropy_error_beyond_random_bits: Annotated[
+        Estimate, Quantity("set", unit="bits", label="entropy error beyond random subspaces")
     ]
     axis_correlation: Annotated[Estimate, Share("set layer target", label="|ρ| of the axis with entropy")]
     verdicts: Annotated[tuple[str, ...], "set"]
@@ -427,10 +411,10 @@ class JointInterventionReport(EditReport):
         rows = list[Headline]()
         for i, name in enumerate(self.sets):
             where = f"{self.kind} {self.subspace}, {_layers(name)}"
-            for j, metric in enumerate(self.metrics):
-                # An increase above that of random subspaces may still be none, so only the report's verdict counts.
-                verdict, label = self.verdicts[i] * (j == 0), f"increase of {metric}, {where}"
-                rows.append(headline_of(self, "increase_bits", (i, j), label, verdict=verdict))
+            # An increase above that of random subspaces may still be none, so only the report's verdict counts.
+            for metric, field in _INCREASES.items():
+                verdict = self.verdicts[i] * (metric == "KL")
+                rows.append(headline_of(self, field, (i,), f"increase of {metric}, {where}", verdict=verdict))
             label = f"|ρ| with exact entropy, last layer, {where}"
             rows.append(headline_of(self, "axis_correlation", (i, -1, 0), label))
         return rows
@@ -440,21 +424,24 @@ class JointInterventionReport(EditReport):
         from bayesgeom.charts.lines import add_baseline, add_line
         from bayesgeom.report import EXACT, SERIES, label_axes
 
-        drawn = [Panel.blank(f"Increase of {metric}") for metric in self.metrics]
-        for column, panel in enumerate(drawn):
-            own, labels = self.increase_bits[:, column], tuple(map(_layers, self.sets))
-            levels = [own.value, *own.ends, *(each.value for each in own.compared)]
+        drawn, labels = list[Panel](), tuple(map(_layers, self.sets))
+        for metric, field in _INCREASES.items():
+            increase = self.estimate(field)
+            if np.isnan(increase.value).all():  # a file of another version lacks it
+                continue
+            drawn.append(Panel.blank(f"Increase of {metric}"))
+            levels = [increase.value, *increase.ends, *(level.value for level in increase.compared)]
             reach = 1.1 * float(np.nanmax(np.abs(levels))) + 1e-6
-            unit = f"increase of {self.metrics[column]} (bits)"
             # A ceiling far beyond would press all else into one point; the table names it.
-            marks = {"ceiling: whole activation": np.where(own.ceiling <= reach, own.ceiling, np.nan)}
-            marks |= {f"baseline: {level.name}": level.value for level in own.compared}
-            add_forest(panel.figure, labels, own.value, own.ends, unit=unit, levels=marks)
+            marks = {"ceiling: whole activation": np.where(increase.ceiling <= reach, increase.ceiling, np.nan)}
+            marks |= {f"baseline: {level.name}": level.value for level in increase.compared}
+            unit = f"increase of {metric} (bits)"
+            add_forest(drawn[-1].figure, labels, increase.value, increase.ends, unit=unit, levels=marks)
         order, along = self.axis_correlation, Panel.blank("Order along the axis")
         layers, unedited = range(order.value.shape[1]), order.baseline(UNEDITED)[0, :, 0]
         random = order.baseline(RANDOM).value.mean(axis=0)[:, 0]
         low, high = (
-            np.full_like(unedited.value, np.nan) if own is None else own for own in (unedited.low, unedited.high)
+            np.full_like(unedited.value, np.nan) if end is None else end for end in (unedited.low, unedited.high)
         )
         add_baseline(along.figure, layers, random, name=f"baseline: {RANDOM}")
         add_line(along.figure, layers, unedited.value, name="unedited", band=(low, high), color=EXACT)
@@ -466,9 +453,9 @@ class JointInterventionReport(EditReport):
         return *drawn, along
 
     def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        increase, order = self.increase_bits, self.axis_correlation[:, -1]
-        sets = dict(enumerate(map(_layers, self.sets)))
-        effects = {f"{name}, {metric}": (i, j) for i, name in sets.items() for j, metric in enumerate(self.metrics)}
+        increase = stacked([self.kl_increase_bits, self.entropy_error_increase_bits])
+        sets, order = dict(enumerate(map(_layers, self.sets))), self.axis_correlation[:, -1]
+        effects = {f"{name}, {metric}": (j, i) for i, name in sets.items() for j, metric in enumerate(_INCREASES)}
         orders = {f"{name}, {target}": (i, j) for i, name in sets.items() for j, target in enumerate(self.targets)}
         numbers = {
             "increase": increase,
@@ -477,7 +464,7 @@ class JointInterventionReport(EditReport):
             "orthogonal, mean": _mean(increase, ORTHOGONAL),
             "orthogonal, max": _most(increase, ORTHOGONAL),
             "ceiling": increase.ceiling,
-            "beyond random": self.beyond_random_bits,
+            "beyond random": stacked([self.kl_beyond_random_bits, self.entropy_error_beyond_random_bits]),
         }
         correlations = {
             "|ρ|, last layer, edited": order,
@@ -485,7 +472,8 @@ class JointInterventionReport(EditReport):
             "random, mean": _mean(order, RANDOM),
             "random, max": _most(order, RANDOM),
         }
-        unedited = {f"{metric}, unedited": self.unedited_bits.value[j : j + 1] for j, metric in enumerate(self.metrics)}
+        levels = zip(_INCREASES, (self.unedited_kl_bits, self.unedited_entropy_error_bits), strict=True)
+        unedited = {f"{metric}, unedited": level.value[np.newaxis] for metric, level in levels}
         return (
             ({f"{self.kind} {self.subspace} at {self.site}, bits; n = {self.n}": 0}, unedited),
             (effects, numbers),
@@ -518,7 +506,7 @@ class OnwardsReport(EditReport):
       `is_matched_by_layer` is false there are no such subspaces in some layer, and everything outside the erased
       subspace is erased there.
       Its `ceiling`: the whole activation replaced by its mean. `unedited_kl_bits`: the model's own KL.
-    - `r2`: held-out R² of the quantity at scored positions, before and after; the largest over the erased layers.
+    - `r2_before`, `r2_after`: held-out R² of the quantity at scored positions; the largest over the erased layers.
     - `r2_excess`: the largest amount by which R² exceeds both the 97.5 % quantile of shuffled values and 0.
     """
 
@@ -529,8 +517,8 @@ class OnwardsReport(EditReport):
     subspace: str
     quantity: str
     kl_increase_bits: Annotated[Estimate, Quantity("layer", unit="bits", better="higher", label="KL increase")]
-    stages: tuple[str, ...]
-    r2: Annotated[Estimate, R2("stage layer", label="R² of the quantity, before and after erasure")]
+    r2_before: Annotated[Estimate, R2("layer", label="R² of the quantity before erasure")]
+    r2_after: Annotated[Estimate, R2("layer", label="R² of the quantity after erasure")]
     r2_excess: Annotated[Float[np.ndarray, " layer"], Unit("1")]
     unedited_kl_bits: Annotated[Estimate, NonNegative(unit="bits", label="KL of the unedited model")]
     verdict_by_layer: Annotated[tuple[str, ...], "layer"]
@@ -545,7 +533,7 @@ class OnwardsReport(EditReport):
     def headlines(self) -> Sequence[Headline]:
         """Return one line per first layer, the strongest verdict first, then the relative size and R²."""
         order = (Verdict.INERT, Verdict.UNDECIDED, Verdict.NOT_IDENTIFIED)
-        ranked = sorted(self.layers, key=lambda at: [self.verdict_by_layer[at] != own for own in order])
+        ranked = sorted(self.layers, key=lambda at: [self.verdict_by_layer[at] != verdict for verdict in order])
         lines = list[Headline]()
         for at in ranked:
             label, verdict = f"KL increase, {self.subspace} from layer {at} on", self.verdict_by_layer[at]
@@ -556,7 +544,7 @@ class OnwardsReport(EditReport):
             relative = float(increase.value[at] / increase.ceiling[at])
             lines.append(Headline.computed("kl_increase_bits", label, relative))
         for at in sorted(self.layers, key=lambda at: float(self.r2_excess[at]))[-1:]:
-            lines.append(headline_of(self, "r2", (1, at), f"R² after erasure from layer {at}"))
+            lines.append(headline_of(self, "r2_after", (at,), f"R² after erasure from layer {at}"))
         return lines
 
     def panels(self) -> Sequence[Panel]:
@@ -569,13 +557,13 @@ class OnwardsReport(EditReport):
         title = change_text(f"Erasing it from layer {most} on", kl.value[most])
         read = Panel.blank("R² of the quantity, before and after", is_folded=True)
         cost = profile_panel(title, "KL increase (bits)", kl[:, np.newaxis], "erased", is_along=True)
-        for name, values, color in zip(self.stages, self.r2.value, (EXACT, MEASURED), strict=True):
-            add_line(read.figure, at, values[at], name=f"{name}, most over layers", color=color)
+        add_line(read.figure, at, self.r2_before.value[at], name="before, most over layers", color=EXACT)
+        add_line(read.figure, at, self.r2_after.value[at], name="after, most over layers", color=MEASURED)
         label_axes(read.figure, "first erased layer", "held-out R²")
         label_axes(cost.figure, "first erased layer", "KL increase (bits)")
         ends = [at[0] - 0.5, at[-1] + 0.5] if at else None  # with one layer, its interval is a whisker
-        for own in (cost.figure, read.figure):
-            own.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(at) // 8), range=ends)
+        for figure in (cost.figure, read.figure):
+            figure.update_xaxes(tickmode="linear", tick0=0, dtick=-(-len(at) // 8), range=ends)
         return cost, read
 
     def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -585,10 +573,10 @@ class OnwardsReport(EditReport):
             "random, max": _most(increase, RANDOM_MOST),
             "matched, max": _most(increase, MATCHED_MOST),
             "ceiling": increase.ceiling,
-            "R² before": self.r2.value[0],
-            "after": self.r2.value[1],
+            "R² before": self.r2_before.value,
+            "after": self.r2_after.value,
             "excess": self.r2_excess,
-            "controls matched": ["yes" if own else "no" for own in self.is_matched_by_layer],
+            "controls matched": ["yes" if is_matched else "no" for is_matched in self.is_matched_by_layer],
             "verdict": self.verdict_by_layer,
         }
         own_kl = {"KL, unedited": self.unedited_kl_bits[np.newaxis]}

@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float, Float64
 from bayesgeom.core import Verdict, phase
 from bayesgeom.interventions._evidence import Erasure, Overlap
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
-from bayesgeom.interventions.engine import DISTANCE, ENTROPY_ERROR, KL, KL_DONOR, MOVED, Totals
+from bayesgeom.interventions.engine import Score, Totals
 from bayesgeom.interventions.matching import Matched
-from bayesgeom.interventions.report import EFFECTS, PARTS, SHUFFLED, SOURCES, TARGETS, InterventionReport
+from bayesgeom.interventions.report import SHUFFLED, InterventionReport
 from bayesgeom.interventions.verdicts import Evidence, Judgment, Obstacle, Reach, survival_of, verdict_of
-from bayesgeom.report import UNTRAINED, WHOLE, Baseline, Estimate, stacked
+from bayesgeom.report import UNTRAINED, WHOLE, Baseline, Estimate
 from bayesgeom.stats import ratio_interval
 from bayesgeom.subspaces.base import Subspace
 
@@ -23,7 +23,7 @@ from bayesgeom.subspaces.base import Subspace
 # follows. The control totals begin with the ceiling; then random and matched subspaces, the removal of the random ones
 # for a swap, and the first two without that path.
 OWN, CEILING, REMOVAL, REMOVAL_CEILING, GIVEN, BY_CODE = range(6)
-_KL_INCREASE = 1  # entry of `EFFECTS`
+_SHIFT, _KL, _ERROR = (Score.KL, Score.DONOR_KL), (Score.KL,), (Score.ENTROPY_ERROR,)  # a score, or a difference
 _CONTROLS = ((RANDOM, RANDOM_MOST), (MATCHED, MATCHED_MOST))
 Sums = Float[np.ndarray, "unit chosen condition band"]
 Ratio = Callable[[Totals], tuple[Sums, Sums]]
@@ -84,26 +84,27 @@ class Context:
 
     def columns(self, row: Callable[[LayerEvidence], Sequence[float]]) -> Float[np.ndarray, "column layer"]:
         """Return numbers of every layer as columns over layers; NaN for layers without an edit."""
-        return self.placed(np.array([row(own) for own in self.layers.values()])).T
+        return self.placed(np.array([row(evidence) for evidence in self.layers.values()])).T
 
 
 @phase("intervals")
 def intervention_report(main: Totals, control: Totals, context: Context) -> InterventionReport:
     """Return the report with intervals, ceilings, controls and verdicts; layers that were not edited are NaN."""
-    scores, found = _Scores(main=main, control=control, context=context), context.layers
+    scores, layers = _Scores(main=main, control=control, context=context), context.layers
     movement, indirect_movement = scores.movement
-    changes = [scores.effect(_change(of)) for of in range(3)]
-    (_, indirect_shift), (_, indirect_kl), _ = changes
-    change = stacked([*(own for own, _ in changes), scores.removal, indirect_shift, indirect_kl])
-    held, (given, by_code) = scores.held, scores.held
-    verdicts = {at: verdict_of(scores.evidence(at)) for at in found}
+    answer_shift, indirect_answer_shift = scores.effect(_change(_SHIFT))
+    kl_increase, indirect_kl_increase = scores.effect(_change(_KL))
+    given, by_code = scores.held_fixed
+    r2_before, r2_after, entropy_r2, belief_r2 = _readouts(context)
+    variance_share, outside_share, embedding_share = _shares(context)
+    verdicts = {at: verdict_of(scores.evidence(at)) for at in layers}
     survival = [""] * context.n_layers
-    for at in (at for at, own in verdicts.items() if own.verdict == Verdict.CAUSAL):
+    for at in (at for at, judgment in verdicts.items() if judgment.verdict == Verdict.CAUSAL):
         left = given[at] if context.holds else None
-        rest = by_code[at] if found[at].has_code else None
+        rest = by_code[at] if layers[at].has_code else None
         survival[at] = str(survival_of(movement[at, 0], left, context.code, rest))
     verdicts |= dict.fromkeys(context.empty, Judgment(Verdict.UNDECIDED, Obstacle.NOTHING_LEFT))
-    judged = [verdicts.get(at) for at in range(context.n_layers)]
+    judged = [verdicts.get(at, Judgment("")) for at in range(context.n_layers)]
     return InterventionReport(
         kind=context.design.kind,
         subspace=context.label,
@@ -112,24 +113,34 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         bands=context.bands,
         movement=movement,
         indirect_movement=indirect_movement,
-        effects=EFFECTS,
-        change_bits=replace(change, baselines=tuple(sorted(change.baselines, key=_place))),
-        unedited_bits=scores.unedited,
-        sources=SOURCES,
-        r2=_r2(context),
-        rank=np.array([found[at].subspace.rank if at in found else 0 for at in range(context.n_layers)]),
-        parts=PARTS,
-        share=_share(context),
-        verdict_by_layer=tuple("" if own is None else str(own.verdict) for own in judged),
-        against_causal=tuple("" if own is None else str(own.against_causal) for own in judged),
-        against_inert=tuple("" if own is None else str(own.against_inert) for own in judged),
-        others=(
-            f"{' and '.join(context.holds) or 'nothing'} held fixed",
-            f"{context.code or 'no'} code, outside",
-        ),
-        held_movement=stacked(held),
+        answer_shift_bits=answer_shift,
+        kl_increase_bits=kl_increase,
+        entropy_error_increase_bits=scores.effect(_change(_ERROR))[0],
+        removal_kl_increase_bits=scores.removal,
+        indirect_answer_shift_bits=indirect_answer_shift,
+        indirect_kl_increase_bits=indirect_kl_increase,
+        unedited_answer_shift_bits=scores.unedited(_SHIFT),
+        unedited_kl_bits=scores.unedited(_KL),
+        unedited_entropy_error_bits=scores.unedited(_ERROR),
+        r2_before=r2_before,
+        r2_after=r2_after,
+        entropy_r2=entropy_r2,
+        belief_r2=belief_r2,
+        rank=np.array([layers[at].subspace.rank if at in layers else 0 for at in range(context.n_layers)]),
+        variance_share=variance_share,
+        outside_share=outside_share,
+        embedding_share=embedding_share,
+        verdict_by_layer=tuple(str(judgment.verdict) for judgment in judged),
+        against_causal=tuple(str(judgment.against_causal) for judgment in judged),
+        against_inert=tuple(str(judgment.against_inert) for judgment in judged),
+        given=context.holds,
+        given_movement=given,
+        code=context.code,
+        code_movement=by_code,
         survival_by_layer=tuple(survival),
-        controls_found=np.array([found[at].matched.n_distinct if at in found else 0 for at in range(context.n_layers)]),
+        controls_found=np.array(
+            [layers[at].matched.n_distinct if at in layers else 0 for at in range(context.n_layers)]
+        ),
         n=context.n,
     )
 
@@ -146,25 +157,25 @@ class _Scores:
     @cached_property
     def movement(self) -> tuple[Estimate, Estimate]:
         """Share of the distance to the target that is covered, over all pairs; then that without the direct path."""
-        own, indirect = self.effect(_moved)
-        untrained = np.full_like(own.value, np.nan)
+        movement, indirect = self.effect(_moved)
+        untrained = np.full_like(movement.value, np.nan)
         (share,) = self.context.columns(lambda layer: (layer.untrained_share,))
-        untrained[:, 0] = share * own.ceiling[:, 0]
+        untrained[:, 0] = share * movement.ceiling[:, 0]
         level = [Baseline.of("baseline", UNTRAINED, untrained)] if np.isfinite(untrained).any() else []
-        return replace(own, baselines=(*own.baselines[:-1], *level, own.baselines[-1])), indirect
+        return replace(movement, baselines=(*movement.baselines[:-1], *level, movement.baselines[-1])), indirect
 
     def effect(self, ratio: Ratio) -> tuple[Estimate, Estimate]:
         """Return an effect with ceiling and controls; then both without the direct path, NaN if the site has none."""
         place, design = self.context.placed, self.context.design
         has_path = self.main.conditions.shape[2] > (at := self._indirect)
         with np.errstate(divide="ignore", invalid="ignore"):
-            drawn = np.divide(*(own.sum(axis=0) for own in ratio(self.control)))[:, 1:]
+            drawn = np.divide(*(part.sum(axis=0) for part in ratio(self.control)))[:, 1:]
         n_erased = design.n_random if design.kind == "swap" else 0
         ends = np.cumsum([design.n_random, design.n_matched, n_erased, design.n_random])
         random, matched, _, *later_families = np.split(drawn, ends, axis=1)
         levels, most = list[Baseline](), list[Baseline]()
-        for (name, name_most), own, later in zip(_CONTROLS, (random, matched), later_families, strict=True):
-            mean, least, largest = (place(part) for part in (own.mean(1), own.min(1), own.max(1)))
+        for (name, name_most), family, later in zip(_CONTROLS, (random, matched), later_families, strict=True):
+            mean, least, largest = (place(part) for part in (family.mean(1), family.min(1), family.max(1)))
             levels.append(Baseline.of("chance", name, mean, low=least, high=largest))
             most += [Baseline.of("chance", name_most, place(later.max(1)))] if has_path else []
         effect = self._estimate(ratio, OWN, CEILING, levels)
@@ -179,52 +190,51 @@ class _Scores:
         if design.kind not in ("swap", "remove"):
             return Estimate.of(np.full((self.context.n_layers, len(self.context.bands)), np.nan), n=self.context.n)
         first = 1 if design.kind == "remove" else 1 + design.n_random + design.n_matched
-        increase, n = (own.sum(axis=0) for own in _change(_KL_INCREASE)(self.control))
+        increase, n = (part.sum(axis=0) for part in _change(_KL)(self.control))
         drawn = (increase / n)[:, first : first + design.n_random]
         median, least, most = (place(of(drawn, axis=1)) for of in (np.median, np.min, np.max))
         level = Baseline.of("chance", ERASED, median, low=least, high=most)
         pair = (OWN, CEILING) if design.kind == "remove" else (REMOVAL, REMOVAL_CEILING)
-        return self._estimate(_change(_KL_INCREASE), *pair, [level])
+        return self._estimate(_change(_KL), *pair, [level])
 
     @cached_property
-    def held(self) -> tuple[Estimate, Estimate]:
+    def held_fixed(self) -> tuple[Estimate, Estimate]:
         """Movement with position and answer held fixed, then by the code without the subspace; NaN where undefined."""
         if self.context.design.kind != "swap":
             unknown = Estimate.of(np.full(self.context.n_layers, np.nan), n=self.context.n)
             return unknown, unknown
-        has_given, has_code = self.context.columns(lambda own: (own.has_given, own.has_code)) == 1
+        has_given, has_code = self.context.columns(lambda layer: (layer.has_given, layer.has_code)) == 1
         given, by_code = (self._estimate(_moved, condition)[:, 0] for condition in (GIVEN, BY_CODE))
         return _where(given, has_given), _where(by_code, has_code)
 
-    @property
-    def unedited(self) -> Float[np.ndarray, "effect band"]:
-        """The reference levels of `EFFECTS`: answer shift, KL and entropy error without an edit."""
-        shift, kl, error = (_metric(of, self.main.baseline).sum(axis=0) / self.main.counts.sum() for of in range(3))
-        return np.stack([shift, kl, error, kl, shift, kl])
+    def unedited(self, scores: tuple[Score, ...]) -> Float[np.ndarray, " band"]:
+        """Return the mean of a score, or of a difference of two, without an edit."""
+        mean: np.ndarray = _metric(self.main.baseline, scores).sum(axis=0) / self.main.counts.sum()
+        return mean
 
     def evidence(self, layer: int) -> Evidence:
         """Return the evidence for the verdict on one layer."""
-        context, (movement, indirect), own = self.context, self.movement, self.context.layers[layer]
+        context, (movement, indirect), known = self.context, self.movement, self.context.layers[layer]
         with np.errstate(divide="ignore", invalid="ignore"):
             share = movement.value[layer, 0] / movement.ceiling[layer, 0]
         reach = Reach(
-            outside_share=own.outside_share, share_of_ceiling=float(share), untrained_share=own.untrained_share
+            outside_share=known.outside_share, share_of_ceiling=float(share), untrained_share=known.untrained_share
         )
         return Evidence(
             kind=context.design.kind,
             movement=movement[layer, 0],
             indirect=indirect[layer, 0],
             removal=self.removal[layer, 0],
-            is_matched=own.matched.is_matched,
+            is_matched=known.matched.is_matched,
             n=context.n,
             n_random=context.design.n_random,
-            n_matched=own.matched.n_distinct,
-            erasure=own.erasure,
+            n_matched=known.matched.n_distinct,
+            erasure=known.erasure,
             is_identified=context.is_identified,
             is_told=context.is_told,
             is_readout=context.is_readout,
             reach=reach,
-            whole=own.whole,
+            whole=known.whole,
         )
 
     @property
@@ -236,7 +246,7 @@ class _Scores:
         self, ratio: Ratio, condition: int, ceiling: int | None = None, baselines: Sequence[Baseline] = ()
     ) -> Estimate:
         """Return Σ above / Σ below over all pairs, with its interval or the reason why it has none."""
-        place, levels = self.context.placed, [own for own in baselines if np.isfinite(own.value).any()]
+        place, levels = self.context.placed, _known(*baselines)
         value, low, high, reason = self._ratio(ratio, condition)
         if ceiling is not None:
             whole, least, most, _ = self._ratio(ratio, ceiling)
@@ -246,70 +256,69 @@ class _Scores:
 
     def _ratio(self, ratio: Ratio, condition: int) -> tuple[Float64[np.ndarray, "chosen band"], ...]:
         """Return Σ above / Σ below, the ends of its interval, and the number of the reason why it has none."""
-        above, below = (own[:, :, condition] for own in ratio(self.main))
+        above, below = (part[:, :, condition] for part in ratio(self.main))
         with np.errstate(divide="ignore", invalid="ignore"):
             value = above.sum(axis=0) / below.sum(axis=0)
-        found = ratio_interval(above, below, seed=self.context.seed)
-        return value, found.lo, found.hi, np.where(np.isnan(value), 0.0, found.code)
+        interval = ratio_interval(above, below, seed=self.context.seed)
+        return value, interval.lo, interval.hi, np.where(np.isnan(value), 0.0, interval.code)
 
 
-def _where(own: Estimate, is_known: Bool[np.ndarray, " layer"]) -> Estimate:
+def _where(estimate: Estimate, is_known: Bool[np.ndarray, " layer"]) -> Estimate:
     """Return an estimate that is NaN elsewhere."""
-    low, high = (np.where(is_known, end, np.nan) for end in own.ends)
-    return replace(own, value=np.where(is_known, own.value, np.nan), low=low, high=high)
+    low, high = (np.where(is_known, end, np.nan) for end in estimate.ends)
+    return replace(estimate, value=np.where(is_known, estimate.value, np.nan), low=low, high=high)
 
 
-def _place(own: Baseline) -> int:
-    """Return where a baseline of the changes stands: random erasures of one of them, and ceilings, come last."""
-    return 2 if own.kind == "ceiling" else own.name == ERASED
+def _known(*levels: Baseline) -> list[Baseline]:
+    """Return the baselines with a value in any layer."""
+    return [level for level in levels if np.isfinite(level.value).any()]
 
 
 def _moved(totals: Totals) -> tuple[Sums, Sums]:
-    return totals.conditions[..., MOVED, :], totals.conditions[..., DISTANCE, :]
+    return totals.conditions[..., Score.MOVED, :], totals.conditions[..., Score.DISTANCE, :]
 
 
-def _change(effect: int) -> Ratio:
-    """Return the change of the metric behind an entry of `EFFECTS` on the same pairs, and the number of pairs."""
+def _change(scores: tuple[Score, ...]) -> Ratio:
+    """Return the change of a score, or of a difference of two, on the same pairs, and the number of pairs."""
 
     def ratio(totals: Totals) -> tuple[Sums, Sums]:
-        change = _metric(effect, totals.conditions) - _metric(effect, totals.baseline)[:, None, None]
+        change = _metric(totals.conditions, scores) - _metric(totals.baseline, scores)[:, None, None]
         return change, np.broadcast_to(totals.counts[:, None, None, None].astype(np.float64), change.shape)
 
     return ratio
 
 
-def _metric(effect: int, sums: Float[np.ndarray, "*axes metric band"]) -> Float[np.ndarray, "*axes band"]:
-    """Return the sums of answer shift, KL or entropy error, for the first three entries of `EFFECTS`."""
-    kl: np.ndarray = sums[..., KL, :]
-    return (kl - sums[..., KL_DONOR, :], kl, sums[..., ENTROPY_ERROR, :])[effect]
+def _metric(sums: Float[np.ndarray, "*axes score band"], scores: tuple[Score, ...]) -> Float[np.ndarray, "*axes band"]:
+    """Return the sums of a score, or of the first one less the second."""
+    first: np.ndarray = sums[..., scores[0], :]
+    return first if len(scores) == 1 else first - sums[..., scores[1], :]
 
 
-def _r2(context: Context) -> Estimate:
-    """Return held-out R² in the order of `SOURCES`.
-
-    The baseline after removal is the R² of shuffled values; that of the subspace's coordinates is the mean over random
-    subspaces.
-    """
-    before, after, shuffled = context.columns(lambda own: (own.erasure.before, own.erasure.after, own.erasure.permuted))
-    own = context.columns(lambda own: [own.r2[target][0] for target in TARGETS])
-    random = context.columns(lambda own: [own.r2[target][1:].mean() for target in TARGETS])
-    unknown = np.full_like(shuffled, np.nan)
-    levels = (
-        Baseline.of("permutation", SHUFFLED, np.stack([unknown, shuffled, unknown, unknown])),
-        Baseline.of("chance", RANDOM, np.stack([unknown, unknown, *random])),
+def _readouts(context: Context) -> tuple[Estimate, ...]:
+    """Return held-out R² of the quantity before and after removal; of entropy and belief from the coordinates."""
+    before, after, shuffled = context.columns(
+        lambda layer: (layer.erasure.before, layer.erasure.after, layer.erasure.permuted)
     )
-    known = [level for level in levels if np.isfinite(level.value).any()]
-    return Estimate.of(np.stack([before, after, *own]), baselines=known)
+
+    def of_coordinates(target: str) -> Estimate:
+        value, random = context.columns(lambda layer: (layer.r2[target][0], layer.r2[target][1:].mean()))
+        return Estimate.of(value, baselines=_known(Baseline.of("chance", RANDOM, random)))
+
+    of_site = Estimate.of(after, baselines=_known(Baseline.of("permutation", SHUFFLED, shuffled)))
+    return Estimate.of(before), of_site, of_coordinates("entropy"), of_coordinates("belief")
 
 
-def _share(context: Context) -> Estimate:
-    """Return the shares in the order of `PARTS`; baselines are matched subspaces for variance, random ones inside."""
-    variance, outside, matched = context.columns(lambda own: (own.variance_share, own.outside_share, own.matched.share))
-    unknown = np.full_like(variance, np.nan)
-    inside, levels = unknown, [Baseline.of("chance", MATCHED, np.stack([matched, unknown, unknown]))]
-    overlaps = [own.overlap for own in context.layers.values() if own.overlap is not None]
+def _shares(context: Context) -> tuple[Estimate, ...]:
+    """Return the shares of variance, of the difference outside, and in the span of embeddings."""
+    variance, outside, matched = context.columns(
+        lambda layer: (layer.variance_share, layer.outside_share, layer.matched.share)
+    )
+    inside, levels = np.full_like(variance, np.nan), list[Baseline]()
+    overlaps = [layer.overlap for layer in context.layers.values() if layer.overlap is not None]
     if overlaps:
-        inside, random, most = context.placed(np.array([(own.value, own.random, own.most) for own in overlaps])).T
-        highest = np.stack([unknown, unknown, most])
-        levels.append(Baseline.of("chance", RANDOM, np.stack([unknown, unknown, random]), high=highest))
-    return Estimate.of(np.stack([variance, outside, inside]), baselines=levels)
+        inside, random, most = context.placed(
+            np.array([(overlap.value, overlap.random, overlap.most) for overlap in overlaps])
+        ).T
+        levels.append(Baseline.of("chance", RANDOM, random, high=most))
+    of_variance = Estimate.of(variance, baselines=[Baseline.of("chance", MATCHED, matched)])
+    return of_variance, Estimate.of(outside), Estimate.of(inside, baselines=levels)

@@ -202,9 +202,9 @@ def _identity(evidence: Evidence) -> str:
         return Obstacle.INSIDE
     if evidence.reach.is_same_as_untrained:
         return Obstacle.UNTRAINED_CEILING
-    if any(own.is_whole_difference for own in evidence.whole):
+    if any(reach.is_whole_difference for reach in evidence.whole):
         return Obstacle.INSIDE_WHOLE
-    return Obstacle.UNTRAINED_WHOLE if any(own.is_same_as_untrained for own in evidence.whole) else ""
+    return Obstacle.UNTRAINED_WHOLE if any(reach.is_same_as_untrained for reach in evidence.whole) else ""
 
 
 def _against_causal(evidence: Evidence) -> Iterator[Obstacle]:
@@ -240,12 +240,12 @@ def against_movement(movement: Estimate, indirect: Estimate, *, is_matched: bool
         yield from _within_controls(indirect, later, is_matched=is_matched)
 
 
-def _within_controls(own: Estimate, codes: tuple[Obstacle, ...], *, is_matched: bool) -> Iterator[Obstacle]:
+def _within_controls(effect: Estimate, codes: tuple[Obstacle, ...], *, is_matched: bool) -> Iterator[Obstacle]:
     """Yield the code of each level that the lower end of an effect does not exceed: 0, random and matched subspaces."""
-    low, (zero, random, matched) = own.ends[0], codes
+    low, (zero, random, matched) = effect.ends[0], codes
     if not low > 0:
         yield zero
-    for level in own.compared:
+    for level in effect.compared:
         if level.name.startswith(RANDOM) and not low > level.bar("higher"):
             yield random
         if level.name.startswith(MATCHED) and is_matched and not low > level.bar("higher"):
@@ -269,10 +269,10 @@ def against_cheap(increase: Estimate) -> list[Obstacle]:
     high = increase.ends[1]
     if increase.value == 0 and high == 0:
         return []  # the logits are bit-identical
-    random = next((own.value for own in increase.baselines if own.name == ERASED), np.asarray(np.nan))
-    found = [Obstacle.KL_OF_CEILING] if not high <= CEILING_SHARE * increase.ceiling else []
-    found += [Obstacle.NO_ERASURES] if np.isnan(random) else []
-    return found if np.isnan(random) or high <= random else [*found, Obstacle.KL_OF_RANDOM]
+    random = next((level.value for level in increase.baselines if level.name == ERASED), np.asarray(np.nan))
+    obstacles = [Obstacle.KL_OF_CEILING] if not high <= CEILING_SHARE * increase.ceiling else []
+    obstacles += [Obstacle.NO_ERASURES] if np.isnan(random) else []
+    return obstacles if np.isnan(random) or high <= random else [*obstacles, Obstacle.KL_OF_RANDOM]
 
 
 def survival_of(movement: Estimate, given: Estimate | None, code: str, by_code: Estimate | None) -> Survival:

@@ -11,11 +11,12 @@ References:
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from bayesgeom.core import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K, Reason, Run, Verdict
@@ -63,21 +64,26 @@ from bayesgeom.stats import (
     welch_bound,
 )
 
-WEIGHTS, COLUMNS = "weights", "columns"  # keys from the weights alone: by token set, and columns of W_K
+ACTIVATION, ROTATED, WEIGHTS = "activation", "activation rotated", "weights"  # what keys are read from
+COLUMNS, NO_TOKENS = "columns", "no tokens named"  # in the place of a token set; the first: the columns of W_K
 N_SPLITS = 8  # random halvings of the sequences, for cross-fitting
 _ORDER = {"inputs": 0, "hypotheses": 1}
+_LAYERS, _HEADS = "token_set variant layer", "token_set variant layer kv_head"  # axes of the report
+Heads = Float[np.ndarray, "token_set variant layer kv_head"]
+Pair = tuple[int, int]  # a token set and a variant, by index
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The compared vectors; overlap under each row of weights, raw and centered; the inputs of W_K; the width.
+    """The vectors of a token set in one variant; overlap by row of weights, raw and centered; inputs of W_K; width.
 
     `rows` and `kink` are those of `overlap_rows`. `noise` is the share of sampling noise in the mean squared length of
     the vectors, raw and centered.
     """
 
-    name: str
+    token_set: str
+    variant: str
     vectors: Float[Tensor, "layer kv_head item d"]
     rows: Float[np.ndarray, "row 2 layer kv_head"]
     crossfit: Float[np.ndarray, "layer kv_head"]
@@ -96,26 +102,29 @@ def key_views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[View]:
     no_sample = {"rows": unknown, "kink": unknown[0], "noise": unknown[0], "crossfit": unknown[0, 0]}
     inputs = run.recorded.get(TOKEN_INPUTS)
     of = {name: None if inputs is None else inputs[:, at] for name, at in members.items()}
-    variants = [_from_activations(run, KEY_SUMS, members, of, "activation", weights)]
+    variants = [_from_activations(run, KEY_SUMS, members, of, ACTIVATION, weights)]
     if ROTATED_KEY_SUMS.is_in(run) and _is_rotated(run, weights.shape[1]):
-        variants.append(_from_activations(run, ROTATED_KEY_SUMS, members, of, "activation rotated", weights))
+        variants.append(_from_activations(run, ROTATED_KEY_SUMS, members, of, ROTATED, weights))
     if TOKEN_KEYS in run.recorded:
         keys = run.at(TOKEN_KEYS).movedim(2, 1)
-        named = ((name, f"{name} / {WEIGHTS}", at) for name, at in members.items())
-        variants.append({x: View(name=y, vectors=keys[:, :, at], **no_sample, inputs=of[x]) for x, y, at in named})
+        exact: dict[str, View] = {}
+        for name, at in members.items():
+            vectors = keys[:, :, at]
+            exact[name] = View(token_set=name, variant=WEIGHTS, vectors=vectors, **no_sample, inputs=of[name])
+        variants.append(exact)
     views = [by_set[name] for name in members for by_set in variants]
     if W_K_GRAM in run.recorded:
         columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model
-        views.append(View(name=COLUMNS, vectors=columns, **no_sample, width=width))
+        views.append(View(token_set=COLUMNS, variant=WEIGHTS, vectors=columns, **no_sample, width=width))
     nothing = torch.full((run.spec.n_layers, run.spec.n_kv_heads, 1, run.spec.d_head), torch.nan)
-    return views or [View(name="no tokens named", vectors=nothing, **no_sample)]
+    return views or [View(token_set=NO_TOKENS, variant=ACTIVATION, vectors=nothing, **no_sample)]
 
 
 def _is_rotated(run: Run, n: int) -> bool:
     """Return whether rotated keys differ from keys; a model without rotation has the same."""
     if {K, K_ROT} <= run.recorded.keys():  # compare them without computing the sums
         return not torch.equal(*(run.at(site)[:, :n] for site in (K, K_ROT)))
-    pairs = ([own.at(run, layer, n) for own in (KEY_SUMS, ROTATED_KEY_SUMS)] for layer in range(run.spec.n_layers))
+    pairs = ([sums.at(run, layer, n) for sums in (KEY_SUMS, ROTATED_KEY_SUMS)] for layer in range(run.spec.n_layers))
     return any(not torch.equal(*pair) for pair in pairs)
 
 
@@ -132,26 +141,27 @@ def _from_activations(
     counts = token_occurrences(run.trials.rows(slice(0, n))).sum(dim=2)
     halves = random_halves(n, N_SPLITS, seed=run.seed)
     kept = {name: at[(counts > 0).any(dim=0)[at]] for name, at in members.items()}
-    found = {name: list[tuple[Any, ...]]() for name in members}
+    by_layer = {name: list[tuple[Any, ...]]() for name in members}
     for layer in range(run.spec.n_layers):
         of_tokens = TokenSums(sums=keys.at(run, layer, n), counts=counts)
         means = of_tokens.means(np.full((1, n), 1 / n))[0]
         one, other = (of_tokens.means(half).transpose(1, 2) for half in halves)
         drawn = _drawn(of_tokens, weights, means.numel())
         for name, at in kept.items():
-            own, frames = means[at].transpose(0, 1), drawn(at)
+            vectors, frames = means[at].transpose(0, 1), drawn(at)
             between = cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0).double().cpu().numpy()
-            spread = torch.stack([squared_lengths(part - own).sum(dim=1) for part in frames()]).sum(dim=0).cpu()
-            noise = ((n - 1) / n * spread / squared_lengths(own).cpu()).numpy()
+            spread = torch.stack([squared_lengths(part - vectors).sum(dim=1) for part in frames()]).sum(dim=0).cpu()
+            noise = ((n - 1) / n * spread / squared_lengths(vectors).cpu()).numpy()
             overlap = overlap_rows(frames)
-            found[name].append((own, overlap.rows, between, overlap.kink, noise))
+            by_layer[name].append((vectors, overlap.rows, between, overlap.kink, noise))
     views = {}
-    for name, layers in found.items():
-        vectors, rows, crossfit, kink, noise = zip(*layers, strict=True)
+    for name, layers in by_layer.items():
+        frames_by_layer, rows, crossfit, kink, noise = zip(*layers, strict=True)
         bare = inputs[name]
         views[name] = View(
-            name=f"{name} / {variant}",
-            vectors=torch.stack(vectors),
+            token_set=name,
+            variant=variant,
+            vectors=torch.stack(frames_by_layer),
             rows=np.stack(rows, axis=2),
             crossfit=np.stack(crossfit),
             kink=np.stack(kink, axis=1),
@@ -188,11 +198,6 @@ _KINDS: tuple[Kind, ...] = ("chance", "chance", "baseline")
 ROUNDING = 1e-6  # of an exact overlap: with two keys without their mean, or if no sequence changes it by more
 
 
-def is_of_weights(view: str) -> bool:
-    """Return whether a view's keys are computed from the weights, so that their overlap is exact."""
-    return view == COLUMNS or view.endswith(f" / {WEIGHTS}")
-
-
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class KeyOverlapReport(Report):
@@ -207,7 +212,9 @@ class KeyOverlapReport(Report):
     A row beats its levels if every head lies below every known level, and does not if every head lies above the same
     one.
 
-    Fields: |cosine| between distinct keys (0 orthogonal, 1 parallel), by view: a token set and the source of its keys.
+    Fields: |cosine| between distinct keys (0 orthogonal, 1 parallel), by token set and variant, which is what the keys
+    are read from: activations, rotated ones where they differ, or the weights alone. The token set "columns" stands for
+    the columns of W_K, which are in the weights alone. Where a set has no such keys, numbers are NaN and counts 0.
 
     - `overlap` has up to three levels to compare with: the same embeddings through random W_K, as many random
       directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; for untrained
@@ -225,38 +232,39 @@ class KeyOverlapReport(Report):
     title: ClassVar[str] = "Key overlap: are keys orthogonal?"
     limit: ClassVar[str] = "at most 256 sequences are read"
 
-    views: tuple[str, ...]
-    overlap: Annotated[Estimate, Share("view layer kv_head", better="lower", label="mean |cos| between keys")]
-    centered_overlap: Annotated[Estimate, Share("view layer kv_head", better="lower", label="mean |cos|, centered")]
-    mean_overlap: Annotated[Estimate, Share("view layer", better="lower", label="mean |cos|, mean over heads")]
-    mean_centered_overlap: Annotated[
-        Estimate, Share("view layer", better="lower", label="mean |cos|, centered, over heads")
-    ]
-    largest_overlap: Annotated[Estimate, Share("view layer kv_head", better="lower", label="largest |cos|")]
-    largest_centered_overlap: Annotated[
-        Estimate, Share("view layer kv_head", better="lower", label="largest |cos|, centered")
-    ]
-    signed_mean: Annotated[Estimate, Signed("view layer kv_head", label="mean cosine between keys")]
-    orthogonality: Annotated[Estimate, Quantity("view layer kv_head", better="higher", label="1 − RMS cosine")]
-    dimension_utilization: Annotated[Estimate, Share("view layer kv_head", better="higher", label="dimensions in use")]
-    cross_fitted_overlap: Annotated[Float[np.ndarray, "view layer kv_head"], Unit("1")]
-    overlap_bias: Annotated[Float[np.ndarray, "view layer kv_head"], Unit("1")]
-    welch: Annotated[Float[np.ndarray, " view"], Unit("1")]
-    n_vectors: Annotated[Int[np.ndarray, " view"], Unit("1")]
-    n_unseen: Annotated[Int[np.ndarray, " view"], Unit("1")]
+    token_sets: tuple[str, ...]
+    variants: tuple[str, ...]
+    overlap: Annotated[Estimate, Share(_HEADS, better="lower", label="mean |cos| between keys")]
+    centered_overlap: Annotated[Estimate, Share(_HEADS, better="lower", label="mean |cos|, centered")]
+    mean_overlap: Annotated[Estimate, Share(_LAYERS, better="lower", label="mean |cos|, mean over heads")]
+    mean_centered_overlap: Annotated[Estimate, Share(_LAYERS, better="lower", label="mean |cos|, centered, over heads")]
+    largest_overlap: Annotated[Estimate, Share(_HEADS, better="lower", label="largest |cos|")]
+    largest_centered_overlap: Annotated[Estimate, Share(_HEADS, better="lower", label="largest |cos|, centered")]
+    signed_mean: Annotated[Estimate, Signed(_HEADS, label="mean cosine between keys")]
+    orthogonality: Annotated[Estimate, Quantity(_HEADS, better="higher", label="1 − RMS cosine")]
+    dimension_utilization: Annotated[Estimate, Share(_HEADS, better="higher", label="dimensions in use")]
+    cross_fitted_overlap: Annotated[Heads, Unit("1")]
+    overlap_bias: Annotated[Heads, Unit("1")]
+    welch: Annotated[Float[np.ndarray, "token_set variant"], Unit("1")]
+    n_vectors: Annotated[Int[np.ndarray, "token_set variant"], Unit("1")]
+    n_unseen: Annotated[Int[np.ndarray, "token_set variant"], Unit("1")]
     n: int
 
-    def headlines(self) -> Sequence[Headline]:
-        """Return the first measured layer of every view, raw and with the mean key removed."""
-        views = range(len(self.views))
-        plain = [self._headline("mean_overlap", view, is_centered=False) for view in views]
-        return (*plain, *(self._headline("mean_centered_overlap", view, is_centered=True) for view in views))
+    @property
+    def measured(self) -> list[Pair]:
+        """The token set and the variant, by index, of all keys that were measured."""
+        return [(int(row), int(column)) for row, column in np.argwhere(self.n_vectors + self.n_unseen > 0)]
 
-    def level(self, name: str, *, is_centered: bool = False) -> Float[np.ndarray, "view layer kv_head"]:
+    def headlines(self) -> Sequence[Headline]:
+        """Return the first measured layer of every token set and variant, raw and with the mean key removed."""
+        plain = [self._headline("mean_overlap", at, is_centered=False) for at in self.measured]
+        return (*plain, *(self._headline("mean_centered_overlap", at, is_centered=True) for at in self.measured))
+
+    def level(self, name: str, *, is_centered: bool = False) -> Heads:
         """Return the expectation of a level by its name; NaN where the level is not known."""
         return self._range(name, is_centered=is_centered)[0]
 
-    def verdict(self, name: str, *, is_centered: bool = False) -> Float[np.ndarray, "view layer kv_head"]:
+    def verdict(self, name: str, *, is_centered: bool = False) -> Heads:
         """Compare every head with a level.
 
         Args:
@@ -269,26 +277,27 @@ class KeyOverlapReport(Report):
             cross-fitted overlap lies below, because noise in mean keys lowers the overlap. A raw overlap without an
             interval, smaller than that of random directions, is −1 if it lies below with twice its bias added.
         """
-        own = self.centered_overlap if is_centered else self.overlap
-        is_exact = np.array([is_of_weights(view) for view in self.views])[:, None, None]
-        low, high = (np.where(is_exact, own.value, end) for end in own.ends)
+        overlap = self.centered_overlap if is_centered else self.overlap
+        is_exact = np.array([variant == WEIGHTS for variant in self.variants])[:, None, None]
+        low, high = (np.where(is_exact, overlap.value, end) for end in overlap.ends)
         if not is_centered:
             high = np.where(np.isnan(high), high, np.fmax(high, self.cross_fitted_overlap))
         _, least, most = self._range(name, is_centered=is_centered)
-        found = verdicts(low - ROUNDING, high + ROUNDING, least, most)
+        signs = verdicts(low - ROUNDING, high + ROUNDING, least, most)
         if is_centered or self.n <= MIN_DIFFERENT:
-            return found
-        at_most = np.maximum(own.value + 2 * np.abs(self.overlap_bias), self.cross_fitted_overlap)
-        return np.where(np.isnan(low) & (own.value < self.level(RANDOM_DIRECTIONS)) & (at_most < least), -1.0, found)
+            return signs
+        at_most = np.maximum(overlap.value + 2 * np.abs(self.overlap_bias), self.cross_fitted_overlap)
+        is_below = np.isnan(low) & (overlap.value < self.level(RANDOM_DIRECTIONS)) & (at_most < least)
+        return np.where(is_below, -1.0, signs)
 
-    def verdict_of_heads(self, view: int, layer: int = 0, *, is_centered: bool = False) -> Verdict:
+    def verdict_of_heads(self, at: Pair, layer: int = 0, *, is_centered: bool = False) -> Verdict:
         """Return whether the keys overlap less than every level in every head: the verdict of a row.
 
         A mean over heads can lie beyond every level while heads lie on different sides of it, or within its range.
         Levels are ranges over draws of one head, so every head is compared.
 
         Args:
-            view: The view.
+            at: The token set and the variant, as in `measured`.
             layer: The layer.
             is_centered: Whether the mean key is removed.
 
@@ -298,62 +307,65 @@ class KeyOverlapReport(Report):
             known to lie below.
         """
         known = [
-            self.verdict(name, is_centered=is_centered)[view, layer]
+            self.verdict(name, is_centered=is_centered)[*at, layer]
             for name in LEVELS
-            if np.isfinite(self.level(name, is_centered=is_centered)[view, layer]).any()
+            if np.isfinite(self.level(name, is_centered=is_centered)[*at, layer]).any()
         ]
         if known and all((heads == -1).all() for heads in known):
             return Verdict.YES
         return Verdict.NO if any((heads == 1).all() for heads in known) else Verdict.UNDECIDED
 
-    def n_by_level(self, view: int, layer: int = 0, *, is_centered: bool = False) -> dict[str, tuple[int, int, int]]:
-        """Return the numbers of heads below, at and above each known level, of one view and layer."""
-        found = {name: self.verdict(name, is_centered=is_centered)[view, layer] for name in LEVELS}
-        known = {name: heads for name, heads in found.items() if np.isfinite(heads).any()}
+    def n_by_level(self, at: Pair, layer: int = 0, *, is_centered: bool = False) -> dict[str, tuple[int, int, int]]:
+        """Return the numbers of heads below, at and above each known level, of one token set, variant and layer."""
+        signs = {name: self.verdict(name, is_centered=is_centered)[*at, layer] for name in LEVELS}
+        known = {name: heads for name, heads in signs.items() if np.isfinite(heads).any()}
         return {
             name: (int((heads == -1).sum()), int((heads == 0).sum()), int((heads == 1).sum()))
             for name, heads in known.items()
         }
 
-    def _range(self, name: str, *, is_centered: bool) -> tuple[Float[np.ndarray, "view layer kv_head"], ...]:
+    def _range(self, name: str, *, is_centered: bool) -> tuple[Heads, ...]:
         """Return expectation, minimum and maximum of a level."""
-        own = self.centered_overlap if is_centered else self.overlap
-        found = [(level.value, level.low, level.high) for level in own.baselines if level.name == name]
-        unknown = np.full(own.value.shape, np.nan)
-        return tuple(unknown if part is None else part for part in (*found, (None, None, None))[0])
+        overlap = self.centered_overlap if is_centered else self.overlap
+        named = [(level.value, level.low, level.high) for level in overlap.baselines if level.name == name]
+        unknown = np.full(overlap.value.shape, np.nan)
+        return tuple(unknown if part is None else part for part in (*named, (None, None, None))[0])
 
-    def _headline(self, metric: str, view: int, *, is_centered: bool) -> Headline:
-        layer = int(np.isfinite(self.mean_overlap.value).any(axis=0).argmax())  # not 0 if layer 0 has no keys
-        tokens, _, way = self.views[view].partition(" / ")  # each set has keys, and so a number, of its own
-        whose = f"keys of {tokens} ({way})" if way else f"{tokens} of W_K"
-        label = f"{whose}: |cos|{', centered' * is_centered}, layer {layer}"
-        found = headline_of(self, metric, (view, layer), label)
-        if self.welch[view] > 0:
-            found = replace(found, levels=(*found.levels, Level(name="Welch bound", value=float(self.welch[view]))))
-        if not found.verdict or np.isnan(found.low):
-            return found
-        return replace(found, verdict=self.verdict_of_heads(view, layer, is_centered=is_centered), why="")
+    def _headline(self, metric: str, at: Pair, *, is_centered: bool) -> Headline:
+        layer = int(np.isfinite(self.mean_overlap.value).any(axis=(0, 1)).argmax())  # not 0 if layer 0 has no keys
+        tokens, variant = self.token_sets[at[0]], self.variants[at[1]]  # each has keys, and so a number, of its own
+        whose = "columns of W_K" if tokens == COLUMNS else f"keys of {tokens} ({variant})"
+        line = headline_of(self, metric, (*at, layer), f"{whose}: |cos|{', centered' * is_centered}, layer {layer}")
+        if self.welch[at] > 0:
+            line = replace(line, levels=(*line.levels, Level(name="Welch bound", value=float(self.welch[at]))))
+        if not line.verdict or np.isnan(line.low):
+            return line
+        return replace(line, verdict=self.verdict_of_heads(at, layer, is_centered=is_centered), why="")
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
         from bayesgeom.charts.lines import add_estimate, add_line, brief, times_text, with_baseline
         from bayesgeom.report import SECOND, label_axes
 
-        projected, chance = (self.level(name)[:, 0, 0] for name in (RANDOM_W_K, RANDOM_DIRECTIONS))
-        raw, without_mean = self.mean_overlap[0], self.mean_centered_overlap[0]
+        if not self.measured:
+            return ()
+        projected, chance = (self.level(name)[..., 0, 0] for name in (RANDOM_W_K, RANDOM_DIRECTIONS))
+        raw, without_mean = self.mean_overlap[0, 0], self.mean_centered_overlap[0, 0]
         layers, first = range(len(raw.value)), int(np.isfinite(raw.value).argmax())
-        found = times_text(float(raw.value[first]), float(chance[0]), RANDOM_DIRECTIONS)
-        mean = Panel.blank(f"Keys of layer {first}: mean |cos| {brief(raw.value[first])}, {found}")
+        times = times_text(float(raw.value[first]), float(chance[0, 0]), RANDOM_DIRECTIONS)
+        mean = Panel.blank(f"Keys of layer {first}: mean |cos| {brief(raw.value[first])}, {times}")
         add_line(mean.figure, layers, without_mean.value, name="mean key removed", color=SECOND)
         add_estimate(mean.figure, layers, raw, name="keys as they are")
         label_axes(mean.figure, "layer", "mean |cosine| (1 is parallel)")
         mean.figure.update_yaxes(rangemode="tozero")
         drawn = [mean]
-        for at, values in enumerate(self.overlap.value):
-            title = with_baseline(f"|cos| between keys, {self.views[at]}", chance[at], "chance")
+        for at in self.measured:
+            tokens, variant = self.token_sets[at[0]], self.variants[at[1]]
+            whose = tokens if tokens == COLUMNS else f"{tokens} / {variant}"
+            title = with_baseline(f"|cos| between keys, {whose}", chance[at], "chance")
             title = with_baseline(title, projected[at], RANDOM_W_K).replace(") (", "; ")
-            drawn.append(Panel.blank(title, is_folded=at > 0))
-            axes = ("key head", "layer")
+            drawn.append(Panel.blank(title, is_folded=len(drawn) > 1))
+            axes, values = ("key head", "layer"), self.overlap.value[at]
             add_heat(drawn[-1].figure, values, unit="|cosine|", baseline=float(chance[at]), axes=axes)
         return drawn
 
@@ -377,39 +389,40 @@ class KeyOverlap(Probe[KeyOverlapReport]):
     def measure(self, run: Run, untrained: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
         n = min(run.n_recorded, MAX_SEQUENCES)
         views = key_views(run, jackknife_weights(n))
+        placed, (token_sets, variants) = partial(_placed, views), _axes(views)
         sizes = [(v.vectors.shape[2], v.width or v.vectors.shape[3]) for v in views]
         statistics = [frame_statistics(view.vectors.double()) for view in views]
-        rows = np.stack([view.rows for view in views], axis=2)
-        is_exact = np.array([is_of_weights(view.name) for view in views])
-        kink, noise = (np.stack(own, axis=1) for own in zip(*((v.kink, v.noise) for v in views), strict=True))
-        levels = np.stack([_levels(*own, untrained, run.seed) for own in zip(views, sizes, strict=True)], axis=3)
+        rows = np.moveaxis(placed([view.rows for view in views]), 2, 0)
+        kink, noise = placed([view.kink for view in views]), placed([view.noise for view in views])
+        drawn = [_levels(view, size, untrained, run.seed) for view, size in zip(views, sizes, strict=True)]
+        levels = np.moveaxis(placed(drawn), (2, 3, 4), (0, 1, 2))
+        is_exact = placed([view.variant == WEIGHTS for view in views], missing=True)[..., None]
 
-        def values(name: str) -> Float[np.ndarray, "view layer kv_head"]:
-            return np.stack([found[name].cpu().numpy() for found in statistics])
+        def values(name: str) -> Heads:
+            return placed([numbers[name].cpu().numpy() for numbers in statistics])
 
         def alone(name: str, *, has_chance: bool = True) -> Estimate:
-            chance = np.array([frame_chances(*size)[name] for size in sizes]) if has_chance else np.full(1, np.nan)
-            return Estimate.of(
-                values(name), baselines=known(Baseline.of("chance", RANDOM_DIRECTIONS, chance[:, None, None])), n=n
-            )
+            chance = placed([frame_chances(*size)[name] if has_chance else np.nan for size in sizes])[..., None, None]
+            return Estimate.of(values(name), baselines=known(Baseline.of("chance", RANDOM_DIRECTIONS, chance)), n=n)
 
-        def with_levels(values: Float[np.ndarray, "view layer kv_head"], i: int) -> tuple[Estimate, Estimate]:
+        def with_levels(name: str, i: int) -> tuple[Estimate, Estimate]:
             """Return the estimate per head and its mean over heads; raw (0) or centered (1)."""
-            named = [*zip(_KINDS, LEVELS, levels[:, :, i], strict=True)]
-            heads = known(*(Baseline.of(kind, name, own[0], low=own[1], high=own[2]) for kind, name, own in named))
+            overlap, named = values(name), [*zip(_KINDS, LEVELS, levels[:, :, i], strict=True)]
+            heads = known(*(Baseline.of(kind, level, x[0], low=x[1], high=x[2]) for kind, level, x in named))
             # The range of one head is not that of a mean over heads.
-            means = known(*(Baseline.of(kind, name, own[0].mean(axis=-1)) for kind, name, own in named))
-            found = _bounds(values, rows[:, i], kink[i], noise[i], run.seed, is_exact[:, None, None])
-            by_head = with_interval(values, found, n=n, baselines=heads)
-            mean = values.mean(axis=-1)
-            of_rows, of_kink, of_noise = (own.mean(axis=-1) for own in (rows[:, i], kink[i], noise[i]))
-            found = _bounds(mean, of_rows, of_kink, of_noise, run.seed, is_exact[:, None])
-            return by_head, with_interval(mean, found, n=n, baselines=means)
+            means = known(*(Baseline.of(kind, level, x[0].mean(axis=-1)) for kind, level, x in named))
+            sample = rows[:, :, :, i], kink[:, :, i], noise[:, :, i]
+            by_head = with_interval(
+                overlap, _bounds(overlap, sample, run.seed, is_exact[..., None]), n=n, baselines=heads
+            )
+            mean, of_mean = overlap.mean(axis=-1), tuple(part.mean(axis=-1) for part in sample)
+            return by_head, with_interval(mean, _bounds(mean, of_mean, run.seed, is_exact), n=n, baselines=means)
 
-        overlap, mean_overlap = with_levels(values("overlap"), 0)
-        centered_overlap, mean_centered_overlap = with_levels(values("overlap_centered"), 1)
+        overlap, mean_overlap = with_levels("overlap", 0)
+        centered_overlap, mean_centered_overlap = with_levels("overlap_centered", 1)
         return KeyOverlapReport(
-            views=tuple(view.name for view in views),
+            token_sets=token_sets,
+            variants=variants,
             overlap=overlap,
             centered_overlap=centered_overlap,
             mean_overlap=mean_overlap,
@@ -419,11 +432,11 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             signed_mean=alone("signed_mean"),
             orthogonality=alone("orthogonality"),
             dimension_utilization=alone("dimension_utilization"),
-            cross_fitted_overlap=np.stack([view.crossfit for view in views]),
-            overlap_bias=jackknife_bias(rows[:, 0]) + kink[0],
-            welch=np.array([welch_bound(*size) for size in sizes]),
-            n_vectors=np.array([size[0] for size in sizes], dtype=np.int64),
-            n_unseen=np.array([view.n_unseen for view in views], dtype=np.int64),
+            cross_fitted_overlap=placed([view.crossfit for view in views]),
+            overlap_bias=jackknife_bias(rows[:, :, :, 0]) + kink[:, :, 0],
+            welch=placed([welch_bound(*size) for size in sizes]),
+            n_vectors=placed([size[0] for size in sizes], missing=0),
+            n_unseen=placed([view.n_unseen for view in views], missing=0),
             n=n,
         )
 
@@ -435,30 +448,49 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         yield Control(
             label="parallel keys under noise as long as they are",
             run=_noisy(),
-            holds=lambda r: r.overlap.value[0, 0, 0] < 0.92 < 0.97 < r.cross_fitted_overlap[0, 0, 0],
+            holds=lambda r: r.overlap.value[0, 0, 0, 0] < 0.92 < 0.97 < r.cross_fitted_overlap[0, 0, 0, 0],
         )
+
+
+def _axes(views: Sequence[View]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the token sets and the variants of views."""
+    return tuple(dict.fromkeys(v.token_set for v in views)), tuple(dict.fromkeys(v.variant for v in views))
+
+
+def _placed(
+    views: Sequence[View], values: Sequence[Any], missing: float = np.nan
+) -> Shaped[np.ndarray, "token_set variant *rest"]:
+    """Return the numbers of views along the axes of token sets and variants."""
+    (token_sets, variants), of_views = _axes(views), np.array(values)
+    numbers = np.full((len(token_sets), len(variants), *of_views.shape[1:]), missing, of_views.dtype)
+    at = [[token_sets.index(v.token_set) for v in views], [variants.index(v.variant) for v in views]]
+    numbers[tuple(at)] = of_views
+    return numbers
 
 
 def _bounds(
     values: Float[np.ndarray, "*rest"],
-    rows: Float[np.ndarray, "row *rest"],
-    kink: Float[np.ndarray, "*rest"],
-    noise: Float[np.ndarray, "*rest"],
+    sample: tuple[np.ndarray, ...],
     seed: int,
     is_exact: Bool[np.ndarray, "*#rest"],
 ) -> Interval:
     """Return the interval of the overlap, corrected for bias; the overlap itself if it is exact, as that of weights.
 
+    `sample` are `rows`, `kink` and `noise`, as those of a `View`.
     It is withheld where a bias is larger than the uncertainty, and where sampling noise is a large part of the mean
     keys: no correction of first order suffices there.
     """
-    found = mean_overlap_interval(rows, kink, seed=seed)
+    rows, kink, noise = sample
+    interval = mean_overlap_interval(rows, kink, seed=seed)
     is_same = is_exact | ((np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2))
-    is_inside = (found.lo < values) & (values < found.hi)  # rows are in the activations' precision, values in double
-    code = np.where(np.isfinite(found.lo) & ~is_inside, int(Reason.BIASED), found.code)
+    is_inside = (interval.lo < values) & (
+        values < interval.hi
+    )  # rows are in the activations' precision, values in double
+    code = np.where(np.isfinite(interval.lo) & ~is_inside, int(Reason.BIASED), interval.code)
     code = np.where(noise > MAX_NOISE, int(Reason.NOISE), code)
-    lo, hi = (np.where(is_same, values, np.where(code == Reason.NONE, end, np.nan)) for end in (found.lo, found.hi))
-    return replace(found, lo=lo, hi=hi, code=np.where(is_same, int(Reason.NONE), code))
+    ends = (np.where(code == Reason.NONE, end, np.nan) for end in (interval.lo, interval.hi))
+    lo, hi = (np.where(is_same, values, end) for end in ends)
+    return replace(interval, lo=lo, hi=hi, code=np.where(is_same, int(Reason.NONE), code))
 
 
 def _levels(
@@ -472,19 +504,20 @@ def _levels(
     def ranged(drawn: Float[np.ndarray, "draw *rest"]) -> Float[np.ndarray, "3 *rest"]:
         return np.stack([drawn.mean(axis=0), *percentile_interval(drawn)])
 
-    found = np.full((len(LEVELS), 3, 2, *view.vectors.shape[:2]), np.nan)
+    levels = np.full((len(LEVELS), 3, 2, *view.vectors.shape[:2]), np.nan)
     if view.inputs is not None:
         d = view.vectors.shape[-1]
         projected = projected_overlaps(view.inputs, d, n=N_PROJECTIONS, seed=seed).double().cpu().numpy()
-        found[0, :, :, : projected.shape[2]] = ranged(projected)[..., None]
+        levels[0, :, :, : projected.shape[2]] = ranged(projected)[..., None]
     draws = int(np.clip(MAX_RANDOM // max(1, size[0] * size[1]), 40, 400))
-    found[1] = ranged(random_overlaps(*size, draws=draws, seed=0))[..., None, None]
-    alike = [(copy, copy.views.index(view.name)) for copy in copies if view.name in copy.views]
+    levels[1] = ranged(random_overlaps(*size, draws=draws, seed=0))[..., None, None]
+    alike = [copy for copy in copies if view.token_set in copy.token_sets and view.variant in copy.variants]
     if alike:
-        heads = np.array([[own.value[at] for own in (copy.overlap, copy.centered_overlap)] for copy, at in alike])
-        found[2, 0] = heads.mean(axis=0)
-        found[2, 1:] = np.stack([heads.min(axis=(0, 3)), heads.max(axis=(0, 3))])[..., None]
-    return found
+        at = alike[0].token_sets.index(view.token_set), alike[0].variants.index(view.variant)
+        heads = np.array([[copy.overlap.value[at], copy.centered_overlap.value[at]] for copy in alike])
+        levels[2, 0] = heads.mean(axis=0)
+        levels[2, 1:] = np.stack([heads.min(axis=(0, 3)), heads.max(axis=(0, 3))])[..., None]
+    return levels
 
 
 def _planted(frames: Float[Tensor, "layer item d"]) -> Run:
@@ -495,14 +528,14 @@ def _planted(frames: Float[Tensor, "layer item d"]) -> Run:
 
 
 def _tells_frames_apart(report: KeyOverlapReport) -> bool:
-    basis, line, offset = report.overlap.value[0, :, 0]
-    simplex = report.centered_overlap.value[0, [0, 2], 0]
+    basis, line, offset = report.overlap.value[0, 0, :, 0]
+    simplex = report.centered_overlap.value[0, 0, [0, 2], 0]
     return bool(basis < 1e-6 and line > 1 - 1e-6 and offset > 0.9 and np.allclose(simplex, 1 / 4, atol=1e-5))
 
 
 def _is_at_chance(report: KeyOverlapReport) -> bool:
-    found = (report.overlap, report.centered_overlap, report.orthogonality)
-    return all(np.allclose(own.value, own.baseline(RANDOM_DIRECTIONS).value, atol=0.02) for own in found)
+    estimates = (report.overlap, report.centered_overlap, report.orthogonality)
+    return all(np.allclose(each.value, each.baseline(RANDOM_DIRECTIONS).value, atol=0.02) for each in estimates)
 
 
 def _noisy() -> Run:

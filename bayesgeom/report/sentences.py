@@ -88,7 +88,7 @@ def _intervention(report: Any) -> str:
     if verdicts[at] in (Verdict.BY_CONSTRUCTION, Verdict.NOT_IDENTIFIED):
         return f"Shows nothing {places}: {report.against_causal[at]} ({verdicts[at]})."
     if verdicts[at] == Verdict.INERT:
-        cost = report.effect(f"KL increase{' on removal' * report.is_swap}").value[at, 0]
+        cost = (report.removal_kl_increase_bits if report.is_swap else report.kl_increase_bits).value[at, 0]
         read = f"no linear map reads the {report.quantity} after removal"
         return f"Inert {places}: {read}, which costs {rounded(cost)} bits."
     amount: Callable[[float], str] = percent_text if report.is_swap else rounded

@@ -323,6 +323,8 @@ def fields_of(kind: type, scalars: Mapping[str, Any], arrays: Mapping[str, np.nd
 def completed(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Return the fields of a report of another version: those it lacks are missing values, unknown ones are left out.
 
+    A field with another number of axes is one that the file lacks.
+
     Args:
         kind: The report class.
         values: Field values by name.
@@ -332,8 +334,8 @@ def completed(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], di
     """
     hints = {own.name: own.type for own in _stored(kind)}
     optional = {own.name for own in _stored(kind) if own.default is not MISSING or own.default_factory is not MISSING}
-    lacks, ignored = sorted(hints.keys() - values.keys()), sorted(values.keys() - hints.keys())
-    found = {name: value for name, value in values.items() if name in hints}
+    found = {name: value for name, value in values.items() if name in hints and _has_axes(value, hints[name])}
+    lacks, ignored = sorted(hints.keys() - found.keys()), sorted(values.keys() - found.keys())
     sizes: dict[str, int] = {}
     for name, value in found.items():
         array = value.value if isinstance(value, Estimate) else value
@@ -342,6 +344,12 @@ def completed(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], di
             sizes.setdefault(name.removesuffix("s"), len(value))
     found |= {name: _not_stored(name, hints[name], sizes) for name in lacks if name not in optional}
     return found, {what: names for what, names in (("lacks", lacks), ("ignored", ignored)) if names}
+
+
+def _has_axes(value: Any, hint: Any) -> bool:
+    """Return whether a value has as many axes as the annotation; only arrays and estimates have any."""
+    array = value.value if isinstance(value, Estimate) else value
+    return not isinstance(array, np.ndarray) or array.ndim == len(_axes(hint))
 
 
 def _not_stored(name: str, hint: Any, sizes: Mapping[str, int]) -> Any:

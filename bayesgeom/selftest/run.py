@@ -15,7 +15,7 @@ from typing import final
 from bayesgeom.core import Contained, Verdict, is_foreign, number_text, phase
 from bayesgeom.diagnosis.plan import AnyMeasurement, all_measurements, broken_probes
 from bayesgeom.interventions.design import Design
-from bayesgeom.interventions.report import AFTER, BEFORE, REMOVAL, VARIANCE, InterventionReport
+from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import Survival
 from bayesgeom.measurements.audit import AuditReport
@@ -144,8 +144,8 @@ def planted_tables() -> Iterator[PlantedTable]:
                 label=name, build=partial(build, noise=noise), fit=covariance("entropy"), holds=_is_erased
             )
             report = control.report()
-            movement, removal = report.movement[LAYER, 0], report.change_bits[REMOVAL, LAYER, 0]
-            numbers = number_text(noise), number_text(report.unedited_kl_bits), movement.text(), removal.text()
+            movement, removal = report.movement[LAYER, 0], report.removal_kl_increase_bits[LAYER, 0]
+            numbers = number_text(noise), number_text(report.unedited_kl_bits[0]), movement.text(), removal.text()
             found = report.verdict_by_layer[LAYER], report.survival_by_layer[LAYER]
             rows.append((name, *numbers, number_text(removal.ceiling), *found))
             passed &= found == expected and control.holds(report)
@@ -193,7 +193,7 @@ def _is_inert(report: InterventionReport) -> bool:
 
 def _is_missed(report: InterventionReport) -> bool:
     """Return whether the subspace has little variance, leaves the quantity decodable, and is undecided."""
-    is_small = bool(report.share.value[VARIANCE, LAYER] < 0.02 and report.r2.value[AFTER, LAYER] > 0.9)
+    is_small = bool(report.variance_share.value[LAYER] < 0.02 and report.r2_after.value[LAYER] > 0.9)
     return is_small and report.verdict_by_layer[LAYER] == Verdict.UNDECIDED
 
 
@@ -202,4 +202,4 @@ def _is_not_called_causal(report: InterventionReport) -> bool:
 
 
 def _is_erased(report: InterventionReport) -> bool:
-    return bool(report.r2.value[BEFORE, LAYER] > 0.95 and report.r2.value[AFTER, LAYER] < 0.02)
+    return bool(report.r2_before.value[LAYER] > 0.95 and report.r2_after.value[LAYER] < 0.02)

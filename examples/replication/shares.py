@@ -22,10 +22,10 @@ from bayesgeom.core.text import fitted
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.interventions.design import Design
-from bayesgeom.interventions.engine import DISTANCE, MOVED
+from bayesgeom.interventions.engine import Score
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.matching import Matched, n_distinct
-from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
+from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.run import SubspaceLike
 from bayesgeom.models.base import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
@@ -149,7 +149,7 @@ def share_controls(
         conditions[at] = [edits.ceiling(), edits.own(own), *edits.filling(alike, swap.design.n_matched)]
     totals = swap.scored(n, conditions, sample)
     shares = {at: own.variance_share(moments[at]) for at, own in subspaces.items()}
-    of_each = totals.conditions[:, :, 1:, (MOVED, DISTANCE), 0]  # without the ceiling
+    of_each = totals.conditions[:, :, 1:, (Score.MOVED, Score.DISTANCE), 0]  # without the ceiling
     sums = rearrange(of_each, "unit row (effect own) sum -> sum unit row effect own", own=1 + swap.design.n_matched)
     report = share_controls_report(fit.label, sums, shares, controls, n_layers=subject.spec.n_layers, n=n, seed=seed)
     arguments = {"n": n, "seed": seed, "subspace": fit.label, "donors": swap.donors}
@@ -313,7 +313,7 @@ def swap_shares(folder: str | Path, subspace: str = "frame") -> SwapSharesReport
             names.append(report.subspace)
             sources[path.parent.parent.name] = report.provenance
             for at in (layer for layer in report.layers if report.verdict_by_layer[layer] != Verdict.BY_CONSTRUCTION):
-                held = 1 - report.share.value[OUTSIDE, at], report.share.value[VARIANCE, at]
+                held = 1 - report.outside_share.value[at], report.variance_share.value[at]
                 rows.append((*held, report.movement.value[at, 0], report.indirect_movement.value[at, 0]))
                 owners.append(len(names))
                 labels.append(f"{path.parent.parent.name}, layer {at}")

@@ -19,7 +19,6 @@ from bayesgeom.dynamics.report import RANDOM_PLANE, DynamicsReport, ManifoldFilm
 from bayesgeom.dynamics.run import snapshot_job, training_dynamics
 from bayesgeom.dynamics.trainings import _place, runs_of
 from bayesgeom.executors import Batch
-from bayesgeom.interventions.report import SHIFT
 from bayesgeom.interventions.run import intervene
 from bayesgeom.measurements.belief_readout import BeliefReadout
 from bayesgeom.measurements.calibration import Calibration
@@ -68,8 +67,8 @@ def test_numbers_are_those_of_the_probes(run: Path, report: DynamicsReport) -> N
     scores, keys = Calibration().measure(one), KeyOverlap().measure(one)
     assert float(report.kl_bits[0, 2]) == pytest.approx(float(scores.kl_bits), rel=1e-6)
     assert float(report.entropy_mae_bits[0, 2]) == pytest.approx(float(scores.entropy_mae_bits), rel=1e-6)
-    view = keys.views.index("hypotheses / activation")
-    assert report.key_overlap.value[0, 2] == pytest.approx(keys.overlap.value[view].mean(axis=1), rel=1e-4)
+    at = keys.token_sets.index("hypotheses"), keys.variants.index("activation")
+    assert report.key_overlap.value[0, 2] == pytest.approx(keys.overlap.value[at].mean(axis=1), rel=1e-4)
     low, high = mean_interval(
         one.behavior.kl_bits.mean(axis=1, dtype=np.float64), seed=derived_seed(0, Branch.RESAMPLING)
     )
@@ -111,10 +110,10 @@ def test_patterns_are_compared_row_by_row_with_the_last_snapshot(run: Path, repo
 
 def test_the_swap_is_that_of_intervene(run: Path, report: DynamicsReport) -> None:
     slow = intervene(run / "snapshots" / "step-0000100", n=N)
-    level = slow.unedited_bits[SHIFT, 0]
+    level = slow.unedited_answer_shift_bits[0]
     shift, ceiling = report.answer_shift_bits.value[0, -1], report.answer_shift_bits.ceiling[0, -1]
-    assert shift == pytest.approx(slow.effect("answer shift").value[:, 0] + level, rel=1e-5)
-    assert ceiling == pytest.approx(slow.change_bits.ceiling[SHIFT, :, 0] + level, rel=1e-5)
+    assert shift == pytest.approx(slow.answer_shift_bits.value[:, 0] + level, rel=1e-5)
+    assert ceiling == pytest.approx(slow.answer_shift_bits.ceiling[:, 0] + level, rel=1e-5)
 
 
 def test_the_frame_ratio_is_that_of_the_jacobian(run: Path) -> None:

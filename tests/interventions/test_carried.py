@@ -11,7 +11,6 @@ from bayesgeom.core.edits import AtPositions, InSubspace, Replace
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.interventions.report import INSIDE, REMOVAL
 from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.models.adapters.hooked import ResidualModel
 from bayesgeom.models.native.lstm import LSTM, LSTMConfig
@@ -82,9 +81,9 @@ def test_interventions_run_on_the_state() -> None:
     report = intervene(lstm(), subspace=fits.covariance("belief"), kind=FEW, sites=HERE, n=11)
     assert report.where.startswith("carried, one scored") and report.rank.tolist() == [10, 10] and report.n == 11
     np.testing.assert_allclose(report.movement.ceiling[:, 0], 1, atol=1e-6)
-    assert np.abs(report.kl_increase_bits.value[:, 0]).min() > 1e-6 and np.isfinite(report.r2.value).all()
+    assert np.abs(report.kl_increase_bits.value[:, 0]).min() > 1e-6 and np.isfinite(report.r2_after.value).all()
     removed = intervene(lstm(), subspace=fits.leace("entropy"), kind=replace(FEW, kind="remove"), sites=HERE, n=11)
-    assert np.isfinite(removed.change_bits.value[REMOVAL, :, 0]).all()
+    assert np.isfinite(removed.removal_kl_increase_bits.value[:, 0]).all()
 
 
 @torch.no_grad()
@@ -123,10 +122,10 @@ def test_frame_and_jacobian_of_the_state() -> None:
     report = intervene(model, subspace=fits.frame(), kind=FEW, sites=HERE, n=11)
     fitted = fit_subspace(model, None, fits.frame(), sites=HERE)[1].basis
     assert not fitted[17:].any() and fitted.shape == (34, int(report.rank[1])), "h alone has the stream's coordinates"
-    np.testing.assert_allclose(report.share.value[INSIDE], 1, atol=1e-9)
+    np.testing.assert_allclose(report.embedding_share.value, 1, atol=1e-9)
     jacobian = intervene(model, subspace=fits.top_jacobian(3), kind=FEW, sites=HERE, n=11)
     assert jacobian.rank.tolist() == [3, 3] and np.isfinite(jacobian.movement.value[:, 0]).all()
-    assert (jacobian.share.value[INSIDE] > 0).all()
+    assert (jacobian.embedding_share.value > 0).all()
 
 
 def test_what_has_no_such_state_is_refused() -> None:

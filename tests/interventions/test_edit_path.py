@@ -8,7 +8,7 @@ from bayesgeom.ablations.engine import edited_logits
 from bayesgeom.core.edits import Edit, InSubspace
 from bayesgeom.core.errors import NonFinite
 from bayesgeom.core.run import RESID_POST, RESID_PRE, Z
-from bayesgeom.interventions.engine import ENTROPY_ERROR, KL, KL_DONOR, EditPlan, PairReference, score_pairs
+from bayesgeom.interventions.engine import EditPlan, PairReference, Score, score_pairs
 from bayesgeom.models.replay.hooked import PlainLoop, edited_pass
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
@@ -56,9 +56,9 @@ def test_sums_of_units_are_those_of_plain_passes(max_units: int) -> None:
             log_answers, _ = answer_log_probabilities(edited_pass(model, trials, variant, NONE), trials)
         own = totals.baseline if index == 0 else totals.conditions[:, index - 1]
         expected = {
-            KL: kl_bits(exact, log_answers),
-            KL_DONOR: kl_bits(donors.at_scored(donors.predictive), log_answers),
-            ENTROPY_ERROR: (entropy_bits(log_answers.exp()) - entropy_bits(exact)).abs(),
+            Score.KL: kl_bits(exact, log_answers),
+            Score.DONOR_KL: kl_bits(donors.at_scored(donors.predictive), log_answers),
+            Score.ENTROPY_ERROR: (entropy_bits(log_answers.exp()) - entropy_bits(exact)).abs(),
         }
         for metric, values in expected.items():
             sums = np.bincount(unit, weights=values.mean(dim=1).numpy())

@@ -13,7 +13,6 @@ from bayesgeom.core.errors import MissingSite
 from bayesgeom.core.run import RESID_PRE, Site, Trials, Z
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
-from bayesgeom.interventions.report import KL, SHIFT
 from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.wrapped import LlamaConfig
@@ -129,10 +128,10 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model, site: Site, kin
         before = mean_kl(plain_logits(hf, originals), originals, originals)
         increase, ceiling = (mean_kl(logits, originals, originals) - before for logits in found)
         assert report.kl_increase_bits.value[layer, 0] == pytest.approx(increase, abs=1e-5)
-        assert report.change_bits.ceiling[KL, layer, 0] == pytest.approx(ceiling, abs=1e-5)
+        assert report.kl_increase_bits.ceiling[layer, 0] == pytest.approx(ceiling, abs=1e-5)
         if donors is not None:
             level = mean_kl(found[0], originals, originals) - mean_kl(found[0], originals, donors)
-            shift = report.change_bits.value[SHIFT, layer, 0] + report.unedited_bits[SHIFT, 0]
+            shift = report.answer_shift_bits.value[layer, 0] + report.unedited_answer_shift_bits[0]
             assert shift == pytest.approx(level, abs=1e-5)
     assert np.abs(report.kl_increase_bits.value).max() > 1e-3, "something changed"
 
@@ -181,7 +180,7 @@ def test_bfloat16_gives_what_float32_gives_to_its_rounding(model: Model, half: M
     for kind in ("swap", "rotate"):
         exact, rough = (intervene(each, TASK, fit, kind=kind, n=7) for each in (model, half))  # type: ignore[arg-type]
         assert np.isfinite(rough.kl_increase_bits.value).all() and (exact.rank == rough.rank).all()
-        np.testing.assert_allclose(rough.change_bits.ceiling[KL], exact.change_bits.ceiling[KL], atol=0.3)
+        np.testing.assert_allclose(rough.kl_increase_bits.ceiling, exact.kl_increase_bits.ceiling, atol=0.3)
 
 
 @pytest.fixture(scope="module")

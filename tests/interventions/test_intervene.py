@@ -16,13 +16,7 @@ from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, 
 from bayesgeom.core.run import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Trials, Z
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.intervention import Intervention
-from bayesgeom.interventions.report import (
-    AFTER,
-    INSIDE,
-    KL,
-    SHIFT,
-    InterventionReport,
-)
+from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.interventions.verdicts import Obstacle
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -54,9 +48,9 @@ def swapped() -> InterventionReport:
 
 
 def test_a_swap_of_the_used_subspace_gives_the_donors_answer(swapped: InterventionReport) -> None:
-    assert swapped.unedited_kl_bits < 1e-5, "the planted model is exact"
-    shift, unedited = swapped.effect("answer shift"), swapped.unedited_bits[SHIFT]
-    np.testing.assert_allclose(shift.value, swapped.change_bits.ceiling[SHIFT], atol=1e-4)
+    assert swapped.unedited_kl_bits[0] < 1e-5, "the planted model is exact"
+    shift, unedited = swapped.answer_shift_bits, swapped.unedited_answer_shift_bits
+    np.testing.assert_allclose(shift.value, swapped.answer_shift_bits.ceiling, atol=1e-4)
     assert shift.value[0, 0] + unedited[0] > 0.3 > -0.3 > unedited[0]
     assert shift.baseline(RANDOM).bar("higher").max() < shift.ends[0][:, 0].min()
     # The subspace holds most of the variance, so that every control with as much holds most of it, too, and moves the
@@ -77,10 +71,10 @@ def test_a_whole_complement_that_is_the_only_control_is_counted_once() -> None:
 @pytest.mark.parametrize("kind", ["swap", "remove"])
 def test_a_direction_that_nothing_reads_costs_nothing_and_shows_nothing(kind: str) -> None:
     report = intervene(planted_model(), subspace=UNUSED, kind=kind, n=N)
-    assert np.abs(report.kl_increase_bits.value).max() < 2e-3 < 0.1 < report.change_bits.ceiling[KL, :, 0].min()
+    assert np.abs(report.kl_increase_bits.value).max() < 2e-3 < 0.1 < report.kl_increase_bits.ceiling[:, 0].min()
     assert report.verdict_by_layer == ("undecided", "undecided")
     assert report.against_inert == (Obstacle.STILL_DECODABLE,) * 2
-    assert report.r2.value[AFTER].min() > 0.99, "the belief lies elsewhere"
+    assert report.r2_after.value.min() > 0.99, "the belief lies elsewhere"
 
 
 def test_the_number_of_sequences_to_fit_on_is_a_keyword_and_replaces_that_of_a_design() -> None:
@@ -89,16 +83,18 @@ def test_the_number_of_sequences_to_fit_on_is_a_keyword_and_replaces_that_of_a_d
         intervene(lively(), subspace=fits.covariance("belief"), n=N, **given)
         for given in ({"kind": replace(few, n_fit=31)}, {"kind": few, "n_fit": 31}, {"kind": few})
     )
-    np.testing.assert_array_equal(replaced.change_bits.value, whole.change_bits.value)
-    assert not np.array_equal(default.change_bits.value, whole.change_bits.value), "101 sequences fit another subspace"
+    np.testing.assert_array_equal(replaced.kl_increase_bits.value, whole.kl_increase_bits.value)
+    assert not np.array_equal(default.kl_increase_bits.value, whole.kl_increase_bits.value), (
+        "101 sequences fit another subspace"
+    )
     assert Design.of("keep", n_fit=31) == Design("keep", n_fit=31) and Design.of() == Design()
 
 
 def test_keeping_the_used_subspace_costs_little_and_removing_it_all() -> None:
     removed, kept = (intervene(planted_model(), subspace=USED, kind=kind, n=N) for kind in ("remove", "keep"))
     assert removed.kl_increase_bits.value[:, 0].min() > 0.3 > 0.05 > kept.kl_increase_bits.value[:, 0].max()
-    entropy_r2, belief_r2 = removed.r2.value[2:]
-    assert np.isnan(removed.effect("answer shift").value).all() and belief_r2.min() > 0.8
+    entropy_r2, belief_r2 = removed.entropy_r2.value, removed.belief_r2.value
+    assert np.isnan(removed.answer_shift_bits.value).all() and belief_r2.min() > 0.8
     assert np.isnan(entropy_r2).all(), "the entropy is the same at every position"
 
 
@@ -150,7 +146,7 @@ def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", 
         before = (kl(unedited, originals, originals) - kl(unedited, originals, donors)).numpy()
         increase = (kl(edited, originals, originals) - kl(unedited, originals, originals)).numpy()
         for band, at in enumerate([np.arange(7), *thirds]):
-            level = report.change_bits.value[SHIFT, layer, band] + report.unedited_bits[SHIFT, band]
+            level = report.answer_shift_bits.value[layer, band] + report.unedited_answer_shift_bits[band]
             assert level == pytest.approx(shift[:, at].mean(), abs=1e-5)
             recipient, donor = (answers(logits) - center for logits in (unedited, donated))
             way = donor - recipient * (donor * recipient).sum() / recipient.square().sum()
@@ -159,7 +155,7 @@ def test_numbers_are_those_of_plain_hooks(site: Site, positions: Literal["all", 
             assert report.movement.value[layer, band] == pytest.approx(float(share), abs=1e-4)
             assert report.kl_increase_bits.value[layer, band] == pytest.approx(increase[:, at].mean(), abs=1e-5)
             change = (shift - before)[:, at].mean()
-            assert report.effect("answer shift").value[layer, band] == pytest.approx(change, abs=1e-5)
+            assert report.answer_shift_bits.value[layer, band] == pytest.approx(change, abs=1e-5)
 
 
 def test_more_pairs_begin_with_the_fewer_and_none_is_fitted_on() -> None:
@@ -181,16 +177,16 @@ def test_the_jacobian_finds_the_used_directions() -> None:
 
 def test_overlap_with_the_embeddings_has_a_chance_level_and_no_interval() -> None:
     inside = intervene(lively(), subspace=fits.frame(), n=N, kind=replace(FEW, kind="remove"))
-    np.testing.assert_allclose(inside.share.value[INSIDE], 1, atol=1e-6, err_msg="the frame lies in itself")
+    np.testing.assert_allclose(inside.embedding_share.value, 1, atol=1e-6, err_msg="the frame lies in itself")
     found = intervene(lively(), subspace=fits.top_jacobian(4), n=N, kind=replace(FEW, kind="remove"))
-    share, random = inside.rank[0] / 30, found.share.baseline(RANDOM).value[INSIDE]
+    share, random = inside.rank[0] / 30, found.embedding_share.baseline(RANDOM).value
     np.testing.assert_allclose(random, share, atol=0.02, err_msg="a random subspace's share is k / d")
-    assert found.share.low is None
+    assert found.embedding_share.low is None
     assert "max of 1,000" in found.table() and "max of 1,000" not in inside.table()
     elsewhere = intervene(
         lively(), subspace=fits.random(2), sites=InterventionSite(Z), n=N, kind=replace(FEW, kind="remove")
     )
-    assert np.isnan(elsewhere.share.value[INSIDE]).all(), "there are no embeddings at z"
+    assert np.isnan(elsewhere.embedding_share.value).all(), "there are no embeddings at z"
 
 
 @pytest.mark.parametrize("by", ["readout", "pc1"])
@@ -281,7 +277,7 @@ def test_where_answers_do_not_tell_a_statistic_only_its_movement_is_withheld() -
     model = HookedModel(lively(d_vocab=3, n_ctx=12, n_layers=1).module, name="tiny", task=task)
     report = intervene(model, subspace=fit, kind=FEW, sites=place, n=N)
     assert np.isnan(report.movement.value).all() and report.against_causal == (Obstacle.NOT_TOLD,)
-    assert np.isfinite(report.effect("answer shift").value).all() and report.headlines()
+    assert np.isfinite(report.answer_shift_bits.value).all() and report.headlines()
 
 
 class Alone(Echo):  # type: ignore[misc]
@@ -353,7 +349,7 @@ def test_bad_input_is_refused_before_anything_runs(what: str, monkeypatch: pytes
 
 def test_one_pair_gives_numbers_and_no_verdict() -> None:
     report = intervene(lively(), subspace=fits.random(3), kind=FEW, sites=InterventionSite(RESID_POST), n=1)
-    shift = report.effect("answer shift")
+    shift = report.answer_shift_bits
     assert np.isfinite(shift.value).all() and np.isnan(shift.ends[0]).all()
     assert set(report.verdict_by_layer) == {"undecided"} and set(report.against_causal) == {Obstacle.FEW_SEQUENCES}
     assert report.table() and report.plot().data

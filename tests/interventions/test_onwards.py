@@ -45,7 +45,7 @@ def test_the_next_and_the_last_quantity_stand_at_the_other_positions() -> None:
 def test_erasure_is_complete_in_every_layer_and_costs_what_plain_hooks_say(site: object) -> None:
     model = lively()
     report = erase_onwards(model, quantity="belief", sites=InterventionSite(site, (0, 1)), n=11)  # type: ignore[arg-type]
-    assert report.r2.value[1].max() < 0.05 and report.layers == [0, 1]
+    assert report.r2_after.value.max() < 0.05 and report.layers == [0, 1]
     scrubber = Scrubber(model=model, site=site, quantity=PosteriorQuantity("belief"), oblique=True)  # type: ignore[arg-type]
     stream = list(TASK.stream(768 + 256 + 128, seed=derived_seed(0, 13)))
     scrubbed = scrubber.from_layer(concatenate(stream), 0, seed=0)

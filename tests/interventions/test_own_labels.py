@@ -14,7 +14,6 @@ from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import RESID_POST, RESID_PRE, Trials
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import reference_of
-from bayesgeom.interventions.report import KL
 from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.native.wrapped import LlamaConfig
@@ -83,7 +82,7 @@ def test_leace_erases_the_label_of_texts_that_did_not_fit(planted: Model, task: 
     diagnosis = bayesgeom.diagnose(planted, task, probes=["belief_readout"], n_untrained=0)
     assert diagnosis["belief_readout"].estimate("r2").value.min() > 0.99
     erased = bayesgeom.intervene(planted, task, "leace:belief", kind=replace(FEW, kind="remove"), n=64)
-    assert erased.change_bits.value[KL, :, 0] == pytest.approx(0.94, abs=0.05)  # from nearly certain to a coin
+    assert erased.kl_increase_bits.value[:, 0] == pytest.approx(0.94, abs=0.05)  # from nearly certain to a coin
     with pytest.raises(InvalidArgument, match="a task that draws new sequences"):
         bayesgeom.erase_onwards(planted, task, "belief", n=8)
 

@@ -121,7 +121,8 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
     means, (trials,) = role_means(hf, job), TASK.stream(N, seed=derived_seed(0, 8))
     plain, arriving = edited_pass(hf, trials, axes, {})
     exact = entropy_bits(trials.at_scored(trials.predictive)).flatten().numpy().round(9)
-    np.testing.assert_allclose(report.unedited_bits.value, scores(plain, trials), atol=1e-5)
+    unchanged = report.unedited_kl_bits.value, report.unedited_entropy_error_bits.value
+    np.testing.assert_allclose(unchanged, scores(plain, trials), atol=1e-5)
     unedited = report.axis_correlation.baseline(UNEDITED).value[0]
     for layer in range(N_LAYERS):
         expected = order(arriving[layer], axes[layer], exact)
@@ -129,7 +130,7 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
     for row, place in enumerate(places):
         logits, found = edited_pass(hf, trials, axes, {i: means[i] for i in place.layers or ()})
         np.testing.assert_allclose(
-            report.increase_bits.value[row],
+            (report.kl_increase_bits.value[row], report.entropy_error_increase_bits.value[row]),
             scores(logits, trials) - scores(plain, trials),
             atol=1e-5,
             err_msg=str(place),
@@ -137,7 +138,7 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
         for layer in range(N_LAYERS):
             expected = order(found[layer], axes[layer], exact)
             assert report.axis_correlation.value[row, layer, 0] == pytest.approx(expected, abs=1e-3)
-    assert report.sets == ("1", "0+1") and np.abs(report.increase_bits.value).min() > 1e-5, "something changed"
+    assert report.sets == ("1", "0+1") and np.abs(report.kl_increase_bits.value).min() > 1e-5, "something changed"
     for row in (0, 1):  # what arrives first has not been edited
         np.testing.assert_allclose(report.axis_correlation.value[row, 0, :2], unedited[0, :2])
 
@@ -145,7 +146,7 @@ def test_numbers_are_those_of_plain_hooks(hf: Any, model: Model) -> None:
 def test_an_edit_at_values_is_one_of_all_key_heads_together(reader: Model) -> None:
     task, axis = LabeledEvidence(k_max=2, n_words=7), fits.covariance()
     report = intervene(reader, task, axis, sites=[InterventionSite(V, (1, 2))], kind="remove", n=5)
-    assert report.site == "v" and np.abs(report.increase_bits.ceiling).min() > 0
+    assert report.site == "v" and np.abs(report.kl_increase_bits.ceiling).min() > 0
     with pytest.raises(InvalidArgument, match=rf"rank 19 of {N_KV * D_HEAD} in layer 0: no subspace of that rank"):
         intervene(reader, task, "random:19", sites=[InterventionSite(V, (0,))], kind="remove", n=5)
     with pytest.raises(InvalidArgument, match=r"layer 0 holds the same vector at every scored position, so covariance"):
@@ -194,8 +195,8 @@ def test_subspaces_of_several_layers_are_fitted_on_as_many_sequences_as_are_name
         intervene(model, TASK, "covariance:entropy", sites=[BOTH], kind="remove", n=N, **given)
         for given in ({"n_fit": 32}, {"n_fit": 1_024}, dict[str, int]())
     )
-    np.testing.assert_array_equal(more.increase_bits.value, default.increase_bits.value)
-    assert not np.array_equal(few.increase_bits.value, default.increase_bits.value)
+    np.testing.assert_array_equal(more.kl_increase_bits.value, default.kl_increase_bits.value)
+    assert not np.array_equal(few.kl_increase_bits.value, default.kl_increase_bits.value)
 
 
 @pytest.mark.parametrize(

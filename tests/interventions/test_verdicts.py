@@ -11,7 +11,6 @@ from bayesgeom.core.run import MLP_OUT, RESID_POST, RESID_PRE
 from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions._evidence import Erasure
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
-from bayesgeom.interventions.report import INDIRECT_KL, KL, OUTSIDE
 from bayesgeom.interventions.run import intervene
 from bayesgeom.interventions.verdicts import (
     LEAST_SEQUENCES,
@@ -240,14 +239,14 @@ def test_an_edit_of_a_part_of_an_identity_is_an_identity(fit: str) -> None:
     report = intervene(model, subspace=fit, kind=FEW, sites=InterventionSite(RESID_PRE, (0,)), n=17)
     assert report.verdict_by_layer[0] == "by construction"
     is_whole = fit == "leace:belief"
-    assert (report.share.value[OUTSIDE, 0] < 1e-9) == is_whole
+    assert (report.outside_share.value[0] < 1e-9) == is_whole
     assert report.against_causal[0] == (Obstacle.INSIDE if is_whole else Obstacle.INSIDE_WHOLE)
 
 
 def test_the_embedding_frame_of_layer_0_is_an_identity() -> None:
     """Pairs share keys and positions, so donor and recipient differ in the embeddings of the answers alone."""
     report = intervene(lively(), subspace=fits.frame(), kind=replace(FEW, n_untrained=1), n=11)
-    outside = report.share.value[OUTSIDE]
+    outside = report.outside_share.value
     assert report.verdict_by_layer[0] == "by construction" and outside[0] < 1e-9 < outside[1]
     np.testing.assert_allclose(report.movement.value[0, 0], 1, atol=1e-4)
     np.testing.assert_allclose(report.movement.baseline(UNTRAINED).value[0, 0], 1, atol=1e-4)
@@ -269,9 +268,9 @@ def test_entropy_is_swapped_between_sequences_that_differ_in_it() -> None:
 
 def test_without_the_direct_path_nothing_is_left_at_the_end_of_the_stream() -> None:
     report = intervene(lively(), subspace=fits.covariance("belief"), kind=FEW, sites=InterventionSite(RESID_POST), n=11)
-    assert abs(report.change_bits.value[INDIRECT_KL, 1, 0]) < 1e-6 < 1e-3 < abs(report.kl_increase_bits.value[1, 0])
+    assert abs(report.indirect_kl_increase_bits.value[1, 0]) < 1e-6 < 1e-3 < abs(report.kl_increase_bits.value[1, 0])
     assert abs(report.indirect_movement.value[1, 0]) < 1e-6
-    assert abs(report.change_bits.value[INDIRECT_KL, 0, 0]) > 1e-4, "a later block reads what was edited"
+    assert abs(report.indirect_kl_increase_bits.value[0, 0]) > 1e-4, "a later block reads what was edited"
     most = np.stack([own.value[:, 0] for own in report.indirect_movement.baselines])
     assert (abs(most[:, 1]) < 1e-6).all(), "controls lose their direct paths, too"
     assert (most[:, 0] != [report.movement.baseline(name).bar("higher")[0, 0] for name in (RANDOM, MATCHED)]).all()
@@ -305,7 +304,7 @@ def test_the_indirect_effect_is_that_of_plain_hooks() -> None:
             handle.remove()
     exact = originals.at_scored(originals.predictive)
     after, before = (kl_bits(exact, answer_log_probabilities(logits, originals)[0]) for logits in (edited, unedited))
-    assert job.report().change_bits.value[INDIRECT_KL, 0, 0] == pytest.approx(float((after - before).mean()), abs=1e-5)
+    assert job.report().indirect_kl_increase_bits.value[0, 0] == pytest.approx(float((after - before).mean()), abs=1e-5)
 
 
 def test_scored_after_the_edit_only_what_is_carried_on_counts() -> None:
@@ -315,10 +314,10 @@ def test_scored_after_the_edit_only_what_is_carried_on_counts() -> None:
     assert report.bands == ("all later", "next scored", "second next") and report.where.startswith(
         "resid_post, one scored"
     )
-    assert np.isnan(report.effect("answer shift").value).all(), "the donor's later tokens were not seen"
+    assert np.isnan(report.answer_shift_bits.value).all(), "the donor's later tokens were not seen"
     np.testing.assert_allclose(report.kl_increase_bits.value[1], 0, atol=1e-7)
-    np.testing.assert_allclose(report.change_bits.ceiling[KL, 1], 0, atol=1e-7)
-    assert abs(report.change_bits.ceiling[KL, 0, 0]) > 1e-3
+    np.testing.assert_allclose(report.kl_increase_bits.ceiling[1], 0, atol=1e-7)
+    assert abs(report.kl_increase_bits.ceiling[0, 0]) > 1e-3
     np.testing.assert_allclose(report.movement.ceiling[0], 1, atol=1e-6)
 
 
@@ -373,7 +372,7 @@ def test_what_is_by_construction_is_so_without_the_direct_path_and_in_every_effe
     assert (first.label[:7], first.verdict, second.label[:7]) == ("layer 0", "by construction", "layer 1")
     assert second.verdict in ("yes", "no", "undecided")
     everywhere = replace(report, verdict_by_layer=("by construction",) * 2)
-    rows = [own for own in everywhere.headlines() if own.levels and own.metric != "r2"]
+    rows = [own for own in everywhere.headlines() if own.levels and own.metric != "r2_after"]
     assert len(rows) > 4 and all(own.verdict == "by construction" for own in rows)
 
 
@@ -420,7 +419,8 @@ def test_headlines_are_of_a_layer_that_was_edited_where_no_ceiling_is_known() ->
     """Layer 0 was named, with the number of layer 1."""
     design = replace(FEW, kind="remove")
     report = intervene(lively(), subspace=fits.frame(), kind=design, sites=InterventionSite(RESID_PRE, (1,)), n=11)
-    unknown = replace(report, change_bits=replace(report.change_bits, baselines=report.change_bits.compared))
+    increase = report.kl_increase_bits
+    unknown = replace(report, kl_increase_bits=replace(increase, baselines=increase.compared))
     assert np.isnan(unknown.share_of_ceiling).all()
     assert unknown.layers == [1] and unknown.strongest() == 1
     assert "layer 1" in unknown.headlines()[0].label

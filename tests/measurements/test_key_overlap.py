@@ -96,28 +96,33 @@ def everything(rng: np.random.Generator) -> tuple[Run, KeyOverlapReport]:
     return run, KeyOverlap().measure(run)
 
 
-def test_views_are_every_set_in_every_variant_inputs_first(everything: tuple[Run, KeyOverlapReport]) -> None:
+def at_of(report: KeyOverlapReport, token_set: str, variant: str) -> tuple[int, int]:
+    return report.token_sets.index(token_set), report.variants.index(variant)
+
+
+def test_axes_are_every_set_inputs_first_and_every_variant(everything: tuple[Run, KeyOverlapReport]) -> None:
     _, report = everything
-    variants = ("activation", "activation rotated", "weights")
-    of_sets = [f"{name} / {variant}" for name in ("inputs", "hypotheses", "empty") for variant in variants]
-    assert report.views == (*of_sets, "columns")
-    assert report.n_vectors.tolist() == [2, 2, 2, 3, 3, 3, 0, 0, 0, WIDTH] and not report.n_unseen.any()
+    assert report.token_sets == ("inputs", "hypotheses", "empty", "columns")
+    assert report.variants == ("activation", "activation rotated", "weights")
+    assert report.n_vectors.tolist() == [[2] * 3, [3] * 3, [0] * 3, [0, 0, WIDTH]] and not report.n_unseen.any()
+    assert report.measured == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (3, 2)]
+    assert np.isnan(report.overlap.value[3, :2]).all(), "columns are in the weights alone"
     assert report.n == N
 
 
 def test_activation_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport]) -> None:
     run, report = everything
-    for view, site, ids in (
-        ("hypotheses / activation", s.K, SETS["hypotheses"]),
-        ("hypotheses / activation rotated", s.K_ROT, SETS["hypotheses"]),
-        ("inputs / activation", s.K, SETS["inputs"]),
+    for name, variant, site in (
+        ("hypotheses", "activation", s.K),
+        ("hypotheses", "activation rotated", s.K_ROT),
+        ("inputs", "activation", s.K),
     ):
-        at = report.views.index(view)
+        at, ids = at_of(report, name, variant), SETS[name]
         for layer, head in np.ndindex(LAYERS, HEADS):
             means = slow_mean_keys(run, site, layer, head, ids, np.ones(N))
-            assert report.overlap.value[at, layer, head] == pytest.approx(slow_overlap(means), abs=1e-5)
+            assert report.overlap.value[*at, layer, head] == pytest.approx(slow_overlap(means), abs=1e-5)
             expected = slow_overlap(means, is_centered=True)
-            assert report.centered_overlap.value[at, layer, head] == pytest.approx(expected, abs=1e-5)
+            assert report.centered_overlap.value[*at, layer, head] == pytest.approx(expected, abs=1e-5)
 
 
 def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[Run, KeyOverlapReport]) -> None:
@@ -125,14 +130,14 @@ def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[
     frames = [slow_mean_keys(run, s.K, 1, 2, SETS["hypotheses"], weights) for weights in jackknife_weights(N)]
     own = overlap_rows(lambda: [torch.from_numpy(np.array(frames))])
     rows, kink = own.rows[:, 0], own.kink[0]
-    at = report.views.index("hypotheses / activation")
+    at = at_of(report, "hypotheses", "activation")
     bias = (N - 1) * (rows[1:].mean() - rows[0]) + kink
-    assert report.overlap_bias[at, 1, 2] == pytest.approx(bias, abs=1e-4)
+    assert report.overlap_bias[*at, 1, 2] == pytest.approx(bias, abs=1e-4)
     ends = mean_overlap_interval(rows, np.asarray(kink), seed=3)
-    found = [float(end[at, 1, 2]) for end in report.overlap.ends]
+    found = [float(end[*at, 1, 2]) for end in report.overlap.ends]
     np.testing.assert_allclose(found, [float(ends.lo), float(ends.hi)], atol=1e-4)
     assert found[0] < found[1]
-    of_weights = report.overlap[[2, 5, 9]]
+    of_weights = report.overlap[[0, 1, 3], 2]
     np.testing.assert_array_equal(of_weights.ends, [of_weights.value] * 2, err_msg="weights are no sample")
     assert of_weights.reason is None
 
@@ -181,13 +186,13 @@ def test_the_verdict_of_a_row_agrees_with_its_heads(heads: tuple[int, int], verd
     recorded = {site: values[None] for site, values in static.items()}
     recorded[s.K] = token_keys.repeat(1, 7, 1, 1, 1)
     report = KeyOverlap().measure(planted_run(trials, recorded, seed=3))
-    view = report.views.index("inputs / weights")
+    at = at_of(report, "inputs", "weights")
     for name in (RANDOM_W_K, RANDOM_DIRECTIONS):
-        assert report.verdict(name)[view, 0].tolist() == list(heads)
-    line = report.headlines()[view]
+        assert report.verdict(name)[*at, 0].tolist() == list(heads)
+    line = report.headlines()[report.measured.index(at)]
     assert (line.verdict, report.headlines()[0].verdict) == (verdict, verdict), "recorded keys are the same"
     counts = (heads.count(-1), heads.count(0), heads.count(1))
-    assert report.n_by_level(view) == dict.fromkeys((RANDOM_W_K, RANDOM_DIRECTIONS), counts)
+    assert report.n_by_level(at) == dict.fromkeys((RANDOM_W_K, RANDOM_DIRECTIONS), counts)
 
 
 def test_there_is_no_interval_where_noise_in_the_means_takes_off_more_than_it_spans(rng: np.random.Generator) -> None:
@@ -197,13 +202,13 @@ def test_there_is_no_interval_where_noise_in_the_means_takes_off_more_than_it_sp
     trials = planted_trials(np.ones((n, 1, 1)), tokens, token_sets={"hypotheses": range(n_items)})
     keys = torch.from_numpy(1.0 + rng.normal(size=(1, n, n_items, 1, width))).float()
     report = KeyOverlap().measure(planted_run(trials, {s.K: keys}))
-    own = report.overlap[0, 0, 0]
+    own = report.overlap[0, 0, 0, 0]
     free = float(own) - report.overlap_bias.item()
     assert abs(free - 1) < abs(float(own) - 1) / 3, "the keys themselves are parallel"
-    assert np.isnan(own.ends).all() and np.isnan(report.mean_overlap[0, 0].ends).all(), "an interval would end above"
+    assert np.isnan(own.ends).all() and np.isnan(report.mean_overlap[0, 0, 0].ends).all(), "an interval would end above"
     line = report.headlines()[0]
     assert (line.interval, line.verdict) == ("", "undecided") and line.reason == Reason.BIASED
-    assert math.isnan(report.verdict(RANDOM_DIRECTIONS)[0, 0, 0])
+    assert math.isnan(report.verdict(RANDOM_DIRECTIONS)[0, 0, 0, 0])
 
 
 def test_keys_that_are_the_same_in_every_sequence_are_exact(rng: np.random.Generator) -> None:
@@ -218,7 +223,7 @@ def test_keys_that_are_the_same_in_every_sequence_are_exact(rng: np.random.Gener
     low, high = report.overlap.ends
     np.testing.assert_allclose(low, report.overlap.value, atol=1e-6)
     np.testing.assert_array_equal(low, high)
-    assert report.verdict(RANDOM_DIRECTIONS)[0, 0].tolist() == [-1, 1, 0]
+    assert report.verdict(RANDOM_DIRECTIONS)[0, 0, 0].tolist() == [-1, 1, 0]
 
 
 def test_static_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport]) -> None:
@@ -227,25 +232,26 @@ def test_static_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport]) -> 
     token_keys, weights = run.recorded[s.TOKEN_KEYS].double().numpy(), run.recorded[s.W_K_GRAM].double().numpy()
     for layer, head in np.ndindex(LAYERS, HEADS):
         frame = [token_keys[layer, order.index(i), head] for i in SETS["hypotheses"]]
-        assert report.overlap.value[5, layer, head] == pytest.approx(slow_overlap(frame), abs=1e-6)
+        assert report.overlap.value[1, 2, layer, head] == pytest.approx(slow_overlap(frame), abs=1e-6)
         gram = weights[layer, head]
         cosines = [abs(gram[i, j]) / math.sqrt(gram[i, i] * gram[j, j]) for i in range(WIDTH) for j in range(i)]
-        assert report.overlap.value[9, layer, head] == pytest.approx(sum(cosines) / len(cosines), abs=1e-6)
+        assert report.overlap.value[3, 2, layer, head] == pytest.approx(sum(cosines) / len(cosines), abs=1e-6)
 
 
 def test_levels_of_random_directions_are_those_of_each_views_size(everything: tuple[Run, KeyOverlapReport]) -> None:
     _, report = everything
-    widths, counts = [WIDTH] * 9 + [MODEL], report.n_vectors.tolist()
+    widths, counts = np.array([[WIDTH] * 3] * 3 + [[MODEL] * 3]), report.n_vectors
     is_known = report.n_vectors > 1
-    expected = np.where(is_known, [chance_overlap(d) for d in widths], np.nan)
-    np.testing.assert_allclose(report.level(RANDOM_DIRECTIONS)[:, 0, 0], expected, atol=0.04)
-    centered = [chance_overlap_centered(n, d) for n, d in zip(counts, widths, strict=True)]
+    expected = np.where(is_known, np.vectorize(chance_overlap)(widths), np.nan)
+    np.testing.assert_allclose(report.level(RANDOM_DIRECTIONS)[..., 0, 0], expected, atol=0.04)
+    centered = np.vectorize(chance_overlap_centered)(counts, widths)
     found = report.level(RANDOM_DIRECTIONS, is_centered=True)
-    np.testing.assert_allclose(found[:, 0, 0], np.where(is_known, centered, np.nan), atol=0.04)
-    squared = report.orthogonality.baseline(RANDOM_DIRECTIONS).value[:, 0, 0]
-    np.testing.assert_allclose(squared, [1 - d**-0.5 for d in widths])
+    np.testing.assert_allclose(found[..., 0, 0], np.where(is_known, centered, np.nan), atol=0.04)
+    has_keys = np.array([[True] * 3] * 3 + [[False, False, True]])
+    squared = report.orthogonality.baseline(RANDOM_DIRECTIONS).value[..., 0, 0]
+    np.testing.assert_allclose(squared, np.where(has_keys, 1 - widths**-0.5, np.nan))
     assert not report.largest_centered_overlap.baselines, "its expectation is not known"
-    np.testing.assert_allclose(report.welch, [welch_bound(n, d) for n, d in zip(counts, widths, strict=True)])
+    np.testing.assert_allclose(report.welch, np.where(has_keys, np.vectorize(welch_bound)(counts, widths), np.nan))
 
 
 def test_random_w_k_of_one_direction_is_one_and_of_many_is_chance(rng: np.random.Generator) -> None:
@@ -256,15 +262,15 @@ def test_random_w_k_of_one_direction_is_one_and_of_many_is_chance(rng: np.random
     wide[1, :, :TOKENS] = torch.eye(TOKENS)
     extra["TOKEN_INPUTS"][1] = wide[1]
     report = KeyOverlap().measure(run_of(rng, sets=sets, **extra))
-    at, level = report.views.index("hypotheses / weights"), report.overlap.baseline(RANDOM_W_K)
-    np.testing.assert_allclose(level.value[at, 0], 1, atol=1e-6)
-    np.testing.assert_allclose(level.value[at, 1], chance_overlap(WIDTH), atol=0.03)
+    at, level = at_of(report, "hypotheses", "weights"), report.overlap.baseline(RANDOM_W_K)
+    np.testing.assert_allclose(level.value[*at, 0], 1, atol=1e-6)
+    np.testing.assert_allclose(level.value[*at, 1], chance_overlap(WIDTH), atol=0.03)
     assert level.low is not None and level.high is not None
-    assert (level.low[at, 1] < level.value[at, 1]).all() and (level.value[at, 1] < level.high[at, 1]).all()
-    below = report.verdict(RANDOM_W_K)[at, 0]
+    assert (level.low[*at, 1] < level.value[*at, 1]).all() and (level.value[*at, 1] < level.high[*at, 1]).all()
+    below = report.verdict(RANDOM_W_K)[*at, 0]
     assert (below == -1).all(), "keys are orthogonal where the embedding alone has one direction"
-    assert np.isnan(level.value[report.views.index("columns")]).all()
-    recorded = level.value[report.views.index("hypotheses / activation")]
+    assert np.isnan(level.value[report.token_sets.index("columns")]).all()
+    recorded = level.value[at_of(report, "hypotheses", "activation")]
     assert np.isfinite(recorded[0]).all() and np.isnan(recorded[1]).all(), "deeper keys are not of bare embeddings"
 
 
@@ -284,8 +290,8 @@ def test_recorded_keys_are_judged_by_head(heads: tuple[int, int], of_mean: str, 
     own = np.stack([frames[sign] for sign in heads], axis=1)
     k = torch.from_numpy(np.tile(own, (1, n, 1, 1, 1)) + 0.01 * rng.normal(size=(1, n, n_items, 2, width)))
     report = KeyOverlap().measure(planted_run(trials, {s.K: k.float()}))
-    assert report.verdict(RANDOM_DIRECTIONS)[0, 0].tolist() == list(heads)
-    mean, line = report.mean_overlap[0, 0], report.headlines()[0]
+    assert report.verdict(RANDOM_DIRECTIONS)[0, 0, 0].tolist() == list(heads)
+    mean, line = report.mean_overlap[0, 0, 0], report.headlines()[0]
     assert float(mean.ends[1] - mean.ends[0]) > 1e-6 and str(mean.clears("lower")) == of_mean
     assert line.verdict == verdict
 
@@ -300,9 +306,9 @@ def test_a_head_without_an_interval_is_not_below_every_level(
     levels = [Baseline.of("baseline", name, at * full, low=at * full, high=at * full) for name, at in of_name]
     own = Estimate.of(0.05 * full, (np.nan * full, np.nan * full), baselines=levels)
     planted = replace(report, overlap=own, overlap_bias=0 * full, cross_fitted_overlap=0.15 * full, n=17)
-    view = planted.views.index("inputs / activation")
-    assert (planted.verdict(UNTRAINED)[view] == -1).all() and np.isnan(planted.verdict(RANDOM_DIRECTIONS)[view]).all()
-    assert planted.verdict_of_heads(view) == "undecided"
+    at = at_of(planted, "inputs", "activation")
+    assert (planted.verdict(UNTRAINED)[at] == -1).all() and np.isnan(planted.verdict(RANDOM_DIRECTIONS)[at]).all()
+    assert planted.verdict_of_heads(at) == "undecided"
 
 
 def test_noise_alone_is_not_below_chance(rng: np.random.Generator) -> None:
@@ -317,9 +323,11 @@ def test_noise_alone_is_not_below_chance(rng: np.random.Generator) -> None:
         planted_run(trials, {s.K: torch.from_numpy(keys).float()}), [KeyOverlap().measure(copy)]
     )
     least = report.overlap.baseline(UNTRAINED).low
-    assert least is not None and report.overlap.value[0, 0, 0] < least[0, 0, 0] - 0.1, "a naive comparison says below"
-    assert np.isnan(report.overlap.ends[0][0, 0, 0]), "mean keys that are mostly noise have no interval"
-    assert report.cross_fitted_overlap[0, 0, 0] > report.overlap.value[0, 0, 0] + 0.1
+    assert least is not None and report.overlap.value[0, 0, 0, 0] < least[0, 0, 0, 0] - 0.1, (
+        "a naive comparison says below"
+    )
+    assert np.isnan(report.overlap.ends[0][0, 0, 0, 0]), "mean keys that are mostly noise have no interval"
+    assert report.cross_fitted_overlap[0, 0, 0, 0] > report.overlap.value[0, 0, 0, 0] + 0.1
 
 
 def test_the_cross_fitted_overlap_equals_a_loop(rng: np.random.Generator) -> None:
@@ -344,10 +352,10 @@ def test_more_keys_than_dimensions_have_a_welch_bound_in_the_headline(rng: np.ra
     assert bound > 0 and levels["Welch bound"] == pytest.approx(bound)
 
 
-def test_rotated_keys_are_a_view_only_where_they_differ(rng: np.random.Generator) -> None:
+def test_rotated_keys_are_a_variant_only_where_they_differ(rng: np.random.Generator) -> None:
     run = run_of(rng)
     same = planted_run(run.trials, run.recorded | {s.K_ROT: run.recorded[s.K].clone()})
-    assert not any("rotated" in view for view in KeyOverlap().measure(same).views)
+    assert KeyOverlap().measure(same).variants == ("activation",)
 
 
 def test_tokens_never_shown_are_left_out_and_counted(rng: np.random.Generator) -> None:
@@ -357,15 +365,15 @@ def test_tokens_never_shown_are_left_out_and_counted(rng: np.random.Generator) -
     trials = planted_trials(np.full((N, 1, 2), 0.5), run.trials.tokens.numpy(), token_sets=shown)
     seen = planted_run(trials, run.recorded, seed=3)
     report, expected = KeyOverlap().measure(run), KeyOverlap().measure(seen)
-    assert (report.n_vectors[0], report.n_unseen[0]) == (3, 2)
+    assert (report.n_vectors.item(), report.n_unseen.item()) == (3, 2)
     np.testing.assert_allclose(report.overlap.value, expected.overlap.value, atol=1e-6)
     np.testing.assert_allclose(report.level(RANDOM_DIRECTIONS), expected.level(RANDOM_DIRECTIONS))
 
 
 def test_without_named_tokens_the_answer_is_nan(rng: np.random.Generator, tmp_path: Path) -> None:
     report = KeyOverlap().measure(run_of(rng, sets={}))
-    assert report.views == ("no tokens named",) and math.isnan(report.mean_overlap.value[0, 0])
-    assert report.n_by_level(0) == {} and report.headlines()[0].levels == () and not report.headlines()[0].verdict
+    assert report.token_sets == ("no tokens named",) and math.isnan(report.mean_overlap.value[0, 0, 0])
+    assert report.n_by_level((0, 0)) == {} and report.headlines()[0].levels == () and not report.headlines()[0].verdict
     assert np.isnan(report.overlap.value).all() and report.headlines()
     assert isinstance(report.plot(), go.Figure)
     report.save(tmp_path / "r")

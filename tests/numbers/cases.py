@@ -97,8 +97,8 @@ CASES: Mapping[str, Callable[[], Mapping[str, Any]]] = {
 }
 
 
-def numbers_of(reports: Mapping[str, Any]) -> dict[str, float]:
-    """Return entries of every estimate, and the baselines of estimates without axes."""
+def numbers_of(reports: Mapping[str, Any], most: int | None = None) -> dict[str, float]:
+    """Return entries of every estimate, at most so many of one, and the baselines of estimates without axes."""
     numbers: dict[str, float] = {}
     for name, report in reports.items():
         if name in OF_THE_STUDY:
@@ -107,12 +107,9 @@ def numbers_of(reports: Mapping[str, Any]) -> dict[str, float]:
             value = report.estimate(field)
             flat = value.value.reshape(-1)
             known = np.flatnonzero(np.isfinite(flat))
-            chosen = (
-                known[np.unique(np.linspace(0, len(known), PER_ESTIMATE + 2).astype(int)[1:-1])]
-                if len(known)
-                else known
-            )
-            numbers |= {f"{name}.{field}[{index}]": float(flat[index]) for index in chosen}
+            if most is not None and len(known):
+                known = known[np.unique(np.linspace(0, len(known), most + 2).astype(int)[1:-1])]
+            numbers |= {f"{name}.{field}[{index}]": float(flat[index]) for index in known}
             if not flat.ndim or len(flat) == 1:
                 levels = {f"{name}.{field} of {own.name}": float(own.value.reshape(-1)[0]) for own in value.baselines}
                 numbers |= {key: level for key, level in levels.items() if np.isfinite(level)}
@@ -125,7 +122,7 @@ def main() -> None:
 
     import torch
 
-    numbers = {case: numbers_of(measure()) for case, measure in CASES.items()}
+    numbers = {case: numbers_of(measure(), PER_ESTIMATE) for case, measure in CASES.items()}
     machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
     sizes = {case: 96 if case.startswith("diagnose") else 32 for case in CASES}
     recorded = {"machine": machine, "n": sizes, "numbers": numbers}

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.verdict import Verdict
-from bayesgeom.interventions.report import OUTSIDE, VARIANCE, InterventionReport
+from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.storage import write_parts
 from bayesgeom.stats.regression import spearman
@@ -30,13 +30,15 @@ def saved() -> InterventionReport:
 def written(folder: Path, report: InterventionReport, numbers: np.ndarray) -> None:
     """Save a network for each row of layers of (share inside, movement); a movement is its own indirect one."""
     for row, layers in enumerate(numbers):
-        share, moved, indirect = (own.value.copy() for own in (report.share, report.movement, report.indirect_movement))
+        estimates = report.outside_share, report.variance_share, report.movement, report.indirect_movement
+        outside, variance, moved, indirect = (estimate.value.copy() for estimate in estimates)
         for layer, (inside, movement) in enumerate(layers, start=1):
-            share[[OUTSIDE, VARIANCE], layer] = 1 - inside, inside / 2
+            outside[layer], variance[layer] = 1 - inside, inside / 2
             moved[layer], indirect[layer] = movement, -movement
         own = replace(
             report,
-            share=replace(report.share, value=share),
+            outside_share=replace(report.outside_share, value=outside),
+            variance_share=replace(report.variance_share, value=variance),
             movement=replace(report.movement, value=moved, low=None, high=None),
             indirect_movement=replace(report.indirect_movement, value=indirect, low=None, high=None),
         )

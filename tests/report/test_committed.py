@@ -8,13 +8,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bayesgeom.core.verdict import Reason
 from bayesgeom.measurements.key_overlap import KeyOverlapReport
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.report import Report
-from bayesgeom.report.storage import JSON, METRICS, quantities_of
+from bayesgeom.report.storage import JSON, METRICS, axes_of, parts_of, quantities_of, write
 from examples.replication.settling import SettlingReport
 from tests.pages import READINGS
 
+LATER = {
+    *("answer_shift_bits", "kl_increase_bits", "entropy_error_increase_bits", "removal_kl_increase_bits"),
+    *("indirect_answer_shift_bits", "indirect_kl_increase_bits", "unedited_answer_shift_bits", "unedited_kl_bits"),
+    *("unedited_entropy_error_bits", "r2_before", "r2_after", "entropy_r2", "belief_r2", "variance_share"),
+    *("outside_share", "embedding_share", "given_movement", "code_movement", "kl_beyond_random_bits"),
+    "entropy_error_beyond_random_bits",
+}
 FOLDERS = sorted(path.parent for path in READINGS.glob(f"**/{JSON}"))
 
 
@@ -83,3 +91,30 @@ def test_intervals_contain_their_estimates() -> None:
                 outside.append(f"{where}.{metric}")
     assert outside == []
     assert n_intervals > 20_000
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        "interventions/hmm-s5/leace-belief",
+        "interventions/hmm-s5/leace-entropy-remove",
+        "bijection-v20-llama/entropy_axis-remove-together",
+        "interventions/recurrence/onwards-leace-belief",
+        "claims/key-overlap-bijection-v20",
+    ],
+)
+def test_reports_of_version_0_2_load_without_the_fields_that_they_lack(reading: str, tmp_path: Path) -> None:
+    ((name, report),) = Diagnosis.load(READINGS / reading).items()
+    ours = [field for field, axes in axes_of(type(report)).items() if field in LATER or "token_set" in axes]
+    scalars, arrays = (
+        {field: value for field, value in part.items() if field.split(".")[0] not in (*ours, "token_sets", "variants")}
+        for part in parts_of(report)
+    )
+    arrays |= {"unedited_bits": np.zeros((6, 4)), "welch": np.zeros(7)}
+    write(tmp_path, {name: (scalars, arrays)}, {"provenance": report.provenance, "skipped": {}, "inapplicable": {}})
+    older = Diagnosis.load(tmp_path)[name]
+    first, found = report.headline(), older.headline()
+    assert ours and (found is None or (first is not None and found.verdict == first.verdict)) and older.summary()
+    codes = [older.estimate(field).reason for field in quantities_of(type(older)) if field in ours]
+    assert all(code is None or (code == Reason.NOT_STORED).all() for code in codes)
+    assert older.to_html() and older.to_pandas() is not None and older.plot() is not None

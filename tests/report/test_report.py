@@ -420,6 +420,13 @@ def test_an_array_that_is_not_stored_has_the_length_of_its_axes(rng: np.random.G
     assert noted == {"lacks": ["cloud", "count", "is_seen", "overlap", "sets"]}
 
 
+def test_a_field_with_another_number_of_axes_is_one_that_the_file_lacks(rng: np.random.Generator) -> None:
+    values = {name: own for name, own in vars(planted(rng)).items() if name != "provenance"}
+    found, noted = completed(PlantedReport, values | {"overlap": values["overlap"][0]})
+    assert noted == {"lacks": ["overlap"], "ignored": ["overlap"]}
+    assert (codes_of(found["overlap"]) == Reason.NOT_STORED).all() and found["overlap"].value.ndim == 2
+
+
 def test_a_reason_that_is_not_stored_is_that_code() -> None:
     data, arrays = estimate_parts("x", Estimate.of([0.5, 0.25], ([0.25, math.nan], [0.75, math.nan]), n=96))
     data.pop("reason")

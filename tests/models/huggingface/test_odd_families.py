@@ -114,7 +114,7 @@ def test_probes_measure_the_layers_that_have_their_sites() -> None:
     assert np.isnan(entropy.entropy_bits.value[[0, 2]]).all()
     run = model.run([task.sample(23, seed=0)], record=[s.PATTERN], n_recorded=23)
     assert run.at(s.PATTERN).shape[:2] == (1, 23)
-    assert np.isfinite(keys.mean_overlap.value[0]).tolist() == [False, True, False]
+    assert np.isfinite(keys.mean_overlap.value[0, 0]).tolist() == [False, True, False]
     assert keys.headlines()[0].label.endswith("layer 1") and np.isfinite(keys.headlines()[0].value)
     assert "key_overlap: only layers 1\n" in found.summary()
     assert np.isfinite(found["belief_readout"].total_variation.value[0]).all()  # the stream exists in every layer

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bayesgeom.interventions.report import AFTER, InterventionReport
+from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.verdicts import Obstacle
 from bayesgeom.report.diagnosis import Diagnosis
 from examples.replication.claims.intervention_page import CAUSAL, causes, fits, interventions, measured
@@ -38,7 +38,7 @@ def test_the_table_is_that_of_a_stored_report() -> None:
     at = rows.index.to_numpy()
     np.testing.assert_array_equal(rows.movement, report.movement.value[at, 0])
     np.testing.assert_array_equal(rows.movement_high, report.movement.ends[1][at, 0])
-    np.testing.assert_array_equal(rows.r2_after, report.r2.value[AFTER, at])
+    np.testing.assert_array_equal(rows.r2_after, report.r2_after.value[at])
 
 
 def test_the_parts_have_a_row_for_every_checkpoint_fit_and_use() -> None:
@@ -53,5 +53,5 @@ def test_the_parts_have_a_row_for_every_checkpoint_fit_and_use() -> None:
 def test_a_report_of_an_earlier_version_loads_without_the_new_fields() -> None:
     report = Diagnosis.load(READINGS / "interventions/hmm-s5/leace-belief")[InterventionReport]
     assert report.verdict_by_layer[1] == CAUSAL and report.against_causal[6] == Obstacle.DIRECT_PATH
-    assert report.others == () and set(report.survival_by_layer) == {""} and report.held_movement.value.size == 0
+    assert report.given == () and set(report.survival_by_layer) == {""} and np.isnan(report.given_movement.value).all()
     assert "against causal" in report.table() and report.plot().data and report.headline() is not None
