@@ -199,10 +199,10 @@ def diagnose(
         texts: File with your own prompts, for the task prompts: one a line, or JSONL with "text" or "prompt".
         quick: Use 24 sequences and one untrained network where --n and --n-untrained are not given.
         n_untrained: Number of untrained networks of the same architecture to compare with.
-        probes: Run only these of attention_entropy, belief_readout, calibration, domain_separation, key_overlap,
-            posterior_lens, qk_alignment, value_manifold (value_manifold:standardized), and of relabeling,
-            evidence_response and inside (the viewer), which run the model again. Default: all that apply. fitted_lens
-            (fitted_lens:MAP with a J-lens) runs only if it is named.
+        probes: Run only these of attention_entropy, belief_clusters, belief_factors, belief_readout,
+            belief_statistics, calibration, domain_separation, key_overlap, posterior_lens, qk_alignment, value_manifold
+            (value_manifold:standardized), and of relabeling, evidence_response and inside (the viewer), which run the
+            model again. Default: all that apply. fitted_lens (fitted_lens:MAP with a J-lens) runs only if it is named.
         ablations: Also run the default ablation battery.
     """
     n = (24 if quick else 512) if n is None else n
