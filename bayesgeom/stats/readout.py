@@ -102,12 +102,11 @@ def read_out(
     """
     centered = points - points[: targets.n_fit].mean(dim=0)
     held_out = centered[targets.n_fit :]
-    values = targets.centered[:, :, :LABEL]
-    moments = split_moments(centered, values.flatten(1).to(points), targets.n_fit)
+    moments = split_moments(centered, targets.centered.flatten(1).to(points), targets.n_fit)
     n_draws = len(targets.means)
     draws = torch.tensor([*range(n_draws), *[0] * len(bases)], device=points.device)
     # Linear maps from the full space to every draw, then from each subspace to the true targets.
-    cross = moments.fit_cross.reshape(-1, *values.shape[1:])[:, draws]
+    cross = moments.fit_cross.reshape(-1, *targets.means.shape)[:, draws, :LABEL]
     whole = ridge(moments.fit_gram, cross[:, :n_draws].flatten(1)).reshape(len(cross), n_draws, -1)
     within = ridge(restricted(moments.fit_gram, bases), bases.mT @ cross[:, 0].flatten(1))
     maps = torch.cat([whole, (bases @ within).movedim(0, 1)], dim=1).reshape(cross.shape)
@@ -221,7 +220,7 @@ def _r2(
     draws: Int64[Tensor, " map"],
 ) -> Float64[np.ndarray, " map"]:
     n_hypotheses = maps.shape[2]
-    power = moments.score_power.reshape(-1, LABEL, n_hypotheses)[draws, BELIEF]
-    cross = moments.score_cross.reshape(len(maps), -1, LABEL, n_hypotheses)[:, draws, BELIEF]
+    power = moments.score_power.reshape(-1, 3, n_hypotheses)[draws, BELIEF]
+    cross = moments.score_cross.reshape(len(maps), -1, 3, n_hypotheses)[:, draws, BELIEF]
     error = squared_error(maps.flatten(1), moments.score_gram, cross.flatten(1), power.flatten())
     return (1 - error.reshape(power.shape).sum(dim=1) / power.sum(dim=1)).cpu().numpy()
