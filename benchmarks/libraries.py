@@ -31,7 +31,7 @@ def row(name: str, own: float, library: float, difference: str) -> None:
 
 
 def clouds(rng: np.random.Generator) -> torch.Tensor:
-    """Twelve clouds of 500 points in 10 dimensions: what `belief_readout` clusters of six layers."""
+    """Twelve clouds of 500 points in 10 dimensions: what `belief_clusters` clusters of six layers."""
     centers = 3 * rng.normal(size=(12, 4, 10))
     owner = rng.integers(4, size=(12, 500))
     return torch.from_numpy(np.take_along_axis(centers, owner[..., None], axis=1) + rng.normal(size=(12, 500, 10)))
@@ -134,7 +134,7 @@ def probe_read_out_rows(rng: np.random.Generator) -> None:
     Targets of the true beliefs and of five shuffles are read from the whole layer, true ones also from 20 random
     subspaces. `Ridge` reads all targets of the whole layer in one fit; each subspace is a fit of its own.
     """
-    from bayesgeom.measurements.belief_readout import N_SUBSPACES, SHUFFLES
+    from bayesgeom.measurements._beliefs import N_SUBSPACES, SHUFFLES
     from bayesgeom.stats.subspace import random_subspaces
 
     for d, n_hypotheses in ((192, 20), (64, 5)):

@@ -47,7 +47,7 @@ from bayesgeom.measurements.belief_readout import SUBSPACES as RANDOM_SUBSPACES
 from bayesgeom.measurements.belief_readout import BeliefReadout
 from bayesgeom.measurements.calibration import Calibration
 from bayesgeom.measurements.inside import numbers_of
-from bayesgeom.measurements.key_overlap import RANDOM_DIRECTIONS, KeyOverlap
+from bayesgeom.measurements.key_overlap import ACTIVATION, RANDOM_DIRECTIONS, KeyOverlap
 from bayesgeom.measurements.posterior_lens import PosteriorLens
 from bayesgeom.measurements.value_manifold import MAX_POINTS, MIN_SEQUENCES, SHUFFLE, ValueManifold
 from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes
@@ -215,7 +215,8 @@ def _keys(subject: Subject) -> Numbers:
             f"key overlap needs a token set hypotheses or inputs; {subject.task} has: {', '.join(sets) or '(none)'}."
         )
     report = KeyOverlap().measure(subject.run)
-    overlap = report.mean_overlap[report.views.index(f"{tokens} / activation")]
+    at = report.token_sets.index(tokens), report.variants.index(ACTIVATION)
+    overlap = report.mean_overlap[at]
     return {"key_overlap": _against(overlap, RANDOM_DIRECTIONS, DIRECTIONS)}
 
 

@@ -41,18 +41,22 @@ R = TypeVar("R", bound=Report)
 class Needs:
     """Requirements of a measurement: `sites` that it requires, and `optional` ones that it uses if the model has them.
 
-    `posterior`: the exact posterior must be known. `groups`: sequences must be of several kinds. `streamed`: statistics
-    that replace the activations if these do not fit into memory; a measurement without any needs stored activations.
+    `posterior`: the exact posterior must be known. `groups`: sequences must be of several kinds. `factors`: the belief
+    must be over pairs of independent factors. `statistics`: the task must declare statistics of the belief. `streamed`:
+    statistics that replace the activations if these do not fit into memory; a measurement without any needs stored
+    activations.
     """
 
     sites: tuple[Site, ...] = ()
     optional: tuple[Site, ...] = ()
     posterior: bool = False
     groups: bool = False
+    factors: bool = False
+    statistics: bool = False
     streamed: tuple[Reduction, ...] = ()
 
     def check_task(self, task: WindTunnel, trials: Trials, by: str) -> None:
-        """Check that the task has the posterior or the groups that are needed.
+        """Check that the task has what is needed: posterior, groups, factors, statistics.
 
         Raises:
             TaskMismatch: It has not.
@@ -66,6 +70,16 @@ class Needs:
             raise TaskMismatch(
                 f"{by} requires sequences of several kinds; task {task.name!r} has only {kinds}. Use a task with two "
                 f"or more, such as prompts of several domains."
+            )
+        if self.factors and not trials.factor_sizes:
+            raise TaskMismatch(
+                f"{by} requires a belief over independent factors, and task {task.name!r} has one factor only. Use a "
+                f"product of two processes."
+            )
+        if self.statistics and not trials.statistics:
+            raise TaskMismatch(
+                f"{by} requires statistics of the belief, and task {task.name!r} declares none. Use a task that does, "
+                f"such as linear-gaussian."
             )
 
 

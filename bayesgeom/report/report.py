@@ -44,7 +44,8 @@ class Report(ABC):
     the docstring up to the description of its fields: what was measured, how to read it, what the baselines are, and
     how verdicts are reached. `n` is the number of sequences measured, or of the units that `counts` names, and `limit`
     why it can be less than requested.
-    `is_behavioral` says that it measures predictions, and not what is inside the model.
+    `is_behavioral` says that it measures predictions, and not what is inside the model. `split_from` names the report
+    that had its fields up to version 0.2.
     `provenance` holds model, weights, task, arguments and versions; it is empty for a report made by hand.
     """
 
@@ -54,6 +55,7 @@ class Report(ABC):
     about: ClassVar[str]
     limit: ClassVar[str] = ""
     is_behavioral: ClassVar[bool] = False
+    split_from: ClassVar[str] = ""
     n: int
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
 

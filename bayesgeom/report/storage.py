@@ -335,7 +335,8 @@ def completed(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], di
     hints = {own.name: own.type for own in _stored(kind)}
     optional = {own.name for own in _stored(kind) if own.default is not MISSING or own.default_factory is not MISSING}
     found = {name: value for name, value in values.items() if name in hints and _has_axes(value, hints[name])}
-    lacks, ignored = sorted(hints.keys() - found.keys()), sorted(values.keys() - found.keys())
+    lacks = sorted(hints.keys() - found.keys())
+    ignored = sorted(values.keys() - found.keys() - vars(kind).keys())  # a constant of the class is not lost
     sizes: dict[str, int] = {}
     for name, value in found.items():
         array = value.value if isinstance(value, Estimate) else value
@@ -518,10 +519,11 @@ def read_parts(
     if not fits((extra["skipped"], extra.get("inapplicable", {})), tuple[Mapping[str, str], ...]):
         raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
     # A function that was passed as a probe has a name of its own: its report states the kind.
-    found = {key: kinds.get(key) or kinds.get(str(own.get("made_by"))) for key, (own, _) in parts.items()}
+    whole = _split(parts, kinds)
+    found = {key: kinds.get(key) or kinds.get(str(own.get("made_by"))) for key, (own, _) in whole.items()}
     unknown = tuple(sorted(key for key, kind in found.items() if kind is None))
     reports, notes = dict[str, R](), dict[str, dict[str, list[str]]]()
-    for key, (scalars, arrays) in parts.items():
+    for key, (scalars, arrays) in whole.items():
         if (kind := found[key]) is None:
             continue
         kind = joined(kind, str(scalars[JOINED])) if joined and JOINED in scalars else kind
@@ -533,6 +535,34 @@ def read_parts(
     if notes:
         extra = {**extra, ORIGIN: {**extra[ORIGIN], OTHER_VERSION: notes}}
     return reports, extra, unknown
+
+
+def _split(parts: Parts, kinds: Mapping[str, type[R]]) -> Parts:
+    """Return the parts, with fields that a report had up to version 0.2 as the reports that have them now.
+
+    Such a report is left out if all of its numbers are missing: it did not apply to the task.
+    """
+    whole = dict(parts)
+    for name, kind in kinds.items():
+        source = vars(kind).get("split_from", "")
+        if source not in parts or source not in kinds or name in parts:
+            continue
+        names, kept = ({field.name for field in _stored(each)} for each in (kind, kinds[source]))
+        moved = _fields_within(parts[source], names)
+        if any(array.dtype.kind == "f" and np.isfinite(array).any() for array in moved[1].values()):
+            whole[name] = moved
+        scalars, arrays = whole[source]
+        stays = {key.split(".", maxsplit=1)[0] for key in (*scalars, *arrays)} - (names - kept)
+        whole[source] = _fields_within(whole[source], stays)
+    return whole
+
+
+def _fields_within(
+    part: tuple[Mapping[str, Any], Mapping[str, np.ndarray]], names: set[str]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    scalars, arrays = part
+    chosen = {key: array for key, array in arrays.items() if key.split(".", maxsplit=1)[0] in names}
+    return {key: value for key, value in scalars.items() if key in names}, chosen
 
 
 def _is_provenance(stored: object) -> bool:

@@ -90,6 +90,7 @@ from .readout import BeliefTargets as BeliefTargets
 from .readout import Readout as Readout
 from .readout import belief_rows as belief_rows
 from .readout import belief_targets as belief_targets
+from .readout import centroid_hits as centroid_hits
 from .readout import commonest as commonest
 from .readout import held_out_scores as held_out_scores
 from .readout import in_bands as in_bands

@@ -50,15 +50,13 @@ class BeliefTargets:
 class Readout:
     """Read-outs from one cloud. The axis `map` runs over the draws of the targets, then over the subspaces.
 
-    `predicted_belief` and `decided_alive` are the first map's predictions at held-out points. `hits` says, per draw,
-    whether the nearest centroid is that of the most probable hypothesis.
+    `predicted_belief` and `decided_alive` are the first map's predictions at held-out points.
     """
 
     r2: Float64[np.ndarray, " map"]
     balanced_accuracy: Float64[np.ndarray, " map"]
     predicted_belief: Float64[np.ndarray, "sequence position hypothesis"]
     decided_alive: Bool[np.ndarray, "sequence position hypothesis"]
-    hits: Bool[np.ndarray, "sequence position draw"]
 
 
 def belief_rows(
@@ -107,9 +105,8 @@ def read_out(
     moments = split_moments(centered, targets.centered.flatten(1).to(points), targets.n_fit)
     n_draws = len(targets.means)
     draws = torch.tensor([*range(n_draws), *[0] * len(bases)], device=points.device)
-    fit_cross = moments.fit_cross.reshape(-1, *targets.means.shape)[:, draws]
     # Linear maps from the full space to every draw, then from each subspace to the true targets.
-    cross = fit_cross[:, :, :LABEL]
+    cross = moments.fit_cross.reshape(-1, *targets.means.shape)[:, draws, :LABEL]
     whole = ridge(moments.fit_gram, cross[:, :n_draws].flatten(1)).reshape(len(cross), n_draws, -1)
     within = ridge(restricted(moments.fit_gram, bases), bases.mT @ cross[:, 0].flatten(1))
     maps = torch.cat([whole, (bases @ within).movedim(0, 1)], dim=1).reshape(cross.shape)
@@ -117,7 +114,7 @@ def read_out(
     # ½ (mean score of possible + of excluded hypotheses) over the fitting half; NaN if a class is missing. As Σ x = 0,
     # the points of possible hypotheses sum to Xᵀy and those of excluded ones to −Xᵀy.
     share = targets.means[:, ALIVE].to(maps)[draws]
-    of_possible = (maps[:, :, ALIVE] * fit_cross[:, :, ALIVE]).sum(dim=0)
+    of_possible = (maps[:, :, ALIVE] * cross[:, :, ALIVE]).sum(dim=0)
     decided = scores > (of_possible / targets.n_fit * (1 / share - 1 / (1 - share)) / 2).to(points)
     in_sequences = (len(held_out) // targets.n_positions, targets.n_positions)
     decisions = decided.unflatten(0, in_sequences).cpu().numpy()
@@ -129,8 +126,27 @@ def read_out(
         balanced_accuracy=balanced_accuracy(decisions, is_possible, even)[0],
         predicted_belief=predicted.double().unflatten(0, in_sequences).numpy(),
         decided_alive=decisions[:, :, 0],
-        hits=_hits(held_out, fit_cross[:, :n_draws, LABEL], targets).unflatten(0, in_sequences).cpu().numpy(),
     )
+
+
+def centroid_hits(
+    points: Float[Tensor, "point d"], targets: BeliefTargets
+) -> Bool[np.ndarray, "sequence position draw"]:
+    """Return whether the nearest centroid at held-out points is that of the most probable hypothesis.
+
+    The centroids are means of the fitting points by most probable hypothesis, of each draw. A tie is no hit.
+    """
+    centered = points - points[: targets.n_fit].mean(dim=0)
+    fitting, held_out = centered[: targets.n_fit], centered[targets.n_fit :]
+    # As Σ x = 0, centered labels have the same sums as labels.
+    sums = (fitting.T @ targets.centered[: targets.n_fit, :, LABEL].flatten(1).to(points)).double()
+    share = targets.means[:, LABEL].to(sums)
+    centroids = sums.reshape(-1, *share.shape) / (share * targets.n_fit).clamp_min(1)
+    nearest = nearest_centroid_labels(held_out, centroids.to(held_out), share > 0)
+    truth = targets.values[targets.n_fit :, :, LABEL].to(held_out)
+    is_hit: Tensor = truth.gather(2, nearest[:, :, None])[:, :, 0] > 0
+    hits: Bool[np.ndarray, "point draw"] = is_hit.cpu().numpy()
+    return hits.reshape(len(held_out) // targets.n_positions, targets.n_positions, -1)
 
 
 def held_out_scores(
@@ -208,14 +224,3 @@ def _r2(
     cross = moments.score_cross.reshape(len(maps), -1, 3, n_hypotheses)[:, draws, BELIEF]
     error = squared_error(maps.flatten(1), moments.score_gram, cross.flatten(1), power.flatten())
     return (1 - error.reshape(power.shape).sum(dim=1) / power.sum(dim=1)).cpu().numpy()
-
-
-def _hits(
-    held_out: Float[Tensor, "point d"], sums: Float64[Tensor, "d draw hypothesis"], targets: BeliefTargets
-) -> Bool[Tensor, "point draw"]:
-    """Return whether the nearest centroid is that of the most probable hypothesis; False if that is a tie."""
-    share = targets.means[:, LABEL].to(sums)
-    centroids = (sums / (share * targets.n_fit).clamp_min(1)).to(held_out)
-    nearest = nearest_centroid_labels(held_out, centroids, share > 0)
-    truth = targets.values[targets.n_fit :, :, LABEL].to(held_out)
-    return truth.gather(2, nearest[:, :, None])[:, :, 0] > 0

@@ -4,56 +4,31 @@ import math
 from dataclasses import replace
 from functools import cache
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from bayesgeom.charts.lines import brief
-from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run
+from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE
 from bayesgeom.core.verdict import Reason
-from bayesgeom.measurements import belief_readout
+from bayesgeom.measurements import _beliefs
+from bayesgeom.measurements._beliefs import EMBEDDING, N_SUBSPACES, SHUFFLE, SUBSPACES
 from bayesgeom.measurements.base import planted_chain, planted_run
-from bayesgeom.measurements.belief_readout import (
-    ANSWERS,
-    CONSTANT,
-    EMBEDDING,
-    GAUSSIAN,
-    LOG_ANSWERS,
-    N_SUBSPACES,
-    SHUFFLE,
-    STAGES,
-    SUBSPACES,
-    BeliefReadout,
-    BeliefReadoutReport,
-    window_levels,
-)
+from bayesgeom.measurements.belief_clusters import BeliefClusters
+from bayesgeom.measurements.belief_factors import BeliefFactorsReport
+from bayesgeom.measurements.belief_readout import STAGES, BeliefReadout, BeliefReadoutReport, window_levels
+from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.storage import parts_of, write
 from bayesgeom.report.tables import records_of
 from bayesgeom.stats.observers import window_beliefs
 from bayesgeom.tasks.base import WindTunnel
-from bayesgeom.tasks.bijection import Bijection
-from bayesgeom.tasks.hmm import HMM
-from bayesgeom.tasks.linear_gaussian import LinearGaussian
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
+from tests.measurements.beliefs import CHAIN, DISTINCT, GUESSES, LAYERS, NOISE, REPEATS, WRITTEN, D, N, planted, recurrent
 
-N, LAYERS, D = 61, 3, 13
-REPEATS, DISTINCT = Bijection(n_values=5, n_pairs=7, repeats=True), Bijection(n_values=5, n_pairs=3)
-CHAIN = HMM(n_states=3, n_symbols=2, length=7, floor=0.1, grid=0.05)
-NOISE, WRITTEN, GUESSES = range(LAYERS)
 FIRST, LAST, BEFORE = range(len(STAGES))
-
-
-def planted(task: WindTunnel = REPEATS, *, n: int = N, seed: int = 0) -> Run:
-    """Noise; the belief, linearly; the best guess alone. The embedding is noise."""
-    trials, rng = task.sample(n, seed=seed), np.random.default_rng(seed)
-    belief = trials.at_scored(trials.belief).numpy()
-    noise = rng.normal(size=(*belief.shape[:2], D))
-    guesses = 9 * np.eye(belief.shape[-1], D)[belief.argmax(axis=-1)]
-    layers = np.stack([noise, belief @ rng.normal(size=(belief.shape[-1], D)), guesses + 0.1 * noise])
-    return planted_run(
-        trials, {RESID_POST: torch.from_numpy(layers), RESID_PRE: torch.from_numpy(layers[::-1].copy())}, seed=seed
-    )
 
 
 @cache
@@ -74,29 +49,6 @@ def test_an_embedded_belief_is_read_whole_and_noise_holds_none() -> None:
     assert within[0, WRITTEN] > 0.9, "a random subspace of the belief's own rank misses little"
 
 
-def test_what_the_answers_say_of_a_statistic_is_its_baseline() -> None:
-    report = read(LinearGaussian(decay=(0.1, 0.9), noise=0.5, n_bins=6, length=5))
-    assert report.statistics == ("mean", "log_variance") and report.statistic_r2.value.shape == (2, 1, LAYERS)
-    mean, variance = (report.statistic_r2.baseline(ANSWERS).value[at, 0, 0] for at in range(2))
-    assert mean > 0.6 and variance < report.statistic_r2.baseline(LOG_ANSWERS).value[1, 0, 0] < 0.99
-    lines = [line for line in report.headlines() if line.metric == "statistic_r2"]
-    assert len(lines) == 2 and report.drawn_statistic.shape == (2, report.read_statistic.shape[2])
-    assert max(report.statistic_r2.value[:, 0, NOISE]) < 0.1 < report.statistic_r2.value[0, 0, WRITTEN]
-
-
-def test_best_guesses_are_clusters() -> None:
-    report = read(CHAIN)
-    at_three = report.cluster_counts.index("3")
-    silhouette = report.silhouette[0, GUESSES, at_three]
-    assert report.rand_index.value[0, GUESSES, at_three] > 0.95 and float(silhouette) > 0.9
-    assert float(silhouette) > 2 * float(silhouette.baseline(GAUSSIAN).value)
-    assert abs(report.rand_index.value[0, NOISE]).max() < 0.1 > abs(report.rand_index.baseline(SHUFFLE).value).max()
-    nearest = report.nearest_centroid_accuracy
-    assert np.nanmin(nearest.value[0, GUESSES]) == 1
-    assert nearest.value[0, NOISE, 0] < 0.6 > nearest.baseline(SHUFFLE).value[0, GUESSES, 0]
-    assert 1 / 3 <= nearest.baseline(CONSTANT).value[0, 0, 0] < 0.6
-
-
 def test_nobody_dies_in_a_chain() -> None:
     report = read(CHAIN)
     own = report.balanced_accuracy
@@ -106,10 +58,8 @@ def test_nobody_dies_in_a_chain() -> None:
     assert not any("surviving" in panel.title for panel in report.panels())
 
 
-def test_without_returning_keys_there_is_no_best_guess() -> None:
-    report = read(DISTINCT)
-    assert np.isnan(report.rand_index.value).all() and np.isnan(report.nearest_centroid_accuracy.value).all()
-    assert np.isfinite(report.r2.value).all() and np.isfinite(report.silhouette.value).all()
+def test_without_returning_keys_the_belief_is_still_read() -> None:
+    assert np.isfinite(read(DISTINCT).r2.value).all()
 
 
 def test_the_embedding_is_read_where_it_was_recorded() -> None:
@@ -146,14 +96,13 @@ def test_subspaces_have_the_rank_of_the_belief_and_never_more_than_there_is() ->
     np.testing.assert_allclose(turned, narrow.r2.value, atol=1e-5)
 
 
-def test_sizes_of_halves_and_clusters_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_halves_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     report = read()
-    assert (report.n, report.n_held_out, report.n_clustered) == (N, N // 2, N * 7)
-    monkeypatch.setattr(belief_readout, "MAX_POINTS", 31 * 7 + 3)
-    monkeypatch.setattr(belief_readout, "N_CLUSTERED", 101)
+    assert (report.n, report.n_held_out) == (N, N // 2)
+    monkeypatch.setattr(_beliefs, "MAX_POINTS", 31 * 7 + 3)
     less = BeliefReadout().measure(planted())
-    assert (less.n, less.n_held_out, less.n_clustered) == (31, 15, 101)
-    monkeypatch.setattr(belief_readout, "MAX_POINTS", 7)
+    assert (less.n, less.n_held_out) == (31, 15)
+    monkeypatch.setattr(_beliefs, "MAX_POINTS", 7)
     assert BeliefReadout().measure(planted()).n == 16, "the least that `diagnose` lets a probe use"
 
 
@@ -164,60 +113,27 @@ def test_few_sequences_give_fewer_answers_and_no_fault(n: int) -> None:
     assert report.plot().data and report.headlines() and records_of(report)
 
 
-def recurrent(task: WindTunnel = CHAIN, *, n: int = N, seed: int = 0) -> Run:
-    """A stream of noise in every layer, and states that hold the belief linearly, then the best guess alone."""
-    run = planted(task, n=n, seed=seed)
-    layers = run.at(RESID_POST)
-    states = torch.nn.functional.pad(layers[[NOISE, WRITTEN, GUESSES]], (0, 4))
-    return replace(run, recorded={RESID_POST: layers[[NOISE]].expand(3, -1, -1, -1), STATE: states})
-
-
 def test_a_recurrent_state_is_read_with_the_residual_stream() -> None:
     report = BeliefReadout().measure(recurrent())
     assert report.sites == ("resid_post", "state")
     stream, state = range(2)
     assert max(report.r2.value[stream]) < 0.1 < 0.99 < report.r2.value[state, WRITTEN]
-    at_three = report.cluster_counts.index("3")
-    rand_index, silhouette = report.rand_index.value[:, :, at_three], report.silhouette[state, GUESSES, at_three]
-    assert rand_index[state, GUESSES] > 0.95 > 0.1 > rand_index[stream, -1]
-    assert silhouette.ends[0] > silhouette.baseline(GAUSSIAN).value + 0.3
     lines = {line.label: (line.metric, line.value) for line in report.headlines()}
     assert lines["R² of the belief, state"] == ("r2", report.r2.value[state, -1])
-    own = report.silhouette.value[state, -1, at_three]
-    assert lines["silhouette, k = 3 in state, last layer"] == ("silhouette", own)
     titles = [panel.title for panel in report.panels()]
-    assert any(title.startswith("Clusters, silhouette (state)") for title in titles)
+    assert any(title.startswith("Belief by a linear map, R² (state)") for title in titles)
     assert any(title.startswith("The belief read from state in the last layer") for title in titles)
     assert {record.places["site"] for record in records_of(report) if record.metric == "r2"} == {"resid_post", "state"}
 
 
 def test_wide_states_are_read_along_leading_axes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(belief_readout, "MAX_WIDTH", 11)
+    monkeypatch.setattr(_beliefs, "MAX_WIDTH", 11)
     run = recurrent()
     noise = 0.01 * np.random.default_rng(5).normal(size=(3, N, 7, 301))
     wide = torch.from_numpy(noise)
     wide[..., :17] += run.at(STATE)
     report = BeliefReadout().measure(replace(run, recorded={**run.recorded, STATE: wide}))
     assert report.r2.value[1, WRITTEN] > 0.95 > 0.1 > report.r2.value[1, NOISE]
-
-
-def test_five_planted_clusters_are_five_and_a_filled_simplex_is_not() -> None:
-    """What "five clusters, one per state" must look like, and what an accurate model without clusters looks like."""
-    task = HMM(n_states=5, n_symbols=5, length=7, floor=0.05)
-    trials, rng = task.sample(N, seed=0), np.random.default_rng(0)
-    belief = trials.at_scored(trials.belief).numpy()
-    corners = 9 * np.eye(5, D)[belief.argmax(axis=-1)] + 0.1 * rng.normal(size=(*belief.shape[:2], D))
-    filled = belief @ rng.normal(size=(5, D))
-    report = BeliefReadout().measure(planted_run(trials, {RESID_POST: torch.from_numpy(np.stack([corners, filled]))}))
-    at_five = report.cluster_counts.index("5")
-    clusters, simplex = range(2)
-    silhouette = report.silhouette[0, :, at_five]
-    assert report.silhouette.value[0, clusters].argmax() == at_five and silhouette.ends[0][clusters] > 0.8
-    assert report.rand_index.value[0, clusters, at_five] > 0.95
-    assert silhouette.value[simplex] < silhouette.baseline(GAUSSIAN).value[simplex] + 0.15
-    # k-means divides a filled simplex near the borders of the best guesses, so its parts agree with them partly.
-    assert report.rand_index.value[0, simplex, at_five] < 0.7 and report.r2.value[0, simplex] > 0.95
-    assert report.nearest_centroid_accuracy.value[0, simplex, 0] > 0.7, "the best guess can be told without any cluster"
 
 
 def test_the_simplex_shows_held_out_beliefs_as_they_are_and_as_they_are_read() -> None:
@@ -305,3 +221,20 @@ def test_each_window_level_is_that_of_the_better_start(
     assert [float(level.value) for level in found] == [best[width] for width in shown]
     np.testing.assert_allclose([level.bar("higher") - level.value for level in found], 0.2)
     assert window_levels(*[Estimate.of(np.zeros((0, 0)), (0.0, 0.0))] * 2, []) == ()
+
+
+def test_a_report_of_version_0_2_loads_as_the_reports_that_have_its_fields_now(tmp_path: Path) -> None:
+    """It had clusters, factors and statistics too; numbers that did not apply to the task make no report."""
+    clusters = BeliefClusters().measure(planted(CHAIN))
+    parts = [parts_of(read(CHAIN)), parts_of(clusters)]
+    nothing = Estimate.of(np.full((1, LAYERS), np.nan), n=clusters.n)
+    numbers = dict.fromkeys(("factored_share", "belief_dimension", "factor_angle"), nothing)
+    missing = parts_of(BeliefFactorsReport(**numbers, sites=clusters.sites, n=clusters.n))
+    scalars, arrays = ({name: value for each in (*parts, missing) for name, value in each[at].items()} for at in (0, 1))
+    del scalars["n_hypotheses"]
+    extra = {"skipped": {}, "inapplicable": {}, "provenance": {}}
+    write(tmp_path, {"belief_readout": (scalars | {"stages": list(STAGES)}, arrays)}, extra)
+    found = Diagnosis.load(tmp_path)
+    assert found["belief_readout"] == read(CHAIN)
+    assert found["belief_clusters"] == replace(clusters, n_hypotheses=-1) and len(found) == 2
+    assert found.provenance["other_version"] == {"belief_clusters": {"lacks": ["n_hypotheses"]}}

@@ -7,7 +7,9 @@ import pytest
 
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.diagnosis.run import diagnose
-from bayesgeom.measurements.belief_readout import ANSWERS, EMBEDDING, BeliefReadout, BeliefReadoutReport
+from bayesgeom.measurements._beliefs import ANSWERS, EMBEDDING
+from bayesgeom.measurements.belief_clusters import BeliefClusters, BeliefClustersReport
+from bayesgeom.measurements.belief_readout import BeliefReadout, BeliefReadoutReport
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import as_model
 from bayesgeom.report.estimate import UNTRAINED
@@ -87,13 +89,14 @@ def test_training_on_mess3_lays_out_the_simplex(tmp_path: Path) -> None:
         name="mess3", task=TASK, sizes=SIZES, targets="exact", lr=2e-3, warmup=50, steps=300, batch_size=32, snapshots=0
     )
     module = train(recipe, tmp_path / "run", pace=Pace(quiet=True))
-    report = diagnose(as_model(module), TASK, probes=[BeliefReadout()], n=192, n_untrained=3)["belief_readout"]
-    assert isinstance(report, BeliefReadoutReport)
+    found = diagnose(as_model(module), TASK, probes=[BeliefReadout(), BeliefClusters()], n=192, n_untrained=3)
+    report, clusters = found["belief_readout"], found["belief_clusters"]
+    assert isinstance(report, BeliefReadoutReport) and isinstance(clusters, BeliefClustersReport)
     r2, distance = report.r2[0, -1], report.total_variation[0, -1]
     assert r2.ends[0] > 0.95 and r2.baseline(UNTRAINED).value < 0.65
     assert distance.ends[1] < 0.05 < 0.15 < distance.baseline(UNTRAINED).value
     _, last, before = np.abs(report.drawn_readout - report.drawn_belief).mean(axis=(1, 2, 3))
     assert last < 0.03 and before > 0.1
-    at_three = report.cluster_counts.index("3")
-    assert report.rand_index.ends[0][0, -1, at_three] > 0.6, "best guesses can be told apart"
-    assert report.silhouette.value[0, -1, at_three] < 0.4, "and yet the triangle is filled: no three clusters"
+    at_three = clusters.cluster_counts.index("3")
+    assert clusters.rand_index.ends[0][0, -1, at_three] > 0.6, "best guesses can be told apart"
+    assert clusters.silhouette.value[0, -1, at_three] < 0.4, "and yet the triangle is filled: no three clusters"

@@ -7,8 +7,9 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.neighbors import NearestCentroid
 
-from bayesgeom.measurements.belief_readout import MEAN_BELIEF, SHUFFLE, guess_scores, linear_scores
-from bayesgeom.measurements.belief_readout import SUBSPACES as WITHIN
+from bayesgeom.measurements._beliefs import MEAN_BELIEF, SHUFFLE, linear_scores
+from bayesgeom.measurements._beliefs import SUBSPACES as WITHIN
+from bayesgeom.measurements.belief_clusters import guess_scores
 from bayesgeom.stats.bootstrap import bootstrap_weights, shuffled_within_position
 from bayesgeom.stats.readout import (
     ALIVE,
@@ -18,6 +19,7 @@ from bayesgeom.stats.readout import (
     balanced_accuracy,
     belief_rows,
     belief_targets,
+    centroid_hits,
     commonest,
     held_out_scores,
     in_bands,
@@ -105,7 +107,7 @@ def test_surviving_hypotheses_are_decided_at_the_midpoint(points: torch.Tensor, 
 
 
 def test_centroids_are_scikit_learns(points: torch.Tensor, targets: BeliefTargets) -> None:
-    found = read_out(points, targets, BASES)
+    hits = centroid_hits(points, targets)
     x = points.numpy()
     for draw in range(DRAWS):
         one_hot = targets.values[:, draw, LABEL].numpy()
@@ -113,7 +115,7 @@ def test_centroids_are_scikit_learns(points: torch.Tensor, targets: BeliefTarget
         use = np.flatnonzero(is_clear[:SPLIT])
         nearest = NearestCentroid().fit(x[use], label[use]).predict(x[SPLIT:])
         twin = (nearest == label[SPLIT:]) & is_clear[SPLIT:]
-        assert (found.hits[:, :, draw].ravel() == twin).all()
+        assert (hits[:, :, draw].ravel() == twin).all()
 
 
 def test_rows_say_who_lives_and_who_leads() -> None:
@@ -185,7 +187,7 @@ def test_linear_scores_have_their_levels_beside_them(points: torch.Tensor, targe
 
 
 def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTargets) -> None:
-    found, bands = read_out(points, targets, BASES), [(0.0, 2.0), (0.0, 0.6), (0.6, 2.0), (3.0, 4.0)]
+    hits, bands = centroid_hits(points, targets), [(0.0, 2.0), (0.0, 0.6), (0.6, 2.0), (3.0, 4.0)]
     inside = in_bands(targets, bands)
     held_out = targets.held_out.numpy()
     for band, (low, high) in enumerate(bands):
@@ -193,10 +195,10 @@ def test_bands_and_the_commonest_answer(points: torch.Tensor, targets: BeliefTar
         for s, p in np.ndindex(HELD, POSITIONS):
             label = held_out[s, p, 0, LABEL]
             if label.any() and low <= held_out[s, p, 0, BELIEF].max() < high:
-                right.append(found.hits[s, p, 0])
+                right.append(hits[s, p, 0])
                 counts += label
         accuracy, constant = (
-            guess_scores([[found]], targets, bands, n=SEQUENCES).value[0, 0, band],
+            guess_scores([points[None]], targets, bands, n=SEQUENCES).value[0, 0, band],
             commonest(targets, inside)[band],
         )
         if right:

@@ -24,7 +24,8 @@ SHARED = {
     "measurements": {"base", "running", "evidence_response", "inside", "posterior_lens"},
 }
 # A probe receives a finished run: it never touches a model, as a measurement that runs it again does.
-PROBES = ("attention_entropy", "belief_readout", "calibration", "domain_separation", "key_overlap", "posterior_lens")
+BELIEFS = ("belief_clusters", "belief_factors", "belief_readout", "belief_statistics")
+PROBES = ("attention_entropy", *BELIEFS, "calibration", "domain_separation", "key_overlap", "posterior_lens")
 UNSEEN = {
     **{
         f"measurements.{name}": ("models", "ablations", "interventions")

@@ -7,10 +7,11 @@ import pytest
 import torch
 from scipy.linalg import subspace_angles
 
+from bayesgeom.core.errors import TaskMismatch
 from bayesgeom.core.run import RESID_POST
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.measurements.base import planted_run
-from bayesgeom.measurements.belief_readout import FACTORED, JOINT, RANDOM_PAIRS, BeliefReadout, BeliefReadoutReport
+from bayesgeom.measurements.belief_factors import FACTORED, JOINT, RANDOM_PAIRS, BeliefFactors, BeliefFactorsReport
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import as_model
 from bayesgeom.report.estimate import UNTRAINED
@@ -20,8 +21,8 @@ from bayesgeom.tasks.product import Product
 NAMES = ("factored_share", "belief_dimension", "factor_angle")
 
 
-def measured(points: torch.Tensor, task: Product, n: int) -> BeliefReadoutReport:
-    return BeliefReadout().measure(planted_run(task.sample(n, seed=0), {RESID_POST: points}))
+def measured(points: torch.Tensor, task: Product, n: int) -> BeliefFactorsReport:
+    return BeliefFactors().measure(planted_run(task.sample(n, seed=0), {RESID_POST: points}))
 
 
 def fitted(points: np.ndarray, beliefs: np.ndarray) -> np.ndarray:
@@ -73,15 +74,13 @@ def test_share_dimension_and_angle_are_those_of_least_squares(names: tuple[str, 
 def test_a_product_is_measured_and_other_tasks_are_not() -> None:
     task = Product(length=8)
     config = TransformerConfig(d_vocab=task.d_vocab, n_ctx=8, n_layers=2, n_heads=1, d_model=14, d_mlp=7)
-    report = diagnose(as_model(config.build(seed=0)), task, probes=[BeliefReadout()], n=64)["belief_readout"]
-    assert isinstance(report, BeliefReadoutReport)
+    report = diagnose(as_model(config.build(seed=0)), task, probes=[BeliefFactors()], n=64)["belief_factors"]
+    assert isinstance(report, BeliefFactorsReport)
     for name in NAMES:
         own = report.estimate(name)
         assert np.isfinite(own.value).all() and np.isfinite(own.baseline(UNTRAINED).value).all()
         assert any(line.metric == name for line in report.headlines())
     assert np.isfinite(report.factor_angle.baseline(RANDOM_PAIRS).value).all()
-    other = Mess3(length=8).sample(32, seed=0)
-    alone = BeliefReadout().measure(planted_run(other, {RESID_POST: other.belief[None]}))
-    assert all(np.isnan(alone.estimate(name).value).all() for name in NAMES)
-    assert not {line.metric for line in alone.headlines()} & {*NAMES}
-    assert len(report.panels()) == len(alone.panels()) + len(NAMES)
+    assert len(report.panels()) == len(NAMES)
+    with pytest.raises(TaskMismatch, match=r"requires a belief over independent factors, and task 'mess3' has one"):
+        diagnose(as_model(config.build(seed=0)), Mess3(length=8), probes=[BeliefFactors()], n=64)
