@@ -26,7 +26,19 @@ from bayesgeom.report.tables import records_of
 from bayesgeom.stats.observers import window_beliefs
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
-from tests.measurements.beliefs import CHAIN, DISTINCT, GUESSES, LAYERS, NOISE, REPEATS, WRITTEN, D, N, planted, recurrent
+from tests.measurements.beliefs import (
+    CHAIN,
+    DISTINCT,
+    GUESSES,
+    LAYERS,
+    NOISE,
+    REPEATS,
+    WRITTEN,
+    D,
+    N,
+    planted,
+    recurrent,
+)
 
 FIRST, LAST, BEFORE = range(len(STAGES))
 
