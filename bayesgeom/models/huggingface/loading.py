@@ -9,9 +9,9 @@ every result's provenance describes the format.
 
 Reference: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
-A small config can declare a billion layers, or tables that fill the memory before the first weight is read. The size of
-a safetensors file, in contrast, must match its header. transformers opens every file that an index names, including
-pickles and paths outside the directory. It downloads and runs an attention implementation that looks like a hub name.
+transformers opens every file that an index names, including pickles and paths outside the directory. It downloads and
+runs an attention implementation that looks like a hub name. Both are refused. What else transformers or gguf refuse,
+such as a size that no memory holds, is their own error, in one sentence.
 
 transformers drops tensors without a place, and draws those that are missing or of another shape at random. In all three
 cases the numbers are those of another model. Examples are a layer that the config does not declare and a bias that it
@@ -22,13 +22,10 @@ import contextlib
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any, final
 
 import numpy as np
@@ -41,19 +38,16 @@ from bayesgeom.core import (
     CheckpointFault,
     Contained,
     InvalidArgument,
-    check_regular,
     counted,
     optional,
-    phase,
     read_json,
 )
 from bayesgeom.models.checkpoint import read_header
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
-from bayesgeom.models.config import quiet, shapes_only
+from bayesgeom.models.config import quiet
 from bayesgeom.models.fetching import without_login
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import ADAPTER, base_of, check_embedded, with_adapter
-from bayesgeom.models.huggingface.tokenizer_check import fault_of
 from bayesgeom.models.huggingface.weights import check_readable
 from bayesgeom.tasks.base import task_from_config
 
@@ -140,7 +134,7 @@ def storage_of(reader: Any) -> str:
 
 
 def _reader(file: Path) -> Any:
-    """The reader of a file's header; it would go on for ever where a count leads beyond the end of the file."""
+    """The reader of a file's header. gguf's own would go on for ever where a count leads beyond the end of the file."""
     from gguf import GGUFReader
 
     @final
@@ -154,34 +148,6 @@ def _reader(file: Path) -> Any:
             return np.frombuffer(self.data, kind, int(count), int(offset))
 
     return Bounded(file)
-
-
-@contextlib.contextmanager
-def _read_once(reader: Any) -> Iterator[None]:
-    """Let transformers use a header that has been read, and show its bar as a phase.
-
-    It would read the header three times, and make the table of tensor names once for each module: 16 of 22 seconds for
-    SmolLM2-135M.
-    """
-    import gguf
-    from transformers import modeling_gguf_pytorch_utils as theirs
-
-    def counted_phase(tensors: Sequence[Any], **_options: Any) -> Iterator[Any]:
-        with phase("dequantizing", len(tensors), "tensor") as shown:
-            for tensor in tensors:
-                yield tensor
-                shown.update(1)
-
-    names = {"GGUFReader": lambda _path: reader, "get_tensor_name_map": cache(gguf.get_tensor_name_map)}
-    ours: list[tuple[ModuleType, dict[str, Any]]] = [(gguf, names), (theirs, {"tqdm": counted_phase})]
-    former = [(module, {name: vars(module)[name] for name in own}) for module, own in ours]
-    try:
-        for module, own in ours:
-            vars(module).update(own)
-        yield
-    finally:
-        for module, own in former:
-            vars(module).update(own)
 
 
 def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, Any] | None) -> tuple[Any, Any]:
@@ -254,7 +220,6 @@ def load_huggingface(
     given = {name: value for name, value in (options or {}).items() if value is not None}
     fetched = {name: own for name, own in given.items() if name in FETCHING}
     if Path(source).is_dir():
-        check_files(Path(source))
         check_embedded(Path(source))
     # transformers draws weights before it replaces them; this must not change the caller's random state.
     with PROCESS_STATE, quiet(), _translated(source), torch.random.fork_rng(devices=()):
@@ -318,7 +283,7 @@ def load_gguf(
     """
     reader = checked_header(file)
     chosen = torch.float32 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    with PROCESS_STATE, quiet(), _read_once(reader), _translated(file.parent), torch.random.fork_rng(devices=()):
+    with PROCESS_STATE, quiet(), _translated(file.parent), torch.random.fork_rng(devices=()):
         hf, tokenizer = dequantized(file, dtype=chosen, device_map=device_map)
     if device_map is None:
         hf = hf.to(device)
@@ -335,8 +300,7 @@ def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: b
     if not trust_remote_code:
         check_config(raw, source)
         check_readable(raw, source)
-        if Path(source).is_dir():
-            check_loops(raw, Path(source))
+        _check_depth(raw, Path(source))
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING and not trust_remote_code:
         reason = "its config names own code" if "auto_map" in raw else f"transformers knows no type {kind!r}"
@@ -362,8 +326,6 @@ def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remo
         raise CheckpointFault(
             f"{source} holds a model and an adapter ({ADAPTER}). Download the adapter to a directory, and load that."
         )
-    if Path(source).is_dir() and not trust_remote_code:
-        check_memory(config, Path(source))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source,
         config=config,
@@ -416,7 +378,7 @@ def _tokenizer(source: str | Path, options: dict[str, Any]) -> Any:
 
 
 def _read_tokenizer(source: str | Path, options: Mapping[str, Any]) -> Any:
-    """Read a tokenizer with transformers, after a check of its program.
+    """Read a tokenizer with transformers, and encode and decode a text with it.
 
     Raises `CheckpointFault` for a `tokenizer.json` that cannot be used, and what transformers raises without one.
     """
@@ -425,15 +387,11 @@ def _read_tokenizer(source: str | Path, options: Mapping[str, Any]) -> Any:
     file = Path(source) / "tokenizer.json"
     if not Path(source).is_dir():
         file = _hub_file(str(source), file.name, {name: options[name] for name in FETCHING if name in options}) or file
-    if is_there := file.is_file() and "gguf_file" not in options:
-        check_regular(file)
-        if fault := fault_of(file):
-            raise CheckpointFault(f"{file} cannot be used: {fault}. Restore it from the tokenizer's own files.")
     with Contained() as reading:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         tokenizer.decode(tokenizer.encode("a: 1", add_special_tokens=True))
         return tokenizer
-    if is_there:
+    if file.is_file() and "gguf_file" not in options:
         raise CheckpointFault(f"{file} cannot be used: {reading.fault}. Restore it from the tokenizer's own files.")
     assert reading.error is not None, "it did not return"
     if isinstance(reading.error, (OSError, ValueError, ImportError)):
@@ -461,7 +419,7 @@ def _translated(source: str | Path) -> Iterator[None]:
             f"{str(source)!r} is neither a checkpoint's name nor a directory, and it could not be loaded from the "
             f"Hugging Face hub: {_reason(error)} Check the name, or pass a saved directory."
         ) from error
-    except (StrictDataclassError, ValueError, RuntimeError, TypeError, ArithmeticError) as error:
+    except (StrictDataclassError, ValueError, RuntimeError, TypeError, ArithmeticError, MemoryError) as error:
         raise CheckpointFault(f"{source} cannot be loaded: {_reason(error)}") from error
     except (AttributeError, LookupError, AssertionError) as error:  # a value of a kind that transformers never expects
         raise CheckpointFault(
@@ -476,103 +434,11 @@ def _reason(error: Exception) -> str:
     return without_login(" ".join([first, *more]) if first.endswith(":") else first)  # of the hub's address
 
 
-# Numbers that a config or a model loops over: of layers and blocks of any kind, of experts, of slices, and of labels.
-_LOOPED = re.compile(r"(_|^)(layers?|blocks?|experts?|tp)$|^num_labels$")
-_MOST_LOOPS = 1_024  # or as many as there are tensors; `max_window_layers` and the like have defaults
-_PATTERNS = "attention_types"  # GPT-Neo repeats each list in it as often as the number after it says
-_OPENED_BY_OTHERS = ("tokenizer.json", "vocab.json", ".index.json")  # large, or checked elsewhere
-_QUANTIZED = "quantization_config"
-_TIMES, _FREE = 32, (2**24, 2**31)  # float32 of 1-bit weights; bytes of weights, and of buffers, that no file needs
-
-
-def check_files(path: Path) -> None:
-    """Check that a directory contains no pipes or devices, and no JSON that overflows a parser.
-
-    Raises:
-        CheckpointFault: It contains a pipe, a device or a socket, or JSON that is invalid or nested too deep.
-    """
-    for entry in sorted(path.iterdir()):
-        if entry.is_dir():
-            continue
-        try:
-            check_regular(entry)
-        except FileNotFoundError:  # a link to nothing
-            continue
-        if entry.name.endswith(".json") and not entry.name.endswith(_OPENED_BY_OTHERS):
-            read_json(entry)
-
-
-def check_loops(raw: Mapping[str, Any], path: Path) -> None:
-    """Check the numbers of layers, experts and the like in a config against the tensors in the directory.
-
-    Args:
-        raw: The parsed `config.json`.
-        path: The directory.
-
-    Raises:
-        CheckpointFault: The config declares more than the files contain.
-        SafetensorError: A file is truncated.
-    """
-    n_tensors = sum(len(read_header(file)[0]) for file in path.glob(f"*{_WEIGHTS}"))
-    for key, value in _looped(raw):
-        if value > max(n_tensors, _MOST_LOOPS):
-            raise CheckpointFault(
-                f"{path / CONFIG} sets {key} to {value:,}, but the files there hold {n_tensors:,} tensors. Restore it."
-            )
-
-
-def check_memory(config: Any, path: Path) -> None:
-    """Check that the model of a config is not much larger than its files.
-
-    It is built on torch's meta device, without memory for weights.
-
-    Args:
-        config: The config, as loaded by transformers.
-        path: The directory.
-
-    Raises:
-        CheckpointFault: Its weights or its buffers need more than 32 times the memory of the files, and more than 16 MB
-            or 2 GB.
-    """
-    from transformers import AutoModelForCausalLM
-
-    plain = deepcopy(config)
-    vars(plain).pop(_QUANTIZED, None)
-    needed = [0, 0]
-    # If the model cannot be built, transformers reports it when it loads the model.
-    with (
-        contextlib.suppress(RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError),
-        shapes_only(),
-    ):
-        model = AutoModelForCausalLM.from_config(plain)
-        needed = [
-            sum(own.numel() * own.element_size() for own in tensors)
-            for tensors in (model.parameters(), model.buffers())
-        ]
-    there = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    if any(size > _TIMES * there + free for size, free in zip(needed, _FREE, strict=True)):
-        raise CheckpointFault(
-            f"{path / CONFIG} declares a model of {sum(needed) / 1e9:,.3g} GB, but the safetensors there hold "
-            f"{there / 1e9:,.3g} GB. Restore the {CONFIG} that was saved with them."
-        )
-
-
-def _looped(stored: Any, key: str = "") -> Iterator[tuple[str, int]]:
-    """The integers that something loops over, nested configs included, and the lengths of repeated patterns."""
-    if isinstance(stored, Mapping):
-        for name, value in stored.items():
-            yield from _looped(value, name)
-    elif key == _PATTERNS and isinstance(stored, list):
-        pairs = [own for own in stored if isinstance(own, list) and len(own) == 2]
-        yield from ((key, n * max(1, len(kinds))) for kinds, n in pairs if type(n) is int and isinstance(kinds, list))
-    elif type(stored) is int and _LOOPED.search(key):
-        yield key, stored
-
-
 # transformers' own implementations, without flash attention: if not installed, it is downloaded from the hub.
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
 _WEIGHTS, _WHOLE, _INDEX = ".safetensors", "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _NAMES_A_FILE = "transformers_weights"  # a key of config.json that replaces the usual file names
 
 
@@ -598,6 +464,17 @@ def check_config(raw: Mapping[str, Any], source: str | Path) -> None:
         raise InvalidArgument(
             f"the config of {source} sets {_NAMES_A_FILE} to {named!r}, no *{_WEIGHTS} file beside it. Remove this."
         )
+
+
+def _check_depth(raw: Mapping[str, Any], path: Path) -> None:
+    """Check that a directory holds a tensor for each layer of its config: transformers would build a billion layers."""
+    n_tensors = sum(len(read_header(file)[0]) for file in path.glob(f"*{_WEIGHTS}"))
+    for key in _DEPTHS:
+        if n_tensors and type(raw.get(key)) is int and raw[key] > n_tensors:
+            raise CheckpointFault(
+                f"{path / CONFIG} sets {key} to {raw[key]:,}, but the files there hold {n_tensors:,} tensors. "
+                f"Restore it."
+            )
 
 
 def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = None) -> None:
