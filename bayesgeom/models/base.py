@@ -28,18 +28,13 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core import (
-    ATTN_OUT,
+    ALL_SITES,
     EVERY_MODULE,
-    EXPERT_WEIGHTS,
     LOGIT_LENS,
-    MLP_OUT,
-    MLP_POST,
     PATTERN,
     Q_ROT,
-    RESID_MID,
     RESID_POST,
     RESID_PRE,
-    ROUTER_LOGITS,
     W_K,
     W_K_GRAM,
     W_O,
@@ -58,7 +53,6 @@ from bayesgeom.core import (
     TaskMismatch,
     Tokenizer,
     Trials,
-    Z,
     alone,
     at_scored,
     check_default_device,
@@ -75,8 +69,9 @@ from bayesgeom.stats import BehaviorLog, Reduction, answer_log_probabilities, ar
 from bayesgeom.tasks.base import WindTunnel, at_most
 
 # The order of the sites at which a replay can start. A baseline keeps those inside the MLP on request only.
-STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 7, RESID_POST: 8}
-INSIDE_MLP: Mapping[Site, int] = {ROUTER_LOGITS: 4, EXPERT_WEIGHTS: 5, MLP_POST: 6}
+_STAGES = sorted((site.stage, site.name, site) for site in ALL_SITES if site.stage is not None)
+STAGES: Mapping[Site, int] = {site: stage for stage, _, site in _STAGES if not site.is_inside_mlp}
+INSIDE_MLP: Mapping[Site, int] = {site: stage for stage, _, site in _STAGES if site.is_inside_mlp}
 Variant = Sequence[Edit]
 LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 KERNELS = "attention_kernels"  # key of the provenance

@@ -73,21 +73,7 @@ from bayesgeom.models.replay.hooked import PlainLoop, prefix_replayer, warn_of_f
 from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.tasks.base import WindTunnel
 
-POINTS: Mapping[Site, tuple[str, ...]] = {
-    RESID_PRE: ("hook_resid_pre",),
-    RESID_MID: ("hook_resid_mid",),
-    RESID_POST: ("hook_resid_post",),
-    ATTN_OUT: ("hook_attn_out",),
-    MLP_OUT: ("hook_mlp_out",),
-    MLP_POST: ("mlp.hook_post",),
-    Q: ("attn.hook_q",),
-    K: ("attn.hook_k",),
-    Q_ROT: ("attn.hook_rot_q", "attn.hook_q"),  # without rotation the scores use q and k themselves
-    K_ROT: ("attn.hook_rot_k", "attn.hook_k"),
-    V: ("attn.hook_v",),
-    Z: ("attn.hook_z",),
-    PATTERN: ("attn.hook_pattern",),
-}
+POINTS: Mapping[Site, tuple[str, ...]] = {site: site.hook_points for site in ALL_SITES if site.hook_points}
 # Classes of the parts and how they compute; a subclass or a patched class may compute something else.
 _BUILT_FROM: Mapping[type[nn.Module], Any] = {
     kind: {name: own for name, own in vars(kind).items() if inspect.isfunction(own)}

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core import (
+    ALL_SITES,
     ATTN_OUT,
     EXPERT_WEIGHTS,
     K_ROT,
@@ -47,6 +48,7 @@ from bayesgeom.core import (
     hooked,
 )
 from bayesgeom.models.adapters.proof import SUM, Taps, first_input
+from bayesgeom.models.base import INSIDE_MLP
 from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_output, is_close, routing_of
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
 
@@ -56,9 +58,7 @@ if TYPE_CHECKING:
 
 By = Literal["interface", "functions", "modules"]  # where a model's attention is reached
 _INTERFACE = (Q_ROT, K_ROT, PATTERN)
-_STATIC = (TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_K, W_K_GRAM, W_V, W_O)
-_IN_MLP = (MLP_POST, ROUTER_LOGITS, EXPERT_WEIGHTS)
-SITES = (RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, *_IN_MLP, Q, Q_ROT, K, K_ROT, V, Z, PATTERN, *_STATIC)
+SITES = tuple(site for site in ALL_SITES if site.is_of_hugging_face)
 
 
 @final
@@ -138,7 +138,7 @@ class SiteHooks:
 
     def _on_block(self, layer: int) -> Iterator[Hook]:
         taps, block, writers = self.taps, self.anatomy.blocks[layer], self.anatomy.parts[layer].writers
-        if taps.is_watched(layer, RESID_PRE, RESID_MID, MLP_OUT, ATTN_OUT, *_IN_MLP):
+        if taps.is_watched(layer, RESID_PRE, RESID_MID, MLP_OUT, ATTN_OUT, *INSIDE_MLP):
             yield Hook(part=block, call=partial(self._enter, layer), kind="pre", with_kwargs=True)
         if writers is not None and taps.is_watched(layer, ATTN_OUT, RESID_MID):
             part = self.anatomy.part(layer, writers[0])
