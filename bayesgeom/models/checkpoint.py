@@ -84,8 +84,8 @@ def read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]
     check_regular(file)
     with safe_open(file, framework="pt") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (not a dict)
-        types = {name: str(own.get_dtype()) for name, own in slices.items()}
-        shapes = {name: tuple(own.get_shape()) for name, own in slices.items()}
+        types = {name: str(entry.get_dtype()) for name, entry in slices.items()}
+        shapes = {name: tuple(entry.get_shape()) for name, entry in slices.items()}
     return shapes, types
 
 

@@ -70,17 +70,17 @@ def gguf_in(path: Path) -> Path | None:
     """
     try:
         is_model = path.is_file() or (path / CONFIG).exists()
-        found = [path] * (path.suffix == SUFFIX) if is_model else sorted(path.glob(f"*{SUFFIX}"))
+        files = [path] * (path.suffix == SUFFIX) if is_model else sorted(path.glob(f"*{SUFFIX}"))
     except OSError:  # a directory without permission: what reads it next names the reason
         return None
-    if len(found) > 1:
+    if len(files) > 1:
         raise InvalidArgument(
-            f"{path} holds {len(found)} GGUF files ({', '.join(file.name for file in found[:4])}); name one of them."
+            f"{path} holds {len(files)} GGUF files ({', '.join(file.name for file in files[:4])}); name one of them."
         )
-    if found:
-        with optional("gguf", f"the GGUF file {found[0]}"):
+    if files:
+        with optional("gguf", f"the GGUF file {files[0]}"):
             import gguf  # noqa: F401
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def checked_header(file: Path) -> Any:
@@ -91,17 +91,19 @@ def checked_header(file: Path) -> Any:
     """
     try:
         reader = _reader(file)
-        declared = [int(own.parts[own.data[0]][0]) for key, own in reader.fields.items() if key.endswith(_N_LAYERS)]
+        declared = [
+            int(entry.parts[entry.data[0]][0]) for key, entry in reader.fields.items() if key.endswith(_N_LAYERS)
+        ]
     except (KeyError, ValueError, IndexError, OSError, OverflowError, RecursionError) as error:
         raise CheckpointFault(
             f"{file} is not a complete GGUF file that gguf {version('gguf')} can read ({error}). Copy or download it "
             f"again; if it is newer than the package: pip install -U gguf transformers."
         ) from error
-    if not sum(int(own.n_elements) for own in reader.tensors):
+    if not sum(int(tensor.n_elements) for tensor in reader.tensors):
         raise CheckpointFault(f"{file} contains no tensors. It is a vocabulary only; use the file of a complete model.")
     if not declared:
         raise CheckpointFault(f"{file} does not state its number of layers (…{_N_LAYERS}). Copy or download it again.")
-    layers = [int(found[1]) for own in reader.tensors if (found := _LAYER.match(own.name))]
+    layers = [int(match[1]) for tensor in reader.tensors if (match := _LAYER.match(tensor.name))]
     if declared[0] != (n_found := max(layers, default=-1) + 1):
         raise CheckpointFault(
             f"{file} declares {declared[0]:,} layers and holds tensors of {n_found:,}. Copy or download it again."
@@ -118,10 +120,10 @@ def storage_of(reader: Any) -> str:
     """
     from gguf import GGML_QUANT_SIZES
 
-    tensors = Counter(own.tensor_type for own in reader.tensors)
+    tensors = Counter(tensor.tensor_type for tensor in reader.tensors)
     weights = Counter[Any]()
-    for own in reader.tensors:
-        weights[own.tensor_type] += int(own.n_elements)
+    for tensor in reader.tensors:
+        weights[tensor.tensor_type] += int(tensor.n_elements)
     most, *others = sorted(tensors, key=lambda kind: -weights[kind])
     stored = f"{most.name} in {tensors[most]} tensors"
     stored += "".join(f", {kind.name} in {tensors[kind]}" for kind in others)
@@ -183,8 +185,8 @@ def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, A
         ignore_mismatched_sizes=True,  # raised by `check_weights`, by name
         **options,
     )
-    hf, found = loaded
-    check_weights(hf, found, file, remedy="Copy or download the file again.")
+    hf, info = loaded
+    check_weights(hf, info, file, remedy="Copy or download the file again.")
     # The weights are dequantized. With these attributes transformers would refuse to save or copy the model.
     hf.hf_quantizer = None
     for marked in (hf.config, hf):
@@ -218,7 +220,7 @@ def load_huggingface(
         InvalidArgument: It is not a causal language model, or needs code from the repository.
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
-    fetched = {name: own for name, own in given.items() if name in FETCHING}
+    fetched = {name: value for name, value in given.items() if name in FETCHING}
     if Path(source).is_dir():
         check_embedded(Path(source))
     # transformers draws weights before it replaces them; this must not change the caller's random state.
@@ -320,7 +322,7 @@ def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: b
 def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
-    fetched = {name: own for name, own in given.items() if name in FETCHING}
+    fetched = {name: value for name, value in given.items() if name in FETCHING}
     check_weight_files(source, fetched)
     if not Path(source).is_dir() and _hub_file(str(source), ADAPTER, fetched) is not None:
         raise CheckpointFault(
@@ -335,10 +337,10 @@ def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remo
         trust_remote_code=trust_remote_code,
         **{"dtype": "auto", **given},
     )
-    hf, found = loaded
+    hf, info = loaded
     if not Path(source).is_dir() and (index := _hub_file(str(source), _INDEX, fetched)) is not None:
         _check_shards(index.parent)  # all files are there by now
-    check_weights(hf, found, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
+    check_weights(hf, info, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
     return hf
 
 
@@ -541,7 +543,7 @@ def _hub_file(name: str, file: str, options: Mapping[str, Any]) -> Path | None:
     """A file of a hub repository, if it has one and the hub can be reached."""
     from transformers.utils.hub import cached_file
 
-    found = cached_file(
+    file_path = cached_file(
         name,
         file,
         **options,
@@ -549,7 +551,7 @@ def _hub_file(name: str, file: str, options: Mapping[str, Any]) -> Path | None:
         _raise_exceptions_for_connection_errors=False,
         _raise_exceptions_for_gated_repo=False,
     )
-    return None if found is None else Path(found)
+    return None if file_path is None else Path(file_path)
 
 
 def _is_bare(name: object) -> bool:
@@ -566,7 +568,7 @@ def _implementations(stored: Any, at: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in stored.items():
         if key.lstrip("_").removesuffix("_internal") in ("attn_implementation", "experts_implementation"):
             nested = value.items() if isinstance(value, Mapping) else [("", value)]
-            yield from ((f"{at}{key}{'.' * bool(part)}{part}", own) for part, own in nested if own is not None)
+            yield from ((f"{at}{key}{'.' * bool(part)}{part}", choice) for part, choice in nested if choice is not None)
         elif isinstance(value, Mapping):
             yield from _implementations(value, f"{at}{key}.")
 
@@ -610,14 +612,14 @@ def check_weights(hf: Any, found: Mapping[str, Collection[Any]], source: str | P
 
     def is_part(name: str) -> bool:
         """Whether a tensor is part of a module that the model has, or of one more in a list of modules that it has."""
-        ends = [found.end() for found in _NUMBER.finditer(name)]
+        ends = [match.end() for match in _NUMBER.finditer(name)]
         return name.rpartition(".")[0] in modules or any(_NUMBER.sub(".N", name[:end]) in repeated for end in ends)
 
-    own = [name for name, full in spelled.items() if any(map(is_part, full))]
-    if own:
+    parts = [name for name, full in spelled.items() if any(map(is_part, full))]
+    if parts:
         raise CheckpointFault(
-            f"the weights of {source} hold {counted(len(own), 'tensor')} that {type(hf).__name__} has no place for "
-            f"with this {CONFIG}: {', '.join(own[:_SHOWN])}. Restore the {CONFIG} that was saved with them."
+            f"the weights of {source} hold {counted(len(parts), 'tensor')} that {type(hf).__name__} has no place for "
+            f"with this {CONFIG}: {', '.join(parts[:_SHOWN])}. Restore the {CONFIG} that was saved with them."
         )
     if dropped:
         warnings.warn(

@@ -137,11 +137,11 @@ def _check_complete(peft: Any, wrapped: Any, path: Path) -> None:
         warnings.simplefilter("ignore")  # of weights that accelerate offloads: there is nothing to copy them to
         result = peft.set_peft_model_state_dict(wrapped, weights, adapter_name=name)
     saved = {
-        own.replace(f".{name}", "") for own in peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+        entry.replace(f".{name}", "") for entry in peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     }
     # peft saves the magnitudes of DoRA without the ending of a weight.
-    plain = [own.replace(f".{name}", "") for own in result.missing_keys]
-    absent = [own for own in plain if own in saved or own.removesuffix(".weight") in saved]
+    plain = [entry.replace(f".{name}", "") for entry in result.missing_keys]
+    absent = [entry for entry in plain if entry in saved or entry.removesuffix(".weight") in saved]
     for tensors, fault in ((absent, "lacks"), (result.unexpected_keys, "holds, without a layer,")):
         if tensors:
             listed = ", ".join(sorted(tensors)[:4])

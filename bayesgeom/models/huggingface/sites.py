@@ -185,9 +185,9 @@ class SiteHooks:
         self, layer: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Give the experts the weights that left the tap; every expert then runs on every token."""
-        found = routing_of(args, kwargs)
-        assert found is not None, "seen when the model was attached"
-        put, chosen, weights = found
+        routing = routing_of(args, kwargs)
+        assert routing is not None, "seen when the model was attached"
+        put, chosen, weights = routing
         n_experts = self.anatomy.parts[layer].n_experts
         # A choice of no expert has the number after the last one.
         dense = weights.new_zeros(len(weights), n_experts + 1).scatter_add(1, chosen.long(), weights)[:, :-1]
@@ -304,17 +304,17 @@ class StaticSites:
         anatomy, d_model, parts = self._anatomy, self._d_model, self._anatomy.parts[layer]
         if site in (W_K, W_V):
             kind = K if site == W_K else V
-            found = self._matrix(lambda x: self._projected(kind, x, layer), d_model).permute(1, 2, 0)
+            value = self._matrix(lambda x: self._projected(kind, x, layer), d_model).permute(1, 2, 0)
         elif site == W_O:
             assert parts.output is not None, "it is absent otherwise"
             part, heads = anatomy.part(layer, parts.output), anatomy.sizes
             wide = self._matrix(lambda x: call(part, x), heads.n_heads * (heads.d_value or heads.d_head))
-            found = (parts.write_scale * wide).unflatten(0, (heads.n_heads, -1))
+            value = (parts.write_scale * wide).unflatten(0, (heads.n_heads, -1))
         elif site == NORM_WEIGHT:
-            found = self._norm_weight(layer)
+            value = self._norm_weight(layer)
         else:
-            found = self._of_tokens(site, tokens, layer)[0]
-        return found.to(tokens.device).float()
+            value = self._of_tokens(site, tokens, layer)[0]
+        return value.to(tokens.device).float()
 
     def inputs(self, resid: Float[Tensor, "batch pos d_model"], layer: int) -> Float[Tensor, "batch pos d_model"]:
         """Return the residual stream after the norm, as the input of W_K."""
