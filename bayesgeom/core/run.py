@@ -29,11 +29,26 @@ from bayesgeom.stats.observers import WindowObservers
 class Site:
     """A hook point that exists in every layer, with the axes of one layer's activation there.
 
-    A site without a `batch` axis is read from the weights alone and needs no forward pass.
+    A site without a `batch` axis is read from the weights alone and needs no forward pass. Two sites of the same name
+    and axes are equal.
+
+    Attributes:
+        name: Its name.
+        axes: The axes of one layer's activation.
+        hook_points: Paths of its hook point in a block of a native module, the first one that exists.
+        stage: Its place in the order in which a block computes; a replay can start there. None: it cannot.
+        is_inside_mlp: Whether a baseline keeps it on request only.
+        proven_by: Name of the site whose equation proves this one, too. "": it has an equation of its own, or none.
+        is_of_hugging_face: Whether adapters of Hugging Face models look for it.
     """
 
     name: str
     axes: tuple[str, ...]
+    hook_points: tuple[str, ...] = field(default=(), kw_only=True, compare=False, repr=False)
+    stage: int | None = field(default=None, kw_only=True, compare=False, repr=False)
+    is_inside_mlp: bool = field(default=False, kw_only=True, compare=False, repr=False)
+    proven_by: str = field(default="", kw_only=True, compare=False, repr=False)
+    is_of_hugging_face: bool = field(default=True, kw_only=True, compare=False, repr=False)
 
     @property
     def is_static(self) -> bool:
@@ -53,35 +68,38 @@ class Ask(Enum):
 _RESIDUAL = ("batch", "pos", "d_model")
 _QUERY = ("batch", "pos", "head", "d_head")
 _KEY = ("batch", "key_pos", "kv_head", "d_head")
+_EXPERT = ("batch", "pos", "expert")
 
-RESID_PRE = Site("resid_pre", _RESIDUAL)
-RESID_MID = Site("resid_mid", _RESIDUAL)
-RESID_POST = Site("resid_post", _RESIDUAL)
-ATTN_OUT = Site("attn_out", _RESIDUAL)
-MLP_OUT = Site("mlp_out", _RESIDUAL)
-MLP_POST = Site("mlp_post", ("batch", "pos", "d_mlp"))  # hidden units of the MLP, after the activation function
-ROUTER_LOGITS = Site("router_logits", ("batch", "pos", "expert"))  # of a mixture of experts, before its choice
-EXPERT_WEIGHTS = Site("expert_weights", ("batch", "pos", "expert"))  # factors of the experts' outputs; 0: not chosen
-STATE = Site("state", ("batch", "pos", "d_state"))
+# The list of sites. What else repeats their names is derived from it: a new site is one entry here.
+RESID_PRE = Site("resid_pre", _RESIDUAL, hook_points=("hook_resid_pre",), stage=0)
+RESID_MID = Site("resid_mid", _RESIDUAL, hook_points=("hook_resid_mid",), stage=3)
+RESID_POST = Site("resid_post", _RESIDUAL, hook_points=("hook_resid_post",), stage=8)
+ATTN_OUT = Site("attn_out", _RESIDUAL, hook_points=("hook_attn_out",), stage=2)
+MLP_OUT = Site("mlp_out", _RESIDUAL, hook_points=("hook_mlp_out",), stage=7)
+# Hidden units of the MLP, after the activation function.
+MLP_POST = Site("mlp_post", ("batch", "pos", "d_mlp"), hook_points=("mlp.hook_post",), stage=6, is_inside_mlp=True)
+ROUTER_LOGITS = Site("router_logits", _EXPERT, stage=4, is_inside_mlp=True)  # of a mixture of experts
+EXPERT_WEIGHTS = Site("expert_weights", _EXPERT, stage=5, is_inside_mlp=True)  # factors of the outputs; 0: not chosen
+STATE = Site("state", ("batch", "pos", "d_state"), is_of_hugging_face=False)
 
-Q = Site("q", _QUERY)  # before rotation and norm
-Q_ROT = Site("q_rot", _QUERY)  # used in the attention scores
-K = Site("k", _KEY)  # before rotation and norm
-K_ROT = Site("k_rot", _KEY)  # used in the attention scores
-V = Site("v", _KEY)
-Z = Site("z", _QUERY)  # a head's output, before W_O
-PATTERN = Site("pattern", ("batch", "head", "query_pos", "key_pos"))
+Q = Site("q", _QUERY, hook_points=("attn.hook_q",), proven_by="q_rot")  # before rotation and norm
+# Used in the attention scores; without rotation these use q and k themselves.
+Q_ROT = Site("q_rot", _QUERY, hook_points=("attn.hook_rot_q", "attn.hook_q"))
+K = Site("k", _KEY, hook_points=("attn.hook_k",), proven_by="k_rot")  # before rotation and norm
+K_ROT = Site("k_rot", _KEY, hook_points=("attn.hook_rot_k", "attn.hook_k"))
+V = Site("v", _KEY, hook_points=("attn.hook_v",))
+Z = Site("z", _QUERY, hook_points=("attn.hook_z",), stage=1)  # a head's output, before W_O
+PATTERN = Site("pattern", ("batch", "head", "query_pos", "key_pos"), hook_points=("attn.hook_pattern",))
 
 TOKEN_EMBEDDINGS = Site("token_embeddings", ("token", "d_model"))  # the embedding alone, as it enters the first block
 TOKEN_INPUTS = Site("token_inputs", ("token", "d_model"))  # the same after the norm, as the input of W_K
-TOKEN_KEYS = Site("token_keys", ("token", "kv_head", "d_head"))  # the keys: W_K and bias applied
+TOKEN_KEYS = Site("token_keys", ("token", "kv_head", "d_head"), proven_by="k")  # the keys: W_K and bias applied
 NORM_WEIGHT = Site("norm_weight", ("d_model",))  # scale of the norm before attention; ones if there is no norm
-W_K = Site("W_K", ("kv_head", "d_head", "d_model"))
-W_K_GRAM = Site(
-    "W_K_gram", ("kv_head", "d_head", "column")
-)  # inner products of a head's columns of W_K; of bounded size
-W_V = Site("W_V", ("kv_head", "d_head", "d_model"))
-W_O = Site("W_O", ("head", "d_head", "d_model"))  # maps z to the update of the residual stream
+W_K = Site("W_K", ("kv_head", "d_head", "d_model"), proven_by="k")
+# Inner products of a head's columns of W_K; of bounded size.
+W_K_GRAM = Site("W_K_gram", ("kv_head", "d_head", "column"), proven_by="k")
+W_V = Site("W_V", ("kv_head", "d_head", "d_model"), proven_by="v")
+W_O = Site("W_O", ("head", "d_head", "d_model"), proven_by="z")  # maps z to the update of the residual stream
 
 ALL_SITES = tuple(site for site in tuple(globals().values()) if isinstance(site, Site))
 # Computed from resid_pre during a pass, and no place of an edit: natural-log probabilities of the answers that the

@@ -1,76 +1,19 @@
 """The interface of a tokenizer, single-token symbols, and chat templates.
 
 A text task is bound to a tokenizer once and then holds token ids. The tokenizer's vocabulary decides which words are
-single tokens. A chat template is a program of somebody else that turns a message into a prompt: it runs within a time.
+single tokens. A chat template is a program of somebody else that turns a message into a prompt: it runs in the sandbox
+of transformers.
 """
 
-import contextlib
-import json
-import os
-import select
-import signal
-import sys
-import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, shown
 from bayesgeom.core.plugins import Contained
 
-SECONDS = 5.0  # for the messages of one task; usual chat templates take milliseconds
-_GROWTH = 20  # characters that a chat template may make of one of the message
-_BYTES = 2**30  # of memory that it may take
-
-
-def rendered(render: Callable[[str], object], messages: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the text that a chat template makes of each message, and what is wrong with it; "" for nothing.
-
-    A template is a program of somebody else's, and one operation of it can take for ever, or all memory. So it runs in
-    a copy of this process, with limits.
-    """
-    if sys.platform == "win32":  # it has no fork
-        return [_rendered(render, message) for message in messages]
-    inlet, outlet = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads are not copied: the template needs none
-        child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            os.close(inlet)
-            _limit_memory()
-            content = json.dumps([_rendered(render, message) for message in messages]).encode()
-            with os.fdopen(outlet, "wb") as pipe:
-                pipe.write(content)
-        os._exit(0)
-    os.close(outlet)
-    end, content = time.monotonic() + SECONDS, b""
-    with os.fdopen(inlet, "rb", buffering=0) as pipe:
-        while select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0] and (part := pipe.read(2**20)):
-            content += part
-    is_late = time.monotonic() >= end
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    try:
-        return [(text, fault) for text, fault in json.loads(content)]
-    except ValueError:  # it ended before all was written
-        fault = f"it takes more than {SECONDS:g} s" if is_late else f"it needs more than {_BYTES // 2**30} GiB"
-        return [("", fault)] * len(messages)
-
-
-def _limit_memory() -> None:
-    """Limit what this process may allocate besides what it has."""
-    import resource
-
-    pages = Path("/proc/self/statm")
-    if pages.is_file():  # Linux
-        most = int(pages.read_text().split()[0]) * resource.getpagesize() + _BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
 
 def _rendered(render: Callable[[str], object], message: str) -> tuple[str, str]:
+    """The text that a chat template makes of a message, and what is wrong with it; "" for nothing."""
     text: object = None
     with Contained() as rendering:
         text = render(message)
@@ -78,8 +21,6 @@ def _rendered(render: Callable[[str], object], message: str) -> tuple[str, str]:
         return "", rendering.fault.rstrip(".")
     if not isinstance(text, str):
         return "", f"it makes {shown(text)}, which is no text"
-    if len(text) > _GROWTH * (len(message) + 1000):
-        return "", f"it makes {len(text):,} characters of a message of {len(message):,}"
     if " ".join(message.split()) not in " ".join(text.split()):
         return text, "it leaves the user's message out"
     if any("\ud800" <= character <= "\udfff" for character in text):
@@ -216,8 +157,7 @@ def chat_prompts(tokenizer: Tokenizer, messages: Sequence[str]) -> list[tuple[in
         The ids, special tokens included.
 
     Raises:
-        InvalidArgument: The tokenizer has no chat template, or one that fails, takes too long or too much memory,
-            or leaves the message out.
+        InvalidArgument: The tokenizer has no chat template, or one that fails or leaves the message out.
     """
     if not isinstance(tokenizer, ChatTokenizer) or not tokenizer.chat_template:
         raise InvalidArgument(
@@ -228,12 +168,12 @@ def chat_prompts(tokenizer: Tokenizer, messages: Sequence[str]) -> list[tuple[in
         turns = [{"role": "user", "content": message}]
         return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
-    found = rendered(render, messages)
-    if fault := next((fault for _, fault in found if fault), ""):
+    texts = [_rendered(render, message) for message in messages]
+    if fault := next((fault for _, fault in texts if fault), ""):
         raise InvalidArgument(
             f"the chat template of this tokenizer cannot be used: {fault}. Use style='plain' or chat=False."
         )
-    return [tuple(encoded_text(tokenizer, text)) for text, _ in found]
+    return [tuple(encoded_text(tokenizer, text)) for text, _ in texts]
 
 
 def check_ids(ids: Iterable[int], d_vocab: int) -> None:

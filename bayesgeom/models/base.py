@@ -28,18 +28,13 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core import (
-    ATTN_OUT,
+    ALL_SITES,
     EVERY_MODULE,
-    EXPERT_WEIGHTS,
     LOGIT_LENS,
-    MLP_OUT,
-    MLP_POST,
     PATTERN,
     Q_ROT,
-    RESID_MID,
     RESID_POST,
     RESID_PRE,
-    ROUTER_LOGITS,
     W_K,
     W_K_GRAM,
     W_O,
@@ -58,7 +53,6 @@ from bayesgeom.core import (
     TaskMismatch,
     Tokenizer,
     Trials,
-    Z,
     alone,
     at_scored,
     check_default_device,
@@ -75,8 +69,9 @@ from bayesgeom.stats import BehaviorLog, Reduction, answer_log_probabilities, ar
 from bayesgeom.tasks.base import WindTunnel, at_most
 
 # The order of the sites at which a replay can start. A baseline keeps those inside the MLP on request only.
-STAGES: Mapping[Site, int] = {RESID_PRE: 0, Z: 1, ATTN_OUT: 2, RESID_MID: 3, MLP_OUT: 7, RESID_POST: 8}
-INSIDE_MLP: Mapping[Site, int] = {ROUTER_LOGITS: 4, EXPERT_WEIGHTS: 5, MLP_POST: 6}
+_STAGES = sorted((site.stage, site.name, site) for site in ALL_SITES if site.stage is not None)
+STAGES: Mapping[Site, int] = {site: stage for stage, _, site in _STAGES if not site.is_inside_mlp}
+INSIDE_MLP: Mapping[Site, int] = {site: stage for stage, _, site in _STAGES if site.is_inside_mlp}
 Variant = Sequence[Edit]
 LARGE = 50_000_000  # a model with more parameters is worth all threads in each operation
 KERNELS = "attention_kernels"  # key of the provenance
@@ -206,7 +201,7 @@ class Stream:
 
     def layers_by_name(self) -> dict[str, tuple[int, ...]]:
         """Return the layers of each statistic, by the name of its reduction."""
-        return {reduction.name: tuple(own) for reduction, own in self.layers.items()}
+        return {reduction.name: tuple(layers) for reduction, layers in self.layers.items()}
 
 
 @final
@@ -273,8 +268,8 @@ class Recorder:
 
     def finished(self) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         """Return the recorded activations by site; the first axis is that of its layers."""
-        found = {site: own[:, : self._filled] for site, own in self._storage.items() if isinstance(site, Site)}
-        return found | {site: found[other] for site, other in self._same.items() if other in found}
+        stored = {site: buffer[:, : self._filled] for site, buffer in self._storage.items() if isinstance(site, Site)}
+        return stored | {site: stored[other] for site, other in self._same.items() if other in stored}
 
     def _recorded_as_another(self) -> dict[Site, Site]:
         """Return sites at the same modules as another site, such as rotated keys of a model that rotates nothing."""
@@ -288,7 +283,7 @@ class Recorder:
 
     def reduced(self) -> dict[str, Shaped[Tensor, "layer *reduced"]]:
         """Return the statistics that were computed during the passes, by the name of their reduction."""
-        return {name: own for name, own in self._storage.items() if isinstance(name, str)}
+        return {name: buffer for name, buffer in self._storage.items() if isinstance(name, str)}
 
     def _reducing(self, reduction: Reduction, layer: int, trials: Trials, rows: slice) -> Change:
         assert self.stream is not None, "it is one of the stream's reductions"
@@ -296,11 +291,11 @@ class Recorder:
         row, mask = layers.index(layer), self.masks[layer] if self.masks else None
 
         def reduce(output: Tensor) -> None:
-            found = reduction.of(self._seen(reduction.site, layer, output, trials).float(), of_all, rows, mask)
+            values = reduction.of(self._seen(reduction.site, layer, output, trials).float(), of_all, rows, mask)
             if reduction.name not in self._storage:
-                shape = (len(layers), len(of_all), *found.shape[1:])
-                self._storage[reduction.name] = torch.empty(shape, dtype=found.dtype, device=found.device)
-            self._storage[reduction.name][row, rows] = found
+                shape = (len(layers), len(of_all), *values.shape[1:])
+                self._storage[reduction.name] = torch.empty(shape, dtype=values.dtype, device=values.device)
+            self._storage[reduction.name][row, rows] = values
 
         return reduce
 
@@ -326,7 +321,9 @@ class Recorder:
         """Allocate the storage of a site; where every block's input and output are recorded, that of both together."""
         shape, n = (self.room, *kept.shape[1:]), len(self.layers[site])
         every, chain = tuple(range(self.spec.n_layers)), (RESID_PRE, RESID_POST)
-        if site in chain and all(tuple(self.layers.get(own, ())) == every and own not in self._same for own in chain):
+        if site in chain and all(
+            tuple(self.layers.get(member, ())) == every and member not in self._same for member in chain
+        ):
             both, self._is_chained = allocated((n + 1, *shape), kept.device), True
             self._storage |= {RESID_PRE: both[:-1], RESID_POST: both[1:]}
         else:
@@ -526,11 +523,11 @@ class Model(ABC):
 
     @final
     def __repr__(self) -> str:
-        own = self.spec
-        heads = f"{own.n_heads} heads, " if own.n_heads else ""
+        spec = self.spec
+        heads = f"{spec.n_heads} heads, " if spec.n_heads else ""
         task = f" on {self.task.name}" if self.task is not None else ""
-        sizes = f"{own.n_layers} layers, {heads}d_model {own.d_model}, {_short(own.n_parameters)} parameters"
-        return f"{type(self).__name__}({own.name}{task}, {sizes})"
+        sizes = f"{spec.n_layers} layers, {heads}d_model {spec.d_model}, {_short(spec.n_parameters)} parameters"
+        return f"{type(self).__name__}({spec.name}{task}, {sizes})"
 
     @final
     def require(self, sites: Iterable[Site], by: str, layers: Iterable[int] | None = None) -> None:
@@ -560,8 +557,8 @@ class Model(ABC):
     def layers_of(self, *sites: Site) -> tuple[int, ...]:
         """Return the layers that have all of these sites."""
         every = range(self.spec.n_layers)
-        own = [frozenset(every if self._has(site) else self.partial_sites.get(site, ())) for site in sites]
-        return tuple(sorted(frozenset(every).intersection(*own)))
+        layers = [frozenset(every if self._has(site) else self.partial_sites.get(site, ())) for site in sites]
+        return tuple(sorted(frozenset(every).intersection(*layers)))
 
     @final
     def _has(self, site: Site) -> bool:
@@ -624,12 +621,12 @@ class Model(ABC):
         Hooks of others may edit activations, so every report's provenance lists them. Hooks that torch calls for every
         module of the process are named first, as `EVERY_MODULE`.
         """
-        found = [
+        reasons = [
             name or "(whole model)"
             for name, part in self.module.named_modules()
             if part._forward_hooks or part._forward_pre_hooks
         ]
-        return (*([EVERY_MODULE] if has_global_hooks() else []), *found)
+        return (*([EVERY_MODULE] if has_global_hooks() else []), *reasons)
 
     @final
     @alone()
@@ -667,8 +664,8 @@ class Model(ABC):
         if (stored := self._stored_run(blocks, given, n_recorded, baseline_predictives, budget, seed)) is not None:
             return stored
         self.check_surroundings()
-        wanted = [own for own in given if isinstance(own, Site)]
-        stream = next((own for own in given if isinstance(own, Stream)), None)
+        wanted = [entry for entry in given if isinstance(entry, Site)]
+        stream = next((entry for entry in given if isinstance(entry, Stream)), None)
         self.require([site for site in wanted if site not in self.partial_sites], by="this run")
         recorder, log = self._recorder(wanted, stream), BehaviorLog()
         with evaluating(self.module), torch.no_grad():
@@ -697,7 +694,7 @@ class Model(ABC):
     @final
     def _recorder(self, wanted: Sequence[Site], stream: Stream | None) -> Recorder:
         places = {site: self.layers_of(site) for site in wanted if not site.is_static}
-        read = {*wanted, *(own.site for own in (stream.layers if stream is not None else ()))}
+        read = {*wanted, *(reduction.site for reduction in (stream.layers if stream is not None else ()))}
         unembedding = self.unembedding() if LOGIT_LENS in read else None
         return Recorder(self.module, self.spec, self.point, places, stream, unembedding)
 
@@ -723,14 +720,14 @@ class Model(ABC):
 
     @final
     def _static(self, site: Site, trials: Trials) -> Float[Tensor, "layer *axes"]:
-        tokens, found = trials.token_ids(), list[Tensor]()
+        tokens, parts = trials.token_ids(), list[Tensor]()
         with torch.no_grad():
             for layer in self.layers_of(site):  # only one layer's W_K is in memory: its products are computed here
                 values = self.static(W_K if site == W_K_GRAM else site, tokens, layer)
                 if site == W_K_GRAM:
                     values = torch.stack([columns @ columns.T for columns in map(Tensor.double, values)]).float()
-                found.append(values)
-        return torch.stack(found)
+                parts.append(values)
+        return torch.stack(parts)
 
     @final
     def _cut(
@@ -851,7 +848,9 @@ class Reattachable(Model):
 
 def _short(count: int) -> str:
     """Return a large count with three digits: 2,677,248 is "2.68M"."""
-    size, unit = next((own for own in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= 0.9995 * own[0]), (1.0, ""))
+    size, unit = next(
+        (scale for scale in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= 0.9995 * scale[0]), (1.0, "")
+    )
     return f"{count / size:.3g}{unit}"
 
 
@@ -866,8 +865,8 @@ def hooked_sites(model: Model, hooks: Mapping[SiteLayer, Change]) -> AbstractCon
     Raises:
         HookFault: A hook did not fire exactly once.
     """
-    own = [site_hook(place, model.point(*place), change) for place, change in hooks.items()]
-    return hooked(model.module, own, by=model.spec.name)
+    site_hooks = [site_hook(place, model.point(*place), change) for place, change in hooks.items()]
+    return hooked(model.module, site_hooks, by=model.spec.name)
 
 
 def kernels_of(model: Model, sites: Iterable[Site] = (), *, also_without: bool = False) -> list[str]:
@@ -908,8 +907,8 @@ def visible(model: "Model", trials: Trials) -> tuple[Bool[Tensor, "from_pos key_
     masks = dict[int, Tensor]()
 
     def read(layer: int, pattern: Float[Tensor, "batch head query_pos key_pos"]) -> None:
-        own = (pattern != 0).any(dim=1)[0].to(kinds[0].device)
-        masks[layer] = next((kind for kind in kinds if torch.equal(kind, own)), own)
+        visible = (pattern != 0).any(dim=1)[0].to(kinds[0].device)
+        masks[layer] = next((kind for kind in kinds if torch.equal(kind, visible)), visible)
         kinds.append(masks[layer])
 
     hooks: dict[SiteLayer, Change] = {(Q_ROT, layer): torch.zeros_like for layer in model.layers_of(Q_ROT, PATTERN)}

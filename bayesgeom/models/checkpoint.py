@@ -49,12 +49,11 @@ _NO_SHAPE = {"n_ctx"}  # often not the size of any tensor; where it is, the comp
 _FLOATING = {"F64", "F32", "F16", "BF16"}
 
 
-def tensor_shapes(file: Path, *, indices: str | None = None) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     """Read the shape of every tensor from a safetensors header, without reading weights.
 
     Args:
         file: The file.
-        indices: How names of tensors end that may hold integers. None: there are none.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -66,8 +65,7 @@ def tensor_shapes(file: Path, *, indices: str | None = None) -> dict[str, tuple[
         raise
     except (SafetensorError, OSError) as error:
         raise CheckpointFault(f"{file} is truncated or not a safetensors file ({error}). Copy it again.") from error
-    weights = [name for name in types if indices is None or not name.endswith(indices)]
-    if wrong := [name for name in weights if types[name] not in _FLOATING]:
+    if wrong := [name for name, kind in types.items() if kind not in _FLOATING]:
         raise CheckpointFault(
             f"{file}: {wrong[0]} has type {types[wrong[0]]}; weights must be {', '.join(sorted(_FLOATING))}. "
             f"Save it again."
@@ -86,8 +84,8 @@ def read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]
     check_regular(file)
     with safe_open(file, framework="pt") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (not a dict)
-        types = {name: str(own.get_dtype()) for name, own in slices.items()}
-        shapes = {name: tuple(own.get_shape()) for name, own in slices.items()}
+        types = {name: str(entry.get_dtype()) for name, entry in slices.items()}
+        shapes = {name: tuple(entry.get_shape()) for name, entry in slices.items()}
     return shapes, types
 
 

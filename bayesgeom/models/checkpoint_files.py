@@ -56,8 +56,8 @@ def hashed(whole: Mapping[str, Any]) -> dict[str, Any]:
 
 def config_hash(whole: Mapping[str, Any]) -> str:
     """Return the first 16 hex digits of the SHA-256 over a description as sorted JSON, without the hash itself."""
-    own = _described(whole)
-    rest = {key: value for key, value in own.items() if key != CONFIG_HASH}
+    description = _described(whole)
+    rest = {key: value for key, value in description.items() if key != CONFIG_HASH}
     content = {**whole, OURS: rest} if OURS in whole else rest
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -68,15 +68,15 @@ def check_hashed(whole: Mapping[str, Any], file: Path) -> None:
     Raises:
         CheckpointFault: It was changed, or it comes from a version that did not store the hash.
     """
-    stored, found = _described(whole).get(CONFIG_HASH), config_hash(whole)
+    stored, digest = _described(whole).get(CONFIG_HASH), config_hash(whole)
     if stored is None:
         raise CheckpointFault(
             f"{file} has no {CONFIG_HASH}: it was written by an earlier bayesgeom, or edited. If you trust it, run "
             f"`bayesgeom checkpoints --seal {file.parent}` once."
         )
-    if stored != found:
+    if stored != digest:
         raise CheckpointFault(
-            f"{file} was edited after it was written: its contents have hash {found}, it states {stored}. Model, task "
+            f"{file} was edited after it was written: its contents have hash {digest}, it states {stored}. Model, task "
             f"and recipe belong to the weights; restore the file. After an intended change, run `bayesgeom "
             f"checkpoints --seal {file.parent}`."
         )
@@ -84,8 +84,8 @@ def check_hashed(whole: Mapping[str, Any], file: Path) -> None:
 
 def _described(whole: Mapping[str, Any]) -> dict[str, Any]:
     """bayesgeom's part of a description: all of it, or the value of its key in a Hugging Face config."""
-    own: dict[str, Any] = whole.get(OURS, whole)
-    return own
+    description: dict[str, Any] = whole.get(OURS, whole)
+    return description
 
 
 def versions() -> dict[str, str]:
@@ -127,8 +127,8 @@ def read_description(path: Path) -> dict[str, Any]:
             )
     check_numbered(description, path / CONFIG)
     check_hashed(whole, path / CONFIG)
-    found: dict[str, Any] = description
-    return found
+    typed: dict[str, Any] = description
+    return typed
 
 
 def check_numbered(description: Mapping[str, Any], file: Path) -> None:
@@ -230,13 +230,13 @@ def checkpoints() -> Named:
     folder = checkpoint_folder()
     put_all_back(folder)
     try:
-        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
     except OSError as error:
         raise CheckpointFault(
             f"the checkpoint folder {folder} cannot be listed: {error.strerror or error}. Make it readable, or set "
             f"${FOLDER_VARIABLE} to another one."
         ) from error
-    return Named({path.name: path for path in found if not is_temporary(path.name) and _holds_config(path)})
+    return Named({path.name: path for path in entries if not is_temporary(path.name) and _holds_config(path)})
 
 
 def _holds_config(path: Path) -> bool:

@@ -91,7 +91,7 @@ def draw_weights(module: nn.Module, seed: int, stds: Mapping[str, float]) -> Non
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in module.named_parameters():
         if parameter.ndim > 1:
-            std = next((own for end, own in stds.items() if name.endswith(end)), INIT_STD)
+            std = next((std for end, std in stds.items() if name.endswith(end)), INIT_STD)
             nn.init.normal_(parameter, std=std, generator=generator)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
@@ -135,7 +135,7 @@ class ModelConfig(ABC):
             except (RuntimeError, OverflowError, TypeError):  # torch cannot count so many
                 n_bytes.append(math.inf)
             else:
-                n_bytes.append(sum(float(own.nbytes) for own in (*module.parameters(), *module.buffers())))
+                n_bytes.append(sum(float(tensor.nbytes) for tensor in (*module.parameters(), *module.buffers())))
         two, three = n_bytes
         check_memory(f"{self} needs", two if two == three else two + (depth - 2) * (three - two), "Lower a size.")
 

@@ -78,22 +78,22 @@ class Target:
 
     def weights(self, config: TransformerConfig, own: Weights) -> Weights:
         """Return its weights, given ours."""
-        found = {theirs: own[ours] for ours, theirs in self._names(config).items()}
+        converted = {theirs: own[ours] for ours, theirs in self._names(config).items()}
         for layer in range(config.n_layers):
             joined = self.joined(config, _inside(f"blocks.{layer}.", own))
-            found |= {f"{self.layers}.{layer}.{name}": tensor for name, tensor in joined.items()}
+            converted |= {f"{self.layers}.{layer}.{name}": tensor for name, tensor in joined.items()}
         if self.name == "gpt2" and config.positions != "learned":
             table = sinusoids(config.n_ctx, config.d_model, own["embed.weight"])
-            found["transformer.wpe.weight"] = table if config.positions == "sinusoidal" else torch.zeros_like(table)
-        return found
+            converted["transformer.wpe.weight"] = table if config.positions == "sinusoidal" else torch.zeros_like(table)
+        return converted
 
     def ours(self, config: TransformerConfig, found: Weights) -> Weights:
         """Return our weights, given its own."""
-        own = {ours: found[theirs] for ours, theirs in self._names(config).items()}
+        native = {ours: found[theirs] for ours, theirs in self._names(config).items()}
         for layer in range(config.n_layers):
             parted = self.parted(config, _inside(f"{self.layers}.{layer}.", found))
-            own |= {f"blocks.{layer}.{name}": tensor for name, tensor in parted.items()}
-        return own
+            native |= {f"blocks.{layer}.{name}": tensor for name, tensor in parted.items()}
+        return native
 
     def _names(self, config: TransformerConfig) -> dict[str, str]:
         names = dict(self.outer) | ({} if config.tied else {"unembed.weight": "lm_head.weight"})
@@ -104,7 +104,7 @@ class Target:
 
 
 def _inside(prefix: str, weights: Weights) -> Weights:
-    return {name.removeprefix(prefix): own for name, own in weights.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
 def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | None = None) -> str:
@@ -155,8 +155,8 @@ def import_huggingface(path: Path) -> Transformer:
     assert isinstance(module, Transformer)
     try:
         with quiet():
-            found = type(target.build(config)).from_pretrained(path, use_safetensors=True).state_dict()
-        module.load_state_dict(target.ours(config, found), strict=True)
+            state = type(target.build(config)).from_pretrained(path, use_safetensors=True).state_dict()
+        module.load_state_dict(target.ours(config, state), strict=True)
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointFault(f"{path} does not hold the transformer that its {CONFIG} names: {error}.") from error
     return module.eval()
@@ -168,8 +168,8 @@ def exported_from(path: Path) -> Mapping[str, Any] | None:
         config = read_json(path / CONFIG)
     except (OSError, CheckpointFault):
         return None
-    found = config.get(SOURCE) if isinstance(config, dict) else None
-    return found if isinstance(found, dict) else None
+    source = config.get(SOURCE) if isinstance(config, dict) else None
+    return source if isinstance(source, dict) else None
 
 
 def target_of(config: TransformerConfig) -> Target:

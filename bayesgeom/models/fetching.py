@@ -37,7 +37,7 @@ def missing_bytes(folder: Path) -> int:
     files = registered().get(folder.name, {"files": {}})["files"]
     if any(file.endswith(".safetensors") and is_file(folder / file) for file in files):
         return 0
-    return sum(own["bytes"] for file, own in files.items() if not is_file(folder / file))
+    return sum(entry["bytes"] for file, entry in files.items() if not is_file(folder / file))
 
 
 def fetched(name: str, *, base_url: str | None = None) -> Path:

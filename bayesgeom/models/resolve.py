@@ -160,7 +160,7 @@ def _loaded(
     trust_remote_code: bool,
 ) -> Model:
     # A revision names a state of one repository: another repository's tokenizer does not have it.
-    own = [*FETCHING] if is_address(name) or str(tokenizer) == str(name) else [n for n in FETCHING if n != "revision"]
+    names = [*FETCHING] if is_address(name) or str(tokenizer) == str(name) else [n for n in FETCHING if n != "revision"]
     read: Any = tokenizer
     if isinstance(tokenizer, str | Path):
         if not os.path.exists(tokenizer) and not is_hub_name(tokenizer):  # noqa: PTH110  (as below)
@@ -169,7 +169,7 @@ def _loaded(
                 f"there is no tokenizer {shown(str(tokenizer))}: name a directory or a GGUF file by its path, or "
                 f"owner/name on the hub.{f' On the Hugging Face hub it is {full!r}.' if full else ''}"
             )
-        fetched = {n: options.get(n) for n in own}
+        fetched = {n: options.get(n) for n in names}
         read = load_tokenizer(tokenizer, fetched, trust_remote_code=trust_remote_code)
     if is_address(name):
         _require_cpu(device, f"{name} computes where its server runs")
@@ -212,7 +212,7 @@ def check_names(task: object = None, models: Sequence[object] = ()) -> set[str] 
     if FUNCTIONS in vars(chosen):
         return set()  # its functions have no parameters that could be varied
     inner = [value for value in vars(chosen).values() if isinstance(value, WindTunnel)]
-    return {*field_names(type(chosen)), *(name for own in inner for name in field_names(type(own)))}
+    return {*field_names(type(chosen)), *(name for part in inner for name in field_names(type(part)))}
 
 
 def model_for(model: ModelLike, task: object) -> Model:
@@ -229,7 +229,7 @@ def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.de
         _require_cpu(device, f"{path} is a capture, which is read on the CPU")
         return CapturedModel(path)
     if (file := gguf_in(path)) is not None:
-        if wrong := [own for own in _given(options) if own not in ("dtype", "device_map")]:
+        if wrong := [option for option in _given(options) if option not in ("dtype", "device_map")]:
             raise InvalidArgument(f"{', '.join(wrong)} is for models on the Hugging Face hub; {file.name} is one file.")
         return load_gguf(file, dtype=options["dtype"], device=device, device_map=options.get("device_map"))
     if is_adapter(path):
@@ -315,14 +315,14 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
     check_default_device()
     match model:
         case Model():
-            own = _current(model)
+            resolved = _current(model)
         case str() | Path():
-            own = load(model)
+            resolved = load(model)
         case Checkpoint():
-            own = _current(from_checkpoint(model))
+            resolved = _current(from_checkpoint(model))
         case _:
-            own = _of_object(model)
-    return _with_tokenizer(own, tokenizer)
+            resolved = _of_object(model)
+    return _with_tokenizer(resolved, tokenizer)
 
 
 _FIRST_SEEN: "WeakKeyDictionary[Model, str]" = WeakKeyDictionary()
@@ -350,10 +350,10 @@ def _current(model: Model) -> Model:
         known = digest if isinstance(built, Reattachable) and built.digest() == digest else ""
     if digest == known and structure_of(model.module) == model.structure:
         return model
-    own = model.attached_again(digest)
-    own.task, own.tokenizer = model.task, model.tokenizer
-    own.batch_size, own.memory_gib = model.batch_size, model.memory_gib
-    return own
+    attached = model.attached_again(digest)
+    attached.task, attached.tokenizer = model.task, model.tokenizer
+    attached.batch_size, attached.memory_gib = model.batch_size, model.memory_gib
+    return attached
 
 
 def _with_tokenizer(own: Model, tokenizer: Tokenizer | None) -> Model:
@@ -400,11 +400,11 @@ def of_module(
     known: dict[str, Any] = {"task": task, "digest": digest}
     if isinstance(module, Wrapped):
         return HFModel(module.whole, name=name or module.config.name, rebuild=module.rebuilt, **known)
-    if (own := of_native(module, name=name, **known)) is not None:
-        return own
+    if (adapter := of_native(module, name=name, **known)) is not None:
+        return adapter
     for kind in architectures().values() if isinstance(module, nn.Module) else ():
-        if (own := kind.adapter(module, name=name, **known)) is not None:
-            return own
+        if (adapter := kind.adapter(module, name=name, **known)) is not None:
+            return adapter
     raise InvalidArgument(
         f"cannot diagnose a {type(module).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
         f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For your "

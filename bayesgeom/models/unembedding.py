@@ -140,14 +140,14 @@ class FrozenNorm:
             return None
         is_centered = _error(part.forward(shifted).double() - bias, odd) <= _ROUNDING
         centered = large.double() - large.double().mean() * is_centered
-        found = cls(part=part, weight=(odd / centered)[0], bias=bias, is_centered=is_centered)
+        unembedding = cls(part=part, weight=(odd / centered)[0], bias=bias, is_centered=is_centered)
         noise = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).to(like)
         lengths = torch.tensor([[0.5], [1.0], [4.0]]).to(like)
         given = noise * lengths
         out = part.forward(given).double() - bias
-        expected = found.scale(given) * found.applied(given.double())
+        expected = unembedding.scale(given) * unembedding.applied(given.double())
         tolerance = max(_ROUNDING, 8 * torch.finfo(like.dtype).eps)
-        return found if _error(out, expected) <= tolerance else None
+        return unembedding if _error(out, expected) <= tolerance else None
 
     def applied(self, x: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "*batch d"]:
         """Return vectors, centered if the norm centers, times the weight. It is linear."""
@@ -194,7 +194,7 @@ def matrix_of(
 ) -> Float64[Tensor, "row out"]:
     """Return what an affine function makes of rows, without its constant; a few rows at a time."""
     none = part(like.new_zeros(1, 1, rows.shape[1]))
-    return torch.cat([(part(own[None].to(like)) - none)[0].double() for own in rows.split(_AT_ONCE)])
+    return torch.cat([(part(row[None].to(like)) - none)[0].double() for row in rows.split(_AT_ONCE)])
 
 
 def _is_affine(part: Callable[[Tensor], Tensor], like: Float[Tensor, "*batch width"]) -> bool:
@@ -263,10 +263,12 @@ def unembedding_of(
         hooked(module, hooks, by=spec.name, times=None),
         hooked(module, [site_hook(place, point(*place), perturb)], by=spec.name),
     ):
-        found = logits(sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device))
+        expected = logits(sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device))
     tolerance = tolerance_of(spec.dtype)
-    fitting = (own for own in _candidates(module, calls, resids[0], found, tolerance))
-    return next((own for own in fitting if _error(own.logits(resids[0]), found) <= tolerance), None)
+    fitting = (candidate for candidate in _candidates(module, calls, resids[0], expected, tolerance))
+    return next(
+        (candidate for candidate in fitting if _error(candidate.logits(resids[0]), expected) <= tolerance), None
+    )
 
 
 def _candidates(
@@ -296,15 +298,17 @@ def _outputs(
     """Yield what may enter the output matrix, the matrix with its bias, or else the module that must be called."""
     wide = [call for call in reversed(calls) if call.gave.shape[-1] == n_ids]
     for call in wide:
-        own = dict(call.part.named_parameters(recurse=False))
-        matrix, bias = own.get("weight"), own.get("bias")
+        parameters = dict(call.part.named_parameters(recurse=False))
+        matrix, bias = parameters.get("weight"), parameters.get("bias")
         if matrix is None or matrix.is_meta or not matrix.is_floating_point():
             continue
         if matrix.shape == (n_ids, call.given.shape[-1]):
             yield call.given, matrix, bias, None
     for call in wide:  # quantized, offloaded, or with an adapter
         yield call.given, None, None, call.part
-    for matrix in (own for own in module.parameters() if not wide and own.ndim == 2 and len(own) == n_ids):
+    for matrix in (
+        parameter for parameter in module.parameters() if not wide and parameter.ndim == 2 and len(parameter) == n_ids
+    ):
         for entered in (*(call.gave for call in reversed(calls)), resid):  # a table that is used twice is no module
             if entered.shape[-1] == matrix.shape[1]:
                 yield entered, matrix, None, None
@@ -327,7 +331,7 @@ def _path(
             return [(None, factor), *reversed(steps)]
         # The outermost module that gave it, and did more than pass it on.
         each = ((call, factor_from(call.gave)) for call in reversed(calls) if factor_from(call.given) is None)
-        call, factor = next((own for own in each if own[1] is not None), (None, None))
+        call, factor = next((pair for pair in each if pair[1] is not None), (None, None))
         if call is None or factor is None:
             return None
         steps.append((call.part, factor))
@@ -344,8 +348,8 @@ def _soft_caps(module: nn.Module) -> list[float]:
             stated = vars(config)
         case _:
             return []
-    named = (own for name, own in stated.items() if re.search(r"logit.*soft_?cap", name) and "attn" not in name)
-    return [float(own) for own in named if isinstance(own, int | float) and own > 0]
+    named = (cap for name, cap in stated.items() if re.search(r"logit.*soft_?cap", name) and "attn" not in name)
+    return [float(cap) for cap in named if isinstance(cap, int | float) and cap > 0]
 
 
 def _factor(a: Tensor, b: Tensor) -> float:

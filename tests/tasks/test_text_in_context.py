@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from bayesgeom.core import tokenizer as templates
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import NO_LABEL, Trials
 from bayesgeom.core.tokenizer import chat_prompts
@@ -159,19 +158,12 @@ def test_a_separator_where_an_answer_belongs_is_refused() -> None:
     [
         ("{% for", "TemplateSyntaxError"),
         ("{{ ().__class__.__bases__ }}", "SecurityError"),
-        ("{{ 'x ' * 10**6 }}", "it makes 2,000,000 characters of a message"),
         ("user", "it leaves the user's message out"),
         ({"one": "x", "other": "y"}, "ValueError: This model has multiple chat templates"),
         ("{{ messages[0]['content'] }}{{ '\\ud800' }}", "characters cannot be encoded"),
-        ("{{ 7 ** (9 ** 9) }}", "it takes more than 0.5 s"),
-        ("{{ messages[0]['content'] }}{{ 'x' * 10**10 }}", "MemoryError|it needs more than 1 GiB"),
-        ("{{ '%0999999999d' % 7 }}{{ '%0999999999d' % 7 }}", "MemoryError|it needs more than 1 GiB|it takes more than"),
     ],
 )
-def test_a_chat_template_that_fails_or_drops_the_message_is_refused(
-    template: Any, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 0.5 if "9" in str(template) else 5.0)
+def test_a_chat_template_that_fails_or_drops_the_message_is_refused(template: Any, fault: str) -> None:
     tokenizer = copy.deepcopy(pair_tokenizer())
     tokenizer.chat_template = template
     with pytest.raises(InvalidArgument, match=f"^the chat template of this tokenizer cannot be used: [^\n]*({fault})"):

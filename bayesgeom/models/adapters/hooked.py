@@ -73,24 +73,10 @@ from bayesgeom.models.replay.hooked import PlainLoop, prefix_replayer, warn_of_f
 from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.tasks.base import WindTunnel
 
-POINTS: Mapping[Site, tuple[str, ...]] = {
-    RESID_PRE: ("hook_resid_pre",),
-    RESID_MID: ("hook_resid_mid",),
-    RESID_POST: ("hook_resid_post",),
-    ATTN_OUT: ("hook_attn_out",),
-    MLP_OUT: ("hook_mlp_out",),
-    MLP_POST: ("mlp.hook_post",),
-    Q: ("attn.hook_q",),
-    K: ("attn.hook_k",),
-    Q_ROT: ("attn.hook_rot_q", "attn.hook_q"),  # without rotation the scores use q and k themselves
-    K_ROT: ("attn.hook_rot_k", "attn.hook_k"),
-    V: ("attn.hook_v",),
-    Z: ("attn.hook_z",),
-    PATTERN: ("attn.hook_pattern",),
-}
+POINTS: Mapping[Site, tuple[str, ...]] = {site: site.hook_points for site in ALL_SITES if site.hook_points}
 # Classes of the parts and how they compute; a subclass or a patched class may compute something else.
 _BUILT_FROM: Mapping[type[nn.Module], Any] = {
-    kind: {name: own for name, own in vars(kind).items() if inspect.isfunction(own)}
+    kind: {name: function for name, function in vars(kind).items() if inspect.isfunction(function)}
     for kind in (Transformer, Block, MultiHeadAttention, PositionalPrior, MLP, Norm, HookPoint)
 } | {kind: {"forward": kind.forward} for kind in (nn.Linear, nn.Embedding, nn.ModuleList)}
 _STATIC = tuple(site for site in ALL_SITES if site.is_static)
@@ -151,14 +137,14 @@ class HookedModel(_NativeModel):
         inputs: Tensor = norm(embedded)
         if site == TOKEN_KEYS:
             return einsum(inputs, self._heads(attention.W_K.weight), "token m, h d m -> token h d")
-        found: Mapping[Site, Tensor] = {
+        activations: Mapping[Site, Tensor] = {
             TOKEN_INPUTS: inputs,
             NORM_WEIGHT: norm.w.detach(),
             W_K: self._heads(attention.W_K.weight),
             W_V: self._heads(attention.W_V.weight),
             W_O: self._heads(attention.W_O.weight.T),
         }
-        return found[site]
+        return activations[site]
 
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
@@ -261,7 +247,7 @@ def _as_built(parts: Iterable[nn.Module]) -> bool:
     """Whether these parts compute as their classes did when this module was imported."""
     return all(
         (known := _BUILT_FROM.get(type(part))) is not None
-        and all(vars(type(part)).get(name, own) is own for name, own in known.items())
+        and all(vars(type(part)).get(name, function) is function for name, function in known.items())
         and not (known.keys() & vars(part).keys() or part._backward_hooks or part._backward_pre_hooks)  # noqa: SLF001  (no public list)
         for part in parts
     )
@@ -363,13 +349,15 @@ def check_weights(module: "Transformer | ResidualModule", name: str) -> None:
     Raises:
         InvalidArgument: It does not.
     """
-    weights = {entry: own for entry, own in module.state_dict(keep_vars=True).items() if own.is_floating_point()}
-    if hollow := [entry for entry, own in weights.items() if own.device.type == "meta"]:
+    weights = {
+        entry: tensor for entry, tensor in module.state_dict(keep_vars=True).items() if tensor.is_floating_point()
+    }
+    if hollow := [entry for entry, tensor in weights.items() if tensor.device.type == "meta"]:
         raise InvalidArgument(
             f"{hollow[0]} of {name} is on torch's meta device: the model has shapes but no weights. Load its weights, "
             f"or build it outside of torch.device('meta')."
         )
-    if len(dtypes := {str(own.dtype).removeprefix("torch.") for own in weights.values()}) > 1:
+    if len(dtypes := {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}) > 1:
         raise InvalidArgument(
             f"{name} has weights in {' and '.join(sorted(dtypes))}: convert all of them to one, for example with "
             f"module.float()."

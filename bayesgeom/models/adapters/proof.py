@@ -23,6 +23,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core import (
+    ALL_SITES,
     ATTN_OUT,
     K_ROT,
     MLP_OUT,
@@ -33,9 +34,6 @@ from bayesgeom.core import (
     RESID_PRE,
     TOKEN_INPUTS,
     TOKEN_KEYS,
-    W_K,
-    W_K_GRAM,
-    W_O,
     W_V,
     Change,
     K,
@@ -47,6 +45,7 @@ from bayesgeom.core import (
     Z,
     hooked,
     site_hook,
+    site_of,
 )
 
 
@@ -158,7 +157,7 @@ TOLERANCE = 1e-4  # relative to the largest entry, in float32
 SUM = "resid_pre + attn_out + mlp_out = resid_post"
 _RESIDUAL = (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST)
 
-_STANDS_WITH = ((Q, Q_ROT), (K, K_ROT), (TOKEN_KEYS, K), (W_K, K), (W_K_GRAM, K), (W_V, V), (W_O, Z))
+_STANDS_WITH = [(site, site_of(site.proven_by)) for site in ALL_SITES if site.proven_by]
 
 Passages = Mapping[tuple[Site, int], Passage]
 Side = Mapping[Site, Tensor]  # what arrived at the hook points of a layer, or what left them

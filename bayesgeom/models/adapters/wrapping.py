@@ -275,7 +275,7 @@ def _layout(
     if projections and set(projections) not in ({"qkv"}, {"q", "k", "v"}):
         raise InvalidArgument(f"got {', '.join(projections)}: declare either qkv=…, or all of q=…, k=… and v=….")
     if n_heads < 0 or any(
-        own < bool(projections or "out" in options) for own in (n_heads, options.get("n_kv_heads", 1))
+        count < bool(projections or "out" in options) for count in (n_heads, options.get("n_kv_heads", 1))
     ):
         raise InvalidArgument("heads need their number: declare n_heads=…, and n_kv_heads=… if it differs.")
 
@@ -295,14 +295,14 @@ def _layout(
 
 def _blocks(net: nn.Module, where: Where | Sequence[nn.Module]) -> tuple[tuple[nn.Module, nn.Module], ...]:
     """Return every block as a pair of modules."""
-    found = _found(net, where, "blocks") if isinstance(where, str) or callable(where) else where
-    listed = list(found) if isinstance(found, nn.ModuleList | nn.Sequential | list | tuple) else [found]
-    pairs = [tuple(own) if isinstance(own, tuple | list) else (own, own) for own in listed]
+    blocks = _found(net, where, "blocks") if isinstance(where, str) or callable(where) else where
+    listed = list(blocks) if isinstance(blocks, nn.ModuleList | nn.Sequential | list | tuple) else [blocks]
+    pairs = [tuple(pair) if isinstance(pair, tuple | list) else (pair, pair) for pair in listed]
     if not pairs or any(len(pair) != 2 or not all(isinstance(part, nn.Module) for part in pair) for pair in pairs):
         name = f"blocks={shown(where)}" if isinstance(where, str) else "blocks=…"
         raise InvalidArgument(
             f"{name} of {type(net).__name__} must be a list of modules, or of pairs of modules; got "
-            f"{', '.join(type(own).__name__ for own in listed) or 'none'}."
+            f"{', '.join(type(entry).__name__ for entry in listed) or 'none'}."
         )
     return tuple((first, last) for first, last in pairs)
 
@@ -310,10 +310,10 @@ def _blocks(net: nn.Module, where: Where | Sequence[nn.Module]) -> tuple[tuple[n
 def _part(block: tuple[nn.Module, nn.Module], where: Where, what: str) -> nn.Module:
     """Return a part of a block; a function of a pair gets the pair."""
     is_pair = block[0] is not block[1]
-    found = _found(block if is_pair and not isinstance(where, str) else block[0], where, what)
-    if not isinstance(found, nn.Module):
-        raise InvalidArgument(f"{what}=… must return a module of the block, got a {type(found).__name__}.")
-    return found
+    part = _found(block if is_pair and not isinstance(where, str) else block[0], where, what)
+    if not isinstance(part, nn.Module):
+        raise InvalidArgument(f"{what}=… must return a module of the block, got a {type(part).__name__}.")
+    return part
 
 
 def _found(owner: Any, where: Where, what: str) -> Any:
@@ -322,7 +322,7 @@ def _found(owner: Any, where: Where, what: str) -> Any:
         return owner.get_submodule(where) if isinstance(where, str) else where(owner)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(where, str):
-            known = ", ".join(own for own, _ in owner.named_modules() if own) or "none"
+            known = ", ".join(path for path, _ in owner.named_modules() if path) or "none"
             raise InvalidArgument(
                 f"{what}={shown(where)}: {type(owner).__name__} has no part of this name. Its parts: {known}."
             ) from error
@@ -398,9 +398,9 @@ class WrappedModel(Reattachable):
             raise NoCopy(f"{name} failed: {building.fault.rstrip('.')}.") from building.error
         if not isinstance(built, nn.Module):
             raise NoCopy(f"{name} returned a {type(built).__name__}; it must return a new module.")
-        shapes = ({key: value.shape for key, value in own.state_dict().items()} for own in (self._net, built))
-        own, other = shapes
-        if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
+        shapes = ({key: value.shape for key, value in net.state_dict().items()} for net in (self._net, built))
+        shape, other = shapes
+        if differing := sorted(key for key in shape.keys() | other.keys() if shape.get(key) != other.get(key)):
             raise NoCopy(f"{name} returned a module with other weights: {', '.join(differing[:3])} differ.")
         return built.to(self.spec.device).eval()
 
@@ -421,7 +421,7 @@ class WrappedModel(Reattachable):
             case {"logits": logits} | object(logits=logits):
                 pass
             case [first, *_]:
-                logits = next((own for own in output if isinstance(own, Tensor) and own.ndim == 3), first)
+                logits = next((item for item in output if isinstance(item, Tensor) and item.ndim == 3), first)
             case _:
                 logits = output
         is_float = isinstance(logits, Tensor) and logits.is_floating_point()
@@ -473,7 +473,9 @@ class WrappedModel(Reattachable):
         parts = [("stream", first, first is not last) for first, last in layout.blocks]
         parts += [("stream", last, True) for _, last in layout.blocks]
         parts += [("units", part, False) for part in layout.down]
-        parts += [("heads", part, False) for part in layout.out] + [("q", own[0], True) for own in layout.qkv]
+        parts += [("heads", part, False) for part in layout.out] + [
+            ("q", projections[0], True) for projections in layout.qkv
+        ]
         hooks = [
             Hook(part=part, call=seen(name, is_output), kind="forward" if is_output else "pre", with_kwargs=True)
             for name, part, is_output in parts
@@ -530,9 +532,9 @@ class WrappedModel(Reattachable):
                 yield _after(parts[layer], partial(self._through, site, layer))
         if layout.down:
             yield _before(layout.down[layer], partial(self._through, MLP_POST, layer))
-        for own, part in enumerate(layout.qkv[layer] if layout.qkv else ()):
+        for number, part in enumerate(layout.qkv[layer] if layout.qkv else ()):
             yield _after(
-                part, partial(self._split, (Q, K, V) if len(layout.qkv[layer]) == 1 else ((Q, K, V)[own],), layer)
+                part, partial(self._split, (Q, K, V) if len(layout.qkv[layer]) == 1 else ((Q, K, V)[number],), layer)
             )
         if layout.out:
             yield _before(layout.out[layer], partial(self._mixed, layer))
@@ -557,12 +559,12 @@ class WrappedModel(Reattachable):
                 f"the projection to {named} has width {x.shape[-1]}, not {sum(sizes)}: "
                 f"check n_heads=… and n_kv_heads=…."
             )
-        found = list[Tensor]()
-        for site, own in zip(sites, x.split(sizes, dim=-1), strict=True):
-            heads = self._through(site, layer, rearrange(own, "b p (h d) -> b p h d", d=d_head))
+        changed = list[Tensor]()
+        for site, piece in zip(sites, x.split(sizes, dim=-1), strict=True):
+            heads = self._through(site, layer, rearrange(piece, "b p (h d) -> b p h d", d=d_head))
             self._projected[site, layer] = heads.transpose(0, 1) if self._is_position_first else heads
-            found.append(rearrange(heads, "b p h d -> b p (h d)"))
-        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+            changed.append(rearrange(heads, "b p h d -> b p (h d)"))
+        return changed[0] if len(changed) == 1 else torch.cat(changed, dim=-1)
 
     def _mixed(self, layer: int, z: Tensor) -> Tensor:
         """Lead the input of a heads' output projection through its tap; compute it where the pattern is hooked."""
@@ -605,25 +607,25 @@ class WrappedModel(Reattachable):
                 self._forward(trials.tokens)
 
         passages = perturbed_pass(self._net, forward, self.point, places)
-        found = {site: _TO_DECLARE.get(site, _OF_WEIGHTS if site.is_static else _NOT_OFFERED) for site in ALL_SITES}
-        missed = {site for (site, _), own in passages.items() if len(own.arrived) != 1}
-        found |= dict.fromkeys(missed, "its part does not run once a pass")
+        reasons = {site: _TO_DECLARE.get(site, _OF_WEIGHTS if site.is_static else _NOT_OFFERED) for site in ALL_SITES}
+        missed = {site for (site, _), passage in passages.items() if len(passage.arrived) != 1}
+        reasons |= dict.fromkeys(missed, "its part does not run once a pass")
         # Of a single block nothing else is known of its stream than that it ran.
         errors: dict[Site, dict[str, float]] = {RESID_PRE: {}, RESID_POST: {}}
         for layer in range(self.spec.n_layers):
             with self._named_faults(trials.tokens):  # norms or out=… may be parts that take other inputs
                 claims = list(self._claims(passages, set(sites) - missed, layer))
-            for claim, site in ((own, site) for own in claims for site in own.sites):
-                own = errors.setdefault(site, {})
-                own[claim.equation] = max(claim.error(), own.get(claim.equation, 0.0))
+            for claim, site in ((equation, site) for equation in claims for site in equation.sites):
+                worst = errors.setdefault(site, {})
+                worst[claim.equation] = max(claim.error(), worst.get(claim.equation, 0.0))
         for site in set(sites) - missed:
-            found[site] = self._reason(errors.get(site), site)
+            reasons[site] = self._reason(errors.get(site), site)
         for site, of in ((Q_ROT, Q), (K_ROT, K), (PATTERN, Q)):
             if of in sites and Z in sites:
-                found[site] = found[of]
-        if not (found[ATTN_OUT] or found[MLP_OUT]):
+                reasons[site] = reasons[of]
+        if not (reasons[ATTN_OUT] or reasons[MLP_OUT]):
             self._check_swapped(trials.tokens)
-        return {site: reason for site, reason in found.items() if reason}
+        return {site: reason for site, reason in reasons.items() if reason}
 
     def _check_swapped(self, tokens: Int64[Tensor, "batch pos"]) -> None:
         """Raise `InvalidArgument` if the MLP of a layer reads other positions, and its attention its own alone.
@@ -660,7 +662,7 @@ class WrappedModel(Reattachable):
         """Return why a site is withheld, given the errors of its equations; "" if they hold."""
         if errors is None:
             return f"no identity reaches it: declare {_WITH.get(site, 'the other parts of the block')}, too"
-        failed = [own for own, error in errors.items() if not error <= tolerance_of(self.spec.dtype)]
+        failed = [claim for claim, error in errors.items() if not error <= tolerance_of(self.spec.dtype)]
         return f"identity {failed[0]} fails by {errors[failed[0]]:.1e}{_HINTS[failed[0]]}" if failed else ""
 
     def _claims(self, passages: Mapping[tuple[Site, int], Passage], known: set[Site], layer: int) -> Iterator[Claim]:
@@ -689,7 +691,7 @@ class WrappedModel(Reattachable):
         """Raise `InvalidArgument` if the outputs are not logits that follow from the tokens up to each position."""
         changed, given = tokens.clone(), tokens.clone()
         changed[:, -1] = (changed[:, -1] + 1) % self.spec.d_vocab
-        one, same, other = (self._forward(own)[:, :-1] for own in (given, tokens.clone(), changed))
+        one, same, other = (self._forward(ids)[:, :-1] for ids in (given, tokens.clone(), changed))
         if not torch.isfinite(one).all():
             raise NonFinite(f"{self.spec.name} returned NaN or infinite logits. Check its weights.")
         if not torch.equal(given, tokens):
@@ -715,9 +717,9 @@ def _first(output: Any) -> Tensor:
     """Return the first tensor of a module's input or output."""
     if isinstance(output, Tensor):
         return output
-    for own in output if isinstance(output, tuple | list) else ():
-        if isinstance(own, Tensor):
-            return own
+    for entry in output if isinstance(output, tuple | list) else ():
+        if isinstance(entry, Tensor):
+            return entry
     raise InvalidArgument(f"a declared part takes or returns a {type(output).__name__}: declare one with a tensor.")
 
 
@@ -728,7 +730,7 @@ def _after(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
         changed = change(first := _first(output))
         if first is output:
             return changed
-        items = [changed if own is first else own for own in output]
+        items = [changed if item is first else item for item in output]
         return type(output)(items) if type(output) in (tuple, list) else type(output)(*items)  # a named tuple
 
     return Hook(part=part, call=call)
@@ -740,7 +742,7 @@ def _before(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
     def call(_part: nn.Module, given: tuple[Any, ...], known: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if given:
             return (change(_first(given[0])), *given[1:]), known
-        name = next((name for name, own in known.items() if isinstance(own, Tensor)), "")
+        name = next((name for name, value in known.items() if isinstance(value, Tensor)), "")
         return given, {**known, name: change(_first(known.get(name)))}
 
     return Hook(part=part, call=call, kind="pre", with_kwargs=True)

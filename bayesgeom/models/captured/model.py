@@ -105,12 +105,12 @@ class Manifest:
     @property
     def sites(self) -> dict[Site, tuple[int, ...]]:
         """Captured layers of each site that a pass records."""
-        return {_SITES[name]: tuple(own) for name, own in self.layers.items()}
+        return {_SITES[name]: tuple(layers) for name, layers in self.layers.items()}
 
     @property
     def static_sites(self) -> dict[Site, tuple[int, ...]]:
         """Captured layers of each site that is read from the weights."""
-        return {_SITES[name]: tuple(own) for name, own in self.static.items()}
+        return {_SITES[name]: tuple(layers) for name, layers in self.static.items()}
 
     @property
     def model_spec(self) -> ModelSpec:
@@ -168,11 +168,11 @@ def read_manifest(folder: Path) -> Manifest:
         )
     del stored["schema"]
     try:
-        found = Manifest(**stored)
-        _check(found)
+        manifest = Manifest(**stored)
+        _check(manifest)
     except (TypeError, ValueError, KeyError, AttributeError, BayesGeomError) as error:
         raise CheckpointFault(f"{path} is not the manifest of a capture ({error}). Capture again.") from error
-    return found
+    return manifest
 
 
 def _check(manifest: Manifest) -> None:
@@ -211,10 +211,10 @@ def check_shard(folder: Path, manifest: Manifest, name: str) -> Path:
             f"{path} is missing: {n} of {whole} shards are finished. Run the same capture again, which continues."
         )
     try:
-        found = hash_of(path)
+        digest = hash_of(path)
     except OSError as error:
         raise CheckpointFault(f"{path} cannot be read: {error.strerror or error}.") from error
-    if found != manifest.shards[name]:
+    if digest != manifest.shards[name]:
         raise CheckpointFault(f"{path} is damaged: its hash is not that in {MANIFEST}. Delete it and capture again.")
     return path
 
@@ -243,13 +243,13 @@ def captured(model: Model, trials: Trials, layers: Mapping[Site, tuple[int, ...]
         `entropy_bits`.
     """
     copies = {
-        Reduction(site.name, site, partial(_converted, site, dtype), lambda _spec, _trials: 0): own
-        for site, own in layers.items()
+        Reduction(site.name, site, partial(_converted, site, dtype), lambda _spec, _trials: 0): site_layers
+        for site, site_layers in layers.items()
     }
     stream = Stream(layers=copies, trials=trials)
     run = model.run([trials], record=[stream], budget_bytes=PASS_BYTES)  # passes like those of `diagnose`
     assert run.streamed is not None, "there is a stream"
-    arrays = {name: own.cpu().contiguous() for name, own in run.streamed.reduced.items()}
+    arrays = {name: array.cpu().contiguous() for name, array in run.streamed.reduced.items()}
     arrays["tokens"] = trials.tokens.cpu().contiguous()
     if not trials.has_posterior:
         return arrays | {ENTROPY: torch.from_numpy(run.behavior.model_entropy_bits.copy())}
@@ -269,8 +269,8 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
     if STATIC not in manifest.shards:
         one = task.sample(1, seed=0, device=model.spec.device)
         wanted = list(manifest.static_sites)
-        found = model.run([one], record=wanted).recorded if wanted else {}
-        arrays = {site.name: values.cpu().contiguous() for site, values in found.items()}
+        recorded = model.run([one], record=wanted).recorded if wanted else {}
+        arrays = {site.name: values.cpu().contiguous() for site, values in recorded.items()}
         if PATTERN in manifest.sites:
             arrays[MASKS] = torch.stack(visible(model, one)).cpu()
         manifest = _written(arrays, STATIC, manifest, folder)
@@ -286,16 +286,16 @@ def write(model: Model, task: WindTunnel, blocks: Iterator[Trials], manifest: Ma
 
 
 def _converted(site: Site, dtype: torch.dtype, values: Tensor, _trials: Trials, _rows: slice, _mask: object) -> Tensor:
-    found = values.to(dtype)
-    if found.dtype == values.dtype:  # nothing was rounded; the checks below cost a fifth of a forward pass
-        return found
-    if bool(found.isinf().any()) and bool((found.isinf() & values.isfinite()).any()):
+    converted = values.to(dtype)
+    if converted.dtype == values.dtype:  # nothing was rounded; the checks below cost a fifth of a forward pass
+        return converted
+    if bool(converted.isinf().any()) and bool((converted.isinf() & values.isfinite()).any()):
         name = str(dtype).removeprefix("torch.")
         raise NonFinite(
             f"activations of site {site.name!r} reach {values[values.isfinite()].abs().max():.3g}, above the largest "
             f"{name} number, {torch.finfo(dtype).max:.3g}. Capture in bfloat16 or float32 in another directory."
         )
-    return found
+    return converted
 
 
 def _begun(folder: Path, requested: Manifest) -> Manifest:
@@ -307,7 +307,7 @@ def _begun(folder: Path, requested: Manifest) -> Manifest:
         return requested
     there, spec = read_manifest(folder), requested.model_spec
     apart_from = {"shards": None, "untrained": None}  # these may differ
-    mine, theirs = (json.loads(json.dumps(asdict(own) | apart_from)) for own in (there, requested))
+    mine, theirs = (json.loads(json.dumps(asdict(manifest) | apart_from)) for manifest in (there, requested))
     if difference := apart(mine, theirs):
         raise OutputFault(f"{folder} holds another capture ({difference}). Name another directory, or delete it.")
     if there.shards and not (spec.is_identified or is_untrained(spec)):  # an untrained network follows from its seed
@@ -363,7 +363,7 @@ class CapturedModel(Model):
         self.task: WindTunnel | None = task_from_config(self.manifest.task)
         every = tuple(range(self.spec.n_layers))
         self._layers = self.manifest.sites | self.manifest.static_sites
-        self.partial_sites = {site: own for site, own in self._layers.items() if own != every}
+        self.partial_sites = {site: layers for site, layers in self._layers.items() if layers != every}
         self.asks = frozenset()
         missing = "not captured; capture it, too"
         self.withheld = dict.fromkeys((site for site in _SITES.values() if self._layers.get(site) != every), missing)
@@ -388,12 +388,12 @@ class CapturedModel(Model):
         if seed not in self.manifest.untrained:
             n = len(self.manifest.untrained)
             raise NoCopy(f"{self.folder} holds {n} untrained networks. Capture again with a larger n_untrained.")
-        found = CapturedModel(self.folder / UNTRAINED.format(list(self.manifest.untrained).index(seed)))
-        if found.spec.weights_hash != untrained(seed) or found.manifest.task != self.manifest.task:
+        copy = CapturedModel(self.folder / UNTRAINED.format(list(self.manifest.untrained).index(seed)))
+        if copy.spec.weights_hash != untrained(seed) or copy.manifest.task != self.manifest.task:
             raise CheckpointFault(
-                f"{found.folder} holds {found.spec.name}, not the untrained network of seed {seed}. Capture again."
+                f"{copy.folder} holds {copy.spec.name}, not the untrained network of seed {seed}. Capture again."
             )
-        return found
+        return copy
 
     def sequences(self, task: WindTunnel, *, n: int, seed: int) -> tuple[int, int]:
         """Return number and seed of the sequences to read: at most all of them, and the seed of the capture.
@@ -453,8 +453,8 @@ class CapturedModel(Model):
             CheckpointFault: A shard is missing or damaged, or the task now draws other sequences.
         """
         given, whole = tuple(record), concatenate(list(blocks))
-        wanted = tuple(dict.fromkeys(own for own in given if isinstance(own, Site)))
-        streamed = next((own for own in given if isinstance(own, Stream)), None)
+        wanted = tuple(dict.fromkeys(entry for entry in given if isinstance(entry, Site)))
+        streamed = next((entry for entry in given if isinstance(entry, Stream)), None)
         rows = {site: self._layers[site] for site in wanted if not site.is_static}
         most = min(n_recorded, len(whole))
         room = room_for(self.spec, rows, whole, stream=streamed, most=most, budget_bytes=budget_bytes)
@@ -486,7 +486,7 @@ class CapturedModel(Model):
         )
         if streamed is None:
             return run
-        found = {name: torch.cat([own[name] for own in reduced], dim=1) for name in streamed.layers_by_name()}
+        found = {name: torch.cat([part[name] for part in reduced], dim=1) for name in streamed.layers_by_name()}
         seen = streamed.trials
         return run.with_statistics(found, streamed.layers_by_name(), seen, log_answers[: len(seen)])
 
@@ -494,9 +494,11 @@ class CapturedModel(Model):
         """The statistics of a shard's sequences, by name, with the layer as the first axis."""
         rows, reduced = slice(at.start, min(at.stop, len(stream.trials))), dict[str, Tensor]()
         for reduction, layers in stream.layers.items():
-            values, own = shard.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
+            values, site_layers = shard.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
             of_layer = (
-                reduction.of(values[own.index(layer)], stream.trials, rows, self._masks[layer] if self._masks else None)
+                reduction.of(
+                    values[site_layers.index(layer)], stream.trials, rows, self._masks[layer] if self._masks else None
+                )
                 for layer in layers
             )
             reduced[reduction.name] = torch.stack([*of_layer])
@@ -559,7 +561,7 @@ class _Shard:
 
         try:
             with safe_open(self._path, framework="pt") as file:
-                found: Tensor = of(file.get_slice(name))
-                return found
+                tensor: Tensor = of(file.get_slice(name))
+                return tensor
         except (OSError, SafetensorError) as error:
             raise CheckpointFault(f"{self._path} has no readable {name!r}: {error}. Capture again.") from error

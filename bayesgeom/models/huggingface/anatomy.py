@@ -55,8 +55,8 @@ class Projection:
 
     def take(self, output: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch pos head d_head"]:
         """Return this projection's part of the output, with heads as an axis."""
-        own = output if self.layout == "own" else output[..., self._columns(output)]
-        return rearrange(own, "b p (h d) -> b p h d", d=self.sizes.d_head)
+        columns = output if self.layout == "own" else output[..., self._columns(output)]
+        return rearrange(columns, "b p (h d) -> b p h d", d=self.sizes.d_head)
 
     def put(
         self, output: Float[Tensor, "batch pos width"], values: Float[Tensor, "batch pos head d_head"]
@@ -70,13 +70,13 @@ class Projection:
         s, of_all = self.sizes, torch.arange(output.shape[-1], device=output.device)
         if self.layout == "grouped":
             of_group = {Q: slice(None, -2), K: slice(-2, -1), V: slice(-1, None)}[self.site]
-            own: Tensor = of_all.unflatten(0, (s.n_kv_heads, -1, s.d_head))[:, of_group]
+            columns: Tensor = of_all.unflatten(0, (s.n_kv_heads, -1, s.d_head))[:, of_group]
         elif self.layout == "stacked":
             widths = [s.n_heads * s.d_head, s.n_kv_heads * s.d_head, s.n_kv_heads * s.d_head]
-            own = of_all.split(widths)[(Q, K, V).index(self.site)]
+            columns = of_all.split(widths)[(Q, K, V).index(self.site)]
         else:
-            own = of_all.unflatten(0, (_N_SHARDS, 3, -1))[:, (Q, V, K).index(self.site)]
-        return own.flatten()
+            columns = of_all.unflatten(0, (_N_SHARDS, 3, -1))[:, (Q, V, K).index(self.site)]
+        return columns.flatten()
 
 
 def projections(
@@ -108,9 +108,9 @@ def projections(
     for layout in layouts:
         if layout == "sharded" and (sizes.n_heads % _N_SHARDS or sizes.n_kv_heads != sizes.n_heads):
             continue
-        found = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site in (Q, K, V)}
-        if value is None or bool((found[V].take(outputs[path]).transpose(1, 2) - value).abs().max() < 1e-6):
-            return found
+        projections = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site in (Q, K, V)}
+        if value is None or bool((projections[V].take(outputs[path]).transpose(1, 2) - value).abs().max() < 1e-6):
+            return projections
     return {}
 
 
@@ -211,9 +211,9 @@ def blocks_of(hf: nn.Module, n_layers: int) -> tuple[nn.Module, ...]:
         raise InvalidArgument(
             f"{type(hf).__name__} has no list of {n_layers} blocks, as its config states: it is not supported."
         )
-    found = hf.get_submodule(fitting[0][1])
-    assert isinstance(found, nn.ModuleList), "it was one above"
-    return tuple(found)
+    module = hf.get_submodule(fitting[0][1])
+    assert isinstance(module, nn.ModuleList), "it was one above"
+    return tuple(module)
 
 
 def anatomy_of(
@@ -233,7 +233,10 @@ def anatomy_of(
         handed: Returns, after the pass, what a layer passed to its attention function, or None if that is not known.
     """
     kinds = [
-        tuple((path, type(part), *(own.shape for own in part.parameters(recurse=False))) for path, part in of_block)
+        tuple(
+            (path, type(part), *(parameter.shape for parameter in part.parameters(recurse=False)))
+            for path, part in of_block
+        )
         for of_block in (block.named_modules() for block in blocks)
     ]
     first = {kind: kinds.index(kind) for kind in kinds}
@@ -241,27 +244,27 @@ def anatomy_of(
         seen = {layer: stack.enter_context(_watching(blocks[layer])) for layer in first.values()}
         forward()
     heads = sizes()
-    found = {layer: _parts_of(blocks[layer], own, heads, handed(layer)) for layer, own in seen.items()}
-    return Anatomy(blocks=blocks, sizes=heads, parts=tuple(found[first[kind]] for kind in kinds))
+    by_layer = {layer: _parts_of(blocks[layer], calls, heads, handed(layer)) for layer, calls in seen.items()}
+    return Anatomy(blocks=blocks, sizes=heads, parts=tuple(by_layer[first[kind]] for kind in kinds))
 
 
 def _parts_of(block: nn.Module, calls: "Watched", sizes: HeadSizes, handed: Handed | None) -> Parts:
     attention = attention_of(block)
     # Parts that ran exactly once and returned a tensor, in order of completion.
-    seen = {path: own[0] for path, own in calls.items() if len(own) == 1 and own[0] is not None}
+    seen = {path: records[0] for path, records in calls.items() if len(records) == 1 and records[0] is not None}
     if attention is None:
         return Parts()
-    found: dict[str, Any] = {"attention": attention, "output": _output(block, attention, sizes, seen)}
-    writers, scale, found["mid_reader"] = _writers(seen, attention, found["output"])
-    found["writers"], found["write_scale"], output = writers, scale, found["output"]
+    parts: dict[str, Any] = {"attention": attention, "output": _output(block, attention, sizes, seen)}
+    writers, scale, parts["mid_reader"] = _writers(seen, attention, parts["output"])
+    parts["writers"], parts["write_scale"], output = writers, scale, parts["output"]
     if writers is not None:
-        found |= _mlp_parts(block, seen, attention, writers[1])
+        parts |= _mlp_parts(block, seen, attention, writers[1])
     if writers is not None and output in seen:
-        found["is_plain_write"] = is_close(seen[writers[0]].gave, seen[output].gave)
+        parts["is_plain_write"] = is_close(seen[writers[0]].gave, seen[output].gave)
     if output is None:
-        return Parts(**found)
+        return Parts(**parts)
     if handed is not None and handed.output is not None and output in seen:
-        found["is_gated"] = not is_close(seen[output].given, handed.output)
+        parts["is_gated"] = not is_close(seen[output].given, handed.output)
     value = None if handed is None else handed.value
     inside = [path for path in seen if path.startswith(f"{attention}.")]
     dropouts = (p for p in inside if seen[p].gave.ndim == 4 and isinstance(block.get_submodule(p), nn.Dropout))
@@ -272,7 +275,7 @@ def _parts_of(block: nn.Module, calls: "Watched", sizes: HeadSizes, handed: Hand
         norms=dict(_norms(seen, projected)),
         late_norms=dict(_late_norms(calls, seen, projected)),
         key_input=_entering(seen, projected),
-        **found,
+        **parts,
     )
 
 
@@ -290,11 +293,11 @@ def _watching(block: nn.Module) -> Iterator[Watched]:
                 first_input(args, kwargs),
                 output[0] if isinstance(output, tuple | list) and output else output,
             )
-            own: Seen | None = None
+            record: Seen | None = None
             if isinstance(gave, Tensor):  # copies: Falcon adds the attention output to the MLP's output in place
                 is_routed = routing_of(args, kwargs) is not None
-                own = Seen(given=None if given is None else given.clone(), gave=gave.clone(), is_routed=is_routed)
-            seen.setdefault(path, []).append(own)
+                record = Seen(given=None if given is None else given.clone(), gave=gave.clone(), is_routed=is_routed)
+            seen.setdefault(path, []).append(record)
 
         return keep
 
@@ -324,10 +327,10 @@ def attention_of(block: nn.Module) -> str | None:
     children = list(block.named_children())
     by_class = (name for name, part in children if "attention" in type(part).__name__.lower())
     by_name = (name for name, _ in children if "attn" in name.lower() and "norm" not in name.lower())
-    found = next(by_class, next(by_name, None))
-    while found is not None and len(inner := list(block.get_submodule(found).named_children())) == 1:
-        found = f"{found}.{inner[0][0]}"  # GPT-Neo wraps its attention
-    return found
+    path = next(by_class, next(by_name, None))
+    while path is not None and len(inner := list(block.get_submodule(path).named_children())) == 1:
+        path = f"{path}.{inner[0][0]}"  # GPT-Neo wraps its attention
+    return path
 
 
 def _output(block: nn.Module, attention: str, sizes: HeadSizes, seen: Mapping[str, Seen]) -> str | None:
@@ -362,8 +365,8 @@ def _writers(
         sums = {(a, m): (gave[a] + gave[m]).double() for a, m in pairs}
         # The factor that brings the sum closest to what was written.
         scales = {
-            pair: float((own * written.double()).sum() / own.square().sum().clamp_min(1e-30))
-            for pair, own in sums.items()
+            pair: float((total * written.double()).sum() / total.square().sum().clamp_min(1e-30))
+            for pair, total in sums.items()
         }
         writers = _least({(a, m): difference(scales[a, m] * (gave[a] + gave[m]), written) for a, m in pairs})
         if writers is None:
@@ -376,12 +379,12 @@ def _writers(
 
 def _mlp_parts(block: nn.Module, seen: Mapping[str, Seen], attention: str, writer: str) -> dict[str, Any]:
     """The output matrix of a plain MLP whose output this part writes; or the experts of a mixture, and their router."""
-    for path in (path for path, own in seen.items() if own.is_routed and path and not path.startswith(attention)):
-        for stacked in (own for own in block.get_submodule(path).parameters() if own.ndim == 3):
+    for path in (path for path, call in seen.items() if call.is_routed and path and not path.startswith(attention)):
+        for stacked in (parameter for parameter in block.get_submodule(path).parameters() if parameter.ndim == 3):
             n_experts = len(stacked)
             return {"experts": path, "n_experts": n_experts, "router": _router(block, seen, n_experts)}
     for is_normed, target in ((False, seen[writer].gave), (True, seen[writer].given)):
-        alike = [path for path, own in seen.items() if path and is_close(own.gave, target)]
+        alike = [path for path, call in seen.items() if path and is_close(call.gave, target)]
         # The outermost part that is affine: of an adapted matrix, the matrix with its adapter.
         for path in reversed(alike):
             given = seen[path].given
@@ -396,10 +399,10 @@ def _mlp_parts(block: nn.Module, seen: Mapping[str, Seen], attention: str, write
 
 def _router(block: nn.Module, seen: Mapping[str, Seen], n_experts: int) -> str | None:
     """The part whose output, or the first entry of it, is affine in its input and has an entry for every expert."""
-    for path, own in seen.items():
-        if own.given is not None and own.gave.is_floating_point() and own.gave.shape[-1] == n_experts:
+    for path, call in seen.items():
+        if call.given is not None and call.gave.is_floating_point() and call.gave.shape[-1] == n_experts:
             with contextlib.suppress(TypeError):  # it needs more than its input (MiniMax M2)
-                if _is_affine(block.get_submodule(path), own.given):
+                if _is_affine(block.get_submodule(path), call.given):
                     return path
     return None
 
@@ -413,8 +416,8 @@ def _is_affine(part: nn.Module, x: Float[Tensor, "*batch d"]) -> bool:
 
 def first_output(output: Any) -> Tensor:
     """Return what a part returned, or the first of several outputs."""
-    found: Tensor = output[0] if isinstance(output, tuple | list) else output
-    return found
+    first: Tensor = output[0] if isinstance(output, tuple | list) else output
+    return first
 
 
 def routing_of(
@@ -426,13 +429,15 @@ def routing_of(
     returns the arguments with others in their places.
     """
     named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-    tensors = {name: own for name, own in named.items() if isinstance(own, Tensor) and own.ndim == 2}
-    whole = [name for name, own in tensors.items() if own.dtype in (torch.int64, torch.int32)]
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.ndim == 2}
+    whole = [name for name, tensor in tensors.items() if tensor.dtype in (torch.int64, torch.int32)]
     if len(whole) != 1:
         return None
     shape = tensors[whole[0]].shape
-    numbers = [name for name, own in tensors.items() if own.is_floating_point() and own.shape == shape]
-    if len(numbers) != 1 or not any(own.is_floating_point() and len(own) == shape[0] for own in tensors.values()):
+    numbers = [name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.shape == shape]
+    if len(numbers) != 1 or not any(
+        tensor.is_floating_point() and len(tensor) == shape[0] for tensor in tensors.values()
+    ):
         return None
 
     def put(chosen: Tensor, weights: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -477,8 +482,8 @@ def _late_norms(
     """Parts whose input is a rotated projection: as long at every position, and equal at the first one."""
     for site, projection in projected.items():
         values = projection.take(seen[projection.path].gave)
-        for path, own in calls.items():
-            inputs = [None if call is None or path == projection.path else call.given for call in own]
+        for path, records in calls.items():
+            inputs = [None if call is None or path == projection.path else call.given for call in records]
             at = next((i for i, given in enumerate(inputs) if turned_of(given, values) is not None), None)
             if at is not None and site != V:
                 yield site, (path, at)

@@ -177,9 +177,9 @@ def watched_functions(routes: Mapping[nn.Module, Route], n_kv_heads: int) -> Ite
             vars(module)["forward"] = _watched(module.forward, route, n_kv_heads)
         yield
     finally:
-        for module, own in former.items():
+        for module, forward in former.items():
             vars(module).pop("forward", None)
-            vars(module).update({} if own is None else {"forward": own})
+            vars(module).update({} if forward is None else {"forward": forward})
 
 
 def _watched(forward: Callable[..., Any], route: Route, n_kv_heads: int) -> Callable[..., Any]:
@@ -245,9 +245,9 @@ class _Watch(TorchFunctionMode):
         """An activation after its tap, where each key and value head occurs once."""
         if not self._route.taps.is_watched(self._route.layer, site):
             return x
-        own = x if site == Q_ROT else self._of_kv_heads(x)
-        passed = self._through(site, own.transpose(1, 2)).transpose(1, 2)
-        return passed.repeat_interleave(x.shape[1] // own.shape[1], dim=1)
+        heads = x if site == Q_ROT else self._of_kv_heads(x)
+        passed = self._through(site, heads.transpose(1, 2)).transpose(1, 2)
+        return passed.repeat_interleave(x.shape[1] // heads.shape[1], dim=1)
 
     def _of_kv_heads(self, x: Float[Tensor, "batch _ pos d"]) -> Float[Tensor, "batch kv_head pos d"]:
         return x[:, :: max(1, x.shape[1] // self._n_kv_heads)]
@@ -269,9 +269,9 @@ def _scaled(
 
     The factor follows from the differences between two sequences; what is added, from the first one.
     """
-    products, found = torch.matmul(q.double(), k.double()), scores.double()
-    is_seen = (found > _MASKED).all(dim=0)
-    apart, between = (x[0] - x[-1] for x in (products, found))
+    products, wide = torch.matmul(q.double(), k.double()), scores.double()
+    is_seen = (wide > _MASKED).all(dim=0)
+    apart, between = (x[0] - x[-1] for x in (products, wide))
     factor = float((apart * between)[is_seen].sum() / apart[is_seen].square().sum().clamp_min(1e-30))
-    added = (found[:1] - factor * products[:1]).masked_fill(~is_seen, -torch.inf)
+    added = (wide[:1] - factor * products[:1]).masked_fill(~is_seen, -torch.inf)
     return factor, added

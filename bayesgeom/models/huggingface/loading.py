@@ -9,9 +9,9 @@ every result's provenance describes the format.
 
 Reference: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
-A small config can declare a billion layers, or tables that fill the memory before the first weight is read. The size of
-a safetensors file, in contrast, must match its header. transformers opens every file that an index names, including
-pickles and paths outside the directory. It downloads and runs an attention implementation that looks like a hub name.
+transformers opens every file that an index names, including pickles and paths outside the directory. It downloads and
+runs an attention implementation that looks like a hub name. Both are refused. What else transformers or gguf refuse,
+such as a size that no memory holds, is their own error, in one sentence.
 
 transformers drops tensors without a place, and draws those that are missing or of another shape at random. In all three
 cases the numbers are those of another model. Examples are a layer that the config does not declare and a bias that it
@@ -22,13 +22,10 @@ import contextlib
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any, final
 
 import numpy as np
@@ -41,19 +38,16 @@ from bayesgeom.core import (
     CheckpointFault,
     Contained,
     InvalidArgument,
-    check_regular,
     counted,
     optional,
-    phase,
     read_json,
 )
 from bayesgeom.models.checkpoint import read_header
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
-from bayesgeom.models.config import quiet, shapes_only
+from bayesgeom.models.config import quiet
 from bayesgeom.models.fetching import without_login
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.huggingface.peft_adapter import ADAPTER, base_of, check_embedded, with_adapter
-from bayesgeom.models.huggingface.tokenizer_check import fault_of
 from bayesgeom.models.huggingface.weights import check_readable
 from bayesgeom.tasks.base import task_from_config
 
@@ -76,17 +70,17 @@ def gguf_in(path: Path) -> Path | None:
     """
     try:
         is_model = path.is_file() or (path / CONFIG).exists()
-        found = [path] * (path.suffix == SUFFIX) if is_model else sorted(path.glob(f"*{SUFFIX}"))
+        files = [path] * (path.suffix == SUFFIX) if is_model else sorted(path.glob(f"*{SUFFIX}"))
     except OSError:  # a directory without permission: what reads it next names the reason
         return None
-    if len(found) > 1:
+    if len(files) > 1:
         raise InvalidArgument(
-            f"{path} holds {len(found)} GGUF files ({', '.join(file.name for file in found[:4])}); name one of them."
+            f"{path} holds {len(files)} GGUF files ({', '.join(file.name for file in files[:4])}); name one of them."
         )
-    if found:
-        with optional("gguf", f"the GGUF file {found[0]}"):
+    if files:
+        with optional("gguf", f"the GGUF file {files[0]}"):
             import gguf  # noqa: F401
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def checked_header(file: Path) -> Any:
@@ -97,17 +91,19 @@ def checked_header(file: Path) -> Any:
     """
     try:
         reader = _reader(file)
-        declared = [int(own.parts[own.data[0]][0]) for key, own in reader.fields.items() if key.endswith(_N_LAYERS)]
+        declared = [
+            int(entry.parts[entry.data[0]][0]) for key, entry in reader.fields.items() if key.endswith(_N_LAYERS)
+        ]
     except (KeyError, ValueError, IndexError, OSError, OverflowError, RecursionError) as error:
         raise CheckpointFault(
             f"{file} is not a complete GGUF file that gguf {version('gguf')} can read ({error}). Copy or download it "
             f"again; if it is newer than the package: pip install -U gguf transformers."
         ) from error
-    if not sum(int(own.n_elements) for own in reader.tensors):
+    if not sum(int(tensor.n_elements) for tensor in reader.tensors):
         raise CheckpointFault(f"{file} contains no tensors. It is a vocabulary only; use the file of a complete model.")
     if not declared:
         raise CheckpointFault(f"{file} does not state its number of layers (…{_N_LAYERS}). Copy or download it again.")
-    layers = [int(found[1]) for own in reader.tensors if (found := _LAYER.match(own.name))]
+    layers = [int(match[1]) for tensor in reader.tensors if (match := _LAYER.match(tensor.name))]
     if declared[0] != (n_found := max(layers, default=-1) + 1):
         raise CheckpointFault(
             f"{file} declares {declared[0]:,} layers and holds tensors of {n_found:,}. Copy or download it again."
@@ -124,10 +120,10 @@ def storage_of(reader: Any) -> str:
     """
     from gguf import GGML_QUANT_SIZES
 
-    tensors = Counter(own.tensor_type for own in reader.tensors)
+    tensors = Counter(tensor.tensor_type for tensor in reader.tensors)
     weights = Counter[Any]()
-    for own in reader.tensors:
-        weights[own.tensor_type] += int(own.n_elements)
+    for tensor in reader.tensors:
+        weights[tensor.tensor_type] += int(tensor.n_elements)
     most, *others = sorted(tensors, key=lambda kind: -weights[kind])
     stored = f"{most.name} in {tensors[most]} tensors"
     stored += "".join(f", {kind.name} in {tensors[kind]}" for kind in others)
@@ -140,7 +136,7 @@ def storage_of(reader: Any) -> str:
 
 
 def _reader(file: Path) -> Any:
-    """The reader of a file's header; it would go on for ever where a count leads beyond the end of the file."""
+    """The reader of a file's header. gguf's own would go on for ever where a count leads beyond the end of the file."""
     from gguf import GGUFReader
 
     @final
@@ -154,34 +150,6 @@ def _reader(file: Path) -> Any:
             return np.frombuffer(self.data, kind, int(count), int(offset))
 
     return Bounded(file)
-
-
-@contextlib.contextmanager
-def _read_once(reader: Any) -> Iterator[None]:
-    """Let transformers use a header that has been read, and show its bar as a phase.
-
-    It would read the header three times, and make the table of tensor names once for each module: 16 of 22 seconds for
-    SmolLM2-135M.
-    """
-    import gguf
-    from transformers import modeling_gguf_pytorch_utils as theirs
-
-    def counted_phase(tensors: Sequence[Any], **_options: Any) -> Iterator[Any]:
-        with phase("dequantizing", len(tensors), "tensor") as shown:
-            for tensor in tensors:
-                yield tensor
-                shown.update(1)
-
-    names = {"GGUFReader": lambda _path: reader, "get_tensor_name_map": cache(gguf.get_tensor_name_map)}
-    ours: list[tuple[ModuleType, dict[str, Any]]] = [(gguf, names), (theirs, {"tqdm": counted_phase})]
-    former = [(module, {name: vars(module)[name] for name in own}) for module, own in ours]
-    try:
-        for module, own in ours:
-            vars(module).update(own)
-        yield
-    finally:
-        for module, own in former:
-            vars(module).update(own)
 
 
 def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, Any] | None) -> tuple[Any, Any]:
@@ -217,8 +185,8 @@ def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, A
         ignore_mismatched_sizes=True,  # raised by `check_weights`, by name
         **options,
     )
-    hf, found = loaded
-    check_weights(hf, found, file, remedy="Copy or download the file again.")
+    hf, info = loaded
+    check_weights(hf, info, file, remedy="Copy or download the file again.")
     # The weights are dequantized. With these attributes transformers would refuse to save or copy the model.
     hf.hf_quantizer = None
     for marked in (hf.config, hf):
@@ -252,9 +220,8 @@ def load_huggingface(
         InvalidArgument: It is not a causal language model, or needs code from the repository.
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
-    fetched = {name: own for name, own in given.items() if name in FETCHING}
+    fetched = {name: value for name, value in given.items() if name in FETCHING}
     if Path(source).is_dir():
-        check_files(Path(source))
         check_embedded(Path(source))
     # transformers draws weights before it replaces them; this must not change the caller's random state.
     with PROCESS_STATE, quiet(), _translated(source), torch.random.fork_rng(devices=()):
@@ -318,7 +285,7 @@ def load_gguf(
     """
     reader = checked_header(file)
     chosen = torch.float32 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    with PROCESS_STATE, quiet(), _read_once(reader), _translated(file.parent), torch.random.fork_rng(devices=()):
+    with PROCESS_STATE, quiet(), _translated(file.parent), torch.random.fork_rng(devices=()):
         hf, tokenizer = dequantized(file, dtype=chosen, device_map=device_map)
     if device_map is None:
         hf = hf.to(device)
@@ -335,8 +302,7 @@ def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: b
     if not trust_remote_code:
         check_config(raw, source)
         check_readable(raw, source)
-        if Path(source).is_dir():
-            check_loops(raw, Path(source))
+        _check_depth(raw, Path(source))
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING and not trust_remote_code:
         reason = "its config names own code" if "auto_map" in raw else f"transformers knows no type {kind!r}"
@@ -356,14 +322,12 @@ def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: b
 def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
-    fetched = {name: own for name, own in given.items() if name in FETCHING}
+    fetched = {name: value for name, value in given.items() if name in FETCHING}
     check_weight_files(source, fetched)
     if not Path(source).is_dir() and _hub_file(str(source), ADAPTER, fetched) is not None:
         raise CheckpointFault(
             f"{source} holds a model and an adapter ({ADAPTER}). Download the adapter to a directory, and load that."
         )
-    if Path(source).is_dir() and not trust_remote_code:
-        check_memory(config, Path(source))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source,
         config=config,
@@ -373,10 +337,10 @@ def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remo
         trust_remote_code=trust_remote_code,
         **{"dtype": "auto", **given},
     )
-    hf, found = loaded
+    hf, info = loaded
     if not Path(source).is_dir() and (index := _hub_file(str(source), _INDEX, fetched)) is not None:
         _check_shards(index.parent)  # all files are there by now
-    check_weights(hf, found, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
+    check_weights(hf, info, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
     return hf
 
 
@@ -416,7 +380,7 @@ def _tokenizer(source: str | Path, options: dict[str, Any]) -> Any:
 
 
 def _read_tokenizer(source: str | Path, options: Mapping[str, Any]) -> Any:
-    """Read a tokenizer with transformers, after a check of its program.
+    """Read a tokenizer with transformers, and encode and decode a text with it.
 
     Raises `CheckpointFault` for a `tokenizer.json` that cannot be used, and what transformers raises without one.
     """
@@ -425,15 +389,11 @@ def _read_tokenizer(source: str | Path, options: Mapping[str, Any]) -> Any:
     file = Path(source) / "tokenizer.json"
     if not Path(source).is_dir():
         file = _hub_file(str(source), file.name, {name: options[name] for name in FETCHING if name in options}) or file
-    if is_there := file.is_file() and "gguf_file" not in options:
-        check_regular(file)
-        if fault := fault_of(file):
-            raise CheckpointFault(f"{file} cannot be used: {fault}. Restore it from the tokenizer's own files.")
     with Contained() as reading:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         tokenizer.decode(tokenizer.encode("a: 1", add_special_tokens=True))
         return tokenizer
-    if is_there:
+    if file.is_file() and "gguf_file" not in options:
         raise CheckpointFault(f"{file} cannot be used: {reading.fault}. Restore it from the tokenizer's own files.")
     assert reading.error is not None, "it did not return"
     if isinstance(reading.error, (OSError, ValueError, ImportError)):
@@ -461,7 +421,7 @@ def _translated(source: str | Path) -> Iterator[None]:
             f"{str(source)!r} is neither a checkpoint's name nor a directory, and it could not be loaded from the "
             f"Hugging Face hub: {_reason(error)} Check the name, or pass a saved directory."
         ) from error
-    except (StrictDataclassError, ValueError, RuntimeError, TypeError, ArithmeticError) as error:
+    except (StrictDataclassError, ValueError, RuntimeError, TypeError, ArithmeticError, MemoryError) as error:
         raise CheckpointFault(f"{source} cannot be loaded: {_reason(error)}") from error
     except (AttributeError, LookupError, AssertionError) as error:  # a value of a kind that transformers never expects
         raise CheckpointFault(
@@ -476,103 +436,11 @@ def _reason(error: Exception) -> str:
     return without_login(" ".join([first, *more]) if first.endswith(":") else first)  # of the hub's address
 
 
-# Numbers that a config or a model loops over: of layers and blocks of any kind, of experts, of slices, and of labels.
-_LOOPED = re.compile(r"(_|^)(layers?|blocks?|experts?|tp)$|^num_labels$")
-_MOST_LOOPS = 1_024  # or as many as there are tensors; `max_window_layers` and the like have defaults
-_PATTERNS = "attention_types"  # GPT-Neo repeats each list in it as often as the number after it says
-_OPENED_BY_OTHERS = ("tokenizer.json", "vocab.json", ".index.json")  # large, or checked elsewhere
-_QUANTIZED = "quantization_config"
-_TIMES, _FREE = 32, (2**24, 2**31)  # float32 of 1-bit weights; bytes of weights, and of buffers, that no file needs
-
-
-def check_files(path: Path) -> None:
-    """Check that a directory contains no pipes or devices, and no JSON that overflows a parser.
-
-    Raises:
-        CheckpointFault: It contains a pipe, a device or a socket, or JSON that is invalid or nested too deep.
-    """
-    for entry in sorted(path.iterdir()):
-        if entry.is_dir():
-            continue
-        try:
-            check_regular(entry)
-        except FileNotFoundError:  # a link to nothing
-            continue
-        if entry.name.endswith(".json") and not entry.name.endswith(_OPENED_BY_OTHERS):
-            read_json(entry)
-
-
-def check_loops(raw: Mapping[str, Any], path: Path) -> None:
-    """Check the numbers of layers, experts and the like in a config against the tensors in the directory.
-
-    Args:
-        raw: The parsed `config.json`.
-        path: The directory.
-
-    Raises:
-        CheckpointFault: The config declares more than the files contain.
-        SafetensorError: A file is truncated.
-    """
-    n_tensors = sum(len(read_header(file)[0]) for file in path.glob(f"*{_WEIGHTS}"))
-    for key, value in _looped(raw):
-        if value > max(n_tensors, _MOST_LOOPS):
-            raise CheckpointFault(
-                f"{path / CONFIG} sets {key} to {value:,}, but the files there hold {n_tensors:,} tensors. Restore it."
-            )
-
-
-def check_memory(config: Any, path: Path) -> None:
-    """Check that the model of a config is not much larger than its files.
-
-    It is built on torch's meta device, without memory for weights.
-
-    Args:
-        config: The config, as loaded by transformers.
-        path: The directory.
-
-    Raises:
-        CheckpointFault: Its weights or its buffers need more than 32 times the memory of the files, and more than 16 MB
-            or 2 GB.
-    """
-    from transformers import AutoModelForCausalLM
-
-    plain = deepcopy(config)
-    vars(plain).pop(_QUANTIZED, None)
-    needed = [0, 0]
-    # If the model cannot be built, transformers reports it when it loads the model.
-    with (
-        contextlib.suppress(RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError),
-        shapes_only(),
-    ):
-        model = AutoModelForCausalLM.from_config(plain)
-        needed = [
-            sum(own.numel() * own.element_size() for own in tensors)
-            for tensors in (model.parameters(), model.buffers())
-        ]
-    there = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    if any(size > _TIMES * there + free for size, free in zip(needed, _FREE, strict=True)):
-        raise CheckpointFault(
-            f"{path / CONFIG} declares a model of {sum(needed) / 1e9:,.3g} GB, but the safetensors there hold "
-            f"{there / 1e9:,.3g} GB. Restore the {CONFIG} that was saved with them."
-        )
-
-
-def _looped(stored: Any, key: str = "") -> Iterator[tuple[str, int]]:
-    """The integers that something loops over, nested configs included, and the lengths of repeated patterns."""
-    if isinstance(stored, Mapping):
-        for name, value in stored.items():
-            yield from _looped(value, name)
-    elif key == _PATTERNS and isinstance(stored, list):
-        pairs = [own for own in stored if isinstance(own, list) and len(own) == 2]
-        yield from ((key, n * max(1, len(kinds))) for kinds, n in pairs if type(n) is int and isinstance(kinds, list))
-    elif type(stored) is int and _LOOPED.search(key):
-        yield key, stored
-
-
 # transformers' own implementations, without flash attention: if not installed, it is downloaded from the hub.
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
 _WEIGHTS, _WHOLE, _INDEX = ".safetensors", "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _NAMES_A_FILE = "transformers_weights"  # a key of config.json that replaces the usual file names
 
 
@@ -598,6 +466,17 @@ def check_config(raw: Mapping[str, Any], source: str | Path) -> None:
         raise InvalidArgument(
             f"the config of {source} sets {_NAMES_A_FILE} to {named!r}, no *{_WEIGHTS} file beside it. Remove this."
         )
+
+
+def _check_depth(raw: Mapping[str, Any], path: Path) -> None:
+    """Check that a directory holds a tensor for each layer of its config: transformers would build a billion layers."""
+    n_tensors = sum(len(read_header(file)[0]) for file in path.glob(f"*{_WEIGHTS}"))
+    for key in _DEPTHS:
+        if n_tensors and type(raw.get(key)) is int and raw[key] > n_tensors:
+            raise CheckpointFault(
+                f"{path / CONFIG} sets {key} to {raw[key]:,}, but the files there hold {n_tensors:,} tensors. "
+                f"Restore it."
+            )
 
 
 def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = None) -> None:
@@ -664,7 +543,7 @@ def _hub_file(name: str, file: str, options: Mapping[str, Any]) -> Path | None:
     """A file of a hub repository, if it has one and the hub can be reached."""
     from transformers.utils.hub import cached_file
 
-    found = cached_file(
+    file_path = cached_file(
         name,
         file,
         **options,
@@ -672,7 +551,7 @@ def _hub_file(name: str, file: str, options: Mapping[str, Any]) -> Path | None:
         _raise_exceptions_for_connection_errors=False,
         _raise_exceptions_for_gated_repo=False,
     )
-    return None if found is None else Path(found)
+    return None if file_path is None else Path(file_path)
 
 
 def _is_bare(name: object) -> bool:
@@ -689,7 +568,7 @@ def _implementations(stored: Any, at: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in stored.items():
         if key.lstrip("_").removesuffix("_internal") in ("attn_implementation", "experts_implementation"):
             nested = value.items() if isinstance(value, Mapping) else [("", value)]
-            yield from ((f"{at}{key}{'.' * bool(part)}{part}", own) for part, own in nested if own is not None)
+            yield from ((f"{at}{key}{'.' * bool(part)}{part}", choice) for part, choice in nested if choice is not None)
         elif isinstance(value, Mapping):
             yield from _implementations(value, f"{at}{key}.")
 
@@ -733,14 +612,14 @@ def check_weights(hf: Any, found: Mapping[str, Collection[Any]], source: str | P
 
     def is_part(name: str) -> bool:
         """Whether a tensor is part of a module that the model has, or of one more in a list of modules that it has."""
-        ends = [found.end() for found in _NUMBER.finditer(name)]
+        ends = [match.end() for match in _NUMBER.finditer(name)]
         return name.rpartition(".")[0] in modules or any(_NUMBER.sub(".N", name[:end]) in repeated for end in ends)
 
-    own = [name for name, full in spelled.items() if any(map(is_part, full))]
-    if own:
+    parts = [name for name, full in spelled.items() if any(map(is_part, full))]
+    if parts:
         raise CheckpointFault(
-            f"the weights of {source} hold {counted(len(own), 'tensor')} that {type(hf).__name__} has no place for "
-            f"with this {CONFIG}: {', '.join(own[:_SHOWN])}. Restore the {CONFIG} that was saved with them."
+            f"the weights of {source} hold {counted(len(parts), 'tensor')} that {type(hf).__name__} has no place for "
+            f"with this {CONFIG}: {', '.join(parts[:_SHOWN])}. Restore the {CONFIG} that was saved with them."
         )
     if dropped:
         warnings.warn(

@@ -168,13 +168,13 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...], otherwise: int | N
 def _rotations(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The parameters of the rotation, or of each kind of layer."""
     stated = config.get("rope_parameters") or {}
-    return [own for own in (stated, *stated.values()) if isinstance(own, Mapping) and own.get("rope_type")]
+    return [entry for entry in (stated, *stated.values()) if isinstance(entry, Mapping) and entry.get("rope_type")]
 
 
 def _context(config: Mapping[str, Any]) -> int | None:
     """The longest sequence; dynamic NTK multiplies the length of training by its factor."""
     n_ctx = _first(config, _CONTEXTS)
-    factors = [own.get("factor", 1) for own in _rotations(config) if "dynamic" in own["rope_type"]]
+    factors = [entry.get("factor", 1) for entry in _rotations(config) if "dynamic" in entry["rope_type"]]
     return int(n_ctx * max(factors)) if n_ctx and factors else n_ctx
 
 
@@ -186,8 +186,10 @@ class Forward:
         self._hf = hf
         self._takes = frozenset(inspect.signature(hf.forward).parameters)
         each = _rotations(_config(hf))
-        self._switches = [own["original_max_position_embeddings"] for own in each if own["rope_type"] == "longrope"]
-        self._bounds = [_first(_config(hf), _CONTEXTS) for own in each if "dynamic" in own["rope_type"]]
+        self._switches = [
+            entry["original_max_position_embeddings"] for entry in each if entry["rope_type"] == "longrope"
+        ]
+        self._bounds = [_first(_config(hf), _CONTEXTS) for entry in each if "dynamic" in entry["rope_type"]]
         self._rotaries = [part for part in hf.modules() if self._bounds and "max_seq_len_cached" in vars(part)]
 
     @property
@@ -199,7 +201,8 @@ class Forward:
         if not (self._switches or self._bounds):
             return None
         return lambda n: torch.stack(
-            [*((n > own).long() for own in self._switches), *(n.clamp_min(own) for own in self._bounds)], dim=-1
+            [*((n > switch).long() for switch in self._switches), *(n.clamp_min(bound) for bound in self._bounds)],
+            dim=-1,
         )
 
     def takes(self, option: str) -> bool:
@@ -338,7 +341,11 @@ class _Attaching:
 
     def attached(self) -> Attached:
         anatomy, seen = self._anatomy()
-        calls = [own for own, parts in zip(seen.handed, anatomy.parts, strict=True) if parts.output is not None]
+        calls = [
+            calls_of_layer
+            for calls_of_layer, parts in zip(seen.handed, anatomy.parts, strict=True)
+            if parts.output is not None
+        ]
         is_known = bool(calls) and all(len(layer) == 1 for layer in calls)
         if is_known:
             self.spec = replace(self.spec, score_scale=calls[0][0].scaling)
@@ -370,7 +377,7 @@ class _Attaching:
             site_hooks=site_hooks,
             static_sites=StaticSites(self.hf, anatomy, self.spec.d_model, scale or 1.0),
             withheld=site_hooks.absent | withheld,
-            layers={site: own for site, own in layers.items() if site not in withheld},
+            layers={site: site_layers for site, site_layers in layers.items() if site not in withheld},
             errors=errors,
         )
 
@@ -391,12 +398,12 @@ class _Attaching:
 
     def _check_language_model(self) -> None:
         """Raise `InvalidArgument` unless there are logits of every id at every position."""
-        (n, n_pos), found = self.tokens.shape, tuple(self.logits.shape)
+        (n, n_pos), shape = self.tokens.shape, tuple(self.logits.shape)
         n_ids = min(self.spec.d_vocab, self.hf.config.get_text_config(decoder=True).vocab_size)
-        if len(found) != 3 or found[:2] != (n, n_pos) or found[2] < n_ids:
+        if len(shape) != 3 or shape[:2] != (n, n_pos) or shape[2] < n_ids:
             raise InvalidArgument(
                 f"{type(self.hf).__name__} is not a causal language model: for {n} sequences of {n_pos} tokens and "
-                f"{n_ids} ids it returns logits of shape {found}. Load it with AutoModelForCausalLM."
+                f"{n_ids} ids it returns logits of shape {shape}. Load it with AutoModelForCausalLM."
             )
 
     def _check_finite(self, logits: Float[Tensor, "batch pos d_vocab"]) -> None:
@@ -415,11 +422,11 @@ class _Attaching:
         seen, stated = _Seen(len(blocks)), sizes_of(self.hf)
         routes, inside = (
             {
-                block.get_submodule(name): Route(taps=seen.no_taps, layer=layer, handed=own[layer])
+                block.get_submodule(name): Route(taps=seen.no_taps, layer=layer, handed=handed[layer])
                 for layer, block in enumerate(blocks)
                 if (name := attention_of(block)) is not None
             }
-            for own in (seen.by_interface, seen.by_functions)
+            for handed in (seen.by_interface, seen.by_functions)
         )
         eager: list[Tensor] = []
 
@@ -432,7 +439,7 @@ class _Attaching:
 
         anatomy = anatomy_of(blocks, watched, lambda: seen.sizes(stated), seen.of)
         if any(seen.handed) and not all(seen.handed):  # attention in some layers only: the others have no heads
-            headless = (replace(own, output=None, projections={}, is_gated=False) for own in anatomy.parts)
+            headless = (replace(parts, output=None, projections={}, is_gated=False) for parts in anatomy.parts)
             known = zip(seen.handed, anatomy.parts, headless, strict=True)
             anatomy = replace(anatomy, parts=tuple(whole if calls else rest for calls, whole, rest in known))
         self._check_finite(eager[0])  # fused attention can hide NaN
@@ -477,7 +484,7 @@ class _Attaching:
         def mid_given(layer: int) -> Tensor | None:
             return next(reversed(entered.get((layer, anatomy.parts[layer].mid_reader), [])), None)
 
-        hooked_sites = ((site, own) for site, own in site_hooks.layers.items() if not site.is_static)
+        hooked_sites = ((site, layers) for site, layers in site_hooks.layers.items() if not site.is_static)
         places = [(site, layer) for site, layers in hooked_sites for layer in layers]
         passages = perturbed_pass(self.hf, forward, site_hooks.taps.at, places)
         functions = Functions(
@@ -565,16 +572,16 @@ class _Attaching:
         gated = {layer: p.output for layer, p in enumerate(anatomy.parts) if p.is_gated and p.output is not None}
         if Z in withheld or not gated:
             return
-        found = dict[int, float]()
+        factors = dict[int, float]()
 
         def watch(layer: int, _module: nn.Module, args: tuple[Any, ...]) -> None:
-            found[layer] = float(args[0].abs().max())
+            factors[layer] = float(args[0].abs().max())
 
         reads = [Hook(part=anatomy.part(i, path), call=partial(watch, i), kind="pre") for i, path in gated.items()]
         zeros = [site_hook((Z, layer), site_hooks.taps.at(Z, layer), torch.zeros_like) for layer in gated]
         with hooked(self.hf, [*reads, *zeros], by=self.spec.name, times=None), site_hooks.open():
             self.forward.logits(self.tokens)
-        if (wrong := next((layer for layer, most in found.items() if most > 0), None)) is not None:
+        if (wrong := next((layer for layer, most in factors.items() if most > 0), None)) is not None:
             withheld[Z] = f"W_O of layer {wrong} reads beyond z"
 
 
@@ -603,8 +610,8 @@ def _mlp_claims(
         out = call(anatomy.part(layer, parts.writers[1]), out) if parts.is_down_normed else out
         yield Claim("W_out mlp_post + b = mlp_out", (MLP_POST,), arrived[MLP_OUT], parts.write_scale * out)
     if ROUTER_LOGITS in arrived and (layer, str(parts.router)) in ran:
-        found = ran[layer, str(parts.router)][2].reshape(left[ROUTER_LOGITS].shape)
-        yield Claim("the router returns router_logits", (ROUTER_LOGITS,), found, left[ROUTER_LOGITS])
+        logits = ran[layer, str(parts.router)][2].reshape(left[ROUTER_LOGITS].shape)
+        yield Claim("the router returns router_logits", (ROUTER_LOGITS,), logits, left[ROUTER_LOGITS])
     if EXPERT_WEIGHTS in arrived and (layer, str(parts.experts)) in ran:
         args, kwargs, out = ran[layer, str(parts.experts)]
         weights, experts = left[EXPERT_WEIGHTS].flatten(0, 1), anatomy.part(layer, str(parts.experts))
@@ -621,9 +628,9 @@ def _mlp_claims(
 
 def _mlp_sizes(anatomy: Anatomy, stated: int) -> tuple[int, int]:
     """The hidden units of a plain MLP, as its output matrix reads them, and the experts of a layer."""
-    widths = {own.d_mlp for own in anatomy.parts if own.d_mlp}
+    widths = {parts.d_mlp for parts in anatomy.parts if parts.d_mlp}
     d_mlp = widths.pop() if len(widths) == 1 else stated
-    return d_mlp, max((own.n_experts for own in anatomy.parts), default=0)
+    return d_mlp, max((parts.n_experts for parts in anatomy.parts), default=0)
 
 
 def _turned(
@@ -637,8 +644,8 @@ def _turned(
     if site not in anatomy.parts[layer].late_norms:
         return None
     path, at = anatomy.parts[layer].late_norms[site]
-    found = turned_of(entered[layer, path][at], x)
-    return entered[layer, path][at].reshape(x.shape) if found is None else found
+    rotated = turned_of(entered[layer, path][at], x)
+    return entered[layer, path][at].reshape(x.shape) if rotated is None else rotated
 
 
 @final
@@ -667,7 +674,7 @@ class _Seen:
 
     def sizes(self, stated: HeadSizes) -> HeadSizes:
         """Return the sizes that the calls show, where they agree; else those that the config states."""
-        shapes = {(own.value.shape[1], own.d_key, own.value.shape[-1]) for calls in self.handed for own in calls}
+        shapes = {(call.value.shape[1], call.d_key, call.value.shape[-1]) for calls in self.handed for call in calls}
         if len(shapes) != 1 or not stated.n_heads:
             return stated
         ((n_kv_heads, d_key, d_value),) = shapes
@@ -724,7 +731,7 @@ class HFModel(Reattachable):
         self.rotation = self._attached.forward.rotation
         self._prefixes = self._prefixes_of(self._attached.forward)
         every = tuple(range(self.spec.n_layers))
-        self.partial_sites = {site: own for site, own in self._attached.layers.items() if own != every}
+        self.partial_sites = {site: layers for site, layers in self._attached.layers.items() if layers != every}
 
     @property
     def sites(self) -> frozenset[Site]:
@@ -763,17 +770,19 @@ class HFModel(Reattachable):
     @alone()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         with evaluating(self._hf), self._attached.site_hooks.open():
-            own = None if self._is_watched() else self._prefixes
-            logits = None if own is None else own.logits(trials)
+            prefixes = None if self._is_watched() else self._prefixes
+            logits = None if prefixes is None else prefixes.logits(trials)
             return self._attached.forward.at_scored(trials) if logits is None else logits
 
     def _prefixes_of(self, forward: Forward) -> Prefixes | None:
         """How sequences with common beginnings run; None if there is no cache, or a length decides on the rotation."""
         if not forward.takes("past_key_values") or forward.rotation is not None:
             return None
-        own = self.spec
-        of_token = own.n_layers * own.n_kv_heads * (own.d_head + (own.d_value or own.d_head)) * self._hf.dtype.itemsize
-        tolerance = tolerance_of(own.dtype) / 10
+        spec = self.spec
+        of_token = (
+            spec.n_layers * spec.n_kv_heads * (spec.d_head + (spec.d_value or spec.d_head)) * self._hf.dtype.itemsize
+        )
+        tolerance = tolerance_of(spec.dtype) / 10
         return Prefixes(forward.continued, forward.at_scored, tolerance=tolerance, token_bytes=max(1, of_token))
 
     def _is_watched(self) -> bool:

@@ -48,7 +48,7 @@ class Prefixes:
         tokens = trials.tokens[:, : int(trials.ends().max())]
         numbers = beginnings(tokens)
         price = _PASS_TOKENS.get(tokens.device.type, _PASS_TOKENS["cuda"])
-        cuts, cost = cheapest_cuts([int(own.max()) + 1 for own in numbers], price)
+        cuts, cost = cheapest_cuts([int(number.max()) + 1 for number in numbers], price)
         if cost > (1 - LEAST_SAVED) * tokens.numel() + price:
             return None
         order = numbers[-1].argsort(stable=True)  # neighbors have the most in common
@@ -58,20 +58,20 @@ class Prefixes:
             return None
         at_once = max(1, CACHE_BYTES // (self._token_bytes * tokens.shape[1]))
         parts = [self._by_parts(trials.rows(rows), cuts) for rows in order.split(at_once)]
-        return torch.cat([own for own in parts if own is not None])[order.argsort()]
+        return torch.cat([part for part in parts if part is not None])[order.argsort()]
 
     def _is_proved(self, trials: Trials, cuts: Sequence[int]) -> bool:
         """Whether the passes from cut to cut give the logits of whole passes, on these sequences."""
-        found = self._by_parts(trials, cuts)
-        if found is None:
+        logits = self._by_parts(trials, cuts)
+        if logits is None:
             return False
         whole = self._whole(trials).double()
-        return bool((found.double() - whole).abs().max() <= self._tolerance * whole.abs().max())
+        return bool((logits.double() - whole).abs().max() <= self._tolerance * whole.abs().max())
 
     def _by_parts(self, trials: Trials, cuts: Sequence[int]) -> Float[Tensor, "batch query_pos d_vocab"] | None:
         """Run the parts between two cuts, one after another; None if the model returns no cache of keys and values."""
         numbers, at, ends = beginnings(trials.tokens[:, : cuts[-1]]), trials.scored_positions(), trials.ends()
-        cache, row, found = None, torch.zeros(len(trials), dtype=torch.int64, device=at.device), None
+        cache, row, gathered = None, torch.zeros(len(trials), dtype=torch.int64, device=at.device), None
         for start, stop in pairwise([0, *cuts]):
             # Each different beginning, at the first of its sequences; sequences that have ended run no further.
             runs = (ends > start).nonzero()[:, 0]
@@ -88,11 +88,11 @@ class Prefixes:
             logits, cache = self._continued(trials.tokens[first, :stop], start, kept - start, cache)
             if not _is_indexable(cache):
                 return None
-            if found is None:
-                found = logits.new_empty(*at.shape, logits.shape[-1])
+            if gathered is None:
+                gathered = logits.new_empty(*at.shape, logits.shape[-1])
             sequence, query = is_here.nonzero(as_tuple=True)
-            found[sequence, query] = logits[row[sequence], torch.searchsorted(kept, at[is_here])]
-        return found
+            gathered[sequence, query] = logits[row[sequence], torch.searchsorted(kept, at[is_here])]
+        return gathered
 
 
 def beginnings(tokens: Int64[Tensor, "batch pos"]) -> list[Int64[Tensor, " batch"]]:
@@ -102,13 +102,13 @@ def beginnings(tokens: Int64[Tensor, "batch pos"]) -> list[Int64[Tensor, " batch
         >>> [own.tolist() for own in beginnings(torch.tensor([[3, 5], [3, 4], [2, 9]]))]
         [[1, 1, 0], [2, 1, 0]]
     """
-    number, found = torch.zeros_like(tokens[:, 0]), list[Tensor]()
+    number, numbers = torch.zeros_like(tokens[:, 0]), list[Tensor]()
     width = int(tokens.max()) + 1
     for column in tokens.T:
-        if not found or int(number.max()) + 1 < len(tokens):  # else each is different, and in order
+        if not numbers or int(number.max()) + 1 < len(tokens):  # else each is different, and in order
             _, number = (number * width + column).unique(return_inverse=True)
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 def cheapest_cuts(counts: Sequence[int], price: int) -> tuple[list[int], int]:
@@ -128,7 +128,7 @@ def cheapest_cuts(counts: Sequence[int], price: int) -> tuple[list[int], int]:
     best: dict[int, tuple[int, int]] = {0: (0, 0)}  # cost, and the cut before
 
     def options(stop: int) -> Iterator[tuple[int, int]]:
-        for start in (own for own in places if own < stop):
+        for start in (place for place in places if place < stop):
             yield best[start][0] + price + counts[stop - 1] * (stop - start), start
 
     for stop in places[1:]:
@@ -145,7 +145,7 @@ def _is_indexable(cache: Any) -> bool:
     """Whether this is a cache of keys and values alone, whose rows can be chosen."""
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-    return type(cache) is DynamicCache and {type(own) for own in cache.layers} <= {
+    return type(cache) is DynamicCache and {type(layer) for layer in cache.layers} <= {
         DynamicLayer,
         DynamicSlidingWindowLayer,
     }

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core import (
+    ALL_SITES,
     ATTN_OUT,
     EXPERT_WEIGHTS,
     K_ROT,
@@ -47,6 +48,7 @@ from bayesgeom.core import (
     hooked,
 )
 from bayesgeom.models.adapters.proof import SUM, Taps, first_input
+from bayesgeom.models.base import INSIDE_MLP
 from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_output, is_close, routing_of
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
 
@@ -56,9 +58,7 @@ if TYPE_CHECKING:
 
 By = Literal["interface", "functions", "modules"]  # where a model's attention is reached
 _INTERFACE = (Q_ROT, K_ROT, PATTERN)
-_STATIC = (TOKEN_EMBEDDINGS, TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_K, W_K_GRAM, W_V, W_O)
-_IN_MLP = (MLP_POST, ROUTER_LOGITS, EXPERT_WEIGHTS)
-SITES = (RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, *_IN_MLP, Q, Q_ROT, K, K_ROT, V, Z, PATTERN, *_STATIC)
+SITES = tuple(site for site in ALL_SITES if site.is_of_hugging_face)
 
 
 @final
@@ -138,7 +138,7 @@ class SiteHooks:
 
     def _on_block(self, layer: int) -> Iterator[Hook]:
         taps, block, writers = self.taps, self.anatomy.blocks[layer], self.anatomy.parts[layer].writers
-        if taps.is_watched(layer, RESID_PRE, RESID_MID, MLP_OUT, ATTN_OUT, *_IN_MLP):
+        if taps.is_watched(layer, RESID_PRE, RESID_MID, MLP_OUT, ATTN_OUT, *INSIDE_MLP):
             yield Hook(part=block, call=partial(self._enter, layer), kind="pre", with_kwargs=True)
         if writers is not None and taps.is_watched(layer, ATTN_OUT, RESID_MID):
             part = self.anatomy.part(layer, writers[0])
@@ -185,9 +185,9 @@ class SiteHooks:
         self, layer: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Give the experts the weights that left the tap; every expert then runs on every token."""
-        found = routing_of(args, kwargs)
-        assert found is not None, "seen when the model was attached"
-        put, chosen, weights = found
+        routing = routing_of(args, kwargs)
+        assert routing is not None, "seen when the model was attached"
+        put, chosen, weights = routing
         n_experts = self.anatomy.parts[layer].n_experts
         # A choice of no expert has the number after the last one.
         dense = weights.new_zeros(len(weights), n_experts + 1).scatter_add(1, chosen.long(), weights)[:, :-1]
@@ -304,17 +304,17 @@ class StaticSites:
         anatomy, d_model, parts = self._anatomy, self._d_model, self._anatomy.parts[layer]
         if site in (W_K, W_V):
             kind = K if site == W_K else V
-            found = self._matrix(lambda x: self._projected(kind, x, layer), d_model).permute(1, 2, 0)
+            value = self._matrix(lambda x: self._projected(kind, x, layer), d_model).permute(1, 2, 0)
         elif site == W_O:
             assert parts.output is not None, "it is absent otherwise"
             part, heads = anatomy.part(layer, parts.output), anatomy.sizes
             wide = self._matrix(lambda x: call(part, x), heads.n_heads * (heads.d_value or heads.d_head))
-            found = (parts.write_scale * wide).unflatten(0, (heads.n_heads, -1))
+            value = (parts.write_scale * wide).unflatten(0, (heads.n_heads, -1))
         elif site == NORM_WEIGHT:
-            found = self._norm_weight(layer)
+            value = self._norm_weight(layer)
         else:
-            found = self._of_tokens(site, tokens, layer)[0]
-        return found.to(tokens.device).float()
+            value = self._of_tokens(site, tokens, layer)[0]
+        return value.to(tokens.device).float()
 
     def inputs(self, resid: Float[Tensor, "batch pos d_model"], layer: int) -> Float[Tensor, "batch pos d_model"]:
         """Return the residual stream after the norm, as the input of W_K."""

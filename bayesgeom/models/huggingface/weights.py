@@ -69,7 +69,9 @@ def check_readable(raw: Mapping[str, Any], source: str | Path) -> None:
 
 def quantization_of(hf: "PreTrainedModel") -> str:
     """Return the format of a model's weights, or "" if they are not quantized."""
-    kinds = sorted({type(own).__name__ for own in hf.parameters() if type(own) not in (Tensor, nn.Parameter)})
+    kinds = sorted(
+        {type(parameter).__name__ for parameter in hf.parameters() if type(parameter) not in (Tensor, nn.Parameter)}
+    )
     method, bits = _format(hf)
     if not (kinds or method):
         return ""
@@ -86,7 +88,7 @@ def n_parameters(hf: "PreTrainedModel") -> int:
     """
     if not _format(hf)[0]:
         return sum(parameter.numel() for parameter in hf.parameters())
-    plain = type(hf.config).from_dict({key: own for key, own in hf.config.to_dict().items() if key != QUANTIZATION})
+    plain = type(hf.config).from_dict({key: value for key, value in hf.config.to_dict().items() if key != QUANTIZATION})
     with shapes_only():
         return sum(parameter.numel() for parameter in type(hf)(plain).parameters())
 
@@ -156,7 +158,7 @@ def _tensors(name: str, members: Any, depth: int = 3) -> Iterator[tuple[str, Sha
         yield name, members
     elif isinstance(members, Mapping):
         yield from (
-            entry for key, own in sorted(members.items()) for entry in _tensors(f"{name}.{key}", own, depth - 1)
+            entry for key, member in sorted(members.items()) for entry in _tensors(f"{name}.{key}", member, depth - 1)
         )
     elif depth and type(members).__module__.partition(".")[0] == _BITSANDBYTES and not isinstance(members, nn.Module):
         yield from _tensors(name, vars(members), depth - 1)
@@ -215,8 +217,8 @@ def unreachable(hf: nn.Module) -> str | None:
     for path, module in hf.named_modules():
         if _is_offloaded(module):
             continue
-        for name, own in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            if own.device.type == "meta":
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if tensor.device.type == "meta":
                 return f"{path}.{name}" if path else name
     return None
 
@@ -250,7 +252,7 @@ def _own_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from unlisted_state(module)
     unsaved = module._non_persistent_buffers_set  # noqa: SLF001  (torch has no public way to read it)
     transient = frozenset[str]() if _is_of_peft(type(module)) else unsaved
-    yield from ((name, own) for name, own in module.named_buffers(recurse=False) if name not in transient)
+    yield from ((name, buffer) for name, buffer in module.named_buffers(recurse=False) if name not in transient)
 
 
 def _is_of_peft(kind: type) -> bool:
@@ -266,11 +268,11 @@ def _adapter_settings(module: nn.Module) -> dict[str, Any]:
     if not _is_of_peft(type(module)):
         return {}
     parents = [vars(kind) for kind in reversed(type(module).__mro__)]
-    found = {name: stored[name] for stored in parents for name in _SWITCHES if name in stored}
-    found |= {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
-    if isinstance(active := found.get("_active_adapter"), str):
-        found["_active_adapter"] = [active]  # PEFT stores one name as text or as a list
-    return {"class": type(module).__qualname__, **found}
+    settings = {name: stored[name] for stored in parents for name in _SWITCHES if name in stored}
+    settings |= {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+    if isinstance(active := settings.get("_active_adapter"), str):
+        settings["_active_adapter"] = [active]  # PEFT stores one name as text or as a list
+    return {"class": type(module).__qualname__, **settings}
 
 
 def _hashed(name: str, tensor: Shaped[Tensor, "..."], pool: Executor) -> bytes:

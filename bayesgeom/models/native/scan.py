@@ -51,8 +51,8 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        for rows, own in _chunks(x):
-            out[rows] = torch.nn.functional.silu(_convolved(own, weight, bias))
+        for rows, chunk in _chunks(x):
+            out[rows] = torch.nn.functional.silu(_convolved(chunk, weight, bias))
         return out
 
     @staticmethod
@@ -60,8 +60,8 @@ class _Convolution(torch.autograd.Function):
         x, weight, bias = ctx.saved_tensors
         gx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         gweight, gbias = torch.zeros_like(weight), torch.zeros_like(bias)
-        for rows, own in _chunks(x):
-            c = _convolved(own, weight, bias)
+        for rows, chunk in _chunks(x):
+            c = _convolved(chunk, weight, bias)
             gate = c.sigmoid()
             of_c = grad[rows] * gate * (1 + c * (1 - gate))
             gbias += of_c.sum((0, 1))
@@ -69,7 +69,7 @@ class _Convolution(torch.autograd.Function):
             for tap, back in _taps(weight):
                 if back < x.shape[1]:
                     early, late = of_x[:, : x.shape[1] - back], of_c[:, back:]
-                    gweight[:, tap] += (late * own[:, : x.shape[1] - back]).sum((0, 1))
+                    gweight[:, tap] += (late * chunk[:, : x.shape[1] - back]).sum((0, 1))
                     if back:
                         early.addcmul_(late, weight[:, tap])
             gx[rows] = of_x
@@ -172,14 +172,14 @@ class _Scan(torch.autograd.Function):
             )
         given, starts = ctx.saved_tensors[:_N_GIVEN], ctx.saved_tensors[_N_GIVEN:]
         with torch.autocast(grad.device.type, enabled=False):
-            found = tuple(torch.zeros_like(tensor) for tensor in given)
+            gradients = tuple(torch.zeros_like(tensor) for tensor in given)
             for (rows, part), kept in zip(_parts(given), starts, strict=True):
-                for tensor, own in zip(found, part.gradients(_by_position(grad[rows]), kept), strict=True):
+                for tensor, gradient in zip(gradients, part.gradients(_by_position(grad[rows]), kept), strict=True):
                     if tensor.ndim == 3:
-                        tensor[rows] = own.transpose(0, 1)
+                        tensor[rows] = gradient.transpose(0, 1)
                     else:
-                        tensor += own
-            return found
+                        tensor += gradient
+            return gradients
 
 
 @final

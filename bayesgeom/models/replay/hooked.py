@@ -68,14 +68,14 @@ class _Receiving(ABC):
         has = self.model.layers_of
         inputs = [(site if layer in has(site) else rotated, layer) for site, rotated in _INPUTS]
         for change in changes:
-            found = dict[SiteLayer, Tensor]()
-            hooks: dict[SiteLayer, Change] = {place: keeping(found, place) for place in inputs}
+            changed = dict[SiteLayer, Tensor]()
+            hooks: dict[SiteLayer, Change] = {place: keeping(changed, place) for place in inputs}
             self._within(baseline, layer, {(RESID_PRE, layer): _adding(change), **hooks})
             each = list[Tensor]()
             for place in inputs:
                 kept = dict[SiteLayer, Tensor]()
-                own = found[place]
-                self._within(baseline, layer, {place: _giving(own), (Z, layer): keeping(kept, (Z, layer))})
+                values = changed[place]
+                self._within(baseline, layer, {place: _giving(values), (Z, layer): keeping(kept, (Z, layer))})
                 each.append(kept[Z, layer])
             yield torch.stack(each)
 
@@ -138,12 +138,12 @@ def mlp_reads(model: Model, layer: int) -> Site:
     if layer in model.layers_of(RESID_MID) or layer not in model.layers_of(ATTN_OUT):
         return RESID_MID if layer in model.layers_of(RESID_MID) else RESID_PRE
     place, trials = (MLP_OUT, layer), sentinel_trials(model.spec.d_vocab, model.spec.n_ctx, model.spec.device)
-    found, other = dict[SiteLayer, Tensor](), dict[SiteLayer, Tensor]()
-    with hooked_sites(model, {place: keeping(found, place)}):
+    plain, other = dict[SiteLayer, Tensor](), dict[SiteLayer, Tensor]()
+    with hooked_sites(model, {place: keeping(plain, place)}):
         model.logits(trials)
     with hooked_sites(model, {place: keeping(other, place), (ATTN_OUT, layer): torch.zeros_like}):
         model.logits(trials)
-    return RESID_PRE if torch.equal(found[place], other[place]) else ATTN_OUT
+    return RESID_PRE if torch.equal(plain[place], other[place]) else ATTN_OUT
 
 
 def _adding(change: Float[Tensor, "batch pos d_model"]) -> Change:
@@ -230,14 +230,14 @@ class PrefixReplay(_Receiving):
         baseline = self.baseline(trials)
         for layer in range(1, spec.n_layers):
             if layer + 1 < spec.n_layers:
-                found, exact = self._within(baseline, layer), baseline.stored[RESID_PRE, layer + 1]
-                assert found is not None, "the next block was reached"
+                replayed, exact = self._within(baseline, layer), baseline.stored[RESID_PRE, layer + 1]
+                assert replayed is not None, "the next block was reached"
             else:
-                found, exact = self._replayed(baseline, layer, [()], None)[0], baseline.logits
+                replayed, exact = self._replayed(baseline, layer, [()], None)[0], baseline.logits
             wide = exact.double()
             # Relative to the largest entry, massive activations of language models would hide errors.
             allowed = _CLOSE * (wide.abs() + wide.abs().mean())
-            if not bool(((found.double() - wide).abs() <= allowed).all()):
+            if not bool(((replayed.double() - wide).abs() <= allowed).all()):
                 return layer
         return None
 
@@ -245,22 +245,22 @@ class PrefixReplay(_Receiving):
         self, baseline: BaselinePass, layer: int, hooks: Mapping[SiteLayer, Change] = MappingProxyType({})
     ) -> Float[Tensor, "batch pos d_model"] | None:
         """Run one block alone, with hooks; return the input of the next one, or None after the last."""
-        found: list[Tensor] = []
+        inputs: list[Tensor] = []
         self._forms_given()
 
         def stop(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             given = first_input(args, kwargs)
             assert given is not None, "the block ran, and was seen to, when the model was attached"
-            found.append(given)
+            inputs.append(given)
             raise _Reached
 
         following = self.blocks[layer + 1 : layer + 2]
-        stops = [Hook(part=own, call=stop, kind="pre", with_kwargs=True, is_first=True) for own in following]
+        stops = [Hook(part=block, call=stop, kind="pre", with_kwargs=True, is_first=True) for block in following]
         skipping = self._from(layer, baseline.stored[RESID_PRE, layer], 1)
         stopping = hooked(self.model.module, stops, by=self.model.spec.name)
         with contextlib.suppress(_Reached), hooked_sites(self.model, hooks), stopping, skipping:
             self.model.logits(baseline.trials)
-        return found[0] if found else None
+        return inputs[0] if inputs else None
 
     def _replayed(
         self, baseline: BaselinePass, first: int, variants: Sequence[Variant], reference: Reference | None
@@ -281,7 +281,7 @@ class PrefixReplay(_Receiving):
     def _from(self, first: int, entered: Float[Tensor, "batch pos d_model"], n: int) -> Iterator[None]:
         """Skip the blocks before `first` and use this residual stream as its input, repeated per variant."""
         skipped = self.blocks[:first]
-        own = [vars(block).get("forward") for block in skipped]
+        formers = [vars(block).get("forward") for block in skipped]
 
         def swap(
             _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -301,7 +301,7 @@ class PrefixReplay(_Receiving):
                     vars(block)["forward"] = _passing_on(form)
                 yield
             finally:
-                for block, former in zip(skipped, own, strict=True):
+                for block, former in zip(skipped, formers, strict=True):
                     vars(block).pop("forward", None)
                     if former is not None:
                         vars(block)["forward"] = former
@@ -360,8 +360,8 @@ def _editing(edits: Sequence[Sequence[Edit]], reference: Reference | None) -> Ch
     def edit_parts(output: Tensor) -> Tensor:
         assert reference is not None, "edits come with a reference"
         parts = list(output.chunk(len(edits)))
-        for index, own in enumerate(edits):
-            for edit in own:
+        for index, of_variant in enumerate(edits):
+            for edit in of_variant:
                 parts[index] = edit.applied(parts[index], reference)
         return torch.cat(parts)
 

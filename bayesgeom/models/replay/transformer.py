@@ -55,16 +55,16 @@ class Scratch:
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Float[Tensor, "*shape"]:
         """Return an uninitialized buffer. The next `take` of the same name returns the same memory."""
-        found = self._views.get((name, shape))
-        if found is None:
+        view = self._views.get((name, shape))
+        if view is None:
             stored, size = self._stored.get(name), math.prod(shape)
             if stored is None or stored.numel() < size:
                 stored = self._stored[name] = like.new_empty(size)
                 self._views.clear()  # views would keep the smaller buffer alive
             if len(self._views) >= MOST_VIEWS:
                 self._views.clear()
-            found = self._views[name, shape] = stored[:size].view(shape)
-        return found
+            view = self._views[name, shape] = stored[:size].view(shape)
+        return view
 
 
 @final
@@ -185,8 +185,8 @@ class ReplayLayer:
         if resid.device.type == "cpu":
             at_once = ATTENTION_ROWS * torch.get_num_threads()
             n_parts = max(1, min(len(resid), len(resid) * n_pos // at_once))
-        for part, own in zip(resid.tensor_split(n_parts), out.tensor_split(n_parts), strict=True):
-            self._attention.z(*self._qkv_of(part, rows, scratch), rows, scratch, out=own)
+        for part, target in zip(resid.tensor_split(n_parts), out.tensor_split(n_parts), strict=True):
+            self._attention.z(*self._qkv_of(part, rows, scratch), rows, scratch, out=target)
         return out
 
     def received(
@@ -199,9 +199,9 @@ class ReplayLayer:
         """Yield, for each changed residual, the head outputs if q, k or v alone is computed from it."""
         kept = self._qkv_of(resid, rows, scratch, "unchanged ")
         n_query, n_heads, width = kept[0].shape[2], self.config.n_heads, self.config.d_head
-        for own in changed:
-            out = own.new_empty(3, len(own), n_query, n_heads, width)
-            new = self._qkv_of(own, rows, scratch)
+        for other in changed:
+            out = other.new_empty(3, len(other), n_query, n_heads, width)
+            new = self._qkv_of(other, rows, scratch)
             for at in range(3):
                 q, k, v = (new[i] if i == at else kept[i] for i in range(3))
                 self._attention.z(q, k, v, rows, scratch, out=out[at])
@@ -263,8 +263,8 @@ class ReplayLayer:
         """Return the MLP's hidden units given the precomputed product `mid_in`, which is not modified."""
         hidden = scratch.take("hidden", tuple(mid_in.shape), mid)
         torch.addcmul(self._in_bias, mid_in, norm_scale(mid, self.config, scratch), out=hidden)
-        found: Tensor = torch.ops.aten.gelu_(hidden)
-        return found
+        activated: Tensor = torch.ops.aten.gelu_(hidden)
+        return activated
 
     def out_of(self, hidden: Float[Tensor, "batch pos d_mlp"], scratch: Scratch) -> Float[Tensor, "batch pos d_model"]:
         """Return the MLP's update to the residual stream, given its hidden units."""
@@ -361,8 +361,8 @@ def normed(
 ) -> Float[Tensor, "batch pos d_model"]:
     """Return the norm without the parts that `folded` puts into the weights; written into `out` if given."""
     if config.norm == "layernorm":
-        found = nn.functional.layer_norm(x, x.shape[-1:], eps=EPS)
-        return found if out is None else out.copy_(found)
+        values = nn.functional.layer_norm(x, x.shape[-1:], eps=EPS)
+        return values if out is None else out.copy_(values)
     into = scratch.take("normed", tuple(x.shape), x) if out is None else out
     return torch.mul(x, norm_scale(x, config, scratch), out=into)
 
@@ -480,7 +480,7 @@ class Replay:
         """Yield, for each change of a layer's input, the head outputs if it reaches q, k or v alone."""
         resid, rows = baseline.stored[RESID_PRE, layer], baseline.rows if layer == self.n_layers - 1 else None
         if self._is_equal:
-            yield from self.layers[layer].received(resid, (resid + own for own in changes), rows, self.scratch)
+            yield from self.layers[layer].received(resid, (resid + change for change in changes), rows, self.scratch)
         else:
             yield from self._loop.heads_received(baseline, layer, changes)
 
@@ -493,8 +493,8 @@ class Replay:
             yield from self._loop.mlp_received(baseline, layer, changes)
             return
         mid = baseline.stored[RESID_MID, layer]
-        for own in changes:
-            changed = mid + own
+        for change in changes:
+            changed = mid + change
             if layer == self.n_layers - 1:
                 changed = changed[:, baseline.rows].contiguous()
             part = self.layers[layer]
@@ -583,27 +583,27 @@ class _Batch:
         layer, reference = self.replay.layers[index], _Cut(self.reference, self._rows(index))
         z, mid = self._base(Z, index), self._stacked(RESID_MID, index)
         mid_in, scratch = self.replay.mid_in(self.baseline, index), self.replay.scratch
-        for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
+        for variant, stacked in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
             (edit,) = _at(variant, Z, index)
             assert isinstance(edit, Replace) and edit.heads is not None, "checked by _has_heads_alone"
-            layer.add_heads_and_mlp(own, mid_in, edit.substitute(z, reference), z, edit.heads, scratch)
+            layer.add_heads_and_mlp(stacked, mid_in, edit.substitute(z, reference), z, edit.heads, scratch)
         return mid
 
     def _after_units(self, index: int) -> Float[Tensor, "stacked pos d_model"]:
         """The MLP's update with some of its hidden units replaced."""
         layer, reference = self.replay.layers[index], _Cut(self.reference, self._rows(index))
         written, base = self._stacked(MLP_OUT, index), self._base(MLP_POST, index)
-        for variant, own in zip(self.variants, written.chunk(len(self.variants)), strict=True):
+        for variant, stacked in zip(self.variants, written.chunk(len(self.variants)), strict=True):
             edits = _at(variant, MLP_POST, index)
             if len(edits) == 1 and isinstance(edits[0], Replace) and (units := edits[0].units) is not None:
                 # A slice is a view; indexing by a list would copy.
                 at = slice(units[0], units[0] + 1) if len(units) == 1 else list(units)
-                layer.add_units(own, edits[0].substitute(base, reference)[..., at].to(base) - base[..., at], units)
+                layer.add_units(stacked, edits[0].substitute(base, reference)[..., at].to(base) - base[..., at], units)
             else:
                 edited = base
                 for edit in edits:
                     edited = edit.applied(edited, reference)
-                layer.add_units(own, edited - base, None)
+                layer.add_units(stacked, edited - base, None)
         return written
 
     def _mid(self, index: int) -> Float[Tensor, "stacked pos d_model"]:
@@ -611,19 +611,19 @@ class _Batch:
         layer, reference = self.replay.layers[index], _Cut(self.reference, self._rows(index))
         mid = self._stacked(RESID_MID, index)
         before, written, z = (self._base(site, index) for site in (RESID_PRE, ATTN_OUT, Z))
-        for variant, own in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
+        for variant, stacked in zip(self.variants, mid.chunk(len(self.variants)), strict=True):
             edited, at_z = z, _at(variant, Z, index)
             for edit in at_z:
                 edited = edit.applied(edited, reference)
             if any(self._is_every_head(edit) for edit in at_z):
                 # Subtracting heads that dominate the sum would leave its rounding error: start from resid_pre.
-                layer.add_attn_out(own.copy_(before), edited)
+                layer.add_attn_out(stacked.copy_(before), edited)
             elif at_z:
-                layer.add_attn_out(own, edited - z)
+                layer.add_attn_out(stacked, edited - z)
             for number, edit in enumerate(_at(variant, ATTN_OUT, index)):
                 # Use the baseline's attn_out if it is unchanged, so that an edit without effect is exact.
-                current = own - before if at_z or number else written
-                torch.add(before, edit.applied(current, reference), out=own)
+                current = stacked - before if at_z or number else written
+                torch.add(before, edit.applied(current, reference), out=stacked)
         return self._edited(RESID_MID, index, mid)
 
     def _edited(
@@ -633,16 +633,21 @@ class _Batch:
         if (site, index) not in self.places:
             return values
         reference = _Cut(self.reference, None if is_whole else self._rows(index))
-        for variant, own in zip(self.variants, values.chunk(len(self.variants)), strict=True):
+        for variant, stacked in zip(self.variants, values.chunk(len(self.variants)), strict=True):
             for edit in _at(variant, site, index):
-                own.copy_(edit.applied(own, reference))
+                stacked.copy_(edit.applied(stacked, reference))
         return values
 
     def _has_heads_alone(self, index: int) -> bool:
         """Whether each variant's only edit before this layer's output replaces some, but not all, heads."""
         for variant in self.variants:
-            own = [edit for edit in variant if edit.layer == index and edit.site != RESID_POST]
-            if len(own) != 1 or not isinstance(own[0], Replace) or own[0].heads is None or self._is_every_head(own[0]):
+            edits = [edit for edit in variant if edit.layer == index and edit.site != RESID_POST]
+            if (
+                len(edits) != 1
+                or not isinstance(edits[0], Replace)
+                or edits[0].heads is None
+                or self._is_every_head(edits[0])
+            ):
                 return False
         return True
 
@@ -654,8 +659,11 @@ class _Batch:
     def _is_replaced(self, site: Site, index: int) -> bool:
         """Whether every variant replaces the whole output of this site, so that it need not be computed."""
         return (site, index) in self.places and all(
-            any(isinstance(edit, Replace) and edit.heads is None and edit.is_constant for edit in _at(own, site, index))
-            for own in self.variants
+            any(
+                isinstance(edit, Replace) and edit.heads is None and edit.is_constant
+                for edit in _at(variant, site, index)
+            )
+            for variant in self.variants
         )
 
     def _rows(self, index: int) -> Int64[Tensor, " query_pos"] | None:

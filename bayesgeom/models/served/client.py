@@ -85,13 +85,15 @@ class Client:
         """
         reply = self._reply("/models", None)
         entries = reply.get("data") if isinstance(reply, dict) else None
-        names = [own.get("id") for own in entries if isinstance(own, dict)] if isinstance(entries, list) else [None]
-        found = [name for name in names if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST]
-        if len(found) < len(names):
+        names = (
+            [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else [None]
+        )
+        usable = [name for name in names if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST]
+        if len(usable) < len(names):
             raise ServerFault(
                 f"{self.url}/models lists no models: {self.quoted(reply)}. Check that the server is OpenAI-compatible."
             )
-        return found
+        return usable
 
     def next_tokens(self, prompt: str | Sequence[int]) -> list[Listed]:
         """Return the `top` most probable tokens after a prompt, given as text or as token ids; the most probable first.
@@ -113,8 +115,8 @@ class Client:
         for _ in range(self.attempts):
             reply = self._reply("/completions", request)
             if not _is_cut(choice := _first(reply.get("choices")) if isinstance(reply, dict) else None):
-                found = self._read(reply, choice)
-                return sorted(found, key=lambda own: own.log_prob, reverse=True)[: self.top]
+                answer = self._read(reply, choice)
+                return sorted(answer, key=lambda own: own.log_prob, reverse=True)[: self.top]
         raise ServerFault(
             f"{self.url} sampled a part of a character in each of {self.attempts} attempts, and lists no "
             f"log-probabilities then. Use prompts after which such tokens are improbable, or another server."
@@ -147,11 +149,11 @@ class Client:
                 f"them (vLLM: --max-logprobs {self.top}; llama-cpp-python: --logits_all 1)."
             )
         entries = list(top.items()) if isinstance(top, dict) else top if isinstance(top, list) else [top]
-        found = [_listed(item) for item in entries]
-        valid = [own for own in found if own is not None]
-        total = sum(math.exp(own.log_prob) for own in valid)
-        ids = [own.id for own in valid if own.id is not None]
-        if len(valid) < len(found) or total > 1 + _SUM or len(set(ids)) < len(ids):
+        listed = [_listed(item) for item in entries]
+        valid = [entry for entry in listed if entry is not None]
+        total = sum(math.exp(entry.log_prob) for entry in valid)
+        ids = [entry.id for entry in valid if entry.id is not None]
+        if len(valid) < len(listed) or total > 1 + _SUM or len(set(ids)) < len(ids):
             raise ServerFault(
                 f"{self.url} replied with invalid log-probabilities of the next token (their probabilities sum to "
                 f"{total:.6g}): {self.quoted(top)}. Use another server."
@@ -189,15 +191,15 @@ class Client:
             reason = f"status {status} ({self.quoted(text)})"
             if status not in _RETRIED:
                 raise ServerFault(f"{self.url}{path} refused the request with {reason}.", status=status)
-            told = _seconds(headed.get("Retry-After", ""))
-            if told is None:
+            seconds = _seconds(headed.get("Retry-After", ""))
+            if seconds is None:
                 time.sleep(_WAIT_S * 2 ** (attempt - 1) * (attempt < self.attempts))
                 continue
-            patience -= max(told, 1.0)
+            patience -= max(seconds, 1.0)
             if patience < 0:
-                reason += f", and asks to wait for {told:,.0f} s"
+                reason += f", and asks to wait for {seconds:,.0f} s"
                 break
-            time.sleep(told)
+            time.sleep(seconds)
             attempt -= 1  # it was no failure: the server said when
         raise ServerFault(
             f"{self.url}{path} gave no reply in {attempt} attempts of {self.timeout_s:g} s: {reason}. Check the "
@@ -289,10 +291,10 @@ def _listed(item: Any) -> Listed | None:
         return None
     if math.isnan(log_prob) or log_prob > _SUM:
         return None
-    own = item.get("id") if isinstance(item, dict) else None
+    token_id = item.get("id") if isinstance(item, dict) else None
     if text.startswith("token_id:") and is_whole(text[9:]):
-        own = int(text[9:])
-    return Listed(text, own if type(own) is int else None, log_prob)
+        token_id = int(text[9:])
+    return Listed(text, token_id if type(token_id) is int else None, log_prob)
 
 
 def _is_cut(choice: Any) -> bool:

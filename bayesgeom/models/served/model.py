@@ -113,12 +113,16 @@ class ServedModel(Model):
                 f"measure a task with an exact posterior."
             )
         places = trials.scored_positions()
-        prompts = [row[: int(at) + 1].tolist() for row, own in zip(trials.tokens, places, strict=True) for at in own]
+        prompts = [
+            row[: int(at) + 1].tolist()
+            for row, row_places in zip(trials.tokens, places, strict=True)
+            for at in row_places
+        ]
         answers = trials.answers.tolist()
         self._texts.check(answers)
         if self._as_ids is None:
             self._as_ids = self._takes_ids(prompts[0])
-        sent = [tuple(own) if self._as_ids else self._texts.text(own) for own in prompts]
+        sent = [tuple(prompt) if self._as_ids else self._texts.text(prompt) for prompt in prompts]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
                 replies = list(pool.map(self._reply, sent))
@@ -144,7 +148,7 @@ class ServedModel(Model):
     ) -> None:
         """Enter the listed answers, the bound for the others, and what remains in another id."""
         of_answer = self._texts.answers(listed, answers)
-        total = math.fsum(math.exp(own.log_prob) for own in listed)
+        total = math.fsum(math.exp(entry.log_prob) for entry in listed)
         missing = [i for i in answers if i not in of_answer]
         # An unlisted token is at most as probable as the last listed one, and all of them share what is left.
         bound = min(self._least(listed), max(0.0, 1 - total) / len(missing)) if missing else 0.0
@@ -225,22 +229,23 @@ class _Texts:
     def check(self, answers: Sequence[int]) -> None:
         """Raise `InvalidArgument` if two answers have the same text, so that a reply by text is ambiguous."""
         by_text: dict[str, int] = {}
-        for own in answers:
-            if self.of(own) in by_text:
+        for answer in answers:
+            if self.of(answer) in by_text:
                 raise InvalidArgument(
-                    f"the answers {by_text[self.of(own)]} and {own} have the same text {self.of(own)!r}: choose others."
+                    f"the answers {by_text[self.of(answer)]} and {answer} have the same text {self.of(answer)!r}: "
+                    f"choose others."
                 )
-            by_text[self.of(own)] = own
+            by_text[self.of(answer)] = answer
 
     def answers(self, listed: Sequence[Listed], answers: Sequence[int]) -> dict[int, float]:
         """Return the log-probabilities of the answers that are listed, by id or else by text."""
-        by_text = {self.of(own): own for own in answers}
-        found: dict[int, float] = {}
+        by_text = {self.of(answer): answer for answer in answers}
+        by_id: dict[int, float] = {}
         for entry in listed:
-            own = entry.id if entry.id is not None else by_text.get(entry.text)
-            if own in answers and own is not None:
-                found[own] = max(entry.log_prob, found.get(own, -math.inf))
-        return found
+            token_id = entry.id if entry.id is not None else by_text.get(entry.text)
+            if token_id in answers and token_id is not None:
+                by_id[token_id] = max(entry.log_prob, by_id.get(token_id, -math.inf))
+        return by_id
 
     def text(self, ids: Sequence[int]) -> str:
         """Return a text that the tokenizer turns into these ids.

@@ -1,4 +1,4 @@
-"""PEFT adapters whose config would keep peft busy, fill the memory or change the base model."""
+"""PEFT adapters whose config would fill the memory, change the base model or lacks tensors."""
 
 import json
 from pathlib import Path
@@ -18,9 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "exponential pattern": ({"target_modules": "(.*.*)*x$"}, r"target_modules has the pattern '.*repeats a group"),
-    "rank": ({"r": 10**9}, r"sets r to 1,000,000,000; the longest axis of the weights is 12"),
-    "copies of layers": ({"layer_replication": [[0, 2]] * 20_000}, "sets layer_replication to 40,000 layers"),
+    "rank": ({"r": 10**9}, r"the adapter in .* does not fit LlamaForCausalLM: .*allocate"),
     "base changed at random": ({"init_lora_weights": "pissa_niter_9"}, "changes the base model by random draws"),
     "magnitudes of DoRA": ({"use_dora": True}, r"lacks 4 tensors: .*lora_magnitude_vector"),
 }
