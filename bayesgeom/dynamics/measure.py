@@ -42,8 +42,8 @@ from bayesgeom.dynamics.report import (
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import EditPlan, Score, score_pairs
 from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.measurements._beliefs import SUBSPACES as RANDOM_SUBSPACES
 from bayesgeom.measurements.base import Subject
-from bayesgeom.measurements.belief_readout import SUBSPACES as RANDOM_SUBSPACES
 from bayesgeom.measurements.belief_readout import BeliefReadout
 from bayesgeom.measurements.calibration import Calibration
 from bayesgeom.measurements.inside import numbers_of
