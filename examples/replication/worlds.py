@@ -24,11 +24,11 @@ import bayesgeom
 from bayesgeom.core import LOGIT_LENS, RESID_POST, STATE, Trials, concatenate, phase
 from bayesgeom.core.files import atomic_file
 from bayesgeom.interventions.design import Design
-from bayesgeom.models.base import Model
-from bayesgeom.models.resolve import scored_task_of
 from bayesgeom.measurements.belief_readout import BeliefReadoutReport
 from bayesgeom.measurements.posterior_lens import PosteriorLensReport
-from bayesgeom.report.answer import rounded
+from bayesgeom.models.base import Model
+from bayesgeom.models.resolve import scored_task_of
+from bayesgeom.report.findings import rounded
 from bayesgeom.report.render import markdown
 from bayesgeom.report.tables import Headline, extreme_of, headline_of
 from bayesgeom.stats import r2_interval, ridge
