@@ -169,6 +169,7 @@ def _is_known(value: Value) -> bool:
     return len(value) > 0 if isinstance(value, Sequence | Mapping) else not math.isnan(value)
 
 
+@final
 class _Printed(Formatter):
     """Values as sentences print them: by a name of `_FORMATS`, or a noun to count or digits after the colon."""
 
