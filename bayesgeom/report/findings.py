@@ -24,7 +24,7 @@ _WHICH = "[evidence of age {age}|evidence older than {older}|all evidence]"
 _FOLLOW = "the answers follow " + _WHICH
 _SLOPE = " with slope {slope}, where 1 is exact."
 _EDIT = "{edit:word} {subspace} in layer {layer} "
-_MOVES = _EDIT + "moves the answer by {effect:%} of the way to the donor's {quantity}"
+_MOVES = _EDIT + "moves the answer {effect:%} of the way to the donor's {quantity}"
 _MOVES += "[ (random subspaces: at most {random_most:%})| (random subspaces: {random:%})]."
 _RAISES = (
     _EDIT + "raises KL by {effect} bits[ (random subspaces: at most {random_most})| (random subspaces: {random})]."
