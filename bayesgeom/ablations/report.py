@@ -20,8 +20,10 @@ from bayesgeom.report import (
     Baseline,
     Coordinate,
     Estimate,
+    Finding,
     Headline,
     NonNegative,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -206,6 +208,23 @@ class AblationReport(Report):
         effect, label = self._exactly(self.kl_increase_bits)[at], f"KL increase of {self.ablations[at]}"
         verdict = str(Verdict.NO_EFFECT) if self.inert[at] else None
         return headline_of(self, "kl_increase_bits", (at,), label, own=effect, verdict=verdict)
+
+    def answer(self) -> Opening:
+        finding = Finding.SOME_MATTER if self.is_familywise else Finding.SOME_MATTER_ALONE
+        if self.is_preview:
+            finding = Finding.ABLATION_PREVIEW
+        elif not self.n_raising:
+            finding = Finding.NONE_MATTER
+        top = self.ranked()[0]
+        return finding.of(
+            raising=self.n_raising,
+            count=len(self.ablations),
+            parts=self.kinds[0] if len(set(self.kinds)) == 1 else "component",
+            name=self.ablations[top],
+            bits=self._exactly(self.kl_increase_bits)[top],
+            before=self.unablated_kl_bits,
+            uniform=self.uniform_kl_bits,
+        )
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bayesgeom.ablations.engine import batches
 from bayesgeom.ablations.run import N_REFERENCE
-from bayesgeom.circuits.effects import effects_of, headlines_of, ranked
+from bayesgeom.circuits.effects import answer_of, effects_of, headlines_of, ranked
 from bayesgeom.circuits.writers import Writer, Writers
 from bayesgeom.core import (
     LOGIT_LENS,
@@ -41,8 +41,10 @@ from bayesgeom.models.unembedding import LinearEnd
 from bayesgeom.report import (
     Coordinate,
     Estimate,
+    Finding,
     Headline,
     NonNegative,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -113,6 +115,10 @@ class ContributionsReport(Report):
         """Return the largest effects and the model's own KL."""
         first, *others = headlines_of(self, self.components, "most bits lost", most=_N_ROWS)
         return first, headline_of(self, "model_kl_bits"), *others
+
+    def answer(self) -> Opening:
+        findings = Finding.LARGEST_TERM, Finding.NO_TERM_MATTERS
+        return answer_of(self.kl_increase_bits, self.model_kl_bits, self.components, findings)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest

@@ -7,7 +7,16 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core import Reason
-from bayesgeom.report import Baseline, Estimate, Headline, Report, headline_of, mean_estimate
+from bayesgeom.report import (
+    Baseline,
+    Estimate,
+    Finding,
+    Headline,
+    Opening,
+    Report,
+    headline_of,
+    mean_estimate,
+)
 
 NO_EFFECT = "no effect"
 FIELD = "kl_increase_bits"
@@ -25,6 +34,21 @@ def effects_of(lost: Float[np.ndarray, "sequence entry"], seed: int) -> Estimate
 def ranked(effects: Estimate) -> list[int]:
     """Return the indices of the entries, largest KL increase first."""
     return [int(index) for index in np.argsort(-effects.value, kind="stable")]
+
+
+def answer_of(effects: Estimate, before: Estimate, labels: Sequence[str], findings: tuple[Finding, Finding]) -> Opening:
+    """Return the largest effect, or that no KL rises.
+
+    Args:
+        effects: The KL increase of every entry.
+        before: KL of the model with all of them.
+        labels: Names of the entries.
+        findings: What is said of the largest effect, and if none is above 0.
+    """
+    largest, none = findings
+    top = int(np.nanargmax(effects.value))
+    finding = largest if effects.value[top] > 0 else none
+    return finding.of(count=len(labels), name=labels[top], bits=effects[top], before=before)
 
 
 def headlines_of(report: Report, labels: Sequence[str], first: str, *, most: int) -> Sequence[Headline]:

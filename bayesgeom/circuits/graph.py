@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.circuits.effects import effects_of, headlines_of, ranked
+from bayesgeom.circuits.effects import answer_of, effects_of, headlines_of, ranked
 from bayesgeom.circuits.writers import Receiver, Writer
 from bayesgeom.report import (
     Baseline,
     Coordinate,
     Estimate,
+    Finding,
     Headline,
     NonNegative,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -82,6 +84,10 @@ class PathsReport(Report):
         """Return the largest effects and the model's own KL."""
         first, *others = headlines_of(self, self.edges, "strongest edge", most=N_LISTED)
         return first, headline_of(self, "model_kl_bits"), *others
+
+    def answer(self) -> Opening:
+        findings = Finding.STRONGEST_EDGE, Finding.NO_EDGE_MATTERS
+        return answer_of(self.kl_increase_bits, self.model_kl_bits, self.edges, findings)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest

@@ -46,7 +46,9 @@ from bayesgeom.models.resolve import ModelLike, as_model
 from bayesgeom.report import (
     Coordinate,
     Estimate,
+    Finding,
     Headline,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -107,6 +109,12 @@ class PatchReport(Report):
             line = headline_of(self, "recovered", at, label, own=self.recovered[at], verdict="")
             return [replace(line, why=str(Reason.CHOICE_IGNORED)), *ends]
         return [headline_of(self, "recovered", at, label, own=own, chosen_of=count, verdict=""), *ends]
+
+    def answer(self) -> Opening | None:
+        if not np.isfinite(self.recovered.value).any():
+            return None
+        (layer, position), share = self.recovered.extreme("largest")
+        return Finding.CARRIES_MOST.of(token=self.tokens[position], layer=layer, site=self.site, share=share)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat

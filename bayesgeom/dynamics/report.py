@@ -15,8 +15,10 @@ from bayesgeom.report import (
     R2,
     Baseline,
     Estimate,
+    Finding,
     Headline,
     NonNegative,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -124,6 +126,20 @@ class DynamicsReport(Report):
             return (headline_of(self, "kl_bits", at=(0, last), label=label), *self._lowest(last))
         label = f"KL at the end, mean of {counted(len(self.runs), 'training')}"
         return (headline_of(self, "kl_bits_mean", at=(last,), label=label), *self._lowest(last))
+
+    def answer(self) -> Opening:
+        kl, distance = (estimate.value.mean(axis=0) for estimate in (self.kl_bits, self.pattern_distance_bits))
+        rest, patterns = _settled(kl), _settled(distance[:-1])  # the last snapshot has no distance from itself
+        level = next(iter(self.kl_bits.compared), None)
+        return Finding.TRAINED.of(
+            first=kl[0],
+            last=kl[-1],
+            step=int(self.steps[-1]),
+            rest=math.nan if rest is None else int(self.steps[rest]),
+            patterns=math.nan if patterns is None else int(self.steps[patterns]),
+            baseline=level.name if level else "",
+            level=level.value.mean() if level else math.nan,
+        )
 
     def _lowest(self, last: int) -> list[Headline]:
         """Return what formed by the last snapshot, in the training in which it is lowest; unknown numbers are left out.
@@ -249,6 +265,12 @@ class DynamicsReport(Report):
             f"{what} {number_text(level.value.mean())} ({level.name})" for what, own in last for level in own.compared
         ]
         return f"chance: {', '.join(known)}"
+
+
+def _settled(curve: Float[np.ndarray, " step"]) -> int | None:
+    """Return the first index from which on a curve stays below a tenth of its first value; None if it does not."""
+    high = np.flatnonzero(~(curve <= NEARBY * curve[0]))
+    return int(high[-1]) + 1 if len(high) and high[-1] + 1 < len(curve) else None
 
 
 @final

@@ -21,7 +21,7 @@ from bayesgeom.core import (
     with_torch_defaults,
     write_parcel,
 )
-from bayesgeom.diagnosis.functions import function_name
+from bayesgeom.measurements.functions import function_name
 from bayesgeom.diagnosis.plan import Named, check_probes, listed
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.measure import Bench, measured

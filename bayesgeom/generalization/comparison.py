@@ -39,7 +39,9 @@ from bayesgeom.report import (
     Baseline,
     Diagnosis,
     Estimate,
+    Finding,
     Headline,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -140,6 +142,17 @@ class CompareReport(Report):
             last = tuple((np.isfinite(self.cka.value[pair]).sum(axis=axis).max() - 1) for axis in (0, 1))
             lines.append(headline_of(self, "cka", (pair, *last), f"CKA of the last layers, {short[b]} and {short[a]}"))
         return lines
+
+    def answer(self) -> Opening | None:
+        values = self.value.value[0]
+        if not self.better[0] or not np.isfinite(values).all():
+            return None
+        best = int(values.argmin() if self.better[0] == "lower" else values.argmax())
+        model, pairs = self.models[best], [pair for pair, sides in enumerate(self.pair_of) if best in sides]
+        is_clear = all(self.verdict(0, pair) == model for pair in pairs)
+        others = {name: value for name, value in zip(self.models, values, strict=True) if name != model}
+        finding = Finding.CLOSEST if is_clear else Finding.CLOSEST_UNDECIDED
+        return finding.of(model=model, row=self.rows[0], value=values[best], unit=self.units[0], others=others)
 
     def table(self) -> str:
         """Return the value of every model in every row as text, then every difference with its interval."""

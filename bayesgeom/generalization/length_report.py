@@ -10,7 +10,19 @@ from jaxtyping import Float, Int
 
 from bayesgeom.core import Verdict, fitted, number_text
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
-from bayesgeom.report import Baseline, Estimate, Headline, NonNegative, Panel, Quantity, Report, Unit, headline_of
+from bayesgeom.report import (
+    Baseline,
+    Estimate,
+    Finding,
+    Headline,
+    NonNegative,
+    Opening,
+    Panel,
+    Quantity,
+    Report,
+    Unit,
+    headline_of,
+)
 
 EARLIER = "the same, one window earlier"  # the baseline of layers
 ERRORS = ("KL", "entropy error")
@@ -118,21 +130,35 @@ class LengthReport(Report):
     def headlines(self) -> Sequence[Headline]:
         """Return the numbers by quantity: discontinuities, ratios, first failures, equivalent windows."""
         names = [f"{name}: " if len(self.models) > 1 else "" for name in self._short_names]
-        n_within = int((self.at <= self.trained).sum())
-        step = f"KL discontinuity at {self.at[n_within]}, {min(N_TREND, n_within)}-point trend"
         over = f"first position with KL above {self.threshold_bits:g} bits"
         window = f"equivalent window, at length {self.lengths[-1]}"
-        lines = [headline_of(self, "discontinuity_bits", (KL, i), f"{own}{step}") for i, own in enumerate(names)]
-        lines = [replace(line, verdict=_verdict(line)) for line in lines]
-        lines += [
-            headline_of(self, "extrapolation_ratio", (i,), f"{own}KL beyond / within") for i, own in enumerate(names)
-        ]
-        lines += [headline_of(self, "critical_length", (i,), f"{own}{over}") for i, own in enumerate(names)]
+        ratio = "KL beyond / within"
+        lines = self._steps()
+        lines += [headline_of(self, "extrapolation_ratio", (i,), f"{name}{ratio}") for i, name in enumerate(names)]
+        lines += [headline_of(self, "critical_length", (i,), f"{name}{over}") for i, name in enumerate(names)]
         return lines + [
-            headline_of(self, "equivalent_window_symbols", (i,), f"{own}{window}")
-            for i, own in enumerate(names)
+            headline_of(self, "equivalent_window_symbols", (i,), f"{name}{window}")
+            for i, name in enumerate(names)
             if not math.isnan(float(self.equivalent_window_symbols.value[i]))
         ]
+
+    def answer(self) -> Opening:
+        names, lines, by_verdict = self._short_names, self._steps(), dict[str, list[str]]()
+        if len(lines) == 1:
+            change, ratio = "rise" if lines[0].value > 0 else "fall", self.extrapolation_ratio[0]
+            return Finding.LENGTH_OF_ONE.of(verdict=lines[0].verdict, ratio=ratio, **{change: abs(lines[0].value)})
+        for name, line in zip(names, lines, strict=True):
+            by_verdict.setdefault(line.verdict or str(Verdict.NOT_MEASURED), []).append(name)
+        beyond = self.kl_bits.value[:, self.at > self.trained].mean(axis=1)
+        return Finding.LENGTH_OF_SEVERAL.of(model=names[beyond.argmin()], bits=beyond.min(), verdicts=by_verdict)
+
+    def _steps(self) -> list[Headline]:
+        """Return the discontinuity of each model, with its verdict."""
+        names = [f"{name}: " if len(self.models) > 1 else "" for name in self._short_names]
+        n_within = int((self.at <= self.trained).sum())
+        step = f"KL discontinuity at {self.at[n_within]}, {min(N_TREND, n_within)}-point trend"
+        lines = [headline_of(self, "discontinuity_bits", (KL, i), f"{name}{step}") for i, name in enumerate(names)]
+        return [replace(line, verdict=_verdict(line)) for line in lines]
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import add_baseline, add_note

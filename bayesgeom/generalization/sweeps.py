@@ -31,8 +31,10 @@ from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, che
 from bayesgeom.report import (
     Baseline,
     Estimate,
+    Finding,
     Headline,
     NonNegative,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -112,6 +114,14 @@ class SweepReport(Report):
                 lines.append(headline_of(self, "model_tokens", (index,), f"{place}: tokens to converge, model"))
             lines.append(headline_of(self, "exact_tokens", (index,), f"{place}: tokens to converge, exact"))
         return lines
+
+    def answer(self) -> Opening:
+        kl, places = self.kl_bits.value, [f"{self.vary}={value}" for value in self.values]
+        if not np.isfinite(kl).any():
+            return Finding.CONVERGENCE.of(tokens=dict(zip(places, self.exact_tokens.value, strict=True)))
+        worst, verdicts = int(np.nanargmax(kl)), [line.verdict for line in self.headlines() if line.metric == "kl_bits"]
+        better = sum(verdict in (Verdict.YES, Verdict.BARELY) for verdict in verdicts)
+        return Finding.BEATS_SHORTCUT.of(better=better, values=len(verdicts), worst=places[worst], bits=kl[worst])
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import LEAST_BITS, add_estimate, add_line, add_reference

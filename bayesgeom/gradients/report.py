@@ -1,5 +1,6 @@
 """The reports on gradients: do the laws hold and does attention follow its advantage, and what moves over training?"""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, final
@@ -23,8 +24,10 @@ from bayesgeom.gradients.capture import (
 from bayesgeom.report import (
     Baseline,
     Estimate,
+    Finding,
     Headline,
     NonNegative,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -110,6 +113,11 @@ class GradientReport(Report):
             headline_of(self, "identity_error_nats", at=worst_nats, label="largest error against autograd"),
             headline_of(self, "loss_nats"),
         )
+
+    def answer(self) -> Opening:
+        error, correlation = np.nanmax(self.identity_error.value), self.mean_correlation
+        level = correlation.compared[0].value if correlation.compared else math.nan
+        return Finding.GRADIENT_LAWS.of(error=error, correlation=correlation, level=level)
 
     def _most_above(self) -> tuple[tuple[int, ...], Estimate]:
         """Return the head most above its baseline, with an interval that allows for the choice."""
@@ -316,6 +324,13 @@ class GradientMovementReport(Report):
             headline_of(self, "values_stable_step"),
             headline_of(self, "correlation", (len(self.steps) - 1,), "correlation, last snapshot"),
         )
+
+    def answer(self) -> Opening | None:
+        ratio = self.headlines()[0]
+        if math.isnan(ratio.value) and ratio.verdict == Verdict.UNDECIDED:
+            return None
+        steps = {"routing": self.routing_stable_step, "values": self.values_stable_step}
+        return Finding.MOVEMENT.of(verdict=ratio.verdict, **steps)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve

@@ -26,8 +26,10 @@ from bayesgeom.report import (
     R2,
     UNTRAINED,
     Estimate,
+    Finding,
     Headline,
     NonNegative,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -253,6 +255,35 @@ class InterventionReport(EditReport):
         lines += [self._line(metric, at, f"layer {at}: {effect} without the direct path") for at in self.layers]
         return [line for line in lines if line.verdict or not math.isnan(line.value)]
 
+    def answer(self) -> Opening | None:
+        judgments, at = [self.among_layers(layer) for layer in range(len(self.verdict_by_layer))], self.strongest()
+        judgment, line, against = judgments[at], self._judgment(at), dict[str, str]()
+        match judgment.verdict:
+            case Verdict.BY_CONSTRUCTION | Verdict.NOT_IDENTIFIED:
+                finding, against = Finding.SHOWS_NOTHING, {Verdict.CAUSAL: judgment.against_causal}
+            case _ if math.isnan(line.value):
+                return None
+            case Verdict.INERT:
+                finding = Finding.INERT
+            case Verdict.CAUSAL:
+                finding = Finding.CAUSAL
+            case _:
+                finding = Finding.MOVEMENT_UNDECIDED if self.is_swap else Finding.EFFECT_UNDECIDED
+                against = {Verdict.CAUSAL: judgment.against_causal, Verdict.INERT: judgment.against_inert}
+        random = next((level for level in line.levels if level.name == RANDOM), None)
+        return finding.of(
+            against,
+            layers=[layer for layer, other in enumerate(judgments) if other.verdict == judgment.verdict],
+            layer=at,
+            edit=self.kind,
+            subspace=self.subspace,
+            quantity=self.quantity,
+            verdict=judgment.verdict,
+            effect=line.value,
+            cost=float((self.removal_kl_increase_bits if self.is_swap else self.kl_increase_bits).value[at, 0]),
+            **({"random_most" if random.bound else "random": random.value} if random else {}),
+        )
+
     def _line(self, metric: str, layer: int, label: str, *, verdict: str | None = None) -> Headline:
         """Return an effect over all positions, without a verdict of its own if the swap in its layer is an identity."""
         is_identity = self.verdict_by_layer[layer] == Verdict.BY_CONSTRUCTION
@@ -419,6 +450,12 @@ class JointInterventionReport(EditReport):
             rows.append(headline_of(self, "axis_correlation", (i, -1, 0), label))
         return rows
 
+    def answer(self) -> Opening:
+        line, layers = self.headlines()[0], self.sets[0].split("+")
+        most = next((level.value for level in line.levels if level.bound), math.nan)
+        names = {"verdict": line.verdict, "edit": self.kind, "subspace": self.subspace}
+        return Finding.JOINT_EDIT.of(layers=layers, bits=line.value, random_most=most, **names)
+
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
         from bayesgeom.charts.lines import add_baseline, add_line
@@ -532,9 +569,7 @@ class OnwardsReport(EditReport):
 
     def headlines(self) -> Sequence[Headline]:
         """Return one line per first layer, the strongest verdict first, then the relative size and R²."""
-        order = (Verdict.INERT, Verdict.UNDECIDED, Verdict.NOT_IDENTIFIED)
-        ranked = sorted(self.layers, key=lambda at: [self.verdict_by_layer[at] != verdict for verdict in order])
-        lines = list[Headline]()
+        ranked, lines = self._ranked(), list[Headline]()
         for at in ranked:
             label, verdict = f"KL increase, {self.subspace} from layer {at} on", self.verdict_by_layer[at]
             lines.append(headline_of(self, "kl_increase_bits", (at,), label, verdict=verdict))
@@ -546,6 +581,19 @@ class OnwardsReport(EditReport):
         for at in sorted(self.layers, key=lambda at: float(self.r2_excess[at]))[-1:]:
             lines.append(headline_of(self, "r2_after", (at,), f"R² after erasure from layer {at}"))
         return lines
+
+    def answer(self) -> Opening | None:
+        if not self.layers:
+            return None
+        layer, bits = self._ranked()[0], self.kl_increase_bits[self._ranked()[0]]
+        verdict = self.verdict_by_layer[layer]
+        finding = Finding.INERT_ONWARDS if verdict == Verdict.INERT else Finding.ERASED_ONWARDS
+        return finding.of(verdict=verdict, layer=layer, quantity=self.quantity, bits=bits)
+
+    def _ranked(self) -> list[int]:
+        """Return the first layers that were tried, the strongest verdict first."""
+        order = (Verdict.INERT, Verdict.UNDECIDED, Verdict.NOT_IDENTIFIED)
+        return sorted(self.layers, key=lambda at: [self.verdict_by_layer[at] != verdict for verdict in order])
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import add_line, change_text

@@ -30,14 +30,17 @@ from bayesgeom.report import (
     ROUNDING,
     Baseline,
     Estimate,
+    Finding,
     Headline,
     Level,
     NonNegative,
+    Opening,
     Panel,
     Quantity,
     Report,
     Share,
     Signed,
+    Value,
     headline_of,
     mean_estimate,
     stacked,
@@ -144,6 +147,12 @@ class AuditReport(Report):
             headline_of(self, "mixture_kl_bits"),
         )
         return [line for line in lines if line.why != Reason.NOT_COMPUTED.label]
+
+    def answer(self) -> Opening:
+        line, weights = headline_of(self, "regret_bits"), np.nan_to_num(self.weights.value)
+        top = int(weights.argmax())
+        nearest: dict[str, Value] = {"predictor": self.predictors[top], "weight": weights[top]} if weights.any() else {}
+        return Finding.REGRET.of(regret=self.regret_bits, level=line.baseline, baseline=line.baseline_name, **nearest)
 
     def _line(self, metric: str, at: tuple[int, ...] = (), label: str = "") -> Headline:
         """Return an entry next to the exact observer's, or why it was not measured."""

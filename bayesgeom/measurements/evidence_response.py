@@ -14,7 +14,8 @@ the slow chain with 64 to 480 sequences. Those of bootstrap-t cover 98 to 99 %, 
 fewer than 8 sequences carry the exact change.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -33,7 +34,9 @@ from bayesgeom.report import (
     FOLLOWS,
     Baseline,
     Estimate,
+    Finding,
     Headline,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -59,6 +62,13 @@ _PAIRINGS, _QUANTILE = 300, 0.975
 _REPLACED = 6  # branch of the seed
 
 Answers = Float64[np.ndarray, "sequence answer"]
+
+_FINDINGS: Mapping[str, Finding] = {
+    Verdict.TRANSPORTS: Finding.TRANSPORTS,
+    Verdict.IN_PART: Finding.TRANSPORTS_IN_PART,
+    Verdict.NOT_SHOWN: Finding.TRANSPORT_NOT_SHOWN,
+    Verdict.NOT_IDENTIFIED: Finding.TRANSPORT_NOT_IDENTIFIED,
+}
 
 
 @final
@@ -111,10 +121,20 @@ class EvidenceResponseReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         """Return the slopes from the oldest identified evidence up to age 10, then the others."""
-        known = [i for i, verdict in enumerate(self.verdicts) if verdict != Verdict.NOT_IDENTIFIED]
-        first = [i for i in known if int(self.ages[i]) <= TRANSPORT_WINDOW]
-        order = [*first[-1:], *(i for i in range(len(self.ages)) if i not in first[-1:])]
+        first = self._first()
+        order = [first, *(i for i in range(len(self.ages)) if i != first)]
         return [headline_of(self, "slope", (i,), self._label(i), verdict=self.verdicts[i]) for i in order]
+
+    def answer(self) -> Opening:
+        first = self._first()
+        finding = _FINDINGS.get(self.verdicts[first], Finding.TRANSPORT_UNDECIDED)
+        age = int(self.ages[first]) or math.nan  # of all evidence there is no age
+        return finding.of(slope=self.slope[first], **{"age" if self.is_single else "older": age})
+
+    def _first(self) -> int:
+        """Return the entry of the oldest identified evidence up to age 10; the first one if there is none."""
+        known = (i for i, verdict in enumerate(self.verdicts) if verdict != Verdict.NOT_IDENTIFIED)
+        return max((i for i in known if int(self.ages[i]) <= TRANSPORT_WINDOW), default=0)
 
     def panels(self) -> Sequence[Panel]:
         """Draw both slopes by age, evenly spaced; predictors with known behavior are pale dashed lines."""

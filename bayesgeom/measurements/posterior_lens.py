@@ -8,6 +8,7 @@ References:
     nostalgebraist 2020, "interpreting GPT: the logit lens".
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +24,10 @@ from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, plan
 from bayesgeom.report import (
     Baseline,
     Estimate,
+    Finding,
     Headline,
     NonNegative,
+    Opening,
     Panel,
     Report,
     Unit,
@@ -95,6 +98,10 @@ class PosteriorLensReport(Report):
                 for at in dict.fromkeys((0, before_last))
             ),
         )
+
+    def answer(self) -> Opening:
+        finding = Finding.NOT_ARRIVED if math.isnan(self.arrival.value) else Finding.ARRIVED
+        return finding.of(arrival=self.arrival, layers=len(self.stages) - 1)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat

@@ -1,6 +1,6 @@
 """`relabeling_invariance`: a paired test of the same latent problems, with hypotheses renamed consistently."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Self, final
 
@@ -17,8 +17,10 @@ from bayesgeom.models.resolve import ModelLike, TaskLike
 from bayesgeom.report import (
     Baseline,
     Estimate,
+    Finding,
     Headline,
     NonNegative,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -34,6 +36,12 @@ from bayesgeom.tasks.bijection import Bijection
 STUCK = "answers do not change"
 _NAMES = 5  # branch of the seed
 SHARE, CEILING_SHARE, ROUNDING = 0.5, 0.01, 1e-3
+
+_FINDINGS: Mapping[str, Finding] = {
+    Verdict.INVARIANT: Finding.NAMES_DO_NOT_MATTER,
+    Verdict.INVARIANT_ON_AVERAGE: Finding.NAMES_MATTER_IN_SINGLE_SEQUENCES,
+    Verdict.NOT_INVARIANT: Finding.NAMES_MATTER,
+}
 
 
 @final
@@ -95,6 +103,10 @@ class RelabelingReport(Report):
             headline_of(self, "entropy_mae_difference_bits"),
             Headline.computed("bound_bits", "bound of the verdict", self.bound_bits, "bits"),
         )
+
+    def answer(self) -> Opening:
+        finding, size = _FINDINGS.get(self.verdict, Finding.NAMES_UNDECIDED), self.kl_difference_size_bits
+        return finding.of(bits=self.kl_difference_bits, bound=self.bound_bits, size=size)
 
     def panels(self) -> Sequence[Panel]:
         import plotly.graph_objects as go

@@ -29,9 +29,11 @@ from bayesgeom.core import (
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.report import (
     Estimate,
+    Finding,
     Headline,
     Kind,
     NonNegative,
+    Opening,
     Panel,
     Quantity,
     Report,
@@ -274,6 +276,11 @@ class MonitorReport(Report):
         return [
             headline_of(self, m, at=last, label=f"{quantities[m].label}, step {int(self.steps[-1]):,}") for m in LEVELS
         ]
+
+    def answer(self) -> Opening:
+        uniform = next((level.value[-1] for level in self.kl_bits.baselines if level.name == UNIFORM), math.nan)
+        step, events = int(self.steps[-1]), sorted(set(self.events) - {"reached"})
+        return Finding.MONITORED.of(step=step, bits=self.kl_bits[-1], uniform=uniform, events=events)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve, add_curves

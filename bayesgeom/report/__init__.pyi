@@ -26,6 +26,9 @@ from .estimate import stacked as stacked
 from .estimate import with_ceiling as with_ceiling
 from .estimate import with_interval as with_interval
 from .estimate import within as within
+from .findings import Finding as Finding
+from .findings import Opening as Opening
+from .findings import Value as Value
 from .joined import join as join
 from .panels import INTERVAL as INTERVAL
 from .panels import Panel as Panel

@@ -3,18 +3,19 @@
 The share of the gap closed is 1 − KL / KL of the strongest context-free predictor, one that sees no evidence of the
 sequence. The lower end of its 95 % interval decides; untrained networks are a level, too, where they were measured.
 Where the predictions are no better than these, numbers on activations explain no inference: `gate_text` says so of a
-report. The text for people is below.
+report.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 
-from bayesgeom.core import Reason, Verdict, counted, number_text, percent_text
+from bayesgeom.core import Reason, Verdict
 from bayesgeom.report.estimate import UNTRAINED, Estimate
+from bayesgeom.report.findings import Finding, Opening, sentence
 from bayesgeom.report.storage import is_joined, value_of
 from bayesgeom.report.tables import Reported
 
@@ -22,8 +23,17 @@ MATCHED, NEAR = 0.99, 0.9  # least share of the gap closed that is called a matc
 NAMED_SHARE = 0.05  # of the gap that one temperature must close for the answer to name the confidence
 LEAST = 0.01  # share of the gap that a KL without an interval must close to be called better
 FOLLOWS = 0.5  # slope above which answers follow the evidence, and below which they do so in part or not at all
+OPEN = 0.1  # share of the gap closed above which more sequences may show that the predictions are better
 OFF_ANSWER = 0.05  # off-answer probability that the details name
 _CALIBRATION, _RESPONSE = "calibration", "evidence_response"  # names of the reports that are read
+_FINDINGS = {
+    Verdict.MATCHES: Finding.MATCHES,
+    Verdict.CLOSE: Finding.CLOSE,
+    Verdict.PARTLY: Finding.PARTLY,
+    Verdict.NO_BETTER: Finding.NO_BETTER,
+    Verdict.WORSE: Finding.WORSE,
+    Verdict.UNDECIDED: Finding.UNDECIDED,
+}
 
 
 @final
@@ -88,6 +98,17 @@ class Answer:
         """KL of the predictors that the sentences and the gauge name, the strongest context-free one first."""
         return {self.baseline: self.baseline_kl_bits, "uniform": self.uniform_kl_bits} | dict([self.level])
 
+    def opening(self) -> Opening:
+        """Return the code of the answer, with the numbers in its sentence."""
+        (name, level), kl, confidence = self.level, float(self.kl_bits), float(self.confidence)
+        finding = _FINDINGS[self.verdict]
+        if self.verdict == Verdict.NO_BETTER and 1 - kl / level > OPEN:
+            finding = Finding.NOT_SHOWN_BETTER
+        word = {"over" if confidence > 1 else "under": confidence} if self.is_confidence_named else {}
+        reason = self.gap_closed.reason_at().label
+        names = {"baseline": self.baseline, "level": name, "reason": reason}
+        return finding.of(closed=float(self.gap_closed), kl_bits=(kl, level), **names, **word)
+
 
 def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
     """Return the answer of reports by name; None if the agreement with an exact posterior was not measured.
@@ -102,8 +123,9 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
         return None
     levels = dict(zip(references, map(float, report.reference_kl_bits), strict=True))
     baseline, closed, verdict = references[0], report.gap_closed[0], verdict_of(report.gap_closed[0])
-    copies = (own for own in report.kl_bits.baselines if own.name == UNTRAINED and own.low is not None)
-    untrained = min((float(own.bar("lower")) for own in copies), default=math.nan)  # no verdict rests on a single copy
+    # No verdict rests on a single copy.
+    copies = (level for level in report.kl_bits.baselines if level.name == UNTRAINED and level.low is not None)
+    untrained = min((float(level.bar("lower")) for level in copies), default=math.nan)
     if verdict == Verdict.PARTLY and closed.ends[0] <= 1 - untrained / levels[baseline]:
         verdict = Verdict.NO_BETTER
     response, ages = _response(diagnosis.get(_RESPONSE))
@@ -160,91 +182,38 @@ def _response(report: Any) -> tuple[Estimate | None, tuple[int, ...]]:
 
 def answer_text(answer: Answer) -> str:
     """Return the answer of a diagnosis in one sentence."""
-    (name, level), word = answer.level, _confidence_word(answer)
-    share = f"closes {_share_text(float(answer.gap_closed))} of the gap between {answer.baseline} and exact"
-    how = f"{share}, but is {word}" if word else share
-    levels = f"({_pair(float(answer.kl_bits), level)} bits){f' and {word}' * bool(word)}"
-    match answer.verdict:
-        case Verdict.MATCHES:
-            return f"Matches the exact posterior: {how}."
-        case Verdict.CLOSE:
-            return f"Close to the exact posterior: {how}."
-        case Verdict.PARTLY:
-            return f"Partly: {how}."
-        case Verdict.NO_BETTER:
-            is_open = 1 - float(answer.kl_bits) / level > 0.1  # with more sequences it may be better
-            return f"No: {'not shown to be' if is_open else 'no'} better than {name} {levels}."
-        case Verdict.WORSE:
-            return f"No: worse than {name} {levels}."
-        case _:
-            return f"Undecided: {share}, without an interval ({answer.gap_closed.reason_at().label})."
+    return sentence(answer.opening())
 
 
 def answer_details(answer: Answer) -> str:
     """Return what stands behind the answer: distance, confidence, off-answer probability, age of the used evidence."""
-    compared = ", ".join(f"{name} {number_text(level)}" for name, level in answer.levels.items())
-    parts = [f"KL {answer.kl_bits.text()} bits ({compared})"]
+    return f"{'; '.join(map(sentence, _details(answer)))}."
+
+
+def _details(answer: Answer) -> Iterator[Opening]:
+    yield Finding.DISTANCE.of(kl_bits=answer.kl_bits, levels=answer.levels)
     # 0: certain predictions are closest; NaN: no temperature changes them.
     if float(answer.confidence) > 0 and (answer.explains or answer.is_confidence_named):
         low, high = map(float, answer.confidence.ends)
         is_cheap = not answer.is_confidence_named and (low > 1 or high < 1)
-        cost = ", at little cost" * is_cheap
-        parts.append(f"confidence {_estimate_text(answer.confidence)}, where 1 is exact{cost}")
+        finding = Finding.CONFIDENCE_CHEAP if is_cheap else Finding.CONFIDENCE
+        yield finding.of(confidence=answer.confidence)
     if answer.off_answer_prob > OFF_ANSWER:
-        parts.append(f"{percent_text(answer.off_answer_prob)} of the probability is not on the answers")
-    return f"{'; '.join(filter(None, (*parts, _age_text(answer))))}."
+        yield Finding.OFF_ANSWER.of(share=answer.off_answer_prob)
+    if answer.response is not None:
+        yield _evidence_used(answer.response, answer.ages)
 
 
-def _confidence_word(answer: Answer) -> str:
-    """Return the confidence in words where the answer names it; "" elsewhere."""
-    if not answer.is_confidence_named:
-        return ""
-    value = float(answer.confidence)  # finite: at 1/τ = ∞ predictions are uniform, and not better than the baseline
-    return f"{'over' if value > 1 else 'under'}confident ({rounded(value, 2)})"
-
-
-def _estimate_text(own: Estimate) -> str:
-    """Return a scalar with its interval, both with three digits."""
-    value, low, high = (rounded(float(end)) for end in (own.value, *own.ends))
-    return value if low == "–" else f"{value} [{low} … {high}]"
-
-
-def rounded(value: float, digits: int = 3) -> str:
-    """Return a number as sentences print it."""
-    return number_text(float(f"{value:.{digits}g}"))
-
-
-def _pair(value: float, level: float) -> str:
-    """Return two numbers with as many digits, at least two, as tell them apart."""
-    texts = ((rounded(value, digits), rounded(level, digits)) for digits in (3, 4))
-    return " against ".join(next((own for own in texts if own[0] != own[1]), (number_text(value), number_text(level))))
-
-
-def _share_text(share: float) -> str:
-    """Return a share of a gap in percent, with as many digits as what is missing to 100 % needs.
-
-    Example:
-        >>> _share_text(0.43), _share_text(0.9871), _share_text(0.99992), _share_text(1.0)
-        ('43 %', '98.7 %', '99.992 %', '100 %')
-    """
-    missing = 1 - share
-    digits = 0 if missing > 1 - NEAR or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
-    return percent_text(share if abs(share) >= 0.005 else 0.0, digits)  # no minus before a zero
-
-
-def _age_text(answer: Answer) -> str:
-    """Return how old the evidence is that the predictions use; "" if it was not measured."""
-    if answer.response is None:
-        return ""
-    low, level, slope = answer.response.ends[0], answer.response.compared[0].value, answer.response.value
+def _evidence_used(response: Estimate, ages: Sequence[int]) -> Opening:
+    """Return how old the evidence is that the predictions use."""
+    low, level, slope = response.ends[0], response.compared[0].value, response.value
     if not (low > level).any():
-        return "no use of the evidence is shown"
+        return Finding.EVIDENCE_NOT_USED.of()
     used = np.flatnonzero((low > level) & (low > FOLLOWS))
     if not len(used):
-        return f"uses the evidence in part ({rounded(float(slope[0]), 2)} of the exact weight)"
-    age, weight = answer.ages[used[-1]], rounded(float(slope[used[-1]]), 2)
-    what = f"evidence more than {counted(age, 'step')} old" if age else "the evidence"
-    return f"uses {what} ({weight} of the exact weight)"
+        return Finding.EVIDENCE_USED_IN_PART.of(weight=float(slope[0]))
+    age, weight = ages[used[-1]], float(slope[used[-1]])
+    return Finding.EVIDENCE_USED.of(age=age or math.nan, weight=weight)
 
 
 def gate_text(answer: Answer | None, report: Reported) -> str:
@@ -256,15 +225,15 @@ def gate_text(answer: Answer | None, report: Reported) -> str:
     """
     if report.is_behavioral:
         return ""
-    own = _not_beaten(report.unchanged_kl_bits) if answer is None else "" if answer.explains else answer.level[0]
-    return own and f"The predictions are not shown to be better than {own}: what follows explains no inference."
+    level = _not_beaten(report.unchanged_kl_bits) if answer is None else "" if answer.explains else answer.level[0]
+    return sentence(Finding.NO_INFERENCE.of(level=level))
 
 
 def _not_beaten(kl_bits: Estimate | None) -> str:
     """Return the predictor that the model is not clearly better than, next to which its KL is stored; "" if none."""
     if kl_bits is None:
         return ""
-    for own in kl_bits.compared:
-        if float(kl_bits) > (1 - LEAST) * float(own.value):
-            return own.name.removesuffix(" prediction")
+    for baseline in kl_bits.compared:
+        if float(kl_bits) > (1 - LEAST) * float(baseline.value):
+            return baseline.name.removesuffix(" prediction")
     return ""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from plotly.graph_objects import Figure
 
+    from bayesgeom.report.findings import Opening
     from bayesgeom.report.panels import Panel
 
 R = TypeVar("R", bound="Report")
@@ -136,6 +137,10 @@ class Report(ABC):
         """Return the number that answers the question: the first with a verdict or a reason, else the first."""
         lines = self.headlines()
         return next((line for line in lines if line.verdict or line.why), lines[0] if lines else None)
+
+    def answer(self) -> "Opening | None":
+        """Return what the report says, as a code with its numbers; None: its first number with a verdict says it."""
+        return None
 
     @final
     def plot(self) -> "Figure":

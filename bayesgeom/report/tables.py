@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from anywidget import AnyWidget
 
+    from bayesgeom.report.findings import Opening
     from bayesgeom.report.panels import Panel
 
 ESTIMATE = "estimate"
@@ -78,6 +79,9 @@ class Reported(Protocol):
 
     def headline(self) -> "Headline | None":
         """Return the number that answers the question of the report, with its verdict."""
+
+    def answer(self) -> "Opening | None":
+        """Return what the report says, as a code with its numbers."""
 
     def panels(self) -> "Sequence[Panel]":
         """Return the plots of the stored numbers."""

@@ -28,7 +28,7 @@ from bayesgeom.measurements.belief_readout import BeliefReadoutReport
 from bayesgeom.measurements.posterior_lens import PosteriorLensReport
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import scored_task_of
-from bayesgeom.report.answer import rounded
+from bayesgeom.report.findings import rounded
 from bayesgeom.report.render import markdown
 from bayesgeom.report.tables import Headline, extreme_of, headline_of
 from bayesgeom.stats import r2_interval, ridge

@@ -10,6 +10,8 @@ import pytest
 
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.interventions.verdicts import Obstacle, Survival
+from bayesgeom.report.findings import Finding
+from bayesgeom.report.render import markdown
 from tests.structure.source import ROOT
 
 PAGE = ROOT / "docs" / "codes.md"
@@ -18,10 +20,16 @@ INTRODUCTION = """# Codes of verdicts and reasons
 A result holds codes and no sentences. `Verdict` states what was decided. `Reason` states why an entry has no 95 %
 interval, or that its interval is conservative: tables have its label in the column `reason`, `Estimate.reason` and
 files its number, and `bayesgeom.core.verdict.Reason.of(number)` has its `label`. `Obstacle` states what stands against
-a verdict on an intervention, and `Survival` what a causal one goes with. `python -m
-tests.core.test_verdict` writes this page.
+a verdict on an intervention, and `Survival` what a causal one goes with. `Finding` states what a result says first:
+`report.answer()` has its code with the numbers and names in its sentence. `python -m tests.core.test_verdict` writes
+this page.
 """
-TITLES = {Verdict: "Verdicts", Reason: "Reasons", Obstacle: "Obstacles", Survival: "Survival"}
+SENTENCES = """## Findings
+
+A word in braces is a number or a name of the report. A part in brackets is written where its values are known: of
+several, divided by a bar, the first.
+"""
+TITLES: dict[type[Enum], str] = {Verdict: "Verdicts", Reason: "Reasons", Obstacle: "Obstacles", Survival: "Survival"}
 
 
 def meanings(kind: type[Enum]) -> Iterator[tuple[str, str]]:
@@ -40,8 +48,14 @@ def table(kind: type[Enum]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def sentences() -> str:
+    rows = [(own.name.lower().replace("_", " "), f"`{' '.join(own.value.split())}`") for own in Finding]
+    return markdown(("code", "sentence"), rows) + "\n"
+
+
 def page() -> str:
-    return "\n".join([INTRODUCTION, *(f"## {title}\n\n{table(kind)}\n" for kind, title in TITLES.items())])
+    tables = (f"## {title}\n\n{table(kind)}\n" for kind, title in TITLES.items())
+    return "\n".join([INTRODUCTION, *tables, SENTENCES, sentences()])
 
 
 def test_the_page_of_codes_is_current() -> None:

@@ -1,4 +1,4 @@
-"""The sentence that a report opens with: what it says of each verdict, and the numbers in it."""
+"""What a report opens with: the code and the numbers of each verdict, and the sentence that the renderer makes."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,7 +11,7 @@ import bayesgeom
 from bayesgeom.core.run import RESID_PRE
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions.design import Design
-from bayesgeom.report.answer import rounded
+from bayesgeom.report.findings import Finding, rounded, sentence
 from bayesgeom.report.sentences import opening_of
 from bayesgeom.subspaces.base import InterventionSite
 from tests.interventions.worlds import TASK, lively
@@ -40,64 +40,90 @@ def swapped() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "first"),
+    ("verdict", "finding"),
     [
-        (Verdict.INVARIANT, "No: renaming"),
-        (Verdict.INVARIANT_ON_AVERAGE, "On average not: renaming"),
-        (Verdict.NOT_INVARIANT, "Yes: renaming"),
-        (Verdict.UNDECIDED, "Undecided: renaming"),
+        (Verdict.INVARIANT, Finding.NAMES_DO_NOT_MATTER),
+        (Verdict.INVARIANT_ON_AVERAGE, Finding.NAMES_MATTER_IN_SINGLE_SEQUENCES),
+        (Verdict.NOT_INVARIANT, Finding.NAMES_MATTER),
+        (Verdict.UNDECIDED, Finding.NAMES_UNDECIDED),
     ],
 )
-def test_relabeling(verdict: Verdict, first: str) -> None:
-    says, details = opening_of(replace(relabeled(), verdict=str(verdict)))
-    assert says.startswith(first) and rounded(float(relabeled().kl_difference_bits)) in says
-    assert details.startswith("KL after renaming")
+def test_relabeling(verdict: Verdict, finding: Finding) -> None:
+    answer = replace(relabeled(), verdict=str(verdict)).answer()
+    assert answer.finding is finding and float(answer.values["bits"]) == float(relabeled().kl_difference_bits)
+    assert answer.values["bound"] == relabeled().bound_bits
+    assert ("size" in answer.values) == (verdict == Verdict.INVARIANT_ON_AVERAGE)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "first"),
+    ("verdict", "finding"),
     [
-        (Verdict.TRANSPORTS, "Yes: "),
-        (Verdict.IN_PART, "In part: "),
-        (Verdict.NOT_SHOWN, "Not shown that "),
-        (Verdict.NOT_IDENTIFIED, "Not identified: "),
-        (Verdict.UNDECIDED, "Undecided: "),
+        (Verdict.TRANSPORTS, Finding.TRANSPORTS),
+        (Verdict.IN_PART, Finding.TRANSPORTS_IN_PART),
+        (Verdict.NOT_SHOWN, Finding.TRANSPORT_NOT_SHOWN),
+        (Verdict.NOT_IDENTIFIED, Finding.TRANSPORT_NOT_IDENTIFIED),
+        (Verdict.UNDECIDED, Finding.TRANSPORT_UNDECIDED),
     ],
 )
-def test_evidence_response(verdict: Verdict, first: str) -> None:
-    own = replace(answered(), verdicts=(str(verdict),) * len(answered().ages))
-    assert opening_of(own)[0].startswith(first)
+def test_evidence_response(verdict: Verdict, finding: Finding) -> None:
+    report = replace(answered(), verdicts=(str(verdict),) * len(answered().ages))
+    answer, is_known = report.answer(), verdict != Verdict.NOT_IDENTIFIED
+    at = max(i for i, age in enumerate(report.ages) if int(age) <= 10) if is_known else 0
+    assert answer.finding is finding
+    assert ("slope" in answer.values) == is_known
+    assert answer.values["older"] == pytest.approx(int(report.ages[at]) or np.nan, nan_ok=True)
+    single = replace(report, is_single=True).answer()
+    assert "older" not in single.values and ("all evidence" in sentence(single)) == (at == 0)
 
 
 def test_ablation_counts_what_matters_and_names_the_largest() -> None:
-    own, effect, unknown = ablated(), ablated().kl_increase_bits, np.full(len(ablated().ablations), np.nan)
-    name, bits = own.ablations[own.ranked()[0]], rounded(float(effect.value.max()))
-    for apart, says in ((-1e-9, f"{len(unknown)} of {len(unknown)} heads matter."), (-9.0, "None of")):
-        low = np.where(effect.value > 0, effect.value, 1.0) + apart
-        changed = replace(own, kl_increase_bits=replace(effect, low=low, high=low + 9), n=24)
-        found = opening_of(changed, is_gated=True)[0]
-        assert found.startswith(says) and name in found and f"{bits} bits" in found
-        few = opening_of(replace(changed, n=23), is_gated=True)[0]
-        assert says == "None of" or "matter, each by its own interval." in few
-    preview = replace(own, entropy_mae_increase_bits=replace(own.entropy_mae_increase_bits, value=unknown))
-    assert opening_of(preview, is_gated=True)[0].startswith(f"A first-order preview: {name}")
+    report, effect, unknown = ablated(), ablated().kl_increase_bits, np.full(len(ablated().ablations), np.nan)
+    name, bits = report.ablations[report.ranked()[0]], float(effect.value.max())
+    for margin, n_raising in ((-1e-9, len(unknown)), (-9.0, 0)):
+        low = np.where(effect.value > 0, effect.value, 1.0) + margin
+        for n, each in ((24, Finding.SOME_MATTER), (23, Finding.SOME_MATTER_ALONE)):
+            changed = replace(report, kl_increase_bits=replace(effect, low=low, high=low + 9), n=n)
+            answer = changed.answer()
+            assert answer.finding is (each if n_raising else Finding.NONE_MATTER)
+            assert answer.values["name"] == name and float(answer.values["bits"]) == bits
+            assert answer.values["count"] == len(unknown) and answer.values.get("raising", 0) == n_raising
+    preview = replace(report, entropy_mae_increase_bits=replace(report.entropy_mae_increase_bits, value=unknown))
+    assert preview.answer().finding is Finding.ABLATION_PREVIEW
 
 
 @pytest.mark.parametrize(
-    ("verdict", "first"),
+    ("verdict", "finding"),
     [
-        (Verdict.CAUSAL, "Causal in layer"),
-        (Verdict.INERT, "Inert in layer"),
-        (Verdict.BY_CONSTRUCTION, "Shows nothing in layer"),
-        (Verdict.NOT_IDENTIFIED, "Shows nothing in layer"),
-        (Verdict.UNDECIDED, "Undecided: swapping random (2) in layer"),
+        (Verdict.CAUSAL, Finding.CAUSAL),
+        (Verdict.INERT, Finding.INERT),
+        (Verdict.BY_CONSTRUCTION, Finding.SHOWS_NOTHING),
+        (Verdict.NOT_IDENTIFIED, Finding.SHOWS_NOTHING),
+        (Verdict.UNDECIDED, Finding.MOVEMENT_UNDECIDED),
     ],
 )
-def test_intervention(verdict: Verdict, first: str) -> None:
-    own = swapped()
-    found = replace(own, verdict_by_layer=tuple(str(verdict) if own else "" for own in own.verdict_by_layer))
-    says, details = opening_of(found)
-    assert says.startswith(first) and says.endswith(".") and details.endswith(".")
-    assert ("Against causal: " in details) == (verdict == Verdict.UNDECIDED)
+def test_intervention(verdict: Verdict, finding: Finding) -> None:
+    report = swapped()
+    changed = replace(report, verdict_by_layer=tuple(verdict * bool(known) for known in report.verdict_by_layer))
+    answer = changed.answer()
+    assert answer.finding is finding and answer.values.get("layers", [1]) == [1]
+    against = {"causal": report.against_causal[1], "inert": report.against_inert[1]}
+    expected = {Verdict.UNDECIDED: against, Verdict.CAUSAL: {}, Verdict.INERT: {}}
+    assert answer.against == expected.get(verdict, {"causal": report.against_causal[1]})
     if verdict == Verdict.CAUSAL:
-        assert "to the donor's" in says and "random subspaces: at most" in says
+        assert answer.values["effect"] == report.movement.value[1, 0] and "random_most" in answer.values
+    says, details = opening_of(changed)
+    assert says.endswith(".") and details.endswith(".")
+    assert ("Against causal: " in details) == (verdict == Verdict.UNDECIDED)
+
+
+def test_the_sentence_has_the_numbers_and_what_is_missing_is_left_out() -> None:
+    values: dict[str, Any] = {"model": "a", "row": "KL(exact ‖ model)", "value": 0.25, "others": {"b": 1 / 3, "c": 2.0}}
+    says = "a is closest to exact: KL 0.25 bits, against 0.333 of b, 2 of c."
+    assert sentence(Finding.CLOSEST.of(**values, unit="bits")) == says
+    assert sentence(Finding.CLOSEST.of(**values, unit="")) == says.replace(" bits", "")
+    steps = sentence(Finding.MOVEMENT.of(verdict="values later", routing=1200.0, values=np.nan))
+    assert steps == "Values later: patterns are stable from step 1,200, values not before the last snapshot."
+    assert sentence(Finding.CLOSEST.of(**{**values, "value": np.nan}, unit="bits")) == ""
+    renamed, details = opening_of(replace(relabeled(), verdict=str(Verdict.NOT_INVARIANT)))
+    assert renamed.startswith("Yes: renaming") and rounded(float(relabeled().kl_difference_bits)) in renamed
+    assert details.startswith("KL after renaming")
