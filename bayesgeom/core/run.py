@@ -6,6 +6,7 @@ Trials are sequences drawn from a task, with the exact predictive at every score
 every sequence, and the activations of the recorded ones.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -20,8 +21,7 @@ from torch import Tensor
 
 from bayesgeom.core.batching import even_slices
 from bayesgeom.core.errors import InvalidArgument, MissingSite, unknown_name
-from bayesgeom.stats.information import entropy_bits
-from bayesgeom.stats.observers import WindowObservers
+from bayesgeom.core.observers import WindowObservers
 
 
 @final
@@ -561,7 +561,7 @@ class Behavior:
 class WindowScores:
     """Errors of every window observer, in bits.
 
-    The axis `start` follows `bayesgeom.stats.observers.STARTS`; `window` is the number of visible symbols, from 0.
+    The axis `start` follows `bayesgeom.core.observers.STARTS`; `window` is the number of visible symbols, from 0.
 
     Attributes:
         kl_bits: Mean KL(exact ‖ window observer) of every sequence.
@@ -683,8 +683,9 @@ class Run:
         own prediction over the whole vocabulary.
         """
         if self.has_posterior:
-            exact: Tensor = entropy_bits(self.trials.at_scored(self.trials.predictive))
-            return exact.cpu().numpy()
+            exact = self.trials.at_scored(self.trials.predictive)
+            entropy: Tensor = -torch.xlogy(exact, exact).sum(-1) / math.log(2)
+            return entropy.cpu().numpy()
         return self.behavior.model_entropy_bits[: self.n_recorded].astype(np.float64)
 
     def vectors(self, site: Site | str, layer: int) -> Float[Tensor, "batch query_pos d"]:

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.core import Reason, Run, even_slices
+from bayesgeom.core.observers import STARTS
 from bayesgeom.report import Baseline, Estimate, mean_estimate, with_interval
 from bayesgeom.stats import (
-    STARTS,
     EquivalentWindow,
     equivalent_window,
     mean_interval,

@@ -24,6 +24,7 @@ from bayesgeom.core import (
     number_text,
     phase,
 )
+from bayesgeom.core.observers import STARTS
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
 from bayesgeom.models.base import Model, provenance
@@ -42,7 +43,7 @@ from bayesgeom.report import (
     stacked,
     with_provenance,
 )
-from bayesgeom.stats import STARTS, BehaviorLog, equivalent_window, wider_window, window_name
+from bayesgeom.stats import BehaviorLog, equivalent_window, wider_window, window_name
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, check_draws, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask

@@ -22,6 +22,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core import RESID_POST, RESID_PRE, STATE, Run, Trials, Verdict
+from bayesgeom.core.observers import STARTS, window_beliefs
 from bayesgeom.measurements.base import (
     Control,
     Needs,
@@ -56,7 +57,6 @@ from bayesgeom.report import (
 from bayesgeom.stats import (
     BELIEF,
     LABEL,
-    STARTS,
     WIDEST_BASELINE,
     BeliefTargets,
     Readout,
@@ -82,7 +82,6 @@ from bayesgeom.stats import (
     ridge,
     shuffled_within_position,
     statistic_interval,
-    window_beliefs,
 )
 
 SHUFFLE, SUBSPACES = "shuffle within position", "random subspaces of that rank"

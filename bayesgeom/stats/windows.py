@@ -1,6 +1,6 @@
 """Equivalent window: the width of the window observer that predicts as well as a model.
 
-The model is compared with the window observers of `bayesgeom.stats.observers`, using the better of the two starts at
+The model is compared with the window observers of `bayesgeom.core.observers`, using the better of the two starts at
 each width. A predictor that uses only the last w symbols cannot beat the observer of width w, except by the error of
 that observer's prior. So a model with an equivalent window above w uses more than w symbols. Below w it shows nothing:
 the equivalent window is an accuracy in units of w, not a memory. The exact filter over 64 symbols of a slow chain,
@@ -19,10 +19,10 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from bayesgeom.core import Trials, WindowScores
+from bayesgeom.core.observers import STARTS, window_beliefs
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.stats.intervals import MIN_DIFFERENT
-from bayesgeom.stats.observers import STARTS, window_beliefs
 
 WIDEST_BASELINE = 4  # symbols: of wider windows, only the one that decides is listed as a baseline
 RESOLUTION_BITS = 1e-6  # a window observer this close to the posterior counts as the posterior

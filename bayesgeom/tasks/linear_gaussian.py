@@ -28,7 +28,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.stats import Beliefs, Filter, exact_beliefs, log_bin_probabilities
+from bayesgeom.core.observers import Beliefs, Filter, exact_beliefs
+from bayesgeom.stats import log_bin_probabilities
 from bayesgeom.tasks.base import check_affordable, check_parameters, moments, trials_at
 from bayesgeom.tasks.markov import DynamicTask
 

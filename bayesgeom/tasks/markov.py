@@ -28,20 +28,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Trials, checked, unknown_name
-from bayesgeom.stats import (
-    IMPOSSIBLE,
-    STARTS,
-    WIDEST_BASELINE,
-    Beliefs,
-    BeliefStates,
-    Filter,
-    WindowObservers,
-    belief_states,
-    exact_beliefs,
-    full_support,
-    window_name,
-    window_predictives,
-)
+from bayesgeom.core.observers import STARTS, Beliefs, Filter, WindowObservers, exact_beliefs, full_support
+from bayesgeom.stats import IMPOSSIBLE, WIDEST_BASELINE, BeliefStates, belief_states, window_name, window_predictives
 from bayesgeom.tasks.base import EvidenceTask, check_affordable, next_symbol_trials
 
 _TOLERANCE = 1e-9

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bayesgeom.charts.lines import brief
+from bayesgeom.core.observers import window_beliefs
 from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE, Run
 from bayesgeom.core.verdict import Reason
 from bayesgeom.measurements import belief_readout
@@ -30,7 +31,6 @@ from bayesgeom.measurements.belief_readout import (
 )
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.tables import records_of
-from bayesgeom.stats.observers import window_beliefs
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
