@@ -670,7 +670,7 @@ def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path,
 
     # A directory without a config cannot be loaded by name, but listing it helps to find the fault.
     there = (path.parent for path in checkpoint_folder().glob(f"*/{WEIGHTS}") if not is_temporary(path.parent.name))
-    named, packed = {own.name: own for own in there} | {**bayesgeom.checkpoints().folders}, formations().folders
+    named, packed = {path.name: path for path in there} | {**bayesgeom.checkpoints().folders}, formations().folders
     for name, path in [*sorted(named.items()), *packed.items()]:
         tell(name, *_described_at(path, is_packed=name in packed))
         if size := bytes_to_fetch(path):
@@ -981,7 +981,7 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
         reports.append(bayesgeom.Diagnosis.load(out))
     title, *before = (f"{report.title} ({', '.join(report.reports)})" for report in reports)
     stored = reports[-1]  # with the viewer, where the command saved it
-    is_saved = stored is not diagnosis and all(stored.get(name) == own for name, own in diagnosis.items())
+    is_saved = stored is not diagnosis and all(stored.get(name) == part for name, part in diagnosis.items())
     is_saved &= (out / HTML).is_file()
     replaced = [f"It replaces that of {other}." for other in before if other != title and not is_saved]
     try:

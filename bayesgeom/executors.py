@@ -112,7 +112,7 @@ class Batch:
         """
         folder = self.folder.expanduser().resolve()
         sent = [self._sent(job, folder) for job in jobs]
-        waiting = [(job.name, *own) for job, own in zip(jobs, sent, strict=True) if not own[0].is_file()]
+        waiting = [(job.name, *files) for job, files in zip(jobs, sent, strict=True) if not files[0].is_file()]
         n_done, faults = len(jobs) - len(waiting), list[str]()
         with progress_in(folder, saved=f"*/{RESULT}"), phase(desc, len(jobs), "job", done=n_done) as progress:
             futures = self._submitted([text for *_, text in waiting])
@@ -167,10 +167,10 @@ def perform(text: str) -> str:
         return ""
     try:
         there, here = job.get("numerics", {}), numerics()  # a driver of an earlier version sends none
-        if found := [
-            f"{name} {there.get(name)} there, {own} here" for name, own in here.items() if there.get(name) != own
+        if differing := [
+            f"{name} {there.get(name)} there, {value} here" for name, value in here.items() if there.get(name) != value
         ]:
-            raise ExecutorFault(f"driver and worker differ: {'; '.join(found)}. Install and set the same.")
+            raise ExecutorFault(f"driver and worker differ: {'; '.join(differing)}. Install and set the same.")
         file.parent.mkdir(parents=True, exist_ok=True)
         with (file.parent / ".lock").open("a") as lock, limited(job["threads"]):
             with contextlib.suppress(ImportError, OSError):
@@ -233,11 +233,11 @@ def connect(name: str, options: str | Path | Mapping[str, Any] | None = None) ->
             f"there is no engine {name!r}. There are: local:N, slurm, ray, ray://ADDRESS, ray://auto, ray://local, "
             f"dask://HOST:PORT or dask://local."
         )
-    own = dict(_tables(options).get(kind, {}))
+    settings = dict(_tables(options).get(kind, {}))
     with contextlib.ExitStack() as stack:
         with optional(kind, kind):
             try:
-                executor = _opened(kind, address, own, stack)
+                executor = _opened(kind, address, settings, stack)
             except (TypeError, NameError) as error:
                 raise InvalidArgument(f"options of {kind}: {str(error).rstrip('.')}.") from error
             except (OSError, RuntimeError, ValueError) as error:

@@ -113,9 +113,9 @@ class Tally:
             tally = cls(per_unit=int(metadata["per_unit"]), done=int(metadata["done"]), **arrays)
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise OutputFault(f"{folder / PROGRESS} cannot be read ({error}); delete it and start again.") from error
-        if found := apart(there, json.loads(json.dumps(job))):
+        if other := apart(there, json.loads(json.dumps(job))):
             raise OutputFault(
-                f"{folder} holds the progress of another battery ({found}): repeat that battery, in its environment, "
+                f"{folder} holds the progress of another battery ({other}): repeat that battery, in its environment, "
                 f"to continue it, use another directory, or delete {PROGRESS} there."
             )
         return tally

@@ -156,9 +156,9 @@ class Ablation:
             for site in _SITES.get(component.kind, ()):
                 replaced = {"mode": "zero"} if component.kind == "block" else {"mode": chosen, "by": by}
                 edits.append(Replace(site=site, layer=component.layer, **replaced))
-        edits += [Replace(site=Z, layer=at, mode=chosen, heads=tuple(own), by=by) for at, own in heads.items()]
-        for (at, site), own in units.items():
-            edits.append(Replace(site=site, layer=at, mode=chosen, units=tuple(own), by=by))
+        edits += [Replace(site=Z, layer=at, mode=chosen, heads=tuple(numbers), by=by) for at, numbers in heads.items()]
+        for (at, site), numbers in units.items():
+            edits.append(Replace(site=site, layer=at, mode=chosen, units=tuple(numbers), by=by))
         return tuple(sorted(edits, key=lambda edit: (edit.layer, stage(edit.site))))
 
 
@@ -440,10 +440,10 @@ def everything(model: Model) -> Battery:
     """
     kinds = (every_head, every_attention, every_mlp, every_layer)
     return [
-        own
+        ablation
         for kind in kinds
-        for own in kind(model)
-        if all(edit.layer in model.layers_of(edit.site) for edit in own.edits("zero"))
+        for ablation in kind(model)
+        if all(edit.layer in model.layers_of(edit.site) for edit in ablation.edits("zero"))
     ]
 
 
@@ -480,11 +480,11 @@ def battery(name: str, model: Model) -> Battery:
         MissingSite: The model has none of its components.
     """
     check_battery(name)
-    found = BATTERIES[name](model)
-    if not found:
+    ablations = BATTERIES[name](model)
+    if not ablations:
         needed = {"heads": (Z,), "pairs": (Z,), "experts": (EXPERT_WEIGHTS,)}
         model.require(needed.get(name, (ATTN_OUT, MLP_OUT)), by=f"battery {name!r}")
-    return found
+    return ablations
 
 
 def _heads(model: Model) -> list[Component]:

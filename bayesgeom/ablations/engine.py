@@ -55,14 +55,14 @@ class BatchReference:
 
     def donor(self, site: Site, layer: int) -> Float[Tensor, "batch pos *rest"]:
         """Return the activations of the sequence before each sequence, or of its donor (`donors_of`)."""
-        own = self.baseline.stored[site, layer]
+        values = self.baseline.stored[site, layer]
         if self.before is None:
-            return own.roll(1, dims=0)
+            return values.roll(1, dims=0)
         other = self.before.stored[site, layer]
-        if len(other) < len(own):
-            return torch.cat([other, own[:-1]])
-        is_read = self.before.trials.is_read().to(own.device)
-        return torch.where(is_read.reshape(*is_read.shape, *[1] * (own.ndim - 2)), other, own)
+        if len(other) < len(values):
+            return torch.cat([other, values[:-1]])
+        is_read = self.before.trials.is_read().to(values.device)
+        return torch.where(is_read.reshape(*is_read.shape, *[1] * (values.ndim - 2)), other, values)
 
 
 @final
@@ -175,13 +175,13 @@ def position_means(
                 total = values.sum(dim=0) / n
             sums[place] = sums.get(place, 0) + total
     last = int(counts.nonzero().max())
-    return {place: _held(mean, last) if is_padded else mean for place, mean in sums.items()}
+    return {place: _extended(mean, last) if is_padded else mean for place, mean in sums.items()}
 
 
-def _held(mean: Float[Tensor, "pos *rest"], last: int) -> Float[Tensor, "pos *rest"]:
+def _extended(mean: Float[Tensor, "pos *rest"], last: int) -> Float[Tensor, "pos *rest"]:
     """The means, with that of position `last` at all later positions."""
-    held: Tensor = mean[torch.arange(len(mean), device=mean.device).clamp_max(last)]
-    return held
+    extended: Tensor = mean[torch.arange(len(mean), device=mean.device).clamp_max(last)]
+    return extended
 
 
 def batches_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, Trials]]:
@@ -208,11 +208,11 @@ def donors_of(ends: Int64[Tensor, " sequence"]) -> Int64[Tensor, " sequence"] | 
     """
     if bool((ends == ends[0]).all()):
         return None
-    n, sizes, found = len(ends), ends.tolist(), list[int]()
-    for own in range(n):
-        others = [(own - step) % n for step in range(1, n)]
-        found.append(max(others, key=lambda other: min(sizes[other], sizes[own])))  # the first of the largest
-    return torch.tensor(found, device=ends.device)
+    n, sizes, donors = len(ends), ends.tolist(), list[int]()
+    for sequence in range(n):
+        others = [(sequence - step) % n for step in range(1, n)]
+        donors.append(max(others, key=lambda other: min(sizes[other], sizes[sequence])))  # the first of the largest
+    return torch.tensor(donors, device=ends.device)
 
 
 def references(
@@ -240,8 +240,8 @@ def score_batch(
     scores: list[Float[np.ndarray, "metric sequence position"] | None] = [None] * len(variants)
     inert = np.zeros(len(variants), dtype=bool)
     for chosen, logits in edited_logits(replayer, baseline, variants, reference):
-        for index, own in zip(chosen, logits, strict=True):
-            scores[index] = exact.scores(own, variants[index])
+        for index, edited in zip(chosen, logits, strict=True):
+            scores[index] = exact.scores(edited, variants[index])
         inert[chosen] = _inert(logits, replayer, baseline, [variants[index] for index in chosen], reference)
     return BatchScores(
         baseline=exact.scores(baseline.logits),
@@ -261,7 +261,7 @@ def _inert(
 
     The replay has the same entry and batch size: the last bit of a matrix product can depend on the batch size.
     """
-    near = [float((own - baseline.logits).abs().max()) <= _NEARLY for own in logits]
+    near = [float((edited - baseline.logits).abs().max()) <= _NEARLY for edited in logits]
     if not any(near):
         return np.zeros(len(variants), dtype=bool)
     controls = [_unchanged(variant) if is_near else variant for variant, is_near in zip(variants, near, strict=True)]
@@ -278,7 +278,7 @@ def _places(variant: Variant) -> tuple[int, ...]:
     """
     first = min(edit.layer for edit in variant)
     stages = sorted(stage(edit.site) for edit in variant if edit.layer == first)
-    return first, stages[0], *(own for own in stages if own < STAGES[RESID_POST])
+    return first, stages[0], *(number for number in stages if number < STAGES[RESID_POST])
 
 
 def _unchanged(variant: Variant) -> Variant:

@@ -106,14 +106,14 @@ def _estimates(
     blocks = list(chosen.stream(n, seed=derived_seed(seed, _SEQUENCES), device=spec.device))
     variants = [(Replace(site=MLP_POST, layer=layer, mode=mode, by=by),) for layer in layers]
     means = position_means(replayer, blocks, spec, places, n)
-    found = torch.zeros(len(layers), spec.d_mlp, dtype=torch.float64)
+    total = torch.zeros(len(layers), spec.d_mlp, dtype=torch.float64)
     generator = torch.Generator().manual_seed(derived_seed(seed, _DRAWS))
     with phase("gradients of the neurons", n, "sequence") as progress:
         for batch, before in (both for block in blocks for both in batches_with_donors(block, spec)):
             reference = references(replayer, batch, before, variants, means)
-            found += _of_batch(model, batch, variants, reference, generator)
+            total += _of_batch(model, batch, variants, reference, generator)
             progress.update(len(batch))
-    return found
+    return total
 
 
 def _of_batch(
@@ -131,11 +131,11 @@ def _of_batch(
     drawn = torch.multinomial(log_answers.detach().exp().flatten(0, 1).cpu(), 1, generator=generator)
     surprise = log_answers.flatten(0, 1).gather(1, drawn.to(log_answers.device)).sum()
     leaves = [stored[place] for place in places]
-    first, second = (torch.autograd.grad(own, leaves, retain_graph=True) for own in (increase, surprise))
+    first, second = (torch.autograd.grad(scalar, leaves, retain_graph=True) for scalar in (increase, surprise))
     rows = []
     for (edit,), leaf, slope, score in zip(variants, leaves, first, second, strict=True):
         change = edit.applied(leaf.detach(), reference) - leaf.detach()
         # Positions are ablated together. The draws of different positions are independent, so their products average 0.
-        linear, random = ((change * own).double().sum(dim=1) for own in (slope, score))
+        linear, random = ((change * gradient).double().sum(dim=1) for gradient in (slope, score))
         rows.append((linear + random.square() / (2 * NATS_PER_BIT)).sum(dim=0).cpu() / trials.n_scored)
     return torch.stack(rows)

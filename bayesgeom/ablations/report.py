@@ -137,8 +137,8 @@ class AblationReport(Report):
 
         Each interval is its own, at 95 %, where there are too few sequences for that: see `is_familywise`.
         """
-        own = self._exactly(self.kl_increase_bits)
-        return familywise_low(own.value, *own.ends, len(self.ablations) if self.is_familywise else 1) > 0
+        effect = self._exactly(self.kl_increase_bits)
+        return familywise_low(effect.value, *effect.ends, len(self.ablations) if self.is_familywise else 1) > 0
 
     @property
     def n_raising(self) -> int:
@@ -148,7 +148,7 @@ class AblationReport(Report):
     @property
     def uniform_kl_bits(self) -> float:
         """KL of a uniform prediction on the same sequences; NaN in older reports, which lack it."""
-        known = [own for own in self.unablated_kl_bits.baselines if own.name == UNIFORM]
+        known = [baseline for baseline in self.unablated_kl_bits.baselines if baseline.name == UNIFORM]
         return float(known[0].value) if known else math.nan
 
     @property
@@ -168,7 +168,7 @@ class AblationReport(Report):
 
     def _exactly(self, effect: Estimate) -> Estimate:
         """Return the effect with value and interval set to exactly 0 where the ablation changes no logit."""
-        value, low, high = (np.where(self.inert, 0.0, own) for own in (effect.value, *effect.ends))
+        value, low, high = (np.where(self.inert, 0.0, array) for array in (effect.value, *effect.ends))
         return replace(effect, value=value, low=low, high=high)
 
     def headlines(self) -> Sequence[Headline]:
@@ -194,13 +194,13 @@ class AblationReport(Report):
     def _largest(self) -> Headline:
         """Return the largest KL increase; with too few sequences to allow for its choice, with its own interval."""
         effects = self._exactly(self.kl_increase_bits)
-        (top,), own = effects.extreme("largest")
+        (top,), largest = effects.extreme("largest")
         label, count = f"largest KL increase: {self.ablations[top]}", len(self.ablations)
-        if own.reason_at() in (Reason.MANY, Reason.HIDDEN) and not effects[top].is_withheld:
+        if largest.reason_at() in (Reason.MANY, Reason.HIDDEN) and not effects[top].is_withheld:
             line = headline_of(self, "kl_increase_bits", (top,), label, own=effects[top], verdict="")
             line = replace(line, why=str(Reason.CHOICE_IGNORED))
         else:
-            line = headline_of(self, "kl_increase_bits", (top,), label, own=own, chosen_of=count)
+            line = headline_of(self, "kl_increase_bits", (top,), label, own=largest, chosen_of=count)
         return replace(line, verdict=str(Verdict.PREVIEW)) if self.is_preview else line
 
     def _effect(self, at: int) -> Headline:
@@ -248,17 +248,17 @@ class AblationReport(Report):
         order = sorted(alike, key=lambda title: ranked[0] not in alike[title])
         groups = {title: alike[title] for title in order if alike[title]}
         is_below = self.kinds[ranked[0]] == "head" and len(heat) > 0
-        for title, found in groups.items():  # each kind has its own axis, as blocks cost more than heads
-            own, labels = self.kl_increase_bits[found[:_N_ROWS]], [self.ablations[i] for i in found[:_N_ROWS]]
-            named = f"{_few(title, _N_ROWS, len(found))}, largest first"
+        for title, indices in groups.items():  # each kind has its own axis, as blocks cost more than heads
+            effects, labels = self.kl_increase_bits[indices[:_N_ROWS]], [self.ablations[i] for i in indices[:_N_ROWS]]
+            named = f"{_few(title, _N_ROWS, len(indices))}, largest first"
             panels.append(Panel.blank(named, is_folded=is_below or len(panels) > 0))
-            add_forest(panels[-1].figure, labels, own.value, own.ends, unit=unit)
+            add_forest(panels[-1].figure, labels, effects.value, effects.ends, unit=unit)
         panels = [*heat, *panels] if is_below else [*panels[:1], *heat, *panels[1:]]
-        title, found = next(iter(groups.items()))
-        along = Panel.blank(f"{_few(title, _N_LINES, len(found))}, along the sequence", is_folded=True)
+        title, indices = next(iter(groups.items()))
+        along = Panel.blank(f"{_few(title, _N_LINES, len(indices))}, along the sequence", is_folded=True)
         scored = range(1, self.kl_increase_bits_by_position.shape[1] + 1)
         add_baseline(along.figure, scored, 0.0, name="baseline: no effect")
-        for i, color in zip(found[:_N_LINES], SERIES, strict=False):
+        for i, color in zip(indices[:_N_LINES], SERIES, strict=False):
             increase = self.kl_increase_bits_by_position[i]
             add_line(along.figure, scored, increase, name=self.ablations[i], color=color)
         at_least(along.figure, LEAST_BITS)

@@ -52,11 +52,11 @@ def film_panel(
     """Draw the last step and an animation of all steps, with the same axes for every step."""
     panel = Panel.blank("Last snapshot; ▶ plays the training", is_wide=True)
     figure = panel.figure
-    drawn = [np.round(own.astype(float), _DIGITS) for own in points]
+    drawn = [np.round(cloud.astype(float), _DIGITS) for cloud in points]
     add_cloud(figure, drawn[-1][:, 0], drawn[-1][:, 1], color, colored_by=colored_by)
     figure.frames = [
-        go.Frame(name=step, data=[go.Scatter(x=own[:, 0], y=own[:, 1])], traces=[0])
-        for step, own in zip(steps, drawn, strict=True)
+        go.Frame(name=step, data=[go.Scatter(x=cloud[:, 0], y=cloud[:, 1])], traces=[0])
+        for step, cloud in zip(steps, drawn, strict=True)
     ]
     label_axes(figure, *axes)
     reach = 1.05 * np.nanmax(np.abs(points), axis=(0, 1))

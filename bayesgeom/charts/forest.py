@@ -40,12 +40,12 @@ def add_forest(
     """
     lo, hi = interval
     name = f"estimate, {INTERVAL}" if np.isfinite(lo).any() else "estimate"
-    low, value, high = (own.clip(*limits) for own in (lo, values, hi))
+    low, value, high = (numbers.clip(*limits) for numbers in (lo, values, hi))
     whiskers = {"type": "data", "symmetric": False, "array": high - value, "arrayminus": value - low, "thickness": 1.6}
     ends = zip(lo, hi, strict=True)
-    told = [f"{INTERVAL} {interval_text(*own)}" if np.isfinite(own).all() else "" for own in ends]
-    _add(figure, labels, (value, values), name, {"color": MEASURED, "size": 8}, error_x=whiskers, text=told)
-    marks = {} if isinstance(levels, float) else {k: own for k, own in levels.items() if np.isfinite(own).any()}
+    texts = [f"{INTERVAL} {interval_text(*pair)}" if np.isfinite(pair).all() else "" for pair in ends]
+    _add(figure, labels, (value, values), name, {"color": MEASURED, "size": 8}, error_x=whiskers, text=texts)
+    marks = {} if isinstance(levels, float) else {k: level for k, level in levels.items() if np.isfinite(level).any()}
     for at, (mark, level) in enumerate(marks.items()):
         is_baseline = mark.startswith("baseline")
         symbol = _SYMBOLS[at % len(_SYMBOLS)] if is_baseline else "line-ns-open"
@@ -87,7 +87,7 @@ def _add(
 def _name_rows(figure: go.Figure, labels: Sequence[str]) -> None:
     """Write short names next to their rows, and long ones above them; set the height of the panel."""
     is_beside = max(map(len, labels), default=0) <= _BESIDE
-    texts = [own if is_beside else wrapped(own, _WRAPPED) for own in labels]
+    texts = [label if is_beside else wrapped(label, _WRAPPED) for label in labels]
     lines = 0 if is_beside else max((text.count("<br>") + 1 for text in texts), default=1)
     height = _ROW + _LINE * lines
     figure.layout.height = _AXES + max(3, len(labels)) * height if is_beside else _AXES + len(labels) * height

@@ -51,10 +51,10 @@ def add_heat(
     low, high = limits or (float(np.nanmin([known.min(), baseline])), float(np.nanmax([known.max(), baseline])))
     scale, low, high, page = _scale(low, high, baseline)
     rows, columns = names or (range(len(values)), range(values.shape[1]))
-    rows = rows if isinstance(rows, range) else categories([wrapped(own, _NAME) for own in rows])
-    columns = columns if isinstance(columns, range) else categories([escaped(own) for own in columns])
+    rows = rows if isinstance(rows, range) else categories([wrapped(name, _NAME) for name in rows])
+    columns = columns if isinstance(columns, range) else categories([escaped(name) for name in columns])
     across, down, what = map(escaped, (*axes, unit))
-    texts = [_cell_text(own, _digits(known) if names is None else 4) for own in map(float, values.flat)]
+    texts = [_cell_text(value, _digits(known) if names is None else 4) for value in map(float, values.flat)]
     has_numbers = len(columns) * max(map(len, texts)) <= _MOST_LETTERS and len(rows) <= _MOST_ROWS
     figure.add_trace(
         go.Heatmap(
@@ -128,7 +128,7 @@ def _add_texts(
             y=[name for name in rows for _ in columns],
             text=list(texts),
             mode="text",
-            textfont={"size": 11, "color": [INKS[int(own >= _DEEP)] for own in depth.flat]},
+            textfont={"size": 11, "color": [INKS[int(level >= _DEEP)] for level in depth.flat]},
             name="cells",
             hoverinfo="skip",
             showlegend=False,

@@ -35,13 +35,13 @@ def add_line(
     band: Band | None = None,
 ) -> None:
     """Add a measured line, and its 95 % interval as a band that is also told on hover; missing values leave a gap."""
-    told = None
+    texts = None
     if band is not None and np.isfinite(band).all(axis=0).any():
         add_band(figure, x, *band, name=f"{name}, {INTERVAL}", color=color)
-        told = ["" if np.isnan(ends).any() else f" ({interval_text(*ends)})" for ends in zip(*band, strict=True)]
+        texts = ["" if np.isnan(ends).any() else f" ({interval_text(*ends)})" for ends in zip(*band, strict=True)]
     mode = "lines" if len(x) > _CROWDED else "lines+markers"
     style = {"line": {"color": color, "width": 2.5}, "marker": {"size": 5, "color": color}}
-    figure.add_trace(go.Scatter(x=list(x), y=y, name=escaped(name), mode=mode, customdata=told, **style))
+    figure.add_trace(go.Scatter(x=list(x), y=y, name=escaped(name), mode=mode, customdata=texts, **style))
 
 
 def add_estimate(
@@ -194,7 +194,7 @@ def add_baseline(
     levels = np.broadcast_to(np.asarray(y, dtype=float), (len(x),))
     is_below, is_gray = levels < floor, color == BASELINE
     is_alone = any(len(run) == 1 for run in _runs(np.isfinite(levels)))
-    told = [f" (beyond the axis: {number_text(own)})" if own < floor else "" for own in levels]
+    texts = [f" (beyond the axis: {number_text(level)})" if level < floor else "" for level in levels]
     symbols = {"symbol": "triangle-down", "size": np.where(is_below, 9, 0)} if is_below.any() else {"size": 6}
     figure.add_trace(
         go.Scatter(
@@ -206,7 +206,7 @@ def add_baseline(
             marker={"color": color, **symbols} if is_alone or is_below.any() else None,
             opacity=None if is_gray else 0.6,
             showlegend=None if is_gray else False,
-            customdata=told if is_below.any() else None,
+            customdata=texts if is_below.any() else None,
         )
     )
 
@@ -237,9 +237,9 @@ def log_floor(values: Float[np.ndarray, "..."], deciding: Float[np.ndarray, "...
         >>> log_floor(np.array([0.25, 0.5]), np.array([0.125, 0.0])), log_floor(np.array([0.25]), np.array([1e-9]))
         (0.1, 1e-06)
     """
-    own, level = (float(each[each > 0].min(initial=np.inf)) for each in (values, deciding))
-    if not np.isfinite(min(own, level)) or level <= SMALLEST_BITS < own:
+    smallest, level = (float(each[each > 0].min(initial=np.inf)) for each in (values, deciding))
+    if not np.isfinite(min(smallest, level)) or level <= SMALLEST_BITS < smallest:
         return SMALLEST_BITS
-    lower = min(own, max(level, SMALLEST_BITS))
+    lower = min(smallest, max(level, SMALLEST_BITS))
     decade = 10.0 ** np.floor(np.log10(lower))
     return float(max(digit * decade for digit in (0.5, 1, 2, 5) if digit * decade < lower))

@@ -93,10 +93,10 @@ def _add_polygon(
     closed = np.concatenate([edge, edge[:1]])
     line = {"color": BASELINE, "width": 1}
     _add(figure, x=closed[:, 0] + shift, y=closed[:, 1], mode="lines", line=line, hoverinfo="skip")
-    told = [" ".join(f"{share:.2f}" for share in own).replace("-", "−") for own in points[drawn]]
+    texts = [" ".join(f"{share:.2f}" for share in point).replace("-", "−") for point in points[drawn]]
     marker = {"size": 4.5, "opacity": 0.8, "color": belief_colors(belief[drawn])}
     shown = f"{escaped(name)}<br>%{{customdata}}<extra></extra>"
-    _add(figure, x=at[:, 0] + shift, y=at[:, 1], mode="markers", marker=marker, customdata=told, hovertemplate=shown)
+    _add(figure, x=at[:, 0] + shift, y=at[:, 1], mode="markers", marker=marker, customdata=texts, hovertemplate=shown)
     style = {"color": [SERIES[i] for i in range(len(edge))], "size": 15}
     names = [str(i) for i in range(len(edge))]
     _add(figure, x=out[:, 0] + shift, y=out[:, 1], mode="text", text=names, textfont=style, hoverinfo="skip")
@@ -124,7 +124,7 @@ def _add_sorted(
     order = np.argsort(-belief[columns], axis=1, kind="stable")
     parts = [np.take_along_axis(points[columns], order, axis=1).T.round(3) for points in shown.values()]
     gap = np.full((belief.shape[1], max(1, len(columns) // 40)), np.nan)
-    cells = np.concatenate([part for own in parts for part in (gap, own)][1:], axis=1)
+    cells = np.concatenate([part for block in parts for part in (gap, block)][1:], axis=1)
     most = float(np.max(belief[columns], initial=0.0)) or 1.0
     names = (range(1, 1 + len(cells)), range(1, 1 + cells.shape[1]))
     axes = ("positions, most certain first", "hypothesis, by exact rank")

@@ -105,11 +105,11 @@ class ContributionsReport(Report):
     @property
     def kl_increase_bits_by_part(self) -> Float[np.ndarray, "layer part"]:
         """Bits lost without each head of a layer, then without its MLP or what else writes; NaN where there is none."""
-        found = np.full((self.n_layers, self.n_heads + 1), np.nan)
+        bits = np.full((self.n_layers, self.n_heads + 1), np.nan)
         is_inside = self.layer >= 0
         columns = np.where(self.head >= 0, self.head, self.n_heads)
-        found[self.layer[is_inside], columns[is_inside]] = self.kl_increase_bits.value[is_inside]
-        return found
+        bits[self.layer[is_inside], columns[is_inside]] = self.kl_increase_bits.value[is_inside]
+        return bits
 
     def headlines(self) -> Sequence[Headline]:
         """Return the largest effects and the model's own KL."""
@@ -132,9 +132,9 @@ class ContributionsReport(Report):
         last = "mlp" if "mlp" in self.kinds else "block"
         ticks = {"tickvals": [*heads, self.n_heads], "ticktext": [*map(str, heads), last]}
         heat.figure.update_xaxes(tickmode="array", **ticks)
-        forest, found = Panel.blank("Bits lost without each term, largest first"), order[:_N_ROWS]
-        own = self.kl_increase_bits[found]
-        add_forest(forest.figure, [self.components[at] for at in found], own.value, own.ends, unit="bits lost")
+        forest, top = Panel.blank("Bits lost without each term, largest first"), order[:_N_ROWS]
+        lost = self.kl_increase_bits[top]
+        add_forest(forest.figure, [self.components[at] for at in top], lost.value, lost.ends, unit="bits lost")
         return heat, forest
 
 
@@ -176,8 +176,8 @@ def _report(terms: "_Terms", n: int, seed: int) -> ContributionsReport:
     """Measure `n` sequences, with the means of others."""
     total, count = torch.zeros(()), 0
     with phase("means", N_REFERENCE, "sequence") as shown:
-        for trials, own, _ in terms.batches(N_REFERENCE, derived_seed(seed, _MEANS)):
-            total, count = total.to(own) + own.sum(dim=1, keepdim=True), count + len(trials)
+        for trials, written, _ in terms.batches(N_REFERENCE, derived_seed(seed, _MEANS)):
+            total, count = total.to(written) + written.sum(dim=1, keepdim=True), count + len(trials)
             shown.update(len(trials))
     lost, toward, kl, example = (
         list[np.ndarray](),
@@ -186,23 +186,23 @@ def _report(terms: "_Terms", n: int, seed: int) -> ContributionsReport:
         list[tuple[Tensor, Tensor]](),
     )
     with phase("contributions", n, "sequence") as shown:
-        for trials, own, logits in terms.batches(n, derived_seed(seed, Branch.TRIALS)):
+        for trials, written, logits in terms.batches(n, derived_seed(seed, Branch.TRIALS)):
             exact = trials.at_scored(trials.predictive)
             kl.append(terms.kl_bits(exact, logits))
-            without = logits - own + total / count
+            without = logits - written + total / count
             lost.append(np.stack([terms.kl_bits(exact, each) - kl[-1] for each in without], axis=1))
-            expected = einsum(exact, own, "b q a, c b q a -> b c") / exact.shape[1]
+            expected = einsum(exact, written, "b q a, c b q a -> b c") / exact.shape[1]
             toward.append(expected.cpu().numpy() / NATS_PER_BIT)
-            example = example or [(own[:, 0], logits[0])]
+            example = example or [(written[:, 0], logits[0])]
             shown.update(len(trials))
     components, ((parts, logits),) = terms.components(), example
     middle, spec, draws = parts.shape[1] // 2, terms.model.spec, derived_seed(seed, Branch.RESAMPLING)
     centered = (logits - logits.mean(dim=-1, keepdim=True))[middle]
     report = ContributionsReport(
-        components=tuple(own.label for own in components),
-        kinds=tuple(own.kind for own in components),
-        layer=np.array([own.layer for own in components]),
-        head=np.array([own.head for own in components]),
+        components=tuple(component.label for component in components),
+        kinds=tuple(component.kind for component in components),
+        layer=np.array([component.layer for component in components]),
+        head=np.array([component.head for component in components]),
         n_layers=spec.n_layers,
         n_heads=spec.n_heads,
         kl_increase_bits=effects_of(np.concatenate(lost), draws),
@@ -264,7 +264,7 @@ class _Terms:
         for writer, update in self.writers.updates(stored, stored):
             rest = rest - update.double()
             parts = self._split(trials, update) if writer.kind == "embedding" else (update,)
-            terms += [scale * (own.double() @ matrix) for own in parts]
+            terms += [scale * (part.double() @ matrix) for part in parts]
         centered = logits - logits.mean(dim=-1, keepdim=True)
         self._check_sum(scale, rest @ matrix, centered)
         return torch.stack([*terms, centered - torch.stack(terms).sum(dim=0)]), logits

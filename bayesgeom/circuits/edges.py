@@ -74,8 +74,8 @@ class _Given(AblationMode):
     def replacement(
         self, values: Shaped[Tensor, "..."], site: Site, layer: int, reference: Reference
     ) -> Shaped[Tensor, "..."]:
-        own = self.values if self.values.shape[1] == values.shape[1] else self.values[:, self.rows]
-        return own[:, :, None] if site == Z else own
+        chosen = self.values if self.values.shape[1] == values.shape[1] else self.values[:, self.rows]
+        return chosen[:, :, None] if site == Z else chosen
 
 
 Edge = tuple[Writer, Receiver]
@@ -141,7 +141,7 @@ class PathsRun:
         """Check all arguments before anything runs."""
         writers = Writers(model, by="paths")
         serial = frozenset(layer for layer in model.layers_of(MLP_OUT) if mlp_reads(model, layer) != RESID_PRE)
-        sending = _chosen("sender", senders, {own.label: [own] for own in writers.every})
+        sending = _chosen("sender", senders, {writer.label: [writer] for writer in writers.every})
         receiving = sorted(_chosen("receiver", receivers, _receivers(model)), key=_order)
         edges = tuple((a, b) for b in receiving for a in sending if b.reads(a, serial))
         if not edges:
@@ -158,8 +158,8 @@ class PathsRun:
 
     def report(self, n: int, seed: int) -> PathsReport:
         """Measure `n` sequences, with means of others, and the strongest edges with random changes."""
-        own, spec = self.model.replayer(), self.model.spec
-        replayer = own if isinstance(own, Replay | PrefixReplay) else PlainLoop(self.model)
+        engine, spec = self.model.replayer(), self.model.spec
+        replayer = engine if isinstance(engine, Replay | PrefixReplay) else PlainLoop(self.model)
         with phase("means"):
             n_others = at_most(self.task, N_REFERENCE)
             others = self._blocks(n_others, derived_seed(seed, _MEANS))
@@ -168,9 +168,9 @@ class PathsRun:
         parts = [trials for block in drawn for trials in batches(block, spec)]
         measuring = EdgeReplay(writers=self.writers, replayer=replayer, means=means)
         with phase("edges", len(parts) * len(self.edges), "edge") as shown:
-            found = [measuring.kl_bits(trials, self.edges, shown.update) for trials in parts]
-        kl = np.concatenate([own for own, _ in found])
-        lost = np.concatenate([without for _, without in found], axis=1).T - kl[:, None]
+            scores = [measuring.kl_bits(trials, self.edges, shown.update) for trials in parts]
+        kl = np.concatenate([whole for whole, _ in scores])
+        lost = np.concatenate([without for _, without in scores], axis=1).T - kl[:, None]
         strongest = np.argsort(-lost.mean(axis=0), kind="stable")[:N_LISTED]
         chance = np.full((N_DRAWS, len(self.edges)), np.nan)
         turns = _rotations(spec.d_model, derived_seed(seed, _CHANCE))
@@ -231,7 +231,7 @@ class EdgeReplay:
         stored, places = baseline.stored, self.writers.places()
         deviations = {place: self.means[place].to(stored[place]) - stored[place] for place in places}
         every, senders = self.writers.updates(deviations, stored), {sender for sender, _ in edges}
-        changes = {own: (x.clone() if turn is None else x @ turn.to(x)) for own, x in every if own in senders}
+        changes = {writer: (x.clone() if turn is None else x @ turn.to(x)) for writer, x in every if writer in senders}
 
         def kl_of(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float[np.ndarray, " sequence"]:
             kl: np.ndarray = exact.scores(logits)[0].mean(axis=1)
@@ -240,8 +240,8 @@ class EdgeReplay:
         without, reference = np.zeros((len(edges), len(trials))), BatchReference({}, baseline)
         for numbers, variants in self._variants(baseline, edges, changes):
             for which, logits in edited_logits(self.replayer, baseline, variants, reference):
-                for at, own in zip(which, logits, strict=True):
-                    without[numbers[at]] = kl_of(own)
+                for at, edited in zip(which, logits, strict=True):
+                    without[numbers[at]] = kl_of(edited)
             tell(len(numbers))
         return kl_of(baseline.logits), without
 
@@ -249,15 +249,15 @@ class EdgeReplay:
         self, baseline: BaselinePass, edges: Sequence[Edge], changes: Mapping[Writer, Tensor]
     ) -> Iterator[tuple[list[int], list[Variant]]]:
         """Yield edits that stand for edges to one kind of input in one layer, a few senders at a time."""
-        numbered = sorted(enumerate(edges), key=lambda own: _order(own[1][1])[:2])
-        for (layer, kind), group in groupby(numbered, key=lambda own: _order(own[1][1])[:2]):
+        numbered = sorted(enumerate(edges), key=lambda entry: _order(entry[1][1])[:2])
+        for (layer, kind), group in groupby(numbered, key=lambda entry: _order(entry[1][1])[:2]):
             by_sender: dict[Writer, list[tuple[int, Receiver]]] = {}
             for number, (sender, receiver) in group:
                 by_sender.setdefault(sender, []).append((number, receiver))
             listed = list(by_sender)
             for start in range(0, len(listed), _AT_ONCE):
                 chosen = listed[start : start + _AT_ONCE]
-                received = self._received(baseline, kind, layer, [changes[own] for own in chosen])
+                received = self._received(baseline, kind, layer, [changes[writer] for writer in chosen])
                 each = [
                     (number, (_edit(receiver, values, baseline.rows),))
                     for sender, values in zip(chosen, received, strict=True)
@@ -274,7 +274,7 @@ class EdgeReplay:
                 return self.replayer.heads_received(baseline, layer, changes)
             case "mlp":
                 return self.replayer.mlp_received(baseline, layer, changes)
-        return (baseline.stored[RESID_POST, layer - 1] + own for own in changes)
+        return (baseline.stored[RESID_POST, layer - 1] + change for change in changes)
 
 
 def _edit(receiver: Receiver, values: Tensor, rows: Int64[Tensor, " query_pos"]) -> Replace:
@@ -299,13 +299,14 @@ def _receivers(model: Model) -> Mapping[str, list[Receiver]]:
     """Return all receivers whose inputs can be changed, by their labels; that of a head stands for its three inputs."""
     has = {site: frozenset(model.layers_of(site)) for site in (Q, Q_ROT, K, K_ROT)}
     heads = frozenset(model.layers_of(Z, V)) & (has[Q] | has[Q_ROT]) & (has[K] | has[K_ROT])
-    found = dict[str, list[Receiver]]()
-    for layer, head, own in product(sorted(heads), range(model.spec.n_heads), HEAD_INPUTS):
-        receiver = Receiver(layer=layer, input=own, head=head)
-        found.setdefault(receiver.part, []).append(receiver)
-        found[receiver.label] = [receiver]
+    named = dict[str, list[Receiver]]()
+    for layer, head, head_input in product(sorted(heads), range(model.spec.n_heads), HEAD_INPUTS):
+        receiver = Receiver(layer=layer, input=head_input, head=head)
+        named.setdefault(receiver.part, []).append(receiver)
+        named[receiver.label] = [receiver]
     rest = [Receiver(layer=layer, input="mlp") for layer in model.layers_of(MLP_OUT)]
-    return found | {own.label: [own] for own in (*rest, Receiver(layer=model.spec.n_layers, input="output"))}
+    rest.append(Receiver(layer=model.spec.n_layers, input="output"))
+    return named | {receiver.label: [receiver] for receiver in rest}
 
 
 def _chosen(what: str, labels: Sequence[str] | None, named: Mapping[str, list[Own]]) -> list[Own]:
@@ -313,7 +314,7 @@ def _chosen(what: str, labels: Sequence[str] | None, named: Mapping[str, list[Ow
     known = list(named)
     if labels is not None and not labels:
         raise InvalidArgument(f"{what}s is empty: name at least one, such as {known[0]!r}, or omit it for all.")
-    for label in (own for own in labels or () if own not in named):
+    for label in (name for name in labels or () if name not in named):
         few = f"{', '.join(known[:3])} … {known[-1]}"
         raise UnknownName(f"there is no {what} named {label!r}. There are: {few}.{suggested(label, known)}")
-    return list(dict.fromkeys(own for label in (known if labels is None else labels) for own in named[label]))
+    return list(dict.fromkeys(part for label in (known if labels is None else labels) for part in named[label]))

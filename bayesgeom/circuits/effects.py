@@ -26,9 +26,9 @@ _ROUNDING = 1e-7  # bits, of logits in float32
 def effects_of(lost: Float[np.ndarray, "sequence entry"], seed: int) -> Estimate:
     """Return the mean KL increase of every entry; one that is rounding in every sequence has no effect, exactly."""
     lost = np.where((np.abs(lost) < _ROUNDING).all(axis=0), 0.0, lost)
-    found = mean_estimate(lost, seed=seed, baselines=[Baseline.of("baseline", NO_EFFECT, 0.0)])
-    low, high = (np.where((lost == 0).all(axis=0), 0.0, end) for end in found.ends)
-    return replace(found, low=low, high=high)
+    estimate = mean_estimate(lost, seed=seed, baselines=[Baseline.of("baseline", NO_EFFECT, 0.0)])
+    low, high = (np.where((lost == 0).all(axis=0), 0.0, end) for end in estimate.ends)
+    return replace(estimate, low=low, high=high)
 
 
 def ranked(effects: Estimate) -> list[int]:
@@ -54,10 +54,10 @@ def answer_of(effects: Estimate, before: Estimate, labels: Sequence[str], findin
 def headlines_of(report: Report, labels: Sequence[str], first: str, *, most: int) -> Sequence[Headline]:
     """Return the largest effects; the interval of the first allows for its choice, if there are enough sequences."""
     effects = report.estimate(FIELD)
-    (top,), own = effects.extreme("largest")
+    (top,), effect = effects.extreme("largest")
     label = f"{first}: {labels[top]}"
-    line = headline_of(report, FIELD, (top,), label, own=own, chosen_of=len(labels))
-    if own.reason_at() in (Reason.MANY, Reason.HIDDEN) and not effects[top].is_withheld:
+    line = headline_of(report, FIELD, (top,), label, own=effect, chosen_of=len(labels))
+    if effect.reason_at() in (Reason.MANY, Reason.HIDDEN) and not effects[top].is_withheld:
         line = headline_of(report, FIELD, (top,), label, own=effects[top], verdict="")
         line = replace(line, why=str(Reason.CHOICE_IGNORED))
     return line, *(headline_of(report, FIELD, (at,), labels[at]) for at in ranked(effects)[1:most])

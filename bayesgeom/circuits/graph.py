@@ -95,12 +95,12 @@ class PathsReport(Report):
         shown = [at for at in ranked(self.kl_increase_bits)[:N_SHOWN] if self.kl_increase_bits.value[at] > 0]
         graph = Panel.blank(f"The {len(shown)} strongest of {len(self.edges):,} edges, layers upward", is_wide=True)
         self._draw(graph.figure, shown)
-        forest, found = (
+        forest, strongest = (
             Panel.blank("KL increase without each edge, largest first"),
             ranked(self.kl_increase_bits)[:N_LISTED],
         )
-        own, labels = self.kl_increase_bits[found], [self.edges[at] for at in found]
-        add_forest(forest.figure, labels, own.value, own.ends, unit="KL increase (bits)")
+        effects, labels = self.kl_increase_bits[strongest], [self.edges[at] for at in strongest]
+        add_forest(forest.figure, labels, effects.value, effects.ends, unit="KL increase (bits)")
         return graph, forest
 
     def _draw(self, figure: "go.Figure", shown: Sequence[int]) -> None:
@@ -127,7 +127,7 @@ class PathsReport(Report):
             line = go.Scatter(x=[x0, x1], y=[y0, y1], mode="lines", line=style, opacity=0.85, showlegend=False)
             text = f"{self.edges[at]}: {number_text(float(bits[at]))} bits"
             figure.add_trace(line.update(hoverinfo="text", text=[text, text]))
-        for kind in (own for own in colors if own in {self.inputs[at] for at in shown}):
+        for kind in (input_kind for input_kind in colors if input_kind in {self.inputs[at] for at in shown}):
             heads = [line[2:] for at, line in zip(shown, lines, strict=True) if self.inputs[at] == kind]
             xy, marker = np.array(heads), {"symbol": "triangle-up", "size": 10, "color": colors[kind]}
             name = f"to {kind}"
@@ -154,7 +154,7 @@ class PathsReport(Report):
         )
         figure.update_xaxes(range=[-0.08, 1.08], visible=False)
         names = ["", *map(str, range(self.n_layers)), ""]
-        heights = [own.height for own in places]
+        heights = [place.height for place in places]
         first, last = int(np.floor(min(heights))), int(np.ceil(max(heights)))
         rows = list(range(-1, self.n_layers + 1))
         figure.update_yaxes(range=[first - 0.5, last + 0.3], tickvals=rows, ticktext=names)
@@ -181,17 +181,17 @@ class _Part(NamedTuple):
 
 def _places(parts: Iterable[_Part]) -> Mapping[_Part, tuple[float, float]]:
     """Return x and y of every part: heads of a layer evenly spaced, and the MLPs to the right of them."""
-    found = dict[_Part, tuple[float, float]]()
-    ordered = sorted(parts, key=lambda own: (own.height, own.order, own.name))
-    for height, row in groupby(ordered, key=lambda own: own.height):
+    coordinates = dict[_Part, tuple[float, float]]()
+    ordered = sorted(parts, key=lambda part: (part.height, part.order, part.name))
+    for height, row in groupby(ordered, key=lambda part: part.height):
         members = list(row)
         for at, part in enumerate(members):
             is_inside = part.order >= 0
             # Rows are shifted by turns, so that an edge misses the parts of a row between its ends.
             shift = _SHIFT * (-1) ** int(height) if is_inside else 0.0
             x = 0.8 * (at + 0.5) / len(members) + shift if is_inside else _MLPS if height % 1 else _MIDDLE
-            found[part] = x, height
-    return found
+            coordinates[part] = x, height
+    return coordinates
 
 
 def paths_report(
@@ -209,13 +209,13 @@ def paths_report(
     level = Baseline.of("chance", RANDOM, chance.mean(axis=0), low=chance.min(axis=0), high=chance.max(axis=0))
     return PathsReport(
         edges=tuple(f"{sender.label} → {receiver.label}" for sender, receiver in edges),
-        senders=tuple(own.label for own in senders),
-        receivers=tuple(own.part for own in receivers),
-        inputs=tuple(own.input for own in receivers),
-        sender_layer=np.array([own.layer for own in senders]),
-        sender_head=np.array([own.head for own in senders]),
-        receiver_layer=np.array([own.layer for own in receivers]),
-        receiver_head=np.array([own.head for own in receivers]),
+        senders=tuple(sender.label for sender in senders),
+        receivers=tuple(receiver.part for receiver in receivers),
+        inputs=tuple(receiver.input for receiver in receivers),
+        sender_layer=np.array([sender.layer for sender in senders]),
+        sender_head=np.array([sender.head for sender in senders]),
+        receiver_layer=np.array([receiver.layer for receiver in receivers]),
+        receiver_head=np.array([receiver.head for receiver in receivers]),
         n_layers=shape[0],
         n_heads=shape[1],
         kl_increase_bits=replace(effects, baselines=(*effects.baselines, level)),

@@ -102,13 +102,13 @@ class PatchReport(Report):
         ends = [headline_of(self, name) for name in ("clean_bits", "corrupted_bits")]
         if np.isnan(self.recovered.value).all():
             return ends
-        at, own = self.recovered.extreme("largest")
+        at, largest = self.recovered.extreme("largest")
         label = f"largest share recovered: L{at[0]}, {self.tokens[at[1]]}"
         count = int(np.isfinite(self.recovered.value).sum())
-        if own.reason_at() in (Reason.MANY, Reason.HIDDEN) and not self.recovered[at].is_withheld:
+        if largest.reason_at() in (Reason.MANY, Reason.HIDDEN) and not self.recovered[at].is_withheld:
             line = headline_of(self, "recovered", at, label, own=self.recovered[at], verdict="")
             return [replace(line, why=str(Reason.CHOICE_IGNORED)), *ends]
-        return [headline_of(self, "recovered", at, label, own=own, chosen_of=count, verdict=""), *ends]
+        return [headline_of(self, "recovered", at, label, own=largest, chosen_of=count, verdict=""), *ends]
 
     def answer(self) -> Opening | None:
         if not np.isfinite(self.recovered.value).any():
@@ -124,19 +124,19 @@ class PatchReport(Report):
         rows, unit = range(len(self.recovered.value)), "share recovered"
         title = f"Share recovered by patching {self.site}"
         if np.isfinite(self.recovered.value).any():
-            (layer, position), own = self.recovered.extreme("largest")
-            title = f"{title}: at most {percent_text(float(own))}, at L{layer}, {self.tokens[position]}"
-        found = [Panel.blank(title, is_wide=True)]
+            (layer, position), largest = self.recovered.extreme("largest")
+            title = f"{title}: at most {percent_text(float(largest))}, at L{layer}, {self.tokens[position]}"
+        panels = [Panel.blank(title, is_wide=True)]
         axes = ("position and token", "layer")
-        heat = found[0].figure
+        heat = panels[0].figure
         add_heat(heat, self.recovered.value, unit=unit, baseline=0.0, names=(rows, columns), axes=axes)
         heat.layout.yaxis.range = [-0.5, len(rows) - 0.5]  # layers upward
         heat.layout.height += _LETTER * max(map(len, columns))
         if self.recovered_by_head.value.size:
-            found.append(Panel.blank("The same by head, at the position where it recovers most"))
+            panels.append(Panel.blank("The same by head, at the position where it recovers most"))
             most = np.fmax.reduce(self.recovered_by_head.value, axis=2)
-            add_heat(found[1].figure, most, unit=unit, baseline=0.0)
-        return found
+            add_heat(panels[1].figure, most, unit=unit, baseline=0.0)
+        return panels
 
 
 @checked("model", "clean", "corrupted", "answers")
@@ -217,10 +217,10 @@ class _Pairs:
         Raises:
             InvalidArgument: They do not belong together. TaskMismatch: They do not fit the model.
         """
-        are_drawn = [isinstance(own, Trials) for own in (clean, corrupted)]
+        are_drawn = [isinstance(sequences, Trials) for sequences in (clean, corrupted)]
         if any(are_drawn) and not all(are_drawn):
             raise InvalidArgument("clean and corrupted must be of one form: both sequences of a task, or both texts.")
-        given = [_ids(model, own, name) for own, name in ((clean, "clean"), (corrupted, "corrupted"))]
+        given = [_ids(model, sequences, name) for sequences, name in ((clean, "clean"), (corrupted, "corrupted"))]
         _check_lengths(model, *given)
         device, exact = model.spec.device, None
         if isinstance(clean, Trials) and isinstance(corrupted, Trials):
@@ -228,8 +228,8 @@ class _Pairs:
             exact = clean if clean.has_posterior and answers is None else None
         elif answers is None:
             raise InvalidArgument("texts and ids need answers=(right, wrong), two tokens whose logits are compared.")
-        tokens = [torch.tensor(own, device=device) for own in given]
-        clean_trials, corrupted_trials = (_scored_last(own, exact) for own in tokens)
+        tokens = [torch.tensor(ids, device=device) for ids in given]
+        clean_trials, corrupted_trials = (_scored_last(ids, exact) for ids in tokens)
         if torch.equal(*tokens):
             raise InvalidArgument("clean and corrupted are the same tokens: patching would change nothing.")
         for trials in (clean_trials, corrupted_trials):
@@ -244,11 +244,11 @@ class _Pairs:
     def parts(self, model: Model) -> Iterator["_Pairs"]:
         """Yield batches of pairs that fit the memory."""
         start = 0
-        for own in batches(self.clean, model.spec):
-            rows = slice(start, start + len(own))
+        for part in batches(self.clean, model.spec):
+            rows = slice(start, start + len(part))
             answers = None if self.answers is None else self.answers[rows]
-            yield _Pairs(clean=own, corrupted=self.corrupted.rows(rows), answers=answers, tokens=self.tokens)
-            start += len(own)
+            yield _Pairs(clean=part, corrupted=self.corrupted.rows(rows), answers=answers, tokens=self.tokens)
+            start += len(part)
 
     def bits(self, logits: Float[Tensor, "pair 1 d_vocab"]) -> Float[np.ndarray, " pair"]:
         """Return the metric of each pair.
@@ -282,17 +282,17 @@ def _ids(model: Model, given: Any, name: str) -> list[list[int]]:
             kind = f"{given.dtype}, {given.layout}, on {given.device}"
             raise InvalidArgument(f"{name} must be a dense tensor of token ids, got one of {kind}.") from error
     listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    if listed and all(isinstance(own, int) for own in listed):
+    if listed and all(isinstance(item, int) for item in listed):
         listed = [listed]
-    texts = [own for own in listed if isinstance(own, str)]
-    rows = [list(own) for own in listed if isinstance(own, list | tuple)]
+    texts = [item for item in listed if isinstance(item, str)]
+    rows = [list(item) for item in listed if isinstance(item, list | tuple)]
     if texts == listed != [] and all(texts):
         if model.tokenizer is None:
             raise InvalidArgument(
                 f"{model.spec.name} has no tokenizer for texts: pass as_model(model, tokenizer=…), or token ids."
             )
-        return [list(own) for own in opened(model.tokenizer, texts)]
-    are_ids = all(own and all(type(i) is int and i.bit_length() < 64 for i in own) for own in rows)  # no truth values
+        return [list(ids) for ids in opened(model.tokenizer, texts)]
+    are_ids = all(row and all(type(i) is int and i.bit_length() < 64 for i in row) for row in rows)  # no truth values
     if len(rows) < len(listed) or not rows or not are_ids:
         raise InvalidArgument(f"{name} must be a text, token ids, a list of either, or Trials; got {shown(given)}.")
     return rows
@@ -302,16 +302,16 @@ def _check_lengths(model: Model, clean: list[list[int]], corrupted: list[list[in
     """Check that there are as many sequences of both kinds, and as many tokens in all."""
     if len(clean) != len(corrupted):
         raise InvalidArgument(f"clean has {len(clean)} sequences and corrupted {len(corrupted)}: pass pairs.")
-    for at, (own, other) in enumerate(zip(clean, corrupted, strict=True)):
-        if len(own) != len(other):
-            texts = [" ".join(_label(model, i) for i in ids) for ids in (own, other)]
+    for at, (row, other) in enumerate(zip(clean, corrupted, strict=True)):
+        if len(row) != len(other):
+            texts = [" ".join(_label(model, i) for i in ids) for ids in (row, other)]
             raise InvalidArgument(
-                f"pair {at}: clean has {len(own)} tokens ({shown(texts[0])}), corrupted {len(other)} "
+                f"pair {at}: clean has {len(row)} tokens ({shown(texts[0])}), corrupted {len(other)} "
                 f"({shown(texts[1])}). Change words for others with as many tokens."
             )
-        if len(own) != len(clean[0]):
+        if len(row) != len(clean[0]):
             raise InvalidArgument(
-                f"pair {at} has {len(own)} tokens, pair 0 has {len(clean[0])}: positions of pairs of one call must "
+                f"pair {at} has {len(row)} tokens, pair 0 has {len(clean[0])}: positions of pairs of one call must "
                 f"agree. Call patch for each length."
             )
 
@@ -326,17 +326,17 @@ def _check_drawn(clean: Trials, corrupted: Trials, *, is_named: bool) -> None:
 
 def _answer_ids(model: Model, answers: Any, n: int) -> list[tuple[int, int]]:
     """Return the ids of both answers of each pair."""
-    is_one = isinstance(answers, tuple) and len(answers) == 2 and all(isinstance(own, str | int) for own in answers)
+    is_one = isinstance(answers, tuple) and len(answers) == 2 and all(isinstance(item, str | int) for item in answers)
     listed = [answers] * n if is_one else answers
     listed = listed if isinstance(listed, list | tuple) else []
-    if len(listed) != n or not all(isinstance(own, Sequence) and len(own) == 2 for own in listed):
+    if len(listed) != n or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in listed):
         raise InvalidArgument(
             f"answers must be (right, wrong), or a list of {n} of these, one for each pair; got {shown(answers)}."
         )
-    found = [(_answer_id(model, right), _answer_id(model, wrong)) for right, wrong in listed]
-    if same := [listed[at] for at, (right, wrong) in enumerate(found) if right == wrong]:
+    ids = [(_answer_id(model, right), _answer_id(model, wrong)) for right, wrong in listed]
+    if same := [listed[at] for at, (right, wrong) in enumerate(ids) if right == wrong]:
         raise InvalidArgument(f"answers {shown(same[0])} are the same token: name two different ones.")
-    return found
+    return ids
 
 
 def _answer_id(model: Model, answer: object) -> int:
@@ -381,7 +381,7 @@ def _scored_last(tokens: Int64[Tensor, "pair pos"], exact: Trials | None) -> Tri
 def _labels(model: Model, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[str, ...]:
     """Return the token at each position, or those of both sequences where they differ."""
     pairs = [[_label(model, i) for i in both] for both in zip(clean, corrupted, strict=True)]
-    return tuple(own if own == other else f"{own} | {other}" for own, other in pairs)
+    return tuple(token if token == other else f"{token} | {other}" for token, other in pairs)
 
 
 def _label(model: Model, token: int) -> str:
@@ -395,14 +395,14 @@ def _label(model: Model, token: int) -> str:
 
 def _replayer(model: Model, site: Site) -> Replayer:
     """Return an engine that keeps and edits this site."""
-    own = model.replayer()
+    engine = model.replayer()
     if site in STAGES:
-        return own
-    match own:
+        return engine
+    match engine:
         case PrefixReplay():
-            return PrefixReplay(model, own.blocks, also=(site,))
+            return PrefixReplay(model, engine.blocks, also=(site,))
         case Replay():
-            return PrefixReplay(model, tuple(own.module.blocks), also=(site,))
+            return PrefixReplay(model, tuple(engine.module.blocks), also=(site,))
     return PlainLoop(model, also=(site,))
 
 
@@ -422,12 +422,12 @@ def _measured(
     places = [
         (layer, part, position) for layer in layers for part in range(len(parts)) for position in range(first, n_pos)
     ]
-    found, ends = list[Values](), list[Float[np.ndarray, "end pair"]]()
+    measured, ends = list[Values](), list[Float[np.ndarray, "end pair"]]()
     with phase(f"patching {site.name}", len(places) * len(pairs.clean), "run") as progress:
-        for own in pairs.parts(model):
-            baseline, donor = (replayer.baseline(trials) for trials in (own.corrupted, own.clean))
-            both = np.stack([own.bits(each.logits) for each in (donor, baseline)])
-            values = np.full((len(own.clean), model.spec.n_layers, len(parts), n_pos), np.nan)
+        for batch in pairs.parts(model):
+            baseline, donor = (replayer.baseline(trials) for trials in (batch.corrupted, batch.clean))
+            both = np.stack([batch.bits(each.logits) for each in (donor, baseline)])
+            values = np.full((len(batch.clean), model.spec.n_layers, len(parts), n_pos), np.nan)
             values[:, list(layers)] = both[1][:, None, None, None]  # equal tokens so far: the run is unchanged
             variants = [
                 _variant(site, layer, parts[part], position, baseline.rows, n_pos) for layer, part, position in places
@@ -435,11 +435,11 @@ def _measured(
             reference = BatchReference(means={}, baseline=baseline, before=donor)
             for chosen, logits in edited_logits(replayer, baseline, variants, reference):
                 for index, patched in zip(chosen, logits, strict=True):
-                    values[(slice(None), *places[index])] = own.bits(patched)
-                progress.update(len(chosen) * len(own.clean))
-            found.append(values)
+                    values[(slice(None), *places[index])] = batch.bits(patched)
+                progress.update(len(chosen) * len(batch.clean))
+            measured.append(values)
             ends.append(both)
-    return np.concatenate(found), np.concatenate(ends, axis=1)
+    return np.concatenate(measured), np.concatenate(ends, axis=1)
 
 
 def _variant(

@@ -75,7 +75,7 @@ class Writers:
         model.require((RESID_PRE, RESID_POST), by=by)
         has = {site: frozenset(model.layers_of(site)) for site in (Z, ATTN_OUT, MLP_OUT)}
         with_heads = sorted(has[Z] & has[ATTN_OUT])
-        self._outputs = {layer: own for layer in with_heads if (own := model.output_of(layer)) is not None}
+        self._outputs = {layer: output for layer in with_heads if (output := model.output_of(layer)) is not None}
         self._norms: dict[int, FrozenNorm] = {}
         self._sites: dict[int, tuple[Site, ...]] = {}
         every, n_heads = [Writer(kind="embedding")], model.spec.n_heads
@@ -99,7 +99,7 @@ class Writers:
             "mlp": (MLP_OUT,),
             "block": (RESID_PRE, RESID_POST),
         }
-        each = ((site, max(own.layer, 0)) for own in self.every for site in sites[own.kind])
+        each = ((site, max(writer.layer, 0)) for writer in self.every for site in sites[writer.kind])
         return tuple(dict.fromkeys(each))
 
     def updates(self, values: Stored, frozen_at: Stored) -> Iterator[tuple[Writer, Float[Tensor, "batch pos d_model"]]]:
@@ -109,7 +109,7 @@ class Writers:
             values: Activations at the `places`, or their differences.
             frozen_at: Activations that give the factor of norms between the heads and the residual stream.
         """
-        wide = {place: own.to(torch.promote_types(own.dtype, torch.float32)) for place, own in values.items()}
+        wide = {place: value.to(torch.promote_types(value.dtype, torch.float32)) for place, value in values.items()}
         heads = dict[int, Tensor]()
         for writer in self.every:
             layer = writer.layer

@@ -93,7 +93,7 @@ class Replace(Edit):
             raise InvalidArgument(f"heads are edited at z, q, k or v, not at {self.site.name!r}, which has none.")
         if self.units is not None and self.site not in UNITS:
             raise InvalidArgument(
-                f"units are those of {' or '.join(own.name for own in UNITS)}, not of {self.site.name}."
+                f"units are those of {' or '.join(site.name for site in UNITS)}, not of {self.site.name}."
             )
 
     @property

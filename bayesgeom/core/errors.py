@@ -203,7 +203,7 @@ def suggested(requested: str, known: Collection[str]) -> str:
         " Perhaps you meant 'calibration'."
     """
     names = {name.lower(): name for name in known}
-    return "".join(f" Perhaps you meant {names[own]!r}." for own in get_close_matches(requested.lower(), names, n=1))
+    return "".join(f" Perhaps you meant {names[name]!r}." for name in get_close_matches(requested.lower(), names, n=1))
 
 
 def _all(names: Collection[str]) -> str:
@@ -259,9 +259,9 @@ def checked(*besides: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 if name not in hints or name in besides or kinds[name] is inspect.Parameter.VAR_KEYWORD:
                     continue
                 values = value if kinds[name] is inspect.Parameter.VAR_POSITIONAL else (value,)
-                for own in values:
-                    check_argument(name, own, hints[name])
-                plain = tuple(_plain(own, hints[name]) for own in values)
+                for item in values:
+                    check_argument(name, item, hints[name])
+                plain = tuple(_plain(item, hints[name]) for item in values)
                 bound.arguments[name] = plain if values is value else plain[0]
             return function(*bound.args, **bound.kwargs)
 
@@ -310,7 +310,7 @@ def integer_of(value: object) -> int | None:
 
 def with_plain_integers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with Python's integers in place of those of NumPy and torch."""
-    return {name: own if (plain := integer_of(own)) is None else plain for name, own in values.items()}
+    return {name: value if (plain := integer_of(value)) is None else plain for name, value in values.items()}
 
 
 def check_types(instance: Any, *, of: str = "") -> None:
@@ -372,7 +372,7 @@ def _plain(value: Any, hint: Any) -> Any:
     if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, Sequence | np.ndarray):
         items = value.tolist() if isinstance(value, np.ndarray | memoryview) else value
         of_each = inside if len(inside) == len(items) and inside[-1] is not ... else inside[:1] * len(items)
-        plain = [_plain(item, own) for item, own in zip(items, of_each, strict=True)] if inside else list(items)
+        plain = [_plain(item, kind) for item, kind in zip(items, of_each, strict=True)] if inside else list(items)
         if not isinstance(value, list | tuple) or not all(map(operator.is_, items, plain)):
             return tuple(plain) if isinstance(value, tuple) else plain
     return value
@@ -437,8 +437,8 @@ def _fits_class(value: Any, kind: Any) -> bool:
     if kind is None:
         return value is None
     if kind is int:
-        own = integer_of(value)
-        return own is not None and abs(own) < 2**63
+        integer = integer_of(value)
+        return integer is not None and abs(integer) < 2**63
     if kind is float:
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         return is_number and (fits(value, int) or (not isinstance(value, Integral) and not math.isnan(value)))
@@ -477,7 +477,7 @@ def _words(hint: Any, *, place: int) -> list[str]:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return ["a mapping"]
     if isinstance(origin, type) and issubclass(origin, Iterable):
-        items = [own for own in inside if own is not ...]
+        items = [item for item in inside if item is not ...]
         several = (
             f" of {' or '.join(dict.fromkeys(_words(items[0], place=1)))}" if items and items[0] is not Any else ""
         )

@@ -369,7 +369,7 @@ def _make_parent(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        file = next((own for own in path.parents if own.is_file()), None)
+        file = next((parent for parent in path.parents if parent.is_file()), None)
         reason = _reason(error) if file is None else f"{file} is a file"
         raise OutputFault(f"cannot make the folder {path.parent}: {reason}. Name another directory.") from error
 

@@ -73,8 +73,8 @@ def _bar(what: str, total: int | None, unit: str, *, done: int, leave: bool, is_
     is_hidden = is_hidden or total is None or sys.stderr is None  # None: the process has no standard error
     size = {} if is_hidden else _size_of(sys.stderr)
     disable = True if is_hidden else None
-    own = {"total": total, "desc": shortened(what, _NAME), "unit": f" {unit}", "bar_format": _FORMAT}
-    return tqdm(**own, initial=done, leave=leave, disable=disable, **size)
+    options = {"total": total, "desc": shortened(what, _NAME), "unit": f" {unit}", "bar_format": _FORMAT}
+    return tqdm(**options, initial=done, leave=leave, disable=disable, **size)
 
 
 def _size_of(stream: Any) -> dict[str, Any]:

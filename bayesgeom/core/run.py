@@ -6,6 +6,7 @@ Trials are sequences drawn from a task, with the exact predictive at every score
 every sequence, and the activations of the recorded ones.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -20,8 +21,7 @@ from torch import Tensor
 
 from bayesgeom.core.batching import even_slices
 from bayesgeom.core.errors import InvalidArgument, MissingSite, unknown_name
-from bayesgeom.stats.information import entropy_bits
-from bayesgeom.stats.observers import WindowObservers
+from bayesgeom.core.observers import WindowObservers
 
 
 @final
@@ -220,8 +220,8 @@ class Trials:
     def __post_init__(self) -> None:
         counts = self.scored.sum(dim=1)
         if len(counts) == 0 or not bool((counts == counts[0]).all()) or int(counts[0]) == 0:
-            found = f"the counts are {counts.tolist()[:8]}"
-            raise InvalidArgument(f"every sequence must score the same, non-zero number of positions; {found}.")
+            listed = f"the counts are {counts.tolist()[:8]}"
+            raise InvalidArgument(f"every sequence must score the same, non-zero number of positions; {listed}.")
 
     def __repr__(self) -> str:
         n, n_pos = self.tokens.shape
@@ -302,8 +302,8 @@ class Trials:
         cut["statistics"] = {name: values[index] for name, values in self.statistics.items()}
         cut["groups"] = None if self.groups is None else self.groups[index]
         cut["observers"] = None if self.observers is None else self.observers.rows(index)
-        own = self.relations
-        cut["relations"] = own.rows(index) if isinstance(own, Relations) else {k: v[index] for k, v in own.items()}
+        maps = self.relations
+        cut["relations"] = maps.rows(index) if isinstance(maps, Relations) else {k: v[index] for k, v in maps.items()}
         return Trials(**cut)
 
     def batches(self, *, at_most: int | None = None, at_least: int = 1) -> Iterator["Trials"]:
@@ -417,11 +417,11 @@ def _check_layout(trials: Trials, task: str) -> None:
         "belief": (torch.float64, (n, n_pos, trials.belief.shape[-1])),
     }
     for name, (dtype, shape) in layout.items():
-        found = vars(trials)[name]
-        if found.dtype != dtype or found.shape != shape:
+        tensor = vars(trials)[name]
+        if tensor.dtype != dtype or tensor.shape != shape:
             raise InvalidArgument(
                 f"task {task!r}: {name} must be {dtype} of shape {shape}, with the sequences, positions and "
-                f"answers of the other fields; it is {found.dtype} of shape {tuple(found.shape)}."
+                f"answers of the other fields; it is {tensor.dtype} of shape {tuple(tensor.shape)}."
             )
 
 
@@ -448,9 +448,9 @@ def _check_causal(relations: Mapping[str, Tensor], query_positions: Int64[Tensor
         ahead = (related & later).any(-1)
         if bool(ahead.any()):
             sequence, query, where = _first(ahead, query_positions)
-            found = (related & later)[sequence, query].nonzero()[0].item()
+            position = (related & later)[sequence, query].nonzero()[0].item()
             raise InvalidArgument(
-                f"relation {name!r} {where} marks position {found} as evidence, which comes later: a causal model "
+                f"relation {name!r} {where} marks position {position} as evidence, which comes later: a causal model "
                 f"cannot see it. Remove positions after the scored one."
             )
 
@@ -579,7 +579,7 @@ class Behavior:
 class WindowScores:
     """Errors of every window observer, in bits.
 
-    The axis `start` follows `bayesgeom.stats.observers.STARTS`; `window` is the number of visible symbols, from 0.
+    The axis `start` follows `bayesgeom.core.observers.STARTS`; `window` is the number of visible symbols, from 0.
 
     Attributes:
         kl_bits: Mean KL(exact ‖ window observer) of every sequence.
@@ -672,27 +672,27 @@ class Run:
         log_answers: Float[Tensor, "streamed query_pos answer"],
     ) -> "Run":
         """Return the run with `streamed`: these statistics of these sequences, in these layers."""
-        static = {site: own for site, own in self.recorded.items() if site.is_static}
-        own = replace(self, trials=trials, log_answers=log_answers, recorded=static)
-        return replace(self, streamed=replace(own, reduced=reduced, reduced_layers=layers))
+        static = {site: values for site, values in self.recorded.items() if site.is_static}
+        run = replace(self, trials=trials, log_answers=log_answers, recorded=static)
+        return replace(self, streamed=replace(run, reduced=reduced, reduced_layers=layers))
 
     def within(self, layers: Sequence[int], sites: Sequence[Site]) -> "Run":
         """Return the run of a model that has only these layers, with sites and statistics that all of them have."""
         every = tuple(range(self.spec.n_layers))
 
-        def cut(stored: Tensor, own: tuple[int, ...]) -> Tensor:
-            return stored if tuple(layers) == own else stored[[own.index(layer) for layer in layers]]
+        def cut(stored: Tensor, available: tuple[int, ...]) -> Tensor:
+            return stored if tuple(layers) == available else stored[[available.index(layer) for layer in layers]]
 
         recorded, reduced = dict[Site, Tensor](), dict[str, Tensor]()
         for site in sites:
-            if site in self.recorded and set(layers) <= set(own := self.layers.get(site, every)):
-                recorded[site] = cut(self.recorded[site], own)
+            if site in self.recorded and set(layers) <= set(available := self.layers.get(site, every)):
+                recorded[site] = cut(self.recorded[site], available)
         for name, stored in self.reduced.items():
-            if set(layers) <= set(own := self.reduced_layers.get(name, every)):
-                reduced[name] = cut(stored, own)
+            if set(layers) <= set(available := self.reduced_layers.get(name, every)):
+                reduced[name] = cut(stored, available)
         spec, masks = replace(self.spec, n_layers=len(layers)), tuple(self.masks[at] for at in layers if self.masks)
-        found = replace(self, spec=spec, recorded=recorded, masks=masks, layers={}, reduced=reduced)
-        return replace(found, reduced_layers={}, streamed=None)
+        run = replace(self, spec=spec, recorded=recorded, masks=masks, layers={}, reduced=reduced)
+        return replace(run, reduced_layers={}, streamed=None)
 
     def reference_entropy_bits(self) -> Float[np.ndarray, "batch query_pos"]:
         """Return the entropy that geometry is compared with, for the recorded sequences.
@@ -701,8 +701,9 @@ class Run:
         own prediction over the whole vocabulary.
         """
         if self.has_posterior:
-            exact: Tensor = entropy_bits(self.trials.at_scored(self.trials.predictive))
-            return exact.cpu().numpy()
+            exact = self.trials.at_scored(self.trials.predictive)
+            entropy: Tensor = -torch.xlogy(exact, exact).sum(-1) / math.log(2)
+            return entropy.cpu().numpy()
         return self.behavior.model_entropy_bits[: self.n_recorded].astype(np.float64)
 
     def vectors(self, site: Site | str, layer: int) -> Float[Tensor, "batch query_pos d"]:
@@ -711,8 +712,8 @@ class Run:
         Raises:
             MissingSite: The site was not recorded.
         """
-        own = site_of(site)
-        return at_scored(own, self.at(own)[layer], self.trials, axes=("key_pos",)).flatten(2)
+        site = site_of(site)
+        return at_scored(site, self.at(site)[layer], self.trials, axes=("key_pos",)).flatten(2)
 
     def visible(self, layer: int) -> Bool[Tensor, "batch query_pos key_pos"]:
         """Return which positions the mask of a layer lets every scored position see, in the recorded sequences."""
@@ -728,10 +729,10 @@ class Run:
             MissingSite: The site was not recorded.
             UnknownName: There is no site of this name.
         """
-        own = site_of(site)
-        if own not in self.recorded:
+        site = site_of(site)
+        if site not in self.recorded:
             stored = ", ".join(sorted(s.name for s in self.recorded)) or "(none)"
             raise MissingSite(
-                f"site {own.name!r} was not recorded in this run of {self.spec.name}. Recorded sites: {stored}.", own
+                f"site {site.name!r} was not recorded in this run of {self.spec.name}. Recorded sites: {stored}.", site
             )
-        return self.recorded[own]
+        return self.recorded[site]

@@ -152,13 +152,13 @@ def fitted(rows: Sequence[Sequence[str]], *, width: int | None = None) -> list[s
         if _total(_widths(rows, columns, cell)) <= width:
             return _block(rows, columns, cell, width)
     keys = columns[: 1 if len({row[0] for row in rows}) == len(rows) else 2]
-    found, rest = list[str](), columns[len(keys) :]
+    lines, rest = list[str](), columns[len(keys) :]
     while rest:
         block = [*keys, rest.pop(0)]
         while rest and _total(_widths(rows, [*block, rest[0]], _CELLS[0])) <= width:
             block.append(rest.pop(0))
-        found += [*([""] if found else []), *_block(rows, block, _CELLS[0], width)]
-    return found
+        lines += [*([""] if lines else []), *_block(rows, block, _CELLS[0], width)]
+    return lines
 
 
 def _widths(rows: Sequence[Sequence[str]], columns: Sequence[int], cell: int) -> list[int]:
@@ -193,13 +193,13 @@ def _parts(text: str) -> list[str]:
 
 def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
     """Return each row as one or more lines, whose cells wrap within these widths."""
-    found = list[str]()
+    lines = list[str]()
     for row in rows:
         cells = [_within(cell, size) for cell, size in zip(row, widths, strict=True)]
         for at in range(max(map(len, cells))):
-            line = (own[at] if at < len(own) else "" for own in cells)
-            found.append("  ".join(part.ljust(size) for part, size in zip(line, widths, strict=True)).rstrip())
-    return found
+            line = (wrapped[at] if at < len(wrapped) else "" for wrapped in cells)
+            lines.append("  ".join(part.ljust(size) for part, size in zip(line, widths, strict=True)).rstrip())
+    return lines
 
 
 def _within(text: str, width: int) -> list[str]:

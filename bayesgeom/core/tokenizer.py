@@ -79,13 +79,13 @@ def decoded_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
     """Return the id of each word that is one token of its own, in order; the form after a space is preferred."""
-    found: dict[str, int] = {}
+    id_by_word: dict[str, int] = {}
     for word in words:
         spellings = [encoded_text(tokenizer, text) for text in (f" {word}", word)]
         whole = [ids[0] for ids in spellings if len(ids) == 1 and _says(tokenizer, ids[0], word)]
-        if whole and word not in found and whole[0] not in found.values():
-            found[word] = whole[0]
-    return found
+        if whole and word not in id_by_word and whole[0] not in id_by_word.values():
+            id_by_word[word] = whole[0]
+    return id_by_word
 
 
 def first_symbols(tokenizer: Tokenizer, words: Sequence[str], n: int, *, kind: str, remedy: str) -> dict[str, int]:
@@ -101,15 +101,15 @@ def first_symbols(tokenizer: Tokenizer, words: Sequence[str], n: int, *, kind: s
     Raises:
         InvalidArgument: Fewer than `n` candidates are single tokens.
     """
-    found = single_tokens(tokenizer, words)
-    if len(found) < n:
+    ids = single_tokens(tokenizer, words)
+    if len(ids) < n:
         listed = ", ".join(words[:N_LISTED]) + (", …" if len(words) > N_LISTED else "")
-        kept = ", ".join([*found][:N_LISTED]) or "none"
+        kept = ", ".join([*ids][:N_LISTED]) or "none"
         raise InvalidArgument(
             f"the task needs {n} {kind} that are single tokens; of the {len(words)} candidates ({listed}) this "
-            f"tokenizer has {len(found)} ({kept}). {remedy}"
+            f"tokenizer has {len(ids)} ({kept}). {remedy}"
         )
-    return dict([*found.items()][:n])
+    return dict([*ids.items()][:n])
 
 
 def punctuation_id(tokenizer: Tokenizer, text: str, *, after: str) -> int:
@@ -127,7 +127,7 @@ def punctuation_id(tokenizer: Tokenizer, text: str, *, after: str) -> int:
 
 def opening(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """Return the ids that this tokenizer puts before a text: a beginning-of-sequence token, or nothing."""
-    plain, special = (encoded_text(tokenizer, text, add_special_tokens=own) for own in (False, True))
+    plain, special = (encoded_text(tokenizer, text, add_special_tokens=with_special) for with_special in (False, True))
     for start in range(len(special) - len(plain) + 1):
         if special[start : start + len(plain)] == plain:
             return tuple(special[:start])
@@ -143,7 +143,7 @@ def opened(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """
     prefix = opening(tokenizer, max(texts, key=len))  # a text that is "<s>" alone does not tell
     ids = (tuple(encoded_text(tokenizer, text)) for text in texts)
-    return [own if prefix and own[: len(prefix)] == prefix else (*prefix, *own) for own in ids]
+    return [text_ids if prefix and text_ids[: len(prefix)] == prefix else (*prefix, *text_ids) for text_ids in ids]
 
 
 def chat_prompts(tokenizer: Tokenizer, messages: Sequence[str]) -> list[tuple[int, ...]]:
@@ -192,15 +192,15 @@ def check_distinct(texts: Sequence[str], ids: Sequence[tuple[int, ...]]) -> None
         InvalidArgument: They have not, as with a tokenizer whose vocabulary lacks their words.
     """
     of_ids: dict[tuple[int, ...], set[str]] = {}
-    for text, own in zip(texts, ids, strict=True):
-        of_ids.setdefault(own, set()).add(text)
+    for text, text_ids in zip(texts, ids, strict=True):
+        of_ids.setdefault(text_ids, set()).add(text)
     if 2 * len(of_ids) > len(set(texts)):
         return
-    own, same = max(of_ids.items(), key=lambda entry: len(entry[1]))
+    shared_ids, same = max(of_ids.items(), key=lambda entry: len(entry[1]))
     first, second = sorted(same)[:2]
     raise InvalidArgument(
         f"this tokenizer gives {len(of_ids)} encodings to {len(set(texts))} different texts: {first!r} and {second!r} "
-        f"are both {list(own[:N_SHOWN])}. Its vocabulary lacks their words; use the tokenizer of the model."
+        f"are both {list(shared_ids[:N_SHOWN])}. Its vocabulary lacks their words; use the tokenizer of the model."
     )
 
 
@@ -211,5 +211,5 @@ def labeled(names: Mapping[int, str], n_ids: int) -> list[str]:
 
 def _says(tokenizer: Tokenizer, token_id: int, text: str) -> bool:
     """Return whether an id decodes to this text, ignoring spaces; the id of unknown words does not."""
-    own = decoded_text(tokenizer, [token_id])
-    return own == text or own.strip() == text.strip() != ""
+    decoded = decoded_text(tokenizer, [token_id])
+    return decoded == text or decoded.strip() == text.strip() != ""

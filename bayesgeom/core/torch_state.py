@@ -149,8 +149,8 @@ def side_by_side(works: Sequence[Callable[[], R]], meanwhile: Iterable[object] =
             waiting = {pool.submit(done, work): place for place, work in enumerate(works)}
             while waiting:
                 if next(steps, _OVER) is _OVER:
-                    if own := next((future for future in waiting if future.cancel()), None):  # it has not begun
-                        yield (place := waiting.pop(own)), works[place]()
+                    if canceled := next((future for future in waiting if future.cancel()), None):  # it has not begun
+                        yield (place := waiting.pop(canceled)), works[place]()
                     else:
                         wait(waiting, return_when=FIRST_COMPLETED)
                 for future in [future for future in waiting if future.done()]:
@@ -390,7 +390,7 @@ def check_differentiable(module: nn.Module, name: str) -> None:
         Traceback (most recent call last):
         bayesgeom.core.errors.InvalidArgument: the weights of demo were made under torch.inference_mode, so they have no gradients: make or load the model outside of it.
     """  # noqa: E501  (one message)
-    if any(own.is_inference() for own in (*module.parameters(), *module.buffers())):
+    if any(tensor.is_inference() for tensor in (*module.parameters(), *module.buffers())):
         raise InvalidArgument(
             f"the weights of {name} were made under torch.inference_mode, so they have no gradients: make or load the "
             f"model outside of it."

@@ -27,9 +27,9 @@ class Verdict(StrEnum):
 
     def __new__(cls, label: str, tone: Tone = "open") -> Self:
         """Return the member of a label, with its tone."""
-        own = str.__new__(cls, label)
-        own._value_, own.tone = label, tone
-        return own
+        member = str.__new__(cls, label)
+        member._value_, member.tone = label, tone
+        return member
 
     MATCHES = "matches", "good"
     """The answer: the interval of the closed share of the gap from context-free predictions lies above 0.99."""
@@ -115,9 +115,9 @@ class Reason(IntEnum):
 
     def __new__(cls, number: int, label: str) -> Self:
         """Return the member of a number, with its label."""
-        own = int.__new__(cls, number)
-        own._value_, own.label = number, label
-        return own
+        member = int.__new__(cls, number)
+        member._value_, member.label = number, label
+        return member
 
     def __str__(self) -> str:
         return self.label

@@ -46,25 +46,25 @@ def probed(
         return on_layers(report, plan.layers[name], run.spec.n_layers) if is_partial else report
 
     def one_by_one() -> Iterator[tuple[int, Report]]:
-        for place, name in enumerate(own):
+        for place, name in enumerate(names):
             return_freed_memory()  # of the network, if it is an untrained one, and of the probe before
             yield place, measured(name)
 
-    found, faults = dict[str, Report](), dict[str, str]()
+    reports, faults = dict[str, Report](), dict[str, str]()
     with phase(f"{run.spec.name}: probes", len(untrained), "probe") as shown:
         foreign = [name for name in untrained if name in plan.contained]
-        own = [name for name in untrained if name not in foreign]
-        own.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end
+        names = [name for name in untrained if name not in foreign]
+        names.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end
         # Side by side, if probes gain from it and the memory holds what several of them compute at a time.
         n_bytes = sum(values.nbytes for values in run.recorded.values())
         is_small = run.spec.n_parameters < LARGE and n_bytes < _MOST_STORED
-        each = side_by_side([partial(measured, name) for name in own], meanwhile) if is_small else one_by_one()
+        each = side_by_side([partial(measured, name) for name in names], meanwhile) if is_small else one_by_one()
         for place, report in each:
-            found[own[place]] = report
+            reports[names[place]] = report
             shown.update()
         for name in foreign:
             with Contained() as measuring:
-                found[name] = measured(name)
+                reports[name] = measured(name)
             if (error := measuring.error) is not None:
                 fault = str(error) if isinstance(error, BayesGeomError) else measuring.fault
                 is_whole = plan.supported[name].is_written_by_user
@@ -72,7 +72,7 @@ def probed(
                 if plan.is_named and len(plan.supported) == 1:
                     raise InvalidArgument(faults[name]) from error
             shown.update()
-    return {name: found[name] for name in untrained if name in found}, faults
+    return {name: reports[name] for name in untrained if name in reports}, faults
 
 
 def _usable(report: object) -> Report:
@@ -98,7 +98,7 @@ def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:
     for name, axes in axes_of(type(report)).items():
         if _AXIS not in axes:
             continue
-        at, own = axes.index(_AXIS), value_of(report, name)
+        at, field_value = axes.index(_AXIS), value_of(report, name)
 
         def spread(values: Shaped[np.ndarray, "..."], at: int = at, name: str = name) -> Shaped[np.ndarray, "..."]:
             if values.dtype.kind != "f":
@@ -107,5 +107,5 @@ def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:
             wide[(slice(None),) * at + (list(layers),)] = values
             return wide
 
-        wider[name] = own.mapped(spread) if isinstance(own, Estimate) else spread(own)
+        wider[name] = field_value.mapped(spread) if isinstance(field_value, Estimate) else spread(field_value)
     return replace(report, **wider)

@@ -93,10 +93,8 @@ class ModelPasses:
         """Run the other sequences, a pass per step, and keep their scores."""
         for block in (part for whole in self._others for part in whole.batches(at_most=_STEP)):
             # Nothing is recorded; a run that keeps fewer of its sequences would be cut into two passes.
-            found = self._model.run(
-                [block], n_recorded=len(block), baseline_predictives=self._task.baseline_predictives
-            )
-            self._scores.append(_scores(found))
+            run = self._model.run([block], n_recorded=len(block), baseline_predictives=self._task.baseline_predictives)
+            self._scores.append(_scores(run))
             yield
 
     def further(self, measurement: Measurement[Any], first: Run) -> tuple[Run, ...]:
@@ -119,12 +117,12 @@ class ModelPasses:
 
         return replace(
             first,
-            behavior=together([own["behavior"] for own in every]),
-            exact_behavior=together([own["exact_behavior"] for own in every]),
+            behavior=together([run["behavior"] for run in every]),
+            exact_behavior=together([run["exact_behavior"] for run in every]),
             baseline_behaviors={
-                name: together([own["baseline_behaviors"][name] for own in every]) for name in first.baseline_behaviors
+                name: together([run["baseline_behaviors"][name] for run in every]) for name in first.baseline_behaviors
             },
-            windows=joined([own["windows"] for own in every if own["windows"] is not None]),
+            windows=joined([run["windows"] for run in every if run["windows"] is not None]),
         )
 
 

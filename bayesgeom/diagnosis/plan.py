@@ -243,14 +243,14 @@ def affordable(plan: Plan, model: Model, trials: Trials, budget: int, n: int) ->
 def with_streams(plan: Plan, model: Model, streamed: frozenset[str], n_streamed: int) -> Plan:
     """The plan in which these probes are streamed: only what they read from the weights is stored."""
     reads = {name: sites_read(model, probe) for name, probe in plan.supported.items()}
-    sites = [site for name, own in reads.items() for site in own if site.is_static or name not in streamed]
+    sites = [site for name, read in reads.items() for site in read if site.is_static or name not in streamed]
     return replace(plan, sites=tuple(dict.fromkeys(sites)), streamed=streamed, n_streamed=n_streamed)
 
 
 def bytes_streamed(model: Model, probes: Iterable[AnyMeasurement], trials: Trials) -> int:
     """The bytes of one sequence's statistics that these probes read."""
-    of = {own: sites_read(model, probe) for probe in probes for own in probe.needs.streamed}
-    layers = {own: model.layers_of(own.site) for own, sites in of.items() if own.site in sites}
+    of = {statistic: sites_read(model, probe) for probe in probes for statistic in probe.needs.streamed}
+    layers = {statistic: model.layers_of(statistic.site) for statistic, sites in of.items() if statistic.site in sites}
     return bytes_per_sequence(model.spec, layers, trials)
 
 

@@ -112,11 +112,11 @@ def capture(
     n = at_most(chosen, n)
     copies = [derived_seed(seed, Branch.UNTRAINED, index) for index in range(n_untrained)]
     manifest = _manifest(subject, chosen, selection, n=n, seed=seed)
-    for own in copies[:1]:
-        _untrained(subject, own)  # before anything is written, so that no work is lost
+    for copy_seed in copies[:1]:
+        _untrained(subject, copy_seed)  # before anything is written, so that no work is lost
     _write(subject, chosen, replace(manifest, untrained=copies), folder)
-    for index, own in enumerate(copies):
-        copy = _untrained(subject, own)
+    for index, copy_seed in enumerate(copies):
+        copy = _untrained(subject, copy_seed)
         part = _manifest(copy, chosen, selection, n=min(n, N_RECORDED), seed=seed)
         _write(copy, chosen, part, folder / UNTRAINED.format(index))
     return folder
@@ -140,7 +140,7 @@ def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, s
     return Manifest(
         spec=model.spec.to_dict(),
         task=task.config(),
-        layers={site.name: own for site, own in recorded.items()},
+        layers={site.name: layers for site, layers in recorded.items()},
         static={site.name: model.layers_of(site) for site in sites if site.is_static},
         dtype=selection.dtype,
         n=n,
@@ -157,7 +157,7 @@ def _sites(model: Model, named: str | Sequence[str] | None) -> list[Site]:
     names = [named] if isinstance(named, str) else named
     if names is None:
         needs = [probe.needs for probe in all_probes().values()]
-        reads = dict.fromkeys(site for own in needs for site in (*own.sites, *own.optional))
+        reads = dict.fromkeys(site for need in needs for site in (*need.sites, *need.optional))
         return [site for site in reads if model.layers_of(site)]
     known = _check_sites(named)
     for name in names:

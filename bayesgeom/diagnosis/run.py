@@ -146,9 +146,9 @@ def _untrained_reports(
     executor: tuple[Batch, str] | None,
 ) -> tuple[dict[str, list[Report]], dict[str, str]]:
     """Return every probe's reports on untrained networks, and why some probes or networks are missing."""
-    found: Iterable[Found]
+    results: Iterable[Found]
     if executor is None:
-        found = (_untrained(model, plan, task, index, **sequences) for index in range(n_untrained))
+        results = (_untrained(model, plan, task, index, **sequences) for index in range(n_untrained))
     else:
         one, n_seen, budget = task.sample(1, seed=sequences["seed"]), sequences["n"], sequences["budget"]
         each = bytes_of_one(model, plan.sites, one)
@@ -156,16 +156,16 @@ def _untrained_reports(
         n_rows = min(n_seen, max(1, (budget - streamed) // max(1, each)))
         n = n_seen if plan.streamed else n_rows
         counts = {"n": n, "seed": sequences["seed"], "bytes": streamed + n_rows * each}
-        found = _sent_untrained(executor, model, plan, task, counts, n_untrained=n_untrained)
+        results = _sent_untrained(executor, model, plan, task, counts, n_untrained=n_untrained)
     reports: dict[str, list[Report]] = {name: [] for name in plan.supported}
     skipped = dict(plan.skipped)
     is_quiet = executor is not None or not n_untrained  # jobs have a bar of their own
     with phase("untrained networks", n_untrained, "network", is_quiet=is_quiet) as shown:
-        for own, faults in found:
+        for network_reports, faults in results:
             before, skipped = skipped.get(_INITIALIZATION, ""), skipped | faults
             if before not in skipped.get(_INITIALIZATION, ""):  # each network that was left out has its reason
                 skipped[_INITIALIZATION] = f"{before} {skipped[_INITIALIZATION]}"
-            for name, report in own.items():
+            for name, report in network_reports.items():
                 reports[name].append(report)
             shown.update(1)
     return reports, skipped
@@ -182,7 +182,7 @@ def _sent_untrained(
 ) -> list[Found]:
     """Return what `_untrained` returns for each network, each a job."""
     batch, name = executor
-    probes = [_spelled(own) for own in plan.supported.values()]
+    probes = [_spelled(probe) for probe in plan.supported.values()]
     streams = {"streamed": sorted(plan.streamed), "n_streamed": plan.n_streamed}
     shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, **streams, **counts)
     jobs = [
@@ -243,12 +243,12 @@ def _measured(
     last = {name for name in untrained if not plan.supported[name].needs.sites or name in plan.contained}
     steps = others()
     early = {name: copies for name, copies in untrained.items() if name not in last}
-    found, faults = probed(plan, first, early, on_all_layers=True, meanwhile=steps)
+    measured, faults = probed(plan, first, early, on_all_layers=True, meanwhile=steps)
     deque(steps, maxlen=0)
     run = model_passes.whole(first)
     rest, more = probed(plan, run, {name: untrained[name] for name in untrained if name in last}, on_all_layers=True)
-    found |= rest
-    reports = {name: found[name] for name in untrained if name in found}
+    measured |= rest
+    reports = {name: measured[name] for name in untrained if name in measured}
     return run, further, (reports, faults | more)
 
 
@@ -263,15 +263,15 @@ def _measured_again(
     n_untrained: int,
 ) -> Found:
     """Return the reports of what runs the model again; one that fails must not lose the earlier measurements."""
-    found, faults = dict[str, Report](), dict[str, str]()
+    reports, faults = dict[str, Report](), dict[str, str]()
     for name, measurement in plan.again.items():
         subject = Subject(run=run, task=task, seed=seed, further=further[name], n_untrained=n_untrained, model=model)
         try:
             with phase(f"{model.spec.name}: {name}"):
-                found[name] = measurement.of(subject)
+                reports[name] = measurement.of(subject)
         except (InvalidArgument, MissingSite, TaskMismatch) as reason:
             faults[name] = str(reason)
-    return found, faults
+    return reports, faults
 
 
 def _untrained(model: Model, plan: Plan, task: WindTunnel, index: int, *, n: int, seed: int, budget: int) -> Found:
@@ -284,10 +284,10 @@ def _untrained(model: Model, plan: Plan, task: WindTunnel, index: int, *, n: int
             why = network.withheld.get(lacking[0], "its network does not provide it")
             return {}, {_INITIALIZATION: f"untrained network {index} was left out: it lacks {lacking[0].name} ({why})."}
         return_freed_memory()  # of loading and of building, before the pass allocates its own
-        with passes(network, task, plan, n=n, seed=seed, budget=budget) as own:
+        with passes(network, task, plan, n=n, seed=seed, budget=budget) as network_passes:
             del network
-            run = own.first()
-        del own
+            run = network_passes.first()
+        del network_passes
     except NoCopy as reason:
         return {}, {_INITIALIZATION: str(reason)}
     except RuntimeError as error:
@@ -304,7 +304,7 @@ def _provenance(
     where = provenance(model, task, arguments) | {"n_recorded": run.n_recorded}
     if run.trials.has_posterior:
         where["task_in_words"] = task.in_words(run.trials, run.log_answers[0, -1].exp().tolist())
-    streamed = [own.site for name in plan.streamed for own in plan.supported[name].needs.streamed]
+    streamed = [statistic.site for name in plan.streamed for statistic in plan.supported[name].needs.streamed]
     if kernels := kernels_of(model, [*plan.sites, *streamed], also_without=run.n_recorded < len(run.behavior.kl_bits)):
         where[KERNELS] = kernels
     seen = {name: list(plan.layers[name]) for name in measured if name in plan.layers}

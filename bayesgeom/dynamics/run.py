@@ -21,7 +21,6 @@ from bayesgeom.core import (
     with_torch_defaults,
     write_parcel,
 )
-from bayesgeom.measurements.functions import function_name
 from bayesgeom.diagnosis.plan import Named, check_probes, listed
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.measure import Bench, measured
@@ -29,6 +28,7 @@ from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_
 from bayesgeom.dynamics.trainings import Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.measurements.base import Measurement, Subject
+from bayesgeom.measurements.functions import function_name
 from bayesgeom.models.base import Model, numerics, provenance, recording_bytes
 from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.report import PARTS, Diagnosis, Report, join

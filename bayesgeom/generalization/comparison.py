@@ -115,8 +115,8 @@ class CompareReport(Report):
 
     def kernel_code(self, pair: int) -> Reason:
         """Return `OTHER_KERNEL` if the models of a pair attended with different kernels, else `NONE`."""
-        own = {self.attention_kernels[at] for at in self.pair_of[pair]} if self.attention_kernels else set()
-        return Reason.OTHER_KERNEL if len(own - {""}) > 1 else Reason.NONE
+        kernels = {self.attention_kernels[at] for at in self.pair_of[pair]} if self.attention_kernels else set()
+        return Reason.OTHER_KERNEL if len(kernels - {""}) > 1 else Reason.NONE
 
     def signs(self) -> Int[np.ndarray, "row pair"]:
         """Return 1 where the second model of a pair has the higher value, -1 where it has the lower, 0 if undecided."""
@@ -158,7 +158,7 @@ class CompareReport(Report):
         """Return the value of every model in every row as text, then every difference with its interval."""
         labels = [f"{row} ({unit})" if unit else row for row, unit in zip(self.rows, self.units, strict=True)]
         values = [
-            (label, *(number_text(float(own)) for own in of))
+            (label, *(number_text(float(entry)) for entry in of))
             for label, of in zip(labels, self.value.value, strict=True)
         ]
         low, high = self.difference.ends
@@ -192,9 +192,9 @@ class CompareReport(Report):
         low, high = self.difference.ends
         what = self.pairs[0] if len(self.pairs) == 1 else "difference"
         for unit in dict.fromkeys(self.units[row] for row, _ in drawn):
-            own, title = [at for at in drawn if self.units[at[0]] == unit], f"{what} ({unit})" if unit else what
-            at = tuple(np.transpose(own))
-            labels = [self.rows[row] + (f", {self.pairs[pair]}" if len(self.pairs) > 1 else "") for row, pair in own]
+            cells, title = [at for at in drawn if self.units[at[0]] == unit], f"{what} ({unit})" if unit else what
+            at = tuple(np.transpose(cells))
+            labels = [self.rows[row] + (f", {self.pairs[pair]}" if len(self.pairs) > 1 else "") for row, pair in cells]
             panel = Panel.blank(title, is_wide=True)
             ends = (low[at], high[at])
             add_forest(panel.figure, labels, self.difference.value[at], ends, unit=title)
@@ -209,7 +209,7 @@ class CompareReport(Report):
         for pair, (a, b) in enumerate(self.pair_of if self.other_layers else ()):
             cells = self.cka.value[pair]
             cells = cells[np.isfinite(cells).any(axis=1)][:, np.isfinite(cells).any(axis=0)]
-            levels = [brief(float(np.nanmax(own.value[pair]))) for own in self.cka.baselines]
+            levels = [brief(float(np.nanmax(level.value[pair]))) for level in self.cka.baselines]
             note = f"Untrained pairs: at most {levels[0]}" if levels else ""
             panel = Panel.blank(f"Which layers are alike: {self.models[a]} ↑, {self.models[b]} →", note=note)
             add_heat(panel.figure, cells, unit="CKA", baseline=0.0, axes=("layer", "layer"), limits=(0.0, 1.0))
@@ -264,14 +264,14 @@ def compare(
     check_probes(probes)
     check_untrained(n_untrained)
     subjects = _subjects(models, task)
-    diagnoses = [own for own in subjects if isinstance(own, Diagnosis)]
-    measured = [own for own in subjects if isinstance(own, Model)]
+    diagnoses = [subject for subject in subjects if isinstance(subject, Diagnosis)]
+    measured = [subject for subject in subjects if isinstance(subject, Model)]
     if diagnoses and measured:
         raise InvalidArgument("some of these are diagnoses and others models: pass models only, or diagnoses only.")
     if diagnoses:
         others = {"task": task, "n": n, "seed": seed, "probes": probes, "cka": cka or None}
-        if told := [name for name, own in others.items() if own is not None]:
-            raise InvalidArgument(f"{', '.join(told)} cannot be passed with diagnoses, which are already measured.")
+        if given := [name for name, value in others.items() if value is not None]:
+            raise InvalidArgument(f"{', '.join(given)} cannot be passed with diagnoses, which are already measured.")
         return _of_diagnoses(diagnoses)
     return _of_all(measured, task, probes, n=n, seed=seed, cka=cka, n_untrained=n_untrained)
 
@@ -297,7 +297,7 @@ def _of_all(
     if probes is None:
         report = _of_models(models, tasks[0], n=n, seed=seed)
     else:
-        each = [diagnose(own, tasks[0], probes=probes, n=n, seed=seed, n_untrained=0) for own in models]
+        each = [diagnose(model, tasks[0], probes=probes, n=n, seed=seed, n_untrained=0) for model in models]
         report = _of_diagnoses(each)
     if not cka:
         return report
@@ -310,18 +310,18 @@ def _subjects(given: object, task: TaskLike | None) -> list[Model | Diagnosis]:
     """Return the models and diagnoses of a list, and load those that are named."""
     is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 1
     listed: Sequence[Any] = given if isinstance(given, Sequence) else ()
-    if not is_list or any(own in ("mlp-prefix", *architectures()) for own in listed if isinstance(own, str)):
+    if not is_list or any(name in ("mlp-prefix", *architectures()) for name in listed if isinstance(name, str)):
         raise InvalidArgument(
             f"compare takes a list of two or more models or diagnoses, got {shown(given)}. Architectures are compared "
             f"by training in the study: `python -m examples.replication compare` in a clone of the repository."
         )
     check_names(task, listed)
-    found = list[Model | Diagnosis]()
-    for own in listed:
-        value = load_report(own) if isinstance(own, str | Path) and is_file(Path(own) / JSON) else own
+    subjects = list[Model | Diagnosis]()
+    for item in listed:
+        value = load_report(item) if isinstance(item, str | Path) and is_file(Path(item) / JSON) else item
         value = Diagnosis.of(value) if isinstance(value, Report) else value
-        found.append(value if isinstance(value, Diagnosis) else as_model(value))
-    return found
+        subjects.append(value if isinstance(value, Diagnosis) else as_model(value))
+    return subjects
 
 
 Scored = Float64[np.ndarray, "sequence score"]
@@ -386,8 +386,8 @@ def _of_models(models: Sequence[Model], task: WindTunnel, *, n: int, seed: int) 
 
 
 def _of_diagnoses(diagnoses: Sequence[Diagnosis]) -> CompareReport:
-    n, seed = _sequences([own.provenance for own in diagnoses])
-    sides = [_side_of(own) for own in diagnoses]
+    n, seed = _sequences([diagnosis.provenance for diagnosis in diagnoses])
+    sides = [_side_of(diagnosis) for diagnosis in diagnoses]
     task = diagnoses[0].provenance["task_label"]
     return _compared(sides, task, n=n, seed=seed, prefix=f"{CalibrationReport.name}: ")
 
@@ -396,11 +396,11 @@ def _side_of(diagnosis: Diagnosis) -> _Side:
     report = diagnosis.reports.get(CalibrationReport.name)
     scores, exact, uniform = None, np.zeros(0), dict[str, float]()
     if isinstance(report, CalibrationReport):
-        levels = [(name, own) for name in _EXACT_IS_0 for own in report.estimate(name).baselines]
-        uniform = {name: float(own.value) for name, own in levels if own.name == _UNIFORM}
+        levels = [(name, level) for name in _EXACT_IS_0 for level in report.estimate(name).baselines]
+        uniform = {name: float(level.value) for name, level in levels if level.name == _UNIFORM}
         exact = np.append(report.entropy_bits_by_position[0], report.accuracy.value[0])
         scores = report.sequence_scores.astype(np.float64) if len(report.sequence_scores) == report.n else None
-    estimates = {key: own for each in diagnosis.reports.values() for key, own in _estimates(each).items()}
+    estimates = {key: entry for each in diagnosis.reports.values() for key, entry in _estimates(each).items()}
     spec = diagnosis.provenance["model"]
     kernels = ", ".join(diagnosis.provenance.get(KERNELS, ()))
     return _Side(spec=spec, scores=scores, exact=exact, estimates=estimates, uniform=uniform, kernels=kernels)
@@ -412,40 +412,40 @@ def _estimates(report: Report) -> dict[Key, tuple[_Row, Estimate]]:
     Only calibration measures closeness to the exact posterior, so only its rows have a better direction.
     """
     leading, declared = {line.metric for line in report.headlines()}, quantities_of(type(report))
-    found = dict[Key, tuple[_Row, Estimate]]()
-    for own in records_of(report):
-        if own.metric not in declared or own.place("position") is not None or np.isnan(own.low):
+    estimates = dict[Key, tuple[_Row, Estimate]]()
+    for record in records_of(report):
+        if record.metric not in declared or record.place("position") is not None or np.isnan(record.low):
             continue
-        quantity, is_of_layer = declared[own.metric], own.place("layer") is not None
-        where = "".join(f"{letter}{at}" for letter in "LH" if (at := own.place(_AXES[letter])) is not None)
-        names = [str(name) for axis, name in own.places.items() if axis not in INDICES.values()]
-        parts = filter(None, (quantity.label or own.metric, " / ".join(names), where))
+        quantity, is_of_layer = declared[record.metric], record.place("layer") is not None
+        where = "".join(f"{letter}{at}" for letter in "LH" if (at := record.place(_AXES[letter])) is not None)
+        names = [str(name) for axis, name in record.places.items() if axis not in INDICES.values()]
+        parts = filter(None, (quantity.label or record.metric, " / ".join(names), where))
         row = _Row(
             label=f"{report.name}: {', '.join(parts)}",
-            unit=own.unit,
+            unit=record.unit,
             better=quantity.better if report.name == CalibrationReport.name else "",
-            is_leading=own.metric in leading and not is_of_layer,
+            is_leading=record.metric in leading and not is_of_layer,
             is_of_layer=is_of_layer,
         )
-        reason = Reason.CONSERVATIVE if own.conservative else None
-        estimate = Estimate.of(own.value, (own.low, own.high), n=own.n, reason=reason)
-        found[type(report), own.metric, *own.places.items()] = row, estimate
-    return found
+        reason = Reason.CONSERVATIVE if record.conservative else None
+        estimate = Estimate.of(record.value, (record.low, record.high), n=record.n, reason=reason)
+        estimates[type(report), record.metric, *record.places.items()] = row, estimate
+    return estimates
 
 
 def _sequences(sources: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Return the n and seed of diagnoses on the same sequences; raise for others."""
-    if bare := [_letter(at) for at, own in enumerate(sources) if not own]:
+    if bare := [_letter(at) for at, source in enumerate(sources) if not source]:
         raise InvalidArgument(
             f"{' and '.join(bare)} has no provenance, so its task, n and seed are unknown: measure it again."
         )
     again = "Measure all with the same."
-    _check_equal("task", [own["task_label"] for own in sources], advice=again)
-    tasks: list[dict[str, Any]] = [own.get("task", {}) for own in sources]
-    for name in dict.fromkeys(name for own in tasks for name in own):
-        _check_equal(f"{name} of the task", [own.get(name) for own in tasks], advice=again)
+    _check_equal("task", [source["task_label"] for source in sources], advice=again)
+    tasks: list[dict[str, Any]] = [source.get("task", {}) for source in sources]
+    for name in dict.fromkeys(name for parameters in tasks for name in parameters):
+        _check_equal(f"{name} of the task", [parameters.get(name) for parameters in tasks], advice=again)
     for name in ("n", "seed"):
-        known = [own["arguments"].get(name) for own in sources]
+        known = [source["arguments"].get(name) for source in sources]
         _check_equal(name, known, advice=again)
         if known[0] is None:
             raise InvalidArgument(f"none states its {name}, so the sequences are unknown: compare takes diagnoses.")
@@ -453,9 +453,9 @@ def _sequences(sources: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
 
 
 def _check_equal(name: str, values: Sequence[object], *, advice: str) -> None:
-    for at, own in enumerate(values):
-        if own != values[0]:
-            a, b = (shown(side) if isinstance(side, list | dict) else side for side in (values[0], own))
+    for at, value in enumerate(values):
+        if value != values[0]:
+            a, b = (shown(side) if isinstance(side, list | dict) else side for side in (values[0], value))
             raise InvalidArgument(f"they differ in {name}: A has {a}, {_letter(at)} has {b}. {advice}")
 
 
@@ -475,57 +475,57 @@ def _differences(a: _Side, b: _Side, *, seed: int) -> dict[Key, tuple[Estimate, 
 
     A paired difference has the paired interval or, if that is withheld, none and the reason.
     """
-    found = dict[Key, tuple[Estimate, bool]]()
+    differences = dict[Key, tuple[Estimate, bool]]()
     for key, (_, one) in a.estimates.items():
         if key in b.estimates:
             other = b.estimates[key][1]
             with np.errstate(invalid="ignore"):  # both infinite: the difference is missing
                 apart = other.value - one.value
                 ends = other.ends[0] - one.ends[1], other.ends[1] - one.ends[0]
-            found[key] = Estimate.of(apart, ends, n=one.n, reason=Reason.CONSERVATIVE), False
+            differences[key] = Estimate.of(apart, ends, n=one.n, reason=Reason.CONSERVATIVE), False
     if a.pairs_with(b):
         assert a.scores is not None and b.scores is not None, "they are paired"
         paired = _paired(a.scores, b.scores, seed=seed)
-        found |= {key: (paired[at], True) for at, key in enumerate(_SCORE_KEYS)}
-    return found
+        differences |= {key: (paired[at], True) for at, key in enumerate(_SCORE_KEYS)}
+    return differences
 
 
 def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: int, prefix: str = "") -> CompareReport:
     """Return the report on all sides: headlines first, single layers last. `prefix` begins the labels of scores."""
     pairs, resamples = list(combinations(range(len(sides)), 2)), derived_seed(seed, Branch.RESAMPLING)
     differences = [_differences(sides[a], sides[b], seed=resamples) for a, b in pairs]
-    rows, values = dict[Key, _Row](), [{key: own for key, (_, own) in side.estimates.items()} for side in sides]
+    rows, values = dict[Key, _Row](), [{key: entry for key, (_, entry) in side.estimates.items()} for side in sides]
     for at, side in enumerate(sides):
-        if side.scores is None or not any(side.pairs_with(own) for own in sides if own is not side):
+        if side.scores is None or not any(side.pairs_with(other) for other in sides if other is not side):
             continue
         scores = mean_estimate(side.scores, seed=resamples)
         for index, key in enumerate(_SCORE_KEYS):
-            own = _SCORED[key[1]]
-            rows[key] = _Row(label=f"{prefix}{own.label}", unit=own.unit, better=own.better)
+            score = _SCORED[key[1]]
+            rows[key] = _Row(label=f"{prefix}{score.label}", unit=score.unit, better=score.better)
             values[at][key] = scores[index]
     for side in sides:
         rows |= {key: row for key, (row, _) in side.estimates.items() if key not in rows}
-    keys = [key for key in rows if any(key in own for own in differences)]
+    keys = [key for key in rows if any(key in of_pair for of_pair in differences)]
     keys.sort(key=lambda key: (not rows[key].is_leading, rows[key].is_of_layer))
     if not keys:
-        held = [", ".join(dict.fromkeys(kind.name for kind, *_ in own.estimates)) or "none" for own in sides]
-        stated = "; ".join(f"{_letter(at)} has {names}" for at, names in enumerate(held))
+        metrics = [", ".join(dict.fromkeys(kind.name for kind, *_ in side.estimates)) or "none" for side in sides]
+        stated = "; ".join(f"{_letter(at)} has {names}" for at, names in enumerate(metrics))
         raise InvalidArgument(f"the diagnoses share no estimate: {stated}. Measure all with the same probes.")
-    value = stacked([stacked([own.get(key, _UNKNOWN) for own in values]) for key in keys])
-    shown_in = [[own.get(key, (_UNKNOWN, False)) for own in differences] for key in keys]
-    specs, names = [own.spec for own in sides], _distinct([str(own.spec["name"]) for own in sides])
+    value = stacked([stacked([of_side.get(key, _UNKNOWN) for of_side in values]) for key in keys])
+    shown_in = [[of_pair.get(key, (_UNKNOWN, False)) for of_pair in differences] for key in keys]
+    specs, names = [side.spec for side in sides], _distinct([str(side.spec["name"]) for side in sides])
     report = CompareReport(
         models=names,
-        weights_hashes=tuple(str(own.get("weights_hash", "")) for own in specs),
+        weights_hashes=tuple(str(spec.get("weights_hash", "")) for spec in specs),
         rows=tuple(rows[key].label for key in keys),
         units=tuple(rows[key].unit for key in keys),
         better=tuple(rows[key].better for key in keys),
         value=value,
-        share_closed=_share_closed(keys, value.value, [own.uniform for own in sides]),
+        share_closed=_share_closed(keys, value.value, [side.uniform for side in sides]),
         pairs=tuple(f"{names[b]} − {names[a]}" for a, b in pairs),
         pair_of=np.array(pairs),
         difference=stacked(
-            [stacked([own for own, _ in of_row]) for of_row in shown_in],
+            [stacked([difference for difference, _ in of_row]) for of_row in shown_in],
             [Baseline.of("baseline", "no difference", 0.0)],
         ),
         is_paired=np.array([[is_paired for _, is_paired in of_row] for of_row in shown_in]),
@@ -533,7 +533,7 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
         other_layers=(),
         n_leading=max(1, sum(rows[key].is_leading for key in keys)),
         n=n,
-        attention_kernels=tuple(own.kernels for own in sides),
+        attention_kernels=tuple(side.kernels for side in sides),
     )
     return with_provenance(report, _source(specs, task, n, seed))
 
@@ -545,7 +545,7 @@ def _share_closed(
 
     Below −1, where the value is more than twice that of the uniform predictor, it is NaN, too: a share of no gap.
     """
-    levels = [[own.get(key[1], np.nan) if key[0] is CalibrationReport else np.nan for own in uniform] for key in keys]
+    levels = [[side.get(key[1], np.nan) if key[0] is CalibrationReport else np.nan for side in uniform] for key in keys]
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(np.array(levels) > 0, 1 - values / np.array(levels), np.nan)
     return np.where(share >= -1, share, np.nan)
@@ -558,6 +558,6 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _source(specs: Sequence[Mapping[str, Any]], task: WindTunnel | str, n: int, seed: int) -> dict[str, Any]:
-    model = {key: ", ".join(str(own[key]) for own in specs) for key in ("name", "architecture")}
-    weights = {f"{_letter(at)}: {own['name']}": own.get("weights_hash", "") for at, own in enumerate(specs)}
+    model = {key: ", ".join(str(spec[key]) for spec in specs) for key in ("name", "architecture")}
+    weights = {f"{_letter(at)}: {spec['name']}": spec.get("weights_hash", "") for at, spec in enumerate(specs)}
     return provenance(model, task, {"n": n, "seed": seed}) | {"weights": weights}

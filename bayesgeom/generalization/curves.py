@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.core import Reason, Run, even_slices
+from bayesgeom.core.observers import STARTS
 from bayesgeom.report import Baseline, Estimate, mean_estimate, with_interval
 from bayesgeom.stats import (
-    STARTS,
     EquivalentWindow,
     equivalent_window,
     mean_interval,
@@ -58,7 +58,7 @@ def errors_along(run: Run) -> Errors:
     Window observers that a task's own baselines lack, wider than four and up to ten symbols, are added: see
     `windows_beyond_own`.
     """
-    own, windows = run.behavior, run.windows
+    behavior, windows = run.behavior, run.windows
     kl = {name: b.kl_bits.mean(axis=0, dtype=np.float64) for name, b in run.baseline_behaviors.items()}
     errors = {name: seen.entropy_error_bits.mean(axis=0) for name, seen in run.baseline_behaviors.items()}
     wide = list[str]()
@@ -68,12 +68,12 @@ def errors_along(run: Run) -> Errors:
             kl[wide[-1]] = windows.kl_bits_by_position[start, width]
             errors[wide[-1]] = windows.entropy_error_bits[start, width]
     return Errors(
-        at=np.arange(1, own.kl_bits.shape[1] + 1),
-        kl_bits=own.kl_bits.astype(np.float64),
-        entropy_error_bits=own.entropy_error_bits,
+        at=np.arange(1, behavior.kl_bits.shape[1] + 1),
+        kl_bits=behavior.kl_bits.astype(np.float64),
+        entropy_error_bits=behavior.entropy_error_bits,
         predictor_kl_bits=kl,
         predictor_entropy_error_bits=errors,
-        window=None if windows is None else equivalent_window(windows, own.kl_bits, seed=run.seed),
+        window=None if windows is None else equivalent_window(windows, behavior.kl_bits, seed=run.seed),
         wide=tuple(wide),
     )
 
@@ -84,8 +84,8 @@ def errors_across(runs: Mapping[int, Run]) -> Errors:
     parts = [errors_along(runs[length]) for length in lengths]
 
     def levels(field: str) -> dict[str, Float[np.ndarray, " position"]]:
-        own = [vars(part)[field] for part in parts]
-        return {name: np.array([each[name].mean() for each in own]) for name in own[0]}
+        fields = [vars(part)[field] for part in parts]
+        return {name: np.array([each[name].mean() for each in fields]) for name in fields[0]}
 
     return Errors(
         at=np.array(lengths),
@@ -109,9 +109,9 @@ def discontinuity(
     if last < 1 or last + 1 >= len(at):
         return Estimate.of(np.nan, (np.nan, np.nan), baselines=(Baseline.of("baseline", LARGEST_WITHIN, np.nan),))
     earlier = [errors[:, place] - errors @ _line(at, place) for place in range(max(2, last - N_TREND + 1), last + 1)]
-    largest = max((abs(float(own.mean())) for own in earlier), default=float("nan"))
-    found = errors[:, last + 1] - errors @ _line(at, last + 1)
-    return mean_estimate(found, seed=seed, baselines=(Baseline.of("baseline", LARGEST_WITHIN, largest),))
+    largest = max((abs(float(residuals.mean())) for residuals in earlier), default=float("nan"))
+    residuals = errors[:, last + 1] - errors @ _line(at, last + 1)
+    return mean_estimate(residuals, seed=seed, baselines=(Baseline.of("baseline", LARGEST_WITHIN, largest),))
 
 
 def critical_length(
@@ -146,7 +146,7 @@ def first_place(
         is_known: Whether the mean has an interval; without any, there is none of the position either.
         n: Number of sequences.
     """
-    value, low, high = (float(at[own.argmax()]) if own.any() else np.inf for own in (is_there, may_be, is_certain))
+    value, low, high = (float(at[mask.argmax()]) if mask.any() else np.inf for mask in (is_there, may_be, is_certain))
     if not is_known.any():
         return Estimate.of(value, (np.nan, np.nan), n=n, reason=Reason.FEW)
     return Estimate.of(value, (low, high), n=n, reason=Reason.CONSERVATIVE)
@@ -185,7 +185,7 @@ def whole_means(
 def mean_along(errors: Float[np.ndarray, "sequence position"], *, seed: int) -> Estimate:
     """Return the mean at each position, with its interval."""
     parts = [mean_interval(errors[:, some], seed=seed) for some in even_slices(errors.shape[1], at_most=_PLACES)]
-    low, high, codes = (np.concatenate(own) for own in zip(*((p.lo, p.hi, p.code) for p in parts), strict=True))
+    low, high, codes = (np.concatenate(ends) for ends in zip(*((p.lo, p.hi, p.code) for p in parts), strict=True))
     return Estimate.of(errors.mean(axis=0), (low, high), n=len(errors), reason=codes)
 
 

@@ -101,14 +101,14 @@ def length_generalization(
     """
     is_one = isinstance(model, Model | Checkpoint | nn.Module | str | Path) or callable(model)
     models: list[ModelLike] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
-    names = None if executor is None else [name_of(own) for own in models]
+    names = None if executor is None else [name_of(item) for item in models]
     _check(models, task, n=n, seed=seed, threshold_bits=threshold_bits)
-    subjects = [without_top_attention(as_model(own), top_attention_off) for own in models]
+    subjects = [without_top_attention(as_model(item), top_attention_off) for item in models]
     setting = LengthSetting.of(subjects, task, lengths, n=n, seed=seed, threshold_bits=threshold_bits)
     if executor is None or names is None:
-        measured = [_errors(own, setting) for own in subjects]
+        measured = [_errors(subject, setting) for subject in subjects]
     else:
-        jobs = [_job(name, own, setting, top_attention_off) for name, own in zip(names, subjects, strict=True)]
+        jobs = [_job(name, subject, setting, top_attention_off) for name, subject in zip(names, subjects, strict=True)]
         measured = Batch.of(executor).results(jobs, desc="models")
     return _with_source(length_report(measured, setting), subjects, setting, top_attention_off)
 
@@ -152,7 +152,7 @@ class LengthSetting:
         threshold_bits: float,
     ) -> Self:
         """Return the setting that the models have in common; check everything before one runs."""
-        known = [_trained_on(own, task) for own in models]
+        known = [_trained_on(model, task) for model in models]
         at_training = [str(field.to(chosen, length)) for chosen, field, length in known]
         if len(set(at_training)) > 1:
             raise InvalidArgument(
@@ -163,9 +163,9 @@ class LengthSetting:
         chosen, field, trained = known[0]
         wanted = checked_lengths(field, trained, lengths)
         if lengths is None:
-            wanted = with_room_for([own.spec for own in models], chosen, field, trained, wanted)
-        for own in models:
-            check_room(own.spec, chosen, field, wanted[-1])
+            wanted = with_room_for([model.spec for model in models], chosen, field, trained, wanted)
+        for model in models:
+            check_room(model.spec, chosen, field, wanted[-1])
         return cls(task=chosen, trained=trained, lengths=wanted, n=n, seed=seed, threshold_bits=threshold_bits)
 
 
@@ -193,8 +193,8 @@ def _with_source(
 
 
 def _job(name: str, model: Model, setting: LengthSetting, top_attention_off: int) -> Job:
-    own = {key: value for key, value in vars(setting).items() if key != "task"}
-    arguments = job_arguments(name, model.spec, setting.task, top_attention_off=top_attention_off, setting=own)
+    options = {key: value for key, value in vars(setting).items() if key != "task"}
+    arguments = job_arguments(name, model.spec, setting.task, top_attention_off=top_attention_off, setting=options)
     return Job(name=model.spec.name, function=errors_at, arguments=arguments)
 
 
@@ -208,9 +208,9 @@ def errors_at(
     setting: Mapping[str, Any],
 ) -> "ModelErrors":
     """Do the job of one model."""
-    own = check_same(without_top_attention(load(model, device=device), top_attention_off), weights)
+    subject = check_same(without_top_attention(load(model, device=device), top_attention_off), weights)
     lengths = tuple(setting["lengths"])
-    return _errors(own, LengthSetting(**{**setting, "task": task_from_config(task), "lengths": lengths}))
+    return _errors(subject, LengthSetting(**{**setting, "task": task_from_config(task), "lengths": lengths}))
 
 
 @checked("model", "task")
@@ -229,13 +229,13 @@ def with_room(
         InvalidArgument: The model has no learned position table, or no length is beyond the training length.
     """
     check_names(task, [model])
-    own = as_model(model)
-    chosen, length_field, trained = _trained_on(own, task)
+    subject = as_model(model)
+    chosen, length_field, trained = _trained_on(subject, task)
     longest = checked_lengths(length_field, trained, lengths)[-1]
-    n_pos = lengthened(own.spec.name, chosen, length_field, longest).n_pos
-    if own.spec.n_ctx is None or n_pos <= own.spec.n_ctx:
-        return own
-    return with_untrained_positions(own, n_pos, seed=seed)
+    n_pos = lengthened(subject.spec.name, chosen, length_field, longest).n_pos
+    if subject.spec.n_ctx is None or n_pos <= subject.spec.n_ctx:
+        return subject
+    return with_untrained_positions(subject, n_pos, seed=seed)
 
 
 @final
@@ -284,7 +284,7 @@ def _errors(model: Model, setting: LengthSetting) -> ModelErrors:
     kl, at = errors.kl_bits, errors.at
     best = strongest(errors.narrow_kl_bits)  # a wide window is exact within most of a short training length
     shortcut = Baseline.of("baseline", best, errors.predictor_kl_bits[best])
-    steps = [discontinuity(own, at, trained, seed=seed) for own in (kl, errors.entropy_error_bits)]
+    steps = [discontinuity(rows, at, trained, seed=seed) for rows in (kl, errors.entropy_error_bits)]
     within, excess, shift = _by_layer(model, windows)
     return ModelErrors(
         name=model.spec.name,
@@ -336,11 +336,11 @@ def _by_layer(model: Model, windows: Sequence[Window]) -> tuple[Float[np.ndarray
 def _read(module: Transformer, run: Run, positions: slice) -> Float[np.ndarray, "sequence layer"]:
     """Return the KL of every layer's read-out to the exact answer, averaged over the window."""
     exact = run.trials.at_scored(run.trials.predictive)[:, positions]
-    found = []
+    by_layer = []
     for resid in run.at(RESID_POST)[:, :, positions]:
         log_answers = module.logits(resid)[..., run.trials.answers].double().log_softmax(-1)
-        found.append(kl_bits(exact, log_answers).mean(dim=1))
-    read: np.ndarray = torch.stack(found, dim=1).cpu().numpy()
+        by_layer.append(kl_bits(exact, log_answers).mean(dim=1))
+    read: np.ndarray = torch.stack(by_layer, dim=1).cpu().numpy()
     return read
 
 
@@ -365,13 +365,13 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
         errors = [vars(model.errors)[metric] for model in models]
         levels = vars(first)[f"predictor_{metric}"]
         baselines = [Baseline.of("baseline", name, levels[name]) for name in predictors]
-        curves.append(stacked([mean_along(own, seed=seed) for own in errors], baselines))
-        whole = [whole_means(own, first.at, setting.lengths, is_prefix=is_prefix, seed=seed) for own in errors]
+        curves.append(stacked([mean_along(rows, seed=seed) for rows in errors], baselines))
+        whole = [whole_means(rows, first.at, setting.lengths, is_prefix=is_prefix, seed=seed) for rows in errors]
         wholes.append(stacked(whole))
     windows = [model.errors.window for model in models]
     symbols = [
-        Estimate.of(np.nan) if own is None else Estimate.of(own.symbols, (own.symbols, own.symbols_ends[1]))
-        for own in windows
+        Estimate.of(np.nan) if window is None else Estimate.of(window.symbols, (window.symbols, window.symbols_ends[1]))
+        for window in windows
     ]
     return LengthReport(
         unit=setting.length_field.unit,
@@ -398,7 +398,7 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
 
 
 def _padded_estimates(found: Sequence[Estimate], n_layers: int) -> Estimate:
-    return stacked([own.mapped(lambda values: _padded(values, n_layers)) for own in found])
+    return stacked([estimate.mapped(lambda values: _padded(values, n_layers)) for estimate in found])
 
 
 def _padded(values: Float[np.ndarray, " layer"], n_layers: int) -> Float[np.ndarray, " padded"]:

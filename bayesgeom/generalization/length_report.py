@@ -95,7 +95,7 @@ class LengthReport(Report):
     @property
     def predictors(self) -> tuple[str, ...]:
         """The predictors that the errors are compared with, the strongest first."""
-        return tuple(own.name for own in self.error_bits.baselines)
+        return tuple(baseline.name for baseline in self.error_bits.baselines)
 
     @property
     def kl_bits(self) -> Estimate:
@@ -110,8 +110,8 @@ class LengthReport(Report):
     @property
     def found_kl_bits(self) -> Float[np.ndarray, " model"]:
         """KL at the first position beyond the training length; NaN where there is no discontinuity."""
-        found = self.kl_bits.value[:, int((self.at <= self.trained).sum())]
-        return np.where(np.isnan(self.discontinuity_bits.value[KL]), np.nan, found)
+        beyond = self.kl_bits.value[:, int((self.at <= self.trained).sum())]
+        return np.where(np.isnan(self.discontinuity_bits.value[KL]), np.nan, beyond)
 
     @property
     def predicted_kl_bits(self) -> Float[np.ndarray, " model"]:
@@ -164,18 +164,18 @@ class LengthReport(Report):
         from bayesgeom.charts.lines import add_baseline, add_note
         from bayesgeom.report import BASELINE, label_axes
 
-        position, lengths = (self.at, self.unit), (np.array([int(own) for own in self.lengths]), "requested length")
+        position, lengths = (self.at, self.unit), (np.array([int(text) for text in self.lengths]), "requested length")
         drawn = (
             (self._finding(), self.kl_bits, *position, "KL(exact ‖ model) (bits)"),
             ("Entropy error by position", self.entropy_mae_bits, *position, "|H model − H exact| (bits)"),
             ("KL, mean over whole sequences", self.whole_error_bits[KL], *lengths, "mean KL (bits)"),
         )
         panels = list[Panel]()
-        for title, own, x, x_title, y_title in drawn:
+        for title, estimate, x, x_title, y_title in drawn:
             panel = Panel.blank(f"{title} (log scale)", is_folded=len(panels) > 0)
             if not panels:
                 add_baseline(panel.figure, x, self.threshold_bits, name=f"threshold: {self.threshold_bits:g} bits")
-            _add(panel, x, own, self._short_names, is_log=True)
+            _add(panel, x, estimate, self._short_names, is_log=True)
             named: dict[str, object] = {"annotation_text": "trained up to here", "annotation_position": "top right"}
             line = {"color": BASELINE, "dash": "dot", "width": 1.5}
             named |= {"annotation_font": {"size": 11, "color": BASELINE}}
@@ -203,19 +203,19 @@ class LengthReport(Report):
         if len(self.models) > 1:
             means = np.nanmean(self.kl_bits.value[:, is_beyond], axis=1)
             best = int(np.nanargmin(means))
-            found = f"“{self._short_names[best]}” errs least, {brief(means[best])} bits"
+            finding = f"“{self._short_names[best]}” errs least, {brief(means[best])} bits"
         else:
             within, beyond = (float(np.nanmean(self.kl_bits.value[0, mask])) for mask in (~is_beyond, is_beyond))
-            found = f"KL is {times_text(beyond, within, 'that within it')}"
-        return f"Beyond the training length {found}"
+            finding = f"KL is {times_text(beyond, within, 'that within it')}"
+        return f"Beyond the training length {finding}"
 
     def table(self) -> str:
         """Return one row per model, then whole-sequence means by length."""
         rows = [_HEADER, *(self._row(index) for index in range(len(self.models)))]
         means = [("whole-sequence KL (bits) at", *self.lengths)]
         means += [
-            (model, *map(number_text, own))
-            for model, own in zip(self.models, self.whole_error_bits.value[KL], strict=True)
+            (model, *map(number_text, values))
+            for model, values in zip(self.models, self.whole_error_bits.value[KL], strict=True)
         ]
         windows = [("model", "equivalent window", "untrained positions")]
         for index, (first, last) in enumerate(self.unreached_rows.tolist()):
@@ -230,7 +230,7 @@ class LengthReport(Report):
     def _row(self, index: int) -> tuple[str, ...]:
         within, layer, kl = self.at <= self.trained, int(self.entry_layer[index]), self.kl_bits.value[index]
         discontinuity, ratio, critical = (
-            own[index] for own in (self.discontinuity_bits[KL], self.extrapolation_ratio, self.critical_length)
+            number[index] for number in (self.discontinuity_bits[KL], self.extrapolation_ratio, self.critical_length)
         )
         largest, shortcut = discontinuity.baseline(LARGEST_WITHIN).value, ratio.baselines[0].value
         return (
@@ -277,9 +277,9 @@ def short_names(models: Sequence[str]) -> list[str]:
     """
     words = [model.split("-") for model in models]
     n_shared = 0
-    while len(models) > 1 and all(len(own) > n_shared + 1 and own[n_shared] == words[0][n_shared] for own in words):
+    while len(models) > 1 and all(len(name) > n_shared + 1 and name[n_shared] == words[0][n_shared] for name in words):
         n_shared += 1
-    return ["-".join(own[n_shared:]) for own in words]
+    return ["-".join(name[n_shared:]) for name in words]
 
 
 def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Sequence[str], *, is_log: bool) -> None:
@@ -292,9 +292,9 @@ def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Seque
         floor = log_floor(curves.value, level) if is_log else -np.inf
         add_baseline(panel.figure, x, level, name=f"baseline: {baseline.name.replace('_', ' ')}", floor=floor)
     for index, model in enumerate(models):
-        color, own = MEASURED if len(models) == 1 else SERIES[index % len(SERIES)], curves[index]
-        if np.isfinite(own.value).any():  # else the layers of this model are not read
-            add_line(panel.figure, x, own.value, name=model, color=color, band=own.ends)
+        color, curve = MEASURED if len(models) == 1 else SERIES[index % len(SERIES)], curves[index]
+        if np.isfinite(curve.value).any():  # else the layers of this model are not read
+            add_line(panel.figure, x, curve.value, name=model, color=color, band=curve.ends)
     if is_log:
         log_axes(panel.figure)
     else:

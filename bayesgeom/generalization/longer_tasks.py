@@ -79,7 +79,7 @@ def checked_lengths(length_field: LengthField, trained: int, lengths: Sequence[i
     least = 1 if length_field.is_prefix else 0
     given: Any = lengths
     listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
-    whole = [own for length in listed if (own := integer_of(length)) is not None]
+    whole = [integer for length in listed if (integer := integer_of(length)) is not None]
     if not whole or len(whole) < len(listed) or min(whole) < least or max(whole) <= trained:
         raise InvalidArgument(
             f"lengths must be a list of whole numbers, at least {least}, with one beyond the training length "

@@ -68,12 +68,13 @@ def layers_alike(
         first = len(models) * index  # every network has a seed of its own: two of one architecture differ
         with suppress(NoCopy, MissingSite):
             copies = [model.untrained_copy(first + at) for at, model in enumerate(models)]
-            levels.append([own[0] for own in replicates(copies)])
-    resamples, found = derived_seed(seed, Branch.RESAMPLING), list[Estimate]()
-    for own, *untrained in zip(trained, *levels, strict=True):
+            levels.append([values[0] for values in replicates(copies)])
+    resamples, estimates = derived_seed(seed, Branch.RESAMPLING), list[Estimate]()
+    for rows, *untrained in zip(trained, *levels, strict=True):
         baselines = of_untrained(untrained)
-        found.append(smooth_estimate(own, seed=resamples, n=len(own) - 1, scale="correlation", baselines=baselines))
-    return stacked(found)
+        cka = smooth_estimate(rows, seed=resamples, n=len(rows) - 1, scale="correlation", baselines=baselines)
+        estimates.append(cka)
+    return stacked(estimates)
 
 
 def cka_replicates(
@@ -86,14 +87,14 @@ def cka_replicates(
         b: Those of another one at the same positions of the same sequences.
         seed: Seed of the positions.
     """
-    n, n_pos = min(len(own[0]) for own in (a, b)), a.shape[2]  # memory may hold fewer of the larger model
+    n, n_pos = min(len(cloud[0]) for cloud in (a, b)), a.shape[2]  # memory may hold fewer of the larger model
     rng = np.random.default_rng(seed)
     order = torch.from_numpy(rng.permuted(np.tile(np.arange(n_pos), (n, 1)), axis=1)[:, :N_BATCHES])
-    found = list[tuple[Tensor, Tensor, Tensor]]()
+    products = list[tuple[Tensor, Tensor, Tensor]]()
     for at in order.T:
-        one, other = (_products(own[:, torch.arange(n), at]) for own in (a, b))
-        found.append((_hsic(one, other, "ab"), _hsic(one, one, "a"), _hsic(other, other, "b")))
-    both, of_a, of_b = (torch.stack(own).sum(dim=0) for own in zip(*found, strict=True))
+        one, other = (_products(cloud[:, torch.arange(n), at]) for cloud in (a, b))
+        products.append((_hsic(one, other, "ab"), _hsic(one, one, "a"), _hsic(other, other, "b")))
+    both, of_a, of_b = (torch.stack(terms).sum(dim=0) for terms in zip(*products, strict=True))
     scale = (of_a[:, :, None] * of_b[:, None, :]).sqrt()
     is_known = (of_a[:, :, None] > 0) & (of_b[:, None, :] > 0)  # an estimate of a variance of 0 may be negative
     # Just below 1 for equal layers, because an interval of a correlation is infinite at 1.

@@ -24,6 +24,7 @@ from bayesgeom.core import (
     number_text,
     phase,
 )
+from bayesgeom.core.observers import STARTS
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
 from bayesgeom.models.base import Model, provenance
@@ -44,7 +45,7 @@ from bayesgeom.report import (
     stacked,
     with_provenance,
 )
-from bayesgeom.stats import STARTS, BehaviorLog, equivalent_window, wider_window, window_name
+from bayesgeom.stats import BehaviorLog, equivalent_window, wider_window, window_name
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, check_draws, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask
@@ -150,8 +151,8 @@ class SweepReport(Report):
         converged.figure.update_yaxes(rangemode="tozero")
         units = ("observations", "KL(exact ‖ model) (bits)", "|H model − H exact| (bits)")
         measured = (self.model_tokens, self.kl_bits, self.entropy_mae_bits)
-        for panel, own, unit in zip((converged, kl, error), measured, units, strict=True):
-            add_estimate(panel.figure, x, own, is_log=panel is not converged)
+        for panel, estimate, unit in zip((converged, kl, error), measured, units, strict=True):
+            add_estimate(panel.figure, x, estimate, is_log=panel is not converged)
             label_axes(panel.figure, self.vary, unit)
             if is_ordinal:
                 panel.figure.update_xaxes(tickvals=list(x), ticktext=[*map(escaped, self.values)])
@@ -165,7 +166,7 @@ class SweepReport(Report):
 
     def _row(self, index: int) -> tuple[str, ...]:
         trained = " (trained)" if self.values[index] == self.trained_value else ""
-        kl, error = (own.baseline(SHORTCUT).value[index] for own in (self.kl_bits, self.entropy_mae_bits))
+        kl, error = (estimate.baseline(SHORTCUT).value[index] for estimate in (self.kl_bits, self.entropy_mae_bits))
         return (
             self.values[index] + trained,
             number_text(self.exact_floor_bits[index]),
@@ -181,7 +182,7 @@ class SweepReport(Report):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """The measurements at one value of the parameter; without a model `own` is None, and `note` may state why.
+    """The measurements at one value of the parameter; without a model `behavior` is None, and `note` may state why.
 
     `shortcut` is the name of the predictor with the lowest mean KL, its mean KL and its mean entropy error.
     """
@@ -189,7 +190,7 @@ class Value:
     label: str
     note: str
     exact_entropy_bits: Float[np.ndarray, "sequence position"]
-    own: Behavior | None
+    behavior: Behavior | None
     shortcut: tuple[str, float, float]
 
 
@@ -264,26 +265,26 @@ def _swept(
     tasks = [_bound(varied_task(task, vary, value), model) for value in values]
     labels = tuple(f"{value}" for value in values)
     if executor is None:
-        found = list[Value]()
+        measured = list[Value]()
         with phase(f"values of {vary}", len(labels), "value") as shown:
-            for label, own in zip(labels, tasks, strict=True):
-                found.append(_value(label, own, model, n=n, seed=seed))
+            for label, varied in zip(labels, tasks, strict=True):
+                measured.append(_value(label, varied, model, n=n, seed=seed))
                 shown.update(1)
     else:
         batch, name = executor  # the name under which workers load the model
         shared = {"model": name, "weights": "" if model is None else model.spec.weights_hash, "n": n, "seed": seed}
         jobs = [
-            Job(name=label, function=value_at, arguments={"label": label, "task": own.config(), **shared})
-            for label, own in zip(labels, tasks, strict=True)
+            Job(name=label, function=value_at, arguments={"label": label, "task": varied.config(), **shared})
+            for label, varied in zip(labels, tasks, strict=True)
         ]
-        found = batch.results(jobs, desc="values")
-    if model is not None and all(value.own is None for value in found):
+        measured = batch.results(jobs, desc="values")
+    if model is not None and all(value.behavior is None for value in measured):
         raise TaskMismatch(
-            f"{model.spec.name} cannot be run at any value of {vary}; at {labels[0]}: {found[0].note} "
+            f"{model.spec.name} cannot be run at any value of {vary}; at {labels[0]}: {measured[0].note} "
             f"Omit the model to see the exact posterior alone."
         )
     report = sweep_report(
-        found,
+        measured,
         task=str(task),
         vary=vary,
         trained_value=_trained_value(model, vary),
@@ -304,29 +305,29 @@ def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: i
             run = _run(task, model, n=n, seed=seed)
         except TaskMismatch as reason:
             note = str(reason)
-    own: Behavior | None
+    of_model: Behavior | None
     exact: Behavior
     if run is not None:
-        own, exact, predictors, windows = run.behavior, run.behavior, run.baseline_behaviors, run.windows
+        of_model, exact, predictors, windows = run.behavior, run.behavior, run.baseline_behaviors, run.windows
     else:
         log = BehaviorLog()
         for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
             certain = block.at_scored(block.predictive)
             log.add(block, certain.log(), torch.zeros_like(certain[..., 0]), task.baseline_predictives(block))
-        own, (exact, _, predictors), windows = None, log.finished(), log.windows()
+        of_model, (exact, _, predictors), windows = None, log.finished(), log.windows()
     entropies_bits = exact.exact_entropy_bits
-    kl = {name: own.kl_bits.mean(axis=0, dtype=np.float64) for name, own in predictors.items()}
-    errors = {name: float(own.entropy_error_bits.mean()) for name, own in predictors.items()}
+    kl = {name: predictor.kl_bits.mean(axis=0, dtype=np.float64) for name, predictor in predictors.items()}
+    errors = {name: float(predictor.entropy_error_bits.mean()) for name, predictor in predictors.items()}
     if windows is not None:  # the window observer that decides may be none of the task's own baselines
         resamples = derived_seed(seed, Branch.RESAMPLING)
-        symbols = math.nan if own is None else equivalent_window(windows, own.kl_bits, seed=resamples).symbols
+        symbols = math.nan if of_model is None else equivalent_window(windows, of_model.kl_bits, seed=resamples).symbols
         means = windows.kl_bits.mean(axis=2)
         if (at := wider_window(means, symbols)) is not None:
             name = window_name(at[1], STARTS[at[0]])
             kl[name], errors[name] = means[at][None], float(windows.entropy_error_bits[at].mean())
     best = strongest(kl)
     shortcut = best, float(kl[best].mean()), errors[best]
-    return Value(label=label, note=note, exact_entropy_bits=entropies_bits, own=own, shortcut=shortcut)
+    return Value(label=label, note=note, exact_entropy_bits=entropies_bits, behavior=of_model, shortcut=shortcut)
 
 
 def _run(task: WindTunnel, model: Model, *, n: int, seed: int) -> Run:
@@ -353,13 +354,13 @@ def varied_task(task: Task, vary: str, value: Any) -> Task:
         InvalidArgument: There is no such parameter, or the value has the wrong type or is out of range.
     """
     assert is_dataclass(task), "a task is a dataclass"
-    own = {field.name: getattr(task, field.name) for field in fields(task)}
-    inner = own.get(_INNER)
+    parameters = {field.name: getattr(task, field.name) for field in fields(task)}
+    inner = parameters.get(_INNER)
     changes: dict[str, Any] = {}
-    if vary not in own and isinstance(inner, WindTunnel):
+    if vary not in parameters and isinstance(inner, WindTunnel):
         changes[_INNER] = varied_task(inner, vary, value)
-    elif vary not in own or vary == _INNER:
-        raise _no_parameter(task, vary, own)
+    elif vary not in parameters or vary == _INNER:
+        raise _no_parameter(task, vary, parameters)
     else:
         check_fields(type(task), {vary: value})
         changes[vary] = value
@@ -414,12 +415,12 @@ class Vocabulary:
         Raises:
             TaskMismatch: `known` lacks tokens of `task`.
         """
-        own, places = task.token_labels(), {label: index for index, label in enumerate(known.token_labels())}
-        if missing := [label for label in own if label not in places]:
+        labels, places = task.token_labels(), {label: index for index, label in enumerate(known.token_labels())}
+        if missing := [label for label in labels if label not in places]:
             shown = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
             raise TaskMismatch(f"{task} uses tokens that {known} lacks: {shown}.")
-        there = torch.tensor([places[label] for label in own])
-        back = torch.full((len(places),), -1).scatter_(0, there, torch.arange(len(own)))
+        there = torch.tensor([places[label] for label in labels])
+        back = torch.full((len(places),), -1).scatter_(0, there, torch.arange(len(labels)))
         return cls(there=there, back=back)
 
     def rendered(self, trials: Trials) -> Trials:
@@ -452,12 +453,14 @@ def sweep_report(
     n_positions = max(value.exact_entropy_bits.shape[1] for value in found)
     unknown = Estimate.of(np.nan, (np.nan, np.nan))
     exact = [value.exact_entropy_bits.astype(np.float64) for value in found]
-    own = [None if value.own is None else value.own.model_entropy_bits.astype(np.float64) for value in found]
+    of_model = [
+        None if value.behavior is None else value.behavior.model_entropy_bits.astype(np.float64) for value in found
+    ]
     kl, errors = [unknown] * len(found), [unknown] * len(found)
     for index, value in enumerate(found):
-        if value.own is not None:
-            kl[index] = mean_estimate(value.own.kl_bits.mean(axis=1, dtype=np.float64), seed=seed)
-            errors[index] = mean_estimate(value.own.entropy_error_bits.mean(axis=1), seed=seed)
+        if value.behavior is not None:
+            kl[index] = mean_estimate(value.behavior.kl_bits.mean(axis=1, dtype=np.float64), seed=seed)
+            errors[index] = mean_estimate(value.behavior.entropy_error_bits.mean(axis=1), seed=seed)
     return SweepReport(
         task=task,
         vary=vary,
@@ -467,12 +470,12 @@ def sweep_report(
         shortcuts=names,
         threshold_bits=threshold_bits,
         exact_entropy_bits=np.stack([_padded(of, n_positions) for of in exact]),
-        model_entropy_bits=np.stack([_padded(of, n_positions) for of in own]),
+        model_entropy_bits=np.stack([_padded(of, n_positions) for of in of_model]),
         exact_floor_bits=np.array([floor_bits(of) for of in exact]),
-        model_floor_bits=np.array([np.nan if of is None else floor_bits(of) for of in own]),
+        model_floor_bits=np.array([np.nan if of is None else floor_bits(of) for of in of_model]),
         exact_tokens=stacked([tokens_to_converge(of, threshold_bits, seed=seed) for of in exact]),
         model_tokens=stacked(
-            [unknown if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in own]
+            [unknown if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in of_model]
         ),
         kl_bits=stacked(kl, shortcuts[0]),
         entropy_mae_bits=stacked(errors, shortcuts[1]),

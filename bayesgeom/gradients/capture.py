@@ -123,9 +123,9 @@ def captured(model: Model, trials: Trials, targets: Targets) -> tuple[Float[Tens
         wanted = [place for place in stored if place[0] not in ("pattern", "value_inputs")]
         inputs = [*(stored[place] for place in wanted), *matrices.values()]
         # Sequences are independent, so the gradient of the sum holds each sequence's. A quantized matrix has none.
-        found = torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
-    by = dict(zip(wanted, found[: len(wanted)], strict=True))
-    by_matrix = dict(zip(matrices, found[len(wanted) :], strict=True))
+        gradients = torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
+    by = dict(zip(wanted, gradients[: len(wanted)], strict=True))
+    by_matrix = dict(zip(matrices, gradients[len(wanted) :], strict=True))
     at = {place: value.detach() for place, value in stored.items()}
     return loss.detach(), [_layer(model, layer, at, by, by_matrix.get(layer)) for layer in layers]
 
@@ -228,8 +228,8 @@ class _Float64(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        args = tuple(torch.float64 if own is torch.float32 else own for own in args)
-        named = {name: torch.float64 if own is torch.float32 else own for name, own in (kwargs or {}).items()}
+        args = tuple(torch.float64 if argument is torch.float32 else argument for argument in args)
+        named = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
         call: Any = Tensor.double if func is Tensor.float else func
         return call(*args, **named)
 
@@ -323,7 +323,7 @@ def together(batches: Sequence[LayerTally]) -> LayerTally:
     """Return the tally of several batches of one layer."""
     parts = {name: [vars(batch)[name] for batch in batches] for name in vars(batches[0])}
     sums = {name: torch.stack(parts.pop(name)).sum(dim=0) for name in ("maps", "binned")}
-    return LayerTally(**{name: torch.cat(own) for name, own in parts.items()}, **sums)
+    return LayerTally(**{name: torch.cat(rows) for name, rows in parts.items()}, **sums)
 
 
 def _row_correlation(x: PerHead, y: PerHead, visible: Bool[Tensor, "batch head query_pos key_pos"]) -> PerSequence:
@@ -350,13 +350,13 @@ def _binned(
     relative = torch.where(is_counted, saved / size, 0.0).nan_to_num()
     edges = torch.tensor(BIN_EDGES, dtype=attention.dtype, device=attention.device)
     bins = torch.bucketize((attention * count).clamp_min(1e-30).log2(), edges)
-    found = attention.new_zeros(2, attention.shape[1], N_BINS)
+    totals = attention.new_zeros(2, attention.shape[1], N_BINS)
     for head in range(attention.shape[1]):
         here = is_counted[:, head]
         where = bins[:, head][here]
-        found[0, head].index_add_(0, where, relative[:, head][here])
-        found[1, head].index_add_(0, where, torch.ones_like(relative[:, head][here]))
-    return found
+        totals[0, head].index_add_(0, where, relative[:, head][here])
+        totals[1, head].index_add_(0, where, torch.ones_like(relative[:, head][here]))
+    return totals
 
 
 def identity_errors(layer: LayerGradients, score_scale: float) -> Float64[Tensor, "law 2"]:

@@ -101,15 +101,15 @@ class GradientReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        at, own = self._most_above()
+        at, largest = self._most_above()
         most, count = f"correlation most above baseline: L{at[0]}H{at[1]}", self.correlation.value.size
         (worst, _), (worst_nats, _) = (
-            own.extreme("largest") for own in (self.identity_error, self.identity_error_nats)
+            error.extreme("largest") for error in (self.identity_error, self.identity_error_nats)
         )
         return (
             headline_of(self, "identity_error", at=worst, label="largest relative error against autograd"),
             headline_of(self, "mean_correlation"),
-            headline_of(self, "correlation", at, most, own=own, chosen_of=count),
+            headline_of(self, "correlation", at, most, own=largest, chosen_of=count),
             headline_of(self, "identity_error_nats", at=worst_nats, label="largest error against autograd"),
             headline_of(self, "loss_nats"),
         )
@@ -134,8 +134,8 @@ class GradientReport(Report):
             _heads_panel("Routing: rms of ∂L/∂s, log10", self.routing_norm.value, is_norm=True),
             _heads_panel(values, self.value_elasticity.value, is_norm=True, head="key head"),
             *(
-                _binned_panel(layer, self.attention_bin, *own)
-                for layer, own in enumerate(
+                _binned_panel(layer, self.attention_bin, *parts)
+                for layer, parts in enumerate(
                     zip(binned.value, binned.baseline(OTHER).value, self.pairs_by_attention, strict=True)
                 )
             ),
@@ -150,11 +150,11 @@ class GradientReport(Report):
         rows: list[tuple[str, ...]] = [
             ("layer", "correlation by head (baseline)", "routing norm", "value norm", "value elasticity")
         ]
-        found, other = self.correlation.value, self.correlation.baseline(OTHER).value
-        for layer in range(len(found)):
+        measured, other = self.correlation.value, self.correlation.baseline(OTHER).value
+        for layer in range(len(measured)):
             norms = (self.routing_norm, self.value_norm, self.value_elasticity)
             heads = "  ".join(
-                f"{number_text(a)} ({number_text(b)})" for a, b in zip(found[layer], other[layer], strict=True)
+                f"{number_text(a)} ({number_text(b)})" for a, b in zip(measured[layer], other[layer], strict=True)
             )
             rows.append((str(layer), heads, *(number_text(norm.value[layer].mean()) for norm in norms)))
         return "\n".join([f"relative error against autograd: {', '.join(worst)}", "", *fitted(rows)])
@@ -314,7 +314,7 @@ class GradientMovementReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         steps = [int(step) for step in self.steps]
-        routing, values = (stable(steps, own.value) for own in (self.pattern_distance_bits, self.value_distance))
+        routing, values = (stable(steps, moved.value) for moved in (self.pattern_distance_bits, self.value_distance))
         _, least, most = times_later(values, routing)
         verdict = Verdict.ROUTING_LATER if most < 1 else Verdict.UNDECIDED  # the spacing may allow the same step
         ratio = headline_of(self, "stable_ratio", verdict=str(Verdict.VALUES_LATER if least > 1 else verdict))
@@ -348,10 +348,10 @@ class GradientMovementReport(Report):
         )
         patterns = Curve(name="patterns", values=self.pattern_moved_bits, color=SERIES[0])
         values = Curve(name="values", values=self.value_moved, color=SERIES[1])
-        other = [(own.name, own.value) for own in self.correlation.baselines]
-        shares = [curve(own, name, own.value[0]) for name, own in distances]
+        other = [(baseline.name, baseline.value) for baseline in self.correlation.baselines]
+        shares = [curve(distance, name, distance.value[0]) for name, distance in distances]
         stable = (("patterns", self.routing_stable_step), ("values", self.values_stable_step))
-        settled = ", ".join(f"{number_text(own.value)} ({name})" for name, own in stable)
+        settled = ", ".join(f"{number_text(step.value)} ({name})" for name, step in stable)
         levels, related = [("stable: a tenth", NEARBY), ("start", 1.0)], [curve(self.correlation, "own")]
         return (
             steps_panel(f"Stable from step {settled}", "distance to the last snapshot", self.steps, shares, levels),
@@ -370,7 +370,7 @@ class GradientMovementReport(Report):
             "‖∂L/∂s‖": self.routing_norm,
             "‖∂L/∂v‖·‖v‖": self.value_elasticity,
         }
-        return "\n".join(step_table(self.steps, {name: own.value for name, own in columns.items()}))
+        return "\n".join(step_table(self.steps, {name: estimate.value for name, estimate in columns.items()}))
 
 
 def moment_of(
@@ -400,8 +400,8 @@ def movement_report(
         name: mean_estimate(
             np.stack([moment[name] for moment in moments], axis=1), seed=seed, baselines=levels.get(name, ())
         )
-        for name, own in quantities_of(GradientMovementReport).items()
-        if own.dims
+        for name, quantity in quantities_of(GradientMovementReport).items()
+        if quantity.dims
     }
     numbers |= {name: np.stack([moment[name] for moment in moments]) for name in units_of(GradientMovementReport)}
     routing, values = (stable(steps, numbers[name].value) for name in ("pattern_distance_bits", "value_distance"))

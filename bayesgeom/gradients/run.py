@@ -114,8 +114,8 @@ def _measured(model: Model, trials: Trials, targets: Targets, *, seed: int) -> G
             loss, layers = captured(model, batch, targets)
             losses.append(loss)
             tallies.append([layer_tally(layer, batch, mask) for layer, mask in zip(layers, masks, strict=True)])
-            found = [identity_errors(layer, model.spec.score_scale) for layer in layers]
-            errors.append(torch.stack(found).numpy())
+            layer_errors = [identity_errors(layer, model.spec.score_scale) for layer in layers]
+            errors.append(torch.stack(layer_errors).numpy())
             shown.update(len(batch))
     worst = np.max(np.stack(errors), axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -194,15 +194,15 @@ def _snapshot_measured(model: Model, trials: Trials, targets: Targets) -> tuple[
     """Return a snapshot's spec, frame and per-sequence numbers; the model is freed on return."""
     model.require(SITES, by="gradient movement")
     wide, patterns, values = in_float64(model), list[torch.Tensor](), list[torch.Tensor]()
-    found: dict[str, list[torch.Tensor]] = {"loss_nats": [], **{name: [] for name in PER_SEQUENCE}}
+    numbers: dict[str, list[torch.Tensor]] = {"loss_nats": [], **{name: [] for name in PER_SEQUENCE}}
     masks = masks_of(wide, trials)
     for batch in batches(trials, wide.spec):
         loss, layers = captured(wide, batch, targets)
         patterns.append(torch.stack([at_scored(PATTERN, layer.pattern, batch).float().cpu() for layer in layers]))
         values.append(torch.stack([layer.values.float().cpu() for layer in layers]))
         tallies = [vars(layer_tally(layer, batch, mask)) for layer, mask in zip(layers, masks, strict=True)]
-        found["loss_nats"].append(loss)
+        numbers["loss_nats"].append(loss)
         for name in PER_SEQUENCE:
-            found[name].append(torch.stack([of[name].mean(dim=1) for of in tallies]).mean(dim=0))
+            numbers[name].append(torch.stack([of[name].mean(dim=1) for of in tallies]).mean(dim=0))
     frame = Frame(patterns=torch.cat(patterns, dim=1), values=torch.cat(values, dim=1))
-    return model.spec, frame, {name: torch.cat(own).cpu().numpy() for name, own in found.items()}
+    return model.spec, frame, {name: torch.cat(parts).cpu().numpy() for name, parts in numbers.items()}

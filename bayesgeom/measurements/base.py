@@ -28,9 +28,10 @@ from bayesgeom.core import (
     Trials,
     unknown_name,
 )
+from bayesgeom.core.observers import Beliefs, Filter, WindowObservers
 from bayesgeom.models.base import Model, Stream
 from bayesgeom.report import Baseline, Report, of_untrained
-from bayesgeom.stats import Beliefs, Filter, Reduction, WindowObservers, predicted_behavior, window_scores
+from bayesgeom.stats import Reduction, predicted_behavior, window_scores
 from bayesgeom.tasks.base import WindTunnel
 
 R = TypeVar("R", bound=Report)

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Float64
 
 from bayesgeom.core import RESID_POST, RESID_PRE, STATE, Run, Trials, Verdict
+from bayesgeom.core.observers import STARTS, window_beliefs
 from bayesgeom.measurements._beliefs import (
     EMBEDDING,
     IDENTIFIED,
@@ -45,7 +46,6 @@ from bayesgeom.measurements.base import (
 from bayesgeom.report import R2, Baseline, Estimate, Headline, Panel, Report, Share, Unit, headline_of, with_interval
 from bayesgeom.stats import (
     BELIEF,
-    STARTS,
     WIDEST_BASELINE,
     BeliefTargets,
     Readout,
@@ -53,7 +53,6 @@ from bayesgeom.stats import (
     belief_targets,
     r2_interval,
     read_out,
-    window_beliefs,
 )
 
 RANDOM_LABELS = "random labels by token"

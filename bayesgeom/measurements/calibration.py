@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float, Float64
 
 from bayesgeom.core import Behavior, Reason, Run, Verdict, WindowScores
+from bayesgeom.core.observers import STARTS
 from bayesgeom.measurements.base import (
     Control,
     Needs,
@@ -49,7 +50,6 @@ from bayesgeom.report import (
 )
 from bayesgeom.stats import (
     POSITION,
-    STARTS,
     TRANSPORT_BITS,
     TRANSPORT_WINDOW,
     UNIFORM,

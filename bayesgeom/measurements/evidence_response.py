@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float, Float64
 
 from bayesgeom.core import Ask, InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked, concatenate
+from bayesgeom.core.observers import exact_beliefs
 from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject, planted_run
 from bayesgeom.measurements.running import measured
 from bayesgeom.models.base import Model
@@ -43,14 +44,7 @@ from bayesgeom.report import (
     Unit,
     headline_of,
 )
-from bayesgeom.stats import (
-    MIN_DIFFERENT,
-    TRANSPORT_WINDOW,
-    bootstrap_weights,
-    exact_beliefs,
-    percentile_interval,
-    window_predictives,
-)
+from bayesgeom.stats import MIN_DIFFERENT, TRANSPORT_WINDOW, bootstrap_weights, percentile_interval, window_predictives
 from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed
 from bayesgeom.tasks.dice import Dice
 

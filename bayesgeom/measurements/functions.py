@@ -90,27 +90,27 @@ class FunctionReport(Report):
         return sum(map(prod, self.shapes[: self.arrays.index(name)]))
 
     def headlines(self) -> Sequence[Headline]:
-        found = [headline_of(self, "result", (at,), own) for at, own in enumerate(self.outputs[:_SHOWN])]
+        lines = [headline_of(self, "result", (at,), name) for at, name in enumerate(self.outputs[:_SHOWN])]
         count, known = len(self.outputs), self.result.value[~np.isnan(self.result.value)]
         if count > _SHOWN and known.size:
-            (at,), own = self.result.extreme("largest" if known.max() >= -known.min() else "smallest")
+            (at,), extreme = self.result.extreme("largest" if known.max() >= -known.min() else "smallest")
             label = f"{self.outputs[at]}: largest in size of {count} entries, {count - _SHOWN} of them not shown"
-            found.append(headline_of(self, "result", (at,), label, own=own, chosen_of=known.size))
-        return found
+            lines.append(headline_of(self, "result", (at,), label, own=extreme, chosen_of=known.size))
+        return lines
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
 
         shapes = dict(zip(self.arrays, self.shapes, strict=True))
-        found = [self._panel(name) for name, shape in shapes.items() if shape]
+        panels = [self._panel(name) for name, shape in shapes.items() if shape]
         single = [self.outputs.index(_named(self.name, name)) for name, shape in shapes.items() if not shape]
         if single:
-            panel, own = Panel.blank("Returned values"), self.result[single]
+            panel, values = Panel.blank("Returned values"), self.result[single]
             labels = [self.outputs[at] for at in single]
-            levels = {f"baseline: {level.name}": level.value for level in own.baselines}
-            add_forest(panel.figure, labels, own.value, own.ends, unit="returned value", levels=levels)
-            found.insert(0, panel)
-        return found
+            levels = {f"baseline: {level.name}": level.value for level in values.baselines}
+            add_forest(panel.figure, labels, values.value, values.ends, unit="returned value", levels=levels)
+            panels.insert(0, panel)
+        return panels
 
     def _panel(self, name: str) -> Panel:
         """Return the plot of an array: a line, or a map of its last two axes with the others below each other."""
@@ -118,15 +118,15 @@ class FunctionReport(Report):
         from bayesgeom.charts.lines import add_estimate
         from bayesgeom.report import label_axes
 
-        panel, own = Panel.blank(_named(self.name, name)), self.of(name)
-        if own.value.ndim > 1:
-            rows = own.value.reshape(-1, own.value.shape[-1])
+        panel, estimate = Panel.blank(_named(self.name, name)), self.of(name)
+        if estimate.value.ndim > 1:
+            rows = estimate.value.reshape(-1, estimate.value.shape[-1])
             axes = ("last axis", "other axes")
-            if own.value.ndim == 2 and self.layer[self._start(name)] >= 0:
+            if estimate.value.ndim == 2 and self.layer[self._start(name)] >= 0:
                 axes = ("head", "layer")
             add_heat(panel.figure, rows, unit="returned value", axes=axes)
             return panel
-        add_estimate(panel.figure, range(len(own.value)), own, name="returned")
+        add_estimate(panel.figure, range(len(estimate.value)), estimate, name="returned")
         label_axes(panel.figure, "index", "returned value")
         return panel
 
@@ -149,18 +149,18 @@ class FunctionProbe(Probe[FunctionReport]):
     def measure(self, run: Run, untrained: Sequence[FunctionReport] = ()) -> FunctionReport:
         numbers = _called(self.function, self.name, run)
         parts, counts = list[Estimate](), [run.n_recorded if self.needs.sites else run.n]
-        for name, own in numbers.items():
-            if self._shape(name, own) != self.shapes.get(name):
+        for name, array in numbers.items():
+            if self._shape(name, array) != self.shapes.get(name):
                 raise InvalidArgument(
                     f"function {self.name!r} returned {_described(numbers)}, and in its trial {_layout(self.shapes)}: "
                     f"names and shapes must not depend on the sequences."
                 )
             if name in self.per_sequence:
-                flat = own.reshape(len(own), -1)
+                flat = array.reshape(len(array), -1)
                 parts.append(mean_estimate(flat, seed=run.seed))
-                counts.append(len(own))
+                counts.append(len(array))
             else:
-                parts.append(Estimate.of(own.reshape(-1)))
+                parts.append(Estimate.of(array.reshape(-1)))
         baselines = known(*of_untrained([copy.result.value for copy in untrained]))
         lows, highs = (np.concatenate([part.ends[end] for part in parts]) for end in (0, 1))
         unknown = [np.zeros(part.value.shape, int) if part.reason is None else part.reason for part in parts]
@@ -174,7 +174,7 @@ class FunctionProbe(Probe[FunctionReport]):
         return FunctionReport(
             name=self.name,
             title=f"{self.name}: {summary}" if summary else self.name,
-            outputs=tuple(label for own in named for label in _labels(*own)),
+            outputs=tuple(label for names in named for label in _labels(*names)),
             arrays=tuple(self.shapes),
             shapes=tuple(self.shapes.values()),
             layer=layer,
@@ -236,36 +236,36 @@ def tried(function: Function, model: Model, task: WindTunnel, *, seed: int) -> F
         MissingSite: It asks for a site that the model does not provide.
         UnknownName: It asks for a site that does not exist.
     """
-    name, sites, found = function_name(function), dict[Site, None](), list[Numbers]()
+    name, sites, trials = function_name(function), dict[Site, None](), list[Numbers]()
     sizes = _sizes(model, task)
-    while len(found) < len(sizes):
-        run = _trial(model, task, tuple(sites), sizes[len(found)], seed)
+    while len(trials) < len(sizes):
+        run = _trial(model, task, tuple(sites), sizes[len(trials)], seed)
         try:
-            found.append(_called(function, name, run, is_trial=True))
+            trials.append(_called(function, name, run, is_trial=True))
         except _Asked as asked:
             if asked.site in sites:  # it is there, so another run was asked for it
                 raise InvalidArgument(str(asked)) from asked
             sites[asked.site] = None
             if not model.layers_of(*sites):
                 model.require(sites, by=f"function {name!r}")
-                listed = ", ".join(own.name for own in sites)
+                listed = ", ".join(site.name for site in sites)
                 raise MissingSite(f"function {name!r} reads {listed}, and no layer has all of them.") from None
     shapes, per_sequence = dict[str, tuple[int, ...]](), set[str]()
-    first, second = found
-    for key, own in second.items():
+    first, second = trials
+    for key, array in second.items():
         earlier = first.get(key)
         if earlier is None or first.keys() != second.keys():
             raise InvalidArgument(f"function {name!r} returns other names for other sequences: return the same ones.")
-        grows = (earlier.shape[:1], own.shape[:1]) == ((sizes[0],), (sizes[1],)) and sizes[0] != sizes[1]
-        if earlier.shape[grows:] != own.shape[grows:]:
-            is_second = (*earlier.shape[1:2], *own.shape[1:2]) == sizes
+        grows = (earlier.shape[:1], array.shape[:1]) == ((sizes[0],), (sizes[1],)) and sizes[0] != sizes[1]
+        if earlier.shape[grows:] != array.shape[grows:]:
+            is_second = (*earlier.shape[1:2], *array.shape[1:2]) == sizes
             raise InvalidArgument(
                 f"function {name!r} returns {_described(first)} for {sizes[0]} sequences and {_described(second)} for "
                 f"{sizes[1]}: only a first axis may grow, with one entry per sequence."
                 + " Activations begin with the layer: x.movedim(1, 0) moves the sequences to the front."
                 * is_second
             )
-        shapes[key] = own.shape[grows:]
+        shapes[key] = array.shape[grows:]
         per_sequence |= {key} if grows else set()
     if (count := sum(map(prod, shapes.values()))) > MOST:
         raise InvalidArgument(f"function {name!r} returns {count:,} numbers, more than {MOST:,}: return a summary.")
@@ -289,7 +289,7 @@ def _sizes(model: Model, task: WindTunnel) -> tuple[int, int]:
 
 
 def _trial(model: Model, task: WindTunnel, sites: tuple[Site, ...], n: int, seed: int) -> Run:
-    found = model.run(
+    run = model.run(
         task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device),
         record=sites,
         n_recorded=n,
@@ -297,7 +297,7 @@ def _trial(model: Model, task: WindTunnel, sites: tuple[Site, ...], n: int, seed
         budget_bytes=recording_bytes(model.spec.device, model.memory_gib),
         seed=derived_seed(seed, Branch.RESAMPLING),
     )
-    return found.within(model.layers_of(*sites), sites)
+    return run.within(model.layers_of(*sites), sites)
 
 
 def _called(function: Function, name: str, run: Run, *, is_trial: bool = False) -> Numbers:
@@ -317,10 +317,10 @@ def _called(function: Function, name: str, run: Run, *, is_trial: bool = False) 
         fault = calling.fault.rstrip(".")
         raise InvalidArgument(f"function {name!r} failed{when}: {fault}{_line(function, error)}.") from error
     given = value if isinstance(value, Mapping) else {"": value}
-    found = {key: _numbers(own, f"function {name!r} returned", key) for key, own in given.items()}
-    if not found:
+    numbers = {key: _numbers(item, f"function {name!r} returned", key) for key, item in given.items()}
+    if not numbers:
         raise InvalidArgument(f"function {name!r} returned an empty dict. {_RETURNS}")
-    return found
+    return numbers
 
 
 def _numbers(value: Any, what: str, key: Any) -> Float64[np.ndarray, "..."]:
@@ -328,10 +328,10 @@ def _numbers(value: Any, what: str, key: Any) -> Float64[np.ndarray, "..."]:
     if not isinstance(key, str) or not (key.isprintable() and len(key) <= 60):
         raise InvalidArgument(f"{what} the key {shown(key)}: names must be printable text of at most 60 letters.")
     where = f" for {key!r}" if key else ""
-    own: Any = value.detach().cpu() if isinstance(value, Tensor) else value
-    own = own.double() if isinstance(own, Tensor) and not own.is_complex() else own
+    plain: Any = value.detach().cpu() if isinstance(value, Tensor) else value
+    plain = plain.double() if isinstance(plain, Tensor) and not plain.is_complex() else plain
     try:
-        array = np.asarray(own)
+        array = np.asarray(plain)
     except (ValueError, TypeError, RuntimeError):  # rows of several lengths
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
@@ -348,7 +348,7 @@ def _numbers(value: Any, what: str, key: Any) -> Float64[np.ndarray, "..."]:
 def _line(function: Function, error: BaseException) -> str:
     """Return the last line of the function's own file in a traceback, in words."""
     code = inspect.unwrap(function).__code__ if isinstance(function, FunctionType) else None
-    lines = [own for own in traceback.extract_tb(error.__traceback__) if code and own.filename == code.co_filename]
+    lines = [call for call in traceback.extract_tb(error.__traceback__) if code and call.filename == code.co_filename]
     return f" (line {lines[-1].lineno} of {Path(lines[-1].filename).name})" if lines else ""
 
 
@@ -365,7 +365,7 @@ def _labels(name: str, shape: tuple[int, ...], has_heads: bool) -> Iterator[str]
 
 
 def _described(numbers: Numbers) -> str:
-    return _layout({name: own.shape for name, own in numbers.items()})
+    return _layout({name: array.shape for name, array in numbers.items()})
 
 
 def _layout(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -20,6 +20,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core import LOGIT_LENS, Run, Verdict
+from bayesgeom.core.observers import STARTS
 from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
 from bayesgeom.report import (
     Baseline,
@@ -37,7 +38,6 @@ from bayesgeom.report import (
 from bayesgeom.stats import (
     ARRIVED,
     POSITION,
-    STARTS,
     UNIFORM,
     arrival,
     context_free_kl_bits,

@@ -74,23 +74,23 @@ class PlantedAudit:
 
     def numbers(self) -> dict[str, float]:
         """Return the number of each column; that of the strategy is the largest weight."""
-        own = self.report
+        report = self.report
         return {
-            "regret": float(own.regret_bits),
-            "response": float(own.response.value[own.ages.index(AGE)]),
-            "confidence": float(own.confidence),
-            "log-odds": float(own.log_odds_slope),
-            "martingale": float(own.martingale_gap),
-            "order": float(own.order_spread),
-            "discount": float(own.discount),
-            "strategy": float(own.weights.value[own.predictors.index(MEMORIZING)]),
+            "regret": float(report.regret_bits),
+            "response": float(report.response.value[report.ages.index(AGE)]),
+            "confidence": float(report.confidence),
+            "log-odds": float(report.log_odds_slope),
+            "martingale": float(report.martingale_gap),
+            "order": float(report.order_spread),
+            "discount": float(report.discount),
+            "strategy": float(report.weights.value[report.predictors.index(MEMORIZING)]),
         }
 
     @property
     def passed(self) -> bool:
         """Whether the numbers are those that are known."""
-        found = self.numbers()
-        return all(low <= found[name] <= high for name, (low, high) in self.expected.items())
+        numbers = self.numbers()
+        return all(low <= numbers[name] <= high for name, (low, high) in self.expected.items())
 
     def row(self) -> tuple[str, ...]:
         """Return the name, and the number of each column with three digits."""

@@ -43,12 +43,12 @@ class PlantedResponse:
     @property
     def passed(self) -> bool:
         """Whether slopes and verdict are those that are known."""
-        inside = [low <= own <= high for own, (low, high) in zip(self.report.slope.value, self.expected, strict=True)]
+        inside = [low <= each <= high for each, (low, high) in zip(self.report.slope.value, self.expected, strict=True)]
         return all(inside) and self.report.verdict_at(10) in self.verdicts
 
     def row(self) -> tuple[str, ...]:
         """Return name, slopes, relative slopes and the verdict on evidence older than 10 symbols."""
-        slopes = [f"{own:.2f}" for own in (*self.report.slope.value, *self.report.relative_slope.value[1:])]
+        slopes = [f"{slope:.2f}" for slope in (*self.report.slope.value, *self.report.relative_slope.value[1:])]
         return self.name, *slopes, str(self.report.verdict_at(10))
 
 

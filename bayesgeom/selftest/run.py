@@ -146,9 +146,9 @@ def planted_tables() -> Iterator[PlantedTable]:
             report = control.report()
             movement, removal = report.movement[LAYER, 0], report.removal_kl_increase_bits[LAYER, 0]
             numbers = number_text(noise), number_text(report.unedited_kl_bits[0]), movement.text(), removal.text()
-            found = report.verdict_by_layer[LAYER], report.survival_by_layer[LAYER]
-            rows.append((name, *numbers, number_text(removal.ceiling), *found))
-            passed &= found == expected and control.holds(report)
+            verdicts = report.verdict_by_layer[LAYER], report.survival_by_layer[LAYER]
+            rows.append((name, *numbers, number_text(removal.ceiling), *verdicts))
+            passed &= verdicts == expected and control.holds(report)
     yield PlantedTable(probe=INTERVENTION, title="Entropy in planted networks", head=head, rows=rows, passed=passed)
     yield _attention_table()
     responses = list(planted_responses())
@@ -156,17 +156,17 @@ def planted_tables() -> Iterator[PlantedTable]:
     yield PlantedTable(
         probe=EvidenceResponseReport.name,
         title="Evidence response of planted predictors",
-        head=("predictor", "all evidence", *older, *(f"{own}, relative" for own in older), "verdict"),
-        rows=[own.row() for own in responses],
-        passed=all(own.passed for own in responses),
+        head=("predictor", "all evidence", *older, *(f"{evidence}, relative" for evidence in older), "verdict"),
+        rows=[response.row() for response in responses],
+        passed=all(response.passed for response in responses),
     )
     audits = list(planted_audits())
     yield PlantedTable(
         probe=AuditReport.name,
         title="Audit of planted predictors",
         head=("predictor", *COLUMNS),
-        rows=[own.row() for own in audits],
-        passed=all(own.passed for own in audits),
+        rows=[audit.row() for audit in audits],
+        passed=all(audit.passed for audit in audits),
     )
 
 
@@ -177,9 +177,9 @@ def _attention_table() -> PlantedTable:
     probe = all_measurements()["attention_entropy"]
     for planted in planted_masks():
         report, right = probe.of(Subject(run=planted.run)), (planted.entropy_bits, 1.0, planted.sink_mass)
-        found = [float(report.estimate(name)[0, 0]) for name in ("entropy_bits", "entropy_share", "sink_mass")]
-        rows.append((planted.label, *(number_text(x) for pair in zip(found, right, strict=True) for x in pair)))
-        passed &= all(abs(own - known) < _ROUNDING for own, known in zip(found, right, strict=True))
+        measured = [float(report.estimate(name)[0, 0]) for name in ("entropy_bits", "entropy_share", "sink_mass")]
+        rows.append((planted.label, *(number_text(x) for pair in zip(measured, right, strict=True) for x in pair)))
+        passed &= all(abs(number - known) < _ROUNDING for number, known in zip(measured, right, strict=True))
     return PlantedTable(probe=probe.name, title="Uniform attention under masks", head=head, rows=rows, passed=passed)
 
 

@@ -61,13 +61,6 @@ from .manifold import view as view
 from .mixed_states import IMPOSSIBLE as IMPOSSIBLE
 from .mixed_states import BeliefStates as BeliefStates
 from .mixed_states import belief_states as belief_states
-from .observers import STARTS as STARTS
-from .observers import Beliefs as Beliefs
-from .observers import Filter as Filter
-from .observers import WindowObservers as WindowObservers
-from .observers import exact_beliefs as exact_beliefs
-from .observers import full_support as full_support
-from .observers import window_beliefs as window_beliefs
 from .overlap import Frames as Frames
 from .overlap import centered as centered
 from .overlap import chance_overlap as chance_overlap

@@ -83,14 +83,14 @@ def whole_entropy_bits(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Floa
     Exponentials are computed in the dtype of the logits, but at least in float32. The result is not finite if any logit
     is not finite.
     """
-    found = []
+    entropies = []
     for rows in _rows(logits):
         wide = rows.float() if rows.dtype != torch.float64 else rows
         below = wide - wide.amax(-1, keepdim=True)
         weights = below.exp()
         total, mean = weights.sum(-1).double(), torch.linalg.vecdot(weights, below).double()
-        found.append((total.log() - mean / total) / NATS_PER_BIT)
-    return torch.cat(found).reshape(logits.shape[:2])
+        entropies.append((total.log() - mean / total) / NATS_PER_BIT)
+    return torch.cat(entropies).reshape(logits.shape[:2])
 
 
 def are_finite(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Bool[Tensor, " batch"]:
@@ -146,13 +146,13 @@ class BehaviorLog:
         """
         if baselines and (windows := window_scores(trials)) is not None:
             self._windows.append(windows)
-        own = vars(behavior(trials, log_answers, off_answer_prob))
-        scored = {("model", field): values for field, values in own.items()}
+        scores = vars(behavior(trials, log_answers, off_answer_prob))
+        scored = {("model", field): values for field, values in scores.items()}
         exact = _at_labels(trials, trials.at_scored(trials.predictive).log())
         scored |= {("exact", field): values for field, values in exact.items()}
         for name, probabilities in baselines.items():
-            own = vars(predicted_behavior(trials, probabilities))
-            scored |= {(f"baseline {name}", field): own[field] for field in own if field not in _SHARED}
+            scores = vars(predicted_behavior(trials, probabilities))
+            scored |= {(f"baseline {name}", field): scores[field] for field in scores if field not in _SHARED}
         self._write(scored)
 
     def add_open_ended(self, entropy_bits: Float64[Tensor, "batch query_pos"]) -> None:
@@ -193,8 +193,8 @@ class BehaviorLog:
         )
         model = Behavior(**of.pop("model"))
         baselines = {
-            name.removeprefix("baseline "): Behavior(exact_entropy_bits=entropy, off_answer_prob=none, **own)
-            for name, own in of.items()
+            name.removeprefix("baseline "): Behavior(exact_entropy_bits=entropy, off_answer_prob=none, **scores)
+            for name, scores in of.items()
         }
         return model, exact, baselines
 
@@ -289,10 +289,10 @@ def tempering(
         _, slope, curvature = _tempered(exact, log_model, tau)
         tau -= float(slope.mean() / curvature.mean())  # a step of Newton: exact up to rounding
     after, slope, curvature = _tempered(exact, log_model, tau)
-    found = mean_interval(tau - slope / curvature.mean(), seed=seed, noise=_NOISE)
-    low, high = (np.asarray(_inverse(float(end))) for end in (found.hi, found.lo))
+    interval = mean_interval(tau - slope / curvature.mean(), seed=seed, noise=_NOISE)
+    low, high = (np.asarray(_inverse(float(end))) for end in (interval.hi, interval.lo))
     gain = float(np.mean(before - after)) / NATS_PER_BIT
-    return Tempering(confidence=_inverse(tau), interval=replace(found, lo=low, hi=high), gain_bits=gain)
+    return Tempering(confidence=_inverse(tau), interval=replace(interval, lo=low, hi=high), gain_bits=gain)
 
 
 def _inverse(tau: float) -> float:
@@ -305,9 +305,9 @@ def _tempered(
     tau: float,
 ) -> tuple[Float64[np.ndarray, " sequence"], ...]:
     """Return by sequence the mean of −Σ p log(q^τ / Z) in nats, its slope and its curvature in τ."""
-    found, each = [], max(1, _TEMPERED_AT_ONCE // exact[0].size)
+    batches, each = [], max(1, _TEMPERED_AT_ONCE // exact[0].size)
     for at in range(0, len(exact), each):
-        p, log_q = (np.asarray(own[at : at + each], dtype=np.float64) for own in (exact, log_model))
+        p, log_q = (np.asarray(array[at : at + each], dtype=np.float64) for array in (exact, log_model))
         is_possible = np.isfinite(log_q)
         logs = np.where(is_possible, log_q, 0.0)
         powers = np.where(is_possible, tau * (logs - log_q.max(axis=-1, keepdims=True)), 0.0)
@@ -317,5 +317,5 @@ def _tempered(
         mean = (weights * logs).sum(axis=-1)
         curvature = (weights * np.square(logs - mean[..., None])).sum(axis=-1)
         rows = (np.log(total) - (p * powers).sum(axis=-1), mean - (p * logs).sum(axis=-1), curvature)
-        found.append([own.mean(axis=1) for own in rows])
-    return tuple(np.concatenate(own) for own in zip(*found, strict=True))
+        batches.append([row.mean(axis=1) for row in rows])
+    return tuple(np.concatenate(pieces) for pieces in zip(*batches, strict=True))

@@ -199,8 +199,8 @@ def arrival(
     at = first(ratios)
     if at == n_stages:
         return np.nan, (np.nan, np.nan)
-    found = ratio_interval(kl, reference[:, None], seed=seed, is_positive=True)
-    low, high = (np.where(kl.any(axis=0), end, 0.0) for end in found)  # without any KL there is no spread
+    interval = ratio_interval(kl, reference[:, None], seed=seed, is_positive=True)
+    low, high = (np.where(kl.any(axis=0), end, 0.0) for end in interval)  # without any KL there is no spread
     return float(at), (min(at, first(low)), max(at, first(high)))
 
 
@@ -215,8 +215,8 @@ def r2_interval(
     The map is fixed, so this is the R² *of this map* on new sequences. The best linear map has a larger R², which an
     interval over held-out sequences does not cover.
     """
-    found = ratio_interval(squared_error, squared_deviation, seed=seed)
-    return replace(found, lo=np.asarray(1 - found.hi), hi=np.asarray(1 - found.lo))
+    interval = ratio_interval(squared_error, squared_deviation, seed=seed)
+    return replace(interval, lo=np.asarray(1 - interval.hi), hi=np.asarray(1 - interval.lo))
 
 
 def statistic_interval(

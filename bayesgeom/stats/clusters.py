@@ -47,7 +47,7 @@ def cluster_clouds(
     labels = k_means(clouds, counts, n_starts=N_STARTS, generator=generator)
     distances, n_clouds = torch.cdist(clouds, clouds), len(points)
     of_noise = [
-        point_silhouettes(distances[n_clouds:], own[n_clouds:], k) for own, k in zip(labels, counts, strict=True)
+        point_silhouettes(distances[n_clouds:], split[n_clouds:], k) for split, k in zip(labels, counts, strict=True)
     ]
     return Clusters(
         distances=distances[:n_clouds],
@@ -74,12 +74,12 @@ def k_means(
     n_clouds = len(points)
     repeated = points.repeat(n_starts, 1, 1)
     seeds = _spread_seeds(repeated, max(counts), generator)
-    found = []
+    chosen = []
     for k in counts:
         labels, spread = _lloyd(repeated, seeds[:, :k])
         best = spread.reshape(n_starts, n_clouds).argmin(dim=0)
-        found.append(labels.reshape(n_starts, n_clouds, -1)[best, torch.arange(n_clouds, device=points.device)])
-    return torch.stack(found)
+        chosen.append(labels.reshape(n_starts, n_clouds, -1)[best, torch.arange(n_clouds, device=points.device)])
+    return torch.stack(chosen)
 
 
 def point_silhouettes(
@@ -112,8 +112,8 @@ def left_out_silhouettes(
     total, size = _totals(distances, labels, n_labels)
     is_out = torch.from_numpy(weights == 0).to(labels.device)
     rows_at_once = max(1, _AT_ONCE // max(1, total.numel()))
-    found = [_without(part, distances, labels, total, size) for part in is_out.split(rows_at_once)]
-    return torch.cat(found).cpu().numpy()
+    scores = [_without(part, distances, labels, total, size) for part in is_out.split(rows_at_once)]
+    return torch.cat(scores).cpu().numpy()
 
 
 def _totals(
@@ -153,13 +153,13 @@ def _silhouettes(
 ) -> Float64[Tensor, "*cloud point"]:
     """Return the score of each point from its total distance to each cluster, whose memory is overwritten."""
     own_label, own_size = labels.unsqueeze(-2), size.gather(-1, labels)
-    own = total.gather(-2, own_label).squeeze(-2).div_((own_size - 1).clamp_min_(1))
+    within = total.gather(-2, own_label).squeeze(-2).div_((own_size - 1).clamp_min_(1))
     means = total.div_(size.clamp_min(1)[..., None]).scatter_(-2, own_label, torch.inf)
     is_empty = size == 0
     if bool(is_empty.any()):
         means.masked_fill_(is_empty[..., None], torch.inf)
     other = means.amin(dim=-2)
-    score = (other - own).div_(torch.maximum(own, other).clamp_min_(torch.finfo(total.dtype).tiny))
+    score = (other - within).div_(torch.maximum(within, other).clamp_min_(torch.finfo(total.dtype).tiny))
     score = score.masked_fill_(own_size <= 1, 0.0).double()
     return score.masked_fill_((~is_empty).sum(dim=-1, keepdim=True) <= 1, torch.nan)
 
@@ -181,10 +181,10 @@ def adjusted_rand(
     than two points, and if both partitions are trivial. If points have multiplicities, `squares` is the sum of their
     squares: a point is then not paired with its own copies, which always agree.
     """
-    own = table if squares is None else squares
-    together = _pairs(table, own).sum(dim=(-2, -1))
-    rows, columns = (_pairs(table.sum(dim=axis), own.sum(dim=axis)).sum(dim=-1) for axis in (-1, -2))
-    expected = rows * columns / _pairs(table.sum(dim=(-2, -1)), own.sum(dim=(-2, -1)))
+    squared = table if squares is None else squares
+    together = _pairs(table, squared).sum(dim=(-2, -1))
+    rows, columns = (_pairs(table.sum(dim=axis), squared.sum(dim=axis)).sum(dim=-1) for axis in (-1, -2))
+    expected = rows * columns / _pairs(table.sum(dim=(-2, -1)), squared.sum(dim=(-2, -1)))
     above = together - expected
     # With one cluster it is 0 in every resample; rounding would look like a spread.
     above = torch.where(above.abs() <= _ROUNDING * expected.abs(), 0.0, above)
@@ -255,18 +255,18 @@ def _lloyd(
     A point at equal distance of two centers counts in both means: such centers coincide.
     """
     centers, moving = seeds.clone(), torch.arange(len(points), device=points.device)
-    own, nearest_before = points, torch.zeros_like(_distances(points, seeds), dtype=torch.bool)  # in no cluster
+    rest, nearest_before = points, torch.zeros_like(_distances(points, seeds), dtype=torch.bool)  # in no cluster
     for _ in range(MAX_STEPS):
-        distance = _distances(own, centers[moving])
+        distance = _distances(rest, centers[moving])
         nearest = distance == distance.amin(dim=1, keepdim=True)
         has_moved = (nearest ^ nearest_before).flatten(1).view(torch.uint8).amax(dim=1) > 0  # `any` is slow
         if not bool(has_moved.all()):  # clouds whose labels do not change are finished
-            moving, own, nearest = moving[has_moved], own[has_moved], nearest[has_moved]
+            moving, rest, nearest = moving[has_moved], rest[has_moved], nearest[has_moved]
         if not len(moving):
             break
         nearest_before, members = nearest, nearest.to(points.dtype)
         size = members.sum(dim=2, keepdim=True)
-        centers[moving] = torch.where(size > 0, (members @ own) / size.clamp_min(1), centers[moving])
+        centers[moving] = torch.where(size > 0, (members @ rest) / size.clamp_min(1), centers[moving])
     least = _distances(points, centers).min(dim=1)
     return least.indices, least.values.sum(dim=1)
 

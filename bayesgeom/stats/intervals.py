@@ -154,16 +154,16 @@ def bootstrap_t(
     is_mean = bool(_is_constant(b, b[:1, :1]).all())
     noises = np.broadcast_to(noise, shape).ravel()
     parts = even_slices(a.shape[1], at_most=_COLUMNS)
-    found = [_columns(a[:, p], b[:, :1] if is_mean else b[:, p], weights, level, noises[p], is_positive) for p in parts]
-    if not found:
+    cells = [_columns(a[:, p], b[:, :1] if is_mean else b[:, p], weights, level, noises[p], is_positive) for p in parts]
+    if not cells:
         return no_interval(shape, n)
-    lo, hi, code, different = (np.concatenate(ends) for ends in zip(*found, strict=True))
+    lo, hi, code, different = (np.concatenate(ends) for ends in zip(*cells, strict=True))
     if is_mean:
         range_of = tuple(np.broadcast_to(bound, shape).ravel() for bound in bounds)
         with np.errstate(divide="ignore", invalid="ignore"):
             usual = np.median(a / b[:1, :1], axis=0)
         lo, hi, code = _worst_case(usual, (lo, hi, code), different, n, level, range_of)
-    lo, hi, code, different = (own.reshape(shape) for own in (lo, hi, code, different))
+    lo, hi, code, different = (array.reshape(shape) for array in (lo, hi, code, different))
     return Interval(lo=lo, hi=hi, code=code, n_different=different, n=n)
 
 
@@ -198,16 +198,16 @@ def jackknife_interval(
         pseudo = pseudo if is_corrected else pseudo - pseudo.mean(axis=0) + on_scale[0]
     ones = np.ones((n, *(1,) * (pseudo.ndim - 1)))
     noise = np.fmax(noise, n * UNIT_ROUNDING)  # pseudo-values are differences of nθ
-    found = bootstrap_t(pseudo, ones, weights, noise=noise, bounds=bounds)
-    lo, hi, own = back(found.lo), back(found.hi), values[0]
-    is_edge = ((own == 0) | (np.abs(own - 1) <= FLOAT32_ROUNDING)) & (found.code != Reason.CONSERVATIVE)
-    is_same = (found.n_different == 0) & np.isin(found.code, (Reason.NONE, Reason.CONSTANT))
-    is_biased = (found.code == Reason.NONE) & ~is_same & ~((lo < own) & (own < hi))
+    interval = bootstrap_t(pseudo, ones, weights, noise=noise, bounds=bounds)
+    lo, hi, estimate = back(interval.lo), back(interval.hi), values[0]
+    is_edge = ((estimate == 0) | (np.abs(estimate - 1) <= FLOAT32_ROUNDING)) & (interval.code != Reason.CONSERVATIVE)
+    is_same = (interval.n_different == 0) & np.isin(interval.code, (Reason.NONE, Reason.CONSTANT))
+    is_biased = (interval.code == Reason.NONE) & ~is_same & ~((lo < estimate) & (estimate < hi))
     of_same = np.where(is_edge, int(Reason.CONSTANT), int(Reason.NONE))
-    code = np.where(is_biased, int(Reason.BIASED), np.where(is_same, of_same, found.code))
+    code = np.where(is_biased, int(Reason.BIASED), np.where(is_same, of_same, interval.code))
     is_there = np.isin(code, (Reason.NONE, Reason.CONSERVATIVE))
-    lo, hi = (np.where(is_there, np.where(is_same, own, end), np.nan) for end in (lo, hi))
-    return replace(found, lo=np.asarray(lo), hi=np.asarray(hi), code=code)
+    lo, hi = (np.where(is_there, np.where(is_same, estimate, end), np.nan) for end in (lo, hi))
+    return replace(interval, lo=np.asarray(lo), hi=np.asarray(hi), code=code)
 
 
 def tail_weight(
@@ -282,8 +282,8 @@ def heaviest_tail(n: int) -> float:
 
 def _excess(tail: np.ndarray, other: np.ndarray, start: float, most: float, *, shared: float = 0.5) -> np.ndarray:
     """Return the excess of a tail over `start`, up to `most`, minus this part of the excess that both tails share."""
-    own, others = (np.clip(of - start, 0, most) for of in (tail, other))
-    return np.asarray(own - shared * np.minimum(own, others))
+    excess, others = (np.clip(of - start, 0, most) for of in (tail, other))
+    return np.asarray(excess - shared * np.minimum(excess, others))
 
 
 def _columns(

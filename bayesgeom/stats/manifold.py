@@ -73,10 +73,10 @@ def shuffled_scale(
 ) -> EntropyScale:
     """Build the scale of true and shuffled entropies; the first half of the sequences fits, the second scores."""
     rank, spline = ranks(entropy.ravel()), natural_spline(entropy, even_knots(entropy.ravel(), N_KNOTS))
-    own = np.concatenate([rank.reshape(*entropy.shape, 1), entropy[..., None], spline], axis=-1)  # shuffled together
+    joint = np.concatenate([rank.reshape(*entropy.shape, 1), entropy[..., None], spline], axis=-1)  # shuffled together
     rng = np.random.default_rng(seed)
-    rows = np.stack([own, *(shuffled_within_position(own, rng) for _ in range(shuffles))]).reshape(
-        1 + shuffles, -1, own.shape[-1]
+    rows = np.stack([joint, *(shuffled_within_position(joint, rng) for _ in range(shuffles))]).reshape(
+        1 + shuffles, -1, joint.shape[-1]
     )
     columns = torch.from_numpy(np.ascontiguousarray(rows.transpose(1, 0, 2)[:, :, 1:])).float()
     at_level = without_level_means(rows[:, :, 0].T, level.ravel())
@@ -187,7 +187,7 @@ def _entropy_r2(moments: SplitMoments, scale: EntropyScale, width: int) -> Float
 def _curve_share(moments: SplitMoments, scale: EntropyScale) -> Float64[np.ndarray, " draw"]:
     """Return the share of the held-out variance of the points that a smooth curve predicts; 0 for the mean."""
     basis = scale.columns[:, :, 1:].to(moments.fit_gram).transpose(0, 1)
-    fit, held_out = (own.mT @ own for own in (basis[:, : scale.n_fit], basis[:, scale.n_fit :]))
+    fit, held_out = (rows.mT @ rows for rows in (basis[:, : scale.n_fit], basis[:, scale.n_fit :]))
     shape = scale.columns.shape[1:]
     crosses = (c.reshape(-1, *shape)[:, :, 1:].permute(1, 2, 0) for c in (moments.fit_cross, moments.score_cross))
     fit_cross, held_out_cross = crosses

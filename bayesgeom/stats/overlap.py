@@ -171,7 +171,7 @@ def projected_overlaps(
     shape = (n, *(1,) * (vectors.ndim - 2), vectors.shape[-1], d)
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(vectors)
     # One map at a time: a product with all of them copies the vectors as many times.
-    return torch.cat([overlaps(vectors @ own) for own in matrices.split(1)])
+    return torch.cat([overlaps(vectors @ matrix) for matrix in matrices.split(1)])
 
 
 @cache
@@ -186,8 +186,8 @@ def random_overlaps(n: int, d: int, *, draws: int, seed: int) -> Float64[np.ndar
     generator = torch.Generator().manual_seed(seed)
     parts = even_slices(draws, at_most=_AT_ONCE // (n * d))
     sizes = [part.stop - part.start for part in parts]
-    found = [overlaps(torch.randn(size, n, d, generator=generator, dtype=torch.float64)) for size in sizes]
-    return torch.cat(found).numpy()
+    samples = [overlaps(torch.randn(size, n, d, generator=generator, dtype=torch.float64)) for size in sizes]
+    return torch.cat(samples).numpy()
 
 
 def cross_fitted_overlap(
@@ -216,8 +216,8 @@ def verdicts(
 
     NaN where either is unknown.
     """
-    found = np.where(hi < level_lo, -1.0, np.where(lo > level_hi, 1.0, 0.0))
-    return np.where(np.isnan(lo + hi + level_lo + level_hi), np.nan, found)
+    verdict = np.where(hi < level_lo, -1.0, np.where(lo > level_hi, 1.0, 0.0))
+    return np.where(np.isnan(lo + hi + level_lo + level_hi), np.nan, verdict)
 
 
 def frame_statistics(vectors: Float[Tensor, "*batch item d"]) -> dict[str, Float[Tensor, "*batch"]]:
@@ -291,11 +291,11 @@ def overlap_rows(frames: Frames) -> OverlapRows:
         True
     """
     total = squares = all_of_them = torch.empty(0)
-    count, held, is_held = 0, list[Tensor](), True
+    count, kept, is_held = 0, list[Tensor](), True
     for part in frames():
         cosines = _cosines(part.double())
         is_held = is_held and (count + len(part)) * cosines[0].numel() <= MOST_HELD
-        held = [*held, cosines] if is_held else []
+        kept = [*kept, cosines] if is_held else []
         if not count:
             all_of_them, cosines = cosines[0], cosines[1:]
             total = squares = torch.zeros_like(all_of_them)
@@ -307,7 +307,7 @@ def overlap_rows(frames: Frames) -> OverlapRows:
     size = all_of_them.abs()
     is_right = torch.special.ndtr(size / noise)
     weight = all_of_them.sign() * torch.where(noise > 0, is_right, 1.0)
-    again = held or (_cosines(part.double()) for part in frames())
+    again = kept or (_cosines(part.double()) for part in frames())
     rows = [mean_of_pairs(size + weight * (cosines - all_of_them)) for cosines in again]
     normal = torch.exp(-((size / noise) ** 2) / 2) / (2 * torch.pi) ** 0.5
     kink = mean_of_pairs(torch.where(noise > 0, 2 * (noise * normal - size * (1 - is_right)), 0.0 * size))
@@ -318,12 +318,12 @@ def mean_overlap_interval(
     rows: Float[np.ndarray, "row *rest"], kink: Float[np.ndarray, "*rest"], *, seed: int
 ) -> Interval:
     """Return the 95 % interval of a mean |cosine|, from rows and bias of `overlap_rows`, or of means of both."""
-    own, corrected, most = rows[0], rows[0] - kink, MOST_KINK - FEWER / max(1, len(rows) - 1)
+    mean, corrected, most = rows[0], rows[0] - kink, MOST_KINK - FEWER / max(1, len(rows) - 1)
     with np.errstate(invalid="ignore"):
-        found = statistic_interval(rows - kink, seed=seed, scale="share")
-        is_biased = (own > 0) & ((corrected <= 0) | (kink > most * (found.hi - corrected)))
-        code = np.where(is_biased & (np.isfinite(found.hi) | (corrected <= 0)), int(Reason.BIASED), found.code)
+        bounds = statistic_interval(rows - kink, seed=seed, scale="share")
+        is_biased = (mean > 0) & ((corrected <= 0) | (kink > most * (bounds.hi - corrected)))
+        code = np.where(is_biased & (np.isfinite(bounds.hi) | (corrected <= 0)), int(Reason.BIASED), bounds.code)
     low, high = (
-        np.where(code == Reason.NONE, end, np.nan) for end in (np.maximum(found.lo - RESIDUAL * kink, 0), found.hi)
+        np.where(code == Reason.NONE, end, np.nan) for end in (np.maximum(bounds.lo - RESIDUAL * kink, 0), bounds.hi)
     )
-    return replace(found, lo=np.asarray(low), hi=np.asarray(high), code=np.asarray(code))
+    return replace(bounds, lo=np.asarray(low), hi=np.asarray(high), code=np.asarray(code))

@@ -183,9 +183,9 @@ def balanced_accuracy(
     true, yes, hit = (np.tensordot(weights, x.astype(np.float64), axes=1) for x in (truth, decided, decided & truth))
     false = weights.sum(axis=1).reshape(-1, *(1,) * (true.ndim - 1)) - true
     has_both = (true > _TIE) & (false > _TIE)
-    found = hit / np.where(has_both, true, 1) + (false - yes + hit) / np.where(has_both, false, 1)
+    rates = hit / np.where(has_both, true, 1) + (false - yes + hit) / np.where(has_both, false, 1)
     n_cells = has_both.sum(axis=(1, -1))
-    return np.asarray((found / 2 * has_both).sum(axis=(1, -1)) / np.where(n_cells > 0, n_cells, np.nan))
+    return np.asarray((rates / 2 * has_both).sum(axis=(1, -1)) / np.where(n_cells > 0, n_cells, np.nan))
 
 
 def in_bands(

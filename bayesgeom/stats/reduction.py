@@ -71,8 +71,8 @@ class TokenSums:
         share = torch.as_tensor(weights, dtype=self.sums.dtype, device=self.sums.device)
         sums = (share @ self.sums.flatten(1)).unflatten(1, self.sums.shape[1:])
         counts = (share @ self.counts.to(share)).reshape(*sums.shape[:2], *([1] * (sums.ndim - 2)))
-        found: Tensor = sums / counts
-        return found
+        mean: Tensor = sums / counts
+        return mean
 
 
 Mask = Bool[Tensor, "from_pos key_pos"]

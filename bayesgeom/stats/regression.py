@@ -128,11 +128,11 @@ def ranks(x: Float[np.ndarray, "point *rest"]) -> Float[np.ndarray, "point *rest
     if not x.size:
         return np.empty(x.shape)
     columns = x.reshape(len(x), -1).T
-    found = np.empty(columns.shape)
-    for own, column in zip(found, columns, strict=True):
+    ranked = np.empty(columns.shape)
+    for row, column in zip(ranked, columns, strict=True):
         _, level, counts = np.unique(column, return_inverse=True, return_counts=True)
-        own[:] = np.nan if np.isnan(column).any() else (counts.cumsum() - (counts - 1) / 2)[level]
-    return found.T.reshape(x.shape)
+        row[:] = np.nan if np.isnan(column).any() else (counts.cumsum() - (counts - 1) / 2)[level]
+    return ranked.T.reshape(x.shape)
 
 
 def absolute_interval(signed: Interval) -> Interval:

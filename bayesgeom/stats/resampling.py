@@ -25,13 +25,13 @@ def order_under_permutation(
     """
     x, y = ranks(first.reshape(-1, entropy.size).T), ranks(entropy.ravel())[:, None]
     inside = [without_level_means(v, level.ravel()) for v in (x, y)]
-    found = {}
+    by_name = {}
     for name, (a, b) in {"spearman": (x - x.mean(axis=0), y - y.mean()), "partial_spearman": inside}.items():
         length = np.sqrt((a * a).sum(axis=0) * (b * b).sum())
         permuted = b.reshape(entropy.shape)[orders].reshape(len(orders), -1)
         correlations = permuted @ a / np.where(length > 0, length, np.nan)
-        found[name] = correlations.reshape(len(orders), *first.shape[:-2])
-    return found
+        by_name[name] = correlations.reshape(len(orders), *first.shape[:-2])
+    return by_name
 
 
 def resampled_order(
@@ -98,8 +98,8 @@ def refitted_axis_shares(
 
     def applied(basis: Float[np.ndarray, "row d axis"]) -> Float[np.ndarray, "row d axis"]:
         product = top * (gram @ basis)
-        for own, (rows, share), along in zip(product, missing, basis, strict=True):
-            own -= rows.T @ (share * (rows @ along))
+        for image, (rows, share), along in zip(product, missing, basis, strict=True):
+            image -= rows.T @ (share * (rows @ along))
         return np.asarray(product / n_positions - means[:, :, None] * (means[:, None] @ basis))
 
     basis = np.broadcast_to(axes.astype(flat.dtype), (len(weights), d, n_axes))

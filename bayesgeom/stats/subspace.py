@@ -58,8 +58,8 @@ def leading_axes(
     """
     d = len(covariances)
     variances, axes = eigh(covariances.cpu().numpy(), subset_by_index=(max(0, d - n), d - 1))
-    found, columns = (torch.from_numpy(np.ascontiguousarray(own)).to(covariances.device) for own in (variances, axes))
-    return found.flip(-1).clamp_min(0.0), _turned(columns.flip(-1))
+    power, columns = (torch.from_numpy(np.ascontiguousarray(part)).to(covariances.device) for part in (variances, axes))
+    return power.flip(-1).clamp_min(0.0), _turned(columns.flip(-1))
 
 
 def cloud_axes(

@@ -1,6 +1,6 @@
 """Equivalent window: the width of the window observer that predicts as well as a model.
 
-The model is compared with the window observers of `bayesgeom.stats.observers`, using the better of the two starts at
+The model is compared with the window observers of `bayesgeom.core.observers`, using the better of the two starts at
 each width. A predictor that uses only the last w symbols cannot beat the observer of width w, except by the error of
 that observer's prior. So a model with an equivalent window above w uses more than w symbols. Below w it shows nothing:
 the equivalent window is an accuracy in units of w, not a memory. The exact filter over 64 symbols of a slow chain,
@@ -19,10 +19,10 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from bayesgeom.core import Trials, WindowScores
+from bayesgeom.core.observers import STARTS, window_beliefs
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.stats.intervals import MIN_DIFFERENT
-from bayesgeom.stats.observers import STARTS, window_beliefs
 
 WIDEST_BASELINE = 4  # symbols: of wider windows, only the one that decides is listed as a baseline
 RESOLUTION_BITS = 1e-6  # a window observer this close to the posterior counts as the posterior
@@ -153,8 +153,8 @@ def windows_beyond_own(kl_bits: Float64[np.ndarray, "start window"]) -> tuple[tu
 def window_predictives(trials: Trials, start: str) -> Iterator[Float64[Tensor, "batch query_pos answer"]]:
     """Yield the predictives of the window observers of width 0, 1, 2, … at the scored positions."""
     assert trials.observers is not None, "the task must have latent dynamics"
-    own = trials.observers.filter
-    return (own.answers(belief) for belief in window_beliefs(own, trials.at_scored(trials.belief), start))
+    observer = trials.observers.filter
+    return (observer.answers(belief) for belief in window_beliefs(observer, trials.at_scored(trials.belief), start))
 
 
 def window_scores(trials: Trials) -> WindowScores | None:
@@ -166,23 +166,23 @@ def window_scores(trials: Trials) -> WindowScores | None:
         return None
     exact = trials.at_scored(trials.predictive)
     length = trials.n_scored
-    own = torch.xlogy(exact, exact).sum(dim=2)
-    found = torch.zeros(len(STARTS), length + 1, len(trials), dtype=torch.float64, device=exact.device)
+    negentropy = torch.xlogy(exact, exact).sum(dim=2)
+    kl = torch.zeros(len(STARTS), length + 1, len(trials), dtype=torch.float64, device=exact.device)
     narrow = (len(STARTS), min(TRANSPORT_WINDOW, length) + 1, length)
     along, errors = (torch.zeros(narrow, dtype=torch.float64, device=exact.device) for _ in range(2))
     for start, name in enumerate(STARTS):
         for width, predicted in enumerate(window_predictives(trials, name)):
             short = slice(width, length)  # at earlier positions the window reaches the first symbol
-            lost = own[:, short] - torch.xlogy(exact[:, short], predicted[:, short]).sum(dim=2)
-            found[start, width] = lost.sum(dim=1) / (length * NATS_PER_BIT)
+            lost = negentropy[:, short] - torch.xlogy(exact[:, short], predicted[:, short]).sum(dim=2)
+            kl[start, width] = lost.sum(dim=1) / (length * NATS_PER_BIT)
             if width <= TRANSPORT_WINDOW:
                 along[start, width, short] = lost.mean(dim=0) / NATS_PER_BIT
-                gap = own[:, short] - torch.xlogy(predicted[:, short], predicted[:, short]).sum(dim=2)
+                gap = negentropy[:, short] - torch.xlogy(predicted[:, short], predicted[:, short]).sum(dim=2)
                 errors[start, width, short] = gap.abs().mean(dim=0) / NATS_PER_BIT
-            if float(found[start, width].mean()) < _STOP_BITS:
+            if float(kl[start, width].mean()) < _STOP_BITS:
                 break
     return WindowScores(
-        kl_bits=found.cpu().numpy(), kl_bits_by_position=along.cpu().numpy(), entropy_error_bits=errors.cpu().numpy()
+        kl_bits=kl.cpu().numpy(), kl_bits_by_position=along.cpu().numpy(), entropy_error_bits=errors.cpu().numpy()
     )
 
 
@@ -232,8 +232,8 @@ def equivalent_window(
     observer = np.take_along_axis(scores.kl_bits, stronger[None, :, None], axis=0)[0]
     gain = observer.T - kl_bits.mean(axis=1, dtype=np.float64)[:, None]
     is_tied = np.abs(gain).max(axis=0) <= _ROUNDING_BITS  # tied in every sequence: no interval needed
-    found = mean_interval(gain, seed=seed)
-    lo, hi = (np.where(is_tied, 0.0, end) for end in found)
+    interval = mean_interval(gain, seed=seed)
+    lo, hi = (np.where(is_tied, 0.0, end) for end in interval)
     bounds = (np.where(is_tied, 0.0, end) for end in _sure_ends(gain, seed=seed))
     # A missing end is replaced by the mean gain if all sequences agree which predictor is better.
     agree = (gain >= -_ROUNDING_BITS).all(axis=0) | (gain <= _ROUNDING_BITS).all(axis=0)
@@ -246,7 +246,7 @@ def equivalent_window(
         stronger=stronger,
         gain_bits=gain.mean(axis=0),
         gain_ends=(lo, hi),
-        gain_code=found.code,
+        gain_code=interval.code,
         is_beaten=is_distinct & (sure_lo > _ROUNDING_BITS),
         symbols=_first_without(sure_lo, is_distinct) if is_known else math.nan,
         most_symbols=_first_without(sure_hi, is_distinct) if is_known else math.nan,

@@ -239,8 +239,8 @@ class Sample:
     def points(self, layer: int) -> Float64[Tensor, "point d"]:
         """Return vectors at the scored positions, with the heads concatenated for z and v."""
         site = self.place.site
-        own = self.run.layers.get(site)  # if only some layers have the site, these alone were recorded
-        return self.run.vectors(site, layer if own is None else own.index(layer)).flatten(0, 1).double()
+        recorded = self.run.layers.get(site)  # if only some layers have the site, these alone were recorded
+        return self.run.vectors(site, layer if recorded is None else recorded.index(layer)).flatten(0, 1).double()
 
     def values(self, quantity: PosteriorQuantity) -> Float64[Tensor, "point component"]:
         """Return the quantity at each point."""
@@ -324,10 +324,10 @@ class NamedFit(Fit, ABC):
         Raises:
             InvalidArgument: There are too few values or too many, or one is of the wrong type.
         """
-        own = _fields(cls)
-        given = dict(zip((field.name for field in own), map(literal, values), strict=False))
-        wrong = [field.name for field in own if field.name in given and type(given[field.name]) is not field.type]
-        if len(values) > len(own) or wrong:
+        declared = _fields(cls)
+        given = dict(zip((field.name for field in declared), map(literal, values), strict=False))
+        wrong = [field.name for field in declared if field.name in given and type(given[field.name]) is not field.type]
+        if len(values) > len(declared) or wrong:
             raise InvalidArgument(f"subspace {cls.name!r} is written {cls.form()}; got {','.join(values)!r}.")
         try:
             return cls(**given)

@@ -76,7 +76,7 @@ def is_left(after: JointMoments, before: JointMoments, values: Float64[Tensor, "
     Both are measured by the variance before the edit: where the edit removed everything, the largest variance after it
     is itself rounding error, and a share of it would keep directions of noise.
     """
-    most, least = (float(torch.linalg.eigvalsh(own.within)[-1]) for own in (before, after))
+    most, least = (float(torch.linalg.eigvalsh(moments.within)[-1]) for moments in (before, after))
     spread = before.within.diagonal().sum().sqrt() * values.var(dim=0, correction=0).sum().sqrt()
     return least > VARIANCE_TOLERANCE * most and float(after.cross.norm()) > _UNRELATED * float(spread)
 
@@ -161,10 +161,10 @@ class Eraser(Fit):
         if not is_left(after, before, residual):
             removed = f"erasing {names} ({other.rank} of {points.shape[1]} dimensions)"
             raise NothingLeft(layer, f"{removed} leaves nothing that covaries with the {self.quantity.label}")
-        own = self._of(after)
+        subspace = self._of(after)
         # Coordinates are read after the confounds are erased: D ← (1 − P)ᵀ D.
-        dual = own.reads - other.reads @ (other.basis.T @ own.reads)
-        return Subspace(self.label, own.basis, dual)
+        dual = subspace.reads - other.reads @ (other.basis.T @ subspace.reads)
+        return Subspace(self.label, subspace.basis, dual)
 
     def _of(self, moments: JointMoments) -> Subspace:
         return leace_subspace(self.label, moments) if self.oblique else covariance_subspace(self.label, moments)
@@ -190,13 +190,13 @@ class Decoder(Fit):
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         values = checked_values(sample, self.quantity)
-        target, found = values - values.mean(dim=0), {}
+        target, subspaces = values - values.mean(dim=0), {}
         for layer in layers:
             points = checked_points(sample, layer, self.label)
             centered = points - points.mean(dim=0)
             weights = ridge(centered.T @ centered, centered.T @ target)
-            found[layer] = span(self.label, weights)
-        return found
+            subspaces[layer] = span(self.label, weights)
+        return subspaces
 
 
 def checked_values(sample: Sample, quantity: PosteriorQuantity) -> Float64[Tensor, "point component"]:

@@ -369,11 +369,11 @@ class _EntropyAxis(Fit):
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         entropies = checked_values(sample, ENTROPY)
-        target, found = entropies - entropies.mean(dim=0), dict[int, Subspace]()
+        target, subspaces = entropies - entropies.mean(dim=0), dict[int, Subspace]()
         for layer in layers:
             points = checked_points(sample, layer, self.label)
-            found[layer] = Subspace(self.label, self._axis(points, target))
-        return found
+            subspaces[layer] = Subspace(self.label, self._axis(points, target))
+        return subspaces
 
     def _axis(self, points: Float64[Tensor, "point d"], target: Float64[Tensor, "point 1"]) -> Float64[Tensor, "d 1"]:
         centered = points - points.mean(dim=0)
@@ -406,14 +406,14 @@ class _Units(Fit):
         check_rank(self.k, setting, name="k")
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
-        values, found = checked_values(sample, self.quantity), dict[int, Subspace]()
+        values, subspaces = checked_values(sample, self.quantity), dict[int, Subspace]()
         for layer in layers:
             moments = JointMoments.of(checked_points(sample, layer, self.label), values)
             power = moments.within.diagonal()
             score = torch.where(power > 0, moments.cross.square().sum(dim=1) / power, 0.0)
             chosen = score.topk(self.k).indices.sort().values
-            found[layer] = Subspace(self.label, torch.eye(len(power)).to(power)[:, chosen])
-        return found
+            subspaces[layer] = Subspace(self.label, torch.eye(len(power)).to(power)[:, chosen])
+        return subspaces
 
 
 @final

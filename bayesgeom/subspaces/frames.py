@@ -57,8 +57,8 @@ def written_values(
 
 def _precise(model: Model, sites: Sequence[Site], tokens: Int64[Tensor, " token"], layer: int) -> list[Tensor]:
     """Return static sites in at least float32: rounding of products in half precision would add directions."""
-    found = [model.static(site, tokens, layer) for site in sites]
-    return [own.to(torch.promote_types(own.dtype, torch.float32)) for own in found]
+    matrices = [model.static(site, tokens, layer) for site in sites]
+    return [matrix.to(torch.promote_types(matrix.dtype, torch.float32)) for matrix in matrices]
 
 
 def _group(model: Model, head: int) -> int:
@@ -108,10 +108,10 @@ class TokenFrame(Fit):
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         tokens = self._tokens(sample.run.trials)
-        found = {layer: self._vectors(sample.model, tokens, layer) for layer in layers}
+        vectors = {layer: self._vectors(sample.model, tokens, layer) for layer in layers}
         if sample.place.site == CARRIED:  # (h, c): only h has the coordinates of the residual stream
-            found = {layer: torch.nn.functional.pad(own, (0, own.shape[1])) for layer, own in found.items()}
-        return {layer: span(self.label, own.T) for layer, own in found.items()}
+            vectors = {layer: torch.nn.functional.pad(rows, (0, rows.shape[1])) for layer, rows in vectors.items()}
+        return {layer: span(self.label, rows.T) for layer, rows in vectors.items()}
 
     def _vectors(self, model: Model, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "token d_model"]:
         if self.head is None:

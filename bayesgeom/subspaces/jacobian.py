@@ -74,8 +74,8 @@ def _gradients_of_states(
     nodes = [state for layer in layers for state in states[layer]]
     for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
         # States after the position do not influence its logits: their gradient is zero.
-        found = torch.autograd.grad(logits[:, position, answer].sum(), nodes, retain_graph=True, materialize_grads=True)
-        parts = (found[start : start + n_pos] for start in range(0, len(found), n_pos))
+        grads = torch.autograd.grad(logits[:, position, answer].sum(), nodes, retain_graph=True, materialize_grads=True)
+        parts = (grads[start : start + n_pos] for start in range(0, len(grads), n_pos))
         yield {layer: torch.stack(part, dim=1) for layer, part in zip(layers, parts, strict=True)}
 
 

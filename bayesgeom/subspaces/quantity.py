@@ -216,15 +216,15 @@ def code_values(trials: Trials, name: str) -> Int64[Tensor, "batch query_pos"]:
         trials: The sequences.
         name: "category": which exact posterior it is; "token": this token; "previous": the token before it.
     """
-    found: Tensor
+    codes: Tensor
     if name == "category":
         exact = trials.at_scored(trials.predictive).round(decimals=6)
-        found = torch.unique(exact.flatten(0, 1), dim=0, return_inverse=True)[1]
-        found = found.unflatten(0, tuple(exact.shape[:2]))
-        return found
+        codes = torch.unique(exact.flatten(0, 1), dim=0, return_inverse=True)[1]
+        codes = codes.unflatten(0, tuple(exact.shape[:2]))
+        return codes
     shifted = trials.tokens if name == "token" else torch.nn.functional.pad(trials.tokens, (1, -1), value=-1)
-    found = torch.unique(trials.at_scored(shifted), return_inverse=True)[1]
-    return found
+    codes = torch.unique(trials.at_scored(shifted), return_inverse=True)[1]
+    return codes
 
 
 def strongest_code(trials: Trials, values: Float64[Tensor, "batch query_pos component"], *, most: int) -> str:

@@ -96,7 +96,7 @@ class TrainedSwap(Fit):
         (originals, donors), place = pair, (sample.place.site, layer)
         stored: dict[SiteLayer, Tensor] = {}
         with torch.no_grad(), hooked_sites(sample.model, {place: keeping(stored, place)}):
-            own = sample.model.logits(donors)
+            donor_logits = sample.model.logits(donors)
 
         def swap(output: Tensor) -> Tensor:
             flat, donor = (values.detach().flatten(2).to(basis) for values in (output, stored[place]))
@@ -106,11 +106,11 @@ class TrainedSwap(Fit):
 
         with hooked_sites(sample.model, {place: swap}):
             edited = sample.model.logits(originals)
-        log_own, log_edited = (answer_log_probabilities(logits, originals)[0] for logits in (own, edited))
+        log_own, log_edited = (answer_log_probabilities(logits, originals)[0] for logits in (donor_logits, edited))
         if self.quantity.is_whole(originals):
             return (log_own.exp() * (log_own - log_edited)).sum(dim=-1).mean()
-        target, found = (value(log) for log in (log_own, log_edited))
-        return (found - target).square().mean()
+        target, measured = (value(log) for log in (log_own, log_edited))
+        return (measured - target).square().mean()
 
 
 def _from_covariance(

@@ -273,7 +273,7 @@ class WindTunnel(ABC):
         last = int(trials.scored[0].nonzero()[-1])
         tokens = trials.tokens[0, max(0, last + 1 - _EXAMPLE) : last + 1].tolist()
         exact = trials.predictive[0, last].tolist()
-        shares = [tuple(round(share, 4) for share in own) for own in zip(exact, *[model] * bool(model), strict=True)]
+        shares = [tuple(round(share, 4) for share in pair) for pair in zip(exact, *[model] * bool(model), strict=True)]
         names = tuple(labels[answer] for answer in trials.answers.tolist())
         answers = dict(zip(names, shares, strict=True))
         return {
@@ -737,8 +737,8 @@ def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunne
     outer = field_names(wrapper) - {_WRAPPED}
     check_known(f"task {name!r}", parameters, outer | field_names(kind))
     inner = {key: value for key, value in parameters.items() if key not in outer}
-    own = {key: value for key, value in parameters.items() if key in outer}
-    return _built(wrapper, name, own | {_WRAPPED: _built(kind, kind.name, inner)})
+    wrapping = {key: value for key, value in parameters.items() if key in outer}
+    return _built(wrapper, name, wrapping | {_WRAPPED: _built(kind, kind.name, inner)})
 
 
 def check_text(text: str) -> set[str]:
@@ -944,10 +944,10 @@ def check_concentration(alpha: float) -> None:
 
 def checked_seed(seed: Any) -> int:
     """Return a seed as Python's integer; anything but an integer from 0 to 2^63 - 1 raises `InvalidArgument`."""
-    own = integer_of(seed)
-    if own is None or not 0 <= own < 2**MOST_BITS:
+    integer = integer_of(seed)
+    if integer is None or not 0 <= integer < 2**MOST_BITS:
         raise InvalidArgument(f"seed must be a non-negative integer below 2^{MOST_BITS}, got {shown(seed)}.")
-    return own
+    return integer
 
 
 def torch_seed(seed: Any) -> int:
@@ -958,8 +958,8 @@ def torch_seed(seed: Any) -> int:
     Raises:
         InvalidArgument: `seed` is not a non-negative integer.
     """
-    own = checked_seed(seed)
-    return own if isinstance(own, DerivedSeed) or own < 2**32 else derived_seed(own)
+    integer = checked_seed(seed)
+    return integer if isinstance(integer, DerivedSeed) or integer < 2**32 else derived_seed(integer)
 
 
 def _generator(device: str | torch.device, seed: int) -> torch.Generator:

@@ -184,8 +184,8 @@ class Bijection(SymmetricTask, ExchangeableTask):
         pair[:, 1] = pair[:, 1].flip(1)
         answers = torch.zeros(n, v + 2, 2, dtype=torch.int64, device=device)
         answers[:, 2:, 0] = torch.arange(v, device=device)
-        before = (own[:, None, :step].expand(-1, v + 2, -1) for own in (keys, values))
-        rows = (torch.cat([own, new], dim=2).flatten(0, 1) for own, new in zip(before, (pair, answers), strict=True))
+        before = (symbols[:, None, :step].expand(-1, v + 2, -1) for symbols in (keys, values))
+        rows = (torch.cat([old, new], dim=2).flatten(0, 1) for old, new in zip(before, (pair, answers), strict=True))
         read = torch.full((n, v + 2), step + 1, device=device)
         read[:, :2] = step
         return self.trials(*rows), read
@@ -246,8 +246,8 @@ class Bijection(SymmetricTask, ExchangeableTask):
 
 def uniform_on(members: Bool[Tensor, "batch pair value"]) -> Float64[Tensor, "batch pair value"]:
     """Return the uniform distribution on a set of values, or on all values if the set is empty."""
-    own = torch.where(members.any(-1, keepdim=True), members, True).double()
-    return own / own.sum(-1, keepdim=True)
+    allowed = torch.where(members.any(-1, keepdim=True), members, True).double()
+    return allowed / allowed.sum(-1, keepdim=True)
 
 
 def shown_before(ids: Int64[Tensor, "batch pair"], n_ids: int) -> Bool[Tensor, "batch pair id"]:

@@ -219,13 +219,13 @@ class CausalGraph(EvidenceTask):
         logs = self._log_families(rows, given, keep)[:, -1]  # by variable and set of parents
         parents = torch.from_numpy(self.graphs()).to(rows.device)
         weights = torch.stack([logs[:, k, parents[:, k]] for k in range(v)]).sum(dim=0).softmax(dim=1)
-        own = parents[torch.multinomial(weights, 1, generator=generator)[:, 0]]  # batch, variable
+        chosen = parents[torch.multinomial(weights, 1, generator=generator)[:, 0]]  # batch, variable
         counts = torch.full((n, v, 2**v, 2), self.concentration, dtype=torch.float64, device=rows.device)
         drawn, answers = rows.clone(), torch.zeros_like(rows[:, :, 0])
-        bit, order = 2 ** torch.arange(v, device=rows.device), self._orders(own)
+        bit, order = 2 ** torch.arange(v, device=rows.device), self._orders(chosen)
 
         def counted(values: Int64[Tensor, "batch variable"], place: int) -> None:
-            combination = (values * bit).sum(dim=1, keepdim=True) & own
+            combination = (values * bit).sum(dim=1, keepdim=True) & chosen
             for k in range(v):
                 is_free = (given.set_variable[:, place] != k).double()
                 counts[row, k, combination[:, k], values[:, k]] += is_free
@@ -234,9 +234,9 @@ class CausalGraph(EvidenceTask):
             values = torch.zeros(n, v, dtype=torch.int64, device=rows.device)
             for step in range(v):
                 k = order[:, step]
-                combination = (values * bit).sum(dim=1) & own[row, k]
-                found = torch.multinomial(counts[row, k, combination], 1, generator=generator)[:, 0]
-                values[row, k] = torch.where(setting == k, value, found)
+                combination = (values * bit).sum(dim=1) & chosen[row, k]
+                outcome = torch.multinomial(counts[row, k, combination], 1, generator=generator)[:, 0]
+                values[row, k] = torch.where(setting == k, value, outcome)
             return values
 
         for place in keep.nonzero()[:, 0].tolist():
@@ -305,8 +305,8 @@ class CausalGraph(EvidenceTask):
             values = [(combination >> k) & 1 for k in range(v)]
             chance = torch.ones_like(belief)
             for k in range(v):
-                own = means[:, :, k, parents[:, k], combination & parents[:, k], values[k]]
-                chance = chance * (own if sees else torch.where((given.cause == k)[:, :, None], 1.0, own))
+                factor = means[:, :, k, parents[:, k], combination & parents[:, k], values[k]]
+                chance = chance * (factor if sees else torch.where((given.cause == k)[:, :, None], 1.0, factor))
             shown = torch.tensor(values, device=device)
             fits = (shown[given.cause] == given.cause_value).double() * (belief * chance).sum(dim=2)
             mass.scatter_add_(2, shown[given.effect][:, :, None], fits[:, :, None])

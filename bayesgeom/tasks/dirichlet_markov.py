@@ -218,12 +218,12 @@ class DirichletMarkov(SymbolTask):
             if kept[step] and kept[step + 1]:
                 continue
             rows = (weights if chain is None else chain)[row, drawn[:, step]]
-            found = torch.multinomial(rows, 1, generator=generator)[:, 0]
-            weights[row, drawn[:, step], found] += 1.0
+            symbol = torch.multinomial(rows, 1, generator=generator)[:, 0]
+            weights[row, drawn[:, step], symbol] += 1.0
             if kept[step + 1]:
-                fits &= found == symbols[:, step + 1]
+                fits &= symbol == symbols[:, step + 1]
             else:
-                drawn[:, step + 1] = found
+                drawn[:, step + 1] = symbol
         return drawn, fits
 
     def _posterior_chain(

@@ -166,8 +166,8 @@ class LabeledEvidence(TextTask):
             style=self.style,
         )
         check_ids(bound.ids, d_vocab)
-        own = bound.ids[len(bound.prefix) :]
-        if len({*own}) < len(own) or {*bound.prefix} & {*bound.label_ids, *bound.mask_ids}:
+        body = bound.ids[len(bound.prefix) :]
+        if len({*body}) < len(body) or {*bound.prefix} & {*bound.label_ids, *bound.mask_ids}:
             raise InvalidArgument(f"words and labels must be distinct: {', '.join((*words, *labels))}.")
         return bound
 
@@ -176,8 +176,8 @@ class LabeledEvidence(TextTask):
         sets = 2 if self.control == "remap" else 1
         fewer = f", or n_words below {n}" if kind == "words" else ""
         remedy = f"Pass {kind}=(…) with at least {n * sets} single-token ones{fewer}."
-        found = first_symbols(tokenizer, tried, n * sets, kind=kind, remedy=remedy)
-        return dict([*found.items()][-n:])
+        ids = first_symbols(tokenizer, tried, n * sets, kind=kind, remedy=remedy)
+        return dict([*ids.items()][-n:])
 
 
 @final
@@ -221,8 +221,8 @@ class BoundEvidence(ExchangeableTask):
     @property
     def ids(self) -> tuple[int, ...]:
         """All ids in use."""
-        own = (*self.prefix, *self.word_ids, *self.label_ids, *self.mask_ids)
-        return (*own, self.colon_id, self.separator_id)
+        listed = (*self.prefix, *self.word_ids, *self.label_ids, *self.mask_ids)
+        return (*listed, self.colon_id, self.separator_id)
 
     @property
     def d_vocab(self) -> int:
@@ -324,7 +324,7 @@ class BoundEvidence(ExchangeableTask):
         """Continue with either label of the line at `step`, and query the word after it."""
         (words, labels), n = self._read(trials), len(trials)
         labels = torch.nn.functional.pad(labels, (0, 1))  # that of the last word, which is not shown
-        words, labels = (own[:, None, : step + 2].repeat(1, 4, 1) for own in (words, labels))
+        words, labels = (column[:, None, : step + 2].repeat(1, 4, 1) for column in (words, labels))
         words[:, 1, step:] = words[:, 1, step:].flip(1)
         labels[:, 2:, step] = torch.arange(2, device=labels.device)
         read = torch.tensor([0, 0, 1, 1], device=words.device).expand(n, -1)

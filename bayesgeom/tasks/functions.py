@@ -180,7 +180,7 @@ class _FunctionTask(ExchangeableTask):
 
     def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
         """Draw tokens again, from their probabilities after the kept ones, which come first: their order is free."""
-        kept, others = (own.nonzero()[:, 0].cpu().numpy() for own in (keep, ~keep))
+        kept, others = (mask.nonzero()[:, 0].cpu().numpy() for mask in (keep, ~keep))
         if not len(kept):
             return self.draw(len(trials), generator)
         seed = int(torch.randint(2**63 - 1, (1,), generator=generator, device=generator.device))
@@ -209,11 +209,11 @@ class _FunctionTask(ExchangeableTask):
         tokens[:, 2:, step + 1] = self.answers
         # After a token that cannot come, nothing is exact; audits give it no weight.
         possible[:, 2:, step + 1] = np.where(is_possible, self.answers, possible[:, 2:, step + 1])
-        own, seen = (each.reshape(-1, length) for each in (tokens, possible))
+        flat, seen = (each.reshape(-1, length) for each in (tokens, possible))
         read = np.full((n, rows), step + 1)
         read[:, :2] = step
         scored = np.arange(length) <= np.full((n * rows, 1), step + 1)
-        return self._trials(own, scored, 0, device, seen), torch.from_numpy(read).to(device)
+        return self._trials(flat, scored, 0, device, seen), torch.from_numpy(read).to(device)
 
     def discounted(self, trials: Trials, discount: float) -> None:
         """Return None: the likelihood of a single token is not known."""
@@ -233,7 +233,7 @@ class _FunctionTask(ExchangeableTask):
         return {"uniform": torch.full_like(trials.at_scored(trials.predictive), 1 / len(self.answers))}
 
     def token_labels(self) -> Sequence[str]:
-        return [str(own) for own in range(self.n_ids)]
+        return [str(token) for token in range(self.n_ids)]
 
 
 def _task_of(draw: Draw, predict: Predict, d_vocab: int, ids: tuple[int, ...], name: str) -> _FunctionTask:
@@ -289,23 +289,23 @@ def _sampled(exact: Float64[np.ndarray, "*rest answer"], rng: np.random.Generato
 
 def _called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
     """Return what a function returns; its exceptions raise `InvalidArgument`."""
-    found: Any = None
+    result: Any = None
     with Contained() as calling:
-        found = function(*arguments)
+        result = function(*arguments)
     if isinstance(calling.error, TypeError) and "numpy.random" in calling.fault and "torch" in calling.fault:
         raise InvalidArgument(
             f"{what} hands its NumPy generator to torch: draw with rng.random, rng.integers or rng.choice instead."
         ) from calling.error
     if calling.error is not None:
         raise InvalidArgument(f"{what} failed: {calling.fault.rstrip('.')}.") from calling.error
-    return found
+    return result
 
 
 def _array(value: Any) -> np.ndarray | None:
     """Return numbers as an array; None for anything else."""
     with Contained() as reading:
-        found = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
-    return None if reading.fault or found.dtype.kind not in "biuf" else found
+        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    return None if reading.fault or array.dtype.kind not in "biuf" else array
 
 
 def _tried(draw: Draw, d_vocab: int) -> tuple[Int64[np.ndarray, "batch pos"], Bool[np.ndarray, "batch pos"]]:
@@ -359,13 +359,13 @@ def _predicted(
 ) -> Float64[np.ndarray, "batch pos answer"]:
     """Return the probabilities that a function predicts; at scored positions they are distributions."""
     value = _called(predict, "predict", tokens.copy())
-    found, shape = _array(value), (*tokens.shape, n_answers)
-    if found is None or found.shape != shape:
+    array, shape = _array(value), (*tokens.shape, n_answers)
+    if array is None or array.shape != shape:
         raise InvalidArgument(
-            f"predict returned {_described(value, found)} for tokens of shape {tokens.shape}: return probabilities of "
+            f"predict returned {_described(value, array)} for tokens of shape {tokens.shape}: return probabilities of "
             f"shape {shape}, for {n_answers} answers (answers=… lists their ids)."
         )
-    exact = found.astype(np.float64)
+    exact = array.astype(np.float64)
     wrong = scored & ~((exact.min(axis=-1) >= 0) & (np.abs(exact.sum(axis=-1) - 1) <= SLACK))
     if wrong.any():
         sequence, position = np.argwhere(wrong)[0].tolist()
@@ -385,8 +385,8 @@ def _check_steady(
 ) -> None:
     """Check that a prediction depends on its own sequence, and on nothing else."""
     for rows, what in ((slice(None), "when it is called again"), (slice(0, 1), "in another batch")):
-        found = _predicted(predict, tokens[rows], scored[rows], exact.shape[-1])
-        if not (np.abs(found - exact[rows])[scored[rows]] <= _CLOSE).all():
+        predicted = _predicted(predict, tokens[rows], scored[rows], exact.shape[-1])
+        if not (np.abs(predicted - exact[rows])[scored[rows]] <= _CLOSE).all():
             raise InvalidArgument(
                 f"predict returns other probabilities for the same sequence {what}: they must follow from its tokens."
             )
@@ -402,16 +402,16 @@ def _check_causal(
     for last in np.unique(np.linspace(0, tokens.shape[1] - 2, _CUTS).astype(int)).clip(min=0):
         kept = slice(0, last + 1)
         mixed = np.concatenate([tokens[:, kept], np.roll(tokens, 1, axis=0)[:, last + 1 :]], axis=1)
-        found = None
+        predicted = None
         for other in (mixed, tokens[:, kept]):  # a mixed sequence may be impossible, and lengths may be fixed
             with Contained() as calling:
-                found = _array(predict(other.copy()))
-            if not calling.fault and found is not None and found.shape[:2] == other.shape:
+                predicted = _array(predict(other.copy()))
+            if not calling.fault and predicted is not None and predicted.shape[:2] == other.shape:
                 break
-            found = None
-        if found is None or found.shape[2:] != exact.shape[2:]:
+            predicted = None
+        if predicted is None or predicted.shape[2:] != exact.shape[2:]:
             continue
-        off = ~(np.abs(found[:, kept] - exact[:, kept]) <= _CLOSE).all(axis=-1) & scored[:, kept]
+        off = ~(np.abs(predicted[:, kept] - exact[:, kept]) <= _CLOSE).all(axis=-1) & scored[:, kept]
         if off.any():
             sequence, position = np.argwhere(off)[0].tolist()
             raise InvalidArgument(
@@ -465,10 +465,10 @@ def _check_fit(draw: Draw, predict: Predict, d_vocab: int, answers: tuple[int, .
         return
     worst = int(is_off.argmax())
     means = bits if worst == 0 else repeats if worst == 1 else np.zeros(2)
-    expected, found = means / n_labels
-    what = f"{expected:.3f} bits a token are expected from its probabilities, and {found:.3f} are found"
+    expected, seen = means / n_labels
+    what = f"{expected:.3f} bits a token are expected from its probabilities, and {seen:.3f} are found"
     if worst == 1:
-        what = f"a token repeats the one before it with probability {expected:.3f}, and it does in {found:.3f} of cases"
+        what = f"a token repeats the one before it with probability {expected:.3f}, and it does in {seen:.3f} of cases"
     if worst > 1:
         side = "less" if sums[worst] > 0 else "more"
         what = f"answer {answers[worst - 2]} gets {side} probability than it comes, by {off[worst] / n_labels:.3f}"

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials, renamed
-from bayesgeom.stats import Beliefs, Filter, exact_beliefs, full_support
+from bayesgeom.core.observers import Beliefs, Filter, exact_beliefs, full_support
 from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, trials_at
 from bayesgeom.tasks.markov import DynamicTask, mixing_times, redrawn, stationary_rows
 

@@ -189,8 +189,8 @@ class BoundInContext(ExchangeableTask):
 
     def continued(self, trials: Trials, step: int) -> tuple[Trials, Int64[Tensor, "batch row"]]:
         """Continue sequences of the wind tunnel."""
-        found, read = self._exchangeable.continued(self.unrendered(trials), step)
-        return self.rendered(found), read
+        sequences, read = self._exchangeable.continued(self.unrendered(trials), step)
+        return self.rendered(sequences), read
 
     def discounted(self, trials: Trials, discount: float) -> Float64[Tensor, "batch query_pos answer"] | None:
         return self._exchangeable.discounted(self.unrendered(trials), discount)
@@ -201,8 +201,8 @@ class BoundInContext(ExchangeableTask):
         return self.task
 
     def token_labels(self) -> Sequence[str]:
-        own = self.task.token_labels()
-        names = {i: f"{label}: {symbol}" for i, label, symbol in zip(self.symbol_ids, own, self.symbols, strict=True)}
+        words = self.task.token_labels()
+        names = {i: f"{label}: {symbol}" for i, label, symbol in zip(self.symbol_ids, words, self.symbols, strict=True)}
         return labeled(names, self.n_ids)
 
     def _places(self, trials: Trials) -> Int64[Tensor, " pos"]:

@@ -77,19 +77,19 @@ def labeled_texts(
         if is_scalar or not isinstance(given, Iterable) or isinstance(given, set | frozenset | bytes | bytearray):
             raise InvalidArgument(f"{name} must be a list, an array or a column of a table, got {shown(given)}.")
     listed: list[Any] = [texts] if isinstance(texts, str) else list(texts)
-    rows = [tuple(_plain(one) for one in _row(own)) for own in ([labels] if isinstance(labels, str) else labels)]
+    rows = [tuple(_plain(one) for one in _row(value)) for value in ([labels] if isinstance(labels, str) else labels)]
     counts = _checked_counts(listed, rows)
-    names = tuple(sorted(counts, key=lambda own: (str(type(own)), own)))
-    words: Any = {own: str(own) for own in names} if answers is None else answers
+    names = tuple(sorted(counts, key=lambda label: (str(type(label)), label)))
+    words: Any = {label: str(label) for label in names} if answers is None else answers
     is_named = isinstance(words, Mapping) and {*words} == {*names}
-    if not is_named or not all(isinstance(own, str) for own in words.values()):
+    if not is_named or not all(isinstance(word, str) for word in words.values()):
         raise InvalidArgument(f"answers must name a word for each of {list(names)}, got {shown(answers)}.")
-    index = {own: at for at, own in enumerate(names)}
+    index = {label: at for at, label in enumerate(names)}
     return _LabeledTexts(
         texts=tuple(listed),
-        labels=tuple(tuple(index[own] for own in row) for row in rows),
+        labels=tuple(tuple(index[label] for label in row) for row in rows),
         names=tuple(map(str, names)),
-        answers=tuple(words[own] for own in names),
+        answers=tuple(words[label] for label in names),
         bos=bos,
     )
 
@@ -98,21 +98,21 @@ def _checked_counts(texts: Sequence[Any], rows: Sequence[Sequence[Label]]) -> Ma
     """Return how many texts have each label, after checking that texts and labels fit each other."""
     if len(texts) != len(rows):
         raise InvalidArgument(f"there are {len(texts)} texts and labels of {len(rows)}: each text needs its own.")
-    if wrong := [own for own in texts if not isinstance(own, str) or not own.strip()]:
+    if wrong := [text for text in texts if not isinstance(text, str) or not text.strip()]:
         raise InvalidArgument(f"texts must be non-empty text, got {shown(wrong[0])}.")
-    if twice := [own for own, count in Counter(texts).items() if count > 1]:
+    if twice := [text for text, count in Counter(texts).items() if count > 1]:
         raise InvalidArgument(
             f"text {shown(twice[0])} is given {texts.count(twice[0])} times: a text that fits may not score. Give it "
             f"once, with the labels of several tokens as a list."
         )
-    if len({len(own) for own in rows}) > 1:
+    if len({len(row) for row in rows}) > 1:
         raise InvalidArgument(
-            f"every text needs as many labels; text 0 has {len(rows[0])}, others {sorted({len(own) for own in rows})}."
+            f"every text needs as many labels; text 0 has {len(rows[0])}, others {sorted({len(row) for row in rows})}."
         )
-    counts = Counter(own for row in rows for own in dict.fromkeys(row))
+    counts = Counter(label for row in rows for label in dict.fromkeys(row))
     if len(counts) < 2:
         raise InvalidArgument(f"labels must have at least two values, got {shown([*counts])}.")
-    if rare := [own for own, count in counts.items() if count < 2]:
+    if rare := [label for label, count in counts.items() if count < 2]:
         raise InvalidArgument(f"label {rare[0]!r} is that of one text: it needs two, one to fit and one to score.")
     return counts
 
@@ -127,10 +127,10 @@ def _row(labels: Any) -> Sequence[Any]:
 
 def _plain(label: Any) -> Label:
     """Return a label as Python's own value."""
-    own = label.item() if isinstance(label, np.generic) or (isinstance(label, Tensor) and not label.ndim) else label
-    if not isinstance(own, str | int):
+    value = label.item() if isinstance(label, np.generic) or (isinstance(label, Tensor) and not label.ndim) else label
+    if not isinstance(value, str | int):
         raise InvalidArgument(f"labels must be text, whole numbers, or True and False; got {shown(label)}.")
-    return own
+    return value
 
 
 @final
@@ -149,7 +149,7 @@ class _LabeledTexts(TextTask):
         return f"{len(self.texts)} texts with labels {', '.join(self.names)}"
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "_BoundLabels":
-        ids = opened(tokenizer, self.texts) if self.bos else [tuple(encoded_text(tokenizer, own)) for own in self.texts]
+        ids = opened(tokenizer, self.texts) if self.bos else [tuple(encoded_text(tokenizer, one)) for one in self.texts]
         check_ids((i for prompt in ids for i in prompt), d_vocab)
         check_distinct(self.texts, ids)
         n_last, shortest = len(self.labels[0]), min(range(len(ids)), key=lambda at: len(ids[at]))
@@ -158,15 +158,15 @@ class _LabeledTexts(TextTask):
                 f"{n_last} labels for {self.texts[shortest]!r}, which has {len(ids[shortest])} tokens."
             )
         remedy = "Pass answers={label: word} with words that are one token each."
-        found = first_symbols(tokenizer, self.answers, len(self.names), kind="answers", remedy=remedy)
+        taken = first_symbols(tokenizer, self.answers, len(self.names), kind="answers", remedy=remedy)
         return _BoundLabels(
             n_ids=d_vocab,
             prompts=tuple(ids),
             labels=self.labels,
             names=self.names,
-            answers=tuple(found),
-            answer_ids=tuple(found.values()),
-            spelled=_spelled(tokenizer, {i for prompt in ids for i in prompt} - {*found.values()}, taken=found),
+            answers=tuple(taken),
+            answer_ids=tuple(taken.values()),
+            spelled=_spelled(tokenizer, {i for prompt in ids for i in prompt} - {*taken.values()}, taken=taken),
         )
 
 

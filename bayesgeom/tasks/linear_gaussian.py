@@ -28,7 +28,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.stats import Beliefs, Filter, exact_beliefs, log_bin_probabilities
+from bayesgeom.core.observers import Beliefs, Filter, exact_beliefs
+from bayesgeom.stats import log_bin_probabilities
 from bayesgeom.tasks.base import check_affordable, check_parameters, moments, trials_at
 from bayesgeom.tasks.markov import DynamicTask
 
@@ -109,7 +110,7 @@ class LinearGaussian(DynamicTask):
     @property
     def _possible(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """The possible values of decay and noise."""
-        decays, noises = (own if isinstance(own, tuple) else (own,) for own in (self.decay, self.noise))
+        decays, noises = (choices if isinstance(choices, tuple) else (choices,) for choices in (self.decay, self.noise))
         return decays, noises
 
     @property
@@ -224,8 +225,8 @@ class LinearGaussian(DynamicTask):
             if len(kernels) == 1:
                 return belief @ kernels[0]
             moved = torch.empty_like(belief)
-            for own, kernel in zip(rows, kernels, strict=True):
-                moved[own] = belief[own] @ kernel
+            for members, kernel in zip(rows, kernels, strict=True):
+                moved[members] = belief[members] @ kernel
             return moved
 
         def weighed(belief: Beliefs, first: int) -> Beliefs:
@@ -267,7 +268,7 @@ class LinearGaussian(DynamicTask):
         header, observed = self._read(tokens)
         decay, noise = self._values(header)
         shown, power = self._centers(tokens.device)[observed], noise.square()
-        variance, mean, found = torch.ones_like(decay), torch.zeros_like(decay), []  # of the state before it is seen
+        variance, mean, shares = torch.ones_like(decay), torch.zeros_like(decay), []  # of the state before it is seen
         if is_steady:  # P = a² P s² / (P + s²) + 1 − a²
             excess = (1 - decay.square()) * (1 - power)
             variance = (excess + (excess.square() + 4 * (1 - decay.square()) * power).sqrt()) / 2
@@ -275,18 +276,18 @@ class LinearGaussian(DynamicTask):
             gain = variance / (variance + power)
             mean = decay * (mean + gain * (shown[:, step] - mean))
             variance = decay.square() * gain * power + 1 - decay.square()
-            found.append(log_bin_probabilities(self._edges(mean.device), mean, (variance + power).sqrt()).exp())
-        return (1 - _FLOOR) * torch.stack(found, dim=1) + _FLOOR / self.n_bins
+            shares.append(log_bin_probabilities(self._edges(mean.device), mean, (variance + power).sqrt()).exp())
+        return (1 - _FLOOR) * torch.stack(shares, dim=1) + _FLOOR / self.n_bins
 
     def _header(self, n: int, generator: torch.Generator) -> Int64[Tensor, "batch 2"]:
         """Draw the places of decay and noise among the possible ones."""
         size, device = (n,), generator.device
-        drawn = [torch.randint(len(own), size, generator=generator, device=device) for own in self._possible]
+        drawn = [torch.randint(len(choices), size, generator=generator, device=device) for choices in self._possible]
         return torch.stack(drawn, dim=1)
 
     def _values(self, header: Int64[Tensor, "batch 2"]) -> tuple[Float64[Tensor, " batch"], Float64[Tensor, " batch"]]:
         """Return decay and noise of each sequence."""
-        decays, noises = (torch.tensor(own, dtype=torch.float64).to(header.device) for own in self._possible)
+        decays, noises = (torch.tensor(choices, dtype=torch.float64).to(header.device) for choices in self._possible)
         return decays[header[:, 0]], noises[header[:, 1]]
 
     def _path(

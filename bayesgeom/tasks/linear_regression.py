@@ -309,8 +309,8 @@ def _nearest(shown: Float64[Tensor, "batch point dim"], target: _Points) -> _Poi
     apart = (shown[:, :, None] - shown[:, None]).square().sum(dim=3)
     apart = apart - 1e-9 * torch.arange(n_points, dtype=torch.float64, device=shown.device)
     is_earlier = torch.ones(n_points, n_points, dtype=torch.bool, device=shown.device).tril(-1)
-    found = target.gather(1, torch.where(is_earlier, apart, torch.inf).argmin(dim=2))
-    return torch.cat([torch.zeros_like(found[:, :1]), found[:, 1:]], dim=1)
+    nearest = target.gather(1, torch.where(is_earlier, apart, torch.inf).argmin(dim=2))
+    return torch.cat([torch.zeros_like(nearest[:, :1]), nearest[:, 1:]], dim=1)
 
 
 def _fitted(shown: Float64[Tensor, "batch point dim"], target: _Points, *, ridge: float) -> _Points:

@@ -28,20 +28,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Trials, checked, unknown_name
-from bayesgeom.stats import (
-    IMPOSSIBLE,
-    STARTS,
-    WIDEST_BASELINE,
-    Beliefs,
-    BeliefStates,
-    Filter,
-    WindowObservers,
-    belief_states,
-    exact_beliefs,
-    full_support,
-    window_name,
-    window_predictives,
-)
+from bayesgeom.core.observers import STARTS, Beliefs, Filter, WindowObservers, exact_beliefs, full_support
+from bayesgeom.stats import IMPOSSIBLE, WIDEST_BASELINE, BeliefStates, belief_states, window_name, window_predictives
 from bayesgeom.tasks.base import EvidenceTask, check_affordable, next_symbol_trials
 
 _TOLERANCE = 1e-9
@@ -63,9 +51,9 @@ def stationary(transition: Float64[Tensor, "state state"]) -> Float64[Tensor, " 
     inside = comes_back.nonzero()[:, 0]
     if not bool(reaches[inside[0], inside].all()):
         return None
-    found = torch.zeros(len(transition), dtype=torch.float64, device=transition.device)
-    found[inside] = _settled(transition[inside][:, inside][None])[0]
-    return found
+    distribution = torch.zeros(len(transition), dtype=torch.float64, device=transition.device)
+    distribution[inside] = _settled(transition[inside][:, inside][None])[0]
+    return distribution
 
 
 def stationary_rows(
@@ -73,12 +61,12 @@ def stationary_rows(
 ) -> Float64[Tensor, "batch state"]:
     """Return the stationary distribution of each chain, and `otherwise` for a chain that has several."""
     is_positive = (transition > 0).flatten(1).all(dim=1)
-    found = torch.empty(transition.shape[:2], dtype=torch.float64, device=transition.device)
-    found[is_positive] = _settled(transition[is_positive])
+    distributions = torch.empty(transition.shape[:2], dtype=torch.float64, device=transition.device)
+    distributions[is_positive] = _settled(transition[is_positive])
     for row in (~is_positive).nonzero()[:, 0].tolist():
-        own = stationary(transition[row])
-        found[row] = otherwise if own is None else own
-    return found
+        distribution = stationary(transition[row])
+        distributions[row] = otherwise if distribution is None else distribution
+    return distributions
 
 
 def _settled(transition: Float64[Tensor, "batch state state"]) -> Float64[Tensor, "batch state"]:
@@ -203,7 +191,7 @@ class MarkovProcess(DynamicTask):
     @final
     def factors(self) -> tuple["MarkovProcess", ...]:
         """Return the independent processes whose symbols and states are paired in this one; empty for other ones."""
-        return tuple(own for own in vars(self).values() if isinstance(own, MarkovProcess))
+        return tuple(value for value in vars(self).values() if isinstance(value, MarkovProcess))
 
     @property
     @final
@@ -300,13 +288,13 @@ class MarkovProcess(DynamicTask):
         """
         if depth < 1:
             raise InvalidArgument(f"depth, the number of symbols to follow, must be at least 1, got {depth}.")
-        found = belief_states(self.labeled(), self.start(), depth, most=_MOST_BELIEFS)
-        if found.depth < depth:
+        states = belief_states(self.labeled(), self.start(), depth, most=_MOST_BELIEFS)
+        if states.depth < depth:
             raise InvalidArgument(
                 f"{depth} symbols of {self.name} reach more than {_MOST_BELIEFS:,} beliefs, the limit. Use depth ≤ "
-                f"{found.depth}, which reaches {len(found):,}."
+                f"{states.depth}, which reaches {len(states):,}."
             )
-        return found
+        return states
 
     @final
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
@@ -334,7 +322,7 @@ class MarkovProcess(DynamicTask):
         if self.factors:
             sizes = [factor.d_vocab for factor in self.factors]
             exact, unread = (
-                own.unflatten(2, sizes) for own in (trials.at_scored(trials.predictive), baselines["context_free"])
+                joint.unflatten(2, sizes) for joint in (trials.at_scored(trials.predictive), baselines["context_free"])
             )
             baselines["only_a"] = (exact.sum(dim=3)[..., None] * unread.sum(dim=2)[:, :, None]).flatten(2)
             baselines["only_b"] = (unread.sum(dim=3)[..., None] * exact.sum(dim=2)[:, :, None]).flatten(2)
@@ -402,8 +390,8 @@ def redrawn(
     later.reverse()  # the likelihood of the kept symbols from each step on, by the state before it
     state = torch.multinomial(start * later[0], 1, generator=generator)[:, 0]
     states, drawn = [], []
-    for step, own in enumerate(ways):
-        weights = own.expand(n, -1, -1, -1)[row, :, state] * later[step + 1][:, None, :]
+    for step, way in enumerate(ways):
+        weights = way.expand(n, -1, -1, -1)[row, :, state] * later[step + 1][:, None, :]
         if keep[step]:
             weights = weights * torch.nn.functional.one_hot(symbols[:, step], weights.shape[1])[:, :, None]
         chosen = torch.multinomial(weights.flatten(1), 1, generator=generator)[:, 0]

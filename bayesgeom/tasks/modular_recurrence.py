@@ -202,7 +202,7 @@ class ModularRecurrence(EvidenceTask):
     def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
         """Draw some numbers again, given the kept ones; the header stays."""
         order, numbers = self._read(trials.tokens)
-        return self.trials(torch.stack([self._redrawn(own, keep, generator) for own in numbers]), order)
+        return self.trials(torch.stack([self._redrawn(sequence, keep, generator) for sequence in numbers]), order)
 
     def _redrawn(
         self, numbers: Int64[Tensor, " place"], keep: Bool[Tensor, " evidence"], generator: torch.Generator
@@ -300,7 +300,7 @@ class ModularRecurrence(EvidenceTask):
     def _starts(self, is_rule: Bool[Tensor, " batch"], generator: torch.Generator) -> Int64[Tensor, "batch 1"]:
         if self.prefixes == "all":
             return self._below((len(is_rule), 1), generator)
-        rules, noise = (own.flatten(1).sum(dim=1).double() for own in (self._allowed_rules, self._allowed))
+        rules, noise = (mask.flatten(1).sum(dim=1).double() for mask in (self._allowed_rules, self._allowed))
         weights = torch.where(is_rule[:, None], rules.to(is_rule.device), noise.to(is_rule.device))
         return torch.multinomial(weights, 1, generator=generator)
 
@@ -315,7 +315,7 @@ class ModularRecurrence(EvidenceTask):
             slope, offset = self._below((n, 2), generator).split(1, dim=1)
             noise = self._below((n, self.length), generator)
         else:
-            rules, others = (own.to(start.device).flatten(1) for own in (self._allowed_rules, self._allowed))
+            rules, others = (mask.to(start.device).flatten(1) for mask in (self._allowed_rules, self._allowed))
             weights = torch.where(is_rule[:, None], rules[start[:, 0]], others[start[:, 0]]).double()
             chosen = torch.multinomial(weights, 1, generator=generator)  # a rule, or the next two numbers of the noise
             slope, offset = chosen // self.modulus, chosen % self.modulus
@@ -398,11 +398,11 @@ class ModularRecurrence(EvidenceTask):
 @functools.lru_cache(maxsize=8)
 def _buckets(modulus: int, n: int) -> Int64[Tensor, "first second third"]:
     """Return the bucket of each prefix: the finalizer of MurmurHash3 of its index, modulo the number of buckets."""
-    own = np.arange(modulus**_PREFIX, dtype=np.uint32)
+    hashes = np.arange(modulus**_PREFIX, dtype=np.uint32)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        own = (own ^ (own >> np.uint32(shift))) * np.uint32(factor)  # modulo 2^32
-    own ^= own >> np.uint32(16)
-    return torch.from_numpy((own % np.uint32(n)).astype(np.int64)).reshape((modulus,) * _PREFIX)
+        hashes = (hashes ^ (hashes >> np.uint32(shift))) * np.uint32(factor)  # modulo 2^32
+    hashes ^= hashes >> np.uint32(16)
+    return torch.from_numpy((hashes % np.uint32(n)).astype(np.int64)).reshape((modulus,) * _PREFIX)
 
 
 def _relations(
@@ -418,7 +418,7 @@ def _relations(
     is_number = pos >= header
     same = (tokens[:, :, None] == tokens[:, None, :]) & (back > 0)
     after_same = torch.cat([torch.zeros_like(same[:, :, :1]), same[:, :, :-1]], dim=2)
-    found = {
+    relations = {
         "after_same_number": after_same,
         "same_number": same,
         "current_number": back == 0,
@@ -427,5 +427,5 @@ def _relations(
     }
     if header:
         symbol = tokens - (header - 2)  # ids of numbers follow those of the header
-        found["place_in_header"] = (symbol[:, :, None] == tokens[:, None, :]) & ~is_number
-    return {name: own[:, header:][:, scored] for name, own in found.items()}
+        relations["place_in_header"] = (symbol[:, :, None] == tokens[:, None, :]) & ~is_number
+    return {name: relation[:, header:][:, scored] for name, relation in relations.items()}

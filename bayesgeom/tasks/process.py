@@ -280,9 +280,9 @@ def _preset(name: str) -> Float64[np.ndarray, "symbol state state"]:
         turn = np.array([[1, 1], [1, -1]]) / 2**0.5
         return _of_kraus(np.concatenate([along, turn @ along @ turn]))[0]
     symbols, states, after = np.array(_PRESETS[name]).T
-    found = np.zeros((symbols.max() + 1, states.max() + 1, states.max() + 1))
-    found[symbols, states, after] = 1 / np.bincount(states)[states]
-    return found
+    matrices = np.zeros((symbols.max() + 1, states.max() + 1, states.max() + 1))
+    matrices[symbols, states, after] = 1 / np.bincount(states)[states]
+    return matrices
 
 
 def _of_kraus(
@@ -306,9 +306,9 @@ def _of_kraus(
     vectors = np.array([*basis, *pairs])
     states = np.einsum("si,sj->sij", vectors, vectors.conj())
     moved = np.einsum("xkij,sjl,xkml->xsim", kraus, states, kraus.conj())
-    found = np.stack([_coordinates(own, states) for own in moved])
-    found[np.abs(found) < IMPOSSIBLE] = 0.0
-    return found, states
+    matrices = np.stack([_coordinates(images, states) for images in moved])
+    matrices[np.abs(matrices) < IMPOSSIBLE] = 0.0
+    return matrices, states
 
 
 def _coordinates(
@@ -337,23 +337,23 @@ def _density_coordinates(initial: Any, states: Complex128[np.ndarray, "state d d
 def _complex(name: str, values: Any) -> Complex128[np.ndarray, "..."]:
     """Return numbers as a complex array; anything else raises `InvalidArgument`."""
     try:
-        found = np.asarray(values.tolist() if isinstance(values, Tensor) else values, dtype=np.complex128)
+        array = np.asarray(values.tolist() if isinstance(values, Tensor) else values, dtype=np.complex128)
     except (TypeError, ValueError):
-        found = np.full((), np.nan)
-    if not np.isfinite(found).all():
+        array = np.full((), np.nan)
+    if not np.isfinite(array).all():
         raise InvalidArgument(f"{name} must be an array of finite, possibly complex numbers, got {shown(values)}.")
-    return found
+    return array
 
 
 def _numbers(name: str, values: Any, *, n_axes: int) -> Float[np.ndarray, "..."]:
     """Return nested numbers as an array with `n_axes` axes; anything else raises `InvalidArgument`."""
     try:
-        found = np.asarray(values.tolist() if isinstance(values, Tensor) else values, dtype=np.float64)
+        array = np.asarray(values.tolist() if isinstance(values, Tensor) else values, dtype=np.float64)
     except (TypeError, ValueError):
-        found = np.zeros(())
-    if found.ndim != n_axes:
+        array = np.zeros(())
+    if array.ndim != n_axes:
         raise InvalidArgument(
             f"{name} must be numbers nested {n_axes} deep in rows of one length, or an array or tensor with {n_axes} "
             f"axes; got another {type(values).__name__}."
         )
-    return found
+    return array

@@ -78,8 +78,8 @@ def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
     except FileNotFoundError:
         return None
     kinds = {name: type(value) for name, value in environment("cpu").items()}
-    found = started.items() if isinstance(started, dict) else [("", started)]
-    if {name: type(value) for name, value in found} != kinds:
+    entries = started.items() if isinstance(started, dict) else [("", started)]
+    if {name: type(value) for name, value in entries} != kinds:
         raise CheckpointFault(
             f"{out / ENVIRONMENT} names no environment. Restore it, or delete it to resume without this check."
         )
@@ -177,10 +177,10 @@ def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
             logits = module(tokens)
         logits.float().sum().backward()
     except RuntimeError as error:
-        found = str(error)
-        if not any(known in found for known in _NO_KERNEL):
+        message = str(error)
+        if not any(known in message for known in _NO_KERNEL):
             raise
-        return found.split(". ", maxsplit=1)[0].rstrip(".")
+        return message.split(". ", maxsplit=1)[0].rstrip(".")
     return ""
 
 
@@ -191,12 +191,12 @@ def recorded_precision(out: Path) -> Precision:
         CheckpointFault: The record is missing or cannot be read.
     """
     try:
-        found = read_json(out / PRECISION)["precision"]
+        stored = read_json(out / PRECISION)["precision"]
     except (FileNotFoundError, KeyError, TypeError) as error:
         raise CheckpointFault(f"{out / PRECISION} cannot be read ({error}). Restore it, or train anew.") from error
-    if found not in REQUESTS[1:]:
-        raise CheckpointFault(f"{out / PRECISION} must name bfloat16 or float32, got {found!r}. Restore it.")
-    precision: Precision = found
+    if stored not in REQUESTS[1:]:
+        raise CheckpointFault(f"{out / PRECISION} must name bfloat16 or float32, got {stored!r}. Restore it.")
+    precision: Precision = stored
     return precision
 
 
@@ -208,12 +208,12 @@ def record_precision(out: Path, precision: Precision) -> None:
 def _is_measured_fast() -> bool:
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=generator)
-    half, own, other = whole.bfloat16(), float("inf"), float("inf")
+    half, half_seconds, other = whole.bfloat16(), float("inf"), float("inf")
     for index in range(_PROBE_ROUNDS):
-        other, own = min(other, _product_seconds(whole)), min(own, _product_seconds(half))
-        if index >= 2 and own > _HOPELESS * other:  # the first ones include allocation
+        other, half_seconds = min(other, _product_seconds(whole)), min(half_seconds, _product_seconds(half))
+        if index >= 2 and half_seconds > _HOPELESS * other:  # the first ones include allocation
             return False
-    return own <= other
+    return half_seconds <= other
 
 
 def _product_seconds(square: torch.Tensor) -> float:

@@ -112,19 +112,19 @@ def snapshot_paths(run: Path) -> list[Path]:
     """
     folder = run / SNAPSHOTS
     named = sorted(folder.iterdir()) if folder.is_dir() else []
-    found = [path for path in named if path.is_dir() and not path.name.startswith(".")]
-    for path in found:
+    folders = [path for path in named if path.is_dir() and not path.name.startswith(".")]
+    for path in folders:
         if missing := [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]:
             raise CheckpointFault(
                 f"{path} lacks {' and '.join(missing)}: files were removed after it was written. Restore it, or "
                 f"delete the directory to continue without this snapshot."
             )
-    if not found:
+    if not folders:
         raise InvalidArgument(
             f"{run} contains no {SNAPSHOTS}: pass a directory that bayesgeom train wrote (with --keep above 0), a "
             f"packed training, or checkpoint directories."
         )
-    return found
+    return folders
 
 
 def load_packed(file: Path, *, device: str | torch.device = "cpu") -> Checkpoint:
@@ -134,11 +134,11 @@ def load_packed(file: Path, *, device: str | torch.device = "cpu") -> Checkpoint
         CheckpointFault: It cannot be used.
     """
     description = read_formation(file.parent)
-    own = next((entry for entry in description["snapshots"] if entry["file"] == file.name), None)
-    if own is None:
+    snapshot = next((entry for entry in description["snapshots"] if entry["file"] == file.name), None)
+    if snapshot is None:
         listed = ", ".join(entry["file"] for entry in description["snapshots"][:8])
         raise CheckpointFault(f"{file.parent / FORMATION} does not list the snapshot {file.name}. It lists: {listed}.")
-    return assembled(file.stem, {**description, **own}, file, device=device)
+    return assembled(file.stem, {**description, **snapshot}, file, device=device)
 
 
 def seal(folder: str | Path) -> str:
@@ -160,8 +160,8 @@ def seal(folder: str | Path) -> str:
     whole = read_packed_json(file)
     if not isinstance(whole, dict):
         raise CheckpointFault(f"{file} must be a JSON object, got {whole!r:.40}. Restore it.")
-    own = whole.get(OURS, whole)
-    own["schema"] = SCHEMA
+    description = whole.get(OURS, whole)
+    description["schema"] = SCHEMA
     sealed = hashed(whole)
     text = json.dumps(sealed, indent=1 if file.name == FORMATION else 2) + "\n"
     with tempfile.TemporaryDirectory() as scratch:  # replace nothing unless everything loads

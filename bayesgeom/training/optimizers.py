@@ -123,12 +123,12 @@ def orthogonalized(
     """
     a, b, c = coefficients
     is_tall = matrix.shape[0] > matrix.shape[1]
-    found = matrix.T if is_tall else matrix
-    found = found / found.norm().clamp(min=eps)
+    iterate = matrix.T if is_tall else matrix
+    iterate = iterate / iterate.norm().clamp(min=eps)
     for _ in range(n_steps):
-        gram = found @ found.T
-        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
-    return found.T if is_tall else found
+        gram = iterate @ iterate.T
+        iterate = torch.addmm(iterate, torch.addmm(gram, gram, gram, beta=b, alpha=c), iterate, beta=a)
+    return iterate.T if is_tall else iterate
 
 
 def schedule(recipe: Recipe, step: int) -> float:

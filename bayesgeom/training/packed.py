@@ -15,8 +15,8 @@ def formations() -> Named:
     """Return the directories of all packed trainings among the named checkpoints, by name, as `checkpoints` does."""
     folder = checkpoint_folder()
     put_all_back(folder)
-    found = sorted(file.parent for file in folder.glob(f"*/{FORMATION}"))
-    return Named({path.name: path for path in found if not is_temporary(path.name)})
+    folders = sorted(file.parent for file in folder.glob(f"*/{FORMATION}"))
+    return Named({path.name: path for path in folders if not is_temporary(path.name)})
 
 
 def chosen_among(n: int, keep: int) -> list[int]:

@@ -133,9 +133,9 @@ def rescore(path: Path) -> CalibrationReport:
         CheckpointFault: The checkpoint cannot be used, or has no card.
         OutputFault: It cannot be written.
     """
-    found = load_checkpoint(path)
-    recipe = recipe_from_dict(found.recipe)
-    scores, entries, n_parameters = _scored(recipe, found.module)
+    checkpoint = load_checkpoint(path)
+    recipe = recipe_from_dict(checkpoint.recipe)
+    scores, entries, n_parameters = _scored(recipe, checkpoint.module)
     whole = read_json(path / CONFIG)
     description = whole.get(OURS, whole)
     description["scores"] = entries
@@ -144,7 +144,7 @@ def rescore(path: Path) -> CalibrationReport:
     except OSError as error:
         raise CheckpointFault(f"{path / CARD} cannot be read: {error}. Restore the card.") from error
     made = card(recipe, n_parameters, scores, description.get("precision"))
-    made = made.replace("{weights_hash}", found.weights_hash)
+    made = made.replace("{weights_hash}", checkpoint.weights_hash)
     if _MADE in before:  # what an earlier version wrote on the training, such as its precision, may be known there only
         made = made.partition(_MADE)[0] + "".join(before.partition(_MADE)[1:])
     with atomic_directory(path) as temporary:  # config and card change together
@@ -167,19 +167,19 @@ def _scored(recipe: Recipe, module: nn.Module) -> tuple[CalibrationReport, dict[
     scores = Calibration().measure(run)
     stored = {"entropy_mae_bits": scores.entropy_mae_bits, "kl_bits": scores.kl_bits}
     baselines = {
-        score: {own.name.replace(" ", "_"): float(own.value) for own in estimate.baselines if np.isfinite(own.value)}
+        score: {row.name.replace(" ", "_"): float(row.value) for row in estimate.baselines if np.isfinite(row.value)}
         for score, estimate in stored.items()
     }
-    own = {score: float(estimate) for score, estimate in stored.items()}
-    return scores, {"n": scores.n, "seed": seed, **own, "baselines": baselines}, model.spec.n_parameters
+    means = {score: float(estimate) for score, estimate in stored.items()}
+    return scores, {"n": scores.n, "seed": seed, **means, "baselines": baselines}, model.spec.n_parameters
 
 
 def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision: Precision | None = None) -> str:
     """Return the card's text; `save_checkpoint` replaces `{weights_hash}`."""
-    kl_of = {own.name: number_text(float(own.value)) for own in scores.kl_bits.baselines}
+    kl_of = {level.name: number_text(float(level.value)) for level in scores.kl_bits.baselines}
     levels = "\n".join(
-        f"| {own.name} | {number_text(float(own.value))} | {kl_of.get(own.name, '–')} |"
-        for own in scores.entropy_mae_bits.baselines
+        f"| {level.name} | {number_text(float(level.value))} | {kl_of.get(level.name, '–')} |"
+        for level in scores.entropy_mae_bits.baselines
     )
     mae, kl = scores.entropy_mae_bits.text(), scores.kl_bits.text()
     means_first, elsewhere = scores.entropy_mae_of_means_bits, float(scores.off_answer_prob)
@@ -246,8 +246,8 @@ def command(recipe: Recipe) -> str | None:
 def _sizes(config: ModelConfig) -> dict[str, Any]:
     """The config of a model, without the parameters of variants where these are off."""
     defaults = type(config)(**{name: getattr(config, name) for name in ("d_vocab", "n_ctx")}).to_dict()
-    own = config.to_dict()
-    return {key: own[key] for key in own if not (key.startswith(_VARIANT) and own[key] == defaults[key])}
+    sizes = config.to_dict()
+    return {key: sizes[key] for key in sizes if not (key.startswith(_VARIANT) and sizes[key] == defaults[key])}
 
 
 def _story(recipe: Recipe, precision: Precision | None) -> str:

@@ -119,10 +119,10 @@ class Recipe:
                 f"warm_start must be 'checkpoint@hash' in a recipe without after, got "
                 f"{self.warm_start!r} in {self.name}."
             )
-        own = self.task
-        if any((it.name, it.d_vocab) != (own.name, own.d_vocab) or it.n_pos > own.n_pos for it in self.also):
+        base = self.task
+        if any((it.name, it.d_vocab) != (base.name, base.d_vocab) or it.n_pos > base.n_pos for it in self.also):
             raise InvalidArgument(
-                f"tasks in `also` must be of the same kind as {own}, with the same ids, and not longer. {self.name} "
+                f"tasks in `also` must be of the same kind as {base}, with the same ids, and not longer. {self.name} "
                 f"also has {', '.join(map(str, self.also))}."
             )
         if self.label_share and self.loss_positions is None:
@@ -188,7 +188,7 @@ class Recipe:
         if number < 0:
             raise InvalidArgument(f"seed must be a non-negative integer (0 is the recipe's own), got {number}.")
         name, more = f"-seed{number}" if number else "", 1_000 * number
-        return chained([replace(own, name=f"{own.name}{name}", seed=own.seed + more) for own in self.stages()])
+        return chained([replace(stage, name=f"{stage.name}{name}", seed=stage.seed + more) for stage in self.stages()])
 
     def resized(self, changes: Mapping[str, Any]) -> "Recipe":
         """Return the recipe with other sizes in every stage; its name states them.

@@ -89,9 +89,9 @@ def save_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimi
     weights = {_WEIGHTS + name: tensor for name, tensor in module.state_dict().items()}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (weights | optimizers.state()).items()}
     with atomic_file(path) as temporary:
-        own = {"step": step, "hash": _state_hash(tensors, recipe, step), _RECIPE: deciding(recipe.to_dict())}
+        header = {"step": step, "hash": _state_hash(tensors, recipe, step), _RECIPE: deciding(recipe.to_dict())}
         # One entry, because several have no fixed order.
-        write_arrays(tensors, temporary, {_OWN: json.dumps(own)}, framework="pt")
+        write_arrays(tensors, temporary, {_OWN: json.dumps(header)}, framework="pt")
 
 
 def steps_done(path: Path, recipe: Recipe) -> int:
@@ -113,14 +113,14 @@ def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Opt
         CheckpointFault: The file is corrupt, of another run, or its step is not one of the recipe.
     """
     tensors, metadata = _read(path)
-    own = _own(metadata)
-    step = _step(own, path, recipe)
-    if own.get("hash") != _state_hash(tensors, recipe, step):
+    header = _own(metadata)
+    step = _step(header, path, recipe)
+    if header.get("hash") != _state_hash(tensors, recipe, step):
         raise CheckpointFault(
             f"{path} was changed after it was written, or belongs to another run than {recipe.name}, seed "
             f"{recipe.seed}: its contents do not match the stored hash. {_REMEDY}"
         )
-    check_recipe(own.get(_RECIPE), recipe, path, _REMEDY)
+    check_recipe(header.get(_RECIPE), recipe, path, _REMEDY)
     weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
     try:
         module.load_state_dict(weights, strict=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bayesgeom.charts.lines import brief
+from bayesgeom.core.observers import window_beliefs
 from bayesgeom.core.run import RESID_POST, RESID_PRE, STATE
 from bayesgeom.core.verdict import Reason
 from bayesgeom.measurements import _beliefs
@@ -23,7 +24,6 @@ from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.storage import parts_of, write
 from bayesgeom.report.tables import records_of
-from bayesgeom.stats.observers import window_beliefs
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from tests.measurements.beliefs import (

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from bayesgeom.core.observers import STARTS
 from bayesgeom.core.run import Trials, WindowScores
 from bayesgeom.stats import windows
 from bayesgeom.stats.behavior import BehaviorLog, predicted_behavior
 from bayesgeom.stats.bootstrap import mean_interval
-from bayesgeom.stats.observers import STARTS
 from bayesgeom.stats.windows import (
     END_LEVEL,
     TRANSPORT_BITS,

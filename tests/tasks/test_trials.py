@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.observers import WindowObservers
 from bayesgeom.core.run import NO_LABEL, Relations, Trials, checked_trials, concatenate
-from bayesgeom.stats.observers import WindowObservers
 from bayesgeom.tasks.base import BLOCK, WindTunnel, checked_seed, derived_seed, task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.core.observers import STARTS
 from bayesgeom.stats.information import kl_bits
-from bayesgeom.stats.observers import STARTS
 from bayesgeom.stats.windows import window_name, window_predictives, window_scores
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.linear_gaussian import LinearGaussian

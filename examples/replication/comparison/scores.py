@@ -12,11 +12,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.core.observers import STARTS
 from bayesgeom.core.run import Trials, WindowScores
 from bayesgeom.models.base import Model
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.information import KNOWN_BITS, entropy_bits
-from bayesgeom.stats.observers import STARTS
 from bayesgeom.stats.windows import (
     TRANSPORT_WINDOW,
     equivalent_window,
