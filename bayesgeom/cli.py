@@ -25,29 +25,12 @@ import tyro
 from tyro.conf import DisallowNone, OmitArgPrefixes, Positional, UseAppendAction, arg
 
 import bayesgeom
-from bayesgeom.core import (
-    JOBS,
-    RUNS,
-    WIDTH,
-    BayesGeomError,
-    InvalidArgument,
-    OutputFault,
-    bars_cleared,
-    counted,
-    declared,
-    fitted,
-    is_encodable,
-    is_temporary,
-    is_whole,
-    number_text,
-    on_lines,
-    phase,
-    phases_shown,
-    shown,
-    text_width,
-    unknown_name,
-    values,
-)
+from bayesgeom.core import BayesGeomError, InvalidArgument, OutputFault, number_text, phase, unknown_name
+from bayesgeom.core.errors import is_encodable, is_whole_number, on_lines, quoted
+from bayesgeom.core.files import JOBS, RUNS, is_temporary
+from bayesgeom.core.plugins import declared, plugin_values
+from bayesgeom.core.progress import bars_cleared, phases_shown
+from bayesgeom.core.text import WIDTH, aligned_table, count_text, text_width
 
 if TYPE_CHECKING:
     from bayesgeom.executors import Batch
@@ -370,15 +353,15 @@ def intervene(
 
 def _places(site: str, layers: str | None) -> "list[bayesgeom.InterventionSite]":
     """Return one site per set of layers, or one site for all layers if none is named."""
-    from bayesgeom.core import site_of
+    from bayesgeom.core.run import site_of
     from bayesgeom.models.replay.carried import CARRIED
 
     place = CARRIED if site == CARRIED.name else site_of(site)
     if layers is None:
         return [bayesgeom.InterventionSite(place)]
     sets = [part.split("+") for part in layers.split(",")]
-    if not all(is_whole(layer.strip()) for several in sets for layer in several):
-        raise InvalidArgument(f"--layers takes whole numbers joined by , or +: 1,3 or 1+3; got {shown(layers)}.")
+    if not all(is_whole_number(layer.strip()) for several in sets for layer in several):
+        raise InvalidArgument(f"--layers takes whole numbers joined by , or +: 1,3 or 1+3; got {quoted(layers)}.")
     return [bayesgeom.InterventionSite(place, tuple(map(int, several))) for several in sets]
 
 
@@ -407,8 +390,8 @@ def length(
         untrained_rows: Extend learned position tables that are too short with random rows, which are not trained.
     """
     parts = [] if to is None else [part.strip() for part in to.split(",")]
-    if not all(map(is_whole, parts)):
-        raise InvalidArgument(f"--to takes whole numbers joined by commas (50,100), got {shown(to)}.")
+    if not all(map(is_whole_number, parts)):
+        raise InvalidArgument(f"--to takes whole numbers joined by commas (50,100), got {quoted(to)}.")
     at = tuple(map(int, parts)) or None
     models: list[Any] = list(checkpoints)
     if untrained_rows:
@@ -540,7 +523,7 @@ def capture(
     bayesgeom.capture(source.load(), task, out=out, sites=selection, n=n, seed=seed, n_untrained=n_untrained)
     stored = read_manifest(out)
     recorded = ", ".join([*stored.layers, *stored.static]) or "predictions only"
-    tell(f"{out}: {counted(stored.n, 'sequence')} ({stored.dtype}): {recorded}")
+    tell(f"{out}: {count_text(stored.n, 'sequence')} ({stored.dtype}): {recorded}")
     return 0
 
 
@@ -741,7 +724,7 @@ def pack(
     for snap in packed:
         tell(f"step {snap.step:>7,}  {snap.dtype:8}  KL {snap.kl_bits:.5g} → {snap.kl_bits_stored:.5g} bits")
     size = sum(file.stat().st_size for file in out.iterdir())
-    tell(f"\n{counted(len(packed), 'snapshot')}, {size / 1e6:.1f} MB: {out}")
+    tell(f"\n{count_text(len(packed), 'snapshot')}, {size / 1e6:.1f} MB: {out}")
     return 0
 
 
@@ -775,7 +758,7 @@ def selftest() -> int:
 
     verdicts = selftest()
     for table in planted_tables():
-        tell("\n".join([table.title, *fitted([table.head, *table.rows])]) + "\n")
+        tell("\n".join([table.title, *aligned_table([table.head, *table.rows])]) + "\n")
         verdicts.append(ControlResult(probe=table.probe, control=table.title, passed=table.passed))
     for verdict in verdicts:
         tell(f"{'ok    ' if verdict.passed else 'FAILED'}  {verdict.probe}: {verdict.control}")
@@ -823,7 +806,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
         return 0
     except OSError as error:  # a name that is too long, a directory without permission
-        name = "" if error.filename is None else f"{shown(error.filename)} cannot be used: "
+        name = "" if error.filename is None else f"{quoted(error.filename)} cannot be used: "
         note(f"bayesgeom: {name}{error.strerror or error}.")
         return 2
     except KeyboardInterrupt as stopped:
@@ -851,12 +834,14 @@ def parsed(given: Sequence[str]) -> "partial[int]":
     """Return the requested call of `run`, with the options as its keywords; `InvalidArgument` if tyro rejects them."""
     for place, text in enumerate(given, 1):
         if not is_encodable(text):
-            raise InvalidArgument(f"argument {place} holds characters that no command line can: {shown(text)}.")
+            raise InvalidArgument(f"argument {place} holds characters that no command line can: {quoted(text)}.")
     name = given[0] if given else ""
     if name in ("--help", "-h"):
         tell(_HELP.format(commands="\n".join(_overview())))
         raise SystemExit(0)
-    known = COMMANDS if name in COMMANDS else COMMANDS | values("bayesgeom.commands", FunctionType, taken=COMMANDS)
+    known = (
+        COMMANDS if name in COMMANDS else COMMANDS | plugin_values("bayesgeom.commands", FunctionType, taken=COMMANDS)
+    )
     if name not in known:
         problem = unknown_name("command", name, known) if name else f"name a command: {', '.join(known)}."
         problem = f"{name} is no command: use bayesgeom.{name} in Python." if name in dir(bayesgeom) else problem
@@ -876,7 +861,7 @@ def parsed(given: Sequence[str]) -> "partial[int]":
 
 def _overview() -> Iterator[str]:
     """A line for each command, by group."""
-    others = values("bayesgeom.commands", FunctionType, taken=COMMANDS)
+    others = plugin_values("bayesgeom.commands", FunctionType, taken=COMMANDS)
     width = max(map(len, [*COMMANDS, *others]))
     for group, names in {**GROUPS, **({"Of other packages": others} if others else {})}.items():
         yield f"\n{group}:"
@@ -935,7 +920,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
     if isinstance(source := options.get("source"), Source) and not is_address(source.checkpoint):
         path_of(source.checkpoint)
     if (texts := options.get("texts")) is not None and not texts.is_file():
-        raise InvalidArgument(f"--texts takes a file of prompts; there is no file {shown(str(texts))}.")
+        raise InvalidArgument(f"--texts takes a file of prompts; there is no file {quoted(str(texts))}.")
     with phase("loading libraries"):
         if isinstance(task := options.get("task"), str):
             from bayesgeom.tasks.base import check_text
@@ -968,7 +953,7 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
 
     A report that the command has saved there is not saved again, so that its progress stays for the same command.
     """
-    from bayesgeom.core import encoded
+    from bayesgeom.core.files import encoded_json
     from bayesgeom.report import HTML
 
     diagnosis = measured if isinstance(measured, bayesgeom.Diagnosis) else bayesgeom.Diagnosis.of(measured)
@@ -985,7 +970,7 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
     is_saved &= (out / HTML).is_file()
     replaced = [f"It replaces that of {other}." for other in before if other != title and not is_saved]
     try:
-        if not is_saved or encoded(stored.provenance) != encoded(diagnosis.provenance):
+        if not is_saved or encoded_json(stored.provenance) != encoded_json(diagnosis.provenance):
             with phase("writing the report"):
                 diagnosis.save(out)
     except OutputFault:

@@ -23,24 +23,21 @@ from types import SimpleNamespace
 from typing import Any, Protocol, final, runtime_checkable
 
 from bayesgeom.core import (
-    JOBS,
     BayesGeomError,
     CheckpointFault,
-    Contained,
     ExecutorFault,
     InvalidArgument,
     ModelSpec,
     check_argument,
     checked,
-    integer_of,
-    limited,
-    optional,
     phase,
-    progress_in,
-    read_parcel,
-    shown,
-    write_parcel,
 )
+from bayesgeom.core.errors import integer_of, optional_package, quoted
+from bayesgeom.core.files import JOBS
+from bayesgeom.core.parcels import read_parcel, write_parcel
+from bayesgeom.core.plugins import Contained
+from bayesgeom.core.progress import progress_in
+from bayesgeom.core.torch_state import limited_threads
 from bayesgeom.models.base import Model, numerics
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.models.resolve import ModelLike
@@ -88,7 +85,7 @@ class Batch:
     def __post_init__(self) -> None:
         if isinstance(self.executor, type) or not isinstance(self.executor, Executor):
             raise InvalidArgument(
-                f"executor has no submit(fn, *args), got {shown(self.executor)}. Pass a pool of concurrent.futures or "
+                f"executor has no submit(fn, *args), got {quoted(self.executor)}. Pass a pool of concurrent.futures or "
                 f"loky, submitit.AutoExecutor, Dask's client.get_executor(), or bayesgeom.executors.connect('local:2')."
             )
         check_argument("folder", self.folder, str | Path)
@@ -172,7 +169,7 @@ def perform(text: str) -> str:
         ]:
             raise ExecutorFault(f"driver and worker differ: {'; '.join(differing)}. Install and set the same.")
         file.parent.mkdir(parents=True, exist_ok=True)
-        with (file.parent / ".lock").open("a") as lock, limited(job["threads"]):
+        with (file.parent / ".lock").open("a") as lock, limited_threads(job["threads"]):
             with contextlib.suppress(ImportError, OSError):
                 importlib.import_module("fcntl").flock(lock, 2)  # exclusive
             if not file.is_file():
@@ -186,7 +183,7 @@ def perform(text: str) -> str:
 def _fault(future: object, file: Path) -> str:
     """Wait for a job, and return why it failed; "" if its result is in the file."""
     if not isinstance(future, _Future):
-        return f"submit returned {shown(future)} instead of a future"
+        return f"submit returned {quoted(future)} instead of a future"
     error, returned = None, None
     with Contained() as waiting:  # a cancelled future raises
         error = future.exception()
@@ -235,7 +232,7 @@ def connect(name: str, options: str | Path | Mapping[str, Any] | None = None) ->
         )
     settings = dict(_tables(options).get(kind, {}))
     with contextlib.ExitStack() as stack:
-        with optional(kind, kind):
+        with optional_package(kind, kind):
             try:
                 executor = _opened(kind, address, settings, stack)
             except (TypeError, NameError) as error:
@@ -311,7 +308,7 @@ def _tables(options: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]
 def name_of(model: ModelLike) -> str:
     """Return the name or absolute path by which a worker loads a model."""
     if not isinstance(model, str | Path):
-        raise InvalidArgument(f"executor= needs a model that workers can load, got {shown(model)}: pass its name.")
+        raise InvalidArgument(f"executor= needs a model that workers can load, got {quoted(model)}: pass its name.")
     path = Path(model)
     is_name = isinstance(model, str) and (model in checkpoints() or not path.exists())
     return str(model) if is_name else str(path.expanduser().resolve())

@@ -205,7 +205,7 @@ def text_rows() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from bayesgeom.core.text import fitted
+    from bayesgeom.core.text import aligned_table
 
     cells = [[f"quantity {i}", f"{i / 7:.4f}", f"{i / 9:.4f} … {i / 5:.4f}", "untrained networks"] for i in range(24)]
 
@@ -219,7 +219,7 @@ def text_rows() -> None:
         console.print(table)
         return console.file.getvalue()
 
-    own, ours = seconds(lambda: "\n".join(fitted(cells)))
+    own, ours = seconds(lambda: "\n".join(aligned_table(cells)))
     library, theirs = seconds(of_rich)
     is_same = [line.split() for line in ours.splitlines()] == [line.split() for line in theirs.splitlines()]
     row("a table of 24 rows", own, library, f"same words: {is_same}")

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 
 from bayesgeom.ablations.engine import METRICS, BatchScores
-from bayesgeom.core import OutputFault, apart, atomic_file, read_safetensors, write_arrays
+from bayesgeom.core import OutputFault
+from bayesgeom.core.files import atomic_file, differences, read_safetensors, write_arrays
 from bayesgeom.report import PROGRESS
 
 MAX_UNITS, MIN_UNITS = 4_096, 256
@@ -113,7 +114,7 @@ class Tally:
             tally = cls(per_unit=int(metadata["per_unit"]), done=int(metadata["done"]), **arrays)
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise OutputFault(f"{folder / PROGRESS} cannot be read ({error}); delete it and start again.") from error
-        if other := apart(there, json.loads(json.dumps(job))):
+        if other := differences(there, json.loads(json.dumps(job))):
             raise OutputFault(
                 f"{folder} holds the progress of another battery ({other}): repeat that battery, in its environment, "
                 f"to continue it, use another directory, or delete {PROGRESS} there."

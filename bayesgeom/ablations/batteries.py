@@ -14,7 +14,6 @@ from bayesgeom.core import (
     EXPERT_WEIGHTS,
     MLP_OUT,
     MLP_POST,
-    UNITS,
     AblationMode,
     Edit,
     InvalidArgument,
@@ -25,9 +24,10 @@ from bayesgeom.core import (
     Z,
     check_types,
     checked,
-    discover,
     unknown_name,
 )
+from bayesgeom.core.edits import UNITS
+from bayesgeom.core.plugins import discover
 from bayesgeom.models.base import Model, stage
 
 Kind = Literal["head", "attention", "mlp", "block", "neuron", "expert"]

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import RESID_POST, ModelSpec, NonFinite, Reference, Replace, Site, SiteLayer, Trials
+from bayesgeom.core import RESID_POST, ModelSpec, NonFinite, Reference, Replace, Site, Trials
+from bayesgeom.core.torch_state import SiteLayer
 from bayesgeom.models.base import INSIDE_MLP, STAGES, BaselinePass, Replayer, Variant, stage
 from bayesgeom.stats import NATS_PER_BIT, entropy_bits
 

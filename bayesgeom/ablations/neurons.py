@@ -16,20 +16,8 @@ from torch import Tensor
 
 from bayesgeom.ablations.batteries import Ablation, Battery, Component, check_battery, mode_named
 from bayesgeom.ablations.engine import batches_with_donors, position_means, references
-from bayesgeom.core import (
-    MLP_POST,
-    InvalidArgument,
-    Mode,
-    Reference,
-    Replace,
-    SiteLayer,
-    Trials,
-    check_differentiable,
-    checked,
-    keeping_leaf,
-    phase,
-    with_gradients,
-)
+from bayesgeom.core import MLP_POST, InvalidArgument, Mode, Reference, Replace, Trials, checked, phase
+from bayesgeom.core.torch_state import SiteLayer, check_differentiable, store_leaf, with_gradients
 from bayesgeom.models.base import LARGE, Model, hooked_sites
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.stats import NATS_PER_BIT, answer_log_probabilities, kl_bits
@@ -125,7 +113,7 @@ def _of_batch(
 ) -> Float64[Tensor, "layer d_mlp"]:
     stored: dict[SiteLayer, Tensor] = {}
     places = [(edit.site, edit.layer) for (edit,) in variants]
-    with hooked_sites(model, {place: keeping_leaf(stored, place) for place in places}):
+    with hooked_sites(model, {place: store_leaf(stored, place) for place in places}):
         log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
     increase = kl_bits(trials.at_scored(trials.predictive), log_answers).sum()
     drawn = torch.multinomial(log_answers.detach().exp().flatten(0, 1).cpu(), 1, generator=generator)

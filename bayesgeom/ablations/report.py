@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.batteries import Ablation
 from bayesgeom.ablations.engine import METRICS
-from bayesgeom.core import Mode, Reason, Verdict, fitted, interval_text, number_text
+from bayesgeom.core import Mode, Reason, Verdict, number_text
+from bayesgeom.core.text import aligned_table, interval_text
 from bayesgeom.report import (
     Baseline,
     Coordinate,
@@ -273,7 +274,7 @@ class AblationReport(Report):
         rows += [self._row(index) for index in self.ranked()[:most]]
         n_more = len(self.ablations) - most
         more = [f"… and {n_more} more: to_pandas() returns all"]
-        return "\n".join([*fitted(rows), *(more if n_more > 0 else [])])
+        return "\n".join([*aligned_table(rows), *(more if n_more > 0 else [])])
 
     def _row(self, index: int) -> tuple[str, ...]:
         low, high = self.kl_increase_bits.ends

@@ -26,22 +26,9 @@ from bayesgeom.ablations.engine import (
 )
 from bayesgeom.ablations.neurons import strongest_neurons
 from bayesgeom.ablations.report import AblationReport, ablation_report, with_attribution
-from bayesgeom.core import (
-    HookFault,
-    InvalidArgument,
-    Mode,
-    Reference,
-    Replace,
-    SiteLayer,
-    Trials,
-    check_differentiable,
-    checked,
-    concatenate,
-    keeping_leaf,
-    phase,
-    progress_in,
-    with_gradients,
-)
+from bayesgeom.core import HookFault, InvalidArgument, Mode, Reference, Replace, Trials, checked, concatenate, phase
+from bayesgeom.core.progress import progress_in
+from bayesgeom.core.torch_state import SiteLayer, check_differentiable, store_leaf, with_gradients
 from bayesgeom.executors import check_same
 from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, numerics, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, load, model_for, scored_task_of
@@ -325,7 +312,7 @@ def attributed_kl_increase(
         {(edit.site, edit.layer) for variant in variants for edit in variant}, key=lambda p: (p[1], p[0].name)
     )
     stored: dict[SiteLayer, Tensor] = {}
-    with hooked_sites(model, {place: keeping_leaf(stored, place) for place in places}), torch.enable_grad():
+    with hooked_sites(model, {place: store_leaf(stored, place) for place in places}), torch.enable_grad():
         log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
     # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
     total = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).sum()

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.core import interval_text
+from bayesgeom.core.text import interval_text
 from bayesgeom.report import BASELINE, EXACT, INTERVAL, MEASURED, PAPER, label_axes
 from bayesgeom.report.theme import categories, escaped, wrapped
 

@@ -10,7 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Bool, Float, Int, Real
 
-from bayesgeom.core import interval_text, number_text
+from bayesgeom.core import number_text
+from bayesgeom.core.text import interval_text
 from bayesgeom.report import BASELINE, EXACT, INTERVAL, MEASURED, Estimate, Panel, label_axes, log_axes, rgb
 from bayesgeom.report.theme import escaped, wrapped
 

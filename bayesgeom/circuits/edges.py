@@ -47,8 +47,8 @@ from bayesgeom.core import (
     Z,
     checked,
     phase,
-    suggested,
 )
+from bayesgeom.core.errors import suggestion
 from bayesgeom.models.base import BaselinePass, Model, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay, mlp_reads
 from bayesgeom.models.replay.transformer import Replay
@@ -316,5 +316,5 @@ def _chosen(what: str, labels: Sequence[str] | None, named: Mapping[str, list[Ow
         raise InvalidArgument(f"{what}s is empty: name at least one, such as {known[0]!r}, or omit it for all.")
     for label in (name for name in labels or () if name not in named):
         few = f"{', '.join(known[:3])} … {known[-1]}"
-        raise UnknownName(f"there is no {what} named {label!r}. There are: {few}.{suggested(label, known)}")
+        raise UnknownName(f"there is no {what} named {label!r}. There are: {few}.{suggestion(label, known)}")
     return list(dict.fromkeys(part for label in (known if labels is None else labels) for part in named[label]))

@@ -32,13 +32,11 @@ from bayesgeom.core import (
     Trials,
     Z,
     checked,
-    decoded_text,
-    encoded_text,
-    opened,
     phase,
-    shown,
-    site_of,
 )
+from bayesgeom.core.errors import quoted
+from bayesgeom.core.run import site_of
+from bayesgeom.core.tokenizer import decoded_text, encoded_text, prompt_ids
 from bayesgeom.models.base import STAGES, Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
 from bayesgeom.models.replay.transformer import Replay
@@ -118,7 +116,7 @@ class PatchReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
-        from bayesgeom.core import percent_text
+        from bayesgeom.core.text import percent_text
 
         columns = [f"{position} {token}" for position, token in enumerate(self.tokens, start=1)]
         rows, unit = range(len(self.recovered.value)), "share recovered"
@@ -291,10 +289,10 @@ def _ids(model: Model, given: Any, name: str) -> list[list[int]]:
             raise InvalidArgument(
                 f"{model.spec.name} has no tokenizer for texts: pass as_model(model, tokenizer=…), or token ids."
             )
-        return [list(ids) for ids in opened(model.tokenizer, texts)]
+        return [list(ids) for ids in prompt_ids(model.tokenizer, texts)]
     are_ids = all(row and all(type(i) is int and i.bit_length() < 64 for i in row) for row in rows)  # no truth values
     if len(rows) < len(listed) or not rows or not are_ids:
-        raise InvalidArgument(f"{name} must be a text, token ids, a list of either, or Trials; got {shown(given)}.")
+        raise InvalidArgument(f"{name} must be a text, token ids, a list of either, or Trials; got {quoted(given)}.")
     return rows
 
 
@@ -306,8 +304,8 @@ def _check_lengths(model: Model, clean: list[list[int]], corrupted: list[list[in
         if len(row) != len(other):
             texts = [" ".join(_label(model, i) for i in ids) for ids in (row, other)]
             raise InvalidArgument(
-                f"pair {at}: clean has {len(row)} tokens ({shown(texts[0])}), corrupted {len(other)} "
-                f"({shown(texts[1])}). Change words for others with as many tokens."
+                f"pair {at}: clean has {len(row)} tokens ({quoted(texts[0])}), corrupted {len(other)} "
+                f"({quoted(texts[1])}). Change words for others with as many tokens."
             )
         if len(row) != len(clean[0]):
             raise InvalidArgument(
@@ -331,11 +329,11 @@ def _answer_ids(model: Model, answers: Any, n: int) -> list[tuple[int, int]]:
     listed = listed if isinstance(listed, list | tuple) else []
     if len(listed) != n or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in listed):
         raise InvalidArgument(
-            f"answers must be (right, wrong), or a list of {n} of these, one for each pair; got {shown(answers)}."
+            f"answers must be (right, wrong), or a list of {n} of these, one for each pair; got {quoted(answers)}."
         )
     ids = [(_answer_id(model, right), _answer_id(model, wrong)) for right, wrong in listed]
     if same := [listed[at] for at, (right, wrong) in enumerate(ids) if right == wrong]:
-        raise InvalidArgument(f"answers {shown(same[0])} are the same token: name two different ones.")
+        raise InvalidArgument(f"answers {quoted(same[0])} are the same token: name two different ones.")
     return ids
 
 
@@ -348,7 +346,7 @@ def _answer_id(model: Model, answer: object) -> int:
             )
         return answer
     if not isinstance(answer, str) or model.tokenizer is None:
-        raise InvalidArgument(f"{model.spec.name} has no tokenizer: name answers by their ids, not {shown(answer)}.")
+        raise InvalidArgument(f"{model.spec.name} has no tokenizer: name answers by their ids, not {quoted(answer)}.")
     spellings = [encoded_text(model.tokenizer, text) for text in (f" {answer.lstrip()}", answer)]
     whole = [ids[0] for ids in spellings if len(ids) == 1]
     if not whole:

@@ -9,7 +9,8 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from bayesgeom.core import ATTN_OUT, MLP_OUT, RESID_POST, RESID_PRE, Site, SiteLayer, Z
+from bayesgeom.core import ATTN_OUT, MLP_OUT, RESID_POST, RESID_PRE, Site, Z
+from bayesgeom.core.torch_state import SiteLayer
 from bayesgeom.models.base import Model
 from bayesgeom.models.unembedding import FrozenNorm
 

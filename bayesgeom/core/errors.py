@@ -29,7 +29,7 @@ _LONGEST = 60  # characters of a value in a message
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Return a value for a message: short, on one line; for objects of other libraries only their class."""
     if not isinstance(value, (str, int, float, complex, bytes, list, tuple, dict, set, Path, type(None))):
         return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
@@ -58,11 +58,11 @@ def _escaped(found: "re.Match[str]") -> str:
     return found[0].encode("unicode_escape").decode()
 
 
-def is_whole(text: str) -> bool:
+def is_whole_number(text: str) -> bool:
     """Return whether text is a whole number of at most 18 digits: int() refuses thousands of digits.
 
     Example:
-        >>> is_whole("12"), is_whole("-1"), is_whole("9" * 5000)
+        >>> is_whole_number("12"), is_whole_number("-1"), is_whole_number("9" * 5000)
         (True, False, False)
     """
     return text.isdecimal() and len(text) <= 18
@@ -155,7 +155,7 @@ class ServerFault(BayesGeomError, ConnectionError):
 
 
 @contextlib.contextmanager
-def optional(name: str, what: str) -> Iterator[None]:
+def optional_package(name: str, what: str) -> Iterator[None]:
     """Around the import of optional packages: if one is missing, say how to install it.
 
     Args:
@@ -166,7 +166,7 @@ def optional(name: str, what: str) -> Iterator[None]:
         InvalidArgument: One of them is not installed.
 
     Example:
-        >>> with optional("xarray", "to_xarray()"):
+        >>> with optional_package("xarray", "to_xarray()"):
         ...     import no_such_package
         Traceback (most recent call last):
         bayesgeom.core.errors.InvalidArgument: to_xarray() needs no_such_package: pip install '.[xarray]' in the clone.
@@ -180,7 +180,7 @@ def optional(name: str, what: str) -> Iterator[None]:
 def unknown_name(kind: str, requested: str, known: Collection[str]) -> UnknownName:
     """Return the error for a name that does not exist. It lists the known names and suggests a similar one."""
     return UnknownName(
-        f"there is no {kind} named {requested!r}. There are: {_all(known)}.{suggested(requested, known)}"
+        f"there is no {kind} named {requested!r}. There are: {_all(known)}.{suggestion(requested, known)}"
     )
 
 
@@ -192,14 +192,14 @@ def check_known(of: str, given: Iterable[str], known: Collection[str]) -> None:
     """
     for name in given:
         if name not in known:
-            raise InvalidArgument(f"{of} has no parameter {name!r}. It has: {_all(known)}.{suggested(name, known)}")
+            raise InvalidArgument(f"{of} has no parameter {name!r}. It has: {_all(known)}.{suggestion(name, known)}")
 
 
-def suggested(requested: str, known: Collection[str]) -> str:
+def suggestion(requested: str, known: Collection[str]) -> str:
     """Return a sentence with the known name that is most similar to an unknown one, after a space; "" if none is.
 
     Example:
-        >>> suggested("calibraton", ["calibration", "key_overlap"])
+        >>> suggestion("calibraton", ["calibration", "key_overlap"])
         " Perhaps you meant 'calibration'."
     """
     names = {name.lower(): name for name in known}
@@ -278,9 +278,9 @@ def check_argument(name: str, value: object, hint: Any) -> None:
     """
     if fits(value, hint):
         return
-    is_path = isinstance(value, str | Path) and "a path" in described(hint)
+    is_path = isinstance(value, str | Path) and "a path" in allowed_values(hint)
     raise InvalidArgument(
-        f"{name} must be {'a path that the system can take' if is_path else described(hint)}, got {shown(value)}."
+        f"{name} must be {'a path that the system can take' if is_path else allowed_values(hint)}, got {quoted(value)}."
     )
 
 
@@ -406,7 +406,7 @@ def fits(value: Any, hint: Any, *, with_nan: bool = False) -> bool:
     return _fits_class(value, origin or hint)
 
 
-def described(hint: Any) -> str:
+def allowed_values(hint: Any) -> str:
     """Return the values that an annotation allows, in words: "an integer or None"."""
     return " or ".join(dict.fromkeys(_words(hint, place=0)))
 

@@ -87,7 +87,7 @@ def read_json(path: Path, *, is_ours: bool = False) -> Any:
                 f"{path} has {size / GIGABYTE:.3g} GB; JSON is read up to {JSON_BYTES / GIGABYTE:.3g} GB. Restore it "
                 f"from a copy."
             )
-        stored = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once if is_ours else None)
+        stored = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys if is_ours else None)
     except RecursionError as error:
         raise _too_deep(path) from error
     except (OSError, ValueError) as error:  # ValueError: invalid JSON or UTF-8, or more than 4,300 digits
@@ -102,7 +102,7 @@ def read_json(path: Path, *, is_ours: bool = False) -> Any:
     return stored
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON. Readers differ in which value of a name that occurs twice they take.
 
     Raises:
@@ -131,7 +131,7 @@ def _levels_exceed(stored: Any, allowed: int) -> bool:
     return True
 
 
-def encoded(value: Any) -> Any:
+def encoded_json(value: Any) -> Any:
     """Return a value as strict JSON, with NaN and infinities as {"float": "nan"}.
 
     Raises:
@@ -141,26 +141,26 @@ def encoded(value: Any) -> Any:
         case float() if not math.isfinite(value):
             return {"float": str(value)}
         case np.floating() | np.integer() | np.bool_():
-            return encoded(value.item())
+            return encoded_json(value.item())
         case Mapping():
-            return {str(key): encoded(item) for key, item in value.items()}
+            return {str(key): encoded_json(item) for key, item in value.items()}
         case str() | int() | float() | bool() | None:
             return value
         case Sequence():
-            return [encoded(item) for item in value]
+            return [encoded_json(item) for item in value]
         case _:
             raise InvalidArgument(f"a report field cannot hold a {type(value).__name__}: use numbers, text, arrays.")
 
 
-def decoded(value: Any) -> Any:
+def decoded_json(value: Any) -> Any:
     """Return the inverse of `encoded`; lists become tuples, as in reports."""
     match value:
         case {"float": str(text)} if text in ("nan", "inf", "-inf"):
             return float(text)
         case dict():
-            return {key: decoded(item) for key, item in value.items()}
+            return {key: decoded_json(item) for key, item in value.items()}
         case list():
-            return tuple(decoded(item) for item in value)
+            return tuple(decoded_json(item) for item in value)
         case _:
             return value
 
@@ -239,7 +239,7 @@ def check_directory(path: Path) -> None:
         if Path.cwd().is_relative_to(os.path.realpath(target)):
             raise OutputFault(f"{path} is the working directory, which cannot be replaced; name a directory inside it.")
     _make_parent(target)
-    put_back(path)
+    restore_directory(path)
     tried = _new_directory(target)
     try:
         tried.rmdir()
@@ -247,7 +247,7 @@ def check_directory(path: Path) -> None:
         raise _unwritable(target.parent, error) from error
 
 
-def put_back(path: Path) -> None:
+def restore_directory(path: Path) -> None:
     """Restore a directory that a killed process had moved away in order to replace it.
 
     Do nothing if `path` is a file or a directory that is not empty.
@@ -260,11 +260,11 @@ def put_back(path: Path) -> None:
             os.replace(max(former, key=lambda entry: entry.stat().st_ctime), target)
 
 
-def put_all_back(folder: Path) -> None:
+def restore_directories(folder: Path) -> None:
     """Apply `put_back` to every directory in a folder that a killed process had moved away."""
     with contextlib.suppress(OSError):  # whoever lists the folder reports the error
         for name in {name for name, _ in _former_directories(folder)}:
-            put_back(folder / name)
+            restore_directory(folder / name)
 
 
 def _former_directories(folder: Path) -> list[tuple[str, Path]]:
@@ -393,7 +393,7 @@ def _reason(error: BaseException) -> str:
     return " ".join((matched[1] if matched else str(error)).split()).rstrip(".")
 
 
-def apart(there: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
+def differences(there: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
     """Return the differences between stored and requested fields as text; empty if there are none.
 
     Args:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
-from bayesgeom.core.errors import InvalidArgument, shown, unknown_name
+from bayesgeom.core.errors import InvalidArgument, quoted, unknown_name
 
 T = TypeVar("T")
 
@@ -68,13 +68,15 @@ def discover(package: str, base: type[T], *, group: str | None = None) -> dict[s
     Raises:
         InvalidArgument: Two classes in the folder have the same name.
     """
-    kinds, broken = discovered(package, base, group=group)
+    kinds, broken = plugins_and_faults(package, base, group=group)
     for reason in broken.values():
         warnings.warn(reason, stacklevel=2)
     return kinds
 
 
-def discovered(package: str, base: type[T], *, group: str | None = None) -> tuple[dict[str, type[T]], dict[str, str]]:
+def plugins_and_faults(
+    package: str, base: type[T], *, group: str | None = None
+) -> tuple[dict[str, type[T]], dict[str, str]]:
     """Return the result of `discover`, and why entry points cannot be used, by their name, without warnings.
 
     Raises:
@@ -98,7 +100,7 @@ def discovered(package: str, base: type[T], *, group: str | None = None) -> tupl
     return dict(sorted(kinds.items())), broken
 
 
-def values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]:
+def plugin_values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[str, T]:
     """Return the objects of a class that other packages provide as entry points; skip unusable ones with a warning.
 
     Args:
@@ -136,7 +138,7 @@ def declared(folder: str) -> list[str]:
     return sorted({each for text in texts for each in name.findall(text)})
 
 
-def find(package: str, base: type[T], name: str, *, group: str | None = None) -> type[T]:
+def find_plugin(package: str, base: type[T], name: str, *, group: str | None = None) -> type[T]:
     """Return the subclass of `base` with this name.
 
     Raises:
@@ -197,7 +199,7 @@ def _entry_points(group: str, _places: tuple[tuple[str, int], ...]) -> EntryPoin
             name = package.name
             readable += package.entry_points.select(group=group)
         if reading.fault:
-            warnings.warn(f"the plug-ins of package {shown(name)} cannot be read: {reading.fault}.", stacklevel=4)
+            warnings.warn(f"the plug-ins of package {quoted(name)} cannot be read: {reading.fault}.", stacklevel=4)
     return EntryPoints(readable)
 
 

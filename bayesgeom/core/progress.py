@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import is_temporary
-from bayesgeom.core.text import counted, shortened
+from bayesgeom.core.text import count_text, shortened
 
 _SECOND = 1.0  # until the line of elapsed time appears, and between its updates
 _NAME = 32  # letters before a bar: it fits 80 columns with its numbers
@@ -54,7 +54,7 @@ def phase(
         ...         _ = shown.update(1)
     """
     if not (is_quiet or _open):
-        size = "" if total is None else f" ({counted(total - done, unit)})"
+        size = "" if total is None else f" ({count_text(total - done, unit)})"
         for tell in _listening:
             tell(f"{what}{size}")
     with _bar(what, total, unit, done=done, leave=leave, is_hidden=is_quiet) as shown:

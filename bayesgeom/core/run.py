@@ -340,7 +340,7 @@ def concatenate(parts: list[Trials]) -> Trials:
     )
 
 
-def renamed(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
+def with_renamed_answers(trials: Trials, names: Int64[Tensor, "batch answer"]) -> Trials:
     """Return the sequences with answers renamed consistently: answer a of sequence b becomes answer `names[b, a]`.
 
     The exact posterior is renamed, too.
@@ -533,12 +533,12 @@ class ModelSpec:
         return {name: value for name, value in asdict(self).items() if name not in _OMITTED or value}
 
 
-def untrained(seed: int) -> str:
+def untrained_hash(seed: int) -> str:
     """Return the text that replaces the hash of an untrained network, whose weights follow from its seed."""
     return f"{_UNTRAINED}{seed}"
 
 
-def seed_of(spec: ModelSpec) -> int:
+def untrained_seed(spec: ModelSpec) -> int:
     """Return the seed of an untrained network."""
     return int(spec.weights_hash.removeprefix(_UNTRAINED))
 

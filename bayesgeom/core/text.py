@@ -105,11 +105,11 @@ def interval_text(low: SupportsFloat, high: SupportsFloat) -> str:
     return " … ".join(number_text(end) for end in (low, high))
 
 
-def counted(count: int, noun: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """Return a count with its noun.
 
     Example:
-        >>> counted(1, "training"), counted(1000, "seed")
+        >>> count_text(1, "training"), count_text(1000, "seed")
         ('1 training', '1,000 seeds')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
@@ -127,7 +127,7 @@ def text_width() -> int:
     return shutil.get_terminal_size((WIDTH, 24)).columns or WIDTH
 
 
-def fitted(rows: Sequence[Sequence[str]], *, width: int | None = None) -> list[str]:
+def aligned_table(rows: Sequence[Sequence[str]], *, width: int | None = None) -> list[str]:
     r"""Return rows as aligned lines of at most `width` columns; no text is omitted.
 
     In a table that is too wide, headers wrap, then long cells. If that is not enough, further columns follow in blocks
@@ -138,7 +138,7 @@ def fitted(rows: Sequence[Sequence[str]], *, width: int | None = None) -> list[s
         width: Total number of columns. Default: those of the terminal, or 100.
 
     Example:
-        >>> print(*fitted([("head", "mean KL", "verdict"), ("L0H1", "0.25", "causal")], width=19), sep="\n")
+        >>> print(*aligned_table([("head", "mean KL", "verdict"), ("L0H1", "0.25", "causal")], width=19), sep="\n")
         head  mean  verdict
               KL
         L0H1  0.25  causal

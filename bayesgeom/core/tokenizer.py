@@ -8,7 +8,7 @@ of transformers.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from bayesgeom.core.errors import InvalidArgument, TaskMismatch, shown
+from bayesgeom.core.errors import InvalidArgument, TaskMismatch, quoted
 from bayesgeom.core.plugins import Contained
 
 
@@ -20,7 +20,7 @@ def _rendered(render: Callable[[str], object], message: str) -> tuple[str, str]:
     if rendering.fault:
         return "", rendering.fault.rstrip(".")
     if not isinstance(text, str):
-        return "", f"it makes {shown(text)}, which is no text"
+        return "", f"it makes {quoted(text)}, which is no text"
     if " ".join(message.split()) not in " ".join(text.split()):
         return text, "it leaves the user's message out"
     if any("\ud800" <= character <= "\udfff" for character in text):
@@ -62,7 +62,7 @@ def encoded_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = 
     """
     with Contained() as encoding:
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
-    raise InvalidArgument(f"this tokenizer cannot encode {shown(text)} ({encoding.fault}): restore its files.")
+    raise InvalidArgument(f"this tokenizer cannot encode {quoted(text)} ({encoding.fault}): restore its files.")
 
 
 def decoded_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
@@ -74,7 +74,7 @@ def decoded_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     with Contained() as decoding:
         text = tokenizer.decode(list(ids))
         return text if isinstance(text, str) else "".join(text)
-    raise InvalidArgument(f"this tokenizer cannot decode {shown(list(ids))} ({decoding.fault}): restore its files.")
+    raise InvalidArgument(f"this tokenizer cannot decode {quoted(list(ids))} ({decoding.fault}): restore its files.")
 
 
 def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
@@ -125,7 +125,7 @@ def punctuation_id(tokenizer: Tokenizer, text: str, *, after: str) -> int:
     raise InvalidArgument(f"{text!r} is not a single token for this tokenizer; choose another mark.")
 
 
-def opening(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+def prefix_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """Return the ids that this tokenizer puts before a text: a beginning-of-sequence token, or nothing."""
     plain, special = (encoded_text(tokenizer, text, add_special_tokens=with_special) for with_special in (False, True))
     for start in range(len(special) - len(plain) + 1):
@@ -136,12 +136,12 @@ def opening(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     )
 
 
-def opened(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
+def prompt_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Return the ids of each text after what this tokenizer puts before a text, unless the text begins with it.
 
     `<s>` at the start of a text is a beginning-of-sequence token for many tokenizers: there is no second one.
     """
-    prefix = opening(tokenizer, max(texts, key=len))  # a text that is "<s>" alone does not tell
+    prefix = prefix_ids(tokenizer, max(texts, key=len))  # a text that is "<s>" alone does not tell
     ids = (tuple(encoded_text(tokenizer, text)) for text in texts)
     return [text_ids if prefix and text_ids[: len(prefix)] == prefix else (*prefix, *text_ids) for text_ids in ids]
 
@@ -204,7 +204,7 @@ def check_distinct(texts: Sequence[str], ids: Sequence[tuple[int, ...]]) -> None
     )
 
 
-def labeled(names: Mapping[int, str], n_ids: int) -> list[str]:
+def token_names(names: Mapping[int, str], n_ids: int) -> list[str]:
     """Return a label for every id: its name, or its number."""
     return [names.get(i, f"#{i}") for i in range(n_ids)]
 

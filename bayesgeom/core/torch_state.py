@@ -58,7 +58,7 @@ def lock_of(module: nn.Module) -> Any:
         return _LOCKS.setdefault(module, threading.RLock())
 
 
-def alone(path: str = "module") -> Callable[[Callable[P, R]], Callable[P, R]]:
+def holding_lock(path: str = "module") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a method so that it holds the lock of a module while it runs.
 
     Args:
@@ -102,7 +102,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def limited(threads: int) -> Iterator[None]:
+def limited_threads(threads: int) -> Iterator[None]:
     """Set the number of threads of torch and of numpy's libraries inside the block; restore it afterwards."""
     from threadpoolctl import threadpool_limits
 
@@ -140,7 +140,7 @@ def side_by_side(works: Sequence[Callable[[], R]], meanwhile: Iterable[object] =
         with torch.set_grad_enabled(is_differentiated):  # a new thread would start with True
             return work()
 
-    with _SIDE_BY_SIDE, limited(1):  # blocks that overlap would restore each other's number
+    with _SIDE_BY_SIDE, limited_threads(1):  # blocks that overlap would restore each other's number
         if n_threads < 2 or not works:
             yield from ((place, work()) for place, work in enumerate(works))
             return
@@ -354,7 +354,7 @@ def site_hook(place: SiteLayer, part: nn.Module, change: Change) -> Hook:
     return Hook(part=part, call=call, label=f"site {site.name!r} of layer {layer}")
 
 
-def keeping(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
+def store_activation(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
     """Return a function for `site_hook` that stores the activation under its site and layer."""
 
     def keep(output: Tensor) -> None:
@@ -363,7 +363,7 @@ def keeping(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
     return keep
 
 
-def keeping_leaf(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
+def store_leaf(stored: dict[SiteLayer, Tensor], place: SiteLayer) -> Change:
     """Return what `keeping` returns, for gradients with respect to the activation, also where no weight has one."""
 
     def keep(output: Tensor) -> Tensor | None:

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Shaped
 
-from bayesgeom.core import BayesGeomError, Contained, InvalidArgument, Run, phase, side_by_side
+from bayesgeom.core import BayesGeomError, InvalidArgument, Run, phase
+from bayesgeom.core.plugins import Contained
+from bayesgeom.core.torch_state import side_by_side
 from bayesgeom.diagnosis.plan import Plan
 from bayesgeom.measurements.base import Subject
 from bayesgeom.models.base import LARGE, return_freed_memory

@@ -12,7 +12,8 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core import N_RECORDED, Ask, Behavior, Run, Site, Trials, concatenate, lock_of, phase
+from bayesgeom.core import N_RECORDED, Ask, Behavior, Run, Site, Trials, concatenate, phase
+from bayesgeom.core.torch_state import lock_of
 from bayesgeom.diagnosis.plan import Plan, sites_read
 from bayesgeom.measurements.base import Measurement
 from bayesgeom.measurements.running import further_runs

@@ -4,17 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from bayesgeom.core import (
-    Contained,
-    InvalidArgument,
-    MissingSite,
-    Site,
-    TaskMismatch,
-    Trials,
-    discovered,
-    is_foreign,
-    unknown_name,
-)
+from bayesgeom.core import InvalidArgument, MissingSite, Site, TaskMismatch, Trials, unknown_name
+from bayesgeom.core.plugins import Contained, is_foreign, plugins_and_faults
 from bayesgeom.measurements.base import Measurement, Needs, Probe
 from bayesgeom.measurements.functions import Function, function_name, tried
 from bayesgeom.models.base import Model, bytes_per_sequence
@@ -47,7 +38,7 @@ def broken_probes() -> dict[str, str]:
 
 def _discovered() -> tuple[dict[str, AnyMeasurement], dict[str, str]]:
     # mypy forbids an abstract class as a value, but discovery needs one.
-    kinds, unusable = discovered("bayesgeom.measurements", Measurement, group="bayesgeom.probes")  # type: ignore[type-abstract]
+    kinds, unusable = plugins_and_faults("bayesgeom.measurements", Measurement, group="bayesgeom.probes")  # type: ignore[type-abstract]
     usable = dict[str, AnyMeasurement]()
     broken = {name if name not in kinds else f"{name} (plug-in)": reason for name, reason in unusable.items()}
     for name, kind in kinds.items():

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core import ModelSpec, Reason, Verdict, counted, fitted, number_text
+from bayesgeom.core import ModelSpec, Reason, Verdict, number_text
+from bayesgeom.core.text import aligned_table, count_text
 from bayesgeom.measurements.inside import InsideReport, inside_report
 from bayesgeom.report import (
     R2,
@@ -124,7 +125,7 @@ class DynamicsReport(Report):
         if len(self.runs) == 1:
             label = "KL at the last snapshot"
             return (headline_of(self, "kl_bits", at=(0, last), label=label), *self._lowest(last))
-        label = f"KL at the end, mean of {counted(len(self.runs), 'training')}"
+        label = f"KL at the end, mean of {count_text(len(self.runs), 'training')}"
         return (headline_of(self, "kl_bits_mean", at=(last,), label=label), *self._lowest(last))
 
     def answer(self) -> Opening:
@@ -148,7 +149,7 @@ class DynamicsReport(Report):
         is an identity, whatever the training: it has no verdict of its own.
         """
         found, n_runs = list[Headline](), len(self.runs)
-        of = f", lowest of {counted(n_runs, 'training')}" if n_runs > 1 else ""
+        of = f", lowest of {count_text(n_runs, 'training')}" if n_runs > 1 else ""
         for metric, layer, label in _FORMED:
             trainings = self.estimate(metric)[(slice(None), last, *layer)]
             if np.isfinite(trainings.value).any():
@@ -422,7 +423,7 @@ def steps_panel(
 def step_table(steps: Sequence[str], columns: Mapping[str, Float[np.ndarray, " step"]]) -> list[str]:
     """Return the lines of a table with a row per snapshot."""
     rows = [(step, *(number_text(column[at]) for column in columns.values())) for at, step in enumerate(steps)]
-    return fitted([("step", *columns), *rows])
+    return aligned_table([("step", *columns), *rows])
 
 
 def over_trainings(value: Any, ends: tuple[Any, Any], *, n: int, baselines: Sequence[Baseline] = ()) -> Estimate:

@@ -9,18 +9,10 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.core import (
-    InvalidArgument,
-    MissingSite,
-    Run,
-    TaskMismatch,
-    checked,
-    phase,
-    progress_in,
-    read_parcel,
-    with_torch_defaults,
-    write_parcel,
-)
+from bayesgeom.core import InvalidArgument, MissingSite, Run, TaskMismatch, checked, phase
+from bayesgeom.core.parcels import read_parcel, write_parcel
+from bayesgeom.core.progress import progress_in
+from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.diagnosis.plan import Named, check_probes, listed
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.measure import Bench, measured

@@ -8,7 +8,9 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.core import InvalidArgument, UnknownName, counted, suggested
+from bayesgeom.core import InvalidArgument, UnknownName
+from bayesgeom.core.errors import suggestion
+from bayesgeom.core.text import count_text
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, Named, checkpoints, read_description
@@ -103,7 +105,7 @@ def _place(source: object) -> Path:
     if not path.is_dir():
         raise UnknownName(
             f"there is no training named {name!r}. Packed trainings: {', '.join(formations()) or '(none)'}."
-            f"{suggested(name, named)} For a run, pass its directory."
+            f"{suggestion(name, named)} For a run, pass its directory."
         )
     return path
 
@@ -130,7 +132,7 @@ def _of_snapshots(
     name, steps = name or str(last.recipe.get("name", last.paths[0].name)), tuple(own.steps[0] for own in each)
     if len(each) < 2:
         raise InvalidArgument(
-            f"{folder or name} has {counted(len(each), 'snapshot')}; at least 2 are needed to show a training."
+            f"{folder or name} has {count_text(len(each), 'snapshot')}; at least 2 are needed to show a training."
         )
     for own in each:
         _check_alike(first, own, "snapshots")

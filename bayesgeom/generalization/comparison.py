@@ -13,19 +13,10 @@ from typing import Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
-from bayesgeom.core import (
-    RESID_POST,
-    InvalidArgument,
-    Reason,
-    Verdict,
-    checked,
-    fitted,
-    interval_text,
-    is_file,
-    number_text,
-    phase,
-    shown,
-)
+from bayesgeom.core import RESID_POST, InvalidArgument, Reason, Verdict, checked, number_text, phase
+from bayesgeom.core.errors import quoted
+from bayesgeom.core.files import is_file
+from bayesgeom.core.text import aligned_table, interval_text
 from bayesgeom.diagnosis.plan import Named, check_probes, check_untrained
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.generalization.similarity import FEWEST, layers_alike
@@ -172,7 +163,7 @@ class CompareReport(Report):
                 kind = ", ".join(filter(None, (kind, self.kernel_code(pair).label)))
                 number = number_text(float(self.difference.value[row, pair]))
                 differences.append((label, name, number, ends, kind, self.verdict(row, pair)))
-        return "\n".join([*fitted([("value", *self.models), *values]), "", *fitted(differences)])
+        return "\n".join([*aligned_table([("value", *self.models), *values]), "", *aligned_table(differences)])
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
@@ -312,7 +303,7 @@ def _subjects(given: object, task: TaskLike | None) -> list[Model | Diagnosis]:
     listed: Sequence[Any] = given if isinstance(given, Sequence) else ()
     if not is_list or any(name in ("mlp-prefix", *architectures()) for name in listed if isinstance(name, str)):
         raise InvalidArgument(
-            f"compare takes a list of two or more models or diagnoses, got {shown(given)}. Architectures are compared "
+            f"compare takes a list of two or more models or diagnoses, got {quoted(given)}. Architectures are compared "
             f"by training in the study: `python -m examples.replication compare` in a clone of the repository."
         )
     check_names(task, listed)
@@ -455,7 +446,7 @@ def _sequences(sources: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
 def _check_equal(name: str, values: Sequence[object], *, advice: str) -> None:
     for at, value in enumerate(values):
         if value != values[0]:
-            a, b = (shown(side) if isinstance(side, list | dict) else side for side in (values[0], value))
+            a, b = (quoted(side) if isinstance(side, list | dict) else side for side in (values[0], value))
             raise InvalidArgument(f"they differ in {name}: A has {a}, {_letter(at)} has {b}. {advice}")
 
 

@@ -10,7 +10,8 @@ from typing import final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bayesgeom.core import Reason, Run, even_slices
+from bayesgeom.core import Reason, Run
+from bayesgeom.core.batching import even_slices
 from bayesgeom.core.observers import STARTS
 from bayesgeom.report import Baseline, Estimate, mean_estimate, with_interval
 from bayesgeom.stats import (

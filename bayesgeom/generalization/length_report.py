@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core import Verdict, fitted, number_text
+from bayesgeom.core import Verdict, number_text
+from bayesgeom.core.text import aligned_table
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
 from bayesgeom.report import (
     Baseline,
@@ -221,7 +222,7 @@ class LengthReport(Report):
         for index, (first, last) in enumerate(self.unreached_rows.tolist()):
             untrained = f"{first}–{last}" if first > 0 else "none"
             windows.append((self.models[index], self.equivalent_window_symbols[index].text(), untrained))
-        return "\n".join([*fitted(rows), "", *fitted(means), "", *fitted(windows)])
+        return "\n".join([*aligned_table(rows), "", *aligned_table(means), "", *aligned_table(windows)])
 
     @property
     def _short_names(self) -> list[str]:

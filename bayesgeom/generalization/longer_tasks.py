@@ -6,7 +6,8 @@ from typing import Any, final
 
 import torch
 
-from bayesgeom.core import InvalidArgument, ModelSpec, TaskMismatch, integer_of
+from bayesgeom.core import InvalidArgument, ModelSpec, TaskMismatch
+from bayesgeom.core.errors import integer_of
 from bayesgeom.generalization.curves import N_TREND
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model

@@ -18,13 +18,13 @@ from bayesgeom.core import (
     TaskMismatch,
     Trials,
     Verdict,
-    check_fields,
     checked,
-    fitted,
     number_text,
     phase,
 )
+from bayesgeom.core.errors import check_fields
 from bayesgeom.core.observers import STARTS
+from bayesgeom.core.text import aligned_table
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
 from bayesgeom.models.base import Model, provenance
@@ -162,7 +162,7 @@ class SweepReport(Report):
         """Return one row per value, then the reasons why the model could not be run."""
         rows = [(self.vary, *_HEADER), *(self._row(index) for index in range(len(self.values)))]
         notes = [f"{self.vary}={v}: {note}" for v, note in zip(self.values, self.notes, strict=True) if note]
-        return "\n".join([*fitted(rows), *([""] if notes else []), *notes])
+        return "\n".join([*aligned_table(rows), *([""] if notes else []), *notes])
 
     def _row(self, index: int) -> tuple[str, ...]:
         trained = " (trained)" if self.values[index] == self.trained_value else ""

@@ -16,17 +16,9 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesgeom.core import (
-    PROCESS_STATE,
-    BayesGeomError,
-    Hook,
-    InvalidArgument,
-    Trials,
-    at_scored,
-    default_dtype,
-    hooked,
-)
+from bayesgeom.core import BayesGeomError, InvalidArgument, Trials, at_scored
 from bayesgeom.core import run as s
+from bayesgeom.core.torch_state import PROCESS_STATE, Hook, default_dtype, hooked
 from bayesgeom.gradients.attention_laws import (
     advantage,
     agreement,

@@ -11,7 +11,8 @@ from einops import reduce
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import Reason, Verdict, fitted, number_text
+from bayesgeom.core import Reason, Verdict, number_text
+from bayesgeom.core.text import aligned_table
 from bayesgeom.dynamics.report import NEARBY, stable, step_table, steps_panel, times_later
 from bayesgeom.gradients.capture import (
     BIN_EDGES,
@@ -157,7 +158,7 @@ class GradientReport(Report):
                 f"{number_text(a)} ({number_text(b)})" for a, b in zip(measured[layer], other[layer], strict=True)
             )
             rows.append((str(layer), heads, *(number_text(norm.value[layer].mean()) for norm in norms)))
-        return "\n".join([f"relative error against autograd: {', '.join(worst)}", "", *fitted(rows)])
+        return "\n".join([f"relative error against autograd: {', '.join(worst)}", "", *aligned_table(rows)])
 
 
 def gradient_report(

@@ -17,9 +17,8 @@ from bayesgeom.core import (
     checked,
     concatenate,
     phase,
-    with_gradients,
-    with_torch_defaults,
 )
+from bayesgeom.core.torch_state import with_gradients, with_torch_defaults
 from bayesgeom.dynamics.trainings import Source, run_of
 from bayesgeom.gradients.capture import (
     PER_SEQUENCE,

@@ -9,17 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import (
-    SUBSPACE_KINDS,
-    Edit,
-    InSubspace,
-    InvalidArgument,
-    Replace,
-    Site,
-    SubspaceKind,
-    Trials,
-    check_types,
-)
+from bayesgeom.core import Edit, InSubspace, InvalidArgument, Replace, Site, SubspaceKind, Trials, check_types
+from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.report import MOST
 from bayesgeom.stats import random_subspaces
 from bayesgeom.subspaces.base import Subspace

@@ -18,7 +18,8 @@ from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches, edited_logits, position_means
-from bayesgeom.core import RESID_POST, Edit, ModelSpec, NonFinite, Site, SiteLayer, Subtract, Trials, phase
+from bayesgeom.core import RESID_POST, Edit, ModelSpec, NonFinite, Site, Subtract, Trials, phase
+from bayesgeom.core.torch_state import SiteLayer
 from bayesgeom.interventions.design import Positions
 from bayesgeom.models.base import BaselinePass, Replayer, Variant
 from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core import SUBSPACE_KINDS, Edit, InvalidArgument, Reference, Site, V
+from bayesgeom.core import Edit, InvalidArgument, Reference, Site, V
+from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.interventions.design import RANDOM, Design
 from bayesgeom.interventions.engine import EditPlan, PairPass, Score, Totals, role_means, score_pairs
 from bayesgeom.interventions.intervention import Intervention, check_even, fitted_where_possible

@@ -16,19 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
-from bayesgeom.core import (
-    RESID_POST,
-    RESID_PRE,
-    Edit,
-    InvalidArgument,
-    Reference,
-    Site,
-    Trials,
-    alone,
-    checked,
-    concatenate,
-    with_gradients,
-)
+from bayesgeom.core import RESID_POST, RESID_PRE, Edit, InvalidArgument, Reference, Site, Trials, checked, concatenate
+from bayesgeom.core.torch_state import holding_lock, with_gradients
 from bayesgeom.interventions._evidence import Erasure, erasure
 from bayesgeom.interventions.design import ERASED, MATCHED_MOST, RANDOM_MOST
 from bayesgeom.interventions.engine import EditPlan, PairReference, Score, score_pairs
@@ -201,7 +190,7 @@ class Scrubber:
         """Label of the eraser in reports."""
         return f"{'LEACE' if self.oblique else 'covariance'} ({self.quantity.label})"
 
-    @alone("model.module")
+    @holding_lock("model.module")
     @torch.no_grad()
     def from_layer(self, trials: Trials, first: int, *, seed: int) -> Scrubbed:
         """Erase in every layer from `first` on.

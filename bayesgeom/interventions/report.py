@@ -19,7 +19,8 @@ from typing import Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core import Reason, Verdict, fitted, number_text, percent_text
+from bayesgeom.core import Reason, Verdict, number_text
+from bayesgeom.core.text import aligned_table, percent_text
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import Judgment, against_movement
 from bayesgeom.report import (
@@ -70,7 +71,7 @@ class EditReport(Report, ABC):
                 if any(_cell(column, at) != "–" for at in rows.values())
             }
             cells = [(name, *(_cell(column, at) for column in known.values())) for name, at in rows.items()]
-            lines += ["", *fitted([("", *known), *cells])]
+            lines += ["", *aligned_table([("", *known), *cells])]
         return "\n".join(lines)
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Unpack, overload
 
-from bayesgeom.core import InvalidArgument, checked, phase, with_gradients
+from bayesgeom.core import InvalidArgument, checked, phase
+from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.interventions.design import Design, DesignOptions
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention

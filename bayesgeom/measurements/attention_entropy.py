@@ -23,7 +23,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bayesgeom.core import PATTERN, Run, Trials, Verdict, counted
+from bayesgeom.core import PATTERN, Run, Trials, Verdict
+from bayesgeom.core.text import count_text
 from bayesgeom.measurements.base import (
     Control,
     Needs,
@@ -244,7 +245,7 @@ class AttentionEntropyReport(Report):
         first, last = float(bits_by_layer.value[0]), float(bits_by_layer.value[-1])
         word, layers = "narrows" if last < first else "widens", range(len(bits_by_layer.value))
         bits = Panel.blank(
-            f"Attention {word} from {brief(first)} to {brief(last)} bits over {counted(len(layers), 'layer')}"
+            f"Attention {word} from {brief(first)} to {brief(last)} bits over {count_text(len(layers), 'layer')}"
         )
         baselines = {each.name: each.value.mean(axis=1) for each in self.entropy_bits.baselines}
         add_estimate(bits.figure, layers, bits_by_layer, name="mean over heads", baselines=baselines)

@@ -36,18 +36,18 @@ from bayesgeom.core import (
     RESID_POST,
     RESID_PRE,
     Ask,
-    Contained,
     InvalidArgument,
     MissingSite,
     ModelSpec,
     NoCopy,
     Run,
     Trials,
-    check_differentiable,
     concatenate,
     phase,
-    suggested,
 )
+from bayesgeom.core.errors import suggestion
+from bayesgeom.core.plugins import Contained
+from bayesgeom.core.torch_state import check_differentiable
 from bayesgeom.measurements.base import Control, Further, Measurement, Subject, planted_run
 from bayesgeom.measurements.posterior_lens import stages_of
 from bayesgeom.measurements.running import AT_ONCE
@@ -493,7 +493,7 @@ class JacobianMap:
         }
         if not Path(name).is_file() and name not in published:
             raise InvalidArgument(
-                f"there is no file {name!r} and no published J-lens of this name.{suggested(name, published)} Pass a "
+                f"there is no file {name!r} and no published J-lens of this name.{suggestion(name, published)} Pass a "
                 f"name of transformer-lens's registry, such as gemma-2-2b, or a file that its JacobianLens.save wrote."
             )
         with Contained() as loading:

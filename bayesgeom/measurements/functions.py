@@ -19,7 +19,9 @@ import numpy as np
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from bayesgeom.core import Ask, Contained, InvalidArgument, MissingSite, Reason, Run, Site, UnknownName, shown
+from bayesgeom.core import Ask, InvalidArgument, MissingSite, Reason, Run, Site, UnknownName
+from bayesgeom.core.errors import quoted
+from bayesgeom.core.plugins import Contained
 from bayesgeom.measurements.base import Control, Needs, Probe, known
 from bayesgeom.models.base import LARGE, Model, recording_bytes
 from bayesgeom.report import (
@@ -326,7 +328,7 @@ def _called(function: Function, name: str, run: Run, *, is_trial: bool = False) 
 def _numbers(value: Any, what: str, key: Any) -> Float64[np.ndarray, "..."]:
     """Return one returned value as an array."""
     if not isinstance(key, str) or not (key.isprintable() and len(key) <= 60):
-        raise InvalidArgument(f"{what} the key {shown(key)}: names must be printable text of at most 60 letters.")
+        raise InvalidArgument(f"{what} the key {quoted(key)}: names must be printable text of at most 60 letters.")
     where = f" for {key!r}" if key else ""
     plain: Any = value.detach().cpu() if isinstance(value, Tensor) else value
     plain = plain.double() if isinstance(plain, Tensor) and not plain.is_complex() else plain
@@ -337,7 +339,7 @@ def _numbers(value: Any, what: str, key: Any) -> Float64[np.ndarray, "..."]:
     if array.dtype.kind not in "biuf":
         kind = "rows of several lengths" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
         is_text = isinstance(value, str | None)
-        raise InvalidArgument(f"{what} {shown(value) if is_text else kind}{where}. {_RETURNS}")
+        raise InvalidArgument(f"{what} {quoted(value) if is_text else kind}{where}. {_RETURNS}")
     if not array.size:
         raise InvalidArgument(f"{what} an array of shape {array.shape}{where}, which holds no number. {_RETURNS}")
     if np.isinf(array.astype(np.float64)).any():

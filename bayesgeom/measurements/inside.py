@@ -19,21 +19,9 @@ from torch import Tensor
 
 from bayesgeom.ablations import Ablation, Component, every_head
 from bayesgeom.ablations.engine import edited_logits, position_means, references
-from bayesgeom.core import (
-    LOGIT_LENS,
-    NO_LABEL,
-    PATTERN,
-    Ask,
-    InvalidArgument,
-    Mode,
-    Run,
-    Site,
-    Tokenizer,
-    Trials,
-    Z,
-    decoded_text,
-    optional,
-)
+from bayesgeom.core import LOGIT_LENS, NO_LABEL, PATTERN, Ask, InvalidArgument, Mode, Run, Site, Tokenizer, Trials, Z
+from bayesgeom.core.errors import optional_package
+from bayesgeom.core.tokenizer import decoded_text
 from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
@@ -119,7 +107,7 @@ class InsideReport(Report):
         Raises:
             InvalidArgument: The package anywidget is not installed, or the model is another one or has no heads.
         """
-        with optional("notebook", "view()"):
+        with optional_package("notebook", "view()"):
             from anywidget import AnyWidget
             from traitlets import Bool, Bytes
 

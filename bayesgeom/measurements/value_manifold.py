@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import ATTN_OUT, RESID_POST, Reason, Run, Site, Trials, V, Verdict, Z, percent_text
+from bayesgeom.core import ATTN_OUT, RESID_POST, Reason, Run, Site, Trials, V, Verdict, Z
+from bayesgeom.core.text import percent_text
 from bayesgeom.measurements.base import Control, Needs, Probe, known, planted_run, planted_trials, with_untrained
 from bayesgeom.report import (
     R2,

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from bayesgeom.core import (
     ALL_SITES,
-    EVERY_MODULE,
     LOGIT_LENS,
     PATTERN,
     Q_ROT,
@@ -39,7 +38,6 @@ from bayesgeom.core import (
     W_K_GRAM,
     W_O,
     Ask,
-    Change,
     Edit,
     HookFault,
     InvalidArgument,
@@ -49,16 +47,20 @@ from bayesgeom.core import (
     Reference,
     Run,
     Site,
-    SiteLayer,
     TaskMismatch,
     Tokenizer,
     Trials,
-    alone,
     at_scored,
-    check_default_device,
     concatenate,
+)
+from bayesgeom.core.torch_state import (
+    EVERY_MODULE,
+    Change,
+    SiteLayer,
+    check_default_device,
     evaluating,
     has_global_hooks,
+    holding_lock,
     hooked,
     reduced_precision,
     site_hook,
@@ -588,7 +590,7 @@ class Model(ABC):
         return HeadOutput(matrix=self.static(W_O, torch.zeros(0, dtype=torch.int64, device=self.spec.device), layer))
 
     @final
-    @alone()
+    @holding_lock()
     def unembedding(self) -> Unembedding | None:
         """Return what the model does after its last block. None: no path was found that gives its logits.
 
@@ -614,7 +616,7 @@ class Model(ABC):
             )
 
     @final
-    @alone()
+    @holding_lock()
     def foreign_hooks(self) -> tuple[str, ...]:
         """Return the names of submodules with forward hooks that bayesgeom did not set; during a pass, its own as well.
 
@@ -629,7 +631,7 @@ class Model(ABC):
         return (*([EVERY_MODULE] if has_global_hooks() else []), *reasons)
 
     @final
-    @alone()
+    @holding_lock()
     def run(
         self,
         blocks: Iterable[Trials],
@@ -885,7 +887,7 @@ def kernels_of(model: Model, sites: Iterable[Site] = (), *, also_without: bool =
     return list(dict.fromkeys(["eager"] * is_eager + [plain] * (also_without or not is_eager)))
 
 
-@alone()
+@holding_lock()
 @torch.no_grad()
 def visible(model: "Model", trials: Trials) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
     """Return which positions the attention of each layer lets every position see, read in a pass of one sequence.

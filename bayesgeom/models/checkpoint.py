@@ -20,15 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bayesgeom.core import (
-    BayesGeomError,
-    CheckpointFault,
-    atomic_directory,
-    check_regular,
-    counted,
-    put_back,
-    write_arrays,
-)
+from bayesgeom.core import BayesGeomError, CheckpointFault
+from bayesgeom.core.files import atomic_directory, check_regular, restore_directory, write_arrays
+from bayesgeom.core.text import count_text
 from bayesgeom.models.checkpoint_files import (
     CARD,
     CONFIG,
@@ -117,7 +111,8 @@ def check_declared(config: ModelConfig, found: Shapes, file: Path) -> None:
     for names, verb, noun in ((missing, "lacks", "tensor"), (unknown, "has", "unknown tensor")):
         if names:
             raise CheckpointFault(
-                f"{file} {verb} {counted(len(names), noun)}: {', '.join(sorted(names)[:6])}. Restore it and its config."
+                f"{file} {verb} {count_text(len(names), noun)}: {', '.join(sorted(names)[:6])}. Restore it and its "
+                f"config."
             )
     for name, shape in found.items():
         if shape != expected[name]:
@@ -213,7 +208,7 @@ def load_checkpoint(path: Path, *, device: str | torch.device = "cpu") -> Checkp
     Raises:
         CheckpointFault: The checkpoint cannot be used. The message states why.
     """
-    put_back(path)
+    restore_directory(path)
     folder = path.absolute()
     name = folder.parent.name if folder.name == FINISHED else folder.name
     return assembled(name, read_description(path), path / WEIGHTS, device=device)
@@ -242,7 +237,7 @@ def assembled(
     for entry, tensor in weights.items():
         if n_bad := int((~tensor.isfinite()).sum()):
             raise CheckpointFault(
-                f"{file}: {entry} has {counted(n_bad, 'NaN or infinite weight')}. Use an earlier one."
+                f"{file}: {entry} has {count_text(n_bad, 'NaN or infinite weight')}. Use an earlier one."
             )
     digest = weights_hash(weights)
     if digest != description["weights_hash"]:

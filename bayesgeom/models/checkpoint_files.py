@@ -14,15 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, final
 
-from bayesgeom.core import (
-    CheckpointFault,
-    UnknownName,
-    is_temporary,
-    put_all_back,
-    put_back,
-    read_json,
-    unknown_name,
-)
+from bayesgeom.core import CheckpointFault, UnknownName, unknown_name
+from bayesgeom.core.files import is_temporary, read_json, restore_directories, restore_directory
 from bayesgeom.models.fetching import fetched, missing_bytes
 
 SCHEMA = 2  # 2: a hash ties model, task, recipe and scores to the weights
@@ -228,7 +221,7 @@ def checkpoints() -> Named:
         True
     """
     folder = checkpoint_folder()
-    put_all_back(folder)
+    restore_directories(folder)
     try:
         entries = sorted(folder.iterdir()) if folder.is_dir() else []
     except OSError as error:
@@ -264,7 +257,7 @@ def path_of(name: str | Path, *, base_url: str | None = None) -> Path | None:
     if not _has_separator(str(name)) and str(name) in (named := checkpoints()):  # a path needs no list of names
         path = named.complete(str(name), base_url)
     if isinstance(name, Path) or not is_hub_name(name):
-        put_back(path)
+        restore_directory(path)
     if os.path.exists(path):  # noqa: PTH110  (false for a name that is too long for the file system)
         return path
     _require_hub_name(name)

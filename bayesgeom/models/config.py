@@ -15,18 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesgeom.core import (
-    PROCESS_STATE,
-    InvalidArgument,
-    check_fields,
-    check_known,
-    check_types,
-    checked,
-    default_dtype,
-    discover,
-    field_names,
-    find,
-)
+from bayesgeom.core import InvalidArgument, check_types, checked
+from bayesgeom.core.errors import check_fields, check_known
+from bayesgeom.core.plugins import discover, field_names, find_plugin
+from bayesgeom.core.torch_state import PROCESS_STATE, default_dtype
 from bayesgeom.tasks.base import WindTunnel, check_memory, torch_seed
 
 if TYPE_CHECKING:
@@ -209,7 +201,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     architecture = sizes.pop("architecture", None)
     # mypy: an abstract class as a value is what discovery is about.
-    kind = find("bayesgeom.models.native", ModelConfig, str(architecture), group="bayesgeom.models")  # type: ignore[type-abstract]
+    kind = find_plugin("bayesgeom.models.native", ModelConfig, str(architecture), group="bayesgeom.models")  # type: ignore[type-abstract]
     check_known(f"architecture {architecture!r}", sizes, field_names(kind))
     check_fields(kind, sizes, of=f"architecture {architecture!r}: ")
     try:

@@ -18,7 +18,8 @@ from einops import rearrange
 from safetensors import SafetensorError
 from torch import Tensor
 
-from bayesgeom.core import CheckpointFault, InvalidArgument, atomic_directory, read_json
+from bayesgeom.core import CheckpointFault, InvalidArgument
+from bayesgeom.core.files import atomic_directory, read_json
 from bayesgeom.models.adapters.proof import sentinel_trials
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE

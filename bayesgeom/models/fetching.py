@@ -16,7 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bayesgeom.core import CheckpointFault, OutputFault, atomic_directory, is_file, optional, phase
+from bayesgeom.core import CheckpointFault, OutputFault, phase
+from bayesgeom.core.errors import optional_package
+from bayesgeom.core.files import atomic_directory, is_file
 
 BASE_VARIABLE, CACHE_VARIABLE = "BAYESGEOM_CHECKPOINTS_URL", "BAYESGEOM_CACHE"
 REGISTRY = Path(__file__).with_name("registry.json")
@@ -55,7 +57,7 @@ def fetched(name: str, *, base_url: str | None = None) -> Path:
         InvalidArgument: The packages that fetch are not installed.
         OutputFault: The cache cannot be written.
     """
-    with optional("fetch", f"the checkpoint {name}, which is fetched on first use,"):
+    with optional_package("fetch", f"the checkpoint {name}, which is fetched on first use,"):
         import httpx  # noqa: F401  (before anything is made)
         from filelock import FileLock
         from platformdirs import user_cache_path

@@ -19,17 +19,14 @@ from bayesgeom.core import (
     Tokenizer,
     UnknownName,
     check_argument,
-    check_default_device,
     checked,
-    field_names,
-    is_untrained,
     phase,
-    read_json,
-    seed_of,
-    shown,
-    structure_of,
-    with_plain_integers,
 )
+from bayesgeom.core.errors import quoted, with_plain_integers
+from bayesgeom.core.files import read_json
+from bayesgeom.core.plugins import field_names
+from bayesgeom.core.run import is_untrained, untrained_seed
+from bayesgeom.core.torch_state import check_default_device, structure_of
 from bayesgeom.models.adapters.hooked import of_native
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.adapters.wrapping import from_callable
@@ -137,7 +134,7 @@ def load(
         3
     """
     if not isinstance(name, str | Path):
-        raise InvalidArgument(f"name must be a checkpoint's name or a path, got {shown(name)}.")
+        raise InvalidArgument(f"name must be a checkpoint's name or a path, got {quoted(name)}.")
     check_argument("tokenizer", tokenizer, str | Path if isinstance(tokenizer, str | Path) else Tokenizer | None)
     check_default_device()
     check_device(device)
@@ -166,7 +163,7 @@ def _loaded(
         if not os.path.exists(tokenizer) and not is_hub_name(tokenizer):  # noqa: PTH110  (as below)
             full = WELL_KNOWN.get(str(tokenizer))
             raise UnknownName(
-                f"there is no tokenizer {shown(str(tokenizer))}: name a directory or a GGUF file by its path, or "
+                f"there is no tokenizer {quoted(str(tokenizer))}: name a directory or a GGUF file by its path, or "
                 f"owner/name on the hub.{f' On the Hugging Face hub it is {full!r}.' if full else ''}"
             )
         fetched = {n: options.get(n) for n in names}
@@ -248,7 +245,7 @@ def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.de
 def _require_cpu(device: str | torch.device, reason: str) -> None:
     """Refuse any other device than the default, for models that compute nothing here."""
     if torch.device(device).type != "cpu":
-        raise InvalidArgument(f"device {shown(str(device))} has no effect: {reason}. Leave it out.")
+        raise InvalidArgument(f"device {quoted(str(device))} has no effect: {reason}. Leave it out.")
 
 
 def _given(options: Mapping[str, Any]) -> list[str]:
@@ -270,7 +267,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         kinds, allowed = _KINDS[name]
         is_count = name not in _COUNTS or (type(value) is int and value > 0)
         if value is not None and not (isinstance(value, kinds) and is_count):
-            got = f"a {type(value).__name__}" if name in _SECRET else shown(value)
+            got = f"a {type(value).__name__}" if name in _SECRET else quoted(value)
             raise InvalidArgument(f"{name} must be {allowed}, got {got}.")
 
 
@@ -286,7 +283,7 @@ def check_device(device: str | torch.device) -> None:
         is_real = torch.device(device).type != "meta"
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InvalidArgument(f"device {shown(str(device))} cannot be used here ({reason}); use cpu.") from error
+        raise InvalidArgument(f"device {quoted(str(device))} cannot be used here ({reason}); use cpu.") from error
     if not is_real:
         raise InvalidArgument("device 'meta' holds no numbers, so nothing can be measured on it; use cpu.")
 
@@ -346,7 +343,7 @@ def _current(model: Model) -> Model:
         return model
     digest, known = model.digest(), model.spec.weights_hash
     if is_untrained(model.spec):
-        built = model.untrained_copy(seed_of(model.spec))
+        built = model.untrained_copy(untrained_seed(model.spec))
         known = digest if isinstance(built, Reattachable) and built.digest() == digest else ""
     if digest == known and structure_of(model.module) == model.structure:
         return model
@@ -430,7 +427,7 @@ def as_task(task: object, *, trained: WindTunnel | None) -> WindTunnel | TextTas
     if not isinstance(task, WindTunnel | TextTask):
         raise InvalidArgument(
             f"task must be an instance such as tasks.HMM(length=20), text such as 'hmm:length=20', or a list of "
-            f"prompts; got {shown(task)}."
+            f"prompts; got {quoted(task)}."
         )
     return task
 

@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core import RESID_POST, Hook, ModelSpec, Site, Trials, evaluating, hooked, site_hook
+from bayesgeom.core import RESID_POST, ModelSpec, Site, Trials
+from bayesgeom.core.torch_state import Hook, evaluating, hooked, site_hook
 from bayesgeom.models.adapters.proof import NOISE, first_input, sentinel_trials, tolerance_of
 
 _LONGEST = 4  # parts between the last block and the output matrix

@@ -15,17 +15,8 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor, nn
 
-from bayesgeom.core import (
-    PATTERN,
-    TOKEN_KEYS,
-    Change,
-    SiteLayer,
-    Trials,
-    V,
-    at_scored,
-    evaluating,
-    keeping,
-)
+from bayesgeom.core import PATTERN, TOKEN_KEYS, Trials, V, at_scored
+from bayesgeom.core.torch_state import Change, SiteLayer, evaluating, store_activation
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.report import (
     Estimate,
@@ -169,7 +160,7 @@ def _watched(model: Model, trials: Trials, stored: dict[SiteLayer, Tensor]) -> d
     layers, last = range(model.spec.n_layers), (V, model.spec.n_layers - 1)
     keep = partial(_keep_entropy, stored, trials)
     patterns: dict[SiteLayer, Change] = {(PATTERN, n): partial(keep, n) for n in layers if PATTERN in model.sites}
-    return patterns | ({last: keeping(stored, last)} if V in model.sites else {})
+    return patterns | ({last: store_activation(stored, last)} if V in model.sites else {})
 
 
 def _keep_entropy(stored: dict[SiteLayer, Tensor], trials: Trials, layer: int, pattern: Tensor) -> None:

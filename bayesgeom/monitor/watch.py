@@ -24,20 +24,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten  # torch has no public one
 
-from bayesgeom.core import (
-    CheckpointFault,
-    InvalidArgument,
-    atomic_file,
-    check_argument,
-    check_default_device,
-    check_directory,
-    check_types,
-    checked,
-    read_safetensors,
-    shown,
-    with_gradients,
-    write_arrays,
-)
+from bayesgeom.core import CheckpointFault, InvalidArgument, check_argument, check_types, checked
+from bayesgeom.core.errors import quoted
+from bayesgeom.core.files import atomic_file, check_directory, read_safetensors, write_arrays
+from bayesgeom.core.torch_state import check_default_device, with_gradients
 from bayesgeom.models.base import Model, Reattachable, provenance
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
@@ -445,7 +435,7 @@ class GoodState:
             for leaf in tree_leaves({**state, "param_groups": ()}):
                 if not isinstance(leaf, _STORABLE):  # its copy might refer to copies of the weights
                     raise InvalidArgument(
-                        f"the state of {type(self._optimizer).__name__} contains {shown(leaf)}, and a rollback "
+                        f"the state of {type(self._optimizer).__name__} contains {quoted(leaf)}, and a rollback "
                         f"restores only tensors, numbers and text. Leave out optimizer, or use another action."
                     )
             # Without `is_leaf`, a torch.Size would come back as a tuple.

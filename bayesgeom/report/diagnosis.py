@@ -6,17 +6,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
-from bayesgeom.core import (
-    N_RECORDED,
-    InvalidArgument,
-    OutputFault,
-    checked,
-    discover,
-    optional,
-    percent_text,
-    shortened,
-    unknown_name,
-)
+from bayesgeom.core import N_RECORDED, InvalidArgument, OutputFault, checked, unknown_name
+from bayesgeom.core.errors import optional_package
+from bayesgeom.core.plugins import discover
+from bayesgeom.core.text import percent_text, shortened
 from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text
 from bayesgeom.report.joined import joined_kind
 from bayesgeom.report.report import Report, with_provenance
@@ -243,7 +236,7 @@ class Diagnosis(Mapping[str, Report]):
 
     def to_xarray(self) -> "xr.DataTree":
         """Return a labeled dataset per report, as a tree."""
-        with optional("xarray", "to_xarray()"):
+        with optional_package("xarray", "to_xarray()"):
             import xarray as xr
         return xr.DataTree.from_dict({name: report.to_xarray() for name, report in self.reports.items()})
 

@@ -19,7 +19,8 @@ from typing import Any, Literal, Self, final
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from bayesgeom.core import InvalidArgument, Reason, Verdict, interval_text, number_text
+from bayesgeom.core import InvalidArgument, Reason, Verdict, number_text
+from bayesgeom.core.text import interval_text
 from bayesgeom.stats import (
     UNBOUNDED,
     Bounds,

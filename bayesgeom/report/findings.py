@@ -12,7 +12,8 @@ from enum import Enum
 from string import Formatter
 from typing import Any, SupportsFloat, final
 
-from bayesgeom.core import counted, number_text, percent_text
+from bayesgeom.core import number_text
+from bayesgeom.core.text import count_text, percent_text
 from bayesgeom.report.estimate import Estimate
 
 Value = SupportsFloat | str | Sequence[object] | Mapping[str, object]
@@ -183,7 +184,7 @@ class _Printed(Formatter):
             case Sequence():
                 return _listed(value, format_spec) if format_spec else ", ".join(value)
             case int():
-                return counted(value, format_spec) if format_spec else str(value)
+                return count_text(value, format_spec) if format_spec else str(value)
             case _:
                 return rounded(float(value), int(format_spec or 3))
 

@@ -20,16 +20,9 @@ from typing import TYPE_CHECKING, Any, final
 
 import plotly.graph_objects as go
 
-from bayesgeom.core import (
-    Contained,
-    Verdict,
-    counted,
-    discover,
-    is_foreign,
-    number_text,
-    shortened,
-    with_minus,
-)
+from bayesgeom.core import Verdict, number_text
+from bayesgeom.core.plugins import Contained, discover, is_foreign
+from bayesgeom.core.text import count_text, shortened, with_minus
 from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text
 from bayesgeom.report.panels import Chart, Panel, listed
 from bayesgeom.report.render import interval_cell, tone, verdict_text
@@ -200,7 +193,7 @@ def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, An
         "more": [own for own in panels if own is not first],
         "gate": gate_text(answer, report),
         "says": opening_of(report, is_gated=True),
-        "n": counted(report.n, report.counts),
+        "n": count_text(report.n, report.counts),
         "fewer": _fewer(report),
     }
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from bayesgeom.core import WIDTH, Reason, Verdict, labeled_text, number_text, shortened, text_width
+from bayesgeom.core import Reason, Verdict, number_text
+from bayesgeom.core.text import WIDTH, labeled_text, shortened, text_width
 from bayesgeom.report.tables import Headline
 from bayesgeom.report.theme import CONFIG
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 
 import numpy as np
 
-from bayesgeom.core import InvalidArgument, OutputFault, checked, labeled_text, shortened
+from bayesgeom.core import InvalidArgument, OutputFault, checked
+from bayesgeom.core.text import labeled_text, shortened
 from bayesgeom.report import storage
 from bayesgeom.report.estimate import Estimate, within
 from bayesgeom.report.storage import ALONE, VIEWER, parts_of, quantities_of, read_parts, write_page, write_run

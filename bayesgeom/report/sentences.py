@@ -6,7 +6,8 @@ A report without an answer opens with its first number that has a verdict.
 import math
 from collections.abc import Mapping
 
-from bayesgeom.core import Verdict, labeled_text
+from bayesgeom.core import Verdict
+from bayesgeom.core.text import labeled_text
 from bayesgeom.report.answer import gate_text
 from bayesgeom.report.findings import Opening, capital, sentence
 from bayesgeom.report.render import verdict_text

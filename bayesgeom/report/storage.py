@@ -21,24 +21,20 @@ from jaxtyping import AbstractArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from bayesgeom.core import (
-    CheckpointFault,
-    InvalidArgument,
-    OutputFault,
-    Reason,
+from bayesgeom.core import CheckpointFault, InvalidArgument, OutputFault, Reason
+from bayesgeom.core.errors import allowed_values, quoted
+from bayesgeom.core.errors import fits as fits_type
+from bayesgeom.core.files import (
     atomic_directory,
     atomic_file,
     check_directory,
-    decoded,
-    described,
-    encoded,
+    decoded_json,
+    encoded_json,
     is_temporary,
-    put_back,
     read_json,
-    shown,
+    restore_directory,
     write_arrays,
 )
-from bayesgeom.core.errors import fits as fits_type
 from bayesgeom.report.estimate import KINDS, Baseline, Coordinate, Estimate, Quantity, Unit
 
 if TYPE_CHECKING:
@@ -81,7 +77,7 @@ def write(path: Path, parts: Parts, extra: Mapping[str, Any]) -> None:
     """
     arrays = {f"{key}/{name}": array for key, (_, own) in parts.items() for name, array in own.items()}
     write_arrays(arrays, path / ARRAYS)
-    stored = encoded({"schema": SCHEMA, **extra, "reports": {key: scalars for key, (scalars, _) in parts.items()}})
+    stored = encoded_json({"schema": SCHEMA, **extra, "reports": {key: scalars for key, (scalars, _) in parts.items()}})
     text = json.dumps({**stored, HASH: hashed(stored, arrays)}, indent=1, allow_nan=False)
     (path / JSON).write_text(text + "\n", encoding="utf-8")
 
@@ -94,7 +90,7 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
     Raises:
         OutputFault: There is no complete report, it was changed after it was written, or it has another schema.
     """
-    put_back(path)
+    restore_directory(path)
     unreadable = f"{path} holds no readable report ({JSON} and {ARRAYS})"
     if missing := [name for name in (JSON, ARRAYS) if not (path / name).is_file()]:
         raise OutputFault(f"{unreadable}: it lacks {' and '.join(missing)}. Name the directory of a saved report.")
@@ -122,8 +118,8 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
         if not isinstance(values, dict):
             raise OutputFault(f"{path}: report {key!r} is not a table of fields.")
         own = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith(f"{key}/")}
-        parts[key] = ({name: decoded(value) for name, value in values.items()}, own)
-    return parts, decoded(stored)
+        parts[key] = ({name: decoded_json(value) for name, value in values.items()}, own)
+    return parts, decoded_json(stored)
 
 
 def _check_owned(path: Path, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) -> None:
@@ -159,7 +155,7 @@ def estimate_parts(name: str, estimate: Estimate) -> tuple[dict[str, Any], dict[
             for index, own in enumerate(estimate.baselines)
         ],
     }
-    return encoded(scalars), arrays
+    return encoded_json(scalars), arrays
 
 
 def estimate_of(name: str, stored: Any, arrays: Mapping[str, np.ndarray], where: str) -> Estimate:
@@ -290,7 +286,7 @@ def parts_of(report: object) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         elif _array(own.type) is not None:
             arrays[own.name] = np.asarray(value, order="C")
         else:
-            scalars[own.name] = encoded(value)
+            scalars[own.name] = encoded_json(value)
     return scalars, arrays
 
 
@@ -462,13 +458,13 @@ def _described(value: object) -> str:
         return f"an estimate of shape {value.value.shape}"
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
-    return shown(value)
+    return quoted(value)
 
 
 def _named(hint: Any) -> str:
     if (quantity := quantity_of(hint)) is not None:
         return f"an estimate along ({quantity.axes})"
-    return described(hint) if (array := _array(hint)) is None else array.__name__
+    return allowed_values(hint) if (array := _array(hint)) is None else array.__name__
 
 
 def write_run(

@@ -15,16 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, final, runtime_
 
 import numpy as np
 
-from bayesgeom.core import (
-    InvalidArgument,
-    Reason,
-    Verdict,
-    interval_text,
-    labeled_text,
-    measured_text,
-    number_text,
-    optional,
-)
+from bayesgeom.core import InvalidArgument, Reason, Verdict, number_text
+from bayesgeom.core.errors import optional_package
+from bayesgeom.core.text import interval_text, labeled_text, measured_text
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Better, Estimate, Quantity, within
 from bayesgeom.report.storage import axes_of, coordinates_of, quantities_of, units_of, values_of
 
@@ -483,7 +476,7 @@ def _as_integers(names: Sequence[str]) -> Sequence[Place]:
 
 def dataset(name: str, report: object) -> "xr.Dataset":
     """Return the estimates and arrays of a report (see `Report.to_xarray`)."""
-    with optional("xarray", "to_xarray()"):
+    with optional_package("xarray", "to_xarray()"):
         import xarray as xr
     variables: dict[str, Any] = {}
     coordinates: dict[str, Any] = {}

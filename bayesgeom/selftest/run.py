@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import final
 
-from bayesgeom.core import Contained, Verdict, is_foreign, number_text, phase
+from bayesgeom.core import Verdict, number_text, phase
+from bayesgeom.core.plugins import Contained, is_foreign
 from bayesgeom.diagnosis.plan import AnyMeasurement, all_measurements, broken_probes
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.report import InterventionReport

@@ -48,7 +48,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 from scipy.special import betaincinv, expit, logit, ndtri
 
-from bayesgeom.core import Reason, even_slices
+from bayesgeom.core import Reason
+from bayesgeom.core.batching import even_slices
 from bayesgeom.stats.bounds import FLOAT32_ROUNDING
 
 LEVEL = 0.025  # in each tail

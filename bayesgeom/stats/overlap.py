@@ -32,7 +32,8 @@ from jaxtyping import Float, Float64
 from scipy.special import betainc, hyp2f1
 from torch import Tensor
 
-from bayesgeom.core import Reason, even_slices
+from bayesgeom.core import Reason
+from bayesgeom.core.batching import even_slices
 from bayesgeom.stats.bootstrap import statistic_interval
 from bayesgeom.stats.intervals import Interval
 

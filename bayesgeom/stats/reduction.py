@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from bayesgeom.core import K_ROT, RESID_POST, K, ModelSpec, Run, Site, Trials, V, even_slices
+from bayesgeom.core import K_ROT, RESID_POST, K, ModelSpec, Run, Site, Trials, V
+from bayesgeom.core.batching import even_slices
 
 _AT_ONCE = 2**22
 

@@ -9,20 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import (
-    RESID_PRE,
-    InvalidArgument,
-    ModelSpec,
-    Run,
-    Site,
-    Trials,
-    V,
-    Z,
-    check_dual,
-    check_orthonormal,
-    check_types,
-    discover,
-)
+from bayesgeom.core import RESID_PRE, InvalidArgument, ModelSpec, Run, Site, Trials, V, Z, check_types
+from bayesgeom.core.edits import check_dual, check_orthonormal
+from bayesgeom.core.plugins import discover
 from bayesgeom.models.base import STAGES, Model
 from bayesgeom.models.replay.carried import CARRIED, check_carries
 from bayesgeom.subspaces.quantity import BELIEF, PosteriorQuantity, confounds

@@ -25,7 +25,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, checked, shown, unknown_name
+from bayesgeom.core import InvalidArgument, checked, unknown_name
+from bayesgeom.core.errors import quoted
 from bayesgeom.stats import random_subspaces
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank, named_fits
 from bayesgeom.subspaces.erasers import Decoder, Eraser, JointMoments, checked_points, checked_values
@@ -286,7 +287,7 @@ def as_fit(subspace: object) -> Fit:
             return subspace
     raise InvalidArgument(
         f"subspace must be a name such as 'frame' or 'leace:belief', one of bayesgeom.subspaces or a Subspace; got "
-        f"{shown(subspace)}."
+        f"{quoted(subspace)}."
     )
 
 

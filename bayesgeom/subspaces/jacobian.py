@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import Change, Site, Trials, check_differentiable, lock_of
+from bayesgeom.core import Site, Trials
+from bayesgeom.core.torch_state import Change, check_differentiable, lock_of
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.replay.carried import CARRIED, logits_through_states

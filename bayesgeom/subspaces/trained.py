@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, SiteLayer, Trials, check_differentiable, keeping
+from bayesgeom.core import InvalidArgument, Trials
+from bayesgeom.core.torch_state import SiteLayer, check_differentiable, store_activation
 from bayesgeom.models.base import hooked_sites
 from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.stats import answer_log_probabilities
@@ -95,7 +96,7 @@ class TrainedSwap(Fit):
         """Return the mean squared distance to the donor's value; for whole distributions KL(donor ‖ edited)."""
         (originals, donors), place = pair, (sample.place.site, layer)
         stored: dict[SiteLayer, Tensor] = {}
-        with torch.no_grad(), hooked_sites(sample.model, {place: keeping(stored, place)}):
+        with torch.no_grad(), hooked_sites(sample.model, {place: store_activation(stored, place)}):
             donor_logits = sample.model.logits(donors)
 
         def swap(output: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ import torch
 from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, Trials, renamed
+from bayesgeom.core import InvalidArgument, Trials
+from bayesgeom.core.run import with_renamed_answers
 from bayesgeom.tasks.base import (
     EvidenceTask,
     SymmetricTask,
@@ -203,7 +204,7 @@ class AssociativeRecall(SymmetricTask, EvidenceTask):
 
     def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
         """Rename the values, including the stored ones."""
-        return renamed(trials, names)
+        return with_renamed_answers(trials, names)
 
     def token_labels(self) -> Sequence[str]:
         keys, values = ([f"{kind}{i}" for i in range(n)] for kind, n in (("k", self.n_keys), ("v", self.n_values)))

@@ -30,18 +30,11 @@ from bayesgeom.core import (
     Trials,
     UnknownName,
     check_argument,
-    check_fields,
-    check_known,
-    checked_trials,
-    discover,
-    field_names,
-    find,
-    integer_of,
-    is_foreign,
-    make_plain,
-    shown,
     unknown_name,
 )
+from bayesgeom.core.errors import check_fields, check_known, integer_of, make_plain, quoted
+from bayesgeom.core.plugins import discover, field_names, find_plugin, is_foreign
+from bayesgeom.core.run import checked_trials
 
 BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
@@ -669,7 +662,7 @@ def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
         for kind in LabeledTask.__subclasses__():  # they need texts, so no command names them
             if kind.name == name:
                 return _built(kind, name, parameters)
-    return _built(find("bayesgeom.tasks", WindTunnel, name), name, parameters)  # type: ignore[type-abstract]
+    return _built(find_plugin("bayesgeom.tasks", WindTunnel, name), name, parameters)  # type: ignore[type-abstract]
 
 
 def _revived(value: Any) -> Any:
@@ -711,7 +704,7 @@ def check_count(n: Any) -> int:
     """Return a number of sequences as Python's integer; raise `InvalidArgument` unless it is a positive integer."""
     count = integer_of(n)
     if count is None or not 0 < count < 2**MOST_BITS:
-        raise InvalidArgument(f"n, the number of sequences to draw, must be a positive integer, got {shown(n)}.")
+        raise InvalidArgument(f"n, the number of sequences to draw, must be a positive integer, got {quoted(n)}.")
     return count
 
 
@@ -946,7 +939,7 @@ def checked_seed(seed: Any) -> int:
     """Return a seed as Python's integer; anything but an integer from 0 to 2^63 - 1 raises `InvalidArgument`."""
     integer = integer_of(seed)
     if integer is None or not 0 <= integer < 2**MOST_BITS:
-        raise InvalidArgument(f"seed must be a non-negative integer below 2^{MOST_BITS}, got {shown(seed)}.")
+        raise InvalidArgument(f"seed must be a non-negative integer below 2^{MOST_BITS}, got {quoted(seed)}.")
     return integer
 
 
@@ -975,7 +968,7 @@ def _generator(device: str | torch.device, seed: int) -> torch.Generator:
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise InvalidArgument(
-            f"device {shown(str(device))} draws no random numbers here ({reason}); use cpu."
+            f"device {quoted(str(device))} draws no random numbers here ({reason}); use cpu."
         ) from error
 
 

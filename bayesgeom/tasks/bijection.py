@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, Relations, Trials, renamed
+from bayesgeom.core import InvalidArgument, Relations, Trials
+from bayesgeom.core.run import with_renamed_answers
 from bayesgeom.tasks.base import (
     ExchangeableTask,
     SymmetricTask,
@@ -200,7 +201,7 @@ class Bijection(SymmetricTask, ExchangeableTask):
 
     def relabeled(self, trials: Trials, names: Int64[Tensor, "batch name"]) -> Trials:
         """Rename the values, including the shown ones."""
-        return renamed(trials, names)
+        return with_renamed_answers(trials, names)
 
     def token_labels(self) -> Sequence[str]:
         return [f"k{i}" for i in range(self.n_values)] + [f"v{i}" for i in range(self.n_values)]

@@ -25,17 +25,8 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import (
-    InvalidArgument,
-    Tokenizer,
-    Trials,
-    chat_prompts,
-    check_ids,
-    first_symbols,
-    labeled,
-    opening,
-    punctuation_id,
-)
+from bayesgeom.core import InvalidArgument, Tokenizer, Trials
+from bayesgeom.core.tokenizer import chat_prompts, check_ids, first_symbols, prefix_ids, punctuation_id, token_names
 from bayesgeom.tasks.base import (
     ExchangeableTask,
     TextTask,
@@ -145,7 +136,7 @@ class LabeledEvidence(TextTask):
         if self.control == "masked":
             free = [text for text in candidates("masks") if text not in (self.colon, self.separator)]
             masks = first_symbols(tokenizer, free, 1, kind="masks", remedy="Use control='filler', which needs no mask.")
-        prefix = opening(tokenizer, some_word) if self.bos and self.style == "plain" else ()
+        prefix = prefix_ids(tokenizer, some_word) if self.bos and self.style == "plain" else ()
         if self.style != "plain":
             message = MESSAGES[self.style].format(reliability=self.reliability, rest=1 - self.reliability)
             (prefix,) = chat_prompts(tokenizer, [message])
@@ -339,7 +330,7 @@ class BoundEvidence(ExchangeableTask):
 
     def token_labels(self) -> Sequence[str]:
         names = zip((*self.word_ids, *self.label_ids), (*self.words, *self.labels), strict=True)
-        return labeled(dict(names) | {self.colon_id: ":", self.separator_id: ","}, self.n_ids)
+        return token_names(dict(names) | {self.colon_id: ":", self.separator_id: ","}, self.n_ids)
 
     def _read(self, trials: Trials) -> tuple[Int64[Tensor, "batch word"], Int64[Tensor, "batch line"]]:
         """Return words and shown labels of sequences, each counted from 0; `trials` is the inverse."""

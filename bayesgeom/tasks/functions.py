@@ -15,7 +15,10 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import NO_LABEL, SLACK, Contained, InvalidArgument, TaskMismatch, Trials, checked, shown
+from bayesgeom.core import NO_LABEL, InvalidArgument, TaskMismatch, Trials, checked
+from bayesgeom.core.errors import quoted
+from bayesgeom.core.plugins import Contained
+from bayesgeom.core.run import SLACK
 from bayesgeom.tasks.base import FUNCTIONS, ExchangeableTask, WindTunnel, check_affordable, random_order, task_kinds
 
 Draw = Callable[[int, np.random.Generator], Any]
@@ -239,7 +242,7 @@ class _FunctionTask(ExchangeableTask):
 def _task_of(draw: Draw, predict: Predict, d_vocab: int, ids: tuple[int, ...], name: str) -> _FunctionTask:
     """Return the task of two functions, after trying each of them."""
     if not all(0 <= answer < d_vocab for answer in ids) or not 2 <= len({*ids}) == len(ids):
-        raise InvalidArgument(f"answers must be two or more distinct ids below d_vocab = {d_vocab}, got {shown(ids)}.")
+        raise InvalidArgument(f"answers must be two or more distinct ids below d_vocab = {d_vocab}, got {quoted(ids)}.")
     if name != FUNCTIONS and name in task_kinds():
         raise InvalidArgument(f"a task is named {name!r} already: choose another name.")
     tokens, scored = _tried(draw, d_vocab)
@@ -443,7 +446,7 @@ def _check_fit(draw: Draw, predict: Predict, d_vocab: int, answers: tuple[int, .
             sequence, position = np.argwhere(at)[int(came.argmin())].tolist()
             raise InvalidArgument(
                 f"predict gives probability 0 to token {tokens[sequence, position + 1]}, which draw returned after "
-                f"{shown(tokens[sequence, : position + 1].tolist())}: it must allow every sequence of draw.{_FOLLOW}"
+                f"{quoted(tokens[sequence, : position + 1].tolist())}: it must allow every sequence of draw.{_FOLLOW}"
             )
         logs = np.log2(p.clip(min=_FLOOR))
         mean_log, again = (p * logs).sum(-1), np.where(last < 0, 0.0, p[np.arange(len(p)), last])

@@ -21,8 +21,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, Relations, Trials, renamed
+from bayesgeom.core import InvalidArgument, Relations, Trials
 from bayesgeom.core.observers import Beliefs, Filter, exact_beliefs, full_support
+from bayesgeom.core.run import with_renamed_answers
 from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, trials_at
 from bayesgeom.tasks.markov import DynamicTask, mixing_times, redrawn, stationary_rows
 
@@ -269,7 +270,7 @@ class HMM(SymmetricTask, DynamicTask):
         rows = transition.gather(1, called.expand_as(transition))
         transition.copy_(rows.gather(2, called.mT.expand_as(rows)))
         emission.copy_(emission.gather(1, called.expand_as(emission)))
-        return renamed(replace(trials, tokens=tokens, observers=self.observers(tokens)), names)
+        return with_renamed_answers(replace(trials, tokens=tokens, observers=self.observers(tokens)), names)
 
     def mixing_times(self, trials: Trials) -> Float64[Tensor, " batch"]:
         """Return the mixing time of each sequence's chain: steps until its dependence on the start falls to 1/e.

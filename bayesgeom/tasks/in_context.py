@@ -15,19 +15,8 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import (
-    NO_LABEL,
-    InvalidArgument,
-    Tokenizer,
-    Trials,
-    chat_prompts,
-    check_ids,
-    check_types,
-    first_symbols,
-    labeled,
-    opening,
-    punctuation_id,
-)
+from bayesgeom.core import NO_LABEL, InvalidArgument, Tokenizer, Trials, check_types
+from bayesgeom.core.tokenizer import chat_prompts, check_ids, first_symbols, prefix_ids, punctuation_id, token_names
 from bayesgeom.tasks.base import EvidenceTask, ExchangeableTask, TextTask, WindTunnel, candidates, check_affordable
 
 MESSAGE = "Continue the sequence."
@@ -77,7 +66,7 @@ class InContext(TextTask):
         remedy = f"Pass symbols=(…) with enough single-token ones, or a task with fewer ids than this {self.task.name}."
         symbols = first_symbols(tokenizer, tried, self.task.d_vocab, kind="symbols", remedy=remedy)
         first = next(iter(symbols))
-        prefix = opening(tokenizer, first) if self.bos else ()
+        prefix = prefix_ids(tokenizer, first) if self.bos else ()
         if self.chat:
             (prefix,) = chat_prompts(tokenizer, [MESSAGE])
         bound = BoundInContext(
@@ -203,7 +192,7 @@ class BoundInContext(ExchangeableTask):
     def token_labels(self) -> Sequence[str]:
         words = self.task.token_labels()
         names = {i: f"{label}: {symbol}" for i, label, symbol in zip(self.symbol_ids, words, self.symbols, strict=True)}
-        return labeled(names, self.n_ids)
+        return token_names(names, self.n_ids)
 
     def _places(self, trials: Trials) -> Int64[Tensor, " pos"]:
         """Return the rendered position of each position; raise `InvalidArgument` if it varies over sequences."""

@@ -17,19 +17,16 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import (
-    InvalidArgument,
-    Tokenizer,
-    Trials,
+from bayesgeom.core import InvalidArgument, Tokenizer, Trials, checked
+from bayesgeom.core.errors import quoted
+from bayesgeom.core.tokenizer import (
     check_distinct,
     check_ids,
-    checked,
     decoded_text,
     encoded_text,
     first_symbols,
-    labeled,
-    opened,
-    shown,
+    prompt_ids,
+    token_names,
 )
 from bayesgeom.tasks.base import LabeledTask, TextTask, padded_rows, trials_at
 
@@ -75,7 +72,7 @@ def labeled_texts(
     for name, given in both.items():
         is_scalar = isinstance(given, np.ndarray | Tensor) and not given.ndim
         if is_scalar or not isinstance(given, Iterable) or isinstance(given, set | frozenset | bytes | bytearray):
-            raise InvalidArgument(f"{name} must be a list, an array or a column of a table, got {shown(given)}.")
+            raise InvalidArgument(f"{name} must be a list, an array or a column of a table, got {quoted(given)}.")
     listed: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     rows = [tuple(_plain(one) for one in _row(value)) for value in ([labels] if isinstance(labels, str) else labels)]
     counts = _checked_counts(listed, rows)
@@ -83,7 +80,7 @@ def labeled_texts(
     words: Any = {label: str(label) for label in names} if answers is None else answers
     is_named = isinstance(words, Mapping) and {*words} == {*names}
     if not is_named or not all(isinstance(word, str) for word in words.values()):
-        raise InvalidArgument(f"answers must name a word for each of {list(names)}, got {shown(answers)}.")
+        raise InvalidArgument(f"answers must name a word for each of {list(names)}, got {quoted(answers)}.")
     index = {label: at for at, label in enumerate(names)}
     return _LabeledTexts(
         texts=tuple(listed),
@@ -99,10 +96,10 @@ def _checked_counts(texts: Sequence[Any], rows: Sequence[Sequence[Label]]) -> Ma
     if len(texts) != len(rows):
         raise InvalidArgument(f"there are {len(texts)} texts and labels of {len(rows)}: each text needs its own.")
     if wrong := [text for text in texts if not isinstance(text, str) or not text.strip()]:
-        raise InvalidArgument(f"texts must be non-empty text, got {shown(wrong[0])}.")
+        raise InvalidArgument(f"texts must be non-empty text, got {quoted(wrong[0])}.")
     if twice := [text for text, count in Counter(texts).items() if count > 1]:
         raise InvalidArgument(
-            f"text {shown(twice[0])} is given {texts.count(twice[0])} times: a text that fits may not score. Give it "
+            f"text {quoted(twice[0])} is given {texts.count(twice[0])} times: a text that fits may not score. Give it "
             f"once, with the labels of several tokens as a list."
         )
     if len({len(row) for row in rows}) > 1:
@@ -111,7 +108,7 @@ def _checked_counts(texts: Sequence[Any], rows: Sequence[Sequence[Label]]) -> Ma
         )
     counts = Counter(label for row in rows for label in dict.fromkeys(row))
     if len(counts) < 2:
-        raise InvalidArgument(f"labels must have at least two values, got {shown([*counts])}.")
+        raise InvalidArgument(f"labels must have at least two values, got {quoted([*counts])}.")
     if rare := [label for label, count in counts.items() if count < 2]:
         raise InvalidArgument(f"label {rare[0]!r} is that of one text: it needs two, one to fit and one to score.")
     return counts
@@ -129,7 +126,7 @@ def _plain(label: Any) -> Label:
     """Return a label as Python's own value."""
     value = label.item() if isinstance(label, np.generic) or (isinstance(label, Tensor) and not label.ndim) else label
     if not isinstance(value, str | int):
-        raise InvalidArgument(f"labels must be text, whole numbers, or True and False; got {shown(label)}.")
+        raise InvalidArgument(f"labels must be text, whole numbers, or True and False; got {quoted(label)}.")
     return value
 
 
@@ -149,7 +146,11 @@ class _LabeledTexts(TextTask):
         return f"{len(self.texts)} texts with labels {', '.join(self.names)}"
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "_BoundLabels":
-        ids = opened(tokenizer, self.texts) if self.bos else [tuple(encoded_text(tokenizer, one)) for one in self.texts]
+        ids = (
+            prompt_ids(tokenizer, self.texts)
+            if self.bos
+            else [tuple(encoded_text(tokenizer, one)) for one in self.texts]
+        )
         check_ids((i for prompt in ids for i in prompt), d_vocab)
         check_distinct(self.texts, ids)
         n_last, shortest = len(self.labels[0]), min(range(len(ids)), key=lambda at: len(ids[at]))
@@ -255,4 +256,4 @@ class _BoundLabels(LabeledTask):
         return {"uniform": torch.full_like(exact, 1 / len(self.names)), "label_frequencies": frequencies}
 
     def token_labels(self) -> Sequence[str]:
-        return labeled({**dict(self.spelled), **dict(zip(self.answer_ids, self.answers, strict=True))}, self.n_ids)
+        return token_names({**dict(self.spelled), **dict(zip(self.answer_ids, self.answers, strict=True))}, self.n_ids)

@@ -24,7 +24,8 @@ import torch
 from jaxtyping import Complex128, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, shown, unknown_name
+from bayesgeom.core import InvalidArgument, unknown_name
+from bayesgeom.core.errors import quoted
 from bayesgeom.stats import IMPOSSIBLE
 from bayesgeom.tasks.base import check_parameters
 from bayesgeom.tasks.markov import MarkovProcess, check_process, negative_probability, stationary
@@ -341,7 +342,7 @@ def _complex(name: str, values: Any) -> Complex128[np.ndarray, "..."]:
     except (TypeError, ValueError):
         array = np.full((), np.nan)
     if not np.isfinite(array).all():
-        raise InvalidArgument(f"{name} must be an array of finite, possibly complex numbers, got {shown(values)}.")
+        raise InvalidArgument(f"{name} must be an array of finite, possibly complex numbers, got {quoted(values)}.")
     return array
 
 

@@ -23,20 +23,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import (
-    NO_LABEL,
-    InvalidArgument,
-    Tokenizer,
-    Trials,
-    chat_prompts,
-    check_distinct,
-    check_ids,
-    check_types,
-    encoded_text,
-    labeled,
-    opened,
-    unknown_name,
-)
+from bayesgeom.core import NO_LABEL, InvalidArgument, Tokenizer, Trials, check_types, unknown_name
+from bayesgeom.core.tokenizer import chat_prompts, check_distinct, check_ids, encoded_text, prompt_ids, token_names
 from bayesgeom.tasks.base import PromptTask, TextTask, padded_rows
 
 QUINTILES = 5
@@ -132,7 +120,7 @@ class Prompts(TextTask):
         if self.chat:
             ids = chat_prompts(tokenizer, texts)
         elif self.bos:
-            ids = opened(tokenizer, texts)
+            ids = prompt_ids(tokenizer, texts)
         else:
             ids = [tuple(encoded_text(tokenizer, text)) for text in texts]
         check_ids((i for prompt in ids for i in prompt), d_vocab)
@@ -243,7 +231,7 @@ class BoundPrompts(PromptTask):
         return {}
 
     def token_labels(self) -> Sequence[str]:
-        return labeled({}, self.n_ids)
+        return token_names({}, self.n_ids)
 
 
 def texts_in(file: Path) -> tuple[str, ...]:

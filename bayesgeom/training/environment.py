@@ -20,7 +20,9 @@ from typing import Any, Literal
 
 import torch
 
-from bayesgeom.core import CheckpointFault, InvalidArgument, atomic_file, read_json, reduced_precision
+from bayesgeom.core import CheckpointFault, InvalidArgument
+from bayesgeom.core.files import atomic_file, read_json
+from bayesgeom.core.torch_state import reduced_precision
 from bayesgeom.models.config import ModelConfig
 
 ENVIRONMENT = "environment.json"

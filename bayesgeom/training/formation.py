@@ -15,16 +15,10 @@ from typing import Any, Literal, final
 import torch
 from torch import nn
 
-from bayesgeom.core import (
-    CheckpointFault,
-    InvalidArgument,
-    OutputFault,
-    atomic_directory,
-    atomic_file,
-    counted,
-    with_torch_defaults,
-    write_arrays,
-)
+from bayesgeom.core import CheckpointFault, InvalidArgument, OutputFault
+from bayesgeom.core.files import atomic_directory, atomic_file, write_arrays
+from bayesgeom.core.text import count_text
+from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.checkpoint import Checkpoint, assembled, load_checkpoint, weights_hash
 from bayesgeom.models.checkpoint_files import (
     CARD,
@@ -88,7 +82,7 @@ def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "f
     paths = snapshot_paths(source)
     if len(paths) < 2:
         raise InvalidArgument(
-            f"{source} has {counted(len(paths), 'snapshot')}; at least 2 are needed to show a training."
+            f"{source} has {count_text(len(paths), 'snapshot')}; at least 2 are needed to show a training."
         )
     chosen = [paths[index] for index in chosen_among(len(paths), keep)]
     description = read_description(chosen[-1])
@@ -219,7 +213,7 @@ def _kl(module: nn.Module, checkpoint: Checkpoint, seed: int) -> float:
 
 def _card(description: Mapping[str, Any], packed: Sequence[Packed]) -> str:
     rows = "\n".join(f"| {p.step:,} | {p.dtype} | {p.kl_bits:.4g} | {p.kl_bits_stored:.4g} |" for p in packed)
-    return f"""# {description["recipe"]["name"]}, {counted(len(packed), "snapshot")} of its training
+    return f"""# {description["recipe"]["name"]}, {count_text(len(packed), "snapshot")} of its training
 
 `bayesgeom dynamics` shows how its geometry formed. Weights alone are stored, in half precision where the KL on
 {HELD_OUT} held-out sequences keeps its first {DIGITS} digits; they are read as float32.

@@ -17,18 +17,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from bayesgeom.core import (
-    NO_LABEL,
-    CheckpointFault,
-    InvalidArgument,
-    NonFinite,
-    Trials,
-    holds_others,
-    phase,
-    read_json,
-    unknown_name,
-    with_torch_defaults,
-)
+from bayesgeom.core import NO_LABEL, CheckpointFault, InvalidArgument, NonFinite, Trials, phase, unknown_name
+from bayesgeom.core.files import holds_others, read_json
+from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.stats import kl_bits

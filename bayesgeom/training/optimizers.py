@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core import InvalidArgument, shown
+from bayesgeom.core import InvalidArgument
+from bayesgeom.core.errors import quoted
 from bayesgeom.training.environment import Precision
 from bayesgeom.training.recipes import Recipe
 
@@ -69,7 +70,7 @@ class Optimizers:
         }
         for name, value in state.items():
             if not isinstance(value, Tensor):
-                raise InvalidArgument(f"{name} is {shown(value)}, and only tensors are stored: use another optimizer.")
+                raise InvalidArgument(f"{name} is {quoted(value)}, and only tensors are stored: use another optimizer.")
         return state
 
     def restore(self, state: Mapping[str, Shaped[Tensor, "..."]]) -> None:

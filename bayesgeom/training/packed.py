@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from bayesgeom.core import CheckpointFault, is_temporary, put_all_back, put_back, read_json
+from bayesgeom.core import CheckpointFault
+from bayesgeom.core.files import is_temporary, read_json, restore_directories, restore_directory
 from bayesgeom.models.checkpoint_files import Named, check_hashed, check_numbered, checkpoint_folder
 
 FORMATION, SCHEMA = "formation.json", 2
@@ -14,7 +15,7 @@ FORMATION, SCHEMA = "formation.json", 2
 def formations() -> Named:
     """Return the directories of all packed trainings among the named checkpoints, by name, as `checkpoints` does."""
     folder = checkpoint_folder()
-    put_all_back(folder)
+    restore_directories(folder)
     folders = sorted(file.parent for file in folder.glob(f"*/{FORMATION}"))
     return Named({path.name: path for path in folders if not is_temporary(path.name)})
 
@@ -32,7 +33,7 @@ def read_formation(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointFault: The description is unreadable or too new.
     """
-    put_back(folder)
+    restore_directory(folder)
     file = folder / FORMATION
     stored = read_packed_json(file)
     schema = stored.get("schema") if isinstance(stored, dict) else None

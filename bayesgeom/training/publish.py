@@ -15,16 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayesgeom.core import (
-    BayesGeomError,
-    CheckpointFault,
-    atomic_directory,
-    check_directory,
-    number_text,
-    progress_in,
-    read_json,
-    with_torch_defaults,
-)
+from bayesgeom.core import BayesGeomError, CheckpointFault, number_text
+from bayesgeom.core.files import atomic_directory, check_directory, read_json
+from bayesgeom.core.progress import progress_in
+from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.measurements.calibration import Calibration, CalibrationReport
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed

@@ -15,16 +15,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, final
 
-from bayesgeom.core import (
-    InvalidArgument,
-    check_argument,
-    check_known,
-    check_types,
-    field_names,
-    unknown_name,
-    values,
-    with_plain_integers,
-)
+from bayesgeom.core import InvalidArgument, check_argument, check_types, unknown_name
+from bayesgeom.core.errors import check_known, with_plain_integers
+from bayesgeom.core.plugins import field_names, plugin_values
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel, task_from_config
@@ -553,4 +546,4 @@ def recipe(name: str) -> Recipe:
 
 def plugin_recipes() -> dict[str, Recipe]:
     """Return the recipes of other packages, by name: entry points in the group `bayesgeom.recipes`."""
-    return values("bayesgeom.recipes", Recipe, taken=RECIPES)
+    return plugin_values("bayesgeom.recipes", Recipe, taken=RECIPES)

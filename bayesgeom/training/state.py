@@ -15,18 +15,9 @@ from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from bayesgeom.core import (
-    BayesGeomError,
-    CheckpointFault,
-    InvalidArgument,
-    NonFinite,
-    OutputFault,
-    apart,
-    atomic_file,
-    check_regular,
-    counted,
-    write_arrays,
-)
+from bayesgeom.core import BayesGeomError, CheckpointFault, InvalidArgument, NonFinite, OutputFault
+from bayesgeom.core.files import atomic_file, check_regular, differences, write_arrays
+from bayesgeom.core.text import count_text
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import Recipe, deciding
@@ -73,7 +64,7 @@ def check_finite(recipe: Recipe, module: nn.Module, step: int) -> None:
     """
     if not all(bool(parameter.isfinite().all()) for parameter in module.parameters()):
         raise NonFinite(
-            f"weights of {recipe.name} are not finite after {counted(step, 'step')}; lower lr or matrix_lr in the "
+            f"weights of {recipe.name} are not finite after {count_text(step, 'step')}; lower lr or matrix_lr in the "
             f"recipe."
         )
 
@@ -162,7 +153,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     read = [_line(text) for text in texts]
     if dropped := [number for number, line in enumerate(read, start=1) if line is None]:
         warnings.warn(
-            f"{path}: skipped {counted(len(dropped), 'corrupt or incomplete line')} (line {dropped[0]}, …). The log "
+            f"{path}: skipped {count_text(len(dropped), 'corrupt or incomplete line')} (line {dropped[0]}, …). The log "
             f"has a gap there; the weights are not affected.",
             stacklevel=2,
         )
@@ -223,7 +214,7 @@ def check_recipe(stored: Any, recipe: Recipe, file: Path, remedy: str) -> None:
         CheckpointFault: It is another one, or not readable.
     """
     try:
-        difference = apart(deciding(stored), deciding(recipe.to_dict()))
+        difference = differences(deciding(stored), deciding(recipe.to_dict()))
     except (BayesGeomError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise CheckpointFault(f"{file} holds no readable recipe ({error}). {remedy}") from error
     if difference:

@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bayesgeom.core.errors import OutputFault
-from bayesgeom.core.text import counted, fitted, interval_text, number_text, percent_text
+from bayesgeom.core.text import aligned_table, count_text, interval_text, number_text, percent_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.dynamics.report import (
     NEARBY,
@@ -120,7 +120,7 @@ class Dissociation:
 
     def verdict(self, *, first: str, second: str) -> str:
         """Return which of the two is first, or "cannot decide" with the reason."""
-        known, trainings = np.isfinite(self.per_run), counted(len(self.per_run), "training")
+        known, trainings = np.isfinite(self.per_run), count_text(len(self.per_run), "training")
         if not known.all():
             return f"cannot decide: in {int((~known).sum())} of {trainings} one of the two has no moment"
         if len(known) < MIN_SEEDS:
@@ -242,9 +242,9 @@ class Order:
         """The verdict on which settles first on all scales and measures, or "not decided" with the reason."""
         n_runs, n_measures = len(self.precision_steps), len(self.frame_measures)
         if n_measures < MIN_MEASURES:
-            return f"not decided: {counted(n_measures, 'frame measure')}, and at least {MIN_MEASURES} are needed"
+            return f"not decided: {count_text(n_measures, 'frame measure')}, and at least {MIN_MEASURES} are needed"
         if n_runs < MIN_SEEDS:
-            return f"not decided: {counted(n_runs, 'training')}, and at least {MIN_SEEDS} are needed"
+            return f"not decided: {count_text(n_runs, 'training')}, and at least {MIN_SEEDS} are needed"
         found = {
             (scale, measure): outcome
             for scale, row in zip(SCALES, self.verdicts, strict=True)
@@ -434,7 +434,7 @@ class SettlingReport(Report):
                     interval_text(low, high),
                 )
             )
-        return "\n".join([*fitted(moments), "", *self._orders()])
+        return "\n".join([*aligned_table(moments), "", *self._orders()])
 
     def _orders(self) -> list[str]:
         """Return every scale with every frame measure, and the verdict on all of them.
@@ -459,7 +459,7 @@ class SettlingReport(Report):
                     verdict * (not is_shared),
                 )
             )
-        return [*fitted(rows), f"frame or precision first: {self.order}"]
+        return [*aligned_table(rows), f"frame or precision first: {self.order}"]
 
     def _fall_shares(self) -> Estimate:
         """Return the falls as shares of their curve's rise, in which curves of all units can be compared."""

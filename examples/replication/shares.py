@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bayesgeom.core.edits import Edit
 from bayesgeom.core.errors import InvalidArgument, checked
-from bayesgeom.core.text import fitted
+from bayesgeom.core.text import aligned_table
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.interventions.design import Design
@@ -108,7 +108,7 @@ class ShareControlsReport(Report):
                 numbers = (part[effect, layer] for part in (self.movement.value, level.low, level.value, level.high))
                 shares = (f"{own:.3f}" for own in self.share.value[:, layer])
                 rows.append((str(layer), name, *(f"{x:.3f}" for x in numbers), *shares, self.drawn_by_layer[layer]))
-        return "\n".join(fitted(rows))
+        return "\n".join(aligned_table(rows))
 
 
 @checked("model", "task", "subspace")
@@ -274,7 +274,7 @@ class SwapSharesReport(Report):
         rows = [("network and layer", *self.explanations, *self.effects)]
         columns = np.concatenate([self.held.value, self.moved])
         rows += [(self.swaps[at], *(f"{own:.3f}" for own in columns[:, at])) for at in np.argsort(-self.held.value[0])]
-        return "\n".join(fitted(rows))
+        return "\n".join(aligned_table(rows))
 
 
 @checked()

@@ -21,7 +21,7 @@ from scipy.stats import binom, norm
 from torch import Tensor
 
 from bayesgeom.core.run import PATTERN, W_K_GRAM, K, Run, V
-from bayesgeom.core.text import fitted, interval_text, number_text, percent_text
+from bayesgeom.core.text import aligned_table, interval_text, number_text, percent_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.measurements.base import Control, Needs, Probe, known, planted_run, planted_trials
 from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Quantity, Unit, of_untrained
@@ -152,7 +152,7 @@ class PassThresholdsReport(Report):
                 percent_text(self._rate(UNTRAINED, i)),
             )
             rows.append((measure, *numbers, verdict))
-        return "\n".join(fitted(rows))
+        return "\n".join(aligned_table(rows))
 
     def _rate(self, name: str, i: int) -> float:
         """Return how often random data or untrained networks pass; NaN if there are none."""

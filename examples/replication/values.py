@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayesgeom.core.errors import checked
 from bayesgeom.core.run import V
-from bayesgeom.core.text import fitted, number_text
+from bayesgeom.core.text import aligned_table, number_text
 from bayesgeom.models.base import provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, scored_task_of
 from bayesgeom.report.estimate import Estimate, Share, mean_estimate, smooth_estimate, stacked
@@ -68,7 +68,7 @@ class ValueReadingsReport(Report):
         """Return the shares of each reading."""
         rows: list[tuple[str, ...]] = [("reading", *self.components)]
         rows += [(name, *map(number_text, own)) for name, own in zip(self.readings, self.share.value, strict=True)]
-        return "\n".join(fitted(rows))
+        return "\n".join(aligned_table(rows))
 
 
 @checked("model", "task")

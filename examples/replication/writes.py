@@ -16,7 +16,7 @@ from torch import Tensor
 from bayesgeom.ablations.report import AblationReport
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.run import ATTN_OUT, W_O, Run, Z
-from bayesgeom.core.text import fitted, number_text
+from bayesgeom.core.text import aligned_table, number_text
 from bayesgeom.core.torch_state import with_gradients
 from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import Design
@@ -101,7 +101,7 @@ class WriteReport(Report):
         for layer, head in self._order():
             own = (values[layer, head] for values in (self.strength.value, random, self.kl_increase_bits.value))
             rows.append((f"L{layer}H{head}", *map(number_text, own)))
-        return "\n".join(fitted(rows))
+        return "\n".join(aligned_table(rows))
 
     def _order(self) -> list[tuple[int, int]]:
         """Return layer and head, the strongest writer first."""

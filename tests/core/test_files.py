@@ -13,10 +13,10 @@ from safetensors.numpy import save_file
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import (
     Framework,
-    apart,
     atomic_directory,
     atomic_file,
     check_directory,
+    differences,
     read_safetensors,
     write_arrays,
 )
@@ -263,8 +263,8 @@ def test_safetensors_come_back_with_their_metadata(metadata: dict[str, str] | No
 def test_what_differs_is_named_field_by_field() -> None:
     there = {"steps": 30, "task": {"name": "hmm", "length": 20}, "after": None, "battery": [*range(50)], "seed": 0}
     asked = {"steps": 600, "task": {"name": "hmm", "length": 10}, "after": {"steps": 5}, "battery": [*range(1, 51)]}
-    assert apart(there, there) == ""
-    assert apart(there, asked | {"seed": 0}) == (
+    assert differences(there, there) == ""
+    assert differences(there, asked | {"seed": 0}) == (
         "steps: 30 there, 600 requested; task.length: 20 there, 10 requested; "
         "after: nothing there, {'steps': 5} requested; battery: another one"
     )

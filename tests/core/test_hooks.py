@@ -7,7 +7,7 @@ from torch import nn
 
 from bayesgeom.core.errors import HookFault
 from bayesgeom.core.run import RESID_POST
-from bayesgeom.core.torch_state import Hook, hooked, keeping, lock_of, site_hook
+from bayesgeom.core.torch_state import Hook, hooked, lock_of, site_hook, store_activation
 from tests.ablations.plain import n_hooks
 
 
@@ -49,7 +49,7 @@ def test_keyword_arguments_are_passed_on_and_results_replace_outputs() -> None:
 @pytest.mark.parametrize("n", [0, 2])
 def test_a_hook_that_does_not_fire_once_is_named(n: int) -> None:
     model, recorded = parts(), {}
-    hook = site_hook((RESID_POST, 1), model[0], keeping(recorded, (RESID_POST, 1)))
+    hook = site_hook((RESID_POST, 1), model[0], store_activation(recorded, (RESID_POST, 1)))
     message = re.escape(f"site 'resid_post' of layer 1 of tiny fired {n} times in one pass instead of 1")
     with pytest.raises(HookFault, match=message), hooked(model, [hook], by="tiny"):
         for _ in range(n):

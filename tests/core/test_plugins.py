@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument, UnknownName
-from bayesgeom.core.plugins import discover, find
+from bayesgeom.core.plugins import discover, find_plugin
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
@@ -74,7 +74,7 @@ def test_saving_a_file_is_all_it_takes(plant: Plant) -> None:
         "one": "First",
         "two": "Second",
     }
-    assert find("planted", base, "two").__name__ == "Second"
+    assert find_plugin("planted", base, "two").__name__ == "Second"
 
 
 def test_the_base_abstract_classes_and_mere_imports_are_no_plugins(plant: Plant) -> None:
@@ -93,19 +93,19 @@ def test_two_classes_of_one_name_are_refused(plant: Plant) -> None:
 def test_unknown_names_list_those_that_exist(plant: Plant) -> None:
     base = plant({"b": plugin("Second", "two"), "a": plugin("First", "one")})
     with pytest.raises(UnknownName, match=r"there is no Base named 'three'\. There are: one, two\."):
-        find("planted", base, "three")
+        find_plugin("planted", base, "three")
 
 
 def test_an_empty_folder_says_so(plant: Plant) -> None:
     with pytest.raises(UnknownName, match=r"there is no Base named 'three'\. There are: \(none\)\."):
-        find("planted", plant({}), "three")
+        find_plugin("planted", plant({}), "three")
 
 
 def test_other_packages_offer_theirs_by_entry_point(plant: Plant, tmp_path: Path) -> None:
     base = plant({"a": plugin("First", "one")})
     (tmp_path / "guest.py").write_text(plugin("Guest", "guest"))
     offer(tmp_path, "planted", "guest:Guest")
-    assert find("planted", base, "guest").__module__ == "guest"
+    assert find_plugin("planted", base, "guest").__module__ == "guest"
 
 
 def test_an_entry_point_that_takes_a_name_in_use_is_left_out(plant: Plant, tmp_path: Path) -> None:

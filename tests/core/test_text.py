@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.errors import BayesGeomError, on_lines
-from bayesgeom.core.text import fitted, number_text
+from bayesgeom.core.text import aligned_table, number_text
 from bayesgeom.report.estimate import Estimate
 
 
@@ -42,7 +42,7 @@ def test_an_estimate_and_its_interval_have_one_format() -> None:
 def test_a_wide_table_wraps_without_losing_text() -> None:
     rows = [("head", "a header of several words", "interval", "note")]
     rows += [(f"L0H{at}", "0.1234", "0.1 [0.05 … 0.15]", "a note that is longer than its column") for at in range(3)]
-    lines = fitted(rows, width=60)
+    lines = aligned_table(rows, width=60)
     assert max(map(len, lines)) <= 60
     words = " ".join(lines).split()
     assert sorted(words) == sorted(" ".join(" ".join(row) for row in rows).split())

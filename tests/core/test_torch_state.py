@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_info
 
 import bayesgeom
 from bayesgeom.core.run import N_RECORDED
-from bayesgeom.core.torch_state import limited, side_by_side
+from bayesgeom.core.torch_state import limited_threads, side_by_side
 from bayesgeom.report.storage import parts_of
 
 
@@ -23,7 +23,7 @@ def library_threads() -> set[int]:
 @pytest.fixture(params=[1, 3])
 def n_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """Run with one thread and with three; one is what a test process has."""
-    with limited(request.param):
+    with limited_threads(request.param):
         yield request.param
 
 
@@ -94,7 +94,7 @@ def test_without_further_steps_this_thread_works_too() -> None:
         both.wait()
         return threading.get_ident()
 
-    with limited(2):
+    with limited_threads(2):
         found = dict(side_by_side([work, work], iter([None])))
     assert len(set(found.values())) == 2 and threading.get_ident() in found.values()
 
@@ -104,7 +104,7 @@ def test_an_exception_in_a_step_propagates() -> None:
         raise KeyError("planted")
         yield
 
-    with limited(2), pytest.raises(KeyError, match="planted"):
+    with limited_threads(2), pytest.raises(KeyError, match="planted"):
         list(side_by_side([lambda: time.sleep(0.01)], steps()))
 
 
@@ -120,7 +120,7 @@ def test_callers_in_two_threads_take_turns() -> None:
     def second() -> None:
         found.extend(value for _, value in side_by_side([lambda: 2]))
 
-    with limited(3):
+    with limited_threads(3):
         one = threading.Thread(target=lambda: list(side_by_side([first])))
         two = threading.Thread(target=second)
         one.start()
@@ -146,7 +146,7 @@ def test_a_diagnosis_is_the_same_with_any_number_of_threads_for_its_probes(monke
         return {name: parts_of(report) for name, report in found.items()}
 
     def three_at_a_time(works: list[Callable[[], object]], meanwhile: Iterable[object]) -> Iterator[tuple[int, object]]:
-        with limited(3):
+        with limited_threads(3):
             yield from side_by_side(works, meanwhile)
 
     one, three = diagnosed(side_by_side), diagnosed(three_at_a_time)

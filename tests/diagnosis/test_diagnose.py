@@ -13,7 +13,7 @@ import torch
 
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
 from bayesgeom.core.run import N_RECORDED, RESID_MID, RESID_POST, RESID_PRE, STATE, K, Run, Trials, Z
-from bayesgeom.core.torch_state import limited, lock_of
+from bayesgeom.core.torch_state import limited_threads, lock_of
 from bayesgeom.diagnosis import passes
 from bayesgeom.diagnosis import plan as planning
 from bayesgeom.diagnosis.plan import all_measurements
@@ -303,7 +303,7 @@ def test_a_bare_module_needs_a_task() -> None:
 def test_sequences_that_run_beside_the_probes_are_scored_like_the_others(task: WindTunnel) -> None:
     model = HookedModel(Transformer(SIZES), name="tiny", task=task, digest="x")
     n = N_RECORDED + 2 * 128 + 7
-    with limited(2):
+    with limited_threads(2):
         found = diagnose(model, n=n, n_untrained=0, probes=["calibration", "belief_readout"])
     run = model.run(
         task.stream(n, seed=derived_seed(0, Branch.TRIALS)),
@@ -337,7 +337,7 @@ def test_other_sequences_run_while_probes_are_measured(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(HookedModel, "logits", counted)
     monkeypatch.setattr(BeliefReadout, "measure", waiting)
-    with limited(2):
+    with limited_threads(2):
         assert diagnose(model, n=600, n_untrained=0, probes=["belief_readout"])["belief_readout"].n <= N_RECORDED
 
 
@@ -363,7 +363,7 @@ def test_a_diagnosis_inside_the_modules_lock_and_one_outside_both_end(monkeypatc
             diagnosed("inside", 200)
 
     monkeypatch.setattr(BeliefReadout, "measure", waiting)
-    with limited(2):
+    with limited_threads(2):
         threads = [
             threading.Thread(target=work, daemon=True) for work in (partial(diagnosed, "outside", 12_000), inside)
         ]

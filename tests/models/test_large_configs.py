@@ -8,7 +8,7 @@ import torch
 
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.plugins import find
+from bayesgeom.core.plugins import find_plugin
 from bayesgeom.models.config import ModelConfig, shapes_only
 
 LARGE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,7 +26,7 @@ LARGE: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", LARGE)
 def test_what_no_memory_holds_is_refused_before_it_is_built(case: str) -> None:
     architecture, sizes = LARGE[case]
-    kind = find("bayesgeom.models.native", ModelConfig, architecture, group="bayesgeom.models")  # type: ignore[type-abstract]
+    kind = find_plugin("bayesgeom.models.native", ModelConfig, architecture, group="bayesgeom.models")  # type: ignore[type-abstract]
     config, start = kind(**{"d_vocab": 5, "n_ctx": 7, **sizes}), time.monotonic()
     with pytest.raises(InvalidArgument, match=r"^\w+Config\(.* needs about .* GB of memory; this machine has .* GB\."):
         config.build(seed=0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bayesgeom.core.files import encoded
+from bayesgeom.core.files import encoded_json
 from bayesgeom.diagnosis.plan import all_probes
 from bayesgeom.dynamics.report import DynamicsReport
 from bayesgeom.models.checkpoint_files import checkpoints
@@ -129,7 +129,7 @@ def test_a_committed_report_follows_from_its_curves(name: str) -> None:
     stored, again = reading(name)[1], decided_again(READINGS / name)["settling"]
     assert isinstance(again, SettlingReport)
     scalars, arrays = parts_of(again)
-    assert encoded(parts_of(stored)[0]) == scalars
+    assert encoded_json(parts_of(stored)[0]) == scalars
     for part, array in parts_of(stored)[1].items():
         if not part.endswith(".reason"):  # made before there were codes
             np.testing.assert_array_equal(arrays[part], array)

@@ -11,7 +11,7 @@ import pytest
 
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.files import decoded
+from bayesgeom.core.files import decoded_json
 from bayesgeom.core.verdict import Reason
 from bayesgeom.report.estimate import (
     Baseline,
@@ -147,7 +147,7 @@ def test_every_part_is_stored(shape: tuple[int, ...], rng: np.random.Generator) 
         values[0], (np.full(shape, np.nan), np.full(shape, np.nan)), n=13, baselines=levels, reason=Reason.FEW
     )
     data, arrays = estimate_parts("x", own)
-    again = estimate_of("x", decoded(data), arrays, "here")
+    again = estimate_of("x", decoded_json(data), arrays, "here")
     assert (again.resampled, again.n) == ("sequences", 13) and (codes_of(again) == Reason.FEW).all()
     np.testing.assert_equal([again.value, *again.ends], [own.value, *own.ends])
     for one, other in zip(again.baselines, own.baselines, strict=True):
@@ -170,7 +170,7 @@ def test_every_part_is_stored(shape: tuple[int, ...], rng: np.random.Generator) 
 def test_damaged_parts_are_refused_by_name(damage: dict[str, object], tmp_path: Path) -> None:
     data, arrays = estimate_parts("kl_bits", Estimate.of(0.25, (0.125, 0.5), n=3, baselines=[UNIFORM]))
     with pytest.raises(OutputFault, match="here: field 'kl_bits' holds no estimate"):
-        estimate_of("kl_bits", decoded({**data, **damage}), arrays, "here")
+        estimate_of("kl_bits", decoded_json({**data, **damage}), arrays, "here")
 
 
 def test_a_ceiling_is_no_baseline_to_beat() -> None:

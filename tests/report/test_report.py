@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bayesgeom.core.errors import InvalidArgument, OutputFault
-from bayesgeom.core.files import decoded
+from bayesgeom.core.files import decoded_json
 from bayesgeom.core.verdict import Reason
 from bayesgeom.report.diagnosis import report_kinds
 from bayesgeom.report.estimate import Baseline, Better, Estimate, Quantity, codes_of, of_untrained
@@ -430,7 +430,7 @@ def test_a_field_with_another_number_of_axes_is_one_that_the_file_lacks(rng: np.
 def test_a_reason_that_is_not_stored_is_that_code() -> None:
     data, arrays = estimate_parts("x", Estimate.of([0.5, 0.25], ([0.25, math.nan], [0.75, math.nan]), n=96))
     data.pop("reason")
-    assert codes_of(estimate_of("x", decoded(data), arrays, "here")).tolist() == [Reason.NONE, Reason.NOT_STORED]
+    assert codes_of(estimate_of("x", decoded_json(data), arrays, "here")).tolist() == [Reason.NONE, Reason.NOT_STORED]
 
 
 def test_reports_are_equal_by_value(rng: np.random.Generator) -> None:

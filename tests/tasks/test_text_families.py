@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bayesgeom.core.tokenizer import opening, punctuation_id, single_tokens
+from bayesgeom.core.tokenizer import prefix_ids, punctuation_id, single_tokens
 from bayesgeom.tasks.base import candidates
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
@@ -59,14 +59,14 @@ def test_a_wind_tunnel_in_context_reads_back(family: str) -> None:
     bound = task.bind(tokenizer, d_vocab=len(tokenizer))
     row = bound.sample(1, seed=0).tokens[0].tolist()
     text = str(tokenizer.decode(row, skip_special_tokens=True)).lstrip()
-    start = 1 + len(opening(tokenizer, "apple"))
+    start = 1 + len(prefix_ids(tokenizer, "apple"))
     assert tokenizer.encode(text, add_special_tokens=True)[start:] == row[start:], text
 
 
 @every_family
 def test_what_opens_a_text_and_marks_are_found(family: str) -> None:
     tokenizer = FAMILIES[family]()
-    prefix = opening(tokenizer, "apple")
+    prefix = prefix_ids(tokenizer, "apple")
     assert prefix == (() if family == "gpt2" else (tokenizer.convert_tokens_to_ids(BOS),))
     for text in MARKS[:4]:
         assert plain(tokenizer, f"apple{text}")[-1] == punctuation_id(tokenizer, text, after="apple")

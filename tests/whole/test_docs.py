@@ -31,7 +31,7 @@ import pytest
 
 import bayesgeom
 from bayesgeom.cli import COMMANDS, Machines, Source
-from bayesgeom.core.plugins import discover, values
+from bayesgeom.core.plugins import discover, plugin_values
 from bayesgeom.core.run import Trials
 from bayesgeom.measurements.base import Probe
 from bayesgeom.models.base import Model
@@ -281,7 +281,10 @@ def code(page: str) -> Iterator[str]:
 
 def unknown_commands(page: str) -> Iterator[str]:
     """Commands, options, make targets and files that a page names and that do not exist."""
-    commands: dict[str, Callable[..., Any]] = {**COMMANDS, **values("bayesgeom.commands", FunctionType, taken=COMMANDS)}
+    commands: dict[str, Callable[..., Any]] = {
+        **COMMANDS,
+        **plugin_values("bayesgeom.commands", FunctionType, taken=COMMANDS),
+    }
     targets = set(re.findall(r"^([a-z0-9-]+):", read(ROOT / "Makefile"), re.MULTILINE))
     for text in code(page):
         if match := re.match(r"bayesgeom ([a-z][a-z-]*)\b(.*)", text):

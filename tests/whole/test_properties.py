@@ -28,7 +28,7 @@ import bayesgeom
 from bayesgeom import ablations, monitor, subspaces, tasks
 from bayesgeom.cli import COMMANDS, main
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument
-from bayesgeom.core.files import decoded, encoded
+from bayesgeom.core.files import decoded_json, encoded_json
 from bayesgeom.interventions.design import Design
 from bayesgeom.models.checkpoint_files import hashed
 from bayesgeom.report.diagnosis import Diagnosis
@@ -381,8 +381,8 @@ def laws(task: tuple[type[WindTunnel], dict[str, Any]], seed: int) -> None:
 
 def round_trip(value: Any) -> None:
     """What a report holds is strict JSON, and comes back as it was: NaN and infinities too."""
-    text = json.dumps(encoded(value), allow_nan=False)
-    np.testing.assert_equal(decoded(json.loads(text)), value)
+    text = json.dumps(encoded_json(value), allow_nan=False)
+    np.testing.assert_equal(decoded_json(json.loads(text)), value)
 
 
 test_laws_of_tasks = FEW(given(kinds_of_task(), SEEDS)(laws))

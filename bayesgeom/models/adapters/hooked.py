@@ -47,7 +47,6 @@ from bayesgeom.core import (
     W_K_GRAM,
     W_O,
     W_V,
-    Hook,
     InvalidArgument,
     K,
     ModelSpec,
@@ -56,11 +55,9 @@ from bayesgeom.core import (
     Trials,
     V,
     Z,
-    alone,
-    hooked,
-    structure_of,
-    untrained,
 )
+from bayesgeom.core.run import untrained_hash
+from bayesgeom.core.torch_state import Hook, holding_lock, hooked, structure_of
 from bayesgeom.models.adapters.proof import Claim, Functions, PerHead, Side, examined, perturbed_pass, sentinel_trials
 from bayesgeom.models.base import Model, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
@@ -146,7 +143,7 @@ class HookedModel(_NativeModel):
         }
         return activations[site]
 
-    @alone()
+    @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         if (at := trials.even_positions) is not None and self._is_plain():
             return cast(Tensor, self._transformer(trials.tokens, at))
@@ -158,10 +155,10 @@ class HookedModel(_NativeModel):
         module = config.build(seed=seed).to(self.spec.device)
         assert isinstance(module, Transformer)
         return HookedModel(
-            module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained(seed)
+            module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained_hash(seed)
         )
 
-    @alone()
+    @holding_lock()
     def replayer(self) -> Replayer:
         # The replay runs the embedding itself, so hooks there are harmless.
         foreign = [name for name in self.foreign_hooks() if name not in ("embed", "hook_embed", "pos_embed")]
@@ -182,7 +179,7 @@ class HookedModel(_NativeModel):
         linear = all(isinstance(parts.get(f"attn.{name}"), nn.Linear) for name in ("W_Q", "W_K", "W_V", "W_O"))
         return linear and isinstance(parts.get("attn"), MultiHeadAttention) and isinstance(parts.get("ln1"), Norm)
 
-    @alone()
+    @holding_lock()
     def _broken(self) -> dict[Site, str]:
         """The sites that fail the check, each with the reason."""
         module, given = self._transformer, dict[int, Tensor]()
@@ -294,7 +291,7 @@ class ResidualModel(_NativeModel):
         embedded: Tensor = module.entering(tokens) if isinstance(module, PositionwiseMLP) else module.embed(tokens)
         return embedded
 
-    @alone()
+    @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self._module(trials.tokens))
 
@@ -302,7 +299,7 @@ class ResidualModel(_NativeModel):
         module = replace(self._module.config, n_layers=self.spec.n_layers).build(seed=seed).to(self.spec.device)
         assert isinstance(module, PositionwiseMLP | LSTM | Mamba)
         return ResidualModel(
-            module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained(seed)
+            module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained_hash(seed)
         )
 
     def replayer(self) -> Replayer:
@@ -313,7 +310,7 @@ class ResidualModel(_NativeModel):
         once = dict.fromkeys(absent, "blocks write once, without attention")
         return dict.fromkeys(_HEADS, "it has no attention heads") | once
 
-    @alone()
+    @holding_lock()
     @torch.no_grad()
     def _broken(self) -> dict[Site, str]:
         """The sites that fail the check, each with the reason."""

@@ -22,19 +22,15 @@ from bayesgeom.core import (
     MLP_OUT,
     MLP_POST,
     PATTERN,
-    PROCESS_STATE,
     RESID_MID,
     RESID_PRE,
-    Hook,
     MissingSite,
     ModelSpec,
     NoCopy,
     Site,
     Trials,
-    alone,
-    hooked,
-    structure_of,
 )
+from bayesgeom.core.torch_state import PROCESS_STATE, Hook, holding_lock, hooked, structure_of
 from bayesgeom.models.adapters.hooked import POINTS
 from bayesgeom.models.adapters.proof import (
     Claim,
@@ -84,7 +80,7 @@ class LensModel(Reattachable):
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         raise MissingSite(f"{self.spec.name} provides no site that is read from weights, such as {site.name!r}.")
 
-    @alone()
+    @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         with self._open():
             return trials.at_scored(self._lens(trials.tokens))
@@ -157,7 +153,7 @@ class LensModel(Reattachable):
             elif site != RESID_MID and self._taps.is_watched(layer, site):
                 yield site, partial(lambda own, value, hook: self._taps.through(own, layer, value), site)  # noqa: ARG005  (as above)
 
-    @alone()
+    @holding_lock()
     @torch.no_grad()
     def _disproved(self) -> dict[Site, str]:
         tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens

@@ -35,7 +35,6 @@ from bayesgeom.core import (
     TOKEN_INPUTS,
     TOKEN_KEYS,
     W_V,
-    Change,
     K,
     ModelSpec,
     Q,
@@ -43,10 +42,9 @@ from bayesgeom.core import (
     Trials,
     V,
     Z,
-    hooked,
-    site_hook,
-    site_of,
 )
+from bayesgeom.core.run import site_of
+from bayesgeom.core.torch_state import Change, hooked, site_hook
 
 
 @final

@@ -26,13 +26,10 @@ from bayesgeom.core import (
     MLP_OUT,
     MLP_POST,
     PATTERN,
-    PROCESS_STATE,
     Q_ROT,
     RESID_POST,
     RESID_PRE,
     BayesGeomError,
-    Contained,
-    Hook,
     InvalidArgument,
     K,
     MissingSite,
@@ -45,17 +42,14 @@ from bayesgeom.core import (
     Trials,
     V,
     Z,
-    alone,
     check_argument,
     checked,
-    evaluating,
-    hooked,
-    shown,
-    structure_of,
     unknown_name,
-    untrained,
-    with_plain_integers,
 )
+from bayesgeom.core.errors import quoted, with_plain_integers
+from bayesgeom.core.plugins import Contained
+from bayesgeom.core.run import untrained_hash
+from bayesgeom.core.torch_state import PROCESS_STATE, Hook, evaluating, holding_lock, hooked, structure_of
 from bayesgeom.models.adapters.proof import (
     SUM,
     Claim,
@@ -299,7 +293,7 @@ def _blocks(net: nn.Module, where: Where | Sequence[nn.Module]) -> tuple[tuple[n
     listed = list(blocks) if isinstance(blocks, nn.ModuleList | nn.Sequential | list | tuple) else [blocks]
     pairs = [tuple(pair) if isinstance(pair, tuple | list) else (pair, pair) for pair in listed]
     if not pairs or any(len(pair) != 2 or not all(isinstance(part, nn.Module) for part in pair) for pair in pairs):
-        name = f"blocks={shown(where)}" if isinstance(where, str) else "blocks=…"
+        name = f"blocks={quoted(where)}" if isinstance(where, str) else "blocks=…"
         raise InvalidArgument(
             f"{name} of {type(net).__name__} must be a list of modules, or of pairs of modules; got "
             f"{', '.join(type(entry).__name__ for entry in listed) or 'none'}."
@@ -324,7 +318,7 @@ def _found(owner: Any, where: Where, what: str) -> Any:
         if isinstance(where, str):
             known = ", ".join(path for path, _ in owner.named_modules() if path) or "none"
             raise InvalidArgument(
-                f"{what}={shown(where)}: {type(owner).__name__} has no part of this name. Its parts: {known}."
+                f"{what}={quoted(where)}: {type(owner).__name__} has no part of this name. Its parts: {known}."
             ) from error
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidArgument(f"the function {what}=… failed on a {type(owner).__name__}: {reason[0]}") from error
@@ -372,7 +366,7 @@ class WrappedModel(Reattachable):
         rows = matrix_of(part.forward, torch.eye(width, dtype=torch.float64, device=like.device), like)
         return HeadOutput(matrix=rows.unflatten(0, (self._heads[0], -1)))
 
-    @alone()
+    @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         with evaluating(self._net), self._open():
             return trials.at_scored(self._forward(trials.tokens))
@@ -386,7 +380,7 @@ class WrappedModel(Reattachable):
                 net = _reset(deepcopy(self._net), self.spec.name)
         options: Options = {**self._options, "name": f"{self.spec.name} at initialization {seed}"}
         layout = self._layout.within(self._net, net)
-        return WrappedModel(net, layout, self._heads[0], options, digest=untrained(seed))
+        return WrappedModel(net, layout, self._heads[0], options, digest=untrained_hash(seed))
 
     def _rebuilt(self, rebuild: Callable[[], nn.Module]) -> nn.Module:
         """Return a module that a function builds; raise `NoCopy` if it has other parts or other weights."""
@@ -404,7 +398,7 @@ class WrappedModel(Reattachable):
             raise NoCopy(f"{name} returned a module with other weights: {', '.join(differing[:3])} differ.")
         return built.to(self.spec.device).eval()
 
-    @alone()
+    @holding_lock()
     def replayer(self) -> Replayer:
         blocks = tuple(first for first, last in self._layout.blocks if first is last)
         if len(blocks) == self.spec.n_layers and not self._is_position_first:

@@ -32,18 +32,12 @@ from bayesgeom.core import (
     Site,
     TaskMismatch,
     Trials,
-    apart,
-    atomic_file,
     check_types,
     concatenate,
-    holds_others,
-    is_file,
-    is_untrained,
-    read_json,
-    shown,
-    untrained,
-    write_arrays,
 )
+from bayesgeom.core.errors import quoted
+from bayesgeom.core.files import atomic_file, differences, holds_others, is_file, read_json, write_arrays
+from bayesgeom.core.run import is_untrained, untrained_hash
 from bayesgeom.models.base import (
     KERNELS,
     PASS_BYTES,
@@ -154,7 +148,7 @@ def read_manifest(folder: Path) -> Manifest:
     if type(schema) is not int or schema != SCHEMA:
         is_newer = type(schema) is int and schema > SCHEMA
         raise CheckpointFault(
-            f"{path} has schema {shown(schema)}; this bayesgeom reads schema {SCHEMA}. "
+            f"{path} has schema {quoted(schema)}; this bayesgeom reads schema {SCHEMA}. "
             + (
                 "Upgrade bayesgeom."
                 if is_newer
@@ -308,7 +302,7 @@ def _begun(folder: Path, requested: Manifest) -> Manifest:
     there, spec = read_manifest(folder), requested.model_spec
     apart_from = {"shards": None, "untrained": None}  # these may differ
     mine, theirs = (json.loads(json.dumps(asdict(manifest) | apart_from)) for manifest in (there, requested))
-    if difference := apart(mine, theirs):
+    if difference := differences(mine, theirs):
         raise OutputFault(f"{folder} holds another capture ({difference}). Name another directory, or delete it.")
     if there.shards and not (spec.is_identified or is_untrained(spec)):  # an untrained network follows from its seed
         raise OutputFault(
@@ -389,7 +383,7 @@ class CapturedModel(Model):
             n = len(self.manifest.untrained)
             raise NoCopy(f"{self.folder} holds {n} untrained networks. Capture again with a larger n_untrained.")
         copy = CapturedModel(self.folder / UNTRAINED.format(list(self.manifest.untrained).index(seed)))
-        if copy.spec.weights_hash != untrained(seed) or copy.manifest.task != self.manifest.task:
+        if copy.spec.weights_hash != untrained_hash(seed) or copy.manifest.task != self.manifest.task:
             raise CheckpointFault(
                 f"{copy.folder} holds {copy.spec.name}, not the untrained network of seed {seed}. Capture again."
             )
@@ -408,7 +402,7 @@ class CapturedModel(Model):
             InvalidArgument: Another seed than that of the capture was requested.
         """
         stored = self.manifest
-        if difference := apart(json.loads(json.dumps(stored.task)), json.loads(json.dumps(task.config()))):
+        if difference := differences(json.loads(json.dumps(stored.task)), json.loads(json.dumps(task.config()))):
             raise TaskMismatch(
                 f"{self.folder} was captured on {self.task}, and cannot be measured on another task ({difference}). "
                 f"Capture that task, or omit the task."

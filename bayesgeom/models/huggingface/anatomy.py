@@ -17,7 +17,8 @@ from einops import rearrange
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
-from bayesgeom.core import Hook, InvalidArgument, K, Q, Site, V, hooked
+from bayesgeom.core import InvalidArgument, K, Q, Site, V
+from bayesgeom.core.torch_state import Hook, hooked
 from bayesgeom.models.adapters.proof import first_input
 from bayesgeom.models.huggingface.attention import Handed
 

@@ -32,16 +32,12 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from bayesgeom.core import (
-    PROCESS_STATE,
-    BayesGeomError,
-    CheckpointFault,
-    Contained,
-    InvalidArgument,
-    counted,
-    optional,
-    read_json,
-)
+from bayesgeom.core import BayesGeomError, CheckpointFault, InvalidArgument
+from bayesgeom.core.errors import optional_package
+from bayesgeom.core.files import read_json
+from bayesgeom.core.plugins import Contained
+from bayesgeom.core.text import count_text
+from bayesgeom.core.torch_state import PROCESS_STATE
 from bayesgeom.models.checkpoint import read_header
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
 from bayesgeom.models.config import quiet
@@ -78,7 +74,7 @@ def gguf_in(path: Path) -> Path | None:
             f"{path} holds {len(files)} GGUF files ({', '.join(file.name for file in files[:4])}); name one of them."
         )
     if files:
-        with optional("gguf", f"the GGUF file {files[0]}"):
+        with optional_package("gguf", f"the GGUF file {files[0]}"):
             import gguf  # noqa: F401
     return files[0] if files else None
 
@@ -597,11 +593,11 @@ def check_weights(hf: Any, found: Mapping[str, Collection[Any]], source: str | P
         shapes = (f"{name} is {tuple(there)}, not {tuple(required)}" for name, there, required in wrong[:_SHOWN])
         raise CheckpointFault(
             f"the weights of {source} do not have the shapes that its config requires in "
-            f"{counted(len(wrong), 'tensor')}: {'; '.join(shapes)}. {remedy}"
+            f"{count_text(len(wrong), 'tensor')}: {'; '.join(shapes)}. {remedy}"
         )
     if missing := sorted(found["missing_keys"]):
         raise CheckpointFault(
-            f"the weights of {source} lack {counted(len(missing), 'tensor')} of {type(hf).__name__}: "
+            f"the weights of {source} lack {count_text(len(missing), 'tensor')} of {type(hf).__name__}: "
             f"{', '.join(missing[:_SHOWN])}. They would be random numbers: load a complete causal language model."
         )
     dropped = sorted(name for name in found["unexpected_keys"] if not _COMPUTED.search(name))
@@ -618,12 +614,12 @@ def check_weights(hf: Any, found: Mapping[str, Collection[Any]], source: str | P
     parts = [name for name, full in spelled.items() if any(map(is_part, full))]
     if parts:
         raise CheckpointFault(
-            f"the weights of {source} hold {counted(len(parts), 'tensor')} that {type(hf).__name__} has no place for "
-            f"with this {CONFIG}: {', '.join(parts[:_SHOWN])}. Restore the {CONFIG} that was saved with them."
+            f"the weights of {source} hold {count_text(len(parts), 'tensor')} that {type(hf).__name__} has no place "
+            f"for with this {CONFIG}: {', '.join(parts[:_SHOWN])}. Restore the {CONFIG} that was saved with them."
         )
     if dropped:
         warnings.warn(
-            f"the weights of {source} hold {counted(len(dropped), 'tensor')} outside of {type(hf).__name__}, not "
+            f"the weights of {source} hold {count_text(len(dropped), 'tensor')} outside of {type(hf).__name__}, not "
             f"used: {', '.join(dropped[:_SHOWN])}.",
             stacklevel=2,
         )

@@ -27,7 +27,6 @@ from bayesgeom.core import (
     MLP_OUT,
     MLP_POST,
     NORM_WEIGHT,
-    PROCESS_STATE,
     RESID_POST,
     RESID_PRE,
     ROUTER_LOGITS,
@@ -35,7 +34,6 @@ from bayesgeom.core import (
     TOKEN_INPUTS,
     TOKEN_KEYS,
     W_O,
-    Hook,
     InvalidArgument,
     K,
     ModelSpec,
@@ -45,14 +43,18 @@ from bayesgeom.core import (
     Tokenizer,
     Trials,
     Z,
-    alone,
+)
+from bayesgeom.core.run import untrained_hash
+from bayesgeom.core.torch_state import (
+    PROCESS_STATE,
+    Hook,
     default_dtype,
     evaluating,
+    holding_lock,
     hooked,
     lock_of,
     site_hook,
     structure_of,
-    untrained,
 )
 from bayesgeom.models.adapters.proof import (
     Claim,
@@ -767,7 +769,7 @@ class HFModel(Reattachable):
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         return self._attached.static_sites.of(site, tokens, layer)
 
-    @alone()
+    @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         with evaluating(self._hf), self._attached.site_hooks.open():
             prefixes = None if self._is_watched() else self._prefixes
@@ -817,11 +819,11 @@ class HFModel(Reattachable):
             name=f"{self.spec.name} at initialization {seed}",
             tokenizer=self.tokenizer,
             task=self.task,
-            digest=untrained(seed),
+            digest=untrained_hash(seed),
             rebuild=self._rebuild,
         )
 
-    @alone()
+    @holding_lock()
     def replayer(self) -> Replayer:
         if self._replayer is None:
             self._replayer = prefix_replayer(self, self._attached.site_hooks.anatomy.blocks)

@@ -11,7 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from bayesgeom.core import CheckpointFault, InvalidArgument, counted, is_file, read_json, shown
+from bayesgeom.core import CheckpointFault, InvalidArgument
+from bayesgeom.core.errors import quoted
+from bayesgeom.core.files import is_file, read_json
+from bayesgeom.core.text import count_text
 
 _DRAWN = re.compile(r"pissa_niter_\d+")
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -70,7 +73,7 @@ def base_of(path: Path) -> tuple[str, str | None]:
     base, revision = known.get("base_model_name_or_path"), known.get("revision")
     if not isinstance(base, str) or not base:
         raise CheckpointFault(
-            f"{path / ADAPTER} names no base model, but {shown(base)}. Write its directory or hub name there as "
+            f"{path / ADAPTER} names no base model, but {quoted(base)}. Write its directory or hub name there as "
             f"base_model_name_or_path, or merge the adapter with peft's merge_and_unload and save the model."
         )
     if revision is not None and not isinstance(revision, str):
@@ -80,7 +83,7 @@ def base_of(path: Path) -> tuple[str, str | None]:
     initial = known.get("init_lora_weights")
     if isinstance(initial, str) and _DRAWN.fullmatch(initial):
         raise CheckpointFault(
-            f"{path / ADAPTER} sets init_lora_weights to {shown(initial)}: it changes the base model by random draws, "
+            f"{path / ADAPTER} sets init_lora_weights to {quoted(initial)}: it changes the base model by random draws, "
             f"so they would differ from those in training. Merge the adapter with peft, and save the model."
         )
     if importlib.util.find_spec("peft") is None:
@@ -98,7 +101,7 @@ def check_embedded(path: Path) -> None:
         base, _ = base_of(path)
         if not (Path(base).is_dir() and Path(base).samefile(path)):
             raise CheckpointFault(
-                f"{path} holds a model, and an adapter of another one, {shown(base)}. Move {ADAPTER} and "
+                f"{path} holds a model, and an adapter of another one, {quoted(base)}. Move {ADAPTER} and "
                 f"{ADAPTER_WEIGHTS} to a directory of their own, and load that."
             )
 
@@ -145,4 +148,4 @@ def _check_complete(peft: Any, wrapped: Any, path: Path) -> None:
     for tensors, fault in ((absent, "lacks"), (result.unexpected_keys, "holds, without a layer,")):
         if tensors:
             listed = ", ".join(sorted(tensors)[:4])
-            raise ValueError(f"{ADAPTER_WEIGHTS} {fault} {counted(len(tensors), 'tensor')}: {listed}")
+            raise ValueError(f"{ADAPTER_WEIGHTS} {fault} {count_text(len(tensors), 'tensor')}: {listed}")

@@ -39,14 +39,13 @@ from bayesgeom.core import (
     W_K_GRAM,
     W_O,
     W_V,
-    Hook,
     K,
     Q,
     Site,
     V,
     Z,
-    hooked,
 )
+from bayesgeom.core.torch_state import Hook, hooked
 from bayesgeom.models.adapters.proof import SUM, Taps, first_input
 from bayesgeom.models.base import INSIDE_MLP
 from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_output, is_close, routing_of

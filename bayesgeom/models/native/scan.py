@@ -29,7 +29,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from bayesgeom.core import InvalidArgument, even_slices
+from bayesgeom.core import InvalidArgument
+from bayesgeom.core.batching import even_slices
 
 # Size of one buffer of a chunk: a share of a CPU's second-level cache. A GPU processes the whole batch at once.
 _CPU_BYTES, _GPU_BYTES = 2**18, 2**30

@@ -28,22 +28,16 @@ from bayesgeom.core import (
     RESID_MID,
     RESID_PRE,
     BayesGeomError,
-    Change,
     Edit,
-    Hook,
     K,
     Q,
     Reference,
     Site,
-    SiteLayer,
     Trials,
     V,
     Z,
-    alone,
-    hooked,
-    keeping,
-    site_hook,
 )
+from bayesgeom.core.torch_state import Change, Hook, SiteLayer, holding_lock, hooked, site_hook, store_activation
 from bayesgeom.models.adapters.proof import first_input, sentinel_trials
 from bayesgeom.models.base import STAGES, BaselinePass, Model, Variant, entry, hooked_sites
 
@@ -69,13 +63,13 @@ class _Receiving(ABC):
         inputs = [(site if layer in has(site) else rotated, layer) for site, rotated in _INPUTS]
         for change in changes:
             changed = dict[SiteLayer, Tensor]()
-            hooks: dict[SiteLayer, Change] = {place: keeping(changed, place) for place in inputs}
+            hooks: dict[SiteLayer, Change] = {place: store_activation(changed, place) for place in inputs}
             self._within(baseline, layer, {(RESID_PRE, layer): _adding(change), **hooks})
             each = list[Tensor]()
             for place in inputs:
                 kept = dict[SiteLayer, Tensor]()
                 values = changed[place]
-                self._within(baseline, layer, {place: _giving(values), (Z, layer): keeping(kept, (Z, layer))})
+                self._within(baseline, layer, {place: _giving(values), (Z, layer): store_activation(kept, (Z, layer))})
                 each.append(kept[Z, layer])
             yield torch.stack(each)
 
@@ -100,7 +94,7 @@ class PlainLoop(_Receiving):
     def __init__(self, model: Model, also: Sequence[Site] = ()) -> None:
         self.model, self._sites = model, (*STAGES, *also)
 
-    @alone("model.module")
+    @holding_lock("model.module")
     @torch.no_grad()
     def baseline(self, trials: Trials, also: Sequence[Site] = ()) -> BaselinePass:
         """Run one pass and keep every replayable site, and those in `also`, at all positions."""
@@ -110,7 +104,7 @@ class PlainLoop(_Receiving):
             logits = self.model.logits(trials)
         return BaselinePass(trials=trials, rows=trials.scored_positions()[0], stored=stored, logits=logits)
 
-    @alone("model.module")
+    @holding_lock("model.module")
     @torch.no_grad()
     def logits(
         self, baseline: BaselinePass, variants: Sequence[Variant], reference: Reference
@@ -128,7 +122,7 @@ class PlainLoop(_Receiving):
             self.model.logits(baseline.trials)
 
 
-@alone()
+@holding_lock()
 @torch.no_grad()
 def mlp_reads(model: Model, layer: int) -> Site:
     """Return the site at which a change reaches the input of a layer's MLP: resid_pre if it is parallel to attention.
@@ -139,9 +133,9 @@ def mlp_reads(model: Model, layer: int) -> Site:
         return RESID_MID if layer in model.layers_of(RESID_MID) else RESID_PRE
     place, trials = (MLP_OUT, layer), sentinel_trials(model.spec.d_vocab, model.spec.n_ctx, model.spec.device)
     plain, other = dict[SiteLayer, Tensor](), dict[SiteLayer, Tensor]()
-    with hooked_sites(model, {place: keeping(plain, place)}):
+    with hooked_sites(model, {place: store_activation(plain, place)}):
         model.logits(trials)
-    with hooked_sites(model, {place: keeping(other, place), (ATTN_OUT, layer): torch.zeros_like}):
+    with hooked_sites(model, {place: store_activation(other, place), (ATTN_OUT, layer): torch.zeros_like}):
         model.logits(trials)
     return RESID_PRE if torch.equal(plain[place], other[place]) else ATTN_OUT
 
@@ -197,13 +191,13 @@ class PrefixReplay(_Receiving):
         self._loop = PlainLoop(model, also)
         self._forms: list[Form] | None = None
 
-    @alone("model.module")
+    @holding_lock("model.module")
     @torch.no_grad()
     def baseline(self, trials: Trials, also: Sequence[Site] = ()) -> BaselinePass:
         """Run one pass and keep every replayable site, and those in `also`, at all positions."""
         return self._loop.baseline(trials, also)
 
-    @alone("model.module")
+    @holding_lock("model.module")
     @torch.no_grad()
     def logits(
         self, baseline: BaselinePass, variants: Sequence[Variant], reference: Reference
@@ -217,7 +211,7 @@ class PrefixReplay(_Receiving):
         assert all(entry(variant) == (first, stage) for variant in variants), "variants of one batch share their entry"
         return self._replayed(baseline, first, variants, reference)
 
-    @alone("model.module")
+    @holding_lock("model.module")
     @torch.no_grad()
     def inexact_from(self) -> int | None:
         """Return the first block whose output changes when the blocks before it are skipped; None if there is none.

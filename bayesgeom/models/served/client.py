@@ -21,7 +21,9 @@ from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, final
 
-from bayesgeom.core import InvalidArgument, ServerFault, is_whole, once, optional
+from bayesgeom.core import InvalidArgument, ServerFault
+from bayesgeom.core.errors import is_whole_number, optional_package
+from bayesgeom.core.files import unique_keys
 
 if TYPE_CHECKING:
     import httpx
@@ -162,7 +164,7 @@ class Client:
 
     def _reply(self, path: str, body: Mapping[str, Any] | None) -> Any:
         """The parsed reply; attempts that time out or meet a busy server are repeated, when it says if it does."""
-        with optional("serve", f"the server {self.url}"):
+        with optional_package("serve", f"the server {self.url}"):
             import httpx
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
@@ -214,7 +216,7 @@ class Client:
             )
         text = content.decode("utf-8", "replace")
         try:
-            return json.loads(text, object_pairs_hook=once)
+            return json.loads(text, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError):
             quoted = self.quoted(text)
             raise ServerFault(f"{self.url}{path} replied with no JSON: {quoted}. Check the address.") from None
@@ -292,7 +294,7 @@ def _listed(item: Any) -> Listed | None:
     if math.isnan(log_prob) or log_prob > _SUM:
         return None
     token_id = item.get("id") if isinstance(item, dict) else None
-    if text.startswith("token_id:") and is_whole(text[9:]):
+    if text.startswith("token_id:") and is_whole_number(text[9:]):
         token_id = int(text[9:])
     return Listed(text, token_id if type(token_id) is int else None, log_prob)
 

@@ -20,10 +20,9 @@ from bayesgeom.core import (
     Site,
     Tokenizer,
     Trials,
-    alone,
-    decoded_text,
-    encoded_text,
 )
+from bayesgeom.core.tokenizer import decoded_text, encoded_text
+from bayesgeom.core.torch_state import holding_lock
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.served.client import TOP, Client, Listed, client_of, parts_of
 from bayesgeom.report import SERVED
@@ -105,7 +104,7 @@ class ServedModel(Model):
         self._n = self._n_open = 0
         self._most_open = 0.0
 
-    @alone()
+    @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         if not trials.has_posterior:
             raise InvalidArgument(

@@ -15,7 +15,7 @@ from typing import Any, Protocol, final
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
 from bayesgeom.core.files import RUNS, atomic_file
-from bayesgeom.core.text import fitted, number_text
+from bayesgeom.core.text import aligned_table, number_text
 from bayesgeom.models.checkpoint_files import FINISHED, checkpoints
 from bayesgeom.report.storage import HTML, JSON, METRICS
 from examples.replication.claims.claim import Claim, Measurement, Origin, Outcome, Run, Value, verdict
@@ -72,7 +72,7 @@ class Reproduction:
             rows.append((number.label, before, found.text(number.unit), agrees))
         differing = [f"differs: {self.claim.numbers[name].label}: {self._parts(name)}" for name in self.differs]
         lines = [
-            *fitted(rows),
+            *aligned_table(rows),
             "",
             *(line for line, parts in zip(differing, self.differs.values(), strict=True) if parts),
         ]

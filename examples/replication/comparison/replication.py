@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core.text import counted, fitted, number_text
+from bayesgeom.core.text import aligned_table, count_text, number_text
 from bayesgeom.core.verdict import Reason
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate
 from bayesgeom.report.report import Report
@@ -70,7 +70,7 @@ class ReplicationReport(Report):
     def headlines(self) -> Sequence[Headline]:
         shown = ("mean_kl_bits", "mean_entropy_mae_bits", "spread_kl_bits", "spread_entropy_mae_bits")
         quantities = quantities_of(type(self))
-        seeds = counted(len(self.replicas), "seed")
+        seeds = count_text(len(self.replicas), "seed")
         return tuple(headline_of(self, m, label=f"{quantities[m].label} of {seeds}") for m in shown)
 
     def panels(self) -> "Sequence[Panel]":
@@ -112,7 +112,7 @@ class ReplicationReport(Report):
         spreads = (self.spread_kl_bits, self.spread_entropy_mae_bits)
         for what, both in (("mean", means), ("spread", spreads)):
             rows.append((what, *(number_text(float(own)) for own in both), ""))
-        return "\n".join(fitted(rows))
+        return "\n".join(aligned_table(rows))
 
 
 def replication_report(

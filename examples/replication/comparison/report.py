@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from bayesgeom.core.text import fitted, number_text, percent_text
+from bayesgeom.core.text import aligned_table, number_text, percent_text
 from bayesgeom.report.estimate import (
     AtMostOne,
     Baseline,
@@ -370,7 +370,7 @@ def verdict_on(task: str, share_closed: float, memory_symbols: float, window_gap
 
 
 def _lines(rows: list[tuple[str, ...]], is_markdown: bool) -> list[str]:
-    return markdown(rows[0], rows[1:]).split("\n") if is_markdown else fitted(rows)
+    return markdown(rows[0], rows[1:]).split("\n") if is_markdown else aligned_table(rows)
 
 
 def _verdict_published(cell: Cell) -> str | None:

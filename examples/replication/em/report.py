@@ -16,7 +16,7 @@ from bayesgeom.charts.curves import Curve, add_curves
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.core.errors import InvalidArgument, checked
 from bayesgeom.core.progress import phase
-from bayesgeom.core.text import fitted, interval_text, number_text
+from bayesgeom.core.text import aligned_table, interval_text, number_text
 from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.base import provenance
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
@@ -176,7 +176,7 @@ class EMReport(Report):
             f"{number_text(self.filter_bits[TRAINED, chain])} bits, "
             f"held out {number_text(self.filter_bits[HELD_OUT, chain])}"
         )
-        return "\n".join([floor, *fitted(rows)])
+        return "\n".join([floor, *aligned_table(rows)])
 
     def _row(self, chain: int, condition: int) -> tuple[str, ...]:
         at, at_held_out = (TRAINED, chain, condition), (HELD_OUT, chain, condition)

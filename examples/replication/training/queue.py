@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.core.files import RUNS
-from bayesgeom.core.text import fitted
+from bayesgeom.core.text import aligned_table
 from bayesgeom.models.checkpoint_files import CONFIG, FINISHED, checkpoints, read_description
 from bayesgeom.training.loop import BEFORE, RECIPE, check_run
 from bayesgeom.training.publish import as_duration
@@ -287,7 +287,7 @@ def status_table(found: Sequence[Progress]) -> str:
     below = f"{n_done} of {len(found)} finished; about {time} left on two cores in float32"
     others = [own.queued.reseeded.name for own in found if own.state == "another recipe"]
     told = [f"another recipe: move these runs away to train the queue's: {', '.join(others)}"] if others else []
-    return "\n".join([*fitted(rows), "", *told, below, next_one])
+    return "\n".join([*aligned_table(rows), "", *told, below, next_one])
 
 
 def _progress(own: Queued, runs: Path, shipped: Mapping[str, Path]) -> Progress:

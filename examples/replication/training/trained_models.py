@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import final
 
 from bayesgeom.core.errors import CheckpointFault, UnknownName
-from bayesgeom.core.files import apart
+from bayesgeom.core.files import differences
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import CONFIG, FINISHED, checkpoints, read_description
@@ -81,7 +81,7 @@ class TrainedModels:
             path = self.path(recipe)
             if not self.has(recipe):
                 check_run(recipe, self.runs / recipe.name)
-            elif found := apart(deciding(read_description(path)["recipe"]), deciding(recipe.to_dict())):
+            elif found := differences(deciding(read_description(path)["recipe"]), deciding(recipe.to_dict())):
                 raise CheckpointFault(
                     f"{path} was made by a different recipe than the current {recipe.name} ({found}); move it away to "
                     f"train it again."
