@@ -35,7 +35,7 @@ from bayesgeom.core.text import WIDTH, aligned_table, count_text, text_width
 if TYPE_CHECKING:
     from bayesgeom.executors import Batch
     from bayesgeom.models.base import Model
-    from bayesgeom.report import Report
+    from bayesgeom.report.report import Report
     from bayesgeom.tasks import Prompts
 
 T = TypeVar("T")
@@ -740,7 +740,7 @@ def export(checkpoint: Checkpoint, out: Path, to: Literal["hf", "bayesgeom"] = "
         to: Target format: hf for the transformers library, or bayesgeom.
     """
     from bayesgeom.models.export import export_checkpoint, import_checkpoint
-    from bayesgeom.report import check_target
+    from bayesgeom.report.storage import check_target
 
     check_target(out)
     write = export_checkpoint if to == "hf" else import_checkpoint
@@ -940,7 +940,7 @@ def run(command: Callable[..., Any], **options: Any) -> int:
         _check_names(options)
     if not has_report:
         return int(command(**options))
-    from bayesgeom.report import check_target
+    from bayesgeom.report.storage import check_target
 
     out = options["out"] if "out" in command.__annotations__ else options.pop("out")
     if out is not None:
@@ -954,7 +954,7 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
     A report that the command has saved there is not saved again, so that its progress stays for the same command.
     """
     from bayesgeom.core.files import encoded_json
-    from bayesgeom.report import HTML
+    from bayesgeom.report.storage import HTML
 
     diagnosis = measured if isinstance(measured, bayesgeom.Diagnosis) else bayesgeom.Diagnosis.of(measured)
     summary = measured.summary("" if out is None else HTML)

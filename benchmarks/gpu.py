@@ -20,7 +20,8 @@ from torch import Tensor
 import bayesgeom
 from bayesgeom.ablations.batteries import battery
 from bayesgeom.core import RESID_PRE, K, V
-from bayesgeom.stats import answer_log_probabilities, kl_bits
+from bayesgeom.stats.behavior import answer_log_probabilities
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import Branch, derived_seed
 from benchmarks.side_by_side import HEADER, Setting, Sides, compared, lens, llama, patching, run_with, versions
 

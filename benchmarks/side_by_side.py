@@ -32,7 +32,8 @@ from torch import Tensor
 import bayesgeom
 from bayesgeom.core import LOGIT_LENS, Trials
 from bayesgeom.models.base import Model
-from bayesgeom.stats import answer_log_probabilities, kl_bits
+from bayesgeom.stats.behavior import answer_log_probabilities
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import WindTunnel
 
 OURS = "bayesgeom"

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from bayesgeom.ablations.engine import METRICS, BatchScores
 from bayesgeom.core import OutputFault
 from bayesgeom.core.files import atomic_file, differences, read_safetensors, write_arrays
-from bayesgeom.report import PROGRESS
+from bayesgeom.report.storage import PROGRESS
 
 MAX_UNITS, MIN_UNITS = 4_096, 256
 MAX_BYTES = 64 * 2**20

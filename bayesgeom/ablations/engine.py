@@ -19,7 +19,7 @@ from torch import Tensor
 from bayesgeom.core import RESID_POST, ModelSpec, NonFinite, Reference, Replace, Site, Trials
 from bayesgeom.core.torch_state import SiteLayer
 from bayesgeom.models.base import INSIDE_MLP, STAGES, BaselinePass, Replayer, Variant, stage
-from bayesgeom.stats import NATS_PER_BIT, entropy_bits
+from bayesgeom.stats.information import NATS_PER_BIT, entropy_bits
 
 METRICS = ("kl_bits", "entropy_error_bits", "correct")
 

@@ -20,7 +20,8 @@ from bayesgeom.core import MLP_POST, InvalidArgument, Mode, Reference, Replace, 
 from bayesgeom.core.torch_state import SiteLayer, check_differentiable, store_leaf, with_gradients
 from bayesgeom.models.base import LARGE, Model, hooked_sites
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
-from bayesgeom.stats import NATS_PER_BIT, answer_log_probabilities, kl_bits
+from bayesgeom.stats.behavior import answer_log_probabilities
+from bayesgeom.stats.information import NATS_PER_BIT, kl_bits
 from bayesgeom.tasks.base import at_most, derived_seed, fit_task
 
 N_STRONGEST = 64

@@ -17,30 +17,14 @@ from bayesgeom.ablations.batteries import Ablation
 from bayesgeom.ablations.engine import METRICS
 from bayesgeom.core import Mode, Reason, Verdict, number_text
 from bayesgeom.core.text import aligned_table, interval_text
-from bayesgeom.report import (
-    Baseline,
-    Coordinate,
-    Estimate,
-    Finding,
-    Headline,
-    NonNegative,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Signed,
-    Unit,
-    headline_of,
-    with_interval,
-)
-from bayesgeom.stats import (
-    LEAST_PER_ENTRY,
-    UNBOUNDED,
-    Bounds,
-    familywise_low,
-    mean_difference,
-    ratio_interval,
-)
+from bayesgeom.report.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit, with_interval
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.bootstrap import mean_difference, ratio_interval
+from bayesgeom.stats.bounds import LEAST_PER_ENTRY, familywise_low
+from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 
 N_SHOWN = 20
 N_LISTED = 12  # of the ranked list, among the headlines
@@ -231,7 +215,7 @@ class AblationReport(Report):
         from bayesgeom.charts.forest import add_forest
         from bayesgeom.charts.heat import add_heat
         from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line, brief
-        from bayesgeom.report import SERIES, at_least, label_axes
+        from bayesgeom.report.theme import SERIES, at_least, label_axes
 
         unit, by_head, heat = "KL increase (bits)", self.kl_increase_bits_by_head, list[Panel]()
         if not np.isnan(by_head).all():
@@ -342,7 +326,7 @@ def ablation_report(
 
 def with_attribution(report: AblationReport, bits: Float[np.ndarray, " ablation"]) -> AblationReport:
     """Return the report with first-order estimates and their rank correlation with the KL increases."""
-    from bayesgeom.stats import spearman
+    from bayesgeom.stats.regression import spearman
 
     known = np.isfinite(bits)
     increases = report.kl_increase_bits.value[known]

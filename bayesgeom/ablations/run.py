@@ -32,8 +32,10 @@ from bayesgeom.core.torch_state import SiteLayer, check_differentiable, store_le
 from bayesgeom.executors import check_same
 from bayesgeom.models.base import Model, Replayer, Variant, hooked_sites, numerics, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, load, model_for, scored_task_of
-from bayesgeom.report import PROGRESS, Report, with_provenance
-from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.storage import PROGRESS
+from bayesgeom.stats.behavior import answer_log_probabilities
+from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed, score_task, task_from_config
 
 N_REFERENCE = 256  # sequences that give the means of mean ablation

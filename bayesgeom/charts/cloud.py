@@ -9,8 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from bayesgeom.report import SEQUENTIAL, Panel, label_axes
-from bayesgeom.report.theme import escaped
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.theme import SEQUENTIAL, escaped, label_axes
 
 _FRAME_MS = 350
 _DIGITS = 4  # decimals of a coordinate: more would only make the page larger

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Real
 
 from bayesgeom.charts.lines import add_baseline, add_line, add_reference
-from bayesgeom.report import EXACT, MEASURED, SERIES, label_axes
+from bayesgeom.report.theme import EXACT, MEASURED, SERIES, label_axes
 
 
 @final

@@ -7,8 +7,8 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from bayesgeom.core.text import interval_text
-from bayesgeom.report import BASELINE, EXACT, INTERVAL, MEASURED, PAPER, label_axes
-from bayesgeom.report.theme import categories, escaped, wrapped
+from bayesgeom.report.panels import INTERVAL
+from bayesgeom.report.theme import BASELINE, EXACT, MEASURED, PAPER, categories, escaped, label_axes, wrapped
 
 _BESIDE = 14  # letters of a name that stands next to its row; longer ones stand above it, where they have room
 _WRAPPED = 46  # letters of a line of these

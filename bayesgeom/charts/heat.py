@@ -10,8 +10,7 @@ from jaxtyping import Float
 
 from bayesgeom.charts.lines import add_note
 from bayesgeom.core import number_text
-from bayesgeom.report import ABOVE, BELOW, INKS, SHADES, label_axes
-from bayesgeom.report.theme import categories, escaped, wrapped
+from bayesgeom.report.theme import ABOVE, BELOW, INKS, SHADES, categories, escaped, label_axes, wrapped
 
 _MOST_LETTERS, _MOST_ROWS = 40, 13  # of a row of cells, and rows, in which numbers have room on a small screen
 _ROW, _LINE, _AXES, _MOST_HEIGHT = 27, 16, 92, 340  # pixels: a row of cells, a line more, the axis texts, a panel

@@ -12,8 +12,9 @@ from jaxtyping import Bool, Float, Int, Real
 
 from bayesgeom.core import number_text
 from bayesgeom.core.text import interval_text
-from bayesgeom.report import BASELINE, EXACT, INTERVAL, MEASURED, Estimate, Panel, label_axes, log_axes, rgb
-from bayesgeom.report.theme import escaped, wrapped
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.panels import INTERVAL, Panel
+from bayesgeom.report.theme import BASELINE, EXACT, MEASURED, escaped, label_axes, log_axes, rgb, wrapped
 
 SMALLEST_BITS = 1e-6  # lower end of logarithmic axes; a baseline below it is no nearer to the model's error
 LEAST_BITS = 0.01  # least range of an axis of entropies or differences

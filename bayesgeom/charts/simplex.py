@@ -13,8 +13,7 @@ from jaxtyping import Float
 
 from bayesgeom.charts.heat import add_heat
 from bayesgeom.charts.lines import add_note
-from bayesgeom.report import BASELINE, EXACT, SERIES, rgb
-from bayesgeom.report.theme import escaped, wrapped
+from bayesgeom.report.theme import BASELINE, EXACT, SERIES, escaped, rgb, wrapped
 
 MAX_CORNERS = 6  # with more corners, different beliefs overlap: a heat map of sorted beliefs is drawn instead
 MAX_COLUMNS = 200

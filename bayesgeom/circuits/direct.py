@@ -38,22 +38,12 @@ from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.models.unembedding import LinearEnd
-from bayesgeom.report import (
-    Coordinate,
-    Estimate,
-    Finding,
-    Headline,
-    NonNegative,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Unit,
-    headline_of,
-    mean_estimate,
-    with_provenance,
-)
-from bayesgeom.stats import NATS_PER_BIT, kl_bits
+from bayesgeom.report.estimate import Coordinate, Estimate, NonNegative, Quantity, Unit, mean_estimate
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.information import NATS_PER_BIT, kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
 
 _MEANS = 3  # branch of the seed

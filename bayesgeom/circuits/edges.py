@@ -53,7 +53,7 @@ from bayesgeom.models.base import BaselinePass, Model, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay, mlp_reads
 from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
-from bayesgeom.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
 
 MOST_EDGES = 20_000

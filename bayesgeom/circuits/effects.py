@@ -7,16 +7,10 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core import Reason
-from bayesgeom.report import (
-    Baseline,
-    Estimate,
-    Finding,
-    Headline,
-    Opening,
-    Report,
-    headline_of,
-    mean_estimate,
-)
+from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 
 NO_EFFECT = "no effect"
 FIELD = "kl_increase_bits"

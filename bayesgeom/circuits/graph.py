@@ -10,21 +10,11 @@ from jaxtyping import Float, Int
 
 from bayesgeom.circuits.effects import answer_of, effects_of, headlines_of, ranked
 from bayesgeom.circuits.writers import Receiver, Writer
-from bayesgeom.report import (
-    Baseline,
-    Coordinate,
-    Estimate,
-    Finding,
-    Headline,
-    NonNegative,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Unit,
-    headline_of,
-    mean_estimate,
-)
+from bayesgeom.report.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Unit, mean_estimate
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -109,7 +99,7 @@ class PathsReport(Report):
 
         from bayesgeom.charts.lines import add_note, brief
         from bayesgeom.core import number_text
-        from bayesgeom.report import EXACT, PAPER, SERIES, label_axes
+        from bayesgeom.report.theme import EXACT, PAPER, SERIES, label_axes
 
         if not shown:
             add_note(figure, "no edge raises KL")

@@ -41,21 +41,14 @@ from bayesgeom.models.base import STAGES, Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
 from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.models.resolve import ModelLike, as_model
-from bayesgeom.report import (
-    Coordinate,
-    Estimate,
-    Finding,
-    Headline,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    headline_of,
-    mean_estimate,
-    with_interval,
-    with_provenance,
-)
-from bayesgeom.stats import NATS_PER_BIT, answer_log_probabilities, kl_bits, ratio_interval
+from bayesgeom.report.estimate import Coordinate, Estimate, Quantity, mean_estimate, with_interval
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.behavior import answer_log_probabilities
+from bayesgeom.stats.bootstrap import ratio_interval
+from bayesgeom.stats.information import NATS_PER_BIT, kl_bits
 from bayesgeom.tasks.base import Branch, derived_seed
 
 KL, LOG_ODDS = "kl", "log_odds"

@@ -14,7 +14,10 @@ from bayesgeom.core.torch_state import side_by_side
 from bayesgeom.diagnosis.plan import Plan
 from bayesgeom.measurements.base import Subject
 from bayesgeom.models.base import LARGE, return_freed_memory
-from bayesgeom.report import Estimate, Report, axes_of, parts_of, records_of, value_of
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import axes_of, parts_of, value_of
+from bayesgeom.report.tables import records_of
 
 _MOST_STORED = 2**30  # bytes of activations up to which probes run side by side
 R = TypeVar("R", bound=Report)

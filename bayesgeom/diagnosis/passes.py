@@ -18,7 +18,7 @@ from bayesgeom.diagnosis.plan import Plan, sites_read
 from bayesgeom.measurements.base import Measurement
 from bayesgeom.measurements.running import further_runs
 from bayesgeom.models.base import LARGE, Model, Stream
-from bayesgeom.stats import joined
+from bayesgeom.stats.windows import joined
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 _PART = 16  # sequences that a large model runs at once

@@ -35,7 +35,8 @@ from bayesgeom.models.base import (
     return_freed_memory,
 )
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, task_of
-from bayesgeom.report import LAYERS, STREAMED, Diagnosis, Report
+from bayesgeom.report.diagnosis import LAYERS, STREAMED, Diagnosis
+from bayesgeom.report.report import Report
 from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built

@@ -51,15 +51,13 @@ from bayesgeom.measurements.key_overlap import ACTIVATION, RANDOM_DIRECTIONS, Ke
 from bayesgeom.measurements.posterior_lens import PosteriorLens
 from bayesgeom.measurements.value_manifold import MAX_POINTS, MIN_SEQUENCES, SHUFFLE, ValueManifold
 from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes
-from bayesgeom.report import Baseline, Estimate, Kind, quantities_of, smooth_estimate, with_ceiling
-from bayesgeom.stats import UNIFORM as CONTEXT_FREE
-from bayesgeom.stats import (
-    cloud_axes,
-    jackknife_weights,
-    jensen_shannon_bits,
-    random_subspaces,
-    resampled_axis_shares,
-)
+from bayesgeom.report.estimate import Baseline, Estimate, Kind, smooth_estimate, with_ceiling
+from bayesgeom.report.storage import quantities_of
+from bayesgeom.stats.behavior import UNIFORM as CONTEXT_FREE
+from bayesgeom.stats.bootstrap import jackknife_weights
+from bayesgeom.stats.information import jensen_shannon_bits
+from bayesgeom.stats.resampling import resampled_axis_shares
+from bayesgeom.stats.subspace import cloud_axes, random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Sample, Subspace
 from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.jacobian import N_SEQUENCES, jacobian_grams

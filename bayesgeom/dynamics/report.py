@@ -12,24 +12,13 @@ from jaxtyping import Float
 from bayesgeom.core import ModelSpec, Reason, Verdict, number_text
 from bayesgeom.core.text import aligned_table, count_text
 from bayesgeom.measurements.inside import InsideReport, inside_report
-from bayesgeom.report import (
-    R2,
-    Baseline,
-    Estimate,
-    Finding,
-    Headline,
-    NonNegative,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Share,
-    Unit,
-    headline_of,
-    quantities_of,
-    stacked,
-)
-from bayesgeom.stats import seed_interval
+from bayesgeom.report.estimate import R2, Baseline, Estimate, NonNegative, Quantity, Share, Unit, stacked
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import quantities_of
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.bootstrap import seed_interval
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.training.packed import chosen_among
 
@@ -163,7 +152,7 @@ class DynamicsReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve
-        from bayesgeom.report import EXACT, QUANTITIES
+        from bayesgeom.report.theme import EXACT, QUANTITIES
 
         distances, shift = self.pattern_distance_bits, self.answer_shift_bits
         to_last = self._by_run(distances, distances.value[:, :1])
@@ -388,7 +377,7 @@ def _change(own: Estimate) -> str:
 def _by_layer(values: Float[np.ndarray, "run step layer"]) -> list["Curve"]:
     """Return a curve per layer, the mean over trainings."""
     from bayesgeom.charts.curves import Curve
-    from bayesgeom.report import layer_colors
+    from bayesgeom.report.theme import layer_colors
 
     rows = zip(values.mean(axis=0).T, layer_colors(values.shape[-1]), strict=False)
     return [Curve(name=f"layer {layer}", values=own, color=color) for layer, (own, color) in enumerate(rows)]
@@ -407,7 +396,7 @@ def steps_panel(
     """Draw curves over log steps, with levels for comparison."""
     from bayesgeom.charts.curves import add_curves
     from bayesgeom.charts.lines import add_note
-    from bayesgeom.report import log_axes
+    from bayesgeom.report.theme import log_axes
 
     panel = Panel.blank(title, is_folded=is_folded)
     if any(np.isfinite(curve.values).any() for curve in curves):

@@ -23,8 +23,10 @@ from bayesgeom.measurements.base import Measurement, Subject
 from bayesgeom.measurements.functions import function_name
 from bayesgeom.models.base import Model, numerics, provenance, recording_bytes
 from bayesgeom.models.resolve import check_device, of_module
-from bayesgeom.report import PARTS, Diagnosis, Report, join
-from bayesgeom.report.diagnosis import left_out
+from bayesgeom.report.diagnosis import Diagnosis, left_out
+from bayesgeom.report.joined import join
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import PARTS
 from bayesgeom.tasks.base import checked_seed, task_from_config
 
 CACHE = "dynamics"  # the folder of a run for saved results of snapshots

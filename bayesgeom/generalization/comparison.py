@@ -24,30 +24,15 @@ from bayesgeom.measurements.calibration import SCORES, CalibrationReport, sequen
 from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance
 from bayesgeom.models.config import architectures
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, scored_task_of
-from bayesgeom.report import (
-    INDICES,
-    JSON,
-    Baseline,
-    Diagnosis,
-    Estimate,
-    Finding,
-    Headline,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Signed,
-    Unit,
-    headline_of,
-    load_report,
-    mean_estimate,
-    quantities_of,
-    records_of,
-    stacked,
-    with_interval,
-    with_provenance,
-)
-from bayesgeom.stats import FLOAT32_ROUNDING, mean_difference, mean_interval
+from bayesgeom.report.diagnosis import Diagnosis, load_report
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Signed, Unit, mean_estimate, stacked, with_interval
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.storage import JSON, quantities_of
+from bayesgeom.report.tables import INDICES, Headline, headline_of, records_of
+from bayesgeom.stats.bootstrap import mean_difference, mean_interval
+from bayesgeom.stats.bounds import FLOAT32_ROUNDING
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 N_SEQUENCES = 512

@@ -13,15 +13,9 @@ from jaxtyping import Bool, Float, Int
 from bayesgeom.core import Reason, Run
 from bayesgeom.core.batching import even_slices
 from bayesgeom.core.observers import STARTS
-from bayesgeom.report import Baseline, Estimate, mean_estimate, with_interval
-from bayesgeom.stats import (
-    EquivalentWindow,
-    equivalent_window,
-    mean_interval,
-    ratio_interval,
-    window_name,
-    windows_beyond_own,
-)
+from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate, with_interval
+from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
+from bayesgeom.stats.windows import EquivalentWindow, equivalent_window, window_name, windows_beyond_own
 
 LARGEST_WITHIN = "largest within the training length"
 LAST_SHARE = 0.25  # share of the positions, at the end, over which the floor of the entropy is averaged

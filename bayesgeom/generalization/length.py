@@ -48,8 +48,9 @@ from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, scored_task_of
-from bayesgeom.report import Baseline, Estimate, mean_estimate, stacked, with_provenance
-from bayesgeom.stats import kl_bits
+from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate, stacked
+from bayesgeom.report.report import with_provenance
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
 
 N_RECORDED = 128  # sequences whose residuals are read in every layer

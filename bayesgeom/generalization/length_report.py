@@ -11,19 +11,11 @@ from jaxtyping import Float, Int
 from bayesgeom.core import Verdict, number_text
 from bayesgeom.core.text import aligned_table
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
-from bayesgeom.report import (
-    Baseline,
-    Estimate,
-    Finding,
-    Headline,
-    NonNegative,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Unit,
-    headline_of,
-)
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 
 EARLIER = "the same, one window earlier"  # the baseline of layers
 ERRORS = ("KL", "entropy error")
@@ -163,7 +155,7 @@ class LengthReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import add_baseline, add_note
-        from bayesgeom.report import BASELINE, label_axes
+        from bayesgeom.report.theme import BASELINE, label_axes
 
         position, lengths = (self.at, self.unit), (np.array([int(text) for text in self.lengths]), "requested length")
         drawn = (
@@ -286,7 +278,7 @@ def short_names(models: Sequence[str]) -> list[str]:
 def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Sequence[str], *, is_log: bool) -> None:
     """Add the models' curves, and the mean over models of the strongest baseline: tables list the others."""
     from bayesgeom.charts.lines import LEAST_BITS, add_baseline, add_line, log_floor
-    from bayesgeom.report import MEASURED, SERIES, at_least, log_axes
+    from bayesgeom.report.theme import MEASURED, SERIES, at_least, log_axes
 
     for baseline in curves.baselines[:1]:
         level = _mean_over_models(baseline)

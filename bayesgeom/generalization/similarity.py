@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bayesgeom.core import N_RECORDED, RESID_POST, MissingSite, NoCopy, phase
 from bayesgeom.models.base import Model
-from bayesgeom.report import Estimate, of_untrained, smooth_estimate, stacked
+from bayesgeom.report.estimate import Estimate, of_untrained, smooth_estimate, stacked
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 N_BATCHES = 32  # positions of each sequence that are used, at most

@@ -29,23 +29,13 @@ from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, check_names, load, task_of
-from bayesgeom.report import (
-    Baseline,
-    Estimate,
-    Finding,
-    Headline,
-    NonNegative,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Unit,
-    headline_of,
-    mean_estimate,
-    stacked,
-    with_provenance,
-)
-from bayesgeom.stats import BehaviorLog, equivalent_window, wider_window, window_name
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate, stacked
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report, with_provenance
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.behavior import BehaviorLog
+from bayesgeom.stats.windows import equivalent_window, wider_window, window_name
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, check_draws, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask
@@ -126,8 +116,7 @@ class SweepReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import LEAST_BITS, add_estimate, add_line, add_reference
-        from bayesgeom.report import SERIES, at_least, label_axes
-        from bayesgeom.report.theme import escaped
+        from bayesgeom.report.theme import SERIES, at_least, escaped, label_axes
 
         curves = Panel.blank("Entropy by position (exact: wide and pale)")
         steps = np.arange(1, self.exact_entropy_bits.shape[1] + 1)

@@ -22,24 +22,13 @@ from bayesgeom.gradients.capture import (
     LayerTally,
     Targets,
 )
-from bayesgeom.report import (
-    Baseline,
-    Estimate,
-    Finding,
-    Headline,
-    NonNegative,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Signed,
-    Unit,
-    headline_of,
-    mean_estimate,
-    quantities_of,
-    units_of,
-)
-from bayesgeom.stats import jensen_shannon_bits
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Signed, Unit, mean_estimate
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import quantities_of, units_of
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.information import jensen_shannon_bits
 
 _LAYERS_SHOWN = 2  # pages fold the panels of other layers
 _FEWEST_PAIRS = 20  # minimum number of pairs in a bin for a meaningful mean
@@ -239,7 +228,7 @@ def _binned_panel(
         pairs: Number of pairs of positions in each bin; bins with few are omitted.
     """
     from bayesgeom.charts.lines import add_baseline, add_line, add_note
-    from bayesgeom.report import SERIES, label_axes, log_axes
+    from bayesgeom.report.theme import SERIES, label_axes, log_axes
 
     panel = Panel.blank(
         f"Layer {layer}: advantage against attention",
@@ -335,7 +324,7 @@ class GradientMovementReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve
-        from bayesgeom.report import SERIES
+        from bayesgeom.report.theme import SERIES
 
         def curve(own: Estimate, name: str, first: float = 1.0, color: str = "") -> Curve:
             low, high = own.ends

@@ -43,7 +43,7 @@ from bayesgeom.gradients.report import (
 )
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, check_device, model_for, scored_task_of
-from bayesgeom.report import with_provenance
+from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, at_most, checked_seed, derived_seed
 
 BUDGET_BYTES = 256 * 2**20

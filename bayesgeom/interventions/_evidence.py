@@ -28,7 +28,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.core import BayesGeomError, phase
-from bayesgeom.stats import random_subspaces, restricted, ridge, split_moments, squared_error
+from bayesgeom.stats.regression import ridge, split_moments, squared_error
+from bayesgeom.stats.subspace import random_subspaces, restricted
 from bayesgeom.subspaces.base import Sample, Setting, Subspace
 from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.quantity import BELIEF, ENTROPY, PosteriorQuantity

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bayesgeom.core import Edit, InSubspace, InvalidArgument, Replace, Site, SubspaceKind, Trials, check_types
 from bayesgeom.core.edits import SUBSPACE_KINDS
-from bayesgeom.report import MOST
-from bayesgeom.stats import random_subspaces
+from bayesgeom.report.tables import MOST
+from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Subspace
 
 Donors = Literal["auto", "paired", "independent"]

@@ -7,7 +7,9 @@ import numpy as np
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.charts.lines import add_band, add_baseline, add_line, add_note, add_reference
 from bayesgeom.core import Reason
-from bayesgeom.report import BASELINE, EXACT, MEASURED, SERIES, Estimate, Panel, label_axes
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.theme import BASELINE, EXACT, MEASURED, SERIES, label_axes
 
 
 def profile_panel(

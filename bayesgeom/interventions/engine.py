@@ -22,7 +22,8 @@ from bayesgeom.core import RESID_POST, Edit, ModelSpec, NonFinite, Site, Subtrac
 from bayesgeom.core.torch_state import SiteLayer
 from bayesgeom.interventions.design import Positions
 from bayesgeom.models.base import BaselinePass, Replayer, Variant
-from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
+from bayesgeom.stats.behavior import answer_log_probabilities
+from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.subspaces.quantity import OwnValue
 from bayesgeom.tasks.base import WindTunnel, at_most
 

@@ -32,8 +32,8 @@ from bayesgeom.interventions.summary import Context, LayerEvidence, intervention
 from bayesgeom.interventions.verdicts import Reach
 from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
-from bayesgeom.report import with_provenance
-from bayesgeom.stats import covariance, random_subspaces
+from bayesgeom.report.report import with_provenance
+from bayesgeom.stats.subspace import covariance, random_subspaces
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace, span
 from bayesgeom.subspaces.erasers import Eraser, JointMoments, NothingLeft, covariance_subspace
 from bayesgeom.subspaces.quantity import is_function_of_position, strongest_code

@@ -23,19 +23,13 @@ from bayesgeom.interventions.report import ENTROPIES, ORTHOGONAL, UNEDITED, Join
 from bayesgeom.interventions.verdicts import joint_verdict
 from bayesgeom.models.base import STAGES, Model, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop
-from bayesgeom.report import Baseline, Estimate, with_ceiling, with_interval, with_provenance
-from bayesgeom.stats import (
-    absolute_interval,
-    entropy_bits,
-    jackknife_weights,
-    random_subspaces,
-    ranks,
-    ratio_interval,
-    resampled_correlation_at_position,
-    resampled_spearman,
-    statistic_interval,
-    without_level_means,
-)
+from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling, with_interval
+from bayesgeom.report.report import with_provenance
+from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval, statistic_interval
+from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.regression import absolute_interval, ranks, without_level_means
+from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
+from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
 from bayesgeom.tasks.base import WindTunnel, at_most, check_room, derived_seed, fit_task, score_task
 

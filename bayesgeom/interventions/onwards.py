@@ -27,8 +27,10 @@ from bayesgeom.interventions.verdicts import onwards_verdict
 from bayesgeom.models.base import Model, Variant, provenance
 from bayesgeom.models.replay.hooked import edited_pass
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
-from bayesgeom.report import Baseline, Estimate, with_ceiling, with_provenance
-from bayesgeom.stats import covariance, mean_interval, random_subspaces
+from bayesgeom.report.estimate import Baseline, Estimate, with_ceiling
+from bayesgeom.report.report import with_provenance
+from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.stats.subspace import covariance, random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace
 from bayesgeom.subspaces.quantity import PosteriorQuantity, is_function_of_position

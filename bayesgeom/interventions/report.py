@@ -23,23 +23,11 @@ from bayesgeom.core import Reason, Verdict, number_text
 from bayesgeom.core.text import aligned_table, percent_text
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import Judgment, against_movement
-from bayesgeom.report import (
-    R2,
-    UNTRAINED,
-    Estimate,
-    Finding,
-    Headline,
-    NonNegative,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Share,
-    Unit,
-    ceiling_of,
-    headline_of,
-    stacked,
-)
+from bayesgeom.report.estimate import R2, UNTRAINED, Estimate, NonNegative, Quantity, Share, Unit, stacked
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, ceiling_of, headline_of
 
 ORTHOGONAL, UNEDITED = "orthogonal random subspaces", "unedited model"
 _INCREASES = {"KL": "kl_increase_bits", "entropy error": "entropy_error_increase_bits"}  # of joint edits, by name
@@ -460,7 +448,7 @@ class JointInterventionReport(EditReport):
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
         from bayesgeom.charts.lines import add_baseline, add_line
-        from bayesgeom.report import EXACT, SERIES, label_axes
+        from bayesgeom.report.theme import EXACT, SERIES, label_axes
 
         drawn, labels = list[Panel](), tuple(map(_layers, self.sets))
         for metric, field in _INCREASES.items():
@@ -599,7 +587,7 @@ class OnwardsReport(EditReport):
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import add_line, change_text
         from bayesgeom.interventions.drawing import profile_panel
-        from bayesgeom.report import EXACT, MEASURED, label_axes
+        from bayesgeom.report.theme import EXACT, MEASURED, label_axes
 
         at, kl = self.layers, self.kl_increase_bits
         most = int(np.nan_to_num(kl.value, nan=-np.inf).argmax())

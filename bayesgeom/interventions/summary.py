@@ -15,8 +15,8 @@ from bayesgeom.interventions.engine import Score, Totals
 from bayesgeom.interventions.matching import Matched
 from bayesgeom.interventions.report import SHUFFLED, InterventionReport
 from bayesgeom.interventions.verdicts import Evidence, Judgment, Obstacle, Reach, survival_of, verdict_of
-from bayesgeom.report import UNTRAINED, WHOLE, Baseline, Estimate
-from bayesgeom.stats import ratio_interval
+from bayesgeom.report.estimate import UNTRAINED, WHOLE, Baseline, Estimate
+from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.base import Subspace
 
 # Conditions of the main totals. Only a swap has more than two; where the site has a direct path, the edit without it

@@ -11,7 +11,7 @@ import numpy as np
 from bayesgeom.core import Verdict
 from bayesgeom.interventions._evidence import SLACK, Erasure
 from bayesgeom.interventions.design import ERASED, LEAST_CONTROLS, MATCHED, RANDOM
-from bayesgeom.report import WHOLE, Estimate
+from bayesgeom.report.estimate import WHOLE, Estimate
 
 LEAST_SHARE = 0.1  # of the movement under a swap of the whole activation
 CODE_SHARE = 0.5  # of the movement, from which on the code brings it about without the subspace

@@ -15,8 +15,8 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.special import logsumexp, xlogy
 
 from bayesgeom.core import Reason
-from bayesgeom.report import Estimate, mean_estimate, smooth_estimate, with_interval
-from bayesgeom.stats import jackknife_weights, mean_interval, ratio_interval
+from bayesgeom.report.estimate import Estimate, mean_estimate, smooth_estimate, with_interval
+from bayesgeom.stats.bootstrap import jackknife_weights, mean_interval, ratio_interval
 from bayesgeom.stats.information import NATS_PER_BIT
 
 ALIKE_BITS = 0.01  # predictors closer than this in both directions are one for the mixture
@@ -156,7 +156,7 @@ def nearest_discount(
     """Return the discount of the forgetting filter nearest to the model, and the KL from the model that it removes.
 
     The discount minimizes the mean of KL(model ‖ filter). Its interval is that of the minimum of a mean, to first
-    order a mean over sequences, as in `bayesgeom.stats.tempering`; it covers 97 to 99 % with 32 and 96 sequences.
+    order a mean over sequences, as in `bayesgeom.stats.behavior`; it covers 97 to 99 % with 32 and 96 sequences.
 
     Args:
         filtered: Returns the answer probabilities of the filter with a discount.

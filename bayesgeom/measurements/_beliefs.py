@@ -16,21 +16,19 @@ from torch import Tensor
 
 from bayesgeom.core import RESID_POST, RESID_PRE, STATE, Run, Site, Trials
 from bayesgeom.measurements.base import known
-from bayesgeom.report import Baseline, Estimate, Panel, smooth_estimate
-from bayesgeom.stats import (
+from bayesgeom.report.estimate import Baseline, Estimate, smooth_estimate
+from bayesgeom.report.panels import Panel
+from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, shuffled_within_position
+from bayesgeom.stats.readout import (
     BELIEF,
     BeliefTargets,
     Readout,
     belief_rows,
     belief_targets,
     held_out_scores,
-    jackknife_weights,
-    leading_coordinates,
-    percentile_interval,
-    random_subspaces,
     read_out,
-    shuffled_within_position,
 )
+from bayesgeom.stats.subspace import leading_coordinates, random_subspaces
 
 SHUFFLE, SUBSPACES = "shuffle within position", "random subspaces of that rank"
 MEAN_BELIEF, EMBEDDING = "mean belief", "embedding"
@@ -192,7 +190,7 @@ def readout_panel(
     The title states the entry `at` this place.
     """
     from bayesgeom.charts.lines import brief, estimate_panel
-    from bayesgeom.report import BASELINE
+    from bayesgeom.report.theme import BASELINE
 
     where = f" with k = {ticks[at]}" if axes[0].startswith("number") else f" in {axes[0]} {ticks[at]}"
     where = where.replace("in confidence", "for confidence")

@@ -16,7 +16,7 @@ from bayesgeom.measurements.base import Control, Measurement, Needs, Subject
 from bayesgeom.measurements.inside import N_SHOWN, Inside, InsideReport
 from bayesgeom.measurements.running import first_run, further_runs
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
-from bayesgeom.report import with_provenance
+from bayesgeom.report.report import with_provenance
 
 
 @checked("model", "task")

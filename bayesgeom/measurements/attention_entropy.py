@@ -35,25 +35,26 @@ from bayesgeom.measurements.base import (
     planted_trials,
     with_untrained,
 )
-from bayesgeom.report import (
+from bayesgeom.report.estimate import (
     AtMostOne,
     Baseline,
     Estimate,
-    Headline,
     Kind,
     NonNegative,
-    Panel,
-    Report,
     Share,
     Signed,
     Unit,
     Values,
-    extreme_of,
-    headline_of,
     smooth_estimate,
     within,
 )
-from bayesgeom.stats import UNBOUNDED, Bounds, Mask, Reduction, jackknife_weights, row_entropy_bits, row_sums
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, extreme_of, headline_of
+from bayesgeom.stats.bootstrap import jackknife_weights
+from bayesgeom.stats.information import row_entropy_bits, row_sums
+from bayesgeom.stats.intervals import UNBOUNDED, Bounds
+from bayesgeom.stats.reduction import Mask, Reduction
 
 HYPOTHESES = "hypotheses"
 
@@ -239,7 +240,7 @@ class AttentionEntropyReport(Report):
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
         from bayesgeom.charts.lines import add_band, add_baseline, add_estimate, add_line, brief, with_baseline
-        from bayesgeom.report import label_axes
+        from bayesgeom.report.theme import label_axes
 
         bits_by_layer = self.entropy_bits_by_layer
         first, last = float(bits_by_layer.value[0]), float(bits_by_layer.value[-1])

@@ -26,27 +26,23 @@ from bayesgeom.measurements.evidence_response import EvidenceResponse
 from bayesgeom.measurements.running import at_last, measured
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, TaskLike
-from bayesgeom.report import (
+from bayesgeom.report.estimate import (
     ROUNDING,
     Baseline,
     Estimate,
-    Finding,
-    Headline,
-    Level,
     NonNegative,
-    Opening,
-    Panel,
     Quantity,
-    Report,
     Share,
     Signed,
-    Value,
-    headline_of,
     mean_estimate,
     stacked,
     with_interval,
 )
-from bayesgeom.stats import POSITION, UNIFORM, tempering
+from bayesgeom.report.findings import Finding, Opening, Value
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, Level, headline_of
+from bayesgeom.stats.behavior import POSITION, UNIFORM, tempering
 from bayesgeom.tasks.base import (
     FORGETTING,
     Branch,
@@ -171,7 +167,7 @@ class AuditReport(Report):
             estimate_panel,
             times_text,
         )
-        from bayesgeom.report import SERIES, label_axes
+        from bayesgeom.report.theme import SERIES, label_axes
 
         x = np.arange(1, len(self.regret_bits_by_position.value) + 1)
         position, uniform = "scored position (1 is the first)", self.regret_bits.baseline("uniform")

@@ -30,8 +30,11 @@ from bayesgeom.core import (
 )
 from bayesgeom.core.observers import Beliefs, Filter, WindowObservers
 from bayesgeom.models.base import Model, Stream
-from bayesgeom.report import Baseline, Report, of_untrained
-from bayesgeom.stats import Reduction, predicted_behavior, window_scores
+from bayesgeom.report.estimate import Baseline, of_untrained
+from bayesgeom.report.report import Report
+from bayesgeom.stats.behavior import predicted_behavior
+from bayesgeom.stats.reduction import Reduction
+from bayesgeom.stats.windows import window_scores
 from bayesgeom.tasks.base import WindTunnel
 
 R = TypeVar("R", bound=Report)

@@ -19,34 +19,13 @@ from torch import Tensor
 from bayesgeom.core import RESID_POST, STATE, Run, Trials
 from bayesgeom.measurements._beliefs import SHUFFLE, Clouds, clouds_of, shuffles, site_panels, targets_of
 from bayesgeom.measurements.base import Control, Needs, Probe, known, planted_run, planted_trials, with_untrained
-from bayesgeom.report import (
-    Baseline,
-    Estimate,
-    Headline,
-    Kind,
-    Panel,
-    Report,
-    Share,
-    Signed,
-    extreme_of,
-    headline_of,
-    smooth_estimate,
-    with_interval,
-)
-from bayesgeom.stats import (
-    LABEL,
-    BeliefTargets,
-    adjusted_rand,
-    centroid_hits,
-    cluster_clouds,
-    commonest,
-    in_bands,
-    jackknife_weights,
-    left_out_silhouettes,
-    meetings,
-    ratio_interval,
-    resampled_agreement,
-)
+from bayesgeom.report.estimate import Baseline, Estimate, Kind, Share, Signed, smooth_estimate, with_interval
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, extreme_of, headline_of
+from bayesgeom.stats.bootstrap import jackknife_weights, ratio_interval
+from bayesgeom.stats.clusters import adjusted_rand, cluster_clouds, left_out_silhouettes, meetings, resampled_agreement
+from bayesgeom.stats.readout import LABEL, BeliefTargets, centroid_hits, commonest, in_bands
 
 GAUSSIAN, CONSTANT = "Gaussian cloud", "one constant answer"
 N_CLUSTERED, COUNTS = 500, range(2, 9)

@@ -25,19 +25,14 @@ from bayesgeom.measurements._beliefs import (
     site_panels,
 )
 from bayesgeom.measurements.base import Control, Needs, Probe, known, planted_run, planted_trials, with_untrained
-from bayesgeom.report import (
-    Baseline,
-    Estimate,
-    Headline,
-    NonNegative,
-    Panel,
-    Quantity,
-    Report,
-    Share,
-    headline_of,
-    with_interval,
-)
-from bayesgeom.stats import Scale, jackknife_weights, percentile_interval, random_subspaces, ridge, statistic_interval
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share, with_interval
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, statistic_interval
+from bayesgeom.stats.intervals import Scale
+from bayesgeom.stats.regression import ridge
+from bayesgeom.stats.subspace import random_subspaces
 
 JOINT, FACTORED, RANDOM_PAIRS = (
     "random maps of the joint belief",

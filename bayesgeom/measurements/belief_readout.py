@@ -43,17 +43,14 @@ from bayesgeom.measurements.base import (
     planted_trials,
     with_untrained,
 )
-from bayesgeom.report import R2, Baseline, Estimate, Headline, Panel, Report, Share, Unit, headline_of, with_interval
-from bayesgeom.stats import (
-    BELIEF,
-    WIDEST_BASELINE,
-    BeliefTargets,
-    Readout,
-    belief_states,
-    belief_targets,
-    r2_interval,
-    read_out,
-)
+from bayesgeom.report.estimate import R2, Baseline, Estimate, Share, Unit, with_interval
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.bootstrap import r2_interval
+from bayesgeom.stats.mixed_states import belief_states
+from bayesgeom.stats.readout import BELIEF, BeliefTargets, Readout, belief_targets, read_out
+from bayesgeom.stats.windows import WIDEST_BASELINE
 
 RANDOM_LABELS = "random labels by token"
 STAGES = ("layer 0", "last layer", "last layer of an untrained network")

@@ -27,20 +27,12 @@ from bayesgeom.measurements._beliefs import (
     shuffles,
 )
 from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
-from bayesgeom.report import (
-    MEASURED,
-    R2,
-    Baseline,
-    Estimate,
-    Headline,
-    Panel,
-    Report,
-    Unit,
-    headline_of,
-    label_axes,
-    stacked,
-)
-from bayesgeom.stats import BELIEF, belief_targets
+from bayesgeom.report.estimate import R2, Baseline, Estimate, Unit, stacked
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.report.theme import MEASURED, label_axes
+from bayesgeom.stats.readout import BELIEF, belief_targets
 
 N_DOTS = 300  # held-out points that are drawn
 

@@ -32,33 +32,28 @@ from bayesgeom.measurements.base import (
     planted_trials,
     with_untrained,
 )
-from bayesgeom.report import (
+from bayesgeom.report.estimate import (
     AtMostOne,
     Baseline,
     Estimate,
-    Headline,
     NonNegative,
-    Panel,
     Quantity,
-    Report,
     Share,
     Unit,
-    headline_of,
     mean_estimate,
     stacked,
     with_interval,
 )
-from bayesgeom.stats import (
-    POSITION,
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.behavior import POSITION, UNIFORM, position_kl_bits, tempering
+from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
+from bayesgeom.stats.windows import (
     TRANSPORT_BITS,
     TRANSPORT_WINDOW,
-    UNIFORM,
     EquivalentWindow,
     equivalent_window,
-    mean_interval,
-    position_kl_bits,
-    ratio_interval,
-    tempering,
     wider_window,
     window_name,
     window_predictives,
@@ -191,7 +186,7 @@ class CalibrationReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import LEAST_BITS, add_estimate, brief, estimate_panel, times_text
-        from bayesgeom.report import label_axes
+        from bayesgeom.report.theme import label_axes
 
         errors, weaker = self.entropy_mae_bits_by_position, self._weaker()
         x, measured = np.arange(1, len(errors.value) + 1), float(self.entropy_mae_bits.value)
@@ -217,7 +212,7 @@ class CalibrationReport(Report):
 
     def _reliability_panel(self) -> Panel:
         from bayesgeom.charts.lines import add_line, add_reference
-        from bayesgeom.report import label_axes
+        from bayesgeom.report.theme import label_axes
 
         stated, exact, low, high = self.reliability
         panel = Panel.blank(f"Reliability: where the model says {stated[-1]:.0%}, exact is {exact[-1]:.0%}")
@@ -252,7 +247,7 @@ def _decided(line: Headline) -> Headline:
 def _entropies(panel: Panel, curves: Float[np.ndarray, "source position"]) -> Panel:
     """Draw the exact entropy, wide and pale, and the model's on it."""
     from bayesgeom.charts.lines import LEAST_BITS, add_line, add_reference
-    from bayesgeom.report import at_least, label_axes
+    from bayesgeom.report.theme import at_least, label_axes
 
     x = np.arange(1, curves.shape[1] + 1)
     add_reference(panel.figure, x, curves[0], name="exact")

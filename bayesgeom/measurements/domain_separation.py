@@ -22,34 +22,15 @@ from torch import Tensor
 
 from bayesgeom.core import RESID_POST, Reason, Run, Trials, V
 from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
-from bayesgeom.report import (
-    UNTRAINED,
-    Baseline,
-    Estimate,
-    Headline,
-    Panel,
-    Quantity,
-    Report,
-    Share,
-    Signed,
-    headline_of,
-    smooth_estimate,
-)
-from bayesgeom.stats import (
-    LAST_RESIDUAL,
-    LAST_VALUES,
-    cloud_axes,
-    gaussian_first_share,
-    jackknife_weights,
-    left_out_silhouettes,
-    percentile_interval,
-    point_silhouettes,
-    refitted_axis_shares,
-    span_coordinates,
-    standardized,
-    statistic_interval,
-    variance_shares,
-)
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Quantity, Share, Signed, smooth_estimate
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, statistic_interval
+from bayesgeom.stats.clusters import left_out_silhouettes, point_silhouettes
+from bayesgeom.stats.reduction import LAST_RESIDUAL, LAST_VALUES
+from bayesgeom.stats.resampling import refitted_axis_shares
+from bayesgeom.stats.subspace import cloud_axes, gaussian_first_share, span_coordinates, standardized, variance_shares
 
 Prepared = Callable[[Float64[Tensor, "*sample point d"]], Float64[Tensor, "*sample point d"]]
 
@@ -183,7 +164,7 @@ class DomainSeparationReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import add_baseline, add_line, brief, estimate_panel
-        from bayesgeom.report import SERIES, label_axes
+        from bayesgeom.report.theme import SERIES, label_axes
 
         layers, best = range(len(self.silhouette.value)), int(np.nan_to_num(self.silhouette.value).argmax())
         highest, angle = self.silhouette.value[best], self.angle_degrees.value[-1]

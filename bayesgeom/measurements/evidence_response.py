@@ -31,20 +31,15 @@ from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Su
 from bayesgeom.measurements.running import measured
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, TaskLike
-from bayesgeom.report import (
-    FOLLOWS,
-    Baseline,
-    Estimate,
-    Finding,
-    Headline,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Unit,
-    headline_of,
-)
-from bayesgeom.stats import MIN_DIFFERENT, TRANSPORT_WINDOW, bootstrap_weights, percentile_interval, window_predictives
+from bayesgeom.report.answer import FOLLOWS
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.bootstrap import bootstrap_weights, percentile_interval
+from bayesgeom.stats.intervals import MIN_DIFFERENT
+from bayesgeom.stats.windows import TRANSPORT_WINDOW, window_predictives
 from bayesgeom.tasks.base import Branch, EvidenceTask, WindTunnel, derived_seed
 from bayesgeom.tasks.dice import Dice
 
@@ -133,7 +128,7 @@ class EvidenceResponseReport(Report):
     def panels(self) -> Sequence[Panel]:
         """Draw both slopes by age, evenly spaced; predictors with known behavior are pale dashed lines."""
         from bayesgeom.charts.lines import add_baseline, add_line, add_reference, brief
-        from bayesgeom.report import label_axes
+        from bayesgeom.report.theme import label_axes
 
         raw = Panel.blank(f"The answers follow all evidence with slope {brief(self.slope.value[0])}, where 1 is exact")
         scaled = Panel.blank("The same, relative to that of all evidence", is_folded=True)

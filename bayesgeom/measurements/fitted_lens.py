@@ -53,32 +53,24 @@ from bayesgeom.measurements.posterior_lens import stages_of
 from bayesgeom.measurements.running import AT_ONCE
 from bayesgeom.models.base import Model, Stream, bytes_per_sequence, recording_bytes
 from bayesgeom.models.unembedding import Unembedding
-from bayesgeom.report import (
+from bayesgeom.report.estimate import (
     UNTRAINED,
     Baseline,
     Estimate,
-    Headline,
     Kind,
     NonNegative,
-    Panel,
     Quantity,
-    Report,
-    headline_of,
     mean_estimate,
     stacked,
     with_interval,
 )
-from bayesgeom.stats import (
-    ARRIVED,
-    POSITION,
-    UNIFORM,
-    Reduction,
-    arrival,
-    context_free_kl_bits,
-    kl_bits,
-    ratio_interval,
-    shuffled_within_position,
-)
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.behavior import POSITION, UNIFORM, context_free_kl_bits
+from bayesgeom.stats.bootstrap import ARRIVED, arrival, ratio_interval, shuffled_within_position
+from bayesgeom.stats.information import kl_bits
+from bayesgeom.stats.reduction import Reduction
 from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
 from bayesgeom.tasks.dice import Dice
 
@@ -156,7 +148,7 @@ class FittedLensReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, label_layers, log_floor
-        from bayesgeom.report import SERIES, label_axes, log_axes
+        from bayesgeom.report.theme import SERIES, label_axes, log_axes
 
         n_layers, names = len(self.stages) - 1, self.lens_names
         x, main = np.arange(-1, n_layers), names.index(PROBE if PROBE in names else LOGIT)

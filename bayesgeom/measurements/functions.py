@@ -24,18 +24,10 @@ from bayesgeom.core.errors import quoted
 from bayesgeom.core.plugins import Contained
 from bayesgeom.measurements.base import Control, Needs, Probe, known
 from bayesgeom.models.base import LARGE, Model, recording_bytes
-from bayesgeom.report import (
-    Coordinate,
-    Estimate,
-    Headline,
-    Panel,
-    Quantity,
-    Report,
-    Unit,
-    headline_of,
-    mean_estimate,
-    of_untrained,
-)
+from bayesgeom.report.estimate import Coordinate, Estimate, Quantity, Unit, mean_estimate, of_untrained
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 
 Function = Callable[[Run], Any]
@@ -118,7 +110,7 @@ class FunctionReport(Report):
         """Return the plot of an array: a line, or a map of its last two axes with the others below each other."""
         from bayesgeom.charts.heat import add_heat
         from bayesgeom.charts.lines import add_estimate
-        from bayesgeom.report import label_axes
+        from bayesgeom.report.theme import label_axes
 
         panel, estimate = Panel.blank(_named(self.name, name)), self.of(name)
         if estimate.value.ndim > 1:

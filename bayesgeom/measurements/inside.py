@@ -27,14 +27,17 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.resolve import ModelLike, as_model
-from bayesgeom.report import Coordinate, Report, Unit
-from bayesgeom.stats import answer_log_probabilities, entropy_bits, kl_bits
+from bayesgeom.report.estimate import Coordinate, Unit
+from bayesgeom.report.report import Report
+from bayesgeom.stats.behavior import answer_log_probabilities
+from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.tasks.base import PromptTask, WindTunnel, at_most, derived_seed, task_from_config
 
 if TYPE_CHECKING:
     from anywidget import AnyWidget
 
-    from bayesgeom.report import Headline, Panel
+    from bayesgeom.report.panels import Panel
+    from bayesgeom.report.tables import Headline
 
 N_SHOWN = 8  # sequences
 N_MEANS = 64  # sequences whose mean replaces a head's output

@@ -21,48 +21,27 @@ from torch import Tensor
 
 from bayesgeom.core import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K, Reason, Run, Verdict
 from bayesgeom.measurements.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.report import (
-    UNTRAINED,
-    Baseline,
-    Estimate,
-    Headline,
-    Kind,
-    Level,
-    Panel,
-    Quantity,
-    Report,
-    Share,
-    Signed,
-    Unit,
-    headline_of,
-    with_interval,
-)
-from bayesgeom.stats import (
-    KEY_SUMS,
-    MIN_DIFFERENT,
-    ROTATED_KEY_SUMS,
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Kind, Quantity, Share, Signed, Unit, with_interval
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, Level, headline_of
+from bayesgeom.stats.bootstrap import jackknife_bias, jackknife_weights, percentile_interval, random_halves
+from bayesgeom.stats.intervals import MIN_DIFFERENT, Interval
+from bayesgeom.stats.overlap import (
     Frames,
-    Interval,
-    Reduction,
-    TokenSums,
     coordinates_of,
     cross_fitted_overlap,
     frame_chances,
     frame_statistics,
-    in_parts,
-    jackknife_bias,
-    jackknife_weights,
     mean_overlap_interval,
     overlap_rows,
-    percentile_interval,
     projected_overlaps,
-    random_halves,
     random_overlaps,
     squared_lengths,
-    token_occurrences,
     verdicts,
     welch_bound,
 )
+from bayesgeom.stats.reduction import KEY_SUMS, ROTATED_KEY_SUMS, Reduction, TokenSums, in_parts, token_occurrences
 
 ACTIVATION, ROTATED, WEIGHTS = "activation", "activation rotated", "weights"  # what keys are read from
 COLUMNS, NO_TOKENS = "columns", "no tokens named"  # in the place of a token set; the first: the columns of W_K
@@ -345,7 +324,7 @@ class KeyOverlapReport(Report):
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
         from bayesgeom.charts.lines import add_estimate, add_line, brief, times_text, with_baseline
-        from bayesgeom.report import SECOND, label_axes
+        from bayesgeom.report.theme import SECOND, label_axes
 
         if not self.measured:
             return ()

@@ -22,29 +22,15 @@ from torch import Tensor
 from bayesgeom.core import LOGIT_LENS, Run, Verdict
 from bayesgeom.core.observers import STARTS
 from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
-from bayesgeom.report import (
-    Baseline,
-    Estimate,
-    Finding,
-    Headline,
-    NonNegative,
-    Opening,
-    Panel,
-    Report,
-    Unit,
-    headline_of,
-    mean_estimate,
-)
-from bayesgeom.stats import (
-    ARRIVED,
-    POSITION,
-    UNIFORM,
-    arrival,
-    context_free_kl_bits,
-    entropy_bits,
-    kl_bits,
-    window_name,
-)
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Unit, mean_estimate
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.behavior import POSITION, UNIFORM, context_free_kl_bits
+from bayesgeom.stats.bootstrap import ARRIVED, arrival
+from bayesgeom.stats.information import entropy_bits, kl_bits
+from bayesgeom.stats.windows import window_name
 
 EMBEDDING, EXACT = "embedding", "exact"
 
@@ -106,7 +92,7 @@ class PosteriorLensReport(Report):
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
         from bayesgeom.charts.lines import add_baseline, add_estimate, add_line, add_reference, label_layers
-        from bayesgeom.report import BASELINE, label_axes, layer_colors
+        from bayesgeom.report.theme import BASELINE, label_axes, layer_colors
 
         n_layers = len(self.stages) - 1
         x = np.arange(-1, n_layers)  # the embedding, then the layers

@@ -21,20 +21,13 @@ from torch import Tensor
 
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Reason, Run, Trials, Verdict
 from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
-from bayesgeom.report import (
-    Baseline,
-    Estimate,
-    Headline,
-    Panel,
-    Quantity,
-    Report,
-    Share,
-    Signed,
-    Unit,
-    headline_of,
-    smooth_estimate,
-)
-from bayesgeom.stats import jackknife_weights, linearized_draws, percentile_interval, row_sums, spearman
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit, smooth_estimate
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.bootstrap import jackknife_weights, linearized_draws, percentile_interval
+from bayesgeom.stats.information import row_sums
+from bayesgeom.stats.regression import spearman
 
 SHIFTS = (1, 2, 3)  # the other sequences: shifts along the batch, cyclic
 
@@ -294,7 +287,7 @@ class QKAlignmentReport(Report):
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
         from bayesgeom.charts.lines import add_baseline, add_line, add_note
-        from bayesgeom.report import SERIES, label_axes
+        from bayesgeom.report.theme import SERIES, label_axes
 
         over, auc = self.mass_over_other.value, self.auc.value
         # One scale for all relations, coarse enough that rounding does not look like structure.

@@ -14,22 +14,13 @@ from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Su
 from bayesgeom.measurements.running import measured
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, TaskLike
-from bayesgeom.report import (
-    Baseline,
-    Estimate,
-    Finding,
-    Headline,
-    NonNegative,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Share,
-    Unit,
-    headline_of,
-    mean_estimate,
-)
-from bayesgeom.stats import UNBOUNDED, Bounds, predicted_behavior
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit, mean_estimate
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.behavior import predicted_behavior
+from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 from bayesgeom.tasks.base import Branch, SymmetricTask, WindTunnel, block_size, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 
@@ -112,7 +103,7 @@ class RelabelingReport(Report):
         import plotly.graph_objects as go
 
         from bayesgeom.charts.lines import add_baseline, add_line, change_text
-        from bayesgeom.report import BASELINE, MEASURED, label_axes, log_axes
+        from bayesgeom.report.theme import BASELINE, MEASURED, label_axes, log_axes
 
         before, after = self.kl_before_bits_by_sequence, self.kl_after_bits_by_sequence
         points = Panel.blank("KL before and after, a point per sequence", is_folded=True)

@@ -13,8 +13,8 @@ from bayesgeom.core import Run, Trials, concatenate, phase
 from bayesgeom.measurements.base import Further, Measurement, R, Subject
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
-from bayesgeom.report import with_provenance
-from bayesgeom.stats import predicted_behavior
+from bayesgeom.report.report import with_provenance
+from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, scored_once
 
 AT_ONCE = 64  # sequences of a block of answers

@@ -21,41 +21,24 @@ from torch import Tensor
 from bayesgeom.core import ATTN_OUT, RESID_POST, Reason, Run, Site, Trials, V, Verdict, Z
 from bayesgeom.core.text import percent_text
 from bayesgeom.measurements.base import Control, Needs, Probe, known, planted_run, planted_trials, with_untrained
-from bayesgeom.report import (
-    R2,
-    UNTRAINED,
-    Baseline,
-    Estimate,
-    Headline,
-    Panel,
-    Quantity,
-    Report,
-    Share,
-    Signed,
-    Unit,
-    headline_of,
-    with_interval,
-)
-from bayesgeom.stats import (
+from bayesgeom.report.estimate import R2, UNTRAINED, Baseline, Estimate, Quantity, Share, Signed, Unit, with_interval
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.bootstrap import jackknife_weights, permutation_p, statistic_interval
+from bayesgeom.stats.intervals import no_interval
+from bayesgeom.stats.manifold import (
     N_AXES,
     CloudStatistics,
     EntropyScale,
-    absolute_interval,
     cloud_statistics,
-    gaussian_first_share,
     head_statistics,
-    jackknife_weights,
-    no_interval,
-    order_under_permutation,
-    permutation_p,
-    refitted_axis_shares,
-    resampled_order,
     shuffled_scale,
-    span_coordinates,
-    standardized,
-    statistic_interval,
     view,
 )
+from bayesgeom.stats.regression import absolute_interval
+from bayesgeom.stats.resampling import order_under_permutation, refitted_axis_shares, resampled_order
+from bayesgeom.stats.subspace import gaussian_first_share, span_coordinates, standardized
 
 PointsOf = Callable[[Site, int], Float[Tensor, "point d"]]
 Clouds = Mapping[Site, Sequence[CloudStatistics]]
@@ -154,7 +137,7 @@ class ValueManifoldReport(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import brief
-        from bayesgeom.report import SERIES, label_axes
+        from bayesgeom.report.theme import SERIES, label_axes
 
         row = self.sites.index("resid_post")
         related = {_CURVE: self.curve_share[row], _READ_OUT: self.entropy_r2[row]}
@@ -176,7 +159,7 @@ class ValueManifoldReport(Report):
         """Yield each site's points along PC1 and PC2, then along entropy and PC1."""
         from bayesgeom.charts.cloud import add_cloud
         from bayesgeom.charts.lines import brief
-        from bayesgeom.report import EXACT, POSITIONS, label_axes
+        from bayesgeom.report.theme import EXACT, POSITIONS, label_axes
 
         for nth, site in enumerate(self.shown_sites):
             at = self.sites.index(site)

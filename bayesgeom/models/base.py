@@ -67,7 +67,8 @@ from bayesgeom.core.torch_state import (
 )
 from bayesgeom.models.checkpoint_files import versions
 from bayesgeom.models.unembedding import Unembedding, unembedding_of
-from bayesgeom.stats import BehaviorLog, Reduction, answer_log_probabilities, are_finite, whole_entropy_bits
+from bayesgeom.stats.behavior import BehaviorLog, answer_log_probabilities, are_finite, whole_entropy_bits
+from bayesgeom.stats.reduction import Reduction
 from bayesgeom.tasks.base import WindTunnel, at_most
 
 # The order of the sites at which a replay can start. A baseline keeps those inside the MLP on request only.

@@ -18,32 +18,17 @@ from torch import Tensor, nn
 from bayesgeom.core import PATTERN, TOKEN_KEYS, Trials, V, at_scored
 from bayesgeom.core.torch_state import Change, SiteLayer, evaluating, store_activation
 from bayesgeom.models.base import Model, hooked_sites
-from bayesgeom.report import (
-    Estimate,
-    Finding,
-    Headline,
-    Kind,
-    NonNegative,
-    Opening,
-    Panel,
-    Quantity,
-    Report,
-    Unit,
-    headline_of,
-    quantities_of,
-)
-from bayesgeom.stats import (
-    answer_log_probabilities,
-    centered,
-    entropy_bits,
-    kl_bits,
-    orthogonality,
-    pairwise_cosine,
-    predicted_behavior,
-    ranks,
-    shuffled_within_position,
-    total_variation,
-)
+from bayesgeom.report.estimate import Estimate, Kind, NonNegative, Quantity, Unit
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.storage import quantities_of
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.behavior import answer_log_probabilities, predicted_behavior
+from bayesgeom.stats.bootstrap import shuffled_within_position
+from bayesgeom.stats.information import entropy_bits, kl_bits, total_variation
+from bayesgeom.stats.overlap import centered, orthogonality, pairwise_cosine
+from bayesgeom.stats.regression import ranks
 
 APART = 0.5  # cosine of 60 degrees: hypotheses whose keys are closer share a direction
 MAX_POINTS = 256  # scored positions compared in pairs
@@ -276,7 +261,7 @@ class MonitorReport(Report):
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.curves import Curve, add_curves
         from bayesgeom.charts.lines import brief
-        from bayesgeom.report import BASELINE
+        from bayesgeom.report.theme import BASELINE
 
         quantities, at = quantities_of(type(self)), np.array([int(step) for step in self.steps])
         thresholds, drawn = dict(zip(self.rules, self.threshold, strict=True)), list[Panel]()

@@ -41,8 +41,10 @@ from bayesgeom.monitor.report import (
     undisturbed,
 )
 from bayesgeom.monitor.rules import Event, Rules, Thresholds
-from bayesgeom.report import METRICS as TABLE
-from bayesgeom.report import Baseline, Diagnosis, Estimate, mean_estimate, with_provenance
+from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate
+from bayesgeom.report.report import with_provenance
+from bayesgeom.report.storage import METRICS as TABLE
 from bayesgeom.tasks.base import Branch, check_count, checked_seed, derived_seed, torch_seed
 
 FILE = "last_good.safetensors"

@@ -50,7 +50,7 @@ class Answer:
         uniform_kl_bits: KL of the uniform distribution over the answers.
         untrained_kl_bits: Least KL of the untrained networks; NaN if none were measured. What would be `PARTLY` is
             `NO_BETTER` if the interval of the closed share reaches that of this KL.
-        confidence: 1/τ: above 1 overconfident, below 1 underconfident (`bayesgeom.stats.tempering`).
+        confidence: 1/τ: above 1 overconfident, below 1 underconfident (`bayesgeom.stats.behavior`).
         is_confidence_named: Whether one temperature closes at least 5 % of the gap, and leaves predictions that are
             better than the baseline by as much: else sharper or flatter is not what is wrong with them.
         off_answer_prob: Mean probability of ids that are no answers.

@@ -21,17 +21,9 @@ from jaxtyping import Float, Int, Shaped
 
 from bayesgeom.core import InvalidArgument, Reason, Verdict, number_text
 from bayesgeom.core.text import interval_text
-from bayesgeom.stats import (
-    UNBOUNDED,
-    Bounds,
-    Extreme,
-    Interval,
-    Scale,
-    extreme_interval,
-    mean_interval,
-    statistic_interval,
-    within_bounds,
-)
+from bayesgeom.stats.bootstrap import mean_interval, statistic_interval
+from bayesgeom.stats.bounds import Extreme, extreme_interval, within_bounds
+from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale
 
 Kind = Literal["baseline", "chance", "permutation", "ceiling"]
 Better = Literal["higher", "lower", ""]

@@ -46,7 +46,8 @@ from bayesgeom.core import MLP_OUT, RESID_POST, RESID_PRE, TOKEN_EMBEDDINGS, Inv
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
-from bayesgeom.stats import entropy_bits, random_subspaces, standardized
+from bayesgeom.stats.information import entropy_bits
+from bayesgeom.stats.subspace import random_subspaces, standardized
 from bayesgeom.tasks.base import WindTunnel
 
 LEVELS = (0.4, 0.55, 0.7, 0.85, 0.97)  # probability of the named answer

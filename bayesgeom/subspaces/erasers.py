@@ -19,7 +19,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, unknown_name
-from bayesgeom.stats import ridge
+from bayesgeom.stats.regression import ridge
 from bayesgeom.subspaces.base import RANK_TOLERANCE, About, Fit, Sample, Setting, Subspace, span
 from bayesgeom.subspaces.quantity import CONFOUNDS, FORMS, PosteriorQuantity
 

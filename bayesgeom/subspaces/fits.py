@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, checked, unknown_name
 from bayesgeom.core.errors import quoted
-from bayesgeom.stats import random_subspaces
+from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank, named_fits
 from bayesgeom.subspaces.erasers import Decoder, Eraser, JointMoments, checked_points, checked_values
 from bayesgeom.subspaces.frames import FrameKind, TokenFrame

@@ -14,7 +14,8 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Trials, unknown_name
-from bayesgeom.stats import KNOWN_BITS, NATS_PER_BIT, entropy_bits, ridge
+from bayesgeom.stats.information import KNOWN_BITS, NATS_PER_BIT, entropy_bits
+from bayesgeom.stats.regression import ridge
 
 OwnValue = Callable[
     [Float64[Tensor, "batch query_pos answer"]], Float64[Tensor, "batch query_pos component"]

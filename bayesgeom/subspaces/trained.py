@@ -19,7 +19,7 @@ from bayesgeom.core import InvalidArgument, Trials
 from bayesgeom.core.torch_state import SiteLayer, check_differentiable, store_activation
 from bayesgeom.models.base import hooked_sites
 from bayesgeom.models.replay.carried import CARRIED
-from bayesgeom.stats import answer_log_probabilities
+from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank
 from bayesgeom.subspaces.erasers import JointMoments
 from bayesgeom.subspaces.quantity import OwnValue, PosteriorQuantity

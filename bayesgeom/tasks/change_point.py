@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Trials
-from bayesgeom.stats import WIDEST_BASELINE
+from bayesgeom.stats.windows import WIDEST_BASELINE
 from bayesgeom.tasks.base import SymbolTask, check_affordable, check_concentration, check_parameters
 
 _CELL_BYTES, _RUN_BYTES = 120.0, 32.0  # a step and a symbol; a step and a run length

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
 from bayesgeom.core.observers import Beliefs, Filter, exact_beliefs
-from bayesgeom.stats import log_bin_probabilities
+from bayesgeom.stats.information import log_bin_probabilities
 from bayesgeom.tasks.base import check_affordable, check_parameters, moments, trials_at
 from bayesgeom.tasks.markov import DynamicTask
 

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.stats import log_bin_probabilities
+from bayesgeom.stats.information import log_bin_probabilities
 from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, checked_seed, moments, trials_at
 
 _WIDEST_WEIGHT, _WIDEST_OUTPUT = 2.5, 3.0  # ends of the grid and of the bins; standard deviation of a weight is 1

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Trials, checked, unknown_name
 from bayesgeom.core.observers import STARTS, Beliefs, Filter, WindowObservers, exact_beliefs, full_support
-from bayesgeom.stats import IMPOSSIBLE, WIDEST_BASELINE, BeliefStates, belief_states, window_name, window_predictives
+from bayesgeom.stats.mixed_states import IMPOSSIBLE, BeliefStates, belief_states
+from bayesgeom.stats.windows import WIDEST_BASELINE, window_name, window_predictives
 from bayesgeom.tasks.base import EvidenceTask, check_affordable, next_symbol_trials
 
 _TOLERANCE = 1e-9

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, unknown_name
 from bayesgeom.core.errors import quoted
-from bayesgeom.stats import IMPOSSIBLE
+from bayesgeom.stats.mixed_states import IMPOSSIBLE
 from bayesgeom.tasks.base import check_parameters
 from bayesgeom.tasks.markov import MarkovProcess, check_process, negative_probability, stationary
 

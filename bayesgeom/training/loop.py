@@ -22,7 +22,7 @@ from bayesgeom.core.files import holds_others, read_json
 from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
-from bayesgeom.stats import kl_bits
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import DerivedSeed, derived_seed
 from bayesgeom.training.environment import (
     ENVIRONMENT,

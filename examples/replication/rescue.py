@@ -22,7 +22,7 @@ from transformer_lens.hook_points import HookPoint
 import bayesgeom
 from bayesgeom.core import InvalidArgument
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.stats import mean_interval
+from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.tasks import ModularRecurrence
 from examples.replication.sweeps import TABLE, Row, append
 

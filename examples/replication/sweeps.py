@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from bayesgeom.core import InvalidArgument, Trials, unknown_name
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
-from bayesgeom.stats import UNBOUNDED, kl_bits, mean_interval
+from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.stats.information import kl_bits
+from bayesgeom.stats.intervals import UNBOUNDED
 from bayesgeom.tasks import AssociativeRecall, DirichletMarkov, Process, Product, WindTunnel
 from bayesgeom.tasks.markov import MarkovProcess
 from bayesgeom.training.environment import Precision, resolve_precision

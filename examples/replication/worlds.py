@@ -31,8 +31,9 @@ from bayesgeom.models.resolve import scored_task_of
 from bayesgeom.report.findings import rounded
 from bayesgeom.report.render import markdown
 from bayesgeom.report.tables import Headline, extreme_of, headline_of
-from bayesgeom.stats import r2_interval, ridge
+from bayesgeom.stats.bootstrap import r2_interval
 from bayesgeom.stats.bounds import extreme_interval
+from bayesgeom.stats.regression import ridge
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, span
 from bayesgeom.tasks.base import WindTunnel, derived_seed
 from bayesgeom.tasks.markov import MarkovProcess

@@ -15,7 +15,7 @@ from bayesgeom.core.errors import InvalidArgument, MissingSite, UnknownName
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.models.replay.hooked import PlainLoop
-from bayesgeom.stats import spearman
+from bayesgeom.stats.regression import spearman
 from tests.ablations.plain import LAYERS, TASK, heads, lively
 from tests.ablations.test_engine import LAST, TRIALS
 

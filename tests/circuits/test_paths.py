@@ -20,7 +20,7 @@ from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.export import export_huggingface
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import load
-from bayesgeom.stats import kl_bits
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import Branch, derived_seed
 from tests import families
 from tests.circuits.planted import EDGES, induction

@@ -25,7 +25,7 @@ from bayesgeom.measurements.fitted_lens import (
 )
 from bayesgeom.measurements.running import measured
 from bayesgeom.models.resolve import as_model
-from bayesgeom.stats import kl_bits
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.prompts import BoundPrompts
 from tests.diagnosis.test_diagnose import lively
 from tests.families import D_VOCAB, N_LAYERS, saved

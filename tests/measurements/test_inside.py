@@ -24,7 +24,8 @@ from bayesgeom.measurements.inside import N_MEANS, InsideReport
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.report.diagnosis import Diagnosis, load_report
-from bayesgeom.stats import answer_log_probabilities, kl_bits
+from bayesgeom.stats.behavior import answer_log_probabilities
+from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import Branch, derived_seed
 from tests.tiny import tiny_checkpoints, tiny_folder
 

@@ -14,7 +14,7 @@ from bayesgeom.measurements.base import planted_run, planted_trials
 from bayesgeom.measurements.posterior_lens import PosteriorLens, PosteriorLensReport
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.models.resolve import as_model
-from bayesgeom.stats import POSITION, UNIFORM
+from bayesgeom.stats.behavior import POSITION, UNIFORM
 from bayesgeom.tasks.bijection import Bijection
 from tests.supported import tiny
 from tests.weights import perturbed

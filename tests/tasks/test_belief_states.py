@@ -8,7 +8,8 @@ import pytest
 from scipy.spatial import cKDTree
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.stats import belief_states, mixed_states
+from bayesgeom.stats import mixed_states
+from bayesgeom.stats.mixed_states import belief_states
 from bayesgeom.tasks.markov import MarkovProcess
 from bayesgeom.tasks.process import Mess3, Process
 from tests.tasks.test_process import GOLDEN, random_tensors

@@ -10,7 +10,7 @@ import torch
 from scipy.special import log_ndtr, logsumexp
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.stats import kl_bits, log_bin_probabilities
+from bayesgeom.stats.information import kl_bits, log_bin_probabilities
 from bayesgeom.tasks.linear_regression import LinearRegression
 
 

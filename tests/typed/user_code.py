@@ -17,7 +17,8 @@ from bayesgeom.measurements.audit import AuditReport
 from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.measurements.posterior_lens import PosteriorLensReport
 from bayesgeom.models.base import Model
-from bayesgeom.report import Estimate, Report
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.report import Report
 
 
 def measure(model: Model) -> float:

@@ -50,7 +50,8 @@ from bayesgeom.models.base import (
     visible,
 )
 from bayesgeom.models.checkpoint_files import config_hash
-from bayesgeom.stats import BehaviorLog, Reduction
+from bayesgeom.stats.behavior import BehaviorLog
+from bayesgeom.stats.reduction import Reduction
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 MANIFEST, STATIC = "capture.json", "static.safetensors"

@@ -25,7 +25,7 @@ from bayesgeom.core.tokenizer import decoded_text, encoded_text
 from bayesgeom.core.torch_state import holding_lock
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.served.client import TOP, Client, Listed, client_of, parts_of
-from bayesgeom.report import SERVED
+from bayesgeom.report.diagnosis import SERVED
 
 SERVER = ("server_key", "top")  # options of `load`
 AT_ONCE = 4  # requests at the same time

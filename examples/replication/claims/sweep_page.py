@@ -13,7 +13,7 @@ from bayesgeom.core.text import number_text
 from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.render import markdown
-from bayesgeom.stats import seed_interval
+from bayesgeom.stats.bootstrap import seed_interval
 from examples.replication.claims.plots import line, svg, text
 from examples.replication.sweeps import KEYS, MIXED, NAMED, TABLE, Row, read
 

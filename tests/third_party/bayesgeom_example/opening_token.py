@@ -7,7 +7,10 @@ from typing import Annotated, ClassVar, final
 from bayesgeom.charts.forest import add_forest
 from bayesgeom.core import Ask, Run, Trials
 from bayesgeom.measurements.base import Control, Further, Measurement, Subject, planted_run
-from bayesgeom.report import Estimate, Headline, Panel, Report, Share, headline_of, mean_estimate
+from bayesgeom.report.estimate import Estimate, Share, mean_estimate
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.dice import Dice
 
