@@ -146,7 +146,7 @@ def centroid_hits(
     truth = targets.values[targets.n_fit :, :, LABEL].to(held_out)
     is_hit: Tensor = truth.gather(2, nearest[:, :, None])[:, :, 0] > 0
     hits: Bool[np.ndarray, "point draw"] = is_hit.cpu().numpy()
-    return hits.reshape(len(held_out) // targets.n_positions, targets.n_positions, -1)
+    return hits.reshape(len(held_out) // targets.n_positions, targets.n_positions, hits.shape[1])
 
 
 def held_out_scores(

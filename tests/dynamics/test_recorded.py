@@ -72,7 +72,7 @@ def test_the_report_states_of_how_many_sequences_each_number_is(run: Path, monke
 
 def test_numbers_that_are_limited_otherwise_state_that_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     n_scored = TASK.sample(1, seed=0).n_scored
-    for module in ("dynamics.measure", "measurements.value_manifold", "measurements.belief_readout"):
+    for module in ("dynamics.measure", "measurements.value_manifold", "measurements._beliefs"):
         monkeypatch.setattr(f"bayesgeom.{module}.MAX_POINTS", 17 * n_scored)
     monkeypatch.setattr("bayesgeom.dynamics.measure.MAX_PAIRS", 13)
     report = curves_of(training_dynamics(run, n=N))

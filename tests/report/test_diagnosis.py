@@ -90,9 +90,9 @@ def test_the_table_holds_every_record(whole: Diagnosis, tmp_path: Path) -> None:
     whole.save(tmp_path / "run")
     table = pd.read_parquet(tmp_path / "run" / "metrics.parquet")
     columns = {"model", "checkpoint", "task", *(field.name for field in dataclasses.fields(Record))} - {"places"}
-    assert set(table.columns) >= {*columns, "layer", "head", "position", "source", "view"} and len(table) == sum(
-        len(records_of(report)) for report in whole.values()
-    )
+    assert set(table.columns) >= {*columns, "layer", "head", "position", "source", "token_set", "variant"} and len(
+        table
+    ) == sum(len(records_of(report)) for report in whole.values())
     assert set(table["model"]) == {"transformer"} and set(table["checkpoint"]) == {"tiny <b>"}
     assert set(table["task"]) == {str(TASK)} and set(table["probe"]) == set(whole)
     assert {str(table[column].dtype) for column in ("layer", "head", "position")} == {"Int64"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayesgeom.stats.overlap import overlap as c
+import bayesgeom.stats.overlap as c
 
 
 def random_frames(seed: int, *shape: int) -> torch.Tensor:
