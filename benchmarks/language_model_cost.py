@@ -27,7 +27,7 @@ from bayesgeom import tasks
 from bayesgeom.ablations.batteries import battery
 from bayesgeom.core.run import ATTN_OUT, Run, Trials, concatenate
 from bayesgeom.diagnosis.plan import all_probes
-from bayesgeom.measurements.evidence_response import at_last
+from bayesgeom.measurements.running import at_last
 from bayesgeom.models.base import Model
 from bayesgeom.models.huggingface.loading import dequantized, gguf_in
 from bayesgeom.models.resolve import task_of

@@ -664,6 +664,18 @@ class Run:
         """Whether the exact posterior of these trials is known."""
         return self.trials.has_posterior
 
+    def of_recorded(self) -> "Run":
+        """Return the run with scores of the recorded sequences alone, without those of window observers."""
+
+        def cut(behavior: Behavior) -> Behavior:
+            return Behavior(**{name: values[: self.n_recorded] for name, values in vars(behavior).items()})
+
+        baselines = {name: cut(behavior) for name, behavior in self.baseline_behaviors.items()}
+        exact = cut(self.exact_behavior)
+        return replace(
+            self, behavior=cut(self.behavior), exact_behavior=exact, baseline_behaviors=baselines, windows=None
+        )
+
     def with_statistics(
         self,
         reduced: Mapping[str, Shaped[Tensor, "reduced_layer *reduced"]],

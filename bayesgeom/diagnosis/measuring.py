@@ -1,6 +1,6 @@
 """The probes of a plan, measured on one run: what each reads of it, and reports on some of a model's layers."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from bayesgeom.report.tables import records_of
 
 _MOST_STORED = 2**30  # bytes of activations up to which probes run side by side
 R = TypeVar("R", bound=Report)
+T = TypeVar("T")
 _AXIS = "layer"
 
 Found = tuple[dict[str, Report], dict[str, str]]  # reports by the name of their probe, and why others are missing
@@ -46,7 +47,7 @@ def probed(
         assert seen is not None, "it was streamed if a probe of the plan is"
         needed = (*probe.needs.sites, *probe.needs.optional)
         report = probe.of(Subject(run=seen.within(plan.layers[name], needed)), untrained[name])
-        report = _usable(report) if name in plan.contained else report
+        report = usable(report) if name in plan.contained else report
         is_partial = on_all_layers and len(plan.layers[name]) < run.spec.n_layers
         return on_layers(report, plan.layers[name], run.spec.n_layers) if is_partial else report
 
@@ -80,7 +81,26 @@ def probed(
     return {name: reports[name] for name in untrained if name in reports}, faults
 
 
-def _usable(report: object) -> Report:
+def attempted(plan: Plan, name: str, work: Callable[[], T], faults: dict[str, str]) -> T | None:
+    """Return the result of one measurement's work; an error costs only its report, unless it alone was named.
+
+    Errors of the package's own kind are stated in `faults`; so is every other error of a plug-in.
+    """
+    with Contained(is_foreign=name in plan.contained) as working:
+        try:
+            return work()
+        except BayesGeomError as error:
+            if plan.is_named and len({**plan.supported, **plan.again}) == 1:
+                raise
+            faults[name] = str(error)
+    if working.fault:
+        faults[name] = f"probe {name!r} failed: {working.fault.rstrip('.')}."
+        if plan.is_named and len({**plan.supported, **plan.again}) == 1:
+            raise InvalidArgument(faults[name]) from working.error
+    return None
+
+
+def usable(report: object) -> Report:
     """Return the report of a probe of another package, if tables and files can be made from it."""
     if not isinstance(report, Report):
         raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")

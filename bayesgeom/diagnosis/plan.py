@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from bayesgeom.core import InvalidArgument, MissingSite, Site, TaskMismatch, Trials, unknown_name
+from bayesgeom.core import BayesGeomError, InvalidArgument, MissingSite, Site, TaskMismatch, Trials, unknown_name
 from bayesgeom.core.plugins import Contained, is_foreign, plugins_and_faults
 from bayesgeom.measurements.base import Measurement, Needs, Probe
 from bayesgeom.measurements.functions import Function, function_name, tried
@@ -133,7 +133,7 @@ def plan_of(
     known, chosen = all_measurements(), dict[str, AnyMeasurement]()
     requested = _requested(model, task, probes, seed=seed)
     named = () if probes is None else tuple(requested)
-    changed = {name for name, each in requested.items() if each != known.get(name)}  # options were given
+    with_option = {text.partition(":")[0] for text in listed(probes) or () if isinstance(text, str) and ":" in text}
     if ablations:
         requested[BATTERY] = known[BATTERY]
         if VIEWER in requested:
@@ -141,15 +141,9 @@ def plan_of(
     skipped, inapplicable = ({} if probes is not None else broken_probes()), dict[str, str]()
     for name, measurement in requested.items():
         try:
-            by = f"probe {name!r}"
-            measurement.needs.check_task(task, trials, by=by)
-            if not model.layers_of(*measurement.needs.sites):
-                model.require(measurement.needs.sites, by=by)
-            prepared = measurement.prepared(model, task, n=n, seed=seed)
-            model.require_asks(measurement.asks, by=name)
-            chosen[name] = prepared
+            chosen[name] = _prepared(measurement, model, task, trials, n=n, seed=seed)
         except (MissingSite, TaskMismatch, InvalidArgument) as reason:
-            if name in named and (len(named) == 1 or not isinstance(reason, InvalidArgument) or name in changed):
+            if name in named and (len(named) == 1 or not isinstance(reason, InvalidArgument) or name in with_option):
                 raise
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
     # Calibration is first: the others explain it.
@@ -168,6 +162,24 @@ def plan_of(
         skipped=skipped,
         inapplicable=inapplicable,
     )
+
+
+def _prepared(
+    measurement: AnyMeasurement, model: Model, task: WindTunnel, trials: Trials, *, n: int, seed: int
+) -> AnyMeasurement:
+    """Return a measurement in the size that it has here; a fault of a plug-in's is `InvalidArgument`."""
+    by, needs = f"probe {measurement.name!r}", measurement.needs
+    needs.check_task(task, trials, by=by)
+    if not model.layers_of(*needs.sites):
+        model.require(needs.sites, by=by)
+    if not isinstance(measurement, Probe) and (needs.sites or needs.optional or needs.streamed):
+        raise InvalidArgument(f"{by} is no Probe, so the first run records no sites for it: ask for Further(record=…).")
+    model.require_asks(measurement.asks, by=measurement.name)
+    with Contained(is_foreign=is_foreign(type(measurement))) as preparing:
+        return measurement.prepared(model, task, n=n, seed=seed)
+    if isinstance(preparing.error, BayesGeomError):
+        raise preparing.error
+    raise InvalidArgument(f"{by} failed: {preparing.fault.rstrip('.')}.") from preparing.error
 
 
 def _requested(

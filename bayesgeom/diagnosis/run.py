@@ -3,10 +3,11 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from bayesgeom.core import N_RECORDED, InvalidArgument, MissingSite, NoCopy, Run, TaskMismatch, checked, phase
-from bayesgeom.diagnosis.measuring import Found, probed
+from bayesgeom.core import N_RECORDED, InvalidArgument, NoCopy, Run, checked, phase
+from bayesgeom.diagnosis.measuring import Found, attempted, probed, usable
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
     AnyMeasurement,
@@ -232,11 +233,12 @@ def _measured(
     model_passes: ModelPasses, plan: Plan, untrained: Mapping[str, Sequence[Report]]
 ) -> tuple[Run, dict[str, tuple[Run, ...]], Found]:
     """Return the run, the runs of further sequences, and the reports. Most probes are measured during the passes."""
-    first, further = model_passes.first(), dict[str, tuple[Run, ...]]()
+    first, further, lost = model_passes.first(), dict[str, tuple[Run, ...]](), dict[str, str]()
 
     def others() -> Iterator[None]:
         for name, measurement in plan.again.items():
-            further[name] = model_passes.further(measurement, first)
+            runs = attempted(plan, name, partial(model_passes.further, measurement, first), lost)
+            further.update({} if runs is None else {name: runs})
             yield
         yield from model_passes.others()
 
@@ -250,7 +252,7 @@ def _measured(
     rest, more = probed(plan, run, {name: untrained[name] for name in untrained if name in last}, on_all_layers=True)
     measured |= rest
     reports = {name: measured[name] for name in untrained if name in measured}
-    return run, further, (reports, faults | more)
+    return run, further, (reports, faults | more | lost)
 
 
 def _measured_again(
@@ -265,14 +267,16 @@ def _measured_again(
 ) -> Found:
     """Return the reports of what runs the model again; one that fails must not lose the earlier measurements."""
     reports, faults = dict[str, Report](), dict[str, str]()
-    for name, measurement in plan.again.items():
+    for name in further:
         subject = Subject(run=run, task=task, seed=seed, further=further[name], n_untrained=n_untrained, model=model)
-        try:
-            with phase(f"{model.spec.name}: {name}"):
-                reports[name] = measurement.of(subject)
-        except (InvalidArgument, MissingSite, TaskMismatch) as reason:
-            faults[name] = str(reason)
+        with phase(f"{model.spec.name}: {name}"):
+            report = attempted(plan, name, partial(_reported, plan.again[name], subject), faults)
+        reports |= {} if report is None else {name: report}
     return reports, faults
+
+
+def _reported(measurement: AnyMeasurement, subject: Subject) -> Report:
+    return usable(measurement.of(subject))
 
 
 def _untrained(model: Model, plan: Plan, task: WindTunnel, index: int, *, n: int, seed: int, budget: int) -> Found:

@@ -31,6 +31,7 @@ from bayesgeom.tasks.base import checked_seed, task_from_config
 
 CACHE = "dynamics"  # the folder of a run for saved results of snapshots
 N_LEAST = 4
+_OWN = ("dynamics", "inside", "manifold_film", "attention_maps")  # names of its reports
 _REFERENCES: dict[tuple[object, ...], Run] = {}  # at most one: many snapshots of one training are measured
 Place = tuple[int, int, int | None]  # a training, a snapshot, and the index of a further probe
 _METHOD = 13  # version of the measurements: increase it when they or their names change
@@ -88,7 +89,7 @@ def training_dynamics(
     batch = None if executor is None else Batch.of(executor)
     if batch is None:
         check_device(device)
-    check_probes(probes)
+    _check_probes(probes)
     trainings = runs_of(runs)
     chosen = _steps_of_maps(maps_at, trainings[0].steps)
     budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
@@ -109,6 +110,13 @@ def _steps_of_maps(maps_at: Sequence[int] | None, steps: Sequence[int]) -> list[
         available = ", ".join(map(str, steps))
         raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {available}.")
     return sorted(set(maps_at))
+
+
+def _check_probes(probes: Named | Sequence[Named] | None) -> None:
+    """Raise `InvalidArgument` for probes that cannot be measured, or have the name of a report of dynamics."""
+    check_probes(probes)
+    if taken := [text for text in listed(probes) or () if isinstance(text, str) and text in _OWN]:
+        raise InvalidArgument(f"training dynamics has a report {taken[0]!r} of its own: leave it out of probes.")
 
 
 @final

@@ -112,7 +112,6 @@ class AblationBattery(Measurement[AblationReport]):
     name: ClassVar[str] = AblationReport.name
     needs: ClassVar[Needs] = Needs(posterior=True)
     asks: ClassVar[frozenset[Ask]] = frozenset({Ask.EDIT})
-    on_untrained: ClassVar[bool] = False
     is_default: ClassVar[bool] = False
 
     def of(self, subject: Subject, untrained: Sequence[AblationReport] = ()) -> AblationReport:

@@ -264,7 +264,6 @@ class Audit(Measurement[AuditReport]):
 
     name: ClassVar[str] = AuditReport.name
     needs: ClassVar[Needs] = Needs(posterior=True)
-    on_untrained: ClassVar[bool] = False
     is_default: ClassVar[bool] = False
     n_positions: int = 4
     parts: tuple[str, ...] = PARTS
@@ -304,7 +303,7 @@ class Audit(Measurement[AuditReport]):
     def further(self, task: WindTunnel, run: Run, seed: int) -> Iterator[Further]:
         """Yield replaced evidence, then every next answer step by step, then the evidence in other orders."""
         if self.response is not None:
-            yield from self.response.further(task, run, seed)
+            yield from replace(self.response, n=min(self.response.n, run.n_recorded)).further(task, run, seed)
         if not isinstance(task, ExchangeableTask):
             return
         for step in self.steps:
@@ -319,7 +318,7 @@ class Audit(Measurement[AuditReport]):
                 yield Further(trials=at_last(reordered), is_last_only=True, label="orders of the evidence")
 
     def of(self, subject: Subject, untrained: Sequence[AuditReport] = ()) -> AuditReport:
-        run, runs = subject.run, iter(subject.further)
+        run, runs = subject.run.of_recorded(), iter(subject.further)
         exact, log_model = (
             probs.double().cpu().numpy() for probs in (run.trials.at_scored(run.trials.predictive), run.log_answers)
         )
@@ -335,8 +334,8 @@ class Audit(Measurement[AuditReport]):
         if self.response is None or self.response.ages is None:
             reason = self.closed["response"]
             return {"response": Estimate.of([np.nan], ([np.nan], [np.nan]), reason=reason), "ages": ("0",)}
-        further = tuple(islice(runs, len(self.response.ages)))
-        report = self.response.of(replace(subject, further=further))
+        response = replace(self.response, n=min(self.response.n, subject.run.n_recorded))
+        report = response.of(replace(subject, further=tuple(islice(runs, len(self.response.ages)))))
         is_known = np.array([verdict != Verdict.NOT_IDENTIFIED for verdict in report.verdicts])
         value, low, high = (np.where(is_known, end, np.nan) for end in (report.slope.value, *report.slope.ends))
         codes = [int(report.slope.reason_at((at,))) for at in range(len(report.ages))]

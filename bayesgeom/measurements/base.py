@@ -181,7 +181,6 @@ class Measurement(ABC, Generic[R]):
     name: ClassVar[str]
     needs: ClassVar[Needs] = Needs()
     asks: ClassVar[frozenset[Ask]] = frozenset()  # beyond the first run
-    on_untrained: ClassVar[bool] = True  # False: it is not repeated on every untrained network
     is_default: ClassVar[bool] = True  # False: it runs only if it is named
     is_written_by_user: ClassVar[bool] = False  # True: an error costs only its own report, and names it itself
     option: ClassVar[str] = ""  # the field that the text after "NAME:" sets; "": it names a field to switch on
@@ -209,7 +208,10 @@ class Measurement(ABC, Generic[R]):
 
     @abstractmethod
     def of(self, subject: Subject, untrained: Sequence[R] = ()) -> R:
-        """Return the report; `untrained` holds those of untrained networks of the same architecture, as a baseline."""
+        """Return the report; `untrained` holds a probe's reports on untrained networks, as a baseline.
+
+        What runs the model again is not repeated on untrained networks.
+        """
 
     @abstractmethod
     def controls(self) -> Iterator[Control[R]]:

@@ -211,7 +211,6 @@ class EvidenceResponse(Measurement[EvidenceResponseReport]):
     name: ClassVar[str] = EvidenceResponseReport.name
     needs: ClassVar[Needs] = Needs(posterior=True)
     asks: ClassVar[frozenset[Ask]] = frozenset({Ask.PREDICT})
-    on_untrained: ClassVar[bool] = False
     n: int = 64  # for each age
     ages: tuple[int, ...] | None = None
     single: bool = False
@@ -244,7 +243,7 @@ class EvidenceResponse(Measurement[EvidenceResponseReport]):
 
     def of(self, subject: Subject, untrained: Sequence[EvidenceResponseReport] = ()) -> EvidenceResponseReport:
         assert self.ages is not None, "it is prepared"
-        is_whole = len(subject.further) == len(self.ages)
+        is_whole = subject.run.n_recorded >= self.n  # else the sequences themselves come first, as in `further`
         before, after = (subject.run, subject.further) if is_whole else (subject.further[0], subject.further[1:])
         first, *others = (run.log_answers[: self.n, -1].double().exp().cpu().numpy() for run in (before, *after))
         return response_report(

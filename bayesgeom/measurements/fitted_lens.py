@@ -177,7 +177,6 @@ class FittedLens(Measurement[FittedLensReport]):
 
     name: ClassVar[str] = FittedLensReport.name
     asks: ClassVar[frozenset[Ask]] = frozenset({Ask.RERUN})
-    on_untrained: ClassVar[bool] = False
     is_default: ClassVar[bool] = False
     option: ClassVar[str] = "jacobian"
     jacobian: str = ""

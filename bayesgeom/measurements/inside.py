@@ -195,7 +195,6 @@ class Inside(Measurement[InsideReport]):
 
     name: ClassVar[str] = InsideReport.name
     needs: ClassVar[Needs] = Needs(posterior=True)
-    on_untrained: ClassVar[bool] = False
     with_heads: bool = False
     mode: Mode = "mean"
     sites: tuple[Site, ...] = field(default=(), repr=False)  # that the model has and can record again

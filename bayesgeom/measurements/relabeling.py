@@ -51,7 +51,7 @@ class RelabelingReport(Report):
     same, but the size is above the bound. Not invariant: the mean difference is beyond the bound. Undecided: an
     interval is missing or includes the bound, or the mean difference is significant and within the bound.
 
-    Fields: kL to the exact posterior before and after hypotheses are renamed, the posterior renamed with them.
+    Fields: KL to the exact posterior before and after hypotheses are renamed, the posterior renamed with them.
 
     `kl_difference_bits` is after − before. If names are exchangeable in the task, it is 0 in expectation for every
     model: a model that prefers some names gains as often as it loses. `kl_difference_size_bits` is the mean of
@@ -184,7 +184,6 @@ class Relabeling(Measurement[RelabelingReport]):
     name: ClassVar[str] = RelabelingReport.name
     needs: ClassVar[Needs] = Needs(posterior=True)
     asks: ClassVar[frozenset[Ask]] = frozenset({Ask.PREDICT})
-    on_untrained: ClassVar[bool] = False
     n: int = 128  # one block, the same for every n of a diagnosis
 
     def prepared(self, model: Model, task: WindTunnel, *, n: int, seed: int) -> Self:
@@ -206,7 +205,8 @@ class Relabeling(Measurement[RelabelingReport]):
         )
 
     def of(self, subject: Subject, untrained: Sequence[RelabelingReport] = ()) -> RelabelingReport:
-        before, after = subject.further if len(subject.further) > 1 else (subject.run, *subject.further)
+        is_whole = subject.run.n_recorded >= self.n  # else the sequences themselves come first, as in `further`
+        before, after = (subject.run, *subject.further) if is_whole else subject.further
         names, n = _names(_symmetric(subject.known_task()), after.trials, subject.seed), len(after.trials)
         given = before.log_answers[:n].exp()
         stuck = predicted_behavior(after.trials, given)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -122,13 +123,13 @@ def _answered(model: Model, wanted: Sequence[Trials], run: Run, label: str) -> l
 
 
 def _with_answers(run: Run, trials: Trials, log_answers: Float64[Tensor, "batch answer"]) -> Run:
-    """Return the run of sequences of which the answers at the last scored position are known."""
+    """Return the run of sequences whose answers at the last scored position are known, with scores there."""
     once = at_last(trials)
     behavior = predicted_behavior(once, log_answers[:, None].exp())
     return replace(
         run,
-        behavior=behavior,
-        exact_behavior=behavior,
+        behavior=replace(behavior, off_answer_prob=np.full_like(behavior.off_answer_prob, np.nan)),
+        exact_behavior=predicted_behavior(once, once.at_scored(once.predictive)),
         baseline_behaviors={},
         trials=trials,
         log_answers=log_answers[:, None],

@@ -12,6 +12,8 @@ from enum import Enum
 from string import Formatter
 from typing import Any, SupportsFloat, final
 
+import numpy as np
+
 from bayesgeom.core import number_text
 from bayesgeom.core.text import count_text, percent_text
 from bayesgeom.report.estimate import Estimate
@@ -183,8 +185,8 @@ class _Printed(Formatter):
                 return value
             case Sequence():
                 return _listed(value, format_spec) if format_spec else ", ".join(value)
-            case int():
-                return count_text(value, format_spec) if format_spec else str(value)
+            case int() | np.integer():
+                return count_text(int(value), format_spec) if format_spec else str(value)
             case _:
                 return rounded(float(value), int(format_spec or 3))
 

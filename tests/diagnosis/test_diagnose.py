@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, final
@@ -12,19 +12,19 @@ import pytest
 import torch
 
 from bayesgeom.core.errors import InvalidArgument, MissingSite, NoCopy, TaskMismatch, UnknownName
-from bayesgeom.core.run import N_RECORDED, RESID_MID, RESID_POST, RESID_PRE, STATE, K, Run, Trials, Z
+from bayesgeom.core.run import N_RECORDED, RESID_MID, RESID_POST, RESID_PRE, STATE, Ask, K, Run, Trials, Z
 from bayesgeom.core.torch_state import limited_threads, lock_of
 from bayesgeom.diagnosis import passes
 from bayesgeom.diagnosis import plan as planning
 from bayesgeom.diagnosis.plan import all_measurements
 from bayesgeom.diagnosis.run import diagnose
-from bayesgeom.measurements.base import Control, Needs, Probe
+from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Probe, Subject
 from bayesgeom.measurements.belief_readout import BeliefReadout
 from bayesgeom.measurements.calibration import Calibration, CalibrationReport
 from bayesgeom.measurements.key_overlap import KeyOverlapReport
 from bayesgeom.measurements.value_manifold import ValueManifoldReport
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.base import Withheld
+from bayesgeom.models.base import Model, Withheld
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import left_out
 from bayesgeom.report.estimate import UNTRAINED, Estimate, Quantity
@@ -383,3 +383,39 @@ def test_a_large_model_is_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     sizes = [len(part) for part in passes._in_passes(model, TASK.stream(37, seed=0))]
     assert sizes == [13, 12, 12]
+
+
+@final
+@dataclass(frozen=True)
+class Failing(Measurement[SeenReport]):
+    """A measurement of another package that fails at one point."""
+
+    name = "failing"
+    asks = frozenset({Ask.PREDICT})
+    at: str = "of"
+
+    def prepared(self, model: Model, task: WindTunnel, *, n: int, seed: int) -> "Failing":
+        return self._unless("prepared", self)
+
+    def further(self, task: WindTunnel, run: Run, seed: int) -> Iterable[Further]:
+        return self._unless("further", ())
+
+    def of(self, subject: Subject, untrained: Sequence[SeenReport] = ()) -> SeenReport:
+        return self._unless("of", 3)  # type: ignore[return-value]  # no report, where nothing fails
+
+    def controls(self) -> Iterator[Control[SeenReport]]:
+        return iter(())
+
+    def _unless(self, place: str, result: Any) -> Any:
+        if self.at == place:
+            raise ValueError("broken")
+        return result
+
+
+@pytest.mark.parametrize("at", ["prepared", "further", "of", "nowhere"])
+def test_a_measurement_of_another_package_that_fails_costs_only_itself(at: str) -> None:
+    found = diagnose(lively(), probes=["calibration", Failing(at=at)], n=5, n_untrained=0)
+    assert list(found) == ["calibration"] and "failing" in found.skipped
+    assert ("broken" in found.skipped["failing"]) == (at != "nowhere")
+    with pytest.raises(InvalidArgument, match="failing"):
+        diagnose(lively(), probes=[Failing(at=at)], n=5, n_untrained=0)

@@ -252,3 +252,15 @@ class TestRefusals:
         folder = bayesgeom.capture(lively(), out=tmp_path / "capture", n=16, sites=["resid_pre"], seed=3)
         with pytest.raises(InvalidArgument, match=r"was captured with seed 3, got 4"):
             bayesgeom.audit(folder, seed=4)
+
+
+def test_an_audit_in_a_diagnosis_is_that_of_the_function() -> None:
+    """More sequences than are recorded: the recorded ones are audited, and no run is taken for another part's."""
+    found = bayesgeom.diagnose("dice-transformer", n=256, n_untrained=0, probes=["audit", "calibration"])
+    report = found[AuditReport]
+    alone = bayesgeom.audit("dice-transformer", n=report.n)
+    assert set(found) == {"audit", "calibration"} and report.n < found["calibration"].n
+    for name in quantities_of(AuditReport):
+        value, other = report.estimate(name), alone.estimate(name)
+        assert value.n == other.n, name
+        np.testing.assert_allclose(value.value, other.value, rtol=1e-4, atol=1e-6, err_msg=name)

@@ -42,7 +42,6 @@ class OpeningToken(Measurement[OpeningTokenReport]):
 
     name: ClassVar[str] = "opening_token"
     asks: ClassVar[frozenset[Ask]] = frozenset({Ask.PREDICT})
-    on_untrained: ClassVar[bool] = False
 
     def further(self, task: WindTunnel, run: Run, seed: int) -> Iterator[Further]:
         tokens = run.trials.tokens.clone()
