@@ -358,7 +358,10 @@ def _writers(
     others = sorted((path for path in wide if path not in inside and path != attention), key=lambda p: p.count("."))
     firsts = [path for path in (attention, output, *others) if path in wide]
     gave = {path: seen[path].gave.reshape(entered.shape).to(leaves.device) for path in wide}
-    pairs = [(a, m) for a in firsts for m in others if a != m and not f"{a}.".startswith(f"{m}.")]
+    # A dropout that passes the attention's output on is no MLP: the order of a sum would be left to rounding.
+    passed_on = {path for path in others if attention in gave and is_close(gave[path], gave[attention])}
+    seconds = [path for path in others if path not in passed_on]
+    pairs = [(a, m) for a in firsts for m in seconds if a != m and not f"{a}.".startswith(f"{m}.")]
     pairs = [(a, m) for a, m in pairs if not f"{m}.".startswith(f"{a}.")]  # neither is a part of the other
     writers, scale = _least({(a, m): difference(entered + gave[a] + gave[m], leaves) for a, m in pairs}), 1.0
     if writers is None:
