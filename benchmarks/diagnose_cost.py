@@ -135,11 +135,8 @@ def probe_costs(model: Model, n: int, forward: float, now: Clock) -> None:
         n_recorded=N_RECORDED,
         baseline_predictives=model.task.baseline_predictives,
     )
-    served = {
-        name: probe
-        for name, probe in probes.items()
-        if model.layers_of(*probe.needs.sites) and not probe.needs.groups  # a wind tunnel's sequences are of one kind
-    }
+    measured = bayesgeom.diagnose(model, n=16, n_untrained=0)
+    served = {name: probe for name, probe in probes.items() if name in measured}
     taken = {name: seconds(lambda probe=probe: probe.measure(run), now) for name, probe in served.items()}
     print(f"    probes alone / forward          {sum(taken.values()) / forward:.3f}")
     print("    … " + "   ".join(f"{name} {cost / forward:.3f}" for name, cost in taken.items()) + "\n")
