@@ -146,9 +146,13 @@ def plan_of(
             if name in named and (len(named) == 1 or not isinstance(reason, InvalidArgument) or name in with_option):
                 raise
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
-    # Calibration is first: the others explain it.
-    first = sorted(chosen, key=lambda name: (name != "calibration", list(chosen).index(name)))
-    supported = {name: chosen[name] for name in first if isinstance(chosen[name], Probe)}
+    order = list(chosen)
+
+    def place(name: str) -> tuple[bool, int, bool]:  # calibration is first: the others explain it
+        before = chosen[name].follows
+        return name != "calibration", order.index(before if before in chosen else name), bool(before)
+
+    supported = {name: chosen[name] for name in sorted(chosen, key=place) if isinstance(chosen[name], Probe)}
     foreign = {name for name, each in chosen.items() if is_foreign(type(each)) or each.is_written_by_user}
     return Plan(
         supported=supported,

@@ -183,6 +183,7 @@ class Measurement(ABC, Generic[R]):
     asks: ClassVar[frozenset[Ask]] = frozenset()  # beyond the first run
     is_default: ClassVar[bool] = True  # False: it runs only if it is named
     is_written_by_user: ClassVar[bool] = False  # True: an error costs only its own report, and names it itself
+    follows: ClassVar[str] = ""  # the measurement whose report is shown before its own
     option: ClassVar[str] = ""  # the field that the text after "NAME:" sets; "": it names a field to switch on
     relative_time: ClassVar[int] = 1  # about, and relative to others: `diagnose` begins with the longest
 

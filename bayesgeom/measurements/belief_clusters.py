@@ -176,6 +176,7 @@ class BeliefClusters(Probe[BeliefClustersReport]):
     """Cluster up to `N_CLUSTERED` points by k-means for each k in `COUNTS`; centroids are of the first half."""
 
     name: ClassVar[str] = "belief_clusters"
+    follows: ClassVar[str] = "belief_readout"
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(STATE,), posterior=True)
     relative_time: ClassVar[int] = 3
 

@@ -107,6 +107,7 @@ class BeliefFactors(Probe[BeliefFactorsReport]):
     """Regress the vectors, within positions, on the factors' beliefs and on the joint belief, over all sequences."""
 
     name: ClassVar[str] = "belief_factors"
+    follows: ClassVar[str] = "belief_readout"
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(STATE,), posterior=True, factors=True)
     relative_time: ClassVar[int] = 2
 

@@ -101,6 +101,7 @@ class BeliefStatistics(Probe[BeliefStatisticsReport]):
     """Fit on the first half of the sequences and score on the rest, as `belief_readout` does."""
 
     name: ClassVar[str] = "belief_statistics"
+    follows: ClassVar[str] = "belief_readout"
     needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(RESID_PRE, STATE), posterior=True, statistics=True)
     relative_time: ClassVar[int] = 5
 
