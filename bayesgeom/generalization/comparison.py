@@ -115,7 +115,7 @@ class CompareReport(Report):
                 line = headline_of(self, "difference", (row, pair), label, verdict=verdict)
                 lines.append(replace(line, unit=self.units[row]))
         for pair, (a, b) in enumerate(self.pair_of if self.other_layers else ()):
-            last = tuple((np.isfinite(self.cka.value[pair]).sum(axis=axis).max() - 1) for axis in (0, 1))
+            last = tuple(int(np.isfinite(self.cka.value[pair]).sum(axis=axis).max()) - 1 for axis in (0, 1))
             lines.append(headline_of(self, "cka", (pair, *last), f"CKA of the last layers, {short[b]} and {short[a]}"))
         return lines
 

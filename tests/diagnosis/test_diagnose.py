@@ -35,6 +35,7 @@ from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.process import Mess3
+from tests.shape_checks import ARE_ON
 from tests.weights import perturbed
 
 TASK = Bijection(n_values=11, n_pairs=5)  # 22 ids, 9 positions of which 5 are scored
@@ -203,6 +204,7 @@ def test_probes_are_chosen_by_name_or_value() -> None:
     assert diagnosis.provenance["arguments"]["probes"] == ("calibration", "seen")
 
 
+@pytest.mark.skipif(ARE_ON, reason="checks of annotations would refuse first")
 @pytest.mark.parametrize(
     "wrong", [torch.ones(3), {"kl": 1.0}, None, "fine", Estimate.of(0.5)], ids=lambda x: type(x).__name__
 )

@@ -97,7 +97,8 @@ def test_diagnoses_are_paired_as_models_are(tmp_path: Path) -> None:
     for of_models, of_diagnoses in ((models, loaded), (few, of_few)):
         here, there = of_models.difference, of_diagnoses.difference[:6]
         for own, other in zip((here.value, *here.ends), (there.value, *there.ends), strict=True):
-            np.testing.assert_array_equal(other, own)
+            # Without AVX-512, passes of other sizes round differently: 2e-9 of a value.
+            np.testing.assert_allclose(other, own, rtol=1e-7, atol=1e-9)
         assert [there.reason_at((row, 0)) for row in range(6)] == [here.reason_at((row, 0)) for row in range(6)]
         np.testing.assert_allclose(of_diagnoses.value.value[:6], of_models.value.value, rtol=1e-6)
     np.testing.assert_allclose(loaded.share_closed[:2], models.share_closed[:2], atol=1e-6)

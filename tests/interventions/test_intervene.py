@@ -36,6 +36,7 @@ from tests.interventions.worlds import (
     past_type_checks,
     planted_model,
 )
+from tests.shape_checks import ARE_ON
 
 USED, UNUSED = Subspace("used", coordinates(*range(N_ANSWERS))), Subspace("unused", coordinates(6))
 N = 23
@@ -342,6 +343,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_bad_input_is_refused_before_anything_runs(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, kind, message = REFUSED[what]
+    if ARE_ON and what == "float":
+        pytest.skip("checks of annotations would refuse first")
     monkeypatch.setattr(Intervention, "report", lambda self: pytest.fail("it ran"))
     with pytest.raises(kind, match=message):
         ask()

@@ -120,7 +120,7 @@ def holds(control: Control[Any], report: Report) -> bool:
 def changed(report: Report, by: float) -> Report:
     """The report with a number added to every value of its estimates."""
     names = quantities_of(type(report))
-    return replace(report, **{name: report.estimate(name).mapped(lambda own: own + by) for name in names})
+    return replace(report, **{name: report.estimate(name).mapped(lambda own: np.asarray(own + by)) for name in names})
 
 
 @every_measurement

@@ -242,9 +242,9 @@ def test_levels_of_random_directions_are_those_of_each_views_size(everything: tu
     _, report = everything
     widths, counts = np.array([[WIDTH] * 3] * 3 + [[MODEL] * 3]), report.n_vectors
     is_known = report.n_vectors > 1
-    expected = np.where(is_known, np.vectorize(chance_overlap)(widths), np.nan)
+    expected = np.where(is_known, np.vectorize(lambda width: chance_overlap(int(width)))(widths), np.nan)
     np.testing.assert_allclose(report.level(RANDOM_DIRECTIONS)[..., 0, 0], expected, atol=0.04)
-    centered = np.vectorize(chance_overlap_centered)(counts, widths)
+    centered = np.vectorize(lambda n, width: chance_overlap_centered(int(n), int(width)))(counts, widths)
     found = report.level(RANDOM_DIRECTIONS, is_centered=True)
     np.testing.assert_allclose(found[..., 0, 0], np.where(is_known, centered, np.nan), atol=0.04)
     has_keys = np.array([[True] * 3] * 3 + [[False, False, True]])
