@@ -251,7 +251,10 @@ def test_levels_of_random_directions_are_those_of_each_views_size(everything: tu
     squared = report.orthogonality.baseline(RANDOM_DIRECTIONS).value[..., 0, 0]
     np.testing.assert_allclose(squared, np.where(has_keys, 1 - widths**-0.5, np.nan))
     assert not report.largest_centered_overlap.baselines, "its expectation is not known"
-    np.testing.assert_allclose(report.welch, np.where(has_keys, np.vectorize(welch_bound)(counts, widths), np.nan))
+    np.testing.assert_allclose(
+        report.welch,
+        np.where(has_keys, np.vectorize(lambda n, width: welch_bound(int(n), int(width)))(counts, widths), np.nan),
+    )
 
 
 def test_random_w_k_of_one_direction_is_one_and_of_many_is_chance(rng: np.random.Generator) -> None:

@@ -22,6 +22,7 @@ from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import Recipe
+from tests.shape_checks import ARE_ON
 
 HEADS, POS = 3, 11
 SIZES = TransformerConfig(d_vocab=22, n_ctx=13, n_layers=3, n_heads=HEADS, d_model=30, d_mlp=17, positions="prior")
