@@ -262,7 +262,7 @@ def restore_directory(path: Path) -> None:
 
 def restore_directories(folder: Path) -> None:
     """Apply `put_back` to every directory in a folder that a killed process had moved away."""
-    with contextlib.suppress(OSError):  # whoever lists the folder reports the error
+    with contextlib.suppress(OSError):  # the caller that lists the folder reports the error
         for name in {name for name, _ in _former_directories(folder)}:
             restore_directory(folder / name)
 
@@ -326,7 +326,7 @@ def _take_place(temporary: Path, target: Path) -> None:
             raise
         else:
             with contextlib.suppress(OSError):  # there was none
-                os.replace(former, temporary)  # whoever made the temporary one removes it
+                os.replace(former, temporary)  # the caller that made the temporary directory removes it
             return
 
 

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 
-from bayesgeom.core import Ask, InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked, concatenate
+from bayesgeom.core import Ask, InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked
 from bayesgeom.core.observers import exact_beliefs
 from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject, planted_run
-from bayesgeom.measurements.running import measured
+from bayesgeom.measurements.running import first_sequences, measured
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, TaskLike
 from bayesgeom.report.answer import FOLLOWS
@@ -229,10 +229,8 @@ class EvidenceResponse(Measurement[EvidenceResponseReport]):
     def further(self, task: WindTunnel, run: Run, seed: int) -> Iterator[Further]:
         """Yield the sequences if the run holds too few of them, and with replaced evidence, age by age."""
         assert self.ages is not None, "it is prepared"
-        original, chosen = run.trials.rows(slice(0, self.n)), _replaceable(task)
+        original, chosen = first_sequences(task, run, self.n, seed=seed), _replaceable(task)
         if run.n_recorded < self.n:
-            start, device = derived_seed(seed, Branch.TRIALS), run.trials.tokens.device
-            original = concatenate([*task.stream(self.n, seed=start, device=device)])
             yield Further(trials=original, is_last_only=True, label="evidence response")
         for age in self.ages:
             generator = torch.Generator(original.tokens.device).manual_seed(derived_seed(seed, _REPLACED, age))

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core import Ask, Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked, concatenate
+from bayesgeom.core import Ask, Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked
 from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject, planted_run
-from bayesgeom.measurements.running import measured
+from bayesgeom.measurements.running import first_sequences, measured
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, TaskLike
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share, Unit, mean_estimate
@@ -195,10 +195,8 @@ class Relabeling(Measurement[RelabelingReport]):
 
     def further(self, task: WindTunnel, run: Run, seed: int) -> Iterator[Further]:
         """Yield the renamed sequences; before them the sequences themselves, if the run holds too few."""
-        symmetric, original = _symmetric(task), run.trials.rows(slice(0, self.n))
+        symmetric, original = _symmetric(task), first_sequences(task, run, self.n, seed=seed)
         if run.n_recorded < self.n:
-            start, device = derived_seed(seed, Branch.TRIALS), run.trials.tokens.device
-            original = concatenate([*task.stream(self.n, seed=start, device=device)])
             yield Further(trials=original, label=run.spec.name)
         yield Further(
             trials=symmetric.relabeled(original, _names(symmetric, original, seed)), label="hypotheses renamed"

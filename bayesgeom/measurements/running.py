@@ -69,6 +69,14 @@ def first_run(model: Model, task: WindTunnel, *, n: int, seed: int) -> Run:
         )
 
 
+def first_sequences(task: WindTunnel, run: Run, n: int, *, seed: int) -> Trials:
+    """Return the first `n` sequences of a diagnosis: those of its run, or drawn again if the run holds fewer."""
+    if run.n_recorded >= n:
+        return run.trials.rows(slice(0, n))
+    device = run.trials.tokens.device
+    return concatenate([*task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=device)])
+
+
 def further_runs(
     model: Model, measurement: Measurement[Any], task: WindTunnel, run: Run, *, seed: int
 ) -> tuple[Run, ...]:
