@@ -55,22 +55,21 @@ def diagnose(
     ablations: bool = False,
     executor: Executor | Batch | None = None,
 ) -> Diagnosis:
-    """Run every probe that the model supports, in one pass over new sequences of its task.
+    """Run every measurement that the model supports, most of them in one pass over new sequences of its task.
 
     Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
-    probe that would get fewer than 16 is skipped. Two tests take passes of their own: "relabeling" on 128 sequences and
-    "evidence_response" on 64 for each age. They run if no probes are named, or if they are; so does "inside", which
-    keeps eight sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences;
-    "fitted_lens:MAP" adds a J-lens. A test that cannot run, as on too few sequences, is skipped if it is not the only
-    one named.
-    `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
+    measurement that would get fewer than 16 is skipped. Three take passes of their own, by default and if they are
+    named: "relabeling" on 128 sequences, "evidence_response" on 64 for each age, and "inside", which keeps eight
+    sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences; "fitted_lens:MAP"
+    adds a J-lens. A measurement that cannot run, as on too few sequences, is skipped if it is not the only one named.
+    `skipped` states which measurements this model does not support, `inapplicable` which do not apply to this task.
 
     Args:
         model: A model, or any argument of `as_model`: a checkpoint's name or directory, a module, a Hugging Face model,
             a directory that `capture` wrote.
         task: A task, its text as on the command line, or a list of prompts. Default: the model's own task.
-        probes: Probes, names of probes and tests ("NAME:option" switches an option on), or functions of a `Run` that
-            return numbers: see docs/extending.md. Default: all probes that apply.
+        probes: Measurements: their names ("NAME:option" switches an option on), objects such as probes, or functions
+            of a `Run` that return numbers: see docs/extending.md. Default: all that apply.
         n: Number of sequences; at most all sequences of a task with a fixed number of them.
             `n=24, n_untrained=1` is what --quick does on the command line: 44 seconds and 1.8 GB, with loading, for a
             language model of 135 million parameters on two idle CPU cores.
@@ -80,16 +79,16 @@ def diagnose(
             out: they cannot be built, do not fit into memory, or lack a site that the model has.
         ablations: Whether to run the default ablation battery as well.
         executor: Where untrained networks are measured, a job each (see `bayesgeom.executors`); the model is then given
-            by its name or directory, and probes by their names. Default: this process.
+            by its name or directory, and measurements by their names. Default: this process.
 
     Returns:
-        The reports by the name of their probe.
+        The reports by the name of their measurement.
 
     Raises:
-        InvalidArgument: n is below 1, n_untrained below 0 or above 1,000, or the list of probes is empty.
-        UnknownName: A probe or checkpoint does not exist.
-        TaskMismatch: Ids or length of the task do not fit the model, or a named probe needs another kind of task.
-        MissingSite: A named probe reads a site that the model does not provide.
+        InvalidArgument: n is below 1, n_untrained below 0 or above 1,000, or the list of measurements is empty.
+        UnknownName: A measurement or checkpoint does not exist.
+        TaskMismatch: Ids or length of the task do not fit the model, or a named measurement needs another kind of task.
+        MissingSite: A named measurement reads a site that the model does not provide.
         ExecutorFault: A job failed; the others' results are kept.
 
     Example:

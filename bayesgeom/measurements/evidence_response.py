@@ -241,8 +241,8 @@ class EvidenceResponse(Measurement[EvidenceResponseReport]):
 
     def of(self, subject: Subject, untrained: Sequence[EvidenceResponseReport] = ()) -> EvidenceResponseReport:
         assert self.ages is not None, "it is prepared"
-        is_whole = subject.run.n_recorded >= self.n  # else the sequences themselves come first, as in `further`
-        before, after = (subject.run, subject.further) if is_whole else (subject.further[0], subject.further[1:])
+        # `further` begins with the sequences themselves if the run lacks some.
+        before, *after = (subject.run, *subject.further)[-1 - len(self.ages) :]
         first, *others = (run.log_answers[: self.n, -1].double().exp().cpu().numpy() for run in (before, *after))
         return response_report(
             [str(age) for age in self.ages],

@@ -191,7 +191,7 @@ class Monitor:
             if settings.untrained:
                 untrained = self.model.untrained_copy(derived_seed(settings.seed, Branch.UNTRAINED))
                 self.untrained = measured(untrained, self._trials, seed=settings.seed).summary()
-        self.chance = chance_levels(self.model, self._trials, seed=torch_seed(settings.seed))
+            self.chance = chance_levels(self.model, self._trials, seed=torch_seed(settings.seed))
         self.events: list[Event] = []
         self.should_stop = False
         self._rules = Rules(thresholds)
