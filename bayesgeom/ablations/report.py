@@ -300,6 +300,9 @@ def ablation_report(
     unablated = tally.baseline.sum(axis=1) / tally.done
     by_position = (tally.profile / tally.done)[:, 0]
     uniform = Baseline.of("chance", UNIFORM, uniform_kl_bits)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = tally.sums[:, 0].sum(axis=1) / tally.baseline[0].sum()
+    interval = ratio_interval(tally.sums[:, 0].T, tally.baseline[0][:, None], seed=seed, is_positive=True)
     return AblationReport(
         mode=mode,
         ablations=tuple(ablation.label for ablation in battery),
@@ -311,7 +314,7 @@ def ablation_report(
         n_heads=shape[1],
         kl_increase_bits=kl_increase,
         entropy_mae_increase_bits=_increase(tally, "entropy_error_bits", seed),
-        kl_ratio=_kl_ratio(tally, seed),
+        kl_ratio=with_interval(ratio, interval, n=tally.done, baselines=(Baseline.of("baseline", NO_EFFECT, 1.0),)),
         accuracy_change=_increase(tally, "correct", seed, bounds=(-1.0, 1.0)),
         attribution_bits=np.full(len(battery), np.nan),
         inert=tally.inert,
@@ -352,14 +355,6 @@ def _increase(tally: Tally, metric: str, seed: int, *, bounds: Bounds = UNBOUNDE
     nothing = Baseline.of("baseline", NO_EFFECT, 0.0)
     mean = mean_difference(without, ablated) * (len(tally.counts) / tally.done)
     return with_interval(mean, interval, n=tally.done, baselines=(nothing,))
-
-
-def _kl_ratio(tally: Tally, seed: int) -> Estimate:
-    """Return KL with every ablation over KL without it, resampled together; no effect is 1."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = tally.sums[:, 0].sum(axis=1) / tally.baseline[0].sum()
-    interval = ratio_interval(tally.sums[:, 0].T, tally.baseline[0][:, None], seed=seed, is_positive=True)
-    return with_interval(ratio, interval, n=tally.done, baselines=(Baseline.of("baseline", NO_EFFECT, 1.0),))
 
 
 def _few(title: str, shown: int, n: int) -> str:

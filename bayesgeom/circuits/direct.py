@@ -247,7 +247,14 @@ class _Terms:
         baseline = self._loop.baseline(trials).stored
         stored = {place: trials.at_scored(baseline[place]) for place in self.writers.places()}
         last = trials.at_scored(baseline[RESID_POST, self.model.spec.n_layers - 1])
-        linear = self._linear_end(trials, last)
+        if self._linear is None:
+            self._linear = self.end.linear(trials.answers, last)
+        if self._linear is None:
+            raise MissingSite(
+                f"contributions requires logits that are linear in the last residual after its norm; "
+                f"{self.model.spec.name} computes something else there. `ablate` measures its parts instead."
+            )
+        linear = self._linear
         scale, matrix = linear.scale(last), (linear.matrix - linear.matrix.mean(dim=0)).T
         logits = replace(self.end, soft_cap=None).logits(last, trials.answers).double()
         terms, rest = list[Tensor](), last.double()
@@ -258,21 +265,6 @@ class _Terms:
         centered = logits - logits.mean(dim=-1, keepdim=True)
         self._check_sum(scale, rest @ matrix, centered)
         return torch.stack([*terms, centered - torch.stack(terms).sum(dim=0)]), logits
-
-    def _linear_end(self, trials: Trials, like: Float[Tensor, "batch query_pos d_model"]) -> LinearEnd:
-        """Return the path from the last residual to the answers' logits.
-
-        Raises:
-            MissingSite: It is not linear.
-        """
-        if self._linear is None:
-            self._linear = self.end.linear(trials.answers, like)
-        if self._linear is None:
-            raise MissingSite(
-                f"contributions requires logits that are linear in the last residual after its norm; "
-                f"{self.model.spec.name} computes something else there. `ablate` measures its parts instead."
-            )
-        return self._linear
 
     def _split(self, trials: Trials, entered: Float[Tensor, "batch query_pos d_model"]) -> Sequence[Tensor]:
         """Return the embedding of the tokens, and of the positions if they have one, which add up to what entered."""

@@ -206,13 +206,8 @@ def with_gradients(function: Callable[P, R]) -> Callable[P, R]:
         ...     slope(3.0)
         6.0
     """
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.inference_mode(mode=False), torch.enable_grad():
-            return function(*args, **kwargs)
-
-    return call
+    decorated: Callable[P, R] = torch.inference_mode(mode=False)(torch.enable_grad()(function))
+    return decorated
 
 
 def with_torch_defaults(function: Callable[P, R]) -> Callable[P, R]:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core import Verdict, number_text
 from bayesgeom.core.text import aligned_table
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
-from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
+from bayesgeom.report.estimate import Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.findings import Finding, Opening
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
@@ -281,7 +281,9 @@ def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Seque
     from bayesgeom.report.theme import MEASURED, SERIES, at_least, log_axes
 
     for baseline in curves.baselines[:1]:
-        level = _mean_over_models(baseline)
+        known = np.isfinite(baseline.value)
+        total = np.where(known, baseline.value, 0.0).sum(axis=0)
+        level = np.where(known.any(axis=0), total / known.sum(axis=0).clip(min=1), np.nan)
         floor = log_floor(curves.value, level) if is_log else -np.inf
         add_baseline(panel.figure, x, level, name=f"baseline: {baseline.name.replace('_', ' ')}", floor=floor)
     for index, model in enumerate(models):
@@ -292,10 +294,3 @@ def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Seque
         log_axes(panel.figure)
     else:
         at_least(panel.figure, LEAST_BITS)
-
-
-def _mean_over_models(baseline: Baseline) -> Float[np.ndarray, " x"]:
-    """Return the mean level over models at each position, NaN where no model has one."""
-    known = np.isfinite(baseline.value)
-    total = np.where(known, baseline.value, 0.0).sum(axis=0)
-    return np.where(known.any(axis=0), total / known.sum(axis=0).clip(min=1), np.nan)

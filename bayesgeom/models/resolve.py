@@ -477,22 +477,13 @@ def scored_task_of(model: Model, task: TaskLike | None) -> WindTunnel:
         TaskMismatch: The task has no exact posterior. Errors of `task_of` propagate.
     """
     chosen = task_of(model, task)
-    require_posterior(chosen)
-    return chosen
-
-
-def require_posterior(task: WindTunnel) -> None:
-    """Check that a task has an exact posterior.
-
-    Raises:
-        TaskMismatch: It does not.
-    """
-    if not task.has_posterior:
+    if not chosen.has_posterior:
         raise TaskMismatch(
-            f"this measurement requires a task with an exact posterior; {task} has none, because the posterior of "
+            f"this measurement requires a task with an exact posterior; {chosen} has none, because the posterior of "
             f"ordinary text is unknown. Use evidence, a wind tunnel, or a wind tunnel in context such as "
             f"bijection-in-context. `diagnose` measures attention and geometry on any texts."
         )
+    return chosen
 
 
 def _bound(model: Model, task: TextTask) -> WindTunnel:

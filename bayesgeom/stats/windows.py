@@ -69,14 +69,6 @@ class EquivalentWindow:
         return self.symbols, self.most_symbols
 
     @property
-    def widest_beaten(self) -> int:
-        """The widest window observer that the model beats, of any width; −1 if it beats none.
-
-        Another definition of the equivalent window. `symbols` is at most one more; see `equivalent_window`.
-        """
-        return int(np.flatnonzero(self.is_beaten).max(initial=-1))
-
-    @property
     def length(self) -> int:
         """Symbols in a sequence. A window of this width is the exact filter."""
         return int(self.kl_bits.shape[1]) - 1
@@ -208,8 +200,8 @@ def equivalent_window(
     width w itself has equivalent window w: it beats w − 1 and ties with w. If the model beats every observer that is at
     least 1e-6 bits from the posterior, its equivalent window is the length of the sequence.
 
-    `widest_beaten`, the largest w whose observer is beaten, may be larger if a model fails at some width and beats a
-    wider one. The first failure counts: predicting no better than w symbols is no evidence of more.
+    The largest w whose observer is beaten (`is_beaten`) may be larger if a model fails at some width and beats a wider
+    one. The first failure counts: predicting no better than w symbols is no evidence of more.
 
     Observers are tested in order of width, so each end of the interval is wrong in at most 3.5 % of samples. Where
     neighboring observers differ clearly, only the lower end can be wrong, and only if the model ties with one of them:
