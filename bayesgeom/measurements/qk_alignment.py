@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Reason, Run, Trials, Verdict
@@ -354,8 +354,8 @@ class QKAlignment(Probe[QKAlignmentReport]):
         per_sequence = run.at(PATTERN)[:, :1].numel()
         n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_SCORES // per_sequence))
         run, weights = replace(run, trials=run.trials.rows(slice(0, n))), jackknife_weights(n)
-        means, over, facts = _by_layer(run, relations, weights)
-        is_constant = np.asarray(facts.is_constant.all(axis=0))
+        means, over, (constant, difference, uniform_mass, rows) = _by_layer(run, relations, weights)
+        is_constant = np.asarray(constant.all(axis=0))
         uniform, other = Baseline.of("chance", UNIFORM, 0.0), Baseline.of("permutation", OTHER, 0.0)
 
         def estimate(
@@ -378,9 +378,9 @@ class QKAlignment(Probe[QKAlignmentReport]):
             mass_over_other_by_layer=estimate(over[:, _MASS].mean(axis=-1), other, *strongest),
             layer_trend=trend_of(over[:, _MASS].mean(axis=-1), is_constant, n=n, seed=run.seed),
             identified=np.where(is_constant, 0.0, 1.0),
-            mask_difference=facts.difference.mean(axis=0),
-            uniform_mass=facts.uniform_mass.mean(axis=0),
-            rows=facts.rows.max(axis=0).astype(np.int64),
+            mask_difference=difference.mean(axis=0),
+            uniform_mass=uniform_mass.mean(axis=0),
+            rows=rows.max(axis=0).astype(np.int64),
             n=n,
         )
         named = ("mass_excess", "contrast", "auc", "mass_over_other", "mass_over_other_by_layer")
@@ -398,21 +398,17 @@ class QKAlignment(Probe[QKAlignmentReport]):
         yield Control(label="random queries", run=_planted_run(trials, random), holds=_is_at_chance)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Facts:
-    """What the masks of the layers make of the relations."""
-
-    is_constant: Bool[np.ndarray, "layer relation"]
-    difference: Float[np.ndarray, "layer relation"]
-    uniform_mass: Float[np.ndarray, "layer relation"]
-    rows: Float[np.ndarray, "layer relation"]
-
-
 def _by_layer(
     run: Run, relations: Sequence[str], weights: Float[np.ndarray, "draw batch"]
-) -> tuple[Float[np.ndarray, "draw 3 relation layer head"], Float[np.ndarray, "draw 3 relation layer head"], _Facts]:
-    """Return the metrics of each relation, those minus the metrics of another sequence's, and the facts.
+) -> tuple[
+    Float[np.ndarray, "draw 3 relation layer head"],
+    Float[np.ndarray, "draw 3 relation layer head"],
+    list[Shaped[np.ndarray, "layer relation"]],
+]:
+    """Return the metrics of each relation, those minus the metrics of another sequence's, and facts of the masks.
+
+    The facts, by layer and relation, are whether it is constant, its difference from that of another sequence, the mass
+    of uniform attention on it, and the number of rows.
 
     Layers with the same mask share their weights. Where a relation is constant in some layers only, it is not
     identified there, and the second result is NaN.
@@ -430,20 +426,16 @@ def _by_layer(
         means.append(row_means(sums[0], evidence, weights))
         over.append(row_means(sums[1], apart, weights))
         facts.append(fact)
-    constant, difference, mass, n_rows = (np.stack(part) for part in zip(*facts, strict=True))
+    constant, *others = (np.stack(part) for part in zip(*facts, strict=True))
     compared = np.stack(over, axis=3)
     compared.swapaxes(2, 3)[:, :, constant & ~constant.all(axis=0)] = np.nan
-    return (
-        np.stack(means, axis=3),
-        compared,
-        _Facts(is_constant=constant, difference=difference, uniform_mass=mass, rows=n_rows),
-    )
+    return np.stack(means, axis=3), compared, [constant, *others]
 
 
 def _weights_and_facts(
     related: Related, visible: Visible
 ) -> tuple[RelationWeights, RelationWeights, tuple[np.ndarray, ...]]:
-    """Return the weights of the relations, those minus another sequence's, and the facts of `_Facts`, of one mask."""
+    """Return the weights of the relations, those minus another sequence's, and the facts of one mask."""
     evidence = evidence_of(related, visible, _has_both(related, visible))
     differs = (related != _of_another(related, visible, 1)).flatten(0, 2).sum(dim=0).double()
     is_constant = (related == related[:1]).flatten(0, 2).all(dim=0).numpy()
