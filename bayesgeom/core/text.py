@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import SupportsFloat
 
@@ -206,8 +207,6 @@ def _within(text: str, width: int) -> list[str]:
     """Return a cell as lines of at most this width, if none of its parts is wider."""
     if len(text) <= width:
         return [text]
-    lines = [""]
-    for part in filter(None, _parts(text)):
-        joined = f"{lines[-1]} {part}" if lines[-1] else part
-        lines[-1:] = [joined] if len(joined) <= width else [lines[-1], part]
-    return [line.replace(_HARD, " ") for line in lines if line]
+    parts = " ".join(filter(None, _parts(text)))
+    lines = textwrap.wrap(parts, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_HARD, " ") for line in lines]
