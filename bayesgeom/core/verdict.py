@@ -37,6 +37,8 @@ class Verdict(StrEnum):
     """The answer: the interval of the closed share of that gap lies above 0.9."""
     PARTLY = "partly"
     """The answer: the interval of the closed share of that gap lies above 0, and above that of untrained networks."""
+    CLOSES = "closes"
+    """The answer: the interval of the closed share of that gap lies above 0, which of untrained networks is unknown."""
     NO_BETTER = "no better", "bad"
     """The answer: the interval of the closed share of that gap includes 0, or reaches that of untrained networks."""
     WORSE = "worse", "bad"

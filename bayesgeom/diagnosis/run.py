@@ -2,11 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bayesgeom.core import N_RECORDED, InvalidArgument, NoCopy, Run, checked, phase
+from bayesgeom.core import N_RECORDED, InvalidArgument, NoCopy, NonFinite, Run, checked, phase
 from bayesgeom.diagnosis.measuring import Found, attempted, probed, usable
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -28,6 +29,7 @@ from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments,
 from bayesgeom.measurements.base import Subject
 from bayesgeom.models.base import (
     KERNELS,
+    LARGE,
     Model,
     is_out_of_memory,
     kernels_of,
@@ -36,11 +38,13 @@ from bayesgeom.models.base import (
     return_freed_memory,
 )
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, task_of
+from bayesgeom.report.answer import N_COPIES
 from bayesgeom.report.diagnosis import LAYERS, STREAMED, Diagnosis
 from bayesgeom.report.report import Report
 from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
+_PREDICTIONS = "calibration"  # name of the probe that alone reads untrained networks of the answer
 
 
 @checked("model", "task")
@@ -149,8 +153,9 @@ def _untrained_reports(
 ) -> tuple[dict[str, list[Report]], dict[str, str]]:
     """Return every probe's reports on untrained networks, and why some probes or networks are missing."""
     results: Iterable[Found]
+    copies, skipped = _copies(model, plan, n_untrained)
     if executor is None:
-        results = (_untrained(model, plan, task, index, **sequences) for index in range(n_untrained))
+        results = (_untrained(model, own, task, index, **sequences) for index, own in copies)
     else:
         one, n_seen, budget = task.sample(1, seed=sequences["seed"]), sequences["n"], sequences["budget"]
         each = bytes_of_one(model, plan.sites, one)
@@ -158,39 +163,60 @@ def _untrained_reports(
         n_rows = min(n_seen, max(1, (budget - streamed) // max(1, each)))
         n = n_seen if plan.streamed else n_rows
         counts = {"n": n, "seed": sequences["seed"], "bytes": streamed + n_rows * each}
-        results = _sent_untrained(executor, model, plan, task, counts, n_untrained=n_untrained)
+        results = _sent_untrained(executor, model, task, counts, copies)
     reports: dict[str, list[Report]] = {name: [] for name in plan.supported}
-    skipped = dict(plan.skipped)
-    is_quiet = executor is not None or not n_untrained  # jobs have a bar of their own
-    with phase("untrained networks", n_untrained, "network", is_quiet=is_quiet) as shown:
+    is_quiet = executor is not None or not copies  # jobs have a bar of their own
+    with phase("untrained networks", len(copies), "network", is_quiet=is_quiet) as shown:
         for network_reports, faults in results:
-            before, skipped = skipped.get(_INITIALIZATION, ""), skipped | faults
-            if before not in skipped.get(_INITIALIZATION, ""):  # each network that was left out has its reason
-                skipped[_INITIALIZATION] = f"{before} {skipped[_INITIALIZATION]}"
+            for name, reason in faults.items():  # each network that was left out has its reason
+                known = skipped.get(name, "")
+                skipped[name] = known if reason in known else f"{known} {reason}".strip()
             for name, report in network_reports.items():
                 reports[name].append(report)
             shown.update(1)
     return reports, skipped
 
 
+def _copies(model: Model, plan: Plan, n_untrained: int) -> tuple[list[tuple[int, Plan]], dict[str, str]]:
+    """Return index and plan of every untrained network, and what the plan and they leave out.
+
+    The answer is compared with `N_COPIES` of them, which is expensive for a large model. Those beyond `n_untrained` are
+    run for their predictions alone.
+    """
+    skipped, copies = dict(plan.skipped), [(index, plan) for index in range(n_untrained if plan.supported else 0)]
+    if not copies or _PREDICTIONS not in plan.supported:
+        return copies, skipped
+    n = n_untrained if model.spec.n_parameters >= LARGE else max(n_untrained, N_COPIES)
+    alone = with_streams(
+        replace(plan, supported={_PREDICTIONS: plan.supported[_PREDICTIONS]}), model, frozenset(), plan.n_streamed
+    )
+    with suppress(NoCopy):
+        if model.permuted_copy(0) is not None:
+            skipped[_INITIALIZATION] = (
+                f"it is unknown how {model.spec.name} is initialized, so its predictions are compared with those of "
+                f"copies with permuted weights. Declare rebuild=lambda: …, which returns a new module."
+            )
+            others = {name: probe for name, probe in plan.supported.items() if name != _PREDICTIONS}
+            copies = [(index, replace(plan, supported=others)) for index, _ in copies if others]
+            return [*copies, *((index, alone) for index in range(n))], skipped
+    return [*copies, *((index, alone) for index in range(n_untrained, n))], skipped
+
+
 def _sent_untrained(
     executor: tuple[Batch, str],
     model: Model,
-    plan: Plan,
     task: WindTunnel,
     counts: Mapping[str, int],
-    *,
-    n_untrained: int,
+    copies: Sequence[tuple[int, Plan]],
 ) -> list[Found]:
     """Return what `_untrained` returns for each network, each a job."""
-    batch, name = executor
-    probes = [_spelled(probe) for probe in plan.supported.values()]
-    streams = {"streamed": sorted(plan.streamed), "n_streamed": plan.n_streamed}
-    shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, **streams, **counts)
-    jobs = [
-        Job(name=f"{model.spec.name} untrained {index}", function=untrained_at, arguments={**shared, "index": index})
-        for index in range(n_untrained if plan.supported else 0)
-    ]
+    (batch, name), jobs = executor, list[Job]()
+    for index, plan in copies:
+        probes = [_spelled(probe) for probe in plan.supported.values()]
+        streams = {"streamed": sorted(plan.streamed), "n_streamed": plan.n_streamed}
+        shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, **streams, **counts)
+        title = f"{model.spec.name} untrained {index}"
+        jobs.append(Job(name=title, function=untrained_at, arguments={**shared, "index": index}))
     return batch.results(jobs, desc="untrained networks")
 
 
@@ -279,11 +305,17 @@ def _reported(measurement: AnyMeasurement, subject: Subject) -> Report:
     return usable(measurement.of(subject))
 
 
+def _network(model: Model, plan: Plan, seed: int) -> Model:
+    """Return the untrained network of a plan: with permuted weights if it is for predictions alone, and needs them."""
+    permuted = model.permuted_copy(seed) if set(plan.supported) == {_PREDICTIONS} else None
+    return model.untrained_copy(seed) if permuted is None else permuted
+
+
 def _untrained(model: Model, plan: Plan, task: WindTunnel, index: int, *, n: int, seed: int, budget: int) -> Found:
     """Return every probe's report on an untrained network of the model's shape, and why some are missing."""
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
-        network = model.untrained_copy(derived_seed(seed, Branch.UNTRAINED, index))
+        network = _network(model, plan, derived_seed(seed, Branch.UNTRAINED, index))
         read = (site for probe in plan.supported.values() for site in sites_read(model, probe))
         if lacking := [site for site in read if not {*model.layers_of(site)} <= {*network.layers_of(site)}]:
             why = network.withheld.get(lacking[0], "its network does not provide it")
@@ -293,7 +325,7 @@ def _untrained(model: Model, plan: Plan, task: WindTunnel, index: int, *, n: int
             del network
             run = network_passes.first()
         del network_passes
-    except NoCopy as reason:
+    except (NoCopy, NonFinite) as reason:
         return {}, {_INITIALIZATION: str(reason)}
     except RuntimeError as error:
         if not is_out_of_memory(error):

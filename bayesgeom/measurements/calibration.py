@@ -103,7 +103,8 @@ class CalibrationReport(Report):
     `position alone`, the mean exact predictive at each position, where it is stronger by interval. `confidence` is 1/τ,
     where τ is the power of the predictions that is closest to the exact predictive (above 1: overconfident), and
     `tempering_gain_bits` the KL that this power removes. Position alone and confidence are those of the sequences whose
-    predictive is stored, at most 192.
+    predictive is stored, at most 192. `untrained_gap_closed` is the share of the gap from the first reference that each
+    untrained network closes on its own sequences, at most 192.
 
     `reliability` has, for each tenth of the model's answer probabilities that occurs, the mean probability that the
     model states, and the mean exact one with both ends of its interval over sequences: equal if the model states what
@@ -129,6 +130,7 @@ class CalibrationReport(Report):
     gap_closed: Annotated[Estimate, AtMostOne("reference", better="higher", label="share of the gap closed")]
     references: tuple[str, ...]
     reference_kl_bits: Annotated[Float[np.ndarray, " reference"], Unit("bits")]
+    untrained_gap_closed: Annotated[Float[np.ndarray, " untrained"], Unit("1")]
     confidence: Annotated[Estimate, NonNegative(label="confidence (1/τ)")]
     tempering_gain_bits: Annotated[Estimate, Quantity(unit="bits", label="KL that one temperature removes")]
     entropy_mae_bits_by_position: Annotated[
@@ -305,6 +307,7 @@ class Calibration(Probe[CalibrationReport]):
             example_entropy_bits=np.stack([exact[:N_EXAMPLES], model[:N_EXAMPLES]]),
             sources=SOURCES,
             **answer,
+            untrained_gap_closed=np.array([_closed_from(own, answer["references"][0]) for own in untrained]),
             sequence_scores=scores,
             n=run.n,
             **_window_fields(run, window),
@@ -391,6 +394,12 @@ def _answer_fields(run: Run) -> dict[str, Any]:
         "tempering_gain_bits": Estimate.of(fitted.gain_bits, n=len(exact)),
         **_reliability_fields(exact, run.log_answers.double().exp().cpu().numpy(), seed=run.seed),
     }
+
+
+def _closed_from(report: CalibrationReport, reference: str) -> float:
+    """Return the share of the gap from a reference that a report states; NaN if it has none from there."""
+    at = dict(zip(report.references, report.gap_closed.value.tolist(), strict=True))
+    return float(at.get(reference, math.nan))
 
 
 def _reliability_fields(

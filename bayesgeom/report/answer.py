@@ -1,7 +1,7 @@
 """The answer of a diagnosis: do the predictions agree with the exact posterior? A verdict and its numbers.
 
 The share of the gap closed is 1 − KL / KL of the strongest context-free predictor, one that sees no evidence of the
-sequence. The lower end of its 95 % interval decides; untrained networks are a level, too, where they were measured.
+sequence. The lower end of its 95 % interval decides; it must lie above the share that untrained networks close.
 Where the predictions are no better than these, numbers on activations explain no inference: `gate_text` says so of a
 report.
 """
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from jaxtyping import Float
+from scipy.stats import t
 
 from bayesgeom.core import Reason, Verdict
 from bayesgeom.report.estimate import UNTRAINED, Estimate
@@ -24,12 +26,16 @@ NAMED_SHARE = 0.05  # of the gap that one temperature must close for the answer 
 LEAST = 0.01  # share of the gap that a KL without an interval must close to be called better
 FOLLOWS = 0.5  # slope above which answers follow the evidence, and below which they do so in part or not at all
 OPEN = 0.1  # share of the gap closed above which more sequences may show that the predictions are better
+N_COPIES = 8  # least number of untrained networks with which an answer is compared
+RARELY = 0.001  # share of untrained networks that close more of the gap than the level
 OFF_ANSWER = 0.05  # off-answer probability that the details name
+_ROUNDING = 1e-9  # of the logarithm of a ratio of two KL that are the same
 _CALIBRATION, _RESPONSE = "calibration", "evidence_response"  # names of the reports that are read
 _FINDINGS = {
     Verdict.MATCHES: Finding.MATCHES,
     Verdict.CLOSE: Finding.CLOSE,
     Verdict.PARTLY: Finding.PARTLY,
+    Verdict.CLOSES: Finding.CLOSES,
     Verdict.NO_BETTER: Finding.NO_BETTER,
     Verdict.WORSE: Finding.WORSE,
     Verdict.UNDECIDED: Finding.UNDECIDED,
@@ -42,14 +48,16 @@ class Answer:
     """Whether the predictions agree with the exact posterior predictive.
 
     Args:
-        verdict: `MATCHES`, `CLOSE`, `PARTLY`, `NO_BETTER` or `WORSE`; `UNDECIDED` without an interval.
+        verdict: `MATCHES`, `CLOSE`, `PARTLY`, `NO_BETTER` or `WORSE`; `CLOSES` if it was not compared with untrained
+            networks, `UNDECIDED` without an interval.
         gap_closed: 1 − KL / KL of the baseline, at most 1, with its interval over sequences.
         kl_bits: KL(exact ‖ model).
         baseline: Name of the strongest context-free predictor.
         baseline_kl_bits: Its KL.
         uniform_kl_bits: KL of the uniform distribution over the answers.
-        untrained_kl_bits: Least KL of the untrained networks; NaN if none were measured. What would be `PARTLY` is
-            `NO_BETTER` if the interval of the closed share reaches that of this KL.
+        untrained_level: Share of the gap that one untrained network in 1,000 exceeds (`untrained_level`); NaN with
+            fewer than 8 of them. A model is `NO_BETTER` if the interval of its share reaches this level.
+        n_copies: Number of the untrained networks.
         confidence: 1/τ: above 1 overconfident, below 1 underconfident (`bayesgeom.stats.behavior`).
         is_confidence_named: Whether one temperature closes at least 5 % of the gap, and leaves predictions that are
             better than the baseline by as much: else sharper or flatter is not what is wrong with them.
@@ -61,7 +69,7 @@ class Answer:
 
     Example:
         >>> import bayesgeom
-        >>> print(bayesgeom.diagnose("mess3-small", n=64, n_untrained=0, probes=["calibration"]).answer)
+        >>> print(bayesgeom.diagnose("mess3-small", n=64, probes=["calibration"]).answer)
         Matches the exact posterior: closes 99.994 % of the gap between uniform and exact.
     """
 
@@ -76,7 +84,8 @@ class Answer:
     off_answer_prob: float
     response: Estimate | None = None
     ages: tuple[int, ...] = ()
-    untrained_kl_bits: float = math.nan
+    untrained_level: float = math.nan
+    n_copies: int = 0
 
     def __str__(self) -> str:
         return answer_text(self)
@@ -90,7 +99,7 @@ class Answer:
     def level(self) -> tuple[str, float]:
         """Name and KL of the predictor that decides: the baseline, or untrained networks where that is beaten."""
         if self.verdict == Verdict.NO_BETTER and self.gap_closed.ends[0] > 0:
-            return UNTRAINED, self.untrained_kl_bits
+            return UNTRAINED, (1 - self.untrained_level) * self.baseline_kl_bits
         return self.baseline, self.baseline_kl_bits
 
     @property
@@ -102,12 +111,13 @@ class Answer:
         """Return the code of the answer, with the numbers in its sentence."""
         (name, level), kl, confidence = self.level, float(self.kl_bits), float(self.confidence)
         finding = _FINDINGS[self.verdict]
-        if self.verdict == Verdict.NO_BETTER and 1 - kl / level > OPEN:
+        if self.verdict == Verdict.NO_BETTER and (name == UNTRAINED or 1 - kl / level > OPEN):
             finding = Finding.NOT_SHOWN_BETTER
         word = {"over" if confidence > 1 else "under": confidence} if self.is_confidence_named else {}
         reason = self.gap_closed.reason_at().label
         names = {"baseline": self.baseline, "level": name, "reason": reason}
-        return finding.of(closed=float(self.gap_closed), kl_bits=(kl, level), **names, **word)
+        closed = self.gap_closed
+        return finding.of(closed=float(closed), share=closed, kl_bits=(kl, level), **names, **word)
 
 
 def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
@@ -123,15 +133,12 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
         return None
     levels = dict(zip(references, map(float, report.reference_kl_bits), strict=True))
     baseline, closed, verdict = references[0], report.gap_closed[0], verdict_of(report.gap_closed[0])
-    # No verdict rests on a single copy.
-    copies = (level for level in report.kl_bits.baselines if level.name == UNTRAINED and level.low is not None)
-    untrained = min((float(level.bar("lower")) for level in copies), default=math.nan)
-    if verdict == Verdict.PARTLY and closed.ends[0] <= 1 - untrained / levels[baseline]:
-        verdict = Verdict.NO_BETTER
+    copies = report.untrained_gap_closed
+    untrained = untrained_level(copies)
     response, ages = _response(diagnosis.get(_RESPONSE))
     gain, least = float(report.tempering_gain_bits), NAMED_SHARE * levels[baseline]
     return Answer(
-        verdict=verdict,
+        verdict=_against_untrained(verdict, closed, untrained),
         gap_closed=closed,
         kl_bits=report.kl_bits,
         baseline=baseline,
@@ -142,7 +149,8 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
         off_answer_prob=float(report.off_answer_prob),
         response=response,
         ages=ages,
-        untrained_kl_bits=untrained,
+        untrained_level=untrained,
+        n_copies=len(copies),
     )
 
 
@@ -164,6 +172,38 @@ def verdict_of(closed: Estimate) -> Verdict:
     if low > 0:
         return Verdict.PARTLY
     return Verdict.WORSE if high < 0 else Verdict.NO_BETTER
+
+
+def untrained_level(closed: Float[np.ndarray, " untrained"]) -> float:
+    """Return the share of the gap that one untrained network in 1,000 exceeds; NaN where that is not known.
+
+    Logarithms of the KL, in units of that of the baseline, are taken as normal: the level is the end of the prediction
+    interval of a further network.
+
+    Args:
+        closed: The share that each untrained network closes. The level is not known of fewer than 8, of networks that
+            are all the same, as a `rebuild` with a fixed seed returns them, and where one is missing or infinite.
+
+    Example:
+        >>> round(untrained_level(np.array([0.1, 0.12, 0.08, 0.1, 0.11, 0.09, 0.1, 0.12])), 3)
+        0.178
+        >>> untrained_level(np.array([0.1, 0.12]))
+        nan
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs, k = np.log(1 - closed), len(closed)
+    if k < N_COPIES or not np.isfinite(logs).all() or (np.ptp(logs) == 0 and logs[0] < -_ROUNDING):
+        return math.nan
+    margin = t.ppf(1 - RARELY, k - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / k)
+    return max(0.0, 1 - math.exp(logs.mean() - margin))
+
+
+def _against_untrained(verdict: Verdict, closed: Estimate, level: float) -> Verdict:
+    """Return the verdict on a share of the gap that is compared with the level of untrained networks."""
+    if verdict not in (Verdict.MATCHES, Verdict.CLOSE, Verdict.PARTLY):
+        return verdict
+    low = float(closed if closed.reason_at() == Reason.CONSTANT else closed.ends[0])
+    return Verdict.CLOSES if math.isnan(level) else verdict if low > level else Verdict.NO_BETTER
 
 
 def _response(report: Any) -> tuple[Estimate | None, tuple[int, ...]]:

@@ -48,6 +48,9 @@ class Finding(Enum):
     MATCHES = "Matches the exact posterior: " + _CLOSES + _BUT
     CLOSE = "Close to the exact posterior: " + _CLOSES + _BUT
     PARTLY = "Partly: " + _CLOSES + _BUT
+    CLOSES = (
+        "Closes {share:closed} of the gap between {baseline} and exact; not compared with untrained networks" + _BUT
+    )
     NO_BETTER = "No: no better than {level} " + _LEVELS
     NOT_SHOWN_BETTER = "No: not shown to be better than {level} " + _LEVELS
     WORSE = "No: worse than {level} " + _LEVELS
@@ -232,6 +235,12 @@ def _share_text(share: float) -> str:
     return percent_text(share if abs(share) >= 0.005 else 0.0, digits)  # no minus before a zero
 
 
+def _closed_text(closed: Estimate) -> str:
+    """Return a share of a gap with its interval: "60 % [55, 64]"."""
+    low, high = (_share_text(float(end)).removesuffix(" %") for end in closed.ends)
+    return f"{_share_text(float(closed))}{'' if np.isnan(closed.ends[0]) else f' [{low}, {high}]'}"
+
+
 def _verdicts_text(names: Mapping[str, Sequence[str]]) -> str:
     return capital("; ".join(f"{verdict}: {', '.join(those)}" for verdict, those in names.items()))
 
@@ -246,6 +255,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "first": capital,
     "word": lambda name: _WORDS.get(name, name),
     "share": _share_text,
+    "closed": _closed_text,
     "whole": Estimate.text,
     "interval": _estimate_text,
     "against": lambda pair: _apart(*pair),
