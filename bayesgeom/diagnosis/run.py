@@ -25,6 +25,7 @@ from bayesgeom.diagnosis.plan import (
     sites_read,
     with_streams,
 )
+from bayesgeom.diagnosis.short_memory import with_short_memory
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.measurements.base import Subject
 from bayesgeom.models.base import (
@@ -136,7 +137,7 @@ def _diagnosed(
     with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
         run, further, (reports, faults) = _measured(model_passes, plan, before)
     again, reasons = _measured_again(subject, chosen, plan, run, further, seed=seed, n_untrained=n_untrained)
-    reports, skipped = reports | again, skipped | faults | reasons
+    reports, skipped = with_short_memory(reports | again, subject, chosen, run, seed=seed), skipped | faults | reasons
     names = tuple(plan.supported)
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
     where = _provenance(subject, chosen, plan, run, arguments, tuple(reports))

@@ -19,9 +19,16 @@ from bayesgeom.core.text import count_text, percent_text
 from bayesgeom.report.estimate import Estimate
 
 Value = SupportsFloat | str | Sequence[object] | Mapping[str, object]
-_CLOSES = "closes {closed:share} of the gap between {baseline} and exact"
-_BUT = "[, but is overconfident ({over:2})|, but is underconfident ({under:2})]."
-_LEVELS = "({kl_bits:against} bits)[ and overconfident ({over:2})| and underconfident ({under:2})]."
+_CLOSES = "closes {share:closed} of the gap between {baseline} and exact"
+_OFF = "[; {off:%} of the probability is not on the answers][ (KL over the whole vocabulary {whole} bits)]."
+_NO_MORE_ACCURATE = "but is no more accurate than an observer of the last {window:latest}"
+_SO_DOES = "; so does an observer of the last {window:latest}"
+_RIVALS = (
+    "[; uses evidence older than {older} (slope {slope:interval}), " + _NO_MORE_ACCURATE + |"
+    + _SO_DOES + ", use of older evidence {unknown}|" + _SO_DOES + "][; so does “{shortcut}”]"
+)
+_BUT = "[, but is overconfident ({over:2})|, but is underconfident ({under:2})]" + _RIVALS + _OFF
+_LEVELS = "({kl_bits:against} bits)[ and overconfident ({over:2})| and underconfident ({under:2})]" + _OFF
 _RENAMING = "renaming the hypotheses changes KL by {bits} bits; the bound is {bound}."
 _WHICH = "[evidence of age {age}|evidence older than {older}|all evidence]"
 _FOLLOW = "the answers follow " + _WHICH
@@ -55,10 +62,12 @@ class Finding(Enum):
     NOT_SHOWN_BETTER = "No: not shown to be better than {level} " + _LEVELS
     WORSE = "No: worse than {level} " + _LEVELS
     UNDECIDED = "Undecided: " + _CLOSES + ", without an interval[ ({reason})]."
+    NO_GAP = "No gap to close: without any evidence KL is {gap} bits; that of this model is {kl} bits" + _OFF
     DISTANCE = "KL {kl_bits:whole} bits ({levels:levels})"
     CONFIDENCE = "confidence {confidence:interval}, where 1 is exact"
     CONFIDENCE_CHEAP = "confidence {confidence:interval}, where 1 is exact, at little cost"
-    OFF_ANSWER = "{share:%} of the probability is not on the answers"
+    FAILURES = "{rate:rate} of {n:sequence} are worse than {baseline} (at most {most:rate})"
+    NO_FAILURES = "none of {n:sequence} is worse than {baseline} (at most {most:rate} are)"
     EVIDENCE_NOT_USED = "no use of the evidence is shown"
     EVIDENCE_USED_IN_PART = "uses the evidence in part ({weight:2} of the exact weight)"
     EVIDENCE_USED = "uses [evidence more than {age:step} old|the evidence] ({weight:2} of the exact weight)"
@@ -254,8 +263,9 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     ",": lambda number: f"{float(number):,.0f}",
     "first": capital,
     "word": lambda name: _WORDS.get(name, name),
-    "share": _share_text,
     "closed": _closed_text,
+    "latest": lambda n: "symbol" if n == 1 else f"{n} symbols",
+    "rate": lambda share: percent_text(share, 1),
     "whole": Estimate.text,
     "interval": _estimate_text,
     "against": lambda pair: _apart(*pair),
