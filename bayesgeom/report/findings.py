@@ -21,12 +21,9 @@ from bayesgeom.report.estimate import Estimate
 Value = SupportsFloat | str | Sequence[object] | Mapping[str, object]
 _CLOSES = "closes {share:closed} of the gap between {baseline} and exact"
 _OFF = "[; {off:%} of the probability is not on the answers][ (KL over the whole vocabulary {whole} bits)]."
-_NO_MORE_ACCURATE = "but is no more accurate than an observer of the last {window:latest}"
-_SO_DOES = "; so does an observer of the last {window:latest}"
-_RIVALS = (
-    "[; uses evidence older than {older} (slope {slope:interval}), " + _NO_MORE_ACCURATE + |"
-    + _SO_DOES + ", use of older evidence {unknown}|" + _SO_DOES + "][; so does “{shortcut}”]"
-)
+_OBSERVER = "an observer of the last {window:latest}"
+_RIVALS = f"[; uses evidence older than {{older}} (slope {{slope:interval}}), but is no more accurate than {_OBSERVER}"
+_RIVALS += f"|; so does {_OBSERVER}, use of older evidence {{unknown}}|; so does {_OBSERVER}][; so does “{{shortcut}}”]"
 _BUT = "[, but is overconfident ({over:2})|, but is underconfident ({under:2})]" + _RIVALS + _OFF
 _LEVELS = "({kl_bits:against} bits)[ and overconfident ({over:2})| and underconfident ({under:2})]" + _OFF
 _RENAMING = "renaming the hypotheses changes KL by {bits} bits; the bound is {bound}."
