@@ -7,6 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float64
+
 from bayesgeom.core import N_RECORDED, InvalidArgument, NoCopy, NonFinite, Run, checked, phase
 from bayesgeom.diagnosis.measuring import Found, attempted, probed, usable
 from bayesgeom.diagnosis.passes import ModelPasses, passes
@@ -28,6 +31,7 @@ from bayesgeom.diagnosis.plan import (
 from bayesgeom.diagnosis.short_memory import with_short_memory
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.measurements.base import Subject
+from bayesgeom.measurements.calibration import CalibrationReport, compared, sequence_kl_bits
 from bayesgeom.models.base import (
     KERNELS,
     LARGE,
@@ -45,7 +49,8 @@ from bayesgeom.report.report import Report
 from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
-_PREDICTIONS = "calibration"  # name of the probe that alone reads untrained networks of the answer
+
+_KL = Float64[np.ndarray, " sequence"]
 
 
 @checked("model", "task")
@@ -132,10 +137,13 @@ def _diagnosed(
     plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))
     sequences = {"n": min(n, N_RECORDED), "seed": seed, "budget": budget}
     untrained, skipped = _untrained_reports(subject, plan, chosen, n_untrained, sequences, executor)
+    copies, skipped = _copies(subject, chosen, untrained, skipped, n_untrained, sequences, executor)
     subject.begin()
     before = {name: reports for name, reports in untrained.items() if name not in skipped}
     with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
         run, further, (reports, faults) = _measured(model_passes, plan, before)
+    if isinstance(calibration := reports.get(CalibrationReport.name), CalibrationReport):
+        reports[calibration.name] = compared(calibration, run, copies)
     again, reasons = _measured_again(subject, chosen, plan, run, further, seed=seed, n_untrained=n_untrained)
     reports, skipped = with_short_memory(reports | again, subject, chosen, run, seed=seed), skipped | faults | reasons
     names = tuple(plan.supported)
@@ -154,9 +162,8 @@ def _untrained_reports(
 ) -> tuple[dict[str, list[Report]], dict[str, str]]:
     """Return every probe's reports on untrained networks, and why some probes or networks are missing."""
     results: Iterable[Found]
-    copies, skipped = _copies(model, plan, n_untrained)
     if executor is None:
-        results = (_untrained(model, own, task, index, **sequences) for index, own in copies)
+        results = (_untrained(model, plan, task, index, **sequences) for index in range(n_untrained))
     else:
         one, n_seen, budget = task.sample(1, seed=sequences["seed"]), sequences["n"], sequences["budget"]
         each = bytes_of_one(model, plan.sites, one)
@@ -164,60 +171,110 @@ def _untrained_reports(
         n_rows = min(n_seen, max(1, (budget - streamed) // max(1, each)))
         n = n_seen if plan.streamed else n_rows
         counts = {"n": n, "seed": sequences["seed"], "bytes": streamed + n_rows * each}
-        results = _sent_untrained(executor, model, task, counts, copies)
+        results = _sent_untrained(executor, model, plan, task, counts, n_untrained=n_untrained)
     reports: dict[str, list[Report]] = {name: [] for name in plan.supported}
-    is_quiet = executor is not None or not copies  # jobs have a bar of their own
-    with phase("untrained networks", len(copies), "network", is_quiet=is_quiet) as shown:
+    skipped = dict(plan.skipped)
+    is_quiet = executor is not None or not n_untrained  # jobs have a bar of their own
+    with phase("untrained networks", n_untrained, "network", is_quiet=is_quiet) as shown:
         for network_reports, faults in results:
-            for name, reason in faults.items():  # each network that was left out has its reason
-                known = skipped.get(name, "")
-                skipped[name] = known if reason in known else f"{known} {reason}".strip()
+            skipped = _with_faults(skipped, faults)
             for name, report in network_reports.items():
                 reports[name].append(report)
             shown.update(1)
     return reports, skipped
 
 
-def _copies(model: Model, plan: Plan, n_untrained: int) -> tuple[list[tuple[int, Plan]], dict[str, str]]:
-    """Return index and plan of every untrained network, and what the plan and they leave out.
+def _with_faults(skipped: Mapping[str, str], faults: Mapping[str, str]) -> dict[str, str]:
+    """Return the reasons with those of another network: each that was left out has its own."""
+    known, reason = (reasons.get(_INITIALIZATION, "") for reasons in (skipped, faults))
+    every = known if reason in known else f"{known} {reason}".strip()
+    return {**skipped, **faults, **({_INITIALIZATION: every} if every else {})}
 
-    The answer is compared with `N_COPIES` of them, which is expensive for a large model. Those beyond `n_untrained` are
-    run for their predictions alone.
+
+def _copies(
+    model: Model,
+    task: WindTunnel,
+    untrained: Mapping[str, Sequence[Report]],
+    skipped: Mapping[str, str],
+    n_untrained: int,
+    sequences: Mapping[str, int],
+    executor: tuple[Batch, str] | None,
+) -> tuple[list[_KL], dict[str, str]]:
+    """Return the KL of the sequences of `N_COPIES` untrained networks, and what was left out.
+
+    The networks that probes are measured on are among them. The others run for their predictions alone; a large model
+    gets none of them.
     """
-    skipped, copies = dict(plan.skipped), [(index, plan) for index in range(n_untrained if plan.supported else 0)]
-    if not copies or _PREDICTIONS not in plan.supported:
-        return copies, skipped
+    known = [report for report in untrained.get(CalibrationReport.name, ()) if isinstance(report, CalibrationReport)]
+    copies, reasons = [report.sequence_scores[:, 0] for report in known], dict(skipped)
+    if not n_untrained or CalibrationReport.name not in untrained:
+        return copies, reasons
     n = n_untrained if model.spec.n_parameters >= LARGE else max(n_untrained, N_COPIES)
-    alone = with_streams(
-        replace(plan, supported={_PREDICTIONS: plan.supported[_PREDICTIONS]}), model, frozenset(), plan.n_streamed
-    )
     with suppress(NoCopy):
         if model.permuted_copy(0) is not None:
-            skipped[_INITIALIZATION] = (
-                f"it is unknown how {model.spec.name} is initialized, so its predictions are compared with those of "
-                f"copies with permuted weights. Declare rebuild=lambda: …, which returns a new module."
-            )
-            others = {name: probe for name, probe in plan.supported.items() if name != _PREDICTIONS}
-            copies = [(index, replace(plan, supported=others)) for index, _ in copies if others]
-            return [*copies, *((index, alone) for index in range(n))], skipped
-    return [*copies, *((index, alone) for index in range(n_untrained, n))], skipped
+            why = f"how {model.spec.name} is initialized is unknown: its predictions are compared with those of copies "
+            why += "with permuted weights. Declare rebuild=lambda: …, which returns a new module."
+            copies, reasons = [], _with_faults(reasons, {_INITIALIZATION: why})
+    further = range(n_untrained, n_untrained + n - len(copies))
+    counts = {"n": sequences["n"], "seed": sequences["seed"]}
+    results: Iterable[tuple[list[float], str]]
+    if executor is None:
+        results = (_predicted(model, task, index, **counts) for index in further)
+    else:
+        shared = job_arguments(executor[1], model.spec, task, **counts)
+        title = f"{model.spec.name} untrained {{}}, predictions"
+        jobs = [
+            Job(name=title.format(index), function=predictions_at, arguments={**shared, "index": index})
+            for index in further
+        ]
+        results = executor[0].results(jobs, desc="predictions of untrained networks")
+    for kl, reason in results:
+        copies += [np.array(kl)] * bool(kl)
+        reasons = _with_faults(reasons, {_INITIALIZATION: reason} if reason else {})
+    return copies, reasons
+
+
+def predictions_at(
+    *, model: str, weights: str, device: str, task: Mapping[str, Any], index: int, n: int, seed: int
+) -> tuple[list[float], str]:
+    """Do the job of one untrained network that is run for its predictions alone."""
+    subject = check_same(load(model, device=device), weights)
+    return _predicted(subject, task_from_config(task), index, n=n, seed=seed)
+
+
+def _predicted(model: Model, task: WindTunnel, index: int, *, n: int, seed: int) -> tuple[list[float], str]:
+    """Return the KL of each sequence of an untrained network; empty with the reason if there is none."""
+    network_seed = derived_seed(seed, Branch.UNTRAINED, index)
+    try:
+        network = model.permuted_copy(network_seed) or model.untrained_copy(network_seed)
+        blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=network.spec.device)
+        return sequence_kl_bits(network.run(blocks, n_recorded=n).behavior).tolist(), ""
+    except (NoCopy, NonFinite) as reason:
+        return [], str(reason)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return [], f"untrained network {index} was left out, because it does not fit into memory."
 
 
 def _sent_untrained(
     executor: tuple[Batch, str],
     model: Model,
+    plan: Plan,
     task: WindTunnel,
     counts: Mapping[str, int],
-    copies: Sequence[tuple[int, Plan]],
+    *,
+    n_untrained: int,
 ) -> list[Found]:
     """Return what `_untrained` returns for each network, each a job."""
-    (batch, name), jobs = executor, list[Job]()
-    for index, plan in copies:
-        probes = [_spelled(probe) for probe in plan.supported.values()]
-        streams = {"streamed": sorted(plan.streamed), "n_streamed": plan.n_streamed}
-        shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, **streams, **counts)
-        title = f"{model.spec.name} untrained {index}"
-        jobs.append(Job(name=title, function=untrained_at, arguments={**shared, "index": index}))
+    batch, name = executor
+    probes = [_spelled(probe) for probe in plan.supported.values()]
+    streams = {"streamed": sorted(plan.streamed), "n_streamed": plan.n_streamed}
+    shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, **streams, **counts)
+    jobs = [
+        Job(name=f"{model.spec.name} untrained {index}", function=untrained_at, arguments={**shared, "index": index})
+        for index in range(n_untrained if plan.supported else 0)
+    ]
     return batch.results(jobs, desc="untrained networks")
 
 
@@ -306,17 +363,11 @@ def _reported(measurement: AnyMeasurement, subject: Subject) -> Report:
     return usable(measurement.of(subject))
 
 
-def _network(model: Model, plan: Plan, seed: int) -> Model:
-    """Return the untrained network of a plan: with permuted weights if it is for predictions alone, and needs them."""
-    permuted = model.permuted_copy(seed) if set(plan.supported) == {_PREDICTIONS} else None
-    return model.untrained_copy(seed) if permuted is None else permuted
-
-
 def _untrained(model: Model, plan: Plan, task: WindTunnel, index: int, *, n: int, seed: int, budget: int) -> Found:
     """Return every probe's report on an untrained network of the model's shape, and why some are missing."""
     try:
         # No variable holds the network: it is freed before the next one is built and before the model runs.
-        network = _network(model, plan, derived_seed(seed, Branch.UNTRAINED, index))
+        network = model.untrained_copy(derived_seed(seed, Branch.UNTRAINED, index))
         read = (site for probe in plan.supported.values() for site in sites_read(model, probe))
         if lacking := [site for site in read if not {*model.layers_of(site)} <= {*network.layers_of(site)}]:
             why = network.withheld.get(lacking[0], "its network does not provide it")
@@ -326,7 +377,7 @@ def _untrained(model: Model, plan: Plan, task: WindTunnel, index: int, *, n: int
             del network
             run = network_passes.first()
         del network_passes
-    except (NoCopy, NonFinite) as reason:
+    except NoCopy as reason:
         return {}, {_INITIALIZATION: str(reason)}
     except RuntimeError as error:
         if not is_out_of_memory(error):

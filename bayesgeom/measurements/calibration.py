@@ -115,7 +115,7 @@ class CalibrationReport(Report):
     where τ is the power of the predictions that is closest to the exact predictive (above 1: overconfident), and
     `tempering_gain_bits` the KL that this power removes. Position alone and confidence are those of the sequences whose
     predictive is stored, at most 192. `untrained_gap_closed` is the share of the gap from the first reference that each
-    untrained network closes on its own sequences, at most 192.
+    untrained network closes on the first sequences, at most 192; `diagnose` measures it.
 
     `reliability` has, for each tenth of the model's answer probabilities that occurs, the mean probability that the
     model states, and the mean exact one with both ends of its interval over sequences: equal if the model states what
@@ -325,7 +325,7 @@ class Calibration(Probe[CalibrationReport]):
             example_entropy_bits=np.stack([exact[:N_EXAMPLES], model[:N_EXAMPLES]]),
             sources=SOURCES,
             **answer,
-            untrained_gap_closed=np.array([_closed_from(own, answer["references"][0]) for own in untrained]),
+            untrained_gap_closed=np.zeros(0),
             sequence_scores=scores,
             n=run.n,
             **_window_fields(run, window),
@@ -409,10 +409,19 @@ def _answer_fields(run: Run) -> dict[str, Any]:
     }
 
 
-def _closed_from(report: CalibrationReport, reference: str) -> float:
-    """Return the share of the gap from a reference that a report states; NaN if it has none from there."""
-    at = dict(zip(report.references, report.gap_closed.value.tolist(), strict=True))
-    return float(at.get(reference, math.nan))
+def compared(
+    report: CalibrationReport, run: Run, untrained: Sequence[Float64[np.ndarray, " sequence"]]
+) -> CalibrationReport:
+    """Return the report with the share of the gap that each untrained network closes.
+
+    Args:
+        report: The calibration of the run.
+        run: The run.
+        untrained: The KL of its first sequences, by untrained network.
+    """
+    reference = next(iter(references_of(run).values()))
+    pairs = ((kl[: len(reference)], reference[: len(kl)]) for kl in untrained)
+    return replace(report, untrained_gap_closed=np.array([1 - kl.sum() / level.sum() for kl, level in pairs]))
 
 
 def sequence_kl_bits(seen: Behavior) -> Float64[np.ndarray, " sequence"]:
@@ -448,8 +457,11 @@ def _rival_fields(
     names = [name for name in found if name not in (UNIFORM, PRIOR) and not is_window(name)]
     names.sort(key=lambda name: float(found[name].mean()))
     closed = [gap_closed(found[name], reference, seed=run.seed) for name in names]
-    n, rate = len(reference), mean_estimate(
-        (kl[: len(reference)] > reference + LEAST_GAP_BITS).astype(float), seed=run.seed, bounds=(0.0, 1.0)
+    n, rate = (
+        len(reference),
+        mean_estimate(
+            (kl[: len(reference)] > reference + LEAST_GAP_BITS).astype(float), seed=run.seed, bounds=(0.0, 1.0)
+        ),
     )
     if not float(rate) > 0:
         rate = replace(rate, low=np.asarray(0.0), high=np.asarray(min(1.0, _RULE_OF_THREE / n)))
