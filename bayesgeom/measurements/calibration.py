@@ -64,6 +64,7 @@ from bayesgeom.stats.windows import (
 N_EXAMPLES = 4
 CONSTANT = "constant"
 SOURCES = ("exact", "model")
+_TIE = 1e-3  # share of its KL by which a sequence must be better than without evidence
 _RULE_OF_THREE = 3.0  # with none among n, at most 3 / n of all are so, with 95 % confidence
 N_BINS, CURVES = 10, ("stated", "exact", "exact, low", "exact, high")  # of the reliability curve
 _SHARES = ("accuracy", "total_variation", "off_answer_prob")  # between 0 and 1
@@ -105,8 +106,8 @@ class CalibrationReport(Report):
     over sequences, with both KL of a sequence together. `references` names them, the strongest first: `uniform`, and
     where they are stronger by interval, `position alone`, the mean exact predictive at each position, and the `prior`
     of the task, which reads what is given. `shortcuts` are the task's predictors that read evidence in part, the
-    strongest first, with the share that each closes. `failure_rate` is the share of sequences whose KL exceeds that of
-    the strongest reference; with none among n, its interval ends at 3 / n. `whole_kl_bits` is the KL over the whole
+    strongest first, with the share that each closes. `failure_rate` is the share of sequences whose KL is that of
+    the strongest reference or more; with none among n, its interval ends at 3 / n. `whole_kl_bits` is the KL over the whole
     vocabulary, which counts what is off the answers.
 
     `matching_window` is the smallest number of last symbols whose exact observer reaches the verdict of the model, if
@@ -144,7 +145,7 @@ class CalibrationReport(Report):
     untrained_gap_closed: Annotated[Float[np.ndarray, " untrained"], Unit("1")]
     shortcuts: tuple[str, ...]
     shortcut_gap_closed: Annotated[Estimate, AtMostOne("shortcut", label="share of the gap that a shortcut closes")]
-    failure_rate: Annotated[Estimate, Share(better="lower", label="sequences worse than context-free")]
+    failure_rate: Annotated[Estimate, Share(better="lower", label="sequences no better than context-free")]
     whole_kl_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="KL over the whole vocabulary")]
     matching_window: Annotated[Estimate, Quantity(unit="symbols", label="last symbols that do as well")]
     older_slope: Annotated[Estimate, Quantity(label="slope of the answers in older symbols")]
@@ -457,14 +458,11 @@ def _rival_fields(
     names = [name for name in found if name not in (UNIFORM, PRIOR) and not is_window(name)]
     names.sort(key=lambda name: float(found[name].mean()))
     closed = [gap_closed(found[name], reference, seed=run.seed) for name in names]
-    n, rate = (
-        len(reference),
-        mean_estimate(
-            (kl[: len(reference)] > reference + LEAST_GAP_BITS).astype(float), seed=run.seed, bounds=(0.0, 1.0)
-        ),
-    )
-    if not float(rate) > 0:
-        rate = replace(rate, low=np.asarray(0.0), high=np.asarray(min(1.0, _RULE_OF_THREE / n)))
+    known = kl[: len(reference)]
+    fails = (known >= (1 - _TIE) * reference) & (known > LEAST_GAP_BITS)
+    rate = mean_estimate(fails.astype(float), seed=run.seed, bounds=(0.0, 1.0))
+    if not fails.any():
+        rate = Estimate.of(0.0, (0.0, min(1.0, _RULE_OF_THREE / len(fails))), n=len(fails), reason=Reason.CONSERVATIVE)
     with np.errstate(divide="ignore"):
         off = -np.log2(1 - run.behavior.off_answer_prob.mean(axis=1, dtype=np.float64))
     unknown = Estimate.of(np.nan)

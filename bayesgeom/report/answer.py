@@ -69,7 +69,7 @@ class Answer:
             wrong with them.
         off_answer_prob: Mean probability of ids that are no answers.
         whole_kl_bits: KL over the whole vocabulary.
-        failure_rate: Share of sequences whose KL exceeds that of the baseline.
+        failure_rate: Share of sequences whose KL is that of the baseline or more.
         shortcut: The strongest predictor that reads evidence in part and reaches the verdict; "" without any.
         window: Least number of last symbols whose exact observer reaches the verdict, if at most half of all; else 0.
         older_slope: Slope of the answers in symbols older than that.

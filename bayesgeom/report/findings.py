@@ -63,8 +63,8 @@ class Finding(Enum):
     DISTANCE = "KL {kl_bits:whole} bits ({levels:levels})"
     CONFIDENCE = "confidence {confidence:interval}, where 1 is exact"
     CONFIDENCE_CHEAP = "confidence {confidence:interval}, where 1 is exact, at little cost"
-    FAILURES = "{rate:rate} of {n:sequence} are worse than {baseline} (at most {most:rate})"
-    NO_FAILURES = "none of {n:sequence} is worse than {baseline} (at most {most:rate} are)"
+    FAILURES = "{rate:rate} of {n:sequence} are as bad as {baseline} or worse (at most {most:rate})"
+    NO_FAILURES = "none of {n:sequence} is as bad as {baseline} (at most {most:rate} of all are)"
     EVIDENCE_NOT_USED = "no use of the evidence is shown"
     EVIDENCE_USED_IN_PART = "uses the evidence in part ({weight:2} of the exact weight)"
     EVIDENCE_USED = "uses [evidence more than {age:step} old|the evidence] ({weight:2} of the exact weight)"
@@ -237,7 +237,7 @@ def _share_text(share: float) -> str:
         ('43 %', '98.7 %', '99.992 %', '100 %')
     """
     missing = 1 - share
-    digits = 0 if share < 0.9 or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
+    digits = 0 if not share >= 0.9 or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
     return percent_text(share if abs(share) >= 0.005 else 0.0, digits)  # no minus before a zero
 
 
