@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from bayesgeom.core import Run, Verdict
+from bayesgeom.measurements.base import Subject
 from bayesgeom.measurements.calibration import CalibrationReport, gap_closed, references_of, sequence_kl_bits
 from bayesgeom.measurements.evidence_response import EvidenceResponse, EvidenceResponseReport
-from bayesgeom.measurements.base import Subject
 from bayesgeom.measurements.running import further_runs
 from bayesgeom.models.base import LARGE, Model
 from bayesgeom.report.answer import is_reached, reached_by
@@ -94,12 +94,11 @@ def _response_at(
     """Return the evidence response at an age, of as many sequences as it takes."""
     report = first
     for n in SIZES:
-        if is_known := str(age) in report.ages:
-            if report.verdict_at(age) != Verdict.UNDECIDED or model.spec.n_parameters >= LARGE:
-                return report
-        if is_known and n <= report.n:
-            continue
-        asked = EvidenceResponse(n=n, ages=(age,)).prepared(model, task, n=n, seed=seed)
-        further = further_runs(model, asked, task, run, seed=seed)
-        report = asked.of(Subject(run=run, task=task, seed=seed, further=further, model=model))
+        is_known = str(age) in report.ages
+        if is_known and (report.verdict_at(age) != Verdict.UNDECIDED or model.spec.n_parameters >= LARGE):
+            break
+        if not is_known or n > report.n:
+            asked = EvidenceResponse(n=n, ages=(age,)).prepared(model, task, n=n, seed=seed)
+            further = further_runs(model, asked, task, run, seed=seed)
+            report = asked.of(Subject(run=run, task=task, seed=seed, further=further, model=model))
     return report

@@ -103,12 +103,12 @@ class CalibrationReport(Report):
     w it shows use of more than w symbols, below w nothing. On other tasks these are NaN or empty.
 
     `gap_closed` is 1 − KL / KL of a context-free reference, which sees no evidence of the sequence: its interval is
-    over sequences, with both KL of a sequence together. `references` names them, the strongest first: `uniform`, and
-    where they are stronger by interval, `position alone`, the mean exact predictive at each position, and the `prior`
-    of the task, which reads what is given. `shortcuts` are the task's predictors that read evidence in part, the
-    strongest first, with the share that each closes. `failure_rate` is the share of sequences whose KL is that of
-    the strongest reference or more; with none among n, its interval ends at 3 / n. `whole_kl_bits` is the KL over the whole
-    vocabulary, which counts what is off the answers.
+    over sequences, with both KL of a sequence together. `references` names them, the strongest first: `uniform`,
+    and where they are stronger by interval, `position alone`, the mean exact predictive at each position, and the
+    `prior` of the task, which reads what is given. `shortcuts` are the task's predictors that read evidence in
+    part, the strongest first, with the share that each closes. `failure_rate` is the share of sequences whose KL is
+    that of the strongest reference or more; with none among n, its interval ends at 3 / n. `whole_kl_bits` is the
+    KL over the whole vocabulary, which counts what is off the answers.
 
     `matching_window` is the smallest number of last symbols whose exact observer reaches the verdict of the model, if
     at most half of the scored positions. `older_slope` and `older_verdict` are those of the evidence response to older
@@ -427,7 +427,7 @@ def compared(
 
 def sequence_kl_bits(seen: Behavior) -> Float64[np.ndarray, " sequence"]:
     """Return the mean KL of each sequence."""
-    return seen.kl_bits.mean(axis=1, dtype=np.float64)
+    return np.asarray(seen.kl_bits.mean(axis=1, dtype=np.float64))
 
 
 def references_of(run: Run) -> dict[str, Float64[np.ndarray, " sequence"]]:

@@ -276,7 +276,7 @@ def reached_by(report: Any) -> Verdict:
 
 
 def is_reached(verdict: Verdict, closed: Estimate, least: float) -> bool:
-    """Return whether another predictor does as well: it reaches the same verdict, or the same KL where that is `PARTLY`.
+    """Return whether another predictor does as well: it reaches the verdict, or the KL where that is `PARTLY`.
 
     Args:
         verdict: The verdict of the model.

@@ -112,7 +112,12 @@ def count_table(order: int) -> Predictor:
 
 CASES: dict[str, tuple[Mess3 | StickyMarkov, Predictor, str, str]] = {
     "exact": (MESS3, lambda t: exact_of(MESS3, t), "Matches the exact posterior: closes 100 % [99.4, 100] of", "good"),
-    "slow, exact": (SLOW, lambda t: exact_of(SLOW, t), "Matches the exact posterior: closes 100 % [99.4, 100] of", "good"),
+    "slow, exact": (
+        SLOW,
+        lambda t: exact_of(SLOW, t),
+        "Matches the exact posterior: closes 100 % [99.4, 100] of",
+        "good",
+    ),
     "sharp": (MESS3, lambda t: tempered(exact_of(MESS3, t), 0.7), ", but is overconfident (1.4).", "amber"),
     "flat": (MESS3, lambda t: tempered(exact_of(MESS3, t), 2.0), ", but is underconfident (0.5).", "amber"),
     "20 % uniform": (MESS3, lambda t: mixed(exact_of(MESS3, t), 0.2), "Close to the exact posterior", "good"),
@@ -143,7 +148,9 @@ def test_without_an_evidence_response_older_evidence_is_not_measured() -> None:
     trials = MESS3.sample(64, seed=0)
     model = bayesgeom.as_model(lambda tokens: exact_of(MESS3, tokens).log())
     found = answered(bayesgeom.diagnose(model, MESS3, n=64, probes=["calibration"]).reports)
-    assert answer_text(found).endswith("; so does an observer of the last 4 symbols, use of older evidence not measured.")
+    assert answer_text(found).endswith(
+        "; so does an observer of the last 4 symbols, use of older evidence not measured."
+    )
     assert (found.tone, found.older_verdict, len(trials)) == ("amber", Verdict.NOT_MEASURED, 64)
 
 
@@ -155,7 +162,9 @@ def test_the_header_alone_is_no_better_than_the_prior() -> None:
     assert (found.verdict, found.baseline, found.tone) == (Verdict.NO_BETTER, "prior", "bad"), answer_text(found)
     assert found.uniform_kl_bits > 1.2 * found.baseline_kl_bits, "the header closes a part of the gap from uniform"
     exact = of_predictions(trials, trials.at_scored(trials.predictive), task)
-    assert answer_text(exact).startswith("Matches the exact posterior: closes 100 % [99.4, 100] of the gap between prior")
+    assert answer_text(exact).startswith(
+        "Matches the exact posterior: closes 100 % [99.4, 100] of the gap between prior"
+    )
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1])
@@ -168,7 +177,9 @@ def test_a_coin_leaves_no_gap(shift: float) -> None:
     assert float(found.kl_bits) == pytest.approx(0.0 if not shift else 0.8 * np.log2(8 / 7) + 0.2 * np.log2(2 / 3))
 
 
-@pytest.mark.parametrize(("off", "verdict", "tone"), [(0.04, "matches", "good"), (0.3, "matches", "amber"), (0.999, "partly", "amber")])
+@pytest.mark.parametrize(
+    ("off", "verdict", "tone"), [(0.04, "matches", "good"), (0.3, "matches", "amber"), (0.999, "partly", "amber")]
+)
 def test_what_is_off_the_answers_is_named(off: float, verdict: str, tone: str) -> None:
     task = Dice(n_faces=5, length=7)
     trials = task.sample(N, seed=0)
@@ -199,7 +210,7 @@ def test_rare_failures_are_counted(n: int, n_failing: int) -> None:
 @pytest.mark.parametrize(
     ("task", "name", "text"),
     [
-        (AssociativeRecall(n_pairs=2, n_keys=5, n_values=5, n_queries=3), "bag", "; so does “bag”."),
+        (AssociativeRecall(n_pairs=2, n_keys=5, n_values=5, n_queries=3), "last_pair", "; so does “last pair”."),
         (LinearRegression(n_inputs=5, n_bins=5, n_points=7), "ridge", "; so does “ridge”."),
         (Dice(n_faces=3, length=11), "forgetting", "; so does “forgetting”."),
     ],
