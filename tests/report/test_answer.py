@@ -68,7 +68,8 @@ def test_the_lower_end_decides(low: float, high: float, verdict: str) -> None:
 def test_a_share_that_all_sequences_have_decides_itself() -> None:
     withheld = (np.nan, np.nan)
     assert verdict_of(Estimate.of(1.0, withheld, n=64, reason=Reason.CONSTANT)) == Verdict.MATCHES
-    assert verdict_of(Estimate.of(1.0, withheld, n=64, reason=Reason.HEAVY_TAIL)) == Verdict.UNDECIDED
+    assert verdict_of(Estimate.of(0.999, withheld, n=64, reason=Reason.HEAVY_TAIL)) == Verdict.UNDECIDED
+    assert verdict_of(Estimate.of(1.0, (0.95, 1.0), n=64)) == Verdict.MATCHES, "no sequence differs from exact"
 
 
 def test_the_row_of_a_perfect_model_says_what_the_answer_says(exact: np.ndarray) -> None:

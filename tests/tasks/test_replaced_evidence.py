@@ -224,7 +224,7 @@ def redrawn(task: EvidenceTask, trials: Trials, n_kept: int, seed: int) -> Trial
 WITH_HEADERS = (HMM(n_states=3, n_symbols=2, length=5), LinearRegression(n_bins=5, n_points=7))
 
 
-@pytest.mark.parametrize("task", (*TASKS, *WITH_HEADERS), ids=str)
+@pytest.mark.parametrize("task", [*TASKS, *WITH_HEADERS], ids=str)
 def test_what_is_said_to_read_no_evidence_reads_none(task: EvidenceTask) -> None:
     """Nor does a window observer read older symbols."""
     trials = task.sample(53, seed=0)
@@ -238,7 +238,7 @@ def test_what_is_said_to_read_no_evidence_reads_none(task: EvidenceTask) -> None
             torch.testing.assert_close(after[:, last], before[name][:, last], msg=name)
 
 
-@pytest.mark.parametrize("task", (*TASKS, *WITH_HEADERS), ids=str)
+@pytest.mark.parametrize("task", [*TASKS, *WITH_HEADERS], ids=str)
 def test_no_stronger_predictor_without_evidence_is_left_out(task: EvidenceTask) -> None:
     """The mean of the exact answers, given all that is no evidence, is the strongest such predictor."""
     given, n_fitted = task.sample(41, seed=0), 30

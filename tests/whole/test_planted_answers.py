@@ -145,7 +145,6 @@ def test_a_predictor_that_is_run_gets_its_sentence(name: str) -> None:
 
 
 def test_without_an_evidence_response_older_evidence_is_not_measured() -> None:
-    trials = MESS3.sample(64, seed=0)
     model = bayesgeom.as_model(lambda tokens: exact_of(MESS3, tokens).log())
     found = answered(bayesgeom.diagnose(model, MESS3, n=64, probes=["calibration"]).reports)
     assert answer_text(found).endswith(
