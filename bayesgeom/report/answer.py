@@ -81,8 +81,8 @@ class Answer:
 
     Example:
         >>> import bayesgeom
-        >>> print(bayesgeom.diagnose("mess3-small", n=64, probes=["calibration"]).answer)
-        Matches the exact posterior: closes 99.994 % of the gap between uniform and exact.
+        >>> print(bayesgeom.diagnose("mess3-small", n=64, probes=["calibration", "evidence_response"]).answer)
+        Matches the exact posterior: closes 99.994 % [99.993, 99.995] of the gap between uniform and exact.
     """
 
     verdict: Verdict
