@@ -115,7 +115,7 @@ class CalibrationReport(Report):
     symbols. `diagnose` measures them; elsewhere they are missing. `confidence` is 1/τ,
     where τ is the power of the predictions that is closest to the exact predictive (above 1: overconfident), and
     `tempering_gain_bits` the KL that this power removes. Position alone and confidence are those of the sequences whose
-    predictive is stored, at most 192. `untrained_gap_closed` is the share of the gap from the first reference that each
+    predictive is stored, at most 192. `gap_closed_by_copies` is the share of the gap from the first reference that each
     untrained network closes on the first sequences, at most 192; `diagnose` measures it.
 
     `reliability` has, for each tenth of the model's answer probabilities that occurs, the mean probability that the
@@ -142,7 +142,7 @@ class CalibrationReport(Report):
     gap_closed: Annotated[Estimate, AtMostOne("reference", better="higher", label="share of the gap closed")]
     references: tuple[str, ...]
     reference_kl_bits: Annotated[Float[np.ndarray, " reference"], Unit("bits")]
-    untrained_gap_closed: Annotated[Float[np.ndarray, " untrained"], Unit("1")]
+    gap_closed_by_copies: Annotated[Float[np.ndarray, " untrained"], Unit("1")]
     shortcuts: tuple[str, ...]
     shortcut_gap_closed: Annotated[Estimate, AtMostOne("shortcut", label="share of the gap that a shortcut closes")]
     failure_rate: Annotated[Estimate, Share(better="lower", label="sequences no better than context-free")]
@@ -326,7 +326,7 @@ class Calibration(Probe[CalibrationReport]):
             example_entropy_bits=np.stack([exact[:N_EXAMPLES], model[:N_EXAMPLES]]),
             sources=SOURCES,
             **answer,
-            untrained_gap_closed=np.zeros(0),
+            gap_closed_by_copies=np.zeros(0),
             sequence_scores=scores,
             n=run.n,
             **_window_fields(run, window),
@@ -422,7 +422,7 @@ def compared(
     """
     reference = next(iter(references_of(run).values()))
     pairs = ((kl[: len(reference)], reference[: len(kl)]) for kl in untrained)
-    return replace(report, untrained_gap_closed=np.array([1 - kl.sum() / level.sum() for kl, level in pairs]))
+    return replace(report, gap_closed_by_copies=np.array([1 - kl.sum() / level.sum() for kl, level in pairs]))
 
 
 def sequence_kl_bits(seen: Behavior) -> Float64[np.ndarray, " sequence"]:

@@ -181,7 +181,7 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
         return None
     levels = dict(zip(references, map(float, report.reference_kl_bits), strict=True))
     baseline, closed, verdict = references[0], report.gap_closed[0], reached_by(report)
-    copies = report.untrained_gap_closed
+    copies = report.gap_closed_by_copies
     untrained = untrained_level(copies)
     response, ages = _response(diagnosis.get(_RESPONSE))
     gain, least = float(report.tempering_gain_bits), NAMED_SHARE * levels[baseline]

@@ -40,7 +40,7 @@ def answered(reports: Mapping[str, Report]) -> Answer:
     """The answer next to planted copies."""
     report = reports["calibration"]
     assert isinstance(report, CalibrationReport)
-    found = answer_of({**reports, "calibration": replace(report, untrained_gap_closed=UNTRAINED)})
+    found = answer_of({**reports, "calibration": replace(report, gap_closed_by_copies=UNTRAINED)})
     assert found is not None
     return found
 

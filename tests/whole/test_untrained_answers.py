@@ -211,7 +211,7 @@ def test_without_copies_nothing_is_compared(n_untrained: int) -> None:
     subject = model if not n_untrained else model.module.forward
     found = bayesgeom.diagnose(subject, MESS3, n=16, n_untrained=n_untrained, probes=["calibration"])
     assert found.answer is not None and found.answer.n_copies == 0 and math.isnan(found.answer.untrained_level)
-    assert found.answer.verdict not in BETTER and not found["calibration"].untrained_gap_closed.size
+    assert found.answer.verdict not in BETTER and not found["calibration"].gap_closed_by_copies.size
 
 
 def test_the_shares_of_copies_are_those_of_the_same_sequences_by_hand() -> None:
@@ -222,7 +222,7 @@ def test_the_shares_of_copies_are_those_of_the_same_sequences_by_hand() -> None:
         copy = model.untrained_copy(derived_seed(3, Branch.UNTRAINED, index))
         alone.append(bayesgeom.diagnose(copy, MESS3, n=192, seed=3, n_untrained=0, probes=["calibration"]))
     shares = [own["calibration"].gap_closed.value[0] for own in alone]
-    np.testing.assert_allclose(report.untrained_gap_closed, shares, rtol=1e-6)
+    np.testing.assert_allclose(report.gap_closed_by_copies, shares, rtol=1e-6)
     assert {own["calibration"].references[0] for own in alone} == {report.references[0]}
 
 
@@ -232,6 +232,6 @@ def test_jobs_measure_the_same_copies(tmp_path: Path) -> None:
         batch = Batch(executor=pool, folder=tmp_path)
         sent = bayesgeom.diagnose("mess3-small", n=16, n_untrained=2, probes=["calibration"], executor=batch)
     here = bayesgeom.diagnose("mess3-small", n=16, n_untrained=2, probes=["calibration"])
-    shares = [found["calibration"].untrained_gap_closed for found in (sent, here)]
+    shares = [found["calibration"].gap_closed_by_copies for found in (sent, here)]
     np.testing.assert_allclose(*shares, rtol=1e-6)
     assert len(shares[0]) == N_COPIES and len(list(tmp_path.glob("*/result.safetensors"))) == N_COPIES
