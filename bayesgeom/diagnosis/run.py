@@ -86,8 +86,8 @@ def diagnose(
             language model of 135 million parameters on two idle CPU cores.
         seed: Seed of the sequences and of the intervals. For a capture, 0 stands for its own seed, which
             `provenance` states; any third seed is an error.
-        n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` states why some are left
-            out: they cannot be built, do not fit into memory, or lack a site that the model has.
+        n_untrained: Number of untrained networks to compare with; the answer takes at least 8, except with 0 and for
+            models of more than 50 million parameters. `skipped["initialization"]` states why some are left out.
         ablations: Whether to run the default ablation battery as well.
         executor: Where untrained networks are measured, a job each (see `bayesgeom.executors`); the model is then given
             by its name or directory, and probes by their names. Default: this process.
@@ -209,12 +209,14 @@ def _copies(
     copies, reasons = [report.sequence_scores[:, 0] for report in known], dict(skipped)
     if not n_untrained or CalibrationReport.name not in untrained:
         return copies, reasons
-    n = n_untrained if model.spec.n_parameters >= LARGE else max(n_untrained, N_COPIES)
+    is_large = model.spec.n_parameters >= LARGE
+    n = len(copies) if is_large else max(n_untrained, N_COPIES)
     with suppress(NoCopy):
         if model.permuted_copy(0) is not None:
             why = f"how {model.spec.name} is initialized is unknown: its predictions are compared with those of copies "
             why += "with permuted weights. Declare rebuild=lambda: …, which returns a new module."
-            copies, reasons = [], _with_faults(reasons, {_INITIALIZATION: why})
+            copies, n = [], n_untrained if is_large else n
+            reasons = _with_faults(reasons, {_INITIALIZATION: why})
     further = range(n_untrained, n_untrained + n - len(copies))
     counts = {"n": sequences["n"], "seed": sequences["seed"]}
     results: Iterable[tuple[list[float], str]]

@@ -242,7 +242,7 @@ def untrained_level(closed: Float[np.ndarray, " untrained"]) -> float:
 
     Example:
         >>> round(untrained_level(np.array([0.1, 0.12, 0.08, 0.1, 0.11, 0.09, 0.1, 0.12])), 3)
-        0.178
+        0.17
         >>> untrained_level(np.array([0.1, 0.12]))
         nan
     """
