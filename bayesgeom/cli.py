@@ -206,7 +206,8 @@ def diagnose(
         chat: Write the task in the tokenizer's chat template: prompts as a user's messages, others as the answer.
         texts: File with your own prompts, for the task prompts: one a line, or JSONL with "text" or "prompt".
         quick: Use 24 sequences and one untrained network where --n and --n-untrained are not given.
-        n_untrained: Number of untrained networks of the same architecture to compare with.
+        n_untrained: Number of untrained networks of the same architecture to compare with. The answer takes 8, unless
+            this is 0 or the model has more than 50 million parameters.
         ablations: Also run the default ablation battery.
     """
     n = (24 if quick else 512) if n is None else n

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, SupportsInt
 import numpy as np
 from jaxtyping import Int, Shaped
 
-Tone = Literal["good", "bad", "open"]
+Tone = Literal["good", "amber", "bad", "open"]
 
 
 class Verdict(StrEnum):
@@ -37,10 +37,14 @@ class Verdict(StrEnum):
     """The answer: the interval of the closed share of that gap lies above 0.9."""
     PARTLY = "partly"
     """The answer: the interval of the closed share of that gap lies above 0, and above that of untrained networks."""
+    CLOSES = "closes"
+    """The answer: the interval of the closed share of that gap lies above 0, which of untrained networks is unknown."""
     NO_BETTER = "no better", "bad"
     """The answer: the interval of the closed share of that gap includes 0, or reaches that of untrained networks."""
     WORSE = "worse", "bad"
     """The answer: the interval of the closed share of that gap lies below 0."""
+    NO_GAP = "no gap to close"
+    """The answer: the strongest context-free predictor is less than 1e-4 bits from exact, so that nothing is told."""
     YES = "yes"
     """The whole 95 % interval lies beyond every baseline, in the better direction."""
     BARELY = "barely"

@@ -2,11 +2,15 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bayesgeom.core import N_RECORDED, InvalidArgument, NoCopy, Run, checked, phase
+import numpy as np
+from jaxtyping import Float64
+
+from bayesgeom.core import N_RECORDED, InvalidArgument, NoCopy, NonFinite, Run, checked, phase
 from bayesgeom.diagnosis.measuring import Found, attempted, probed, usable
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -24,10 +28,13 @@ from bayesgeom.diagnosis.plan import (
     sites_read,
     with_streams,
 )
+from bayesgeom.diagnosis.short_memory import with_short_memory
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.measurements.base import Subject
+from bayesgeom.measurements.calibration import CalibrationReport, compared, sequence_kl_bits
 from bayesgeom.models.base import (
     KERNELS,
+    LARGE,
     Model,
     is_out_of_memory,
     kernels_of,
@@ -36,11 +43,14 @@ from bayesgeom.models.base import (
     return_freed_memory,
 )
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, task_of
+from bayesgeom.report.answer import N_COPIES
 from bayesgeom.report.diagnosis import LAYERS, STREAMED, Diagnosis
 from bayesgeom.report.report import Report
 from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
+
+_KL = Float64[np.ndarray, " sequence"]
 
 
 @checked("model", "task")
@@ -75,8 +85,8 @@ def diagnose(
             language model of 135 million parameters on two idle CPU cores.
         seed: Seed of the sequences and of the intervals. For a capture, 0 stands for its own seed, which
             `provenance` states; any third seed is an error.
-        n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` states why some are left
-            out: they cannot be built, do not fit into memory, or lack a site that the model has.
+        n_untrained: Number of untrained networks to compare with; the answer takes at least 8, except with 0 and for
+            models of more than 50 million parameters. `skipped["initialization"]` states why some are left out.
         ablations: Whether to run the default ablation battery as well.
         executor: Where untrained networks are measured, a job each (see `bayesgeom.executors`); the model is then given
             by its name or directory, and measurements by their names. Default: this process.
@@ -126,12 +136,15 @@ def _diagnosed(
     plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))
     sequences = {"n": min(n, N_RECORDED), "seed": seed, "budget": budget}
     untrained, skipped = _untrained_reports(subject, plan, chosen, n_untrained, sequences, executor)
+    copies, skipped = _copies(subject, chosen, untrained, skipped, n_untrained, sequences, executor)
     subject.begin()
     before = {name: reports for name, reports in untrained.items() if name not in skipped}
     with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
         run, further, (reports, faults) = _measured(model_passes, plan, before)
+    if isinstance(calibration := reports.get(CalibrationReport.name), CalibrationReport):
+        reports[calibration.name] = compared(calibration, run, copies)
     again, reasons = _measured_again(subject, chosen, plan, run, further, seed=seed, n_untrained=n_untrained)
-    reports, skipped = reports | again, skipped | faults | reasons
+    reports, skipped = with_short_memory(reports | again, subject, chosen, run, seed=seed), skipped | faults | reasons
     names = tuple(plan.supported)
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
     where = _provenance(subject, chosen, plan, run, arguments, tuple(reports))
@@ -163,13 +176,86 @@ def _untrained_reports(
     is_quiet = executor is not None or not n_untrained  # jobs have a bar of their own
     with phase("untrained networks", n_untrained, "network", is_quiet=is_quiet) as shown:
         for network_reports, faults in results:
-            before, skipped = skipped.get(_INITIALIZATION, ""), skipped | faults
-            if before not in skipped.get(_INITIALIZATION, ""):  # each network that was left out has its reason
-                skipped[_INITIALIZATION] = f"{before} {skipped[_INITIALIZATION]}"
+            skipped = _with_faults(skipped, faults)
             for name, report in network_reports.items():
                 reports[name].append(report)
             shown.update(1)
     return reports, skipped
+
+
+def _with_faults(skipped: Mapping[str, str], faults: Mapping[str, str]) -> dict[str, str]:
+    """Return the reasons with those of another network: each that was left out has its own."""
+    known, reason = (reasons.get(_INITIALIZATION, "") for reasons in (skipped, faults))
+    every = known if reason in known else f"{known} {reason}".strip()
+    return {**skipped, **faults, **({_INITIALIZATION: every} if every else {})}
+
+
+def _copies(
+    model: Model,
+    task: WindTunnel,
+    untrained: Mapping[str, Sequence[Report]],
+    skipped: Mapping[str, str],
+    n_untrained: int,
+    sequences: Mapping[str, int],
+    executor: tuple[Batch, str] | None,
+) -> tuple[list[_KL], dict[str, str]]:
+    """Return the KL of the sequences of `N_COPIES` untrained networks, and what was left out.
+
+    The networks that probes are measured on are among them. The others run for their predictions alone; a large model
+    gets none of them.
+    """
+    known = [report for report in untrained.get(CalibrationReport.name, ()) if isinstance(report, CalibrationReport)]
+    copies, reasons = [report.sequence_scores[:, 0] for report in known], dict(skipped)
+    if not n_untrained or CalibrationReport.name not in untrained:
+        return copies, reasons
+    is_large = model.spec.n_parameters >= LARGE
+    n = len(copies) if is_large else max(n_untrained, N_COPIES)
+    with suppress(NoCopy):
+        if model.permuted_copy(0) is not None:
+            why = f"how {model.spec.name} is initialized is unknown: its predictions are compared with those of copies "
+            why += "with permuted weights. Declare rebuild=lambda: …, which returns a new module."
+            copies, n = [], n_untrained if is_large else n
+            reasons = _with_faults(reasons, {_INITIALIZATION: why})
+    further = range(n_untrained, n_untrained + n - len(copies))
+    counts = {"n": sequences["n"], "seed": sequences["seed"]}
+    results: Iterable[tuple[list[float], str]]
+    if executor is None:
+        results = (_predicted(model, task, index, **counts) for index in further)
+    else:
+        shared = job_arguments(executor[1], model.spec, task, **counts)
+        title = f"{model.spec.name} untrained {{}}, predictions"
+        jobs = [
+            Job(name=title.format(index), function=predictions_at, arguments={**shared, "index": index})
+            for index in further
+        ]
+        results = executor[0].results(jobs, desc="predictions of untrained networks")
+    for kl, reason in results:
+        copies += [np.array(kl)] * bool(kl)
+        reasons = _with_faults(reasons, {_INITIALIZATION: reason} if reason else {})
+    return copies, reasons
+
+
+def predictions_at(
+    *, model: str, weights: str, device: str, task: Mapping[str, Any], index: int, n: int, seed: int
+) -> tuple[list[float], str]:
+    """Do the job of one untrained network that is run for its predictions alone."""
+    subject = check_same(load(model, device=device), weights)
+    return _predicted(subject, task_from_config(task), index, n=n, seed=seed)
+
+
+def _predicted(model: Model, task: WindTunnel, index: int, *, n: int, seed: int) -> tuple[list[float], str]:
+    """Return the KL of each sequence of an untrained network; empty with the reason if there is none."""
+    network_seed = derived_seed(seed, Branch.UNTRAINED, index)
+    try:
+        network = model.permuted_copy(network_seed) or model.untrained_copy(network_seed)
+        blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=network.spec.device)
+        return sequence_kl_bits(network.run(blocks, n_recorded=n).behavior).tolist(), ""
+    except (NoCopy, NonFinite) as reason:
+        return [], str(reason)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return [], f"untrained network {index} was left out, because it does not fit into memory."
 
 
 def _sent_untrained(

@@ -19,9 +19,13 @@ from bayesgeom.core.text import count_text, percent_text
 from bayesgeom.report.estimate import Estimate
 
 Value = SupportsFloat | str | Sequence[object] | Mapping[str, object]
-_CLOSES = "closes {closed:share} of the gap between {baseline} and exact"
-_BUT = "[, but is overconfident ({over:2})|, but is underconfident ({under:2})]."
-_LEVELS = "({kl_bits:against} bits)[ and overconfident ({over:2})| and underconfident ({under:2})]."
+_CLOSES = "closes {share:closed} of the gap between {baseline} and exact"
+_OFF = "[; {off:%} of the probability is not on the answers][ (KL over the whole vocabulary {whole} bits)]."
+_OBSERVER = "an observer of the last {window:latest}"
+_RIVALS = f"[; uses evidence older than {{older}} (slope {{slope:interval}}), but is no more accurate than {_OBSERVER}"
+_RIVALS += f"|; so does {_OBSERVER}, use of older evidence {{unknown}}|; so does {_OBSERVER}][; so does “{{shortcut}}”]"
+_BUT = "[, but is overconfident ({over:2})|, but is underconfident ({under:2})]" + _RIVALS + _OFF
+_LEVELS = "({kl_bits:against} bits)[ and overconfident ({over:2})| and underconfident ({under:2})]" + _OFF
 _RENAMING = "renaming the hypotheses changes KL by {bits} bits; the bound is {bound}."
 _WHICH = "[evidence of age {age}|evidence older than {older}|all evidence]"
 _FOLLOW = "the answers follow " + _WHICH
@@ -48,14 +52,19 @@ class Finding(Enum):
     MATCHES = "Matches the exact posterior: " + _CLOSES + _BUT
     CLOSE = "Close to the exact posterior: " + _CLOSES + _BUT
     PARTLY = "Partly: " + _CLOSES + _BUT
+    CLOSES = (
+        "Closes {share:closed} of the gap between {baseline} and exact; not compared with untrained networks" + _BUT
+    )
     NO_BETTER = "No: no better than {level} " + _LEVELS
     NOT_SHOWN_BETTER = "No: not shown to be better than {level} " + _LEVELS
     WORSE = "No: worse than {level} " + _LEVELS
     UNDECIDED = "Undecided: " + _CLOSES + ", without an interval[ ({reason})]."
+    NO_GAP = "No gap to close: without any evidence KL is {gap} bits; that of this model is {kl} bits" + _OFF
     DISTANCE = "KL {kl_bits:whole} bits ({levels:levels})"
     CONFIDENCE = "confidence {confidence:interval}, where 1 is exact"
     CONFIDENCE_CHEAP = "confidence {confidence:interval}, where 1 is exact, at little cost"
-    OFF_ANSWER = "{share:%} of the probability is not on the answers"
+    FAILURES = "{rate:rate} of {n:sequence} are as bad as {baseline} or worse (at most {most:rate})"
+    NO_FAILURES = "none of {n:sequence} is as bad as {baseline} (at most {most:rate} of all are)"
     EVIDENCE_NOT_USED = "no use of the evidence is shown"
     EVIDENCE_USED_IN_PART = "uses the evidence in part ({weight:2} of the exact weight)"
     EVIDENCE_USED = "uses [evidence more than {age:step} old|the evidence] ({weight:2} of the exact weight)"
@@ -228,8 +237,14 @@ def _share_text(share: float) -> str:
         ('43 %', '98.7 %', '99.992 %', '100 %')
     """
     missing = 1 - share
-    digits = 0 if share < 0.9 or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
+    digits = 0 if not share >= 0.9 or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
     return percent_text(share if abs(share) >= 0.005 else 0.0, digits)  # no minus before a zero
+
+
+def _closed_text(closed: Estimate) -> str:
+    """Return a share of a gap with its interval: "60 % [55, 64]"."""
+    low, high = (_share_text(float(end)).removesuffix(" %") for end in closed.ends)
+    return f"{_share_text(float(closed))}{'' if np.isnan(closed.ends[0]) else f' [{low}, {high}]'}"
 
 
 def _verdicts_text(names: Mapping[str, Sequence[str]]) -> str:
@@ -245,7 +260,9 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     ",": lambda number: f"{float(number):,.0f}",
     "first": capital,
     "word": lambda name: _WORDS.get(name, name),
-    "share": _share_text,
+    "closed": _closed_text,
+    "latest": lambda n: "symbol" if n == 1 else f"{n} symbols",
+    "rate": lambda share: percent_text(share, 1),
     "whole": Estimate.text,
     "interval": _estimate_text,
     "against": lambda pair: _apart(*pair),

@@ -29,6 +29,7 @@ RESOLUTION_BITS = 1e-6  # a window observer this close to the posterior counts a
 TRANSPORT_WINDOW = 10  # symbols
 TRANSPORT_BITS = 0.02  # least KL of that window's observer on a task that can show transport
 END_LEVEL = 0.035  # probability with which each end of the window may be wrong; both together cover 93 to 96.5 %
+_WINDOWS = ("stationary", "likelihood_only", "last_symbol", "last_two", "last_roll")  # with names of their own
 _EDGE = 0.2  # an end this close to 0, in distances from the mean to it, may change sign with the resamples: 5 errors
 _SETS = 16  # sets of resamples behind such an end, so that its own error is a quarter of that of one set
 _STOP_BITS = 1e-8  # wider windows are not computed
@@ -82,6 +83,16 @@ def window_name(width: int, start: str) -> str:
         ('window_3_stationary', 'stationary')
     """
     return f"window_{width}_{start}" if width else start
+
+
+def is_window(name: str) -> bool:
+    """Return whether a task's baseline of this name is an observer of the last symbols, or of none.
+
+    Example:
+        >>> [name for name in ("window_3_stationary", "last_two", "plug_in", "stationary") if is_window(name)]
+        ['window_3_stationary', 'last_two', 'stationary']
+    """
+    return name.startswith("window_") or name in _WINDOWS
 
 
 def deciding_window(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> int:

@@ -374,13 +374,44 @@ class WrappedModel(Reattachable):
     def untrained_copy(self, seed: int) -> "WrappedModel":
         with PROCESS_STATE, torch.random.fork_rng():
             torch.manual_seed(torch_seed(seed))
-            if (rebuild := self._options.get("rebuild")) is not None:
-                net = self._rebuilt(rebuild)
-            else:
+            if (net := self._initialized()) is None:
                 net = _reset(deepcopy(self._net), self.spec.name)
+        return self._of_weights(net, seed)
+
+    def permuted_copy(self, seed: int) -> "WrappedModel | None":
+        with PROCESS_STATE, torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(torch_seed(seed))
+            if self._initialized() is not None or not (matrices := _matrices(net := deepcopy(self._net))):
+                return None
+            for matrix in matrices:
+                matrix.copy_(matrix.flatten()[torch.randperm(matrix.numel())].view_as(matrix))
+        return self._of_weights(net, seed)
+
+    def _of_weights(self, net: nn.Module, seed: int) -> "WrappedModel":
+        """Return the model of a module like this one, with weights drawn from a seed."""
         options: Options = {**self._options, "name": f"{self.spec.name} at initialization {seed}"}
         layout = self._layout.within(self._net, net)
         return WrappedModel(net, layout, self._heads[0], options, digest=untrained_hash(seed))
+
+    def _initialized(self) -> nn.Module | None:
+        """Return a module with new weights, drawn as its owner does; None if it is unknown how.
+
+        Raises:
+            NoCopy: `rebuild` was declared and failed.
+        """
+        if (rebuild := self._options.get("rebuild")) is not None:
+            return self._rebuilt(rebuild)
+        with Contained():  # the constructor may take other arguments, or draw the same weights each time
+            match self._net:
+                case object(config=config):
+                    built, other = (self._rebuilt(lambda: type(self._net)(deepcopy(config))) for _ in range(2))
+                    if any(not torch.equal(*pair) for pair in zip(built.parameters(), other.parameters(), strict=True)):
+                        return built
+        with Contained():
+            match net := deepcopy(self._net):
+                case object(_init_weights=initialize) if callable(initialize):
+                    return _reset(net, self.spec.name).apply(initialize)
+        return None
 
     def _rebuilt(self, rebuild: Callable[[], nn.Module]) -> nn.Module:
         """Return a module that a function builds; raise `NoCopy` if it has other parts or other weights."""
@@ -740,6 +771,11 @@ def _before(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
         return given, {**known, name: change(_first(known.get(name)))}
 
     return Hook(part=part, call=call, kind="pre", with_kwargs=True)
+
+
+def _matrices(net: nn.Module) -> list[nn.Parameter]:
+    """Return the weights with at least two axes."""
+    return [weight for weight in net.parameters() if weight.ndim > 1]
 
 
 def _reset(net: nn.Module, name: str) -> nn.Module:
