@@ -85,6 +85,8 @@ class Verdict(StrEnum):
     """The answers follow evidence older than the stated age more than the level, and by less than one half."""
     NOT_REPLACEABLE = "evidence not replaceable"
     """The task has no method that draws its evidence again (`bayesgeom.tasks.base.EvidenceTask`)."""
+    SAME = "the same"
+    """The whole interval of the difference of two models lies within 0.1 % of the gap between uniform and exact."""
     NOT_REACHED = "not reached"
     """No layer stays below a tenth of the KL of the stronger context-free predictor."""
     NOT_SHOWN = "not shown"

@@ -208,7 +208,8 @@ class KeyOverlapReport(Report):
 
     - `overlap` has up to three levels to compare with: the same embeddings through random W_K, as many random
       directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; for untrained
-      networks, the bounds of one more head from the spread over all heads. `centered_overlap` is the same with the mean key removed.
+      networks, the bounds of one more head, from the spread over all heads. `centered_overlap` is the same with the
+      mean key removed.
     - `mean_overlap` and `mean_centered_overlap` are means over heads.
     - `verdict` says which heads lie below, at and above a level, by `stats.overlap.verdicts`. The row's verdict
       follows from it: `verdict_of_heads`.

@@ -210,6 +210,7 @@ class QKAlignmentReport(Report):
       positions at which the relation of another sequence differs, over rows that count.
     - `layer_trend`: Spearman of layer with the head-mean `mass_over_other_by_layer`; NaN if not identified.
     - `rows`: number of query positions used, which see both related and unrelated positions; the most of any layer.
+      `rows_over_other`: how many of them numbers over other sequences rest on, where the other relation has both, too.
 
     Rows of attention are divided by their sum, and visible is what the model's mask lets a query see, by layer.
     """
@@ -240,6 +241,7 @@ class QKAlignmentReport(Report):
     mask_difference: Annotated[Float[np.ndarray, " relation"], Unit("1")]
     uniform_mass: Annotated[Float[np.ndarray, " relation"], Unit("1")]
     rows: Annotated[Int[np.ndarray, " relation"], Unit("1")]
+    rows_over_other: Annotated[Int[np.ndarray, " relation"], Unit("1")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
@@ -252,7 +254,11 @@ class QKAlignmentReport(Report):
                 unknown.append(Headline.computed("layer_trend", label, np.nan, verdict=outcome))
                 continue
             layer, estimate = _farthest(self.mass_over_other_by_layer[i])
-            at, named = (i, layer), f"{label}, layer {layer}"
+            of_rows = f" ({self.rows_over_other[i]:,} of {self.rows[i]:,} rows)"
+            at, named = (
+                (i, layer),
+                f"{label}, layer {layer}{of_rows * bool(0 <= self.rows_over_other[i] < self.rows[i])}",
+            )
             rows.append(
                 headline_of(
                     self, "mass_over_other_by_layer", at, named, own=estimate, chosen_of=self.n_layers, verdict=outcome
@@ -394,6 +400,7 @@ class QKAlignment(Probe[QKAlignmentReport]):
             mask_difference=facts.difference.mean(axis=0),
             uniform_mass=facts.uniform_mass.mean(axis=0),
             rows=facts.rows.max(axis=0).astype(np.int64),
+            rows_over_other=facts.rows_over_other.max(axis=0).astype(np.int64),
             n=n,
         )
         named = ("mass_excess", "contrast", "auc", "mass_over_other", "mass_over_other_by_layer")
@@ -420,6 +427,7 @@ class _Facts:
     difference: Float[np.ndarray, "layer relation"]
     uniform_mass: Float[np.ndarray, "layer relation"]
     rows: Float[np.ndarray, "layer relation"]
+    rows_over_other: Float[np.ndarray, "layer relation"]
 
 
 def _by_layer(
@@ -443,13 +451,13 @@ def _by_layer(
         means.append(row_means(sums[0], evidence, weights))
         over.append(row_means(sums[1], apart, weights))
         facts.append(fact)
-    constant, difference, mass, n_rows = (np.stack(part) for part in zip(*facts, strict=True))
+    constant, difference, mass, n_rows, n_over = (np.stack(part) for part in zip(*facts, strict=True))
     compared = np.stack(over, axis=3)
     compared.swapaxes(2, 3)[:, :, constant & ~constant.all(axis=0)] = np.nan
     return (
         np.stack(means, axis=3),
         compared,
-        _Facts(is_constant=constant, difference=difference, uniform_mass=mass, rows=n_rows),
+        _Facts(is_constant=constant, difference=difference, uniform_mass=mass, rows=n_rows, rows_over_other=n_over),
     )
 
 
@@ -460,11 +468,11 @@ def _weights_and_facts(
     evidence = evidence_of(related, visible, _has_both(related, visible))
     differs = (related != _of_another(related, visible, 1)).flatten(0, 2).sum(dim=0).double()
     is_constant = (related == related[:1]).flatten(0, 2).all(dim=0).numpy()
-    rows = evidence.rows.sum(axis=0)
+    rows, apart = evidence.rows.sum(axis=0), compared_evidence(related, visible)
+    compared = apart.rows.sum(axis=0) / max(1, sum(shift < len(visible) for shift in SHIFTS))
     with np.errstate(invalid="ignore", divide="ignore"):
         uniform_mass = evidence.offsets[:, 0].sum(axis=0) / rows
-    facts = (is_constant, (differs / visible.sum()).numpy(), uniform_mass, rows)
-    return evidence, compared_evidence(related, visible), facts
+    return evidence, apart, (is_constant, (differs / visible.sum()).numpy(), uniform_mass, rows, compared)
 
 
 def _layer_sums(

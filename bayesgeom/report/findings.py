@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat, final
 import numpy as np
 
 from bayesgeom.core import number_text
-from bayesgeom.core.text import count_text, percent_text
+from bayesgeom.core.text import count_text, interval_text, percent_text
 from bayesgeom.report.estimate import Estimate
 
 Value = SupportsFloat | str | Sequence[object] | Mapping[str, object]
@@ -62,8 +62,7 @@ class Finding(Enum):
     NO_INFERENCE = "The predictions are not shown to be better than {level}: what follows explains no inference."
     ABLATION_PREVIEW = "A first-order preview: {name} matters most, with a KL increase of about {bits} bits."
     NONE_MATTER = "None of {count} {parts:word} is shown to matter: without {name}, KL changes by {bits} bits."
-    SOME_MATTER = "{raising} of {count} {parts:word} matter. " + _MOST
-    SOME_MATTER_ALONE = "{raising} of {count} {parts:word} matter, each by its own interval. " + _MOST
+    SOME_MATTER = "{mattering} of {count} {parts:word} matter. " + _MOST
     CAUSAL = "Causal in {layers:layer}: " + _MOVES
     INERT = "Inert in {layers:layer}: no linear map reads the {quantity} after removal, which costs {cost} bits."
     SHOWS_NOTHING = "Shows nothing in {layers:layer}: {causal} ({verdict})."
@@ -81,27 +80,25 @@ class Finding(Enum):
         "Regret is {regret} bits a sequence[, against {level} of {baseline}]."
         "[ The nearest predictor is “{predictor}” (weight {weight:%}).]"
     )
-    NO_TERM_MATTERS = "Without any one of {count:direct term}, KL does not rise."
     LARGEST_TERM = "The largest direct term is that of {name}: " + _RISES
-    NO_EDGE_MATTERS = "Without any one of {count:edge}, KL does not rise."
     STRONGEST_EDGE = "The strongest of {count:edge} is {name}: " + _RISES
     NOT_ARRIVED = "The posterior is there after none of {layers:layer}."
     ARRIVED = "The posterior is there after {arrival:,} of {layers:layer}."
     CARRIES_MOST = (
-        "“{token}” in layer {layer} carries most: patching {site} there recovers {share:%} of the difference."
+        "“{token}” in layer {layer} carries most: patching {site} there recovers {share:some} of the difference."
     )
     CLOSEST = "{model} is closest to exact: {row:word} {value}[ {unit}], against {others:of}."
-    CLOSEST_UNDECIDED = (
-        "Undecided: {model} has the best {row:word}, {value}[ {unit}] (against {others:of}), but not clearly."
-    )
+    HARDLY_CLOSEST = "{model} is closest to exact, hardly: {row:word} {value}[ {unit}], against {others:of}."
+    THE_SAME = "The same within 0.1 % of the gap: {row:word}[ ({unit})] {alike:of}[, against {others:of}]."
+    CLOSEST_UNDECIDED = "Undecided which is closest to exact: {row:word}[ ({unit})] differs by {differences:ranges}."
     TRANSPORTS = "Yes: " + _FOLLOW + _SLOPE
     TRANSPORTS_IN_PART = "In part: " + _FOLLOW + _SLOPE
     TRANSPORT_NOT_SHOWN = "Not shown that " + _FOLLOW + ": slope {slope}, where 1 is exact."
     TRANSPORT_NOT_IDENTIFIED = "Not identified: the exact answer hardly depends on " + _WHICH + "."
     TRANSPORT_UNDECIDED = "Undecided: " + _FOLLOW + _SLOPE
     LENGTH_OF_ONE = (
-        "{verdict:first}: KL [rises by {rise}|falls by {fall}] bits where the training length ends; beyond, it is "
-        "{ratio} times that within."
+        "{verdict:first}: KL [rises by {rise}|falls by {fall}|changes by {change:range}] bits where the training "
+        "length ends; [beyond, it is {ratio} times that within|it is {within} bits within and {beyond} bits beyond]."
     )
     LENGTH_OF_SEVERAL = "{model} errs least beyond the training length, {bits} bits. {verdicts:verdicts}."
     NAMES_DO_NOT_MATTER = "No: " + _RENAMING
@@ -124,7 +121,11 @@ class Finding(Enum):
         "KL goes from {first} to {last} bits by step {step:,}[; it stays below a tenth of its start from step {rest:,}]"
         "[; attention patterns stay near their last state from step {patterns:,}].\n[The {baseline} has {level} bits.]"
     )
-    MONITORED = "At step {step:,} KL is {bits} bits[ (uniform {uniform})]. [Events: {events}.|No rule was broken.]"
+    ONE_SNAPSHOT = "At step {step:,} KL is {last} bits.\n[The {baseline} has {level} bits.]"
+    MONITORED = (
+        "At step {step:,} KL is[ {bits} bits (uniform {uniform})| {bits} bits| not known]. "
+        "[Events: {events}.|No rule was broken.]"
+    )
 
     def of(self, against: Mapping[str, str] = {}, /, **values: Value) -> "Opening":
         """Return the opening with the values that the sentence names; NaN and empty ones are missing.
@@ -162,6 +163,17 @@ def sentence(opening: Opening) -> str:
             return ""
         text += written
     return text
+
+
+def is_stated(ratio: Estimate) -> bool:
+    """Return whether a sentence may state a ratio: the ends of its interval agree within a factor of 4.
+
+    Example:
+        >>> [is_stated(Estimate.of(2.0, ends)) for ends in ((1.0, 4.0), (0.007, 2394.0), (math.nan, math.nan))]
+        [True, False, False]
+    """
+    low, high = map(float, ratio.ends)
+    return low > 0 and high <= 4 * low
 
 
 def _names(template: str) -> set[str]:
@@ -239,10 +251,11 @@ def _verdicts_text(names: Mapping[str, Sequence[str]]) -> str:
 _PRINTED = _Printed()
 _WORDS = {"swap": "swapping", "remove": "removing", "keep": "keeping only", "rotate": "rotating", "add": "adding to"}
 _WORDS |= {"head": "heads", "mlp": "MLPs", "block": "blocks", "neuron": "neurons", "expert": "experts", "set": "sets"}
-_WORDS |= {"component": "components", "KL(exact ‖ model)": "KL"}
+_WORDS |= {"component": "components", "term": "direct terms", "edge": "edges", "KL(exact ‖ model)": "KL"}
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "%": percent_text,
     ",": lambda number: f"{float(number):,.0f}",
+    "some": lambda share: percent_text(share, None),
     "first": capital,
     "word": lambda name: _WORDS.get(name, name),
     "share": _share_text,
@@ -251,6 +264,8 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "against": lambda pair: _apart(*pair),
     "together": lambda layers: _listed(layers, "layer") + " together" * (len(layers) > 1),
     "levels": lambda levels: ", ".join(f"{name} {number_text(level)}" for name, level in levels.items()),
+    "range": lambda own: interval_text(*own.ends),
+    "ranges": lambda those: ", ".join(f"{interval_text(*own.ends)} ({name})" for name, own in those.items()),
     "of": lambda numbers: ", ".join(f"{rounded(number)} of {name}" for name, number in numbers.items()),
     "at": lambda numbers: ", ".join(f"{rounded(number)} at {place}" for place, number in numbers.items()),
     "verdicts": _verdicts_text,
