@@ -260,7 +260,7 @@ class DynamicsReport(Report):
 
 def _settled(curve: Float[np.ndarray, " step"]) -> int | None:
     """Return the first index from which on a curve stays below a tenth of its first value; None if it does not."""
-    high = np.flatnonzero(~(curve <= NEARBY * curve[0]))
+    high = np.flatnonzero(~(curve <= NEARBY * curve[:1]))
     return int(high[-1]) + 1 if len(high) and high[-1] + 1 < len(curve) else None
 
 
