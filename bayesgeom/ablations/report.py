@@ -17,18 +17,8 @@ from bayesgeom.ablations.batteries import Ablation
 from bayesgeom.ablations.engine import METRICS
 from bayesgeom.core import Mode, Reason, Verdict, number_text
 from bayesgeom.core.text import aligned_table, interval_text
-from bayesgeom.report.estimate import (
-    Baseline,
-    Coordinate,
-    Estimate,
-    NonNegative,
-    Quantity,
-    Signed,
-    Unit,
-    mattering,
-    with_interval,
-)
-from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit, with_interval
+from bayesgeom.report.findings import Finding, Opening, mattering
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
@@ -122,7 +112,7 @@ class AblationReport(Report):
 
     @property
     def matters(self) -> Bool[np.ndarray, " ablation"]:
-        """Which components matter, by `bayesgeom.report.estimate.mattering`: with 95 % confidence for all at once."""
+        """Which components matter, by `bayesgeom.report.findings.mattering`: with 95 % confidence for all at once."""
         return mattering(self._exactly(self.kl_increase_bits), self.unablated_kl_bits)
 
     @property

@@ -9,8 +9,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core import Reason
-from bayesgeom.report.estimate import Baseline, Estimate, mattering, mean_estimate
-from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate
+from bayesgeom.report.findings import Finding, Opening, mattering
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.behavior import context_free_kl_bits

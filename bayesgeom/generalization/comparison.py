@@ -135,17 +135,12 @@ class CompareReport(Report):
         best = int(values.argmin() if self.better[0] == "lower" else values.argmax())
         model, pairs = self.models[best], [pair for pair, sides in enumerate(self.pair_of) if best in sides]
         verdicts, (low, high) = [self.verdict(0, pair) for pair in pairs], self.difference[0, pairs].ends
-        finding, same = Finding.CLOSEST, {model}
+        alike = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict == Verdict.SAME]
+        finding, same = Finding.CLOSEST, {model, *(self.models[side] for side in self.pair_of[alike].ravel())}
         if Verdict.UNDECIDED in verdicts:
             finding = Finding.CLOSEST_UNDECIDED
-        elif Verdict.SAME in verdicts:
+        elif alike:
             finding = Finding.THE_SAME
-            same |= {
-                self.models[side]
-                for pair, verdict in zip(pairs, verdicts, strict=True)
-                if verdict == Verdict.SAME
-                for side in self.pair_of[pair]
-            }
         elif (np.fmax(low, -high) <= self.margin[0]).any():
             finding = Finding.HARDLY_CLOSEST
         named = dict(zip(self.models, values, strict=True))

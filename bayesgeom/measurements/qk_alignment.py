@@ -254,11 +254,8 @@ class QKAlignmentReport(Report):
                 unknown.append(Headline.computed("layer_trend", label, np.nan, verdict=outcome))
                 continue
             layer, estimate = _farthest(self.mass_over_other_by_layer[i])
-            of_rows = f" ({self.rows_over_other[i]:,} of {self.rows[i]:,} rows)"
-            at, named = (
-                (i, layer),
-                f"{label}, layer {layer}{of_rows * bool(0 <= self.rows_over_other[i] < self.rows[i])}",
-            )
+            at, n_rows, of = (i, layer), self.rows_over_other[i], self.rows[i]
+            named = f"{label}, layer {layer}" + f" ({n_rows:,} of {of:,} rows)" * bool(0 <= n_rows < of)
             rows.append(
                 headline_of(
                     self, "mass_over_other_by_layer", at, named, own=estimate, chosen_of=self.n_layers, verdict=outcome
@@ -381,10 +378,8 @@ class QKAlignment(Probe[QKAlignmentReport]):
             return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines, bounds=bounds)
 
         copies = [copy for copy in untrained if copy.relations == relations]
-        levels = of_untrained(
-            [np.abs(copy.mass_over_other_by_layer.value).max(axis=1, keepdims=True) for copy in copies]
-        )
-        strongest = [replace(level, name=STRONGEST) for level in levels]
+        of_copies = [np.abs(copy.mass_over_other_by_layer.value).max(axis=1, keepdims=True) for copy in copies]
+        strongest = [replace(level, name=STRONGEST) for level in of_untrained(of_copies)]
         report = QKAlignmentReport(
             relations=relations,
             mass_excess=estimate(means[:, _MASS], uniform),

@@ -17,13 +17,13 @@ from functools import partial
 from typing import Any, Literal, Self, final
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from scipy.special import stdtrit
 
 from bayesgeom.core import InvalidArgument, Reason, Verdict, number_text
 from bayesgeom.core.text import interval_text
 from bayesgeom.stats.bootstrap import mean_interval, statistic_interval
-from bayesgeom.stats.bounds import Extreme, extreme_interval, familywise_low, within_bounds
+from bayesgeom.stats.bounds import Extreme, extreme_interval, within_bounds
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale
 
 Kind = Literal["baseline", "chance", "permutation", "ceiling"]
@@ -509,27 +509,6 @@ def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float]) -> tuple[B
         return (Baseline.of("baseline", UNTRAINED, mean),)
     reach = stdtrit(k - 1, 0.975) * networks.std(axis=0, ddof=1) * math.sqrt(1 + 1 / k)
     return (Baseline.of("baseline", UNTRAINED, mean, low=mean - reach, high=mean + reach),)
-
-
-def mattering(increase: Estimate, before: Estimate) -> Bool[np.ndarray, "*axes"]:
-    """Return which components matter, with 95 % confidence for all of them at once.
-
-    The lower end of the KL increase without one lies above min(1 % of the gap, max(0.1 % of the gap, own KL)). The gap
-    is the KL of the strongest predictor next to which the own KL is stored; without one, it is 0.
-
-    Args:
-        increase: KL increase without each component.
-        before: KL with all of them.
-
-    Example:
-        >>> before = Estimate.of(0.001, baselines=[Baseline.of("baseline", "uniform", 0.5)])
-        >>> mattering(Estimate.of([0.3, 0.0005], ([0.2, 0.0004], [0.4, 0.0006])), before).tolist()
-        [True, False]
-    """
-    gap = min((float(level.value) for level in before.compared if np.isfinite(level.value)), default=0.0)
-    least = min(0.01 * gap, max(0.001 * gap, float(before)))
-    matters: np.ndarray = familywise_low(increase.value, *increase.ends, increase.value.size) > least
-    return matters
 
 
 def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = None) -> Estimate:

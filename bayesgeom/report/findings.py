@@ -13,10 +13,12 @@ from string import Formatter
 from typing import Any, SupportsFloat, final
 
 import numpy as np
+from jaxtyping import Bool
 
 from bayesgeom.core import number_text
 from bayesgeom.core.text import count_text, interval_text, percent_text
 from bayesgeom.report.estimate import Estimate
+from bayesgeom.stats.bounds import familywise_low
 
 Value = SupportsFloat | str | Sequence[object] | Mapping[str, object]
 _CLOSES = "closes {closed:share} of the gap between {baseline} and exact"
@@ -174,6 +176,28 @@ def is_stated(ratio: Estimate) -> bool:
     """
     low, high = map(float, ratio.ends)
     return low > 0 and high <= 4 * low
+
+
+def mattering(increase: Estimate, before: Estimate) -> Bool[np.ndarray, "*axes"]:
+    """Return which components matter, with 95 % confidence for all of them at once.
+
+    The lower end of the KL increase without one lies above min(1 % of the gap, max(0.1 % of the gap, own KL)). The gap
+    is the KL of the strongest predictor next to which the own KL is stored; without one, it is 0.
+
+    Args:
+        increase: KL increase without each component.
+        before: KL with all of them.
+
+    Example:
+        >>> from bayesgeom.report.estimate import Baseline
+        >>> before = Estimate.of(0.001, baselines=[Baseline.of("baseline", "uniform", 0.5)])
+        >>> mattering(Estimate.of([0.3, 0.0005], ([0.2, 0.0004], [0.4, 0.0006])), before).tolist()
+        [True, False]
+    """
+    gap = min((float(level.value) for level in before.compared if np.isfinite(level.value)), default=0.0)
+    least = min(0.01 * gap, max(0.001 * gap, float(before)))
+    matters: np.ndarray = familywise_low(increase.value, *increase.ends, increase.value.size) > least
+    return matters
 
 
 def _names(template: str) -> set[str]:
