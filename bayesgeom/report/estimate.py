@@ -428,7 +428,7 @@ def within(own: Estimate, least: float, greatest: float | Values) -> Estimate:
         return np.where(is_out, np.nan, np.where(is_low, least, np.where(is_high, greatest, values)))
 
     def ended(end: Values | None) -> Values | None:
-        return None if end is None else np.clip(end, least, greatest)
+        return None if end is None else _array(np.clip(end, least, greatest))
 
     value = inside(own.value)
     baselines = tuple(

@@ -243,6 +243,12 @@ def _estimate_text(estimate: Estimate) -> str:
     return value if low == "–" else f"{value} [{low} … {high}]"
 
 
+def _some_text(share: Estimate) -> str:
+    """Return a share in percent with its interval, with as many digits as it needs not to be 0."""
+    value, *ends = (percent_text(float(own), None) for own in (share.value, *share.ends))
+    return value if "–" in ends else f"{value} [{' … '.join(ends)}]"
+
+
 def _listed(items: Sequence[object], noun: str) -> str:
     """Return items after their noun: "layers 1, 2 and 4"."""
     *first, last = map(str, items)
@@ -279,7 +285,7 @@ _WORDS |= {"component": "components", "term": "direct terms", "edge": "edges", "
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "%": percent_text,
     ",": lambda number: f"{float(number):,.0f}",
-    "some": lambda share: percent_text(share, None),
+    "some": _some_text,
     "first": capital,
     "word": lambda name: _WORDS.get(name, name),
     "share": _share_text,

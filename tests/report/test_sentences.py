@@ -139,6 +139,19 @@ def test_an_undecided_comparison_has_intervals_and_no_point() -> None:
     assert text == says
 
 
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [
+        (Estimate.of(0.0034, (0.0012, 0.62)), "0.3 % [0.1 % … 62 %]"),
+        (Estimate.of(0.0, (0.0, 0.0)), "0 % [0 % … 0 %]"),
+        (Estimate.of(0.00002), "0.002 %"),
+    ],
+)
+def test_a_share_of_a_patch_is_0_only_where_it_is(share: Estimate, says: str) -> None:
+    text = sentence(Finding.CARRIES_MOST.of(token="a", layer=2, site="z", share=share))
+    assert text == f"“a” in layer 2 carries most: patching z there recovers {says} of the difference."
+
+
 def test_a_monitor_without_an_exact_posterior_says_so() -> None:
     text = sentence(Finding.MONITORED.of(step=100, bits=np.nan, uniform=np.nan, events=["repaired"]))
     assert text == "At step 100 KL is not known. Events: repaired."
