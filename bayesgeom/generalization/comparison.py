@@ -514,7 +514,7 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
     uniform = [
         [side.uniform.get(key[1], np.nan) if key[0] is CalibrationReport else np.nan for side in sides] for key in keys
     ]
-    levels = [Baseline.of("baseline", _UNIFORM, uniform)]
+    levels = [Baseline.of("baseline", _UNIFORM, np.array(uniform))]
     value = stacked([stacked([of_side.get(key, _UNKNOWN) for of_side in values]) for key in keys], levels)
     shown_in = [[of_pair.get(key, (_UNKNOWN, False)) for of_pair in differences] for key in keys]
     specs, names = [side.spec for side in sides], _distinct([str(side.spec["name"]) for side in sides])
