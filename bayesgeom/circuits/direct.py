@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bayesgeom.ablations.engine import batches
 from bayesgeom.ablations.run import N_REFERENCE
-from bayesgeom.circuits.effects import answer_of, effects_of, headlines_of, ranked
+from bayesgeom.circuits.effects import answer_of, context_free, effects_of, headlines_of, ranked
 from bayesgeom.circuits.writers import Writer, Writers
 from bayesgeom.core import (
     LOGIT_LENS,
@@ -107,8 +107,8 @@ class ContributionsReport(Report):
         return first, headline_of(self, "model_kl_bits"), *others
 
     def answer(self) -> Opening:
-        findings = Finding.LARGEST_TERM, Finding.NO_TERM_MATTERS
-        return answer_of(self.kl_increase_bits, self.model_kl_bits, self.components, findings)
+        of = self.kl_increase_bits, self.model_kl_bits, self.components
+        return answer_of(*of, parts="term", largest=Finding.LARGEST_TERM)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
@@ -169,15 +169,12 @@ def _report(terms: "_Terms", n: int, seed: int) -> ContributionsReport:
         for trials, written, _ in terms.batches(N_REFERENCE, derived_seed(seed, _MEANS)):
             total, count = total.to(written) + written.sum(dim=1, keepdim=True), count + len(trials)
             shown.update(len(trials))
-    lost, toward, kl, example = (
-        list[np.ndarray](),
-        list[np.ndarray](),
-        list[np.ndarray](),
-        list[tuple[Tensor, Tensor]](),
-    )
+    lost, toward, kl = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    answers, example = list[Tensor](), list[tuple[Tensor, Tensor]]()
     with phase("contributions", n, "sequence") as shown:
         for trials, written, logits in terms.batches(n, derived_seed(seed, Branch.TRIALS)):
             exact = trials.at_scored(trials.predictive)
+            answers.append(exact)
             kl.append(terms.kl_bits(exact, logits))
             without = logits - written + total / count
             lost.append(np.stack([terms.kl_bits(exact, each) - kl[-1] for each in without], axis=1))
@@ -197,7 +194,9 @@ def _report(terms: "_Terms", n: int, seed: int) -> ContributionsReport:
         n_heads=spec.n_heads,
         kl_increase_bits=effects_of(np.concatenate(lost), draws),
         toward_exact_bits=mean_estimate(np.concatenate(toward), seed=draws),
-        model_kl_bits=mean_estimate(np.concatenate(kl), seed=draws, bounds=(0.0, np.inf)),
+        model_kl_bits=mean_estimate(
+            np.concatenate(kl), seed=draws, bounds=(0.0, np.inf), baselines=context_free(answers)
+        ),
         example=(parts[:, middle] / NATS_PER_BIT).cpu().numpy(),
         example_logits=(centered / NATS_PER_BIT).cpu().numpy(),
         example_position=middle + 1,

@@ -43,14 +43,16 @@ def number_text(value: SupportsFloat) -> str:
     return f"{MINUS if number < 0 else ''}{mantissa}{power}"
 
 
-def percent_text(share: SupportsFloat, digits: int = 0) -> str:
-    """Return a share in percent, with a space as in "95 % interval".
+def percent_text(share: SupportsFloat, digits: int | None = 0) -> str:
+    """Return a share in percent, with a space as in "95 % interval"; digits None: as many as it needs not to be 0.
 
     Example:
-        >>> percent_text(0.266), percent_text(-0.03), percent_text(float("nan"))
-        ('27 %', '−3 %', '–')
+        >>> percent_text(0.266), percent_text(-0.03), percent_text(float("nan")), percent_text(0.0034, None)
+        ('27 %', '−3 %', '–', '0.3 %')
     """
     number = 100 * float(share)
+    if digits is None:
+        digits = -math.floor(math.log10(abs(number))) if 0 < abs(number) < 1 else 0
     return "–" if math.isnan(number) else f"{number:.{digits}f} %".replace("-", MINUS)
 
 

@@ -244,7 +244,8 @@ class MonitorReport(Report):
     def headlines(self) -> Sequence[Headline]:
         last, quantities = (len(self.steps) - 1,), quantities_of(type(self))
         return [
-            headline_of(self, m, at=last, label=f"{quantities[m].label}, step {int(self.steps[-1]):,}") for m in LEVELS
+            headline_of(self, m, at=last, label=f"{quantities[m].label}, step {int(self.steps[-1]):,}", verdict="")
+            for m in LEVELS
         ]
 
     def answer(self) -> Opening:

@@ -13,10 +13,12 @@ from string import Formatter
 from typing import Any, SupportsFloat, final
 
 import numpy as np
+from jaxtyping import Bool
 
 from bayesgeom.core import number_text
-from bayesgeom.core.text import count_text, percent_text
+from bayesgeom.core.text import count_text, interval_text, percent_text
 from bayesgeom.report.estimate import Estimate
+from bayesgeom.stats.bounds import familywise_low
 
 Value = SupportsFloat | str | Sequence[object] | Mapping[str, object]
 _CLOSES = "closes {share:closed} of the gap between {baseline} and exact"
@@ -71,8 +73,7 @@ class Finding(Enum):
     NO_INFERENCE = "The predictions are not shown to be better than {level}: what follows explains no inference."
     ABLATION_PREVIEW = "A first-order preview: {name} matters most, with a KL increase of about {bits} bits."
     NONE_MATTER = "None of {count} {parts:word} is shown to matter: without {name}, KL changes by {bits} bits."
-    SOME_MATTER = "{raising} of {count} {parts:word} matter. " + _MOST
-    SOME_MATTER_ALONE = "{raising} of {count} {parts:word} matter, each by its own interval. " + _MOST
+    SOME_MATTER = "{mattering} of {count} {parts:word} matter. " + _MOST
     CAUSAL = "Causal in {layers:layer}: " + _MOVES
     INERT = "Inert in {layers:layer}: no linear map reads the {quantity} after removal, which costs {cost} bits."
     SHOWS_NOTHING = "Shows nothing in {layers:layer}: {causal} ({verdict})."
@@ -91,19 +92,17 @@ class Finding(Enum):
         "[ The nearest predictor is “{predictor}” (weight {weight:%}).]"
         "[ {off:%} of the probability is not on the answers.]"
     )
-    NO_TERM_MATTERS = "Without any one of {count:direct term}, KL does not rise."
     LARGEST_TERM = "The largest direct term is that of {name}: " + _RISES
-    NO_EDGE_MATTERS = "Without any one of {count:edge}, KL does not rise."
     STRONGEST_EDGE = "The strongest of {count:edge} is {name}: " + _RISES
     NOT_ARRIVED = "The posterior is there after none of {layers:layer}."
     ARRIVED = "The posterior is there after {arrival:,} of {layers:layer}."
     CARRIES_MOST = (
-        "“{token}” in layer {layer} carries most: patching {site} there recovers {share:%} of the difference."
+        "“{token}” in layer {layer} carries most: patching {site} there recovers {share:some} of the difference."
     )
     CLOSEST = "{model} is closest to exact: {row:word} {value}[ {unit}], against {others:of}."
-    CLOSEST_UNDECIDED = (
-        "Undecided: {model} has the best {row:word}, {value}[ {unit}] (against {others:of}), but not clearly."
-    )
+    HARDLY_CLOSEST = "{model} is closest to exact, hardly: {row:word} {value}[ {unit}], against {others:of}."
+    THE_SAME = "The same within 0.1 % of the gap: {row:word}[ ({unit})] {alike:of}[, against {others:of}]."
+    CLOSEST_UNDECIDED = "Undecided which is closest to exact: {row:word}[ ({unit})] differs by {differences:ranges}."
     TRANSPORTS = "Yes: " + _FOLLOW + _SLOPE
     TRANSPORTS_IN_PART = "In part: " + _FOLLOW + _SLOPE
     MOVES_OTHERWISE = (
@@ -114,8 +113,8 @@ class Finding(Enum):
     TRANSPORT_NOT_IDENTIFIED = "Not identified: the exact answer hardly depends on " + _WHICH + "."
     TRANSPORT_UNDECIDED = "Undecided whether " + _FOLLOW + ": slope {slope:interval}, where 1 is exact."
     LENGTH_OF_ONE = (
-        "{verdict:first}: KL [rises by {rise}|falls by {fall}] bits where the training length ends; beyond, it is "
-        "{ratio} times that within."
+        "{verdict:first}: KL [rises by {rise}|falls by {fall}|changes by {change:range}] bits where the training "
+        "length ends; [beyond, it is {ratio} times that within|it is {within} bits within and {beyond} bits beyond]."
     )
     LENGTH_OF_SEVERAL = "{model} errs least beyond the training length, {bits} bits. {verdicts:verdicts}."
     NAMES_DO_NOT_MATTER = "No: " + _RENAMING
@@ -138,7 +137,11 @@ class Finding(Enum):
         "KL goes from {first} to {last} bits by step {step:,}[; it stays below a tenth of its start from step {rest:,}]"
         "[; attention patterns stay near their last state from step {patterns:,}].\n[The {baseline} has {level} bits.]"
     )
-    MONITORED = "At step {step:,} KL is {bits} bits[ (uniform {uniform})]. [Events: {events}.|No rule was broken.]"
+    ONE_SNAPSHOT = "At step {step:,} KL is {last} bits.\n[The {baseline} has {level} bits.]"
+    MONITORED = (
+        "At step {step:,} KL is[ {bits} bits (uniform {uniform})| {bits} bits| not known]. "
+        "[Events: {events}.|No rule was broken.]"
+    )
 
     def of(self, against: Mapping[str, str] = {}, /, **values: Value) -> "Opening":
         """Return the opening with the values that the sentence names; NaN and empty ones are missing.
@@ -176,6 +179,39 @@ def sentence(opening: Opening) -> str:
             return ""
         text += written
     return text
+
+
+def is_stated(ratio: Estimate) -> bool:
+    """Return whether a sentence may state a ratio: the ends of its interval agree within a factor of 4.
+
+    Example:
+        >>> [is_stated(Estimate.of(2.0, ends)) for ends in ((1.0, 4.0), (0.007, 2394.0), (math.nan, math.nan))]
+        [True, False, False]
+    """
+    low, high = map(float, ratio.ends)
+    return low > 0 and high <= 4 * low
+
+
+def mattering(increase: Estimate, before: Estimate) -> Bool[np.ndarray, "*axes"]:
+    """Return which components matter, with 95 % confidence for all of them at once.
+
+    The lower end of the KL increase without one lies above min(1 % of the gap, max(0.1 % of the gap, own KL)). The gap
+    is the KL of the strongest predictor next to which the own KL is stored; without one, it is 0.
+
+    Args:
+        increase: KL increase without each component.
+        before: KL with all of them.
+
+    Example:
+        >>> from bayesgeom.report.estimate import Baseline
+        >>> before = Estimate.of(0.001, baselines=[Baseline.of("baseline", "uniform", 0.5)])
+        >>> mattering(Estimate.of([0.3, 0.0005], ([0.2, 0.0004], [0.4, 0.0006])), before).tolist()
+        [True, False]
+    """
+    gap = min((float(level.value) for level in before.compared if np.isfinite(level.value)), default=0.0)
+    least = min(0.01 * gap, max(0.001 * gap, float(before)))
+    matters: np.ndarray = familywise_low(increase.value, *increase.ends, increase.value.size) > least
+    return matters
 
 
 def _names(template: str) -> set[str]:
@@ -221,6 +257,12 @@ def _estimate_text(estimate: Estimate) -> str:
     return value if low == "–" else f"{value} [{low} … {high}]"
 
 
+def _some_text(share: Estimate) -> str:
+    """Return a share in percent with its interval, with as many digits as it needs not to be 0."""
+    value, *ends = (percent_text(float(own), None) for own in (share.value, *share.ends))
+    return value if "–" in ends else f"{value} [{' … '.join(ends)}]"
+
+
 def _listed(items: Sequence[object], noun: str) -> str:
     """Return items after their noun: "layers 1, 2 and 4"."""
     *first, last = map(str, items)
@@ -259,10 +301,11 @@ def _verdicts_text(names: Mapping[str, Sequence[str]]) -> str:
 _PRINTED = _Printed()
 _WORDS = {"swap": "swapping", "remove": "removing", "keep": "keeping only", "rotate": "rotating", "add": "adding to"}
 _WORDS |= {"head": "heads", "mlp": "MLPs", "block": "blocks", "neuron": "neurons", "expert": "experts", "set": "sets"}
-_WORDS |= {"component": "components", "KL(exact ‖ model)": "KL"}
+_WORDS |= {"component": "components", "term": "direct terms", "edge": "edges", "KL(exact ‖ model)": "KL"}
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "%": percent_text,
     ",": lambda number: f"{float(number):,.0f}",
+    "some": _some_text,
     "first": capital,
     "word": lambda name: _WORDS.get(name, name),
     "closed": _closed_text,
@@ -273,6 +316,8 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "against": lambda pair: _apart(*pair),
     "together": lambda layers: _listed(layers, "layer") + " together" * (len(layers) > 1),
     "levels": lambda levels: ", ".join(f"{name} {number_text(level)}" for name, level in levels.items()),
+    "range": lambda own: interval_text(*own.ends),
+    "ranges": lambda those: ", ".join(f"{interval_text(*own.ends)} ({name})" for name, own in those.items()),
     "of": lambda numbers: ", ".join(f"{rounded(number)} of {name}" for name, number in numbers.items()),
     "at": lambda numbers: ", ".join(f"{rounded(number)} at {place}" for place, number in numbers.items()),
     "verdicts": _verdicts_text,

@@ -21,6 +21,7 @@ from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.measurements.base import planted_run, planted_trials
 from bayesgeom.measurements.calibration import Calibration, CalibrationReport
 from bayesgeom.report.answer import N_COPIES
+from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.page import LETTER, NARROWEST, _asset, _placed, compact, page_of
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.storage import values_of
@@ -221,6 +222,19 @@ def test_the_bundled_library_is_whole() -> None:
     text = gzip.decompress(_asset("plotly-cartesian.min.js.gz")).decode()
     assert text.startswith("/**\n* plotly.js (cartesian - minified) v4.1.1") and "</script" not in text
     assert "Permission is hereby granted" in _asset("plotly-cartesian.LICENSE").decode()
+
+
+@pytest.mark.parametrize("is_behavioral", [True, False])
+def test_a_tile_of_no_test_makes_no_claim(
+    is_behavioral: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlantedReport, "is_behavioral", is_behavioral)
+    level = Baseline.of("chance", "flat", 0.5)
+    report = replace(planted(rng), depth=Estimate.of(0.25, (0.125, 0.375), n=17, baselines=[level]))
+    assert report.headlines()[0].verdict == Verdict.NO
+    text = page_of("both", {"planted": report, "calibration": calibration(rng, is_informed=True)}, {}, SOURCE)
+    tiles = text.split('id="tiles"')[1].split("</section>", maxsplit=1)[0]
+    assert ("no claim" in tiles) != is_behavioral and ("does not beat" in tiles) == is_behavioral
 
 
 def test_a_verdict_has_the_tone_of_its_code() -> None:
