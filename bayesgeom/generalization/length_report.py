@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core import Verdict, number_text
 from bayesgeom.core.text import aligned_table
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
-from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
+from bayesgeom.report.estimate import Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.findings import Finding, Opening, Value, is_stated
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
