@@ -21,7 +21,16 @@ from torch import Tensor
 
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Reason, Run, Trials, Verdict
 from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
-from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit, smooth_estimate
+from bayesgeom.report.estimate import (
+    Baseline,
+    Estimate,
+    Quantity,
+    Share,
+    Signed,
+    Unit,
+    of_untrained,
+    smooth_estimate,
+)
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
@@ -269,8 +278,9 @@ class QKAlignmentReport(Report):
             relation: Index of the relation.
 
         Returns:
-            ABOVE or BELOW: the interval of that layer excludes 0 and ± the strongest layer of untrained networks.
-            AT_BASELINE: it does not. NOT_IDENTIFIED: the relation holds at the same positions in every sequence.
+            ABOVE or BELOW: the interval of that layer excludes 0 and ± the upper bound of the strongest layer of
+            untrained networks. AT_BASELINE: it does not. UNDECIDED: there is no interval, or one untrained network
+            alone. NOT_IDENTIFIED: the relation holds at the same positions in every sequence.
         """
         estimate = self.mass_over_other_by_layer[relation]
         if self.rows[relation] == 0 or (self.identified[relation] and np.isnan(estimate.value).all()):
@@ -278,9 +288,10 @@ class QKAlignmentReport(Report):
         if not self.identified[relation]:
             return Verdict.NOT_IDENTIFIED
         _, chosen = _farthest(estimate)
-        strongest = next((level.value for level in chosen.baselines if level.name == STRONGEST), 0.0)
-        (low, high), level = chosen.ends, float(np.nan_to_num(strongest))
-        if np.isnan(low) and abs(chosen.value) > ROUNDING:
+        strongest = next((level for level in chosen.baselines if level.name == STRONGEST), None)
+        (low, high), level = chosen.ends, 0.0 if strongest is None else float(np.nan_to_num(strongest.bar("higher")))
+        is_alone = strongest is not None and strongest.high is None and (low > level or high < -level)
+        if is_alone or (np.isnan(low) and abs(chosen.value) > ROUNDING):
             return Verdict.UNDECIDED
         return Verdict.ABOVE if low > level else Verdict.BELOW if high < -level else Verdict.AT_BASELINE
 
@@ -364,8 +375,10 @@ class QKAlignment(Probe[QKAlignmentReport]):
             return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines, bounds=bounds)
 
         copies = [copy for copy in untrained if copy.relations == relations]
-        of_copies = np.abs([copy.mass_over_other_by_layer.value for copy in copies])
-        strongest = [Baseline.of("baseline", STRONGEST, of_copies.max(axis=(0, 2))[:, None])] if copies else []
+        levels = of_untrained(
+            [np.abs(copy.mass_over_other_by_layer.value).max(axis=1, keepdims=True) for copy in copies]
+        )
+        strongest = [replace(level, name=STRONGEST) for level in levels]
         report = QKAlignmentReport(
             relations=relations,
             mass_excess=estimate(means[:, _MASS], uniform),
