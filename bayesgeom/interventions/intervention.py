@@ -119,9 +119,11 @@ class Intervention:
 
     @property
     def by_leace(self) -> tuple[Eraser, ...]:
-        """LEACE's fit of the quantity, which judges a covariance swap where there is a direct path; else empty."""
-        is_swap, fit = self.design.kind == "swap" and self.has_direct_path, self.fit
-        return (replace(fit, oblique=True),) if is_swap and isinstance(fit, Eraser) and not fit.oblique else ()
+        """LEACE's fit of the quantity, which judges covariance and trained swaps where there is a direct path."""
+        fit, given = self.fit, self.fit.given if isinstance(self.fit, Eraser) else ()
+        is_judged = isinstance(fit, TrainedSwap) or (isinstance(fit, Eraser) and not fit.oblique)
+        eraser = Eraser(quantity=fit.about.quantity, oblique=True, given=given)
+        return (eraser,) if is_judged and self.has_direct_path and self.design.kind == "swap" else ()
 
     def pairs(self, n: int) -> Iterator[Pair]:
         """Yield the scored sequences in blocks, with donors under a swap and None otherwise."""
@@ -149,8 +151,8 @@ class Intervention:
         with phase("controls with the same variance"):
             matched = {at: self.controls(subspace, moments[at], at) for at, subspace in subspaces.items()}
         random = {at: self.random_of(at, subspace.rank) for at, subspace in subspaces.items()}
-        means, most = self._means(sample), self.place.width_in(self.model.spec) // 2
-        code = strongest_code(sample.run.trials, about.quantity.exact(sample.run.trials), most=most)
+        means, exact = self._means(sample), about.quantity.exact(sample.run.trials)
+        code = strongest_code(sample.run.trials, exact, most=self.place.width_in(self.model.spec) // 2)
         given, by_code = _given(self, sample), _by_code(self, sample, code, subspaces)
         added = [given, by_code, *(fitted_where_possible(fit, sample, self.layers)[0] for fit in self.by_leace)]
         conditions, controls = dict[int, list[Edit]](), dict[int, list[Edit]]()
@@ -161,13 +163,12 @@ class Intervention:
         paths = range(1, 1 + design.n_random + design.n_matched)
         control = self.scored(min(self.n, design.n_control), controls, sample, means=means, paths=paths)
         read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
-        is_identified = not is_function_of_position(about.quantity.exact(sample.run.trials))
         n_held_out, seed = min(N_HELD_OUT, len(read.run.trials) // 3), derived_seed(self.seed, _SHUFFLE)
         r2 = coordinate_r2(sample, read, subspaces, random, n_held_out=n_held_out)
         erasure = erasures(read, about.quantity, subspaces, n_held_out=n_held_out, seed=seed)
         setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
         overlap = overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
-        outside, untrained = _outside(self, subspaces), _untrained(self) if is_identified else []
+        outside, is_identified = _outside(self, subspaces), not is_function_of_position(exact)
         whole = _whole(self, sample) if is_identified and design.kind == "swap" and about.at_scored else {}
         context = Context(
             design=design,
@@ -192,7 +193,7 @@ class Intervention:
                 for at, subspace in subspaces.items()
             },
             empty=tuple(empty),
-            untrained=untrained,
+            untrained=_untrained(self) if is_identified else [],
             is_identified=is_identified,
             is_told=about.quantity.is_told_by_answers(sample.run.trials),
             is_readout=about.is_readout,
@@ -486,8 +487,12 @@ def _untrained(job: Intervention) -> list[Float64[np.ndarray, "effect layer"]]:
 
 
 def _judged(job: Intervention, sample: Sample, n: int) -> Float64[np.ndarray, " layer"]:
-    """Return the movement on `n` pairs in each layer, without the direct path if there is one; NaN if a fit fails."""
-    subspaces, _ = fitted_where_possible(job.fit, sample, job.layers)
+    """Return the movement on `n` pairs in each layer, without the direct path if there is one; NaN if a fit fails.
+
+    A swap is trained in no untrained network where LEACE judges it, which costs a hundredth.
+    """
+    is_left_out = isinstance(job.fit, TrainedSwap) and job.by_leace
+    subspaces = {} if is_left_out else fitted_where_possible(job.fit, sample, job.layers)[0]
     by_layer = np.full(job.model.spec.n_layers, np.nan)
     edits = {at: job.conditions(sample, at) for at in subspaces}
     conditions = {at: [edits[at].ceiling(), edits[at].own(subspace)] for at, subspace in subspaces.items()}

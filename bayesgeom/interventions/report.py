@@ -84,10 +84,11 @@ class InterventionReport(EditReport):
     at least 20 variance-matched ones, of which no two have 99 % of their variance in common. The movement is at least
     0.1 of that of swapping the whole activation, whose interval must lie above zero. It also lies above the bound of
     untrained networks, m + t·s·√(1 + 1/k) of k of them (of three, m + 4.97 s), with the same fit. Where the site has a
-    direct path to the output, untrained networks move the answer as far through it, and are compared without it: the
-    movement without that path lies above zero, above that of every control without its own, and above that bound; of a
-    covariance swap, so does LEACE's. With fewer than two untrained networks, it only "moves the answer". The
-    quantity is decodable at the site (R² more than 0.01 above that of shuffled values). The verdict does not say that
+    direct path to the output, untrained networks move the answer as far through it, and are compared without it:
+    the movement without that path lies above zero, above that of every control without its own, and above that
+    bound; of covariance and trained swaps, so does LEACE's (of the latter, LEACE's alone). With fewer than two
+    untrained networks, it only "moves the answer". The quantity is decodable at the site (R² more than 0.01 above
+    that of shuffled values). The verdict does not say that
     the model computes the quantity: a look-up table of categories is causal, too. So each causal layer states whether
     the movement survives with position and answer held fixed, and whether the rest of the strongest correlated code
     moves the value as well ("goes with the category code").
@@ -107,7 +108,7 @@ class InterventionReport(EditReport):
     Fields, per layer and band of scored positions; NaN in layers that were not edited or have nothing to edit:
 
     - `movement`: toward the donor's value, for swaps only. `indirect_movement`: without the direct path to the
-      output. `leace_movement`: over all positions, that of LEACE's swap without it, for covariance swaps only.
+      output. `leace_movement`: over all positions, that of LEACE's swap without it, of covariance and trained swaps.
     - `answer_shift_bits` (of swaps), `kl_increase_bits` and `entropy_error_increase_bits`: changes from the unedited
       model, whose levels are `unedited_answer_shift_bits`, `unedited_kl_bits` and `unedited_entropy_error_bits`.
       `removal_kl_increase_bits`: when the subspace is removed. `indirect_answer_shift_bits` and

@@ -252,7 +252,7 @@ class _Scores:
     @property
     def _has_leace(self) -> bool:
         """Whether LEACE's swap is a condition: the last one, without its direct path."""
-        return self.main.conditions.shape[2] > 2 + (BY_CODE if self.context.design.kind == "swap" else CEILING)
+        return len(self.main.conditions[0, 0]) > BY_CODE + 2
 
     @property
     def _indirect(self) -> int:

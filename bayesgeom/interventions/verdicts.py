@@ -61,7 +61,7 @@ class Obstacle(StrEnum):
     UNTRAINED_LATER = "untrained networks reach it later"
     """Without the direct path to the output, the bound of untrained networks reaches the movement."""
     LEACE_LATER = "not shown by LEACE"
-    """A covariance swap needs LEACE's: without the direct path, its movement is 0, or untrained networks reach it."""
+    """Covariance and trained swaps need LEACE's: without the direct path, it is 0, or untrained networks reach it."""
     UNCOMPARED = "not compared with untrained networks"
     """Nothing else stands against it, but two untrained networks are needed, with this subspace in each of them."""
     UNMATCHED = "no matched control"
@@ -116,7 +116,7 @@ class Evidence:
         movement: of a swap, with `RANDOM`, `MATCHED` and, with the ends of its interval, the ceiling.
         indirect: the same without the direct path to the output, with the largest of random and of matched subspaces
             without theirs; NaN if the site has no direct path.
-        by_leace: of a covariance swap, the same of LEACE's swap of the quantity, without controls; NaN for others.
+        by_leace: of covariance and trained swaps, the same of LEACE's swap of the quantity, without controls; else NaN.
         removal: KL increase on removal, with its ceiling and `ERASED`, the median of random erasures.
         is_matched: whether control subspaces with the same share of variance exist.
         n: number of sequences.
@@ -229,7 +229,7 @@ def against_movement(
     for code, level in levels.items():
         if not judged[code].ends[0] > np.fmax(level, 0.0):
             yield code
-    if np.isnan([*levels.values()]).any():
+    if np.isnan([*levels.values()][-1:]).any():  # LEACE's, if there is one
         yield Obstacle.UNCOMPARED
 
 

@@ -242,6 +242,11 @@ CASES: dict[str, tuple[Evidence, str, str]] = {  # with the obstacle that a case
         "moves the answer",
         Obstacle.UNCOMPARED,
     ),
+    "a trained swap, judged by LEACE": (
+        replace(CAUSAL, indirect=later(0.1, 0.08, 0.2, untrained=()), by_leace=later(0.1, 0.08, 0.2)),
+        "causal",
+        "",
+    ),
     "LEACE in no untrained network": (
         replace(CAUSAL, indirect=later(0.1, 0.08, 0.2), by_leace=later(0.1, 0.08, 0.2, untrained=())),
         "moves the answer",
