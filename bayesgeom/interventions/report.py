@@ -84,14 +84,13 @@ class InterventionReport(EditReport):
     at least 20 variance-matched ones, of which no two have 99 % of their variance in common. The movement is at least
     0.1 of that of swapping the whole activation, whose interval must lie above zero. It also lies above the bound of
     untrained networks, m + t·s·√(1 + 1/k) of k of them (of three, m + 4.97 s), with the same fit. Where the site has a
-    direct path to the output, untrained networks move the answer as far through it, and are compared without it:
-    the movement without that path lies above zero, above that of every control without its own, and above that
-    bound; of covariance and trained swaps, so does LEACE's (of the latter, LEACE's alone). With fewer than two
-    untrained networks, it only "moves the answer". The quantity is decodable at the site (R² more than 0.01 above
-    that of shuffled values). The verdict does not say that
-    the model computes the quantity: a look-up table of categories is causal, too. So each causal layer states whether
-    the movement survives with position and answer held fixed, and whether the rest of the strongest correlated code
-    moves the value as well ("goes with the category code").
+    direct path to the output, untrained networks move the answer as far through it, and are compared without it: the
+    movement without that path lies above zero, above that of every control without its own, and above that bound; of
+    covariance and trained swaps, so does LEACE's (of the latter, LEACE's alone). With fewer than two untrained
+    networks, it only "moves the answer". The quantity is decodable at the site (R² more than 0.01 above that of
+    shuffled values). The verdict does not say that the model computes the quantity: a look-up table of categories is
+    causal, too. So each causal layer states whether the movement survives with position and answer held fixed, and
+    whether the rest of the strongest correlated code moves the value as well ("goes with the category code").
 
     The headline is of a layer that is chosen among those that were edited. Its interval allows for the choice, and so
     does its verdict (`among_layers`), which needs it above the random subspaces of all these layers;

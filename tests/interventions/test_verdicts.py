@@ -481,7 +481,8 @@ def test_the_headline_is_causal_only_with_an_interval_that_allows_for_the_choice
     between = replace(many, movement=replace(many.movement, baselines=levels))
     assert between.headlines()[0].why.split("; ")[0] == Obstacle.RANDOM_REACHES
     assert [own.verdict for own in map(between.among_layers, range(1, 6))] == ["undecided"] * 5, "of five layers"
-    older = replace(many, indirect_movement=replace(many.indirect_movement, baselines=()))
+    without = {name: replace(many.estimate(name), baselines=()) for name in ("indirect_movement", "leace_movement")}
+    older = replace(many, **without)
     assert older.headlines()[0].verdict == "moves the answer" and older.headlines()[0].why == Obstacle.UNCOMPARED
 
 
