@@ -301,7 +301,7 @@ def intervene(
     onwards: bool = False,
     controls: int = 20,
     n_fit: int = 1_024,
-    n_untrained: int = 1,
+    n_untrained: int = 3,
     layers: Maybe[str] = None,
     site: str = "resid_pre",
     task: TaskOption = None,
@@ -324,7 +324,7 @@ def intervene(
         onwards: Erase the quantity of --subspace at all positions, from each of --layers to the last, in one pass.
         controls: Number of random subspaces, and of those with the same share of variance. Below 20 none can show use.
         n_fit: Number of sequences that subspaces are fitted on. With fewer, erasure is less complete.
-        n_untrained: Number of untrained networks in which a swap is repeated.
+        n_untrained: Number of untrained networks in which a swap is repeated. Below 2 none can show use.
         layers: Layers to intervene in, one at a time: 1,3; together: 1+3, or 1,1+3. Default: all, one at a time.
         site: resid_pre, z, attn_out, resid_mid, mlp_out or resid_post; for several layers together also v; with
             --score-after also carried, the state (h, c) of an LSTM.

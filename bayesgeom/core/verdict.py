@@ -67,6 +67,8 @@ class Verdict(StrEnum):
     """Every logit is bit-identical with and without the edit."""
     CAUSAL = "causal", "good"
     """Swapping a linear function of the site that goes with the quantity moves the model's value to the donor's."""
+    MOVES = "moves the answer"
+    """All that `causal` needs but the comparison with untrained networks, of which there were fewer than two."""
     INERT = "inert"
     """No linear map reads the quantity from this site after the erasure, which costs no more than chance."""
     COSTS_MORE = "costs more than chance", "good"

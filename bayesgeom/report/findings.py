@@ -33,10 +33,13 @@ _WHICH = "[evidence of age {age}|evidence older than {older}|all evidence]"
 _FOLLOW = "the answers follow " + _WHICH
 _SLOPE = " with slope {slope:interval}, where 1 is exact."
 _EDIT = "{edit:word} {subspace} in layer {layer} "
-_MOVES = _EDIT + "moves the answer {effect:%} of the way to the donor's {quantity}"
-_MOVES += "[ (random subspaces: at most {random_most:%})| (random subspaces: {random:%})]."
+_RANDOM = " of the way to the donor's {quantity}"
+_RANDOM += "[ (random subspaces: at most {random_most:%})| (random subspaces: {random:%})]"
+_UNTRAINED = "[ (untrained networks: up to {untrained:%})]"
+_MOVES = _EDIT + "moves the answer {effect:closed}" + _RANDOM + "[, and {later:closed} without the direct path]"
+_MAY_MOVE = _EDIT + "moves the answer {effect:range}" + _RANDOM + "[, and {later:range} without the direct path]"
 _RAISES = (
-    _EDIT + "raises KL by {effect} bits[ (random subspaces: at most {random_most})| (random subspaces: {random})]."
+    _EDIT + "raises KL by {effect:ends} bits[ (random subspaces: at most {random_most})| (random subspaces: {random})]."
 )
 _AGAINST = "\n[Against causal: {causal}.][ Against inert: {inert}.]"
 _RISES = "without it KL rises by {bits} bits (from {before})."
@@ -74,10 +77,11 @@ class Finding(Enum):
     ABLATION_PREVIEW = "A first-order preview: {name} matters most, with a KL increase of about {bits} bits."
     NONE_MATTER = "None of {count} {parts:word} is shown to matter: without {name}, KL changes by {bits} bits."
     SOME_MATTER = "{mattering} of {count} {parts:word} matter. " + _MOST
-    CAUSAL = "Causal in {layers:layer}: " + _MOVES
+    CAUSAL = "Causal in {layers:layer}: " + _MOVES + _UNTRAINED + "."
+    MOVES = "Moves the answer in {layers:layer}, not compared with untrained networks: " + _MOVES + "."
     INERT = "Inert in {layers:layer}: no linear map reads the {quantity} after removal, which costs {cost} bits."
     SHOWS_NOTHING = "Shows nothing in {layers:layer}: {causal} ({verdict})."
-    MOVEMENT_UNDECIDED = "Undecided: " + _MOVES + _AGAINST
+    MOVEMENT_UNDECIDED = "Undecided: " + _MAY_MOVE + _UNTRAINED + "." + _AGAINST
     EFFECT_UNDECIDED = "Undecided: " + _RAISES + _AGAINST
     JOINT_EDIT = (
         "{verdict:first}: {edit:word} {subspace} in {layers:together} raises KL by {bits} bits"
@@ -294,6 +298,12 @@ def _closed_text(closed: Estimate) -> str:
     return f"{_share_text(float(closed))}{'' if np.isnan(closed.ends[0]) else f' [{low}, {high}]'}"
 
 
+def _ends_text(estimate: Estimate, text: Callable[[Any], str] = rounded) -> str:
+    """Return the interval of what is undecided; the value where there is none."""
+    ends = " to ".join(text(float(end)) for end in estimate.ends)
+    return text(float(estimate)) if np.isnan(estimate.ends[0]) else ends
+
+
 def _verdicts_text(names: Mapping[str, Sequence[str]]) -> str:
     return capital("; ".join(f"{verdict}: {', '.join(those)}" for verdict, those in names.items()))
 
@@ -311,6 +321,8 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "closed": _closed_text,
     "latest": lambda n: "symbol" if n == 1 else f"{n} symbols",
     "rate": lambda share: percent_text(share, 1),
+    "ends": _ends_text,
+    "range": lambda estimate: _ends_text(estimate, percent_text),
     "whole": Estimate.text,
     "interval": _estimate_text,
     "against": lambda pair: _apart(*pair),

@@ -11,13 +11,13 @@ import bayesgeom
 from bayesgeom.core.run import RESID_PRE
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions.design import Design
-from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.estimate import UNTRAINED, Estimate
 from bayesgeom.report.findings import Finding, is_stated, rounded, sentence
 from bayesgeom.report.sentences import opening_of
 from bayesgeom.subspaces.base import InterventionSite
 from tests.interventions.worlds import TASK, lively
 
-FEW = Design("swap", n_random=2, n_matched=2, n_control=3, n_untrained=0, n_fit=51)
+FEW = Design("swap", n_random=2, n_matched=2, n_control=3, n_untrained=2, n_fit=51)
 
 
 @cache
@@ -96,6 +96,7 @@ def test_ablation_counts_what_matters_and_names_the_largest() -> None:
     ("verdict", "finding"),
     [
         (Verdict.CAUSAL, Finding.CAUSAL),
+        (Verdict.MOVES, Finding.MOVES),
         (Verdict.INERT, Finding.INERT),
         (Verdict.BY_CONSTRUCTION, Finding.SHOWS_NOTHING),
         (Verdict.NOT_IDENTIFIED, Finding.SHOWS_NOTHING),
@@ -108,10 +109,14 @@ def test_intervention(verdict: Verdict, finding: Finding) -> None:
     answer = changed.answer()
     assert answer.finding is finding and answer.values.get("layers", [1]) == [1]
     against = {"causal": report.against_causal[1], "inert": report.against_inert[1]}
-    expected = {Verdict.UNDECIDED: against, Verdict.CAUSAL: {}, Verdict.INERT: {}}
+    expected = {Verdict.UNDECIDED: against, Verdict.CAUSAL: {}, Verdict.MOVES: {}, Verdict.INERT: {}}
     assert answer.against == expected.get(verdict, {"causal": report.against_causal[1]})
     if verdict == Verdict.CAUSAL:
-        assert answer.values["effect"] == report.movement.value[1, 0] and "random_most" in answer.values
+        effect, later = answer.values["effect"], answer.values["later"]
+        assert isinstance(effect, Estimate) and float(effect) == report.movement.value[1, 0]
+        assert isinstance(later, Estimate) and float(later) == report.indirect_movement.value[1, 0]
+        assert answer.values["untrained"] == max(0.0, report.indirect_movement.baseline(UNTRAINED).high[1, 0])
+        assert "random_most" in answer.values
     says, details = opening_of(changed)
     assert says.endswith(".") and details.endswith(".")
     assert ("Against causal: " in details) == (verdict == Verdict.UNDECIDED)
@@ -155,6 +160,25 @@ def test_a_share_of_a_patch_is_0_only_where_it_is(share: Estimate, says: str) ->
 def test_a_monitor_without_an_exact_posterior_says_so() -> None:
     text = sentence(Finding.MONITORED.of(step=100, bits=np.nan, uniform=np.nan, events=["repaired"]))
     assert text == "At step 100 KL is not known. Events: repaired."
+
+
+def test_the_sentence_of_a_movement_has_its_intervals_and_the_level_that_it_is_compared_with() -> None:
+    values: dict[str, Any] = {"layer": 1, "edit": "swap", "subspace": "LEACE (belief)", "quantity": "belief"}
+    values |= {"effect": Estimate.of(0.6, (0.5, 0.7)), "random_most": 0.04}
+    values |= {"later": Estimate.of(0.3, (0.25, 0.35)), "untrained": 0.05, "layers": [1, 2]}
+    moves = "swapping LEACE (belief) in layer 1 moves the answer"
+    rest = "of the way to the donor's belief (random subspaces: at most 4 %), and 30 % [25, 35] without the direct path"
+    untrained = "(untrained networks: up to 5 %)."
+    causal = f"Causal in layers 1 and 2: {moves} 60 % [50, 70] {rest} {untrained}"
+    assert sentence(Finding.CAUSAL.of(**values)) == causal
+    undecided = Finding.MOVEMENT_UNDECIDED.of({"causal": "a", "inert": "b"}, **values)
+    ranges = rest.replace("30 % [25, 35]", "25 % to 35 %")
+    assert sentence(undecided).split("\n")[0] == f"Undecided: {moves} 50 % to 70 % {ranges} {untrained}"
+    unknown = values | {"untrained": np.nan}
+    text = f"Moves the answer in layers 1 and 2, not compared with untrained networks: {moves} 60 % [50, 70] {rest}."
+    assert sentence(Finding.MOVES.of(**unknown)) == text
+    at_z = Finding.CAUSAL.of(**values | {"later": Estimate.of(np.nan)})
+    assert sentence(at_z) == causal.replace(", and 30 % [25, 35] without the direct path", "")
 
 
 def test_the_sentence_has_the_numbers_and_what_is_missing_is_left_out() -> None:
