@@ -63,8 +63,9 @@ def probed(
         names.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end
         # Side by side, if probes gain from it and the memory holds what several of them compute at a time.
         n_bytes = sum(values.nbytes for values in run.recorded.values())
-        is_small = run.spec.n_parameters < LARGE and n_bytes < _MOST_STORED
-        each = side_by_side([partial(measured, name) for name in names], meanwhile) if is_small else one_by_one()
+        steps = meanwhile if run.spec.n_parameters < LARGE else ()  # passes of a large model need all threads
+        works = [partial(measured, name) for name in names]
+        each = side_by_side(works, steps) if n_bytes < _MOST_STORED else one_by_one()
         for place, report in each:
             reports[names[place]] = report
             shown.update()

@@ -1,12 +1,13 @@
 """`diagnose`: measure everything that applies in one pass over new sequences, and on untrained networks."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bayesgeom.core import N_RECORDED, InvalidArgument, NoCopy, Run, checked, phase
+from bayesgeom.core import N_RECORDED, Ask, InvalidArgument, NoCopy, Run, checked, phase
 from bayesgeom.diagnosis.measuring import Found, attempted, probed, usable
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -28,6 +29,7 @@ from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments,
 from bayesgeom.measurements.base import Subject
 from bayesgeom.models.base import (
     KERNELS,
+    LARGE,
     Model,
     is_out_of_memory,
     kernels_of,
@@ -41,6 +43,8 @@ from bayesgeom.report.report import Report
 from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
+_ANSWER = ("calibration", "evidence_response")  # what the answer reads: predictions alone
+ANSWERED = ContextVar[Callable[[Diagnosis], None] | None]("answered", default=None)  # of the command line: told first
 
 
 @checked("model", "task")
@@ -101,23 +105,7 @@ def diagnose(
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     check_names(task, [model])
     check_probes(probes)
-    return _diagnosed(
-        as_model(model), task, probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=sent
-    )
-
-
-def _diagnosed(
-    subject: Model,
-    task: TaskLike | None,
-    probes: Named | Sequence[Named] | None,
-    *,
-    n: int,
-    seed: int,
-    n_untrained: int,
-    ablations: bool,
-    executor: tuple[Batch, str] | None,
-) -> Diagnosis:
-    """Return the reports with their provenance."""
+    subject = as_model(model)
     chosen = task_of(subject, task)
     n, seed = subject.sequences(chosen, n=n, seed=seed)
     subject.check_fits(one := chosen.sample(1, seed=seed))
@@ -125,18 +113,33 @@ def _diagnosed(
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
     plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, ablations=ablations)
     plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))
-    sequences = {"n": min(n, N_RECORDED), "seed": seed, "budget": budget}
-    untrained, skipped = _untrained_reports(subject, plan, chosen, n_untrained, sequences, executor)
-    subject.begin()
-    before = {name: reports for name, reports in untrained.items() if name not in skipped}
-    with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
-        run, further, (reports, faults) = _measured(model_passes, plan, before)
-    again, reasons = _measured_again(subject, chosen, plan, run, further, seed=seed, n_untrained=n_untrained)
-    reports, skipped = reports | again, skipped | faults | reasons
-    names = tuple(plan.supported)
+    sequences, names = {"n": min(n, N_RECORDED), "seed": seed, "budget": budget}, tuple(plan.supported)
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
-    where = _provenance(subject, chosen, plan, run, arguments, tuple(reports))
-    return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
+
+    def measured(part: Plan, n_untrained: int) -> Diagnosis:
+        untrained, skipped = _untrained_reports(subject, part, chosen, n_untrained, sequences, sent)
+        subject.begin()
+        before = {name: reports for name, reports in untrained.items() if name not in skipped}
+        with passes(subject, chosen, part, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
+            run, further, (reports, faults) = _measured(model_passes, part, before)
+        again, reasons = _measured_again(subject, chosen, part, run, further, seed=seed, n_untrained=n_untrained)
+        reports, skipped = reports | again, skipped | faults | reasons
+        where = _provenance(subject, chosen, part, run, arguments, tuple(reports))
+        return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
+
+    tell, every = ANSWERED.get(), (*plan.supported, *plan.again)
+    is_cheap = Ask.RERUN in subject.asks and executor is None  # to run the predictions twice
+    if tell is None or not is_cheap or _ANSWER[0] not in every or {*every} <= {*_ANSWER}:
+        return measured(plan, n_untrained)
+    # Copies of a large model take longer than the rest of the answer, and are too few for it.
+    n_first = 0 if subject.spec.n_parameters >= LARGE else n_untrained
+    first = measured(replace(plan.only(_ANSWER), sites=(), streamed=frozenset()), n_first)
+    tell(first)
+    final = _ANSWER if n_first == n_untrained else _ANSWER[1:]
+    rest = measured(plan.only([name for name in every if name not in final]), n_untrained)
+    reports = {**first, **rest}
+    ordered = {name: reports[name] for name in every if name in reports}
+    return replace(rest, reports=ordered, skipped={**first.skipped, **rest.skipped})
 
 
 def _untrained_reports(
