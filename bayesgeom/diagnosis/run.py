@@ -105,19 +105,26 @@ def diagnose(
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     check_names(task, [model])
     check_probes(probes)
-    subject = as_model(model)
-    chosen = task_of(subject, task)
-    n, seed = subject.sequences(chosen, n=n, seed=seed)
+    arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": (), "ablations": ablations}
+    return _diagnosed(as_model(model), task, probes, arguments, executor=sent)
+
+
+def _diagnosed(
+    subject: Model, task: TaskLike | None, probes: Any, arguments: dict[str, Any], executor: tuple[Batch, str] | None
+) -> Diagnosis:
+    """Return the reports with their provenance, and tell who waits for the answer what it rests on before the rest."""
+    chosen, n_untrained = task_of(subject, task), arguments["n_untrained"]
+    n, seed = subject.sequences(chosen, n=arguments["n"], seed=arguments["seed"])
     subject.check_fits(one := chosen.sample(1, seed=seed))
     check_room(chosen, n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
-    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, ablations=ablations)
+    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, ablations=arguments["ablations"])
     plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))
-    sequences, names = {"n": min(n, N_RECORDED), "seed": seed, "budget": budget}, tuple(plan.supported)
-    arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
+    every, sequences = (*plan.supported, *plan.again), {"n": min(n, N_RECORDED), "seed": seed, "budget": budget}
+    arguments |= {"n": n, "seed": seed, "probes": tuple(plan.supported)}
 
     def measured(part: Plan, n_untrained: int) -> Diagnosis:
-        untrained, skipped = _untrained_reports(subject, part, chosen, n_untrained, sequences, sent)
+        untrained, skipped = _untrained_reports(subject, part, chosen, n_untrained, sequences, executor)
         subject.begin()
         before = {name: reports for name, reports in untrained.items() if name not in skipped}
         with passes(subject, chosen, part, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
@@ -127,19 +134,16 @@ def diagnose(
         where = _provenance(subject, chosen, part, run, arguments, tuple(reports))
         return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
-    tell, every = ANSWERED.get(), (*plan.supported, *plan.again)
-    is_cheap = Ask.RERUN in subject.asks and executor is None  # to run the predictions twice
-    if tell is None or not is_cheap or _ANSWER[0] not in every or {*every} <= {*_ANSWER}:
+    tell, is_local = ANSWERED.get(), Ask.RERUN in subject.asks and executor is None  # predictions may cost money
+    if tell is None or not is_local or _ANSWER[0] not in every or {*every} <= {*_ANSWER}:
         return measured(plan, n_untrained)
     # Copies of a large model take longer than the rest of the answer, and are too few for it.
     n_first = 0 if subject.spec.n_parameters >= LARGE else n_untrained
-    first = measured(replace(plan.only(_ANSWER), sites=(), streamed=frozenset()), n_first)
-    tell(first)
+    tell(first := measured(replace(plan.only(_ANSWER), sites=(), streamed=frozenset()), n_first))
     final = _ANSWER if n_first == n_untrained else _ANSWER[1:]
     rest = measured(plan.only([name for name in every if name not in final]), n_untrained)
-    reports = {**first, **rest}
-    ordered = {name: reports[name] for name in every if name in reports}
-    return replace(rest, reports=ordered, skipped={**first.skipped, **rest.skipped})
+    reports = {name: {**first, **rest}[name] for name in every if name in first or name in rest}
+    return replace(rest, reports=reports, skipped={**first.skipped, **rest.skipped})
 
 
 def _untrained_reports(

@@ -99,7 +99,7 @@ def test_it_can_be_saved_and_copied(tiny: tuple[Path, dict[str, np.ndarray]], tm
 def test_a_header_is_parsed_once_and_gguf_stays_as_it_was(
     tiny: tuple[Path, dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers parses it for the config, for the weights and for the tokenizer, in a second each of 49,152 tokens."""
+    """transformers parses it for the config, the weights and the tokenizer: seconds each with 49,152 tokens."""
 
     def parsed(reader: GGUFReader, path: Path, *rest: Any) -> None:
         paths.append(path)
