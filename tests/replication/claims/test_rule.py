@@ -332,6 +332,12 @@ def test_a_small_correlation_is_none_however_sure() -> None:
     assert verdict(load()["L3"], changed("L3", order=exact(0.1), within=exact(0.1))).verdict == FAILS
 
 
+def test_mambas_evidence_is_measured_on_enough_sequences() -> None:
+    measured = load()["P2"].measured
+    assert measured is not None and measured.origins["evidence"].n >= 1280
+    assert measured.numbers["slope"].hi < 0.5
+
+
 def test_claims_say_that_their_criterion_was_changed_later() -> None:
     later = [claim.id for claim in load().values() if claim.is_later]
     assert later == ["H6", "H7", "L3", "E3", "E4"]
