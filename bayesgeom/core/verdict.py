@@ -90,7 +90,7 @@ class Verdict(StrEnum):
     between one half and 2, and their changes have the direction of the exact ones (cosine above one half)."""
     IN_PART = "in part"
     """The answers follow evidence older than the stated age more than the level, and by less than one half."""
-    MOVES = "moves, but not as Bayes"
+    NOT_AS_BAYES = "moves, but not as Bayes"
     """Evidence older than the stated age moves the answers more than the level, but in another direction (cosine below
     one half), or with a slope above 2."""
     NOT_REPLACEABLE = "evidence not replaceable"

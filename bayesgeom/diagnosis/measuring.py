@@ -62,9 +62,9 @@ def probed(
         names = [name for name in untrained if name not in foreign]
         names.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end
         # Side by side, if probes gain from it and the memory holds what several of them compute at a time.
-        n_bytes = sum(values.nbytes for values in run.recorded.values())
-        is_small = run.spec.n_parameters < LARGE and n_bytes < _MOST_STORED
-        each = side_by_side([partial(measured, name) for name in names], meanwhile) if is_small else one_by_one()
+        is_small = sum(values.nbytes for values in run.recorded.values()) < _MOST_STORED
+        steps = meanwhile if run.spec.n_parameters < LARGE else ()  # passes of a large model need all threads
+        each = side_by_side([partial(measured, name) for name in names], steps) if is_small else one_by_one()
         for place, report in each:
             reports[names[place]] = report
             shown.update()

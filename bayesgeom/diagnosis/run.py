@@ -1,8 +1,9 @@
 """`diagnose`: measure everything that applies in one pass over new sequences, and on untrained networks."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from bayesgeom.core import N_RECORDED, InvalidArgument, NoCopy, NonFinite, Run, checked, phase
+from bayesgeom.core import N_RECORDED, Ask, InvalidArgument, NoCopy, NonFinite, Run, checked, phase
 from bayesgeom.diagnosis.measuring import Found, attempted, probed, usable
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -51,6 +52,8 @@ from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, t
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 _PREDICTIONS = CalibrationReport.name
+_ANSWER = ("calibration", "evidence_response")  # what the answer reads: predictions alone
+ANSWERED = ContextVar[Callable[[Diagnosis], None] | None]("answered", default=None)  # of the command line: told first
 
 
 @checked("model", "task")
@@ -110,49 +113,60 @@ def diagnose(
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     check_names(task, [model])
     check_probes(probes)
-    return _diagnosed(
-        as_model(model), task, probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=sent
-    )
+    arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": (), "ablations": ablations}
+    return _diagnosed(as_model(model), task, probes, arguments, executor=sent)
 
 
 def _diagnosed(
-    subject: Model,
-    task: TaskLike | None,
-    probes: Named | Sequence[Named] | None,
-    *,
-    n: int,
-    seed: int,
-    n_untrained: int,
-    ablations: bool,
-    executor: tuple[Batch, str] | None,
+    subject: Model, task: TaskLike | None, probes: Any, arguments: dict[str, Any], executor: tuple[Batch, str] | None
 ) -> Diagnosis:
-    """Return the reports with their provenance."""
-    chosen = task_of(subject, task)
-    n, seed = subject.sequences(chosen, n=n, seed=seed)
+    """Return the reports with their provenance, and tell who waits for the answer what it rests on before the rest."""
+    chosen, n_untrained = task_of(subject, task), arguments["n_untrained"]
+    n, seed = subject.sequences(chosen, n=arguments["n"], seed=arguments["seed"])
     subject.check_fits(one := chosen.sample(1, seed=seed))
     check_room(chosen, n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
-    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, ablations=ablations)
+    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, ablations=arguments["ablations"])
     plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))
-    sequences = {"n": min(n, N_RECORDED), "seed": seed, "budget": budget}
-    untrained, skipped = _untrained_reports(subject, plan, chosen, n_untrained, sequences, executor)
-    copies, skipped = _copies(subject, chosen, untrained, skipped, n_untrained, sequences, executor)
-    subject.begin()
-    before = {name: reports for name, reports in untrained.items() if name not in skipped}
-    with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
-        run, further, (reports, faults) = _measured(model_passes, plan, before)
-    if isinstance(calibration := reports.get(_PREDICTIONS), CalibrationReport):
-        reports[_PREDICTIONS] = compared(calibration, run, copies)
-    again, reasons = _measured_again(subject, chosen, plan, run, further, seed=seed, n_untrained=n_untrained)
-    reports, skipped = reports | again, skipped | faults | reasons
+    every, sequences = (*plan.supported, *plan.again), {"n": min(n, N_RECORDED), "seed": seed, "budget": budget}
+    arguments |= {"n": n, "seed": seed, "probes": tuple(plan.supported)}
+
+    def measured(part: Plan, n_untrained: int, known: Mapping[str, Report]) -> Diagnosis:
+        untrained, skipped = _untrained_reports(subject, part, chosen, n_untrained, sequences, executor)
+        copies, skipped = _copies(subject, chosen, untrained, skipped, n_untrained, sequences, executor)
+        subject.begin()
+        before = {name: reports for name, reports in untrained.items() if name not in skipped}
+        with passes(subject, chosen, part, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
+            run, further, (reports, faults) = _measured(model_passes, part, before)
+        if isinstance(calibration := reports.get(_PREDICTIONS), CalibrationReport):
+            reports[_PREDICTIONS] = compared(calibration, run, copies)
+        again, reasons = _measured_again(subject, chosen, part, run, further, seed=seed, n_untrained=n_untrained)
+        reports, skipped = {**known, **reports, **again}, skipped | faults | reasons
+        if _PREDICTIONS in part.supported:
+            reports = _answered(reports, subject, chosen, run, seed=seed)
+        where = _provenance(subject, chosen, part, run, arguments, tuple(reports))
+        return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
+
+    tell, is_local = ANSWERED.get(), Ask.RERUN in subject.asks and executor is None  # predictions may cost money
+    if tell is None or not is_local or _ANSWER[0] not in every or {*every} <= {*_ANSWER}:
+        return measured(plan, n_untrained, {})
+    # Copies of a large model take longer than the rest of the answer, and are too few for it.
+    n_first = 0 if subject.spec.n_parameters >= LARGE else n_untrained
+    tell(first := measured(replace(plan.only(_ANSWER), sites=(), streamed=frozenset()), n_first, {}))
+    final = _ANSWER if n_first == n_untrained else _ANSWER[1:]
+    rest = measured(plan.only([name for name in every if name not in final]), n_untrained, first)
+    reports = {name: rest[name] for name in every if name in rest}
+    return replace(rest, reports=reports, skipped={**first.skipped, **rest.skipped})
+
+
+def _answered(
+    reports: Mapping[str, Report], model: Model, task: WindTunnel, run: Run, *, seed: int
+) -> dict[str, Report]:
+    """Return the reports with what the answer is made of: how old the evidence is that the predictions use."""
     response, answer = reports.get(EvidenceResponseReport.name), answer_of(reports)
     if isinstance(response, EvidenceResponseReport) and answer is not None and not answer.explains:
-        reports[response.name] = response.no_better()
-    reports = with_short_memory(reports, subject, chosen, run, seed=seed)
-    names = tuple(plan.supported)
-    arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
-    where = _provenance(subject, chosen, plan, run, arguments, tuple(reports))
-    return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
+        reports = {**reports, response.name: response.no_better()}
+    return with_short_memory(reports, model, task, run, seed=seed)
 
 
 def _untrained_reports(

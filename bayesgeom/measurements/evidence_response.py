@@ -64,7 +64,7 @@ Answers = Float64[np.ndarray, "sequence answer"]
 _FINDINGS: Mapping[str, Finding] = {
     Verdict.TRANSPORTS: Finding.TRANSPORTS,
     Verdict.IN_PART: Finding.TRANSPORTS_IN_PART,
-    Verdict.MOVES: Finding.MOVES_OTHERWISE,
+    Verdict.NOT_AS_BAYES: Finding.MOVES_OTHERWISE,
     Verdict.NOT_SHOWN: Finding.TRANSPORT_NOT_SHOWN,
     Verdict.NOT_IDENTIFIED: Finding.TRANSPORT_NOT_IDENTIFIED,
 }
@@ -496,7 +496,7 @@ def response_verdict(
 
     Example:
         >>> response_verdict((0.83, 0.94), 0.08, 0.1, 0.9), response_verdict((2.7, 3.0), 0.08, 0.1, 0.28)
-        (<Verdict.TRANSPORTS: 'transports'>, <Verdict.MOVES: 'moves, but not as Bayes'>)
+        (<Verdict.TRANSPORTS: 'transports'>, <Verdict.NOT_AS_BAYES: 'moves, but not as Bayes'>)
         >>> response_verdict((0.4, 0.49), 0.08, 0.1, 0.9), response_verdict((0.4, 0.58), 0.08, 0.1, 0.9)
         (<Verdict.IN_PART: 'in part'>, <Verdict.UNDECIDED: 'undecided'>)
     """
@@ -508,7 +508,7 @@ def response_verdict(
     if is_better and low > least and high < FOLLOWS:
         return Verdict.IN_PART
     if low > least and (cosine < ALIGNED or low > MOST_SLOPE):
-        return Verdict.MOVES
+        return Verdict.NOT_AS_BAYES
     return Verdict.NOT_SHOWN if low <= least and high < FOLLOWS else Verdict.UNDECIDED
 
 

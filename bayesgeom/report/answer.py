@@ -312,7 +312,7 @@ def _response(report: Any) -> tuple[Estimate | None, tuple[int, ...]]:
     if report is None or report.is_single:
         return None, ()
     (low, high), level = report.slope.ends, report.slope.compared[0].value
-    others = (Verdict.NOT_IDENTIFIED, Verdict.MOVES)
+    others = (Verdict.NOT_IDENTIFIED, Verdict.NOT_AS_BAYES)
     is_identified = np.array([verdict not in others for verdict in report.verdicts])
     known = is_identified & ((low > level) | (high < 1))
     ages = tuple(int(age) for age, is_known in zip(report.ages, known, strict=True) if is_known)

@@ -37,7 +37,7 @@ _RANDOM = " of the way to the donor's {quantity}"
 _RANDOM += "[ (random subspaces: at most {random_most:%})| (random subspaces: {random:%})]"
 _UNTRAINED = "[ (untrained networks: up to {untrained:%})]"
 _MOVES = _EDIT + "moves the answer {effect:closed}" + _RANDOM + "[, and {later:closed} without the direct path]"
-_MAY_MOVE = _EDIT + "moves the answer {effect:range}" + _RANDOM + "[, and {later:range} without the direct path]"
+_MAY_MOVE = _EDIT + "moves the answer {effect:shares}" + _RANDOM + "[, and {later:shares} without the direct path]"
 _RAISES = (
     _EDIT + "raises KL by {effect:ends} bits[ (random subspaces: at most {random_most})| (random subspaces: {random})]."
 )
@@ -322,7 +322,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "latest": lambda n: "symbol" if n == 1 else f"{n} symbols",
     "rate": lambda share: percent_text(share, 1),
     "ends": _ends_text,
-    "range": lambda estimate: _ends_text(estimate, percent_text),
+    "shares": lambda estimate: _ends_text(estimate, percent_text),
     "whole": Estimate.text,
     "interval": _estimate_text,
     "against": lambda pair: _apart(*pair),

@@ -127,7 +127,7 @@ def test_a_bag_of_symbols_moves_but_not_as_bayes() -> None:
 
     moved = [bag(other) - bag(first) for other in others]
     found = response_report([str(age) for age in ages], moved, known, is_single=False, seed=0)
-    assert {found.verdict_at(age) for age in ages} == {Verdict.MOVES}
+    assert {found.verdict_at(age) for age in ages} == {Verdict.NOT_AS_BAYES}
     assert (found.slope.value[1:] > 1).all() and (found.cosine.ends[1] < ALIGNED).all()
     assert sentence(found.answer()).startswith("Moves, but not as Bayes: evidence older than 10 changes the answers")
     for at, (model, exact) in enumerate(zip(moved, known["exact"], strict=True)):
@@ -205,13 +205,13 @@ def test_no_sequence_is_paired_with_itself() -> None:
         ((0.52, 0.9), 0.1, 0.2, 0.9, Verdict.TRANSPORTS),
         ((0.52, 0.9), 0.6, 0.2, 0.9, Verdict.UNDECIDED),
         ((0.52, 0.9), 0.1, 0.0029, 0.9, Verdict.NOT_IDENTIFIED),
-        ((0.52, 0.9), 0.1, 0.2, 0.49, Verdict.MOVES),
+        ((0.52, 0.9), 0.1, 0.2, 0.49, Verdict.NOT_AS_BAYES),
         ((1.7, 1.99), 0.1, 0.2, 0.9, Verdict.TRANSPORTS),
         ((1.7, 2.01), 0.1, 0.2, 0.9, Verdict.UNDECIDED),
-        ((2.01, 2.2), 0.1, 0.2, 0.9, Verdict.MOVES),
+        ((2.01, 2.2), 0.1, 0.2, 0.9, Verdict.NOT_AS_BAYES),
         ((0.11, 0.49), 0.1, 0.2, 0.9, Verdict.IN_PART),
         ((0.11, 0.51), 0.1, 0.2, 0.9, Verdict.UNDECIDED),
-        ((0.11, 0.51), 0.1, 0.2, 0.3, Verdict.MOVES),
+        ((0.11, 0.51), 0.1, 0.2, 0.3, Verdict.NOT_AS_BAYES),
         ((0.04, 0.2), 0.01, 0.2, 0.9, Verdict.NOT_SHOWN),
         ((0.09, 0.49), 0.1, 0.2, 0.9, Verdict.NOT_SHOWN),
         ((0.0, 0.0), 0.0, 0.2, np.nan, Verdict.NOT_SHOWN),
