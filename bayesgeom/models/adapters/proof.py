@@ -272,7 +272,7 @@ def _claims(stored: Passages, functions: Functions, equations: Equations, layer:
         # RWKV halves the stream every few layers: compare up to one factor.
         factor = (after.double().to(before.device) * before.double()).sum() / before.double().square().sum()
         yield Claim("resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor * before)
-    yield from _attention_claims(arrived, left, functions, layer)
+    yield from attention_claims(arrived, left, functions, layer)
     yield from equations(arrived, left, layer)
 
 
@@ -291,7 +291,8 @@ def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int
         yield Claim("the MLP reads resid_mid", (RESID_MID,), mid, right)
 
 
-def _attention_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[Claim]:
+def attention_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[Claim]:
+    """Yield the equations of one layer's heads whose sites there are."""
     has = arrived.keys().__ge__
     for site, verified in ((K, (TOKEN_INPUTS, TOKEN_KEYS)), (V, (W_V,))):
         if has({RESID_PRE, site}) and functions.projected is not None:

@@ -1,0 +1,438 @@
+"""Parts of a module, found by what they compute in one pass: the stack of blocks, and what every block consists of.
+
+Names decide nothing. Blocks are modules of one list that hand a stream to each other. The two parts that write are
+those whose outputs add up to what the block adds to its stream. Attention is seen in torch's functions, and the parts
+that give queries, keys and the heads' output by their numbers. What is found here is proved before it is a site.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby, pairwise, product
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from bayesgeom.core import (
+    ATTN_OUT,
+    K_ROT,
+    MLP_OUT,
+    MLP_POST,
+    PATTERN,
+    Q_ROT,
+    RESID_POST,
+    RESID_PRE,
+    InvalidArgument,
+    K,
+    Q,
+    Site,
+    V,
+    Z,
+)
+from bayesgeom.core.text import count_text
+from bayesgeom.core.torch_state import Hook, hooked
+from bayesgeom.models.adapters.attention import AttentionCall, AttentionWatch, HeadSizes, Projection, ProjectionLayout
+from bayesgeom.models.adapters.proof import tolerance_of
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class BlockParts:
+    """Names of the parts of a block in the whole module; empty where there is none.
+
+    Attributes:
+        blocks: The block twice, or two modules whose outputs are the stream before and after it.
+        attn: The part whose output attention adds to the stream.
+        mlp: The same of the MLP.
+        norms: The norms after the two sums, in blocks that normalize the stream itself.
+        out: The projection of the heads' outputs, and the norm that follows, if there is one.
+        down: The last projection of the MLP, and the norm that follows, if there is one.
+        projections: Projections to queries, keys and values.
+        turned_norms: Norms of queries and keys before their rotation.
+        attention: The innermost part inside which attention ran.
+        n_calls: How often it ran in the block.
+        sizes: Its heads, here and below if it ran once; None otherwise.
+        number: Which product in the block is that of queries and keys.
+        scale: Factor of these products.
+        is_fused: Whether the module forms no pattern.
+        is_plain: Whether queries and keys enter their product as they are projected.
+    """
+
+    blocks: tuple[str, str]
+    attn: str = ""
+    mlp: str = ""
+    norms: tuple[str, ...] = ()
+    out: tuple[str, ...] = ()
+    down: tuple[str, ...] = ()
+    projections: Mapping[Site, Projection] = field(default_factory=dict)
+    turned_norms: Mapping[Site, str] = field(default_factory=dict)
+    attention: str = ""
+    n_calls: int = 0
+    sizes: HeadSizes | None = None
+    number: int | None = None
+    scale: float = 1.0
+    is_fused: bool = False
+    is_plain: bool = False
+
+    @property
+    def sites(self) -> frozenset[Site]:
+        """The sites that these parts could give."""
+        parts = {ATTN_OUT: self.attn, MLP_OUT: self.mlp, MLP_POST: self.down}
+        sites = {RESID_PRE, RESID_POST, *self.projections, *(site for site, part in parts.items() if part)}
+        if self.number is not None:
+            sites |= {Q_ROT, K_ROT, V, Z, PATTERN, *((Q, K) if self.is_plain else ())}
+        elif self.out:
+            sites |= {Z, *((Q_ROT, K_ROT, PATTERN) if {Q, K, V} <= sites else ())}
+        return frozenset(sites)
+
+    def part_of(self, site: Site) -> str:
+        """Return the name of the part at which a site is."""
+        if site in self.projections:
+            return self.projections[site].path
+        parts = {RESID_PRE: self.blocks[0], RESID_POST: self.blocks[1], ATTN_OUT: self.attn, MLP_OUT: self.mlp}
+        return self.down[0] if site == MLP_POST else parts.get(site, self.attention or (*self.out, "")[0])
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartCall:
+    """First tensor that a part was given and first that it returned, by sequence and position, and when it ran.
+
+    Attributes:
+        part: The part.
+        given: What it was given.
+        gave: What it returned.
+        began: Its place in the order in which parts begin and end, which hooks count.
+        ended: The same, of its end.
+        products: Number of products before it, and up to its end.
+    """
+
+    part: nn.Module
+    given: Tensor | None
+    gave: Tensor
+    began: int
+    ended: int
+    products: tuple[int, int]
+
+
+@final
+class Observation:
+    """One pass of a module: parts that ran once, by name, and its attention calls with the names of what was running.
+
+    Where a part returns zeros, as a projection at initialization may, noise takes their place: zeros fit every sum.
+    """
+
+    def __init__(self, net: nn.Module, forward: Callable[[], object], shape: tuple[int, int], dtype: str) -> None:
+        self.net, self.shape, self.tolerance = net, shape, tolerance_of(dtype)
+        self.calls: dict[str, PartCall] = {}
+        self.turned = set[str]()  # parts whose output has positions first
+        self.attentions: list[tuple[AttentionCall, int, frozenset[str]]] = []
+        clock, running, repeated = 0, list[tuple[str, int, int]](), set[str]()
+        generator = torch.Generator().manual_seed(0)
+
+        def heard(call: AttentionCall) -> None:
+            self.attentions.append((call, clock, frozenset(name for name, _, _ in running)))
+
+        def begin(name: str, *_: object) -> None:
+            nonlocal clock
+            clock += 1
+            running.append((name, clock, watch.n_products))
+
+        def end(name: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            nonlocal clock
+            clock += 1
+            (_, began, before), given, gave = running.pop(), first_tensor((*args, *kwargs.values())), output
+            gave = first_tensor(output if isinstance(output, tuple | list) else (output,))
+            if gave is None or name in self.calls:
+                repeated.add(name)
+                return None
+            is_silent = gave is output and gave.is_floating_point() and not bool(gave.any())
+            noise = torch.randn(gave.shape, generator=generator).to(gave) if is_silent else gave
+            if self._is_turned(noise):
+                self.turned.add(name)
+            given, gave = (None if x is None else self._placed(x) for x in (given, noise))
+            self.calls[name] = PartCall(
+                part=part, given=given, gave=gave, began=began, ended=clock, products=(before, watch.n_products)
+            )
+            return noise if is_silent else None
+
+        watch = AttentionWatch(shape[0], heard=heard)
+        hooks = [Hook(part=part, call=partial(begin, name), kind="pre") for name, part in net.named_modules()]
+        hooks += [Hook(part=part, call=partial(end, name), with_kwargs=True) for name, part in net.named_modules()]
+        with hooked(net, hooks, by=type(net).__name__, times=None), watch, torch.no_grad():
+            forward()
+        self.calls = {name: call for name, call in self.calls.items() if name not in repeated}
+
+    def is_close(self, a: Tensor | None, b: Tensor | None, size: Tensor | None = None) -> bool:
+        """Return whether two activations are equal up to rounding of numbers as large as those of `size`, or of b."""
+        return self.error(a, b, size) <= self.tolerance
+
+    def error(self, a: Tensor | None, b: Tensor | None, size: Tensor | None = None) -> float:
+        """Return the largest difference, relative to the largest entry of `size`, or of b."""
+        if a is None or b is None or a.shape != b.shape or not (a.is_floating_point() and b.is_floating_point()):
+            return math.inf
+        largest = (b if size is None else size).double().abs().max().clamp_min(1e-30)
+        return float((a.double() - b.double()).abs().max() / largest)
+
+    def _placed(self, x: Tensor) -> Tensor:
+        """Return a copy with the sequence as the first axis, and the position as the second."""
+        return (x.transpose(0, 1) if self._is_turned(x) else x).detach().clone()
+
+    def _is_turned(self, x: Tensor) -> bool:
+        return x.ndim == 3 and tuple(x.shape[:2]) == self.shape[::-1] != self.shape
+
+    def n_positions(self) -> int | None:
+        """Return the size of an embedding that was given the positions; None if there is none."""
+        at = torch.arange(self.shape[1])
+        for call in self.calls.values():
+            if isinstance(call.part, nn.Embedding) and call.given is not None and call.given.shape[-1] == len(at):
+                if bool((call.given.cpu() == at).all()):
+                    return call.part.num_embeddings
+        return None
+
+
+def first_tensor(values: Iterable[Any]) -> Tensor | None:
+    """Return the first tensor among these values; None if there is none."""
+    return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+Stack = tuple[str, ...]  # names of blocks, in their order
+
+
+def stack_of(seen: Observation) -> Stack:
+    """Return the blocks of a module: those that hold its attentions, else one list, else its recurrent core.
+
+    Raises:
+        InvalidArgument: There are several stacks or none. The message lists the module lists.
+    """
+    name, attentions = type(seen.net).__name__, [inside for _, _, inside in seen.attentions]
+
+    def rank(stack: Stack) -> tuple[int, int, bool, int]:
+        covered = sum(block in inside for block in stack for inside in attentions)
+        is_list = isinstance(seen.net.get_submodule(stack[0].rpartition(".")[0]), nn.ModuleList | nn.Sequential)
+        return covered, len(stack), is_list, -stack[0].count(".")
+
+    stacks = sorted(_stacks(seen), key=rank, reverse=True)
+    if not any(rank(stack)[0] for stack in stacks):
+        stacks = [stack for stack in stacks if len(stack) > 1 or rank(stack)[2]]
+        recurrent = [(path,) for path, call in seen.calls.items() if isinstance(call.part, nn.RNNBase)]
+        inside = [path for path in recurrent if any(_is_nested(path[0], block) for stack in stacks for block in stack)]
+        stacks += [path for path in recurrent if path not in inside]
+    apart = [
+        other
+        for other in stacks[1:]
+        if bool(rank(other)[0]) == bool(rank(stacks[0])[0])
+        and not any(_is_nested(a, b) for a, b in product(stacks[0], other))
+    ]
+    if stacks and not apart:
+        return stacks[0]
+    if stacks:
+        both = ", ".join(f"{_list_of(stack)} ({count_text(len(stack), 'block')})" for stack in (stacks[0], *apart))
+        raise InvalidArgument(
+            f"{name} has several stacks of blocks: {both}. Name one with blocks=…, or join them: blocks=lambda net: […]."
+        )
+    raise InvalidArgument(
+        f"no modules of {name} hand a stream of one width to each other, as blocks do. {lists_of(seen.net)} Name the "
+        f"blocks with blocks=…, or pass a function of the ids to bayesgeom.diagnose, which measures predictions alone."
+    )
+
+
+def lists_of(net: nn.Module) -> str:
+    """Return a sentence that names the module lists of a module."""
+    lists = [
+        f"{name or 'the module itself'} ({len(part)} {type(part[0]).__name__})"
+        for name, part in net.named_modules()
+        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part)
+    ]
+    return f"Its module lists: {', '.join(lists)}." if lists else "It has no module lists."
+
+
+def _list_of(stack: Stack) -> str:
+    return stack[0].rpartition(".")[0] if len(stack) > 1 and stack[0][-1].isdigit() else ", ".join(stack)
+
+
+def _stacks(seen: Observation) -> Iterator[Stack]:
+    """Yield modules side by side that hand a stream to each other: a whole list, or neighbors of one class."""
+    for parent, part in seen.net.named_modules():
+        prefix = f"{parent}." if parent else ""
+        children = [(f"{prefix}{name}", child) for name, child in part.named_children()]
+        runs = [[*run] for _, run in groupby(children, key=lambda entry: type(entry[1]))]
+        for run in [children] * isinstance(part, nn.ModuleList) + runs:
+            names = tuple(name for name, _ in run)
+            if names and all(name in seen.calls for name in names) and _is_stack([seen.calls[n] for n in names], seen):
+                yield names
+
+
+def _is_stack(calls: Sequence[PartCall], seen: Observation) -> bool:
+    """Whether modules with weights keep the shape of their input, and each is given what the one before returned."""
+    is_stream = all(
+        call.given is not None
+        and call.given.shape == call.gave.shape
+        and tuple(call.gave.shape[:2]) == seen.shape
+        and call.gave.ndim == 3
+        and any(True for _ in call.part.parameters())
+        for call in calls
+    )
+    return is_stream and all(
+        one.ended < other.began and seen.is_close(other.given, one.gave) for one, other in pairwise(calls)
+    )
+
+
+def parts_of(block: tuple[str, str], seen: Observation) -> BlockParts:
+    """Return the parts of one block."""
+    first, last = (seen.calls.get(name) for name in block)
+    found = BlockParts(blocks=block)
+    if first is None or last is None or first.gave is None or (block[0] == block[1] and first.given is None):
+        return found
+    entered, began, before = first.given, first.began, first.products[0]
+    if first is not last:
+        entered, began, before = first.gave, first.ended, first.products[1]
+    inside = {
+        name: call
+        for name, call in seen.calls.items()
+        if began < call.began and call.ended < last.ended and name not in block
+    }
+    calls = [(call, at, running) for call, at, running in seen.attentions if began < at < last.ended]
+    if not calls or entered is None:
+        return found
+    attention, at, running = calls[-1]
+    found = replace(found, n_calls=len(calls), **_writers(entered, last.gave, inside, at, seen))
+    found = replace(found, down=_down(found, inside, seen))
+    if len(calls) > 1:
+        return found
+    before_it = {name: call for name, call in inside.items() if call.ended <= at}
+    projections, norms, is_plain = _projections(attention, before_it, seen)
+    is_torch = any(isinstance(seen.net.get_submodule(name), nn.MultiheadAttention) for name in running)
+    return replace(
+        found,
+        attention=max(running, key=lambda name: (name.count("."), name)),
+        sizes=attention.sizes,
+        number=attention.number - before,
+        scale=attention.scale,
+        is_fused=attention.is_fused,
+        is_plain=is_plain or is_torch,
+        out=_out(found.attn, attention.z.flatten(2), inside, seen),
+        projections={} if is_plain else projections,
+        turned_norms=norms,
+    )
+
+
+def _writers(
+    entered: Tensor, left: Tensor, inside: Mapping[str, PartCall], at: int, seen: Observation
+) -> dict[str, Any]:
+    """Return the two parts that write, and the norms after the sums if the block normalizes its stream.
+
+    Of parts with equal outputs, such as a projection and the dropout after it, the outermost counts, then the first.
+    """
+    wide = [name for name, call in inside.items() if call.gave.shape == entered.shape]
+    wide.sort(key=lambda name: (name.count("."), inside[name].ended))
+    firsts = [name for name in wide if inside[name].ended > at]
+    gave, added = {name: inside[name].gave for name in wide}, left - entered
+    pairs = [(a, m) for a, m in product(firsts, wide) if not _is_nested(a, m)]
+    errors = {(a, m): seen.error(gave[a] + gave[m], added, left) for a, m in pairs}
+    if errors and (least := min(errors.values())) <= seen.tolerance:
+        attn, mlp = next(pair for pair, error in errors.items() if error <= 2 * least + torch.finfo(left.dtype).eps)
+        return {"attn": attn, "mlp": mlp}
+    normed = [name for name in wide if inside[name].given is not None]
+    for second in (name for name in normed if seen.is_close(gave[name], left)):
+        for first, mlp in product(normed, wide):
+            if seen.is_close(gave[first] + gave[mlp], inside[second].given):
+                attn = next((a for a in firsts if seen.is_close(entered + gave[a], inside[first].given)), "")
+                if attn and first != attn:
+                    return {"attn": attn, "mlp": mlp, "norms": (first, second)}
+    return {}
+
+
+def _is_nested(a: str, b: str) -> bool:
+    return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
+
+
+def _is_matrix(call: PartCall) -> bool:
+    return any(parameter.ndim == 2 for parameter in call.part.parameters()) and not [*call.part.children()]
+
+
+def chain_of(last: str, writer: str, seen: Observation) -> tuple[str, ...]:
+    """Return a projection and, if there is one, the norm between it and what the writer adds; () if neither fits."""
+    if not {last, writer} <= seen.calls.keys():
+        return ()
+    projection, written = seen.calls[last], seen.calls[writer]
+    if seen.is_close(projection.gave, written.gave):
+        return (last,)
+    return (last, writer) if seen.is_close(written.given, projection.gave) else ()
+
+
+def _out(writer: str, z: Tensor, inside: Mapping[str, PartCall], seen: Observation) -> tuple[str, ...]:
+    """Return the projection of the heads' outputs, which `nn.MultiheadAttention` does not call as a module."""
+    for name, call in inside.items():
+        if _is_matrix(call) and seen.is_close(call.given, z) and (chain := chain_of(name, writer, seen)):
+            return chain
+    for name, part in seen.net.get_submodule(writer).named_modules() if writer else ():
+        if isinstance(part, nn.Linear) and f"{writer}.{name}" not in inside and part.in_features == z.shape[-1]:
+            if seen.is_close(part.forward(z), inside[writer].gave):
+                return (f"{writer}.{name}",)
+    return ()
+
+
+def _down(found: BlockParts, inside: Mapping[str, PartCall], seen: Observation) -> tuple[str, ...]:
+    """Return the last projection of the MLP: a matrix, whose input has the width of another one's output."""
+    of_mlp = {name: call for name, call in inside.items() if _is_matrix(call) and not _is_nested(name, found.attn)}
+    for name, call in of_mlp.items():
+        widths = {other.gave.shape[-1] for other in of_mlp.values() if other.ended < call.began}
+        chain = chain_of(name, found.mlp, seen)
+        if chain and call.given is not None and call.given.shape[-1] in widths:
+            return chain
+    return ()
+
+
+def _projections(
+    attention: AttentionCall, inside: Mapping[str, PartCall], seen: Observation
+) -> tuple[dict[Site, Projection], dict[Site, str], bool]:
+    """Return the projections to queries and keys, the norms between them and the rotation, and whether there is none."""
+    projections, norms, plain = dict[Site, Projection](), dict[Site, str](), list[bool]()
+    matrices = {name: call for name, call in inside.items() if _is_matrix(call) and call.gave.ndim == 3}
+    each = [(K, attention.k), (Q, attention.q)]
+    for site, turned in each:
+        for path, take in _readings(site, matrices, attention.sizes):
+            heads = take.take(matrices[path].gave)
+            if _is_turned(heads, turned, seen):
+                projections[site] = take
+                plain.append(seen.is_close(heads, turned))
+                break
+            after = (name for name, call in inside.items() if _by_head(call.given, heads, seen) is not None)
+            normed = ((name, _by_head(inside[name].gave, turned, seen, is_equal=False)) for name in after)
+            if norm := next((name for name, x in normed if x is not None and _is_turned(x, turned, seen)), None):
+                projections[site], norms[site] = take, norm
+                break
+    return projections, norms, plain == [True, True]
+
+
+def _readings(site: Site, matrices: Mapping[str, PartCall], sizes: HeadSizes) -> Iterator[tuple[str, Projection]]:
+    """Yield what may be the projection of a site: a whole output of a matrix, or its part of a fused one."""
+    layouts: tuple[ProjectionLayout, ...] = ("stacked", "grouped")
+    whole = (sizes.n_heads if site == Q else sizes.n_kv_heads) * sizes.d_head
+    fused = (sizes.n_heads + 2 * sizes.n_kv_heads) * sizes.d_head
+    for path, call in matrices.items():
+        fitting: tuple[ProjectionLayout, ...] = ("own",) if call.gave.shape[-1] == whole else ()
+        for layout in fitting + (layouts if call.gave.shape[-1] == fused and not sizes.d_value else ()):
+            yield path, Projection(path=path, site=site, layout=layout, sizes=sizes)
+
+
+def _by_head(x: Tensor | None, like: Tensor, seen: Observation, *, is_equal: bool = True) -> Tensor | None:
+    """Return an activation with the axes of heads, which it may have in another order or joined; None if it has not."""
+    if x is None or x.numel() != like.numel() or x.ndim not in (3, 4):
+        return None
+    forms = [x.reshape(like.shape)] if x.ndim == 3 or x.shape == like.shape else []
+    forms += [x.transpose(1, 2)] if x.ndim == 4 and x.transpose(1, 2).shape == like.shape else []
+    return next((form for form in forms if not is_equal or seen.is_close(form, like)), None)
+
+
+def _is_turned(x: Tensor, turned: Tensor, seen: Observation) -> bool:
+    """Whether these are equal up to a rotation and one factor: as long everywhere, and the same at position 0."""
+    if x.shape != turned.shape:
+        return False
+    before, after = x.double().norm(dim=-1), turned.double().norm(dim=-1)
+    factor = after.norm() / before.norm().clamp_min(1e-30)
+    is_long = seen.is_close(factor * before, after)
+    return is_long and seen.is_close(factor * x[:, 0].double(), turned[:, 0].double())
