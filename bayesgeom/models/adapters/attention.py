@@ -5,7 +5,7 @@ keys, its softmax over key positions, and the product of that with values. Queri
 scores, so after any rotation or norm, and whatever computed them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Literal, final
@@ -106,17 +106,9 @@ class AttentionCall:
     @property
     def sizes(self) -> HeadSizes:
         """The numbers of heads and their width."""
-        d_head, d_value = self.q.shape[-1], self.v.shape[-1]
-        kv = self.k.shape[2]
-        return HeadSizes(
-            n_heads=self.q.shape[2], n_kv_heads=kv, d_head=d_head, d_value=d_value if d_value != d_head else 0
-        )
-
-    def pattern(
-        self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch key_pos kv_head d_head"]
-    ) -> PerHead:
-        """Return the pattern that queries and keys have with this scale, cap and mask."""
-        return pattern_of(q, k, self.scale, self.added, self.soft_cap)
+        (*_, n_heads, d_head), (*_, n_kv_heads, d_value) = self.q.shape, self.v.shape
+        d_value = d_value if d_value != d_head else 0
+        return HeadSizes(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, d_value=d_value)
 
 
 def pattern_of(
@@ -228,37 +220,33 @@ class AttentionWatch(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any], axes: tuple[str, str, str]
     ) -> Tensor:
         """Run a product of two arrays with heads: of queries and keys, of pattern and values, or another one."""
-        *first, left, right = args[:3] if func.__name__ in ("einsum", "baddbmm") else args[:2]
-        a, b, out = axes
-        shape = tuple(left.shape)
-        if self._softmax is not None and self._scores is not None and shape == tuple(self._scores.shape):
-            is_kept = self.is_chosen(self._scores.number)
-            right = self._heads(V, right, b, a[0] + a[3] + a[1] + out.strip(a))
-            z = func(*first, left, right, *args[len(first) + 2 :], **given)
-            order = a[0] + a[2] + a[1] + out.strip(a)
+        at = int(func.__name__ in ("einsum", "baddbmm"))  # the first argument is an equation, or what is added
+        (left, right), (a, b, out) = args[at : at + 2], axes
+
+        def product(left: Tensor, right: Tensor) -> Tensor:
+            result: Tensor = func(*args[:at], left, right, *args[at + 2 :], **given)
+            return result
+
+        if self._softmax is not None and self._scores is not None and left.shape == self._scores.shape:
+            is_chosen, width = self.is_chosen(self._scores.number), out.strip(a)
+            of_v, of_z = a[0] + a[3] + a[1] + width, a[0] + a[2] + a[1] + width
+            right = self._heads(V, right, b, of_v) if is_chosen else right
+            z = product(left, right)
             if self._heard is not None:
-                v = _ordered(_as_heads(right, self._n), b, a[0] + a[3] + a[1] + out.strip(a))
-                self._heard(self._explicit(v, _ordered(_as_heads(z, self._n), out, order)))
-            passed = self._heads(Z, z, out, order) if is_kept else z
+                self._heard(self._explicit(self._split(right, b, of_v), self._split(z, out, of_z)))
             self._scores = self._softmax = None
-            return passed
+            return self._heads(Z, z, out, of_z) if is_chosen else z
         number, self.n_products = self.n_products, self.n_products + 1
-        shared = next(iter(set(a) & set(b) - set(out)))
-        order = [out[0] + out[at] + out[1] + shared for at in (2, 3)]
-        sites = (Q_ROT, K_ROT) if out[2] in a else (K_ROT, Q_ROT)
-        if number == self._number:
-            ordered = order if out[2] in a else order[::-1]
-            left, right = (
-                self._heads(site, x, own, wanted)
-                for site, x, own, wanted in zip(sites, (left, right), (a, b), ordered, strict=True)
-            )
-        product: Tensor = func(*first, left, right, *args[len(first) + 2 :], **given)
-        if self._softmax is None and product.shape[-1] == product.shape[-2]:
-            q, k = (left, right) if out[2] in a else (right, left)
-            of_q, of_k = (a, b) if out[2] in a else (b, a)
-            q, k = (_ordered(_as_heads(x, self._n), *of) for x, of in ((q, (of_q, order[0])), (k, (of_k, order[1]))))
-            self._scores = _Scores(number=number, q=q, k=k, shape=product.shape)
-        return product
+        shared, is_swapped = next(iter(set(a) & set(b) - set(out))), out[2] not in a
+        pair = [(right, b), (left, a)] if is_swapped else [(left, a), (right, b)]
+        orders = [out[0] + out[at] + out[1] + shared for at in (2, 3)]
+        each = [(*of, order, site) for of, order, site in zip(pair, orders, (Q_ROT, K_ROT), strict=True)]
+        q, k = (self._heads(site, x, of, order) if self.is_chosen(number) else x for x, of, order, site in each)
+        scores = product(k, q) if is_swapped else product(q, k)
+        if self._softmax is None and scores.shape[-1] == scores.shape[-2]:
+            q, k = (self._split(x, of, order) for x, (_, of, order, _) in zip((q, k), each, strict=True))
+            self._scores = _Scores(number=number, q=q, k=k, shape=scores.shape)
+        return scores
 
     def _fused(self, func: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -268,7 +256,7 @@ class AttentionWatch(TorchFunctionMode):
         is_chosen = self.is_chosen(number)
         if is_chosen:
             whole = [self._heads(site, x, axes, order) for site, x in zip((Q_ROT, K_ROT, V), whole, strict=True)]
-        q, k, v = (_ordered(_as_heads(x, self._n), axes, order) for x in whole)
+        q, k, v = (self._split(x, axes, order) for x in whole)
         scale, added = known.get("scale"), _added(known, q, k)
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         if is_chosen and self._is_watched(PATTERN):
@@ -277,32 +265,34 @@ class AttentionWatch(TorchFunctionMode):
         else:
             z = func(*whole, **known)
         if self._heard is not None:
-            heads = _ordered(_as_heads(z, self._n), axes, order)
-            self._heard(_call(number, (q, k, v, heads), scale, added, is_fused=True))
+            heads = self._split(z, axes, order)
+            self._heard(_call(number, q, k, v, heads, scale=scale, added=added, is_fused=True))
         return self._heads(Z, z, axes, order) if is_chosen else z
 
-    def _explicit(
-        self, v: Float[Tensor, "batch key_pos head d"], z: Float[Tensor, "batch pos head d"]
-    ) -> AttentionCall:
+    def _explicit(self, v: Tensor, z: Tensor) -> AttentionCall:
         """Return the call of an attention that formed its pattern, whose scale and mask follow from its scores."""
         assert self._scores is not None and self._softmax is not None, "they come before"
         q, k, capped = self._scores.q, self._scores.k, self._scores.capped
         plain, scale = products(q, k).double(), 1.0
         if capped is not None:
-            before, plain_capped = (_as_heads(x, self._n).double() for x in capped)
-            scale, plain = scaled(plain, before)[0], plain_capped
+            before, after = (_as_heads(x, self._n).double() for x in capped)
+            scale, plain = scaled(plain, before)[0], after
         factor, added = scaled(plain, self._softmax.double())
         cap = None if capped is None else factor
-        return _call(self._scores.number, (q, k, v, z), factor * scale, added, cap)
+        return _call(self._scores.number, q, k, v, z, scale=factor * scale, added=added, soft_cap=cap)
 
     def _heads(self, site: Site, x: Tensor, axes: str, order: str) -> Tensor:
         """Return an activation after its function, which sees each key and value head once."""
         if not self._is_watched(site):
             return x
-        heads = _ordered(_as_heads(x, self._n), axes, order)
+        heads = self._split(x, axes, order)
         group = heads.shape[2] // self._n_kv_heads if site in (K_ROT, V) else 1
         passed = self._through(site, heads[:, :, ::group]).repeat_interleave(group, dim=2)
-        return _ordered(passed, order, axes).reshape(x.shape)
+        return passed.permute([order.index(axis) for axis in axes]).reshape(x.shape)
+
+    def _split(self, x: Tensor, axes: str, order: str) -> Float[Tensor, "_ _ _ _"]:
+        """Return an array with heads as an axis of its own, and its axes in this order."""
+        return _as_heads(x, self._n).permute([axes.index(axis) for axis in order])
 
 
 def _axes_of(name: str, args: tuple[Any, ...], n: int) -> tuple[str, str, str] | None:
@@ -327,26 +317,11 @@ def _as_heads(x: Tensor, n: int) -> Float[Tensor, "a b c d"]:
     return x if x.ndim == 4 else x.unflatten(0, (n, -1))
 
 
-def _ordered(x: Float[Tensor, "a b c d"], axes: str, order: str) -> Float[Tensor, "_ _ _ _"]:
-    return x.permute([axes.index(axis) for axis in order])
-
-
-def _call(
-    number: int,
-    heads: Sequence[Tensor],
-    scale: float,
-    added: Tensor | None,
-    soft_cap: float | None = None,
-    *,
-    is_fused: bool = False,
-) -> AttentionCall:
+def _call(number: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, **known: Any) -> AttentionCall:
     """Return a call, with copies of its heads, and each of keys and values once."""
-    q, k, v, z = (x.clone() for x in heads)
     by = _distinct(k, v)
-    k, v = k[:, :, ::by], v[:, :, ::by]
-    return AttentionCall(
-        number=number, q=q, k=k, v=v, z=z, scale=scale, added=added, soft_cap=soft_cap, is_fused=is_fused
-    )
+    q, k, v, z = (x.clone() for x in (q, k[:, :, ::by], v[:, :, ::by], z))
+    return AttentionCall(number=number, q=q, k=k, v=v, z=z, **known)
 
 
 def _distinct(k: Float[Tensor, "batch pos head d"], v: Float[Tensor, "batch pos head d_value"]) -> int:

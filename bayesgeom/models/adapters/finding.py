@@ -15,26 +15,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from bayesgeom.core import (
-    ATTN_OUT,
-    K_ROT,
-    MLP_OUT,
-    MLP_POST,
-    PATTERN,
-    Q_ROT,
-    RESID_POST,
-    RESID_PRE,
-    InvalidArgument,
-    K,
-    Q,
-    Site,
-    V,
-    Z,
-)
-from bayesgeom.core.text import count_text
+from bayesgeom.core import InvalidArgument, K, Q, Site
 from bayesgeom.core.torch_state import Hook, hooked
 from bayesgeom.models.adapters.attention import AttentionCall, AttentionWatch, HeadSizes, Projection, ProjectionLayout
-from bayesgeom.models.adapters.proof import tolerance_of
+from bayesgeom.models.adapters.proof import rotation_claims, tolerance_of
 
 
 @final
@@ -75,24 +59,6 @@ class BlockParts:
     scale: float = 1.0
     is_fused: bool = False
     is_plain: bool = False
-
-    @property
-    def sites(self) -> frozenset[Site]:
-        """The sites that these parts could give."""
-        parts = {ATTN_OUT: self.attn, MLP_OUT: self.mlp, MLP_POST: self.down}
-        sites = {RESID_PRE, RESID_POST, *self.projections, *(site for site, part in parts.items() if part)}
-        if self.number is not None:
-            sites |= {Q_ROT, K_ROT, V, Z, PATTERN, *((Q, K) if self.is_plain else ())}
-        elif self.out:
-            sites |= {Z, *((Q_ROT, K_ROT, PATTERN) if {Q, K, V} <= sites else ())}
-        return frozenset(sites)
-
-    def part_of(self, site: Site) -> str:
-        """Return the name of the part at which a site is."""
-        if site in self.projections:
-            return self.projections[site].path
-        parts = {RESID_PRE: self.blocks[0], RESID_POST: self.blocks[1], ATTN_OUT: self.attn, MLP_OUT: self.mlp}
-        return self.down[0] if site == MLP_POST else parts.get(site, self.attention or (*self.out, "")[0])
 
 
 @final
@@ -152,9 +118,9 @@ class Observation:
             noise = torch.randn(gave.shape, generator=generator).to(gave) if is_silent else gave
             if self._is_turned(noise):
                 self.turned.add(name)
-            given, gave = (None if x is None else self._placed(x) for x in (given, noise))
+            given, products = None if given is None else self._placed(given), (before, watch.n_products)
             self.calls[name] = PartCall(
-                part=part, given=given, gave=gave, began=began, ended=clock, products=(before, watch.n_products)
+                part=part, given=given, gave=self._placed(noise), began=began, ended=clock, products=products
             )
             return noise if is_silent else None
 
@@ -186,11 +152,13 @@ class Observation:
     def n_positions(self) -> int | None:
         """Return the size of an embedding that was given the positions; None if there is none."""
         at = torch.arange(self.shape[1])
-        for call in self.calls.values():
-            if isinstance(call.part, nn.Embedding) and call.given is not None and call.given.shape[-1] == len(at):
-                if bool((call.given.cpu() == at).all()):
-                    return call.part.num_embeddings
-        return None
+        tables = [(call.part, call.given) for call in self.calls.values() if isinstance(call.part, nn.Embedding)]
+        given_positions = (
+            table
+            for table, ids in tables
+            if ids is not None and ids.shape[-1:] == at.shape and not (ids.cpu() != at).any()
+        )
+        return next((table.num_embeddings for table in given_positions), None)
 
 
 def first_tensor(values: Iterable[Any]) -> Tensor | None:
@@ -207,36 +175,30 @@ def stack_of(seen: Observation) -> Stack:
     Raises:
         InvalidArgument: There are several stacks or none. The message lists the module lists.
     """
-    name, attentions = type(seen.net).__name__, [inside for _, _, inside in seen.attentions]
+    name, lists = type(seen.net).__name__, (nn.ModuleList, nn.Sequential)
 
     def rank(stack: Stack) -> tuple[int, int, bool, int]:
-        covered = sum(block in inside for block in stack for inside in attentions)
-        is_list = isinstance(seen.net.get_submodule(stack[0].rpartition(".")[0]), nn.ModuleList | nn.Sequential)
+        covered = sum(block in inside for block in stack for _, _, inside in seen.attentions)
+        is_list = isinstance(seen.net.get_submodule(stack[0].rpartition(".")[0]), lists)
         return covered, len(stack), is_list, -stack[0].count(".")
 
-    stacks = sorted(_stacks(seen), key=rank, reverse=True)
-    if not any(rank(stack)[0] for stack in stacks):
-        stacks = [stack for stack in stacks if len(stack) > 1 or rank(stack)[2]]
-        recurrent = [(path,) for path, call in seen.calls.items() if isinstance(call.part, nn.RNNBase)]
-        inside = [path for path in recurrent if any(_is_nested(path[0], block) for stack in stacks for block in stack)]
-        stacks += [path for path in recurrent if path not in inside]
-    apart = [
-        other
-        for other in stacks[1:]
-        if bool(rank(other)[0]) == bool(rank(stacks[0])[0])
-        and not any(_is_nested(a, b) for a, b in product(stacks[0], other))
-    ]
-    if stacks and not apart:
-        return stacks[0]
-    if stacks:
-        both = ", ".join(f"{_list_of(stack)} ({count_text(len(stack), 'block')})" for stack in (stacks[0], *apart))
+    stacks = [stack for stack in _stacks(seen) if rank(stack)[0]]
+    if not stacks:
+        stacks = [stack for stack in _stacks(seen) if len(stack) > 1 or rank(stack)[2]]
+        recurrent = [path for path, call in seen.calls.items() if isinstance(call.part, nn.RNNBase)]
+        stacks += [(path,) for path in recurrent if not any(_is_nested(path, block) for block in sum(stacks, ()))]
+    if not stacks:
         raise InvalidArgument(
-            f"{name} has several stacks of blocks: {both}. Name one with blocks=…, or join them: blocks=lambda net: […]."
+            f"no modules of {name} hand a stream of one width to each other, as blocks do. {lists_of(seen.net)} Name "
+            f"them with blocks=…, or pass a function of the ids to bayesgeom.diagnose: it measures predictions alone."
         )
-    raise InvalidArgument(
-        f"no modules of {name} hand a stream of one width to each other, as blocks do. {lists_of(seen.net)} Name the "
-        f"blocks with blocks=…, or pass a function of the ids to bayesgeom.diagnose, which measures predictions alone."
-    )
+    best, *others = sorted(stacks, key=rank, reverse=True)
+    if apart := [stack for stack in others if not any(_is_nested(a, b) for a, b in product(best, stack))]:
+        each = ", ".join(f"{stack[0]} to {stack[-1]}" for stack in (best, *apart))
+        raise InvalidArgument(
+            f"{name} has several stacks of blocks: {each}. {lists_of(seen.net)} Name one with blocks=…, or join them."
+        )
+    return best
 
 
 def lists_of(net: nn.Module) -> str:
@@ -247,10 +209,6 @@ def lists_of(net: nn.Module) -> str:
         if isinstance(part, nn.ModuleList | nn.Sequential) and len(part)
     ]
     return f"Its module lists: {', '.join(lists)}." if lists else "It has no module lists."
-
-
-def _list_of(stack: Stack) -> str:
-    return stack[0].rpartition(".")[0] if len(stack) > 1 and stack[0][-1].isdigit() else ", ".join(stack)
 
 
 def _stacks(seen: Observation) -> Iterator[Stack]:
@@ -284,7 +242,7 @@ def parts_of(block: tuple[str, str], seen: Observation) -> BlockParts:
     """Return the parts of one block."""
     first, last = (seen.calls.get(name) for name in block)
     found = BlockParts(blocks=block)
-    if first is None or last is None or first.gave is None or (block[0] == block[1] and first.given is None):
+    if first is None or last is None:
         return found
     entered, began, before = first.given, first.began, first.products[0]
     if first is not last:
@@ -369,9 +327,9 @@ def _out(writer: str, z: Tensor, inside: Mapping[str, PartCall], seen: Observati
         if _is_matrix(call) and seen.is_close(call.given, z) and (chain := chain_of(name, writer, seen)):
             return chain
     for name, part in seen.net.get_submodule(writer).named_modules() if writer else ():
-        if isinstance(part, nn.Linear) and f"{writer}.{name}" not in inside and part.in_features == z.shape[-1]:
-            if seen.is_close(part.forward(z), inside[writer].gave):
-                return (f"{writer}.{name}",)
+        is_fitting = isinstance(part, nn.Linear) and part.in_features == z.shape[-1]
+        if is_fitting and seen.is_close(part.forward(z), inside[writer].gave):
+            return (f"{writer}.{name}",)
     return ()
 
 
@@ -389,20 +347,19 @@ def _down(found: BlockParts, inside: Mapping[str, PartCall], seen: Observation) 
 def _projections(
     attention: AttentionCall, inside: Mapping[str, PartCall], seen: Observation
 ) -> tuple[dict[Site, Projection], dict[Site, str], bool]:
-    """Return the projections to queries and keys, the norms between them and the rotation, and whether there is none."""
+    """Return the projections to queries and keys, the norms that follow, and whether nothing follows."""
     projections, norms, plain = dict[Site, Projection](), dict[Site, str](), list[bool]()
     matrices = {name: call for name, call in inside.items() if _is_matrix(call) and call.gave.ndim == 3}
-    each = [(K, attention.k), (Q, attention.q)]
-    for site, turned in each:
+    for site, turned in ((Q, attention.q), (K, attention.k)):
         for path, take in _readings(site, matrices, attention.sizes):
             heads = take.take(matrices[path].gave)
-            if _is_turned(heads, turned, seen):
+            if _is_turned(heads, turned, site, seen):
                 projections[site] = take
                 plain.append(seen.is_close(heads, turned))
                 break
             after = (name for name, call in inside.items() if _by_head(call.given, heads, seen) is not None)
             normed = ((name, _by_head(inside[name].gave, turned, seen, is_equal=False)) for name in after)
-            if norm := next((name for name, x in normed if x is not None and _is_turned(x, turned, seen)), None):
+            if norm := next((name for name, x in normed if x is not None and _is_turned(x, turned, site, seen)), None):
                 projections[site], norms[site] = take, norm
                 break
     return projections, norms, plain == [True, True]
@@ -410,12 +367,11 @@ def _projections(
 
 def _readings(site: Site, matrices: Mapping[str, PartCall], sizes: HeadSizes) -> Iterator[tuple[str, Projection]]:
     """Yield what may be the projection of a site: a whole output of a matrix, or its part of a fused one."""
-    layouts: tuple[ProjectionLayout, ...] = ("stacked", "grouped")
+    layouts: tuple[ProjectionLayout, ...] = ("own", "stacked", "grouped")
     whole = (sizes.n_heads if site == Q else sizes.n_kv_heads) * sizes.d_head
     fused = (sizes.n_heads + 2 * sizes.n_kv_heads) * sizes.d_head
-    for path, call in matrices.items():
-        fitting: tuple[ProjectionLayout, ...] = ("own",) if call.gave.shape[-1] == whole else ()
-        for layout in fitting + (layouts if call.gave.shape[-1] == fused and not sizes.d_value else ()):
+    for (path, call), layout in product(matrices.items(), layouts):
+        if call.gave.shape[-1] == (whole if layout == "own" else fused):
             yield path, Projection(path=path, site=site, layout=layout, sizes=sizes)
 
 
@@ -428,11 +384,8 @@ def _by_head(x: Tensor | None, like: Tensor, seen: Observation, *, is_equal: boo
     return next((form for form in forms if not is_equal or seen.is_close(form, like)), None)
 
 
-def _is_turned(x: Tensor, turned: Tensor, seen: Observation) -> bool:
-    """Whether these are equal up to a rotation and one factor: as long everywhere, and the same at position 0."""
-    if x.shape != turned.shape:
-        return False
-    before, after = x.double().norm(dim=-1), turned.double().norm(dim=-1)
-    factor = after.norm() / before.norm().clamp_min(1e-30)
-    is_long = seen.is_close(factor * before, after)
-    return is_long and seen.is_close(factor * x[:, 0].double(), turned[:, 0].double())
+def _is_turned(x: Tensor, turned: Tensor, site: Site, seen: Observation) -> bool:
+    """Whether these are equal up to a rotation."""
+    return x.shape == turned.shape and all(
+        claim.error() <= seen.tolerance for claim in rotation_claims(x, turned, site)
+    )

@@ -325,17 +325,17 @@ def _turned_claims(
     """A norm and a rotation, in either order."""
     turned = functions.turned(plain, x, layer)
     if turned is None:
-        yield from _rotation_claims(functions.normed(plain, x, layer), arrived, plain)
+        yield from rotation_claims(functions.normed(plain, x, layer), arrived, plain)
         return
-    yield from _rotation_claims(x, turned, plain)
+    yield from rotation_claims(x, turned, plain)
     right = functions.normed(plain, turned, layer)
     yield Claim(f"norm of the rotated {plain.name} = {plain.name}_rot", (plain,), arrived, right)
 
 
-def _rotation_claims(
+def rotation_claims(
     normed: Float[Tensor, "batch pos head d"], turned: Float[Tensor, "batch pos head d"], plain: Site
 ) -> Iterator[Claim]:
-    """A rotation may include one factor, equal at every position (OPT scales its queries, YaRN both)."""
+    """Yield the equations of a rotation, which may include a factor equal at every position: OPT's queries, YaRN."""
     before, after = normed.double().norm(dim=-1), turned.double().norm(dim=-1)
     factor = after.norm() / before.norm().clamp_min(1e-12)
     name = f"{plain.name}_rot"

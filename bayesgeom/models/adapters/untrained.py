@@ -34,7 +34,8 @@ def initialized(net: nn.Module, name: str) -> nn.Module:
         case object(_init_weights=initialize):
             for parameter in unknown.values():
                 nn.init.constant_(parameter, torch.nan)
-            copy.apply(initialize)
+            for part in copy.modules():
+                initialize(part)  # type: ignore[operator]  # torch annotates attributes as tensors
             unknown = {path: parameter for path, parameter in unknown.items() if bool(parameter.isnan().any())}
     if unknown:
         raise NoCopy(
@@ -51,7 +52,7 @@ def weights_differ(net: nn.Module, other: nn.Module) -> list[str]:
 
 
 def _constructed(net: nn.Module) -> nn.Module | None:
-    """Return a new instance of the module's class with arguments that it keeps; None if they do not give its weights."""
+    """Return a new instance of the module's class with arguments that it keeps; None if that has other weights."""
     kept, built = vars(net), None
     with Contained():
         named = inspect.signature(type(net)).parameters.values()
@@ -88,6 +89,6 @@ def _is_reset_norm(part: nn.Module) -> bool:
             sizes = part.forward(x).double().square().mean(dim=-1)
         if not running.fault and bool(((sizes - 1).abs() < _ROUNDING).all()):
             return True
-    for weight, value in zip(weights, before, strict=True):
-        weight.copy_(value)
+    for weight, former in zip(weights, before, strict=True):
+        weight.copy_(former)
     return False

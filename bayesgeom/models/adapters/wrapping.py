@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack, cast, final, get_type_hints
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import (
@@ -82,7 +82,7 @@ from bayesgeom.models.adapters.proof import (
     SUM,
     Claim,
     Functions,
-    Passage,
+    Passages,
     PerHead,
     Taps,
     attention_claims,
@@ -91,7 +91,7 @@ from bayesgeom.models.adapters.proof import (
     tolerance_of,
 )
 from bayesgeom.models.adapters.untrained import initialized, weights_differ
-from bayesgeom.models.base import HeadOutput, Model, Reattachable, Replayer, Withheld, hooked_sites, is_out_of_memory
+from bayesgeom.models.base import HeadOutput, Model, Reattachable, Replayer, Withheld, is_out_of_memory
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
 from bayesgeom.models.unembedding import matrix_of
@@ -104,24 +104,18 @@ _SLACK = 1e-3  # of a sum of probabilities, in half precision
 _NEXT, _OUT, _PLAIN = "resid_post = next resid_pre", "out(z) = attn_out", "softmax(q·k / √d_head) · v = z"
 _DOWN = "down(mlp_post) = mlp_out"
 _LAST_OF = "the last projection of the"
+_WITH = "what else its block has of attn=…, mlp=…, out=… and qkv=…, or q=…, k=… and v=…"
 _HINTS = {
     _NEXT: ": something changes the stream between blocks",
     SUM: ": declare as attn and mlp what the block adds to its stream, and norms=… if it normalizes the sums",
     _OUT: f": out=… must be {_LAST_OF} heads before attn",
     _DOWN: f": down=… must be {_LAST_OF} MLP before mlp",
-    _PLAIN: ": n_heads=… is wrong, queries or keys are normed, swapped, or rotated (rotary=…), or the mask is not causal",
+    _PLAIN: ": n_heads=… is wrong, queries or keys are rotated (rotary=…), normed or swapped, or it is not causal",
 }
 _TO_DECLARE: Mapping[Site, str] = {
     **dict.fromkeys((ATTN_OUT, MLP_OUT), "declare attn=… and mlp=…"),
     MLP_POST: f"declare down=…, {_LAST_OF} MLP",
     **dict.fromkeys(_HEADS, "declare n_heads=…, out=… and qkv=…, or q=…, k=… and v=…"),
-}
-_WITH: Mapping[Site, str] = {  # what else an equation of a declared site needs
-    ATTN_OUT: "mlp=…",
-    MLP_OUT: "attn=…",
-    MLP_POST: "mlp=…",
-    Z: "attn=…, or the projections to q, k and v",
-    **dict.fromkeys((Q, K, V), f"out=…, {_LAST_OF} heads"),
 }
 _NOT_OFFERED = "no declaration of `wrap` gives it: write a subclass of Model (docs/extending.md, section A model)"
 _OF_WEIGHTS = "`wrap` reads no weights: name a subspace that is fitted to activations, such as covariance:belief"
@@ -241,10 +235,9 @@ def from_callable(function: Callable[[Int64[Tensor, "batch pos"]], Any], tokeniz
     name = type(function).__name__
     if isinstance(function, FunctionType | MethodType):
         of = inspect.getclosurevars(function)
-        owners = (
-            [function.__self__] if isinstance(function, MethodType) else [*of.nonlocals.values(), *of.globals.values()]
-        )
-        module = next((type(owner).__name__ for owner in owners if isinstance(owner, nn.Module)), "")
+        bound = [function.__self__] if isinstance(function, MethodType) else []
+        parts = (x for x in (*bound, *of.nonlocals.values(), *of.globals.values()) if isinstance(x, nn.Module))
+        module = next((type(part).__name__ for part in parts), "")
         name = module or function.__name__.replace("<lambda>", "function")
     known = {"name": name} if tokenizer is None else {"name": name, "tokenizer": tokenizer}
     return WrappedModel(_FunctionModule(function), known, blocks=())
@@ -264,7 +257,7 @@ class _FunctionModule(nn.Module):
 
 def _blocks(net: nn.Module, seen: Observation, known: Mapping[str, Any]) -> tuple[BlockParts, ...]:
     """Return the parts of every block: those that are declared, and those that are found."""
-    names = {part: name for name, part in net.named_modules()}
+    names: dict[nn.Module, str] = {part: name for name, part in net.named_modules()}
     if set(known) & {"q", "k", "v", "qkv"} not in (set(), {"qkv"}, {"q", "k", "v"}):
         given = ", ".join(name for name in ("q", "k", "v", "qkv") if name in known)
         raise InvalidArgument(f"got {given}: declare either qkv=…, or all of q=…, k=… and v=….")
@@ -297,55 +290,87 @@ def _declared(
     found: BlockParts, parts: Mapping[str, str], norms: tuple[str, ...], known: Mapping[str, Any], seen: Observation
 ) -> BlockParts:
     """Return the parts of a block, with those that are declared in place of those that were found."""
+    pair = [seen.calls[name].gave for name in (found.attn, parts.get("mlp", "")) if name and name in seen.calls]
+    if len(pair) == 2 and seen.is_close(*pair):
+        raise InvalidArgument(
+            f"mlp=… of {type(seen.net).__name__} returns what attention adds to the stream in {found.blocks[0]}: are "
+            f"attn=… and mlp=… swapped?"
+        )
     block = replace(found, attn=parts.get("attn", found.attn), mlp=parts.get("mlp", found.mlp))
     block = replace(block, norms=norms if norms or {"attn", "mlp"} & parts.keys() else found.norms)
-    for name, writer in (("out", block.attn), ("down", block.mlp)):
-        if name in parts:
-            block = replace(block, **{name: chain_of(parts[name], writer, seen) or (parts[name],)})
+    if "out" in parts:
+        block = replace(block, out=chain_of(parts["out"], block.attn, seen) or (parts["out"],))
+    if "down" in parts:
+        block = replace(block, down=chain_of(parts["down"], block.mlp, seen) or (parts["down"],))
     projected = [(site, parts[name]) for site, name in ((Q, "q"), (K, "k"), (V, "v")) if name in parts]
     projected = projected or [(site, parts["qkv"]) for site in (Q, K, V) if "qkv" in parts]
     layout: ProjectionLayout = "stacked" if "qkv" in parts else "own"
-    sizes, n_heads = block.sizes, known.get("n_heads", 0)
-    n_kv_heads = known.get("n_kv_heads", n_heads)
-    if sizes is not None and n_heads and (n_heads, n_kv_heads) != (sizes.n_heads, sizes.n_kv_heads):
-        raise InvalidArgument(
-            f"{n_heads} heads with {n_kv_heads} key-value heads were declared, and attention runs with "
-            f"{sizes.n_heads} and {sizes.n_kv_heads}: check n_heads=… and n_kv_heads=…."
-        )
+    sizes = block.sizes
     if sizes is None and (projected or "out" in parts):
-        sizes = _declared_sizes(parts, n_heads, n_kv_heads, seen)
-    if not projected or sizes is None:
+        sizes = _declared_sizes(parts, known.get("n_heads", 0), known.get("n_kv_heads", known.get("n_heads", 0)), seen)
+    if sizes is None:
+        return block
+    _check_heads(sizes, parts, known, seen)
+    if not projected:
         return replace(block, sizes=sizes)
-    for path in dict.fromkeys(path for _, path in projected):
-        sites = [site for site, of in projected if of == path]
-        width = sum((sizes.n_heads if site == Q else sizes.n_kv_heads) * sizes.d_head for site in sites)
-        if path in seen.calls and (got := seen.calls[path].gave.shape[-1]) != width:
-            raise InvalidArgument(
-                f"the projection to {', '.join(site.name for site in sites)} has width {got}, not {width}: check "
-                f"n_heads=… and n_kv_heads=…, and that out=… is {_LAST_OF} heads."
-            )
     projections = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site, path in projected}
     if block.number is not None:
         projections.pop(V)  # it is read where attention is seen
     return replace(block, sizes=sizes, projections=projections, turned_norms={}, is_plain=False)
 
 
+def _check_heads(sizes: HeadSizes, parts: Mapping[str, str], known: Mapping[str, Any], seen: Observation) -> None:
+    """Raise `InvalidArgument` if attention runs with other numbers of heads, or declared parts have other widths."""
+    n, kv = sizes.n_heads, sizes.n_kv_heads
+    n_heads, n_kv_heads = known.get("n_heads", n), known.get("n_kv_heads", known.get("n_heads", kv))
+    if (n_heads, n_kv_heads) != (n, kv):
+        raise InvalidArgument(
+            f"{n_heads} heads with {n_kv_heads} key-value heads were declared, and attention runs with {n} and {kv}: "
+            f"check n_heads=… and n_kv_heads=…."
+        )
+    widths = {name: count * sizes.d_head for name, count in (("q", n), ("k", kv), ("v", kv), ("qkv", n + 2 * kv))}
+    for name, width in (widths | {"out": n * (sizes.d_value or sizes.d_head)}).items():
+        call = seen.calls.get(parts.get(name, ""))
+        own = None if call is None else call.given if name == "out" else call.gave
+        if name in parts and own is not None and own.shape[-1] != width:
+            raise InvalidArgument(
+                f"{name}=… has a width of {own.shape[-1]}, and the heads of {width}: check n_heads=… and "
+                f"n_kv_heads=…, and that out=… is {_LAST_OF} heads."
+            )
+
+
 def _declared_sizes(parts: Mapping[str, str], n_heads: int, n_kv_heads: int, seen: Observation) -> HeadSizes:
     """Return the heads of attention that was not seen: the input of `out`, or the queries, have their whole width."""
     if n_heads < 1 or n_kv_heads < 1:
         raise InvalidArgument("heads need their number: declare n_heads=…, and n_kv_heads=… if it differs.")
-    whole, of = 0, {name: seen.calls[part] for name, part in parts.items() if part in seen.calls}
-    if "out" in of and of["out"].given is not None:
-        whole = of["out"].given.shape[-1]
-    elif "q" in of:
-        whole = of["q"].gave.shape[-1]
-    elif "qkv" in of:
-        whole = of["qkv"].gave.shape[-1] * n_heads // (n_heads + 2 * n_kv_heads)
+    of = {name: seen.calls[part] for name, part in parts.items() if part in seen.calls}
+    given = [call.given.shape[-1] for name, call in of.items() if name == "out" and call.given is not None]
+    queries = {"q": 1, "qkv": 1 + 2 * n_kv_heads / n_heads}
+    gave = [int(call.gave.shape[-1] / queries[name]) for name, call in of.items() if name in queries]
+    whole = (given + gave + [0])[0]
     if n_heads % n_kv_heads or whole % n_heads:
         raise InvalidArgument(
             f"{n_heads} heads with {n_kv_heads} key-value heads do not fit a width of {whole}: check n_heads=…."
         )
     return HeadSizes(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=whole // n_heads)
+
+
+def _sites_of(block: BlockParts) -> frozenset[Site]:
+    """Return the sites that the parts of a block could give."""
+    parts = {ATTN_OUT: block.attn, MLP_OUT: block.mlp, MLP_POST: block.down}
+    sites = {RESID_PRE, RESID_POST, *block.projections, *(site for site, part in parts.items() if part)}
+    if block.number is not None:
+        return frozenset(sites | {Q_ROT, K_ROT, V, Z, PATTERN, *((Q, K) if block.is_plain else ())})
+    heads = (Z, *((Q_ROT, K_ROT, PATTERN) if {Q, K, V} <= sites else ()))
+    return frozenset(sites.union(heads if block.out else ()))
+
+
+def _part_of(block: BlockParts, site: Site) -> str:
+    """Return the name of the part at which a site is."""
+    parts = {RESID_PRE: block.blocks[0], RESID_POST: block.blocks[1], ATTN_OUT: block.attn, MLP_OUT: block.mlp}
+    parts |= {of: projection.path for of, projection in block.projections.items()}
+    parts |= {MLP_POST: block.down[0]} if block.down else {}
+    return parts.get(site, block.attention or (*block.out, "")[0])
 
 
 def _declared_blocks(net: nn.Module, where: Where | Sequence[nn.Module]) -> Sequence[tuple[nn.Module, nn.Module]]:
@@ -394,12 +419,7 @@ class WrappedModel(Reattachable):
     """The `Model` that `wrap` returns."""
 
     def __init__(
-        self,
-        net: nn.Module,
-        known: Mapping[str, Any],
-        *,
-        blocks: tuple[BlockParts, ...] | None = None,
-        digest: str = "",
+        self, net: nn.Module, known: Mapping[str, Any], *, blocks: Sequence[BlockParts] | None = None, digest: str = ""
     ) -> None:
         self.module, self.task, self.structure = net, None, structure_of(net)
         self.tokenizer = known.get("tokenizer")
@@ -418,15 +438,15 @@ class WrappedModel(Reattachable):
             self._blocks = _blocks(net, seen, known) if blocks is None else blocks
             self._is_position_first = any(block.blocks[1] in seen.turned for block in self._blocks)
             self.spec = self._spec(seen, d_vocab, weight, digest)
-            sites = frozenset.intersection(*(block.sites for block in self._blocks)) if self._blocks else frozenset()
-            self._taps = Taps(sites, len(self._blocks))
+            each = [_sites_of(block) for block in self._blocks]
+            self._taps = Taps(each[0].intersection(*each) if each else (), len(self._blocks))
             self.withheld = Withheld(self._examined(tokens, seen))
 
     def __str__(self) -> str:
         rows, parts = [("part", "site", "by")], dict[tuple[str, str], list[str]]()
         stem, _, number = self._blocks[0].blocks[0].rpartition(".") if self._blocks else ("", "", "")
         for site in (site for site in self._proofs if site in self.sites):
-            part, by = self._blocks[0].part_of(site), next(iter(self._proofs[site]), "a single block: it runs once")
+            part, by = _part_of(self._blocks[0], site), next(iter(self._proofs[site]), "a single block: it runs once")
             if number.isdigit() and self.spec.n_layers > 1:
                 part = f"{stem}.*{part.removeprefix(f'{stem}.{number}')}" if stem else f"*{part.removeprefix(number)}"
             parts.setdefault((part, by), []).append(site.name)
@@ -642,7 +662,7 @@ class WrappedModel(Reattachable):
         """Return an activation after its tap, whose hooks run no attention of the module."""
         self._watch.is_off = True
         try:
-            if not self._is_position_first or site not in self._taps.sites():
+            if not self._is_position_first:
                 return self._taps.through(site, layer, x)
             return self._taps.through(site, layer, x.transpose(0, 1)).transpose(0, 1)
         finally:
@@ -658,7 +678,7 @@ class WrappedModel(Reattachable):
         return x
 
     def _mixed(self, layer: int, z: Tensor) -> Tensor:
-        """Lead the input of a heads' output projection through its tap; compute it where q, k or the pattern has one."""
+        """Lead the input of `out` through its tap; compute it where q_rot, k_rot or the pattern has one."""
         heads = rearrange(z, "b p (h d) -> b p h d", h=self.spec.n_heads)
         if self._taps.is_watched(layer, Q_ROT, K_ROT, PATTERN):
             q, k = self._rotated(self._projected[Q, layer], self._projected[K, layer])
@@ -672,9 +692,7 @@ class WrappedModel(Reattachable):
         rotary = self._known.get("rotary")
         return (q, k) if rotary is None else rotary(q, k)
 
-    def _pattern(
-        self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos kv_head d_head"]
-    ) -> PerHead:
+    def _pattern(self, q: Tensor, k: Tensor) -> PerHead:
         """Return the pattern of plain causal attention."""
         later = q.new_full((q.shape[1], q.shape[1]), -torch.inf).triu(1)
         return pattern_of(q, k, self.spec.score_scale, later)
@@ -699,24 +717,23 @@ class WrappedModel(Reattachable):
         ]
         passages = perturbed_pass(self._net, forward, self._taps.at, places)
         missed = {site for (site, _), passage in passages.items() if len(passage.arrived) != 1}
+        passages = {place: passage for place, passage in passages.items() if place[0] not in missed}
         # Of a single block nothing else is known of its stream than that it ran.
         errors: dict[Site, dict[str, float]] = {RESID_PRE: {}, RESID_POST: {}}
         for layer in range(self.spec.n_layers):
             with self._named_faults(tokens):  # norms or out=… may be parts that take other inputs
-                claims = list(self._claims(passages, missed, layer, calls.get(layer)))
+                claims = list(self._claims(passages, layer, calls.get(layer)))
             for claim, site in ((equation, site) for equation in claims for site in equation.sites):
                 worst = errors.setdefault(site, {})
                 worst[claim.equation] = max(claim.error(), worst.get(claim.equation, 0.0))
         same = ((Q, Q_ROT), (K, K_ROT)) if is_seen else ((Q_ROT, Q), (K_ROT, K), (PATTERN, Q))
         errors |= {site: errors[of] for site, of in same if site not in errors and of in errors}
         reasons = {site: self._absent(site) for site in ALL_SITES}
-        reasons |= {site: self._reason(errors.get(site), site) for site in self._taps.sites()}
+        reasons |= {site: self._reason(errors.get(site)) for site in self._taps.sites()}
         reasons |= dict.fromkeys(missed, "its part does not run once a pass")
         entered, (begin, end) = seen.calls[first.blocks[0]].given, first.blocks
         if begin == end and (entered is None or entered.shape[-1] != self.spec.d_model):
             reasons[RESID_PRE] = f"it has not the width of resid_post, {self.spec.d_model}"
-        if not (reasons[ATTN_OUT] or reasons[MLP_OUT]):
-            self._check_swapped(tokens)
         self._proofs = {site: errors[site] for site in ALL_SITES if site in errors}
         return {site: reason for site, reason in reasons.items() if reason}
 
@@ -734,56 +751,19 @@ class WrappedModel(Reattachable):
             return _OF_WEIGHTS if site.is_static else _NOT_OFFERED
         return f"no attention was seen in its blocks: {known}" if counts == [0] else known
 
-    def _check_swapped(self, tokens: Int64[Tensor, "batch pos"]) -> None:
-        """Raise `InvalidArgument` if the MLP of a layer reads other positions, and its attention its own alone.
-
-        In a second pass the stream before each block is negated, except at the last position, and what its two parts
-        add is that of the first pass. A part that does not mix positions then writes the same at the last position.
-        """
-        seen = {place: list[Tensor]() for place in product((RESID_PRE, ATTN_OUT, MLP_OUT), range(self.spec.n_layers))}
-
-        def replaced(place: tuple[Site, int], output: Tensor) -> Tensor:
-            seen[place].append(output.clone())  # blocks may modify it in place
-            kept = seen[place][0].clone()
-            if place[0] == RESID_PRE and len(seen[place]) > 1:
-                kept[:, :-1].neg_()
-            return kept
-
-        for _ in range(2):
-            with self._open(len(tokens)), hooked_sites(self, {place: partial(replaced, place) for place in seen}):
-                self._forward(tokens)
-
-        def is_changed(site: Site, layer: int) -> Bool[Tensor, " pos"]:
-            before, after = seen[site, layer]
-            return (after - before).abs().amax(dim=(0, 2)) > tolerance_of(self.spec.dtype) * before.abs().max()
-
-        for layer in range(self.spec.n_layers):
-            attn, mlp = is_changed(ATTN_OUT, layer), is_changed(MLP_OUT, layer)
-            if mlp[-1] and attn[:-1].any() and not attn[-1]:
-                raise InvalidArgument(
-                    f"attn=… and mlp=… of {self._name} look swapped: in layer {layer}, mlp=… reads other positions, "
-                    f"and attn=… does not. Exchange them."
-                )
-
-    def _reason(self, errors: Mapping[str, float] | None, site: Site) -> str:
+    def _reason(self, errors: Mapping[str, float] | None) -> str:
         """Return why a site is withheld, given the errors of its equations; "" if they hold."""
         if errors is None:
-            return f"no identity reaches it: declare {_WITH.get(site, 'the other parts of the block')}, too"
+            return f"no identity reaches it: declare {_WITH}, too"
         failed = [claim for claim, error in errors.items() if not error <= tolerance_of(self.spec.dtype)]
         if not failed:
             return ""
         return f"identity {failed[0]} fails by {errors[failed[0]]:.1e}{_HINTS.get(failed[0], '')}"
 
-    def _claims(
-        self,
-        passages: Mapping[tuple[Site, int], Passage],
-        missed: set[Site],
-        layer: int,
-        call: AttentionCall | None,
-    ) -> Iterator[Claim]:
+    def _claims(self, passages: Passages, layer: int, call: AttentionCall | None) -> Iterator[Claim]:
         """Yield the equations of a layer."""
         block, part = self._blocks[layer], self._net.get_submodule
-        known = {site for site, at in passages if at == layer and site not in missed}
+        known = {site for site, at in passages if at == layer}
         left = {site: passages[site, layer].left[0] for site in known}
         arrived = {site: passages[site, layer].arrived[0] for site in known}
         if {RESID_PRE, RESID_POST, ATTN_OUT, MLP_OUT} <= known:
@@ -794,11 +774,12 @@ class WrappedModel(Reattachable):
             following = passages[RESID_PRE, layer + 1].arrived[0]
             yield Claim(_NEXT, (RESID_PRE, RESID_POST), following, left[RESID_POST])
         if call is not None and {Q_ROT, K_ROT, V, Z} <= known:
+            pattern = pattern_of(left[Q_ROT], left[K_ROT], call.scale, call.added, call.soft_cap)
             if PATTERN not in known:
-                arrived[PATTERN] = left[PATTERN] = call.pattern(left[Q_ROT], left[K_ROT])
+                arrived[PATTERN] = left[PATTERN] = pattern
             functions = Functions(
                 normed=lambda site, x, _layer: part(block.turned_norms[site])(x) if site in block.turned_norms else x,
-                pattern=lambda q, k, _layer: call.pattern(q, k),
+                pattern=lambda _q, _k, _layer: pattern,
             )
             yield from attention_claims(arrived, left, functions, layer)
         elif {Q, K, V, Z} <= known and block.number is None:
@@ -818,30 +799,23 @@ class WrappedModel(Reattachable):
         """Raise `InvalidArgument` if the outputs are not logits that follow from the tokens up to each position."""
         changed, given, name = tokens.clone(), tokens.clone(), self._name
         changed[:, -1] = (changed[:, -1] + 1) % d_vocab
-        whole, same, other = (self._forward(ids) for ids in (given, tokens.clone(), changed))
+        whole, same, changed_last = (self._forward(ids) for ids in (given, tokens.clone(), changed))
         if not torch.isfinite(whole).all():
             raise NonFinite(f"{name} returned NaN or infinite logits. Check its weights.")
         if not torch.equal(given, tokens):
             raise InvalidArgument(f"{name} changes its token ids in place: let it work on ids.clone().")
         if bool((whole >= 0).all()) and bool(((whole.sum(-1) - 1).abs() < _SLACK).all()):
             raise InvalidArgument(f"{name} returns probabilities, not logits: return their logarithms.")
-        one = whole[:, :-1]
-        if not (error := Claim("", (), same[:, :-1], one).error()) <= bound:
-            raise InvalidArgument(
-                f"{name} returns other logits for the same tokens, by {error:.1e} of their largest: switch dropout and "
-                f"other noise off (net.eval())."
-            )
-        if not (error := Claim("", (), other[:, :-1], one).error()) <= bound:
-            raise InvalidArgument(
-                f"{name} sees later tokens: another last token changes earlier logits by {error:.1e} of their largest. "
-                f"A causal model is needed: "
-                + ("mask them." if self._is_function else "declare forward=lambda net, ids: …, which passes the mask.")
-            )
-        if not (error := Claim("", (), self._forward(tokens[:1].clone())[:, :-1], one[:1]).error()) <= bound:
-            raise InvalidArgument(
-                f"{name} reads other sequences of its batch: alone, the first has logits that differ by {error:.1e} of "
-                f"their largest. Switch off what mixes sequences, such as batch norms in training mode."
-            )
+        alone = self._forward(tokens[:1].clone())
+        remedy = "mask them" if self._is_function else "declare forward=lambda net, ids: …, which passes the mask"
+        for other, says in (
+            (same, "returns other logits for the same tokens{}: switch dropout and other noise off (net.eval())."),
+            (changed_last, f"sees later tokens: another last one changes earlier logits{{}}. Be causal: {remedy}."),
+            (alone, "mixes the sequences of a batch: without the others, the first has other logits{}."),
+        ):
+            error = Claim("", (), other[:, :-1], whole[: len(other), :-1]).error()
+            if not error <= bound:
+                raise InvalidArgument(f"{name} {says.format(f', by {error:.1e} of their largest')}")
 
 
 def _after(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
