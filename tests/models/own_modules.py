@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import bayesgeom
+
 VOCAB, N_CTX, WIDTH, HEADS, LAYERS = 11, 24, 20, 2, 2
 
 
@@ -408,3 +410,25 @@ STYLES: Mapping[str, Callable[[], nn.Module]] = {
     "list of GRUs": GRUs,
     "a module for each head": lambda: Stacked(LectureBlock, nn.LayerNorm(WIDTH), positions=True),
 }
+
+STREAM, PARTS = ("resid_pre", "resid_post"), ("attn_out", "mlp_out", "mlp_post")
+ATTENTION = ("q", "k", "q_rot", "k_rot", "v", "z", "pattern")
+
+
+def table() -> str:
+    """The table in docs/extending.md: which sites `wrap` finds without a declaration in each style."""
+    lines = ["| module | stream | parts | heads |", "| --- | --- | --- | --- |"]
+    for style, build in STYLES.items():
+        torch.manual_seed(0)
+        names = {site.name for site in bayesgeom.wrap(build()).sites}
+        is_recurrent = any(isinstance(part, nn.RNNBase) for part in build().modules())
+        cells = list[str]()
+        for group in (STREAM, *(() if is_recurrent else (PARTS, ATTENTION))):
+            found = [name for name in group if name in names]
+            cells.append("all" if len(found) == len(group) else " ".join(f"`{name}`" for name in found) or "none")
+        lines.append(f"| {style} | {' | '.join(cells + ['it has none'] * (3 - len(cells)))} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())  # noqa: T201  (a page is made of it)

@@ -34,7 +34,7 @@ class BlockParts:
         out: The projection of the heads' outputs, and the norm that follows, if there is one.
         down: The last projection of the MLP, and the norm that follows, if there is one.
         projections: Projections to queries, keys and values.
-        turned_norms: Norms of queries and keys before their rotation.
+        turned_norms: Norms of queries and keys before their rotation, and whether they join the heads.
         attention: The innermost part inside which attention ran.
         n_calls: How often it ran in the block.
         sizes: Its heads, here and below if it ran once; None otherwise.
@@ -51,7 +51,7 @@ class BlockParts:
     out: tuple[str, ...] = ()
     down: tuple[str, ...] = ()
     projections: Mapping[Site, Projection] = field(default_factory=dict)
-    turned_norms: Mapping[Site, str] = field(default_factory=dict)
+    turned_norms: Mapping[Site, tuple[str, bool]] = field(default_factory=dict)
     attention: str = ""
     n_calls: int = 0
     sizes: HeadSizes | None = None
@@ -257,7 +257,7 @@ def parts_of(block: tuple[str, str], seen: Observation) -> BlockParts:
         return found
     attention, at, running = calls[-1]
     found = replace(found, n_calls=len(calls), **_writers(entered, last.gave, inside, at, seen))
-    found = replace(found, down=_down(found, inside, seen))
+    found = replace(found, down=_down(found, inside, at, seen))
     if len(calls) > 1:
         return found
     before_it = {name: call for name, call in inside.items() if call.ended <= at}
@@ -333,22 +333,21 @@ def _out(writer: str, z: Tensor, inside: Mapping[str, PartCall], seen: Observati
     return ()
 
 
-def _down(found: BlockParts, inside: Mapping[str, PartCall], seen: Observation) -> tuple[str, ...]:
-    """Return the last projection of the MLP: a matrix, whose input has the width of another one's output."""
-    of_mlp = {name: call for name, call in inside.items() if _is_matrix(call) and not _is_nested(name, found.attn)}
+def _down(found: BlockParts, inside: Mapping[str, PartCall], at: int, seen: Observation) -> tuple[str, ...]:
+    """Return the last projection of the MLP: a matrix after another one that is not of attention."""
+    matrices = {name: call for name, call in inside.items() if _is_matrix(call) and not _is_nested(name, found.attn)}
+    of_mlp = {name: call for name, call in matrices.items() if call.began > at or _is_nested(name, found.mlp)}
     for name, call in of_mlp.items():
-        widths = {other.gave.shape[-1] for other in of_mlp.values() if other.ended < call.began}
-        chain = chain_of(name, found.mlp, seen)
-        if chain and call.given is not None and call.given.shape[-1] in widths:
+        if any(other.ended < call.began for other in of_mlp.values()) and (chain := chain_of(name, found.mlp, seen)):
             return chain
     return ()
 
 
 def _projections(
     attention: AttentionCall, inside: Mapping[str, PartCall], seen: Observation
-) -> tuple[dict[Site, Projection], dict[Site, str], bool]:
+) -> tuple[dict[Site, Projection], dict[Site, tuple[str, bool]], bool]:
     """Return the projections to queries and keys, the norms that follow, and whether nothing follows."""
-    projections, norms, plain = dict[Site, Projection](), dict[Site, str](), list[bool]()
+    projections, norms, plain = dict[Site, Projection](), dict[Site, tuple[str, bool]](), list[bool]()
     matrices = {name: call for name, call in inside.items() if _is_matrix(call) and call.gave.ndim == 3}
     for site, turned in ((Q, attention.q), (K, attention.k)):
         for path, take in _readings(site, matrices, attention.sizes):
@@ -360,7 +359,7 @@ def _projections(
             after = (name for name, call in inside.items() if _by_head(call.given, heads, seen) is not None)
             normed = ((name, _by_head(inside[name].gave, turned, seen, is_equal=False)) for name in after)
             if norm := next((name for name, x in normed if x is not None and _is_turned(x, turned, site, seen)), None):
-                projections[site], norms[site] = take, norm
+                projections[site], norms[site] = take, (norm, inside[norm].gave.ndim == 3)
                 break
     return projections, norms, plain == [True, True]
 

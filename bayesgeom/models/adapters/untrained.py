@@ -86,8 +86,9 @@ def _is_reset_norm(part: nn.Module) -> bool:
         for weight, value in zip(weights, values, strict=True):
             weight.fill_(value)
         with Contained() as running:
-            sizes = part.forward(x).double().square().mean(dim=-1)
-        if not running.fault and bool(((sizes - 1).abs() < _ROUNDING).all()):
+            out, mirrored = (part.forward(sign * x).double() for sign in (1, -1))
+            sizes, rest = out.square().mean(dim=-1), out + mirrored  # the latter is not 0 where there is a bias
+        if not running.fault and bool(((sizes - 1).abs() < _ROUNDING).all() and (rest.abs() < _ROUNDING).all()):
             return True
     for weight, former in zip(weights, before, strict=True):
         weight.copy_(former)

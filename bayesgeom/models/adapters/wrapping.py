@@ -297,7 +297,8 @@ def _declared(
             f"attn=… and mlp=… swapped?"
         )
     block = replace(found, attn=parts.get("attn", found.attn), mlp=parts.get("mlp", found.mlp))
-    block = replace(block, norms=norms if norms or {"attn", "mlp"} & parts.keys() else found.norms)
+    is_found = (block.attn, block.mlp) == (found.attn, found.mlp)
+    block = replace(block, norms=norms or (found.norms if is_found else ()))
     if "out" in parts:
         block = replace(block, out=chain_of(parts["out"], block.attn, seen) or (parts["out"],))
     if "down" in parts:
@@ -500,10 +501,15 @@ class WrappedModel(Reattachable):
             else:
                 net = initialized(self._net, self.spec.name)
         known = {**self._known, "name": f"{self.spec.name} at initialization {seed}"}
-        made = WrappedModel(net, known, blocks=self._blocks, digest=untrained_hash(seed))
-        if lost := sorted(site.name for site in self.sites - made.sites):
+        says, made = "", None
+        try:
+            made = WrappedModel(net, known, blocks=self._blocks, digest=untrained_hash(seed))
+            says = f"they lack {', '.join(sorted(site.name for site in self.sites - made.sites))}"
+        except (InvalidArgument, NonFinite) as error:
+            says = str(error).rstrip(".")
+        if made is None or self.sites - made.sites:
             raise NoCopy(
-                f"{self.spec.name} has no untrained baselines: its copies lack {', '.join(lost)}, as where a function "
+                f"{self.spec.name} has no untrained baselines: copies do not compute alike ({says}), as where a function "
                 f"in it refers to parts of the original. Declare rebuild=lambda: …, which returns a new module."
             )
         return made
@@ -777,10 +783,7 @@ class WrappedModel(Reattachable):
             pattern = pattern_of(left[Q_ROT], left[K_ROT], call.scale, call.added, call.soft_cap)
             if PATTERN not in known:
                 arrived[PATTERN] = left[PATTERN] = pattern
-            functions = Functions(
-                normed=lambda site, x, _layer: part(block.turned_norms[site])(x) if site in block.turned_norms else x,
-                pattern=lambda _q, _k, _layer: pattern,
-            )
+            functions = Functions(normed=self._normed, pattern=lambda _q, _k, _layer: pattern)
             yield from attention_claims(arrived, left, functions, layer)
         elif {Q, K, V, Z} <= known and block.number is None:
             right = weighted(self._pattern(*self._rotated(left[Q], left[K])), left[V])
@@ -789,6 +792,12 @@ class WrappedModel(Reattachable):
             yield Claim(_OUT, (Z,), arrived[ATTN_OUT], self._chained(block.out, left[Z].flatten(2)))
         if {MLP_POST, MLP_OUT} <= known:
             yield Claim(_DOWN, (MLP_POST,), arrived[MLP_OUT], self._chained(block.down, left[MLP_POST]))
+
+    def _normed(self, site: Site, x: Tensor, layer: int) -> Tensor:
+        name, is_joined = self._blocks[layer].turned_norms.get(site, ("", False))
+        if not name:
+            return x
+        return self._chained([name], x.flatten(2) if is_joined else x).reshape(x.shape)
 
     def _chained(self, names: Sequence[str], x: Tensor) -> Tensor:
         for name in names:
