@@ -359,3 +359,31 @@ def test_a_function_is_named_for_the_module_that_it_calls() -> None:
     net = of_style("Llama, fused")
     models = [bayesgeom.as_model(own) for own in (lambda ids: net(ids), net.forward)]  # noqa: PLW0108  (people write it)
     assert [(model.spec.name, model.spec.architecture) for model in models] == [("Stacked", "Stacked")] * 2
+
+
+class Deep(nn.Module):
+    """Attention whose last projection is deeper in the block than its MLP."""
+
+    def __init__(self, *, is_silent: bool) -> None:
+        super().__init__()
+        self.parts: Any = nn.ModuleDict({"qkv": nn.Linear(WIDTH, 3 * WIDTH), "out": nn.Linear(WIDTH, WIDTH)})
+        self.mlp = own_modules.NanoMLP()
+        if is_silent:  # as at the initialization of many networks
+            for part in (self.parts["out"], self.mlp.c_proj):
+                nn.init.zeros_(part.weight)
+                nn.init.zeros_(part.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (own.unflatten(-1, (HEADS, -1)).transpose(1, 2) for own in self.parts["qkv"](x).chunk(3, dim=-1))
+        z = functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.parts["out"](z)
+        return torch.add(x, self.mlp(x))
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_attention_and_mlp_are_told_apart_by_when_they_run_and_without_any_output(*, is_silent: bool) -> None:
+    torch.manual_seed(0)
+    model = bayesgeom.wrap(Stacked(lambda: Deep(is_silent=is_silent), nn.LayerNorm(WIDTH), positions=False))
+    lines = [line.split()[:2] for line in str(model).splitlines()]
+    assert ["layers.*.parts.out", "attn_out"] in lines and ["layers.*.mlp.c_proj", "mlp_post"] in lines
+    assert {ATTN_OUT, MLP_POST, Q, K, *ATTENTION} <= model.sites

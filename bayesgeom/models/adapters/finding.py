@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby, pairwise, product
+from itertools import combinations, groupby, pairwise, product
 from typing import Any, final
 
 import torch
@@ -109,7 +109,7 @@ class Observation:
         def end(name: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             nonlocal clock
             clock += 1
-            (_, began, before), given, gave = running.pop(), first_tensor((*args, *kwargs.values())), output
+            (_, began, before), given = running.pop(), first_tensor((*args, *kwargs.values()))
             gave = first_tensor(output if isinstance(output, tuple | list) else (output,))
             if gave is None or name in self.calls:
                 repeated.add(name)
@@ -137,7 +137,7 @@ class Observation:
 
     def error(self, a: Tensor | None, b: Tensor | None, size: Tensor | None = None) -> float:
         """Return the largest difference, relative to the largest entry of `size`, or of b."""
-        if a is None or b is None or a.shape != b.shape or not (a.is_floating_point() and b.is_floating_point()):
+        if a is None or b is None or a.shape != b.shape or not a.is_floating_point():
             return math.inf
         largest = (b if size is None else size).double().abs().max().clamp_min(1e-30)
         return float((a.double() - b.double()).abs().max() / largest)
@@ -151,14 +151,11 @@ class Observation:
 
     def n_positions(self) -> int | None:
         """Return the size of an embedding that was given the positions; None if there is none."""
-        at = torch.arange(self.shape[1])
-        tables = [(call.part, call.given) for call in self.calls.values() if isinstance(call.part, nn.Embedding)]
-        given_positions = (
-            table
-            for table, ids in tables
-            if ids is not None and ids.shape[-1:] == at.shape and not (ids.cpu() != at).any()
-        )
-        return next((table.num_embeddings for table in given_positions), None)
+        at, tables = torch.arange(self.shape[1]), list[int]()
+        for part, ids in ((call.part, call.given) for call in self.calls.values()):
+            if isinstance(part, nn.Embedding) and ids is not None and torch.equal(ids.cpu().reshape(-1), at):
+                tables.append(part.num_embeddings)
+        return min(tables, default=None)
 
 
 def first_tensor(values: Iterable[Any]) -> Tensor | None:
@@ -225,80 +222,71 @@ def _stacks(seen: Observation) -> Iterator[Stack]:
 
 def _is_stack(calls: Sequence[PartCall], seen: Observation) -> bool:
     """Whether modules with weights keep the shape of their input, and each is given what the one before returned."""
-    is_stream = all(
-        call.given is not None
-        and call.given.shape == call.gave.shape
-        and tuple(call.gave.shape[:2]) == seen.shape
-        and call.gave.ndim == 3
-        and any(True for _ in call.part.parameters())
-        for call in calls
-    )
-    return is_stream and all(
-        one.ended < other.began and seen.is_close(other.given, one.gave) for one, other in pairwise(calls)
-    )
+    streams = [call.given for call in calls if call.given is not None and call.given.shape == call.gave.shape]
+    is_stream = all(x.ndim == 3 and tuple(x.shape[:2]) == seen.shape for x in streams)
+    has_weights = all(any(True for _ in call.part.parameters()) for call in calls)
+    follow = (one.ended < other.began and seen.is_close(other.given, one.gave) for one, other in pairwise(calls))
+    return len(streams) == len(calls) and is_stream and has_weights and all(follow)
 
 
 def parts_of(block: tuple[str, str], seen: Observation) -> BlockParts:
     """Return the parts of one block."""
     first, last = (seen.calls.get(name) for name in block)
-    found = BlockParts(blocks=block)
+    parts = BlockParts(blocks=block)
     if first is None or last is None:
-        return found
+        return parts
     entered, began, before = first.given, first.began, first.products[0]
     if first is not last:
         entered, began, before = first.gave, first.ended, first.products[1]
-    inside = {
-        name: call
-        for name, call in seen.calls.items()
-        if began < call.began and call.ended < last.ended and name not in block
-    }
-    calls = [(call, at, running) for call, at, running in seen.attentions if began < at < last.ended]
+    after = {name: call for name, call in seen.calls.items() if began < call.began and name not in block}
+    inside = {name: call for name, call in after.items() if call.ended < last.ended}
+    calls = [(call, at, running) for call, at, running in seen.attentions if began <= at < last.ended]
     if not calls or entered is None:
-        return found
+        return parts
     attention, at, running = calls[-1]
-    found = replace(found, n_calls=len(calls), **_writers(entered, last.gave, inside, at, seen))
-    found = replace(found, down=_down(found, inside, at, seen))
+    parts = replace(parts, n_calls=len(calls), **_writers(entered, last.gave, inside, at, running, seen))
+    parts = replace(parts, down=_down(parts, inside, at, seen))
     if len(calls) > 1:
-        return found
+        return parts
     before_it = {name: call for name, call in inside.items() if call.ended <= at}
     projections, norms, is_plain = _projections(attention, before_it, seen)
     is_torch = any(isinstance(seen.net.get_submodule(name), nn.MultiheadAttention) for name in running)
     return replace(
-        found,
+        parts,
         attention=max(running, key=lambda name: (name.count("."), name)),
         sizes=attention.sizes,
         number=attention.number - before,
         scale=attention.scale,
         is_fused=attention.is_fused,
         is_plain=is_plain or is_torch,
-        out=_out(found.attn, attention.z.flatten(2), inside, seen),
+        out=_out(parts.attn, attention.z.flatten(2), inside, seen),
         projections={} if is_plain else projections,
         turned_norms=norms,
     )
 
 
 def _writers(
-    entered: Tensor, left: Tensor, inside: Mapping[str, PartCall], at: int, seen: Observation
+    entered: Tensor, left: Tensor, inside: Mapping[str, PartCall], at: int, running: frozenset[str], seen: Observation
 ) -> dict[str, Any]:
     """Return the two parts that write, and the norms after the sums if the block normalizes its stream.
 
     Of parts with equal outputs, such as a projection and the dropout after it, the outermost counts, then the first.
+    The part of attention is the one inside which it ran, or else the first that ended after it.
     """
-    wide = [name for name, call in inside.items() if call.gave.shape == entered.shape]
+    wide = [name for name, call in inside.items() if call.gave.shape == entered.shape and call.given is not None]
     wide.sort(key=lambda name: (name.count("."), inside[name].ended))
-    firsts = [name for name in wide if inside[name].ended > at]
-    gave, added = {name: inside[name].gave for name in wide}, left - entered
-    pairs = [(a, m) for a, m in product(firsts, wide) if not _is_nested(a, m)]
-    errors = {(a, m): seen.error(gave[a] + gave[m], added, left) for a, m in pairs}
-    if errors and (least := min(errors.values())) <= seen.tolerance:
-        attn, mlp = next(pair for pair, error in errors.items() if error <= 2 * least + torch.finfo(left.dtype).eps)
+    gave, added = {name: inside[name].gave.double() for name in wide}, left.double() - entered.double()
+    pairs = [pair for pair in combinations(wide, 2) if not _is_nested(*pair)]
+    errors = [seen.error(gave[one] + gave[other], added, left) for one, other in pairs]
+    if errors and min(errors) <= seen.tolerance:
+        pair = pairs[errors.index(min(errors))]
+        attn, mlp = sorted(pair, key=lambda name: (name not in running, inside[name].ended < at, inside[name].ended))
         return {"attn": attn, "mlp": mlp}
-    normed = [name for name in wide if inside[name].given is not None]
-    for second in (name for name in normed if seen.is_close(gave[name], left)):
-        for first, mlp in product(normed, wide):
+    for second in (name for name in wide if seen.is_close(gave[name], left.double())):
+        for first, mlp in product(wide, wide):
             if seen.is_close(gave[first] + gave[mlp], inside[second].given):
-                attn = next((a for a in firsts if seen.is_close(entered + gave[a], inside[first].given)), "")
-                if attn and first != attn:
+                sums = (a for a in wide if a != first and seen.is_close(entered + inside[a].gave, inside[first].given))
+                if attn := next(sums, ""):
                     return {"attn": attn, "mlp": mlp, "norms": (first, second)}
     return {}
 
@@ -333,12 +321,12 @@ def _out(writer: str, z: Tensor, inside: Mapping[str, PartCall], seen: Observati
     return ()
 
 
-def _down(found: BlockParts, inside: Mapping[str, PartCall], at: int, seen: Observation) -> tuple[str, ...]:
+def _down(parts: BlockParts, inside: Mapping[str, PartCall], at: int, seen: Observation) -> tuple[str, ...]:
     """Return the last projection of the MLP: a matrix after another one that is not of attention."""
-    matrices = {name: call for name, call in inside.items() if _is_matrix(call) and not _is_nested(name, found.attn)}
-    of_mlp = {name: call for name, call in matrices.items() if call.began > at or _is_nested(name, found.mlp)}
+    matrices = {name: call for name, call in inside.items() if _is_matrix(call) and not _is_nested(name, parts.attn)}
+    of_mlp = {name: call for name, call in matrices.items() if call.began > at or _is_nested(name, parts.mlp)}
     for name, call in of_mlp.items():
-        if any(other.ended < call.began for other in of_mlp.values()) and (chain := chain_of(name, found.mlp, seen)):
+        if any(other.ended < call.began for other in of_mlp.values()) and (chain := chain_of(name, parts.mlp, seen)):
             return chain
     return ()
 
@@ -352,15 +340,14 @@ def _projections(
     for site, turned in ((Q, attention.q), (K, attention.k)):
         for path, take in _readings(site, matrices, attention.sizes):
             heads = take.take(matrices[path].gave)
-            if _is_turned(heads, turned, site, seen):
+            if heads.shape == turned.shape and _is_turned(heads, turned, site, seen):
                 projections[site] = take
                 plain.append(seen.is_close(heads, turned))
                 break
-            after = (name for name, call in inside.items() if _by_head(call.given, heads, seen) is not None)
-            normed = ((name, _by_head(inside[name].gave, turned, seen, is_equal=False)) for name in after)
-            if norm := next((name for name, x in normed if x is not None and _is_turned(x, turned, site, seen)), None):
-                projections[site], norms[site] = take, (norm, inside[norm].gave.ndim == 3)
-                break
+            for name, call in inside.items():
+                is_next = any(seen.is_close(form, heads) for form in _forms(call.given, heads))
+                if is_next and any(_is_turned(form, turned, site, seen) for form in _forms(call.gave, turned)):
+                    projections[site], norms[site] = take, (name, call.gave.ndim == 3)
     return projections, norms, plain == [True, True]
 
 
@@ -374,17 +361,14 @@ def _readings(site: Site, matrices: Mapping[str, PartCall], sizes: HeadSizes) ->
             yield path, Projection(path=path, site=site, layout=layout, sizes=sizes)
 
 
-def _by_head(x: Tensor | None, like: Tensor, seen: Observation, *, is_equal: bool = True) -> Tensor | None:
-    """Return an activation with the axes of heads, which it may have in another order or joined; None if it has not."""
-    if x is None or x.numel() != like.numel() or x.ndim not in (3, 4):
-        return None
-    forms = [x.reshape(like.shape)] if x.ndim == 3 or x.shape == like.shape else []
-    forms += [x.transpose(1, 2)] if x.ndim == 4 and x.transpose(1, 2).shape == like.shape else []
-    return next((form for form in forms if not is_equal or seen.is_close(form, like)), None)
+def _forms(x: Tensor | None, like: Tensor) -> list[Tensor]:
+    """Return an activation with the axes of heads, which it may have in another order or joined."""
+    if x is None or x.numel() != like.numel():
+        return []
+    forms = (x.reshape(like.shape),) if x.ndim == 3 else (x, x.transpose(1, 2))
+    return [form for form in forms if form.shape == like.shape]
 
 
 def _is_turned(x: Tensor, turned: Tensor, site: Site, seen: Observation) -> bool:
     """Whether these are equal up to a rotation."""
-    return x.shape == turned.shape and all(
-        claim.error() <= seen.tolerance for claim in rotation_claims(x, turned, site)
-    )
+    return all(claim.error() <= seen.tolerance for claim in rotation_claims(x, turned, site))

@@ -62,7 +62,6 @@ def _constructed(net: nn.Module) -> nn.Module | None:
     return None if built is None or weights_differ(net, built) else built
 
 
-@torch.no_grad()
 def _reset(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Reset every part that can be reset, and yield the other parts' weights by name."""
     for path, part in net.named_modules():
@@ -74,6 +73,7 @@ def _reset(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
                     yield f"{path}.{name}" if path else name, parameter
 
 
+@torch.no_grad()
 def _is_reset_norm(part: nn.Module) -> bool:
     """Whether weights of 0 or 1 give a part outputs of mean square 1, which it then has."""
     weights = [*part.parameters(recurse=False)]

@@ -287,33 +287,31 @@ def _blocks(net: nn.Module, seen: Observation, known: Mapping[str, Any]) -> tupl
 
 
 def _declared(
-    found: BlockParts, parts: Mapping[str, str], norms: tuple[str, ...], known: Mapping[str, Any], seen: Observation
+    block: BlockParts, parts: Mapping[str, str], norms: tuple[str, ...], known: Mapping[str, Any], seen: Observation
 ) -> BlockParts:
     """Return the parts of a block, with those that are declared in place of those that were found."""
-    pair = [seen.calls[name].gave for name in (found.attn, parts.get("mlp", "")) if name and name in seen.calls]
+    pair = [seen.calls[name].gave for name in (block.attn, parts.get("mlp", "")) if name and name in seen.calls]
     if len(pair) == 2 and seen.is_close(*pair):
         raise InvalidArgument(
-            f"mlp=… of {type(seen.net).__name__} returns what attention adds to the stream in {found.blocks[0]}: are "
+            f"mlp=… of {type(seen.net).__name__} returns what attention adds to the stream in {block.blocks[0]}: are "
             f"attn=… and mlp=… swapped?"
         )
-    block = replace(found, attn=parts.get("attn", found.attn), mlp=parts.get("mlp", found.mlp))
-    is_found = (block.attn, block.mlp) == (found.attn, found.mlp)
-    block = replace(block, norms=norms or (found.norms if is_found else ()))
-    if "out" in parts:
-        block = replace(block, out=chain_of(parts["out"], block.attn, seen) or (parts["out"],))
-    if "down" in parts:
-        block = replace(block, down=chain_of(parts["down"], block.mlp, seen) or (parts["down"],))
+    attn, mlp = parts.get("attn", block.attn), parts.get("mlp", block.mlp)
+    norms = norms or (block.norms if (attn, mlp) == (block.attn, block.mlp) else ())
+    writers = [(name, writer) for name, writer in (("out", attn), ("down", mlp)) if name in parts]
+    chains: dict[str, Any] = {name: chain_of(parts[name], of, seen) or (parts[name],) for name, of in writers}
+    block = replace(block, attn=attn, mlp=mlp, norms=norms, **chains)
     projected = [(site, parts[name]) for site, name in ((Q, "q"), (K, "k"), (V, "v")) if name in parts]
     projected = projected or [(site, parts["qkv"]) for site in (Q, K, V) if "qkv" in parts]
-    layout: ProjectionLayout = "stacked" if "qkv" in parts else "own"
-    sizes = block.sizes
+    sizes, n_heads = block.sizes, known.get("n_heads", 0)
     if sizes is None and (projected or "out" in parts):
-        sizes = _declared_sizes(parts, known.get("n_heads", 0), known.get("n_kv_heads", known.get("n_heads", 0)), seen)
+        sizes = _declared_sizes(parts, n_heads, known.get("n_kv_heads", n_heads), seen)
     if sizes is None:
         return block
     _check_heads(sizes, parts, known, seen)
     if not projected:
         return replace(block, sizes=sizes)
+    layout: ProjectionLayout = "stacked" if "qkv" in parts else "own"
     projections = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site, path in projected}
     if block.number is not None:
         projections.pop(V)  # it is read where attention is seen
@@ -324,20 +322,16 @@ def _check_heads(sizes: HeadSizes, parts: Mapping[str, str], known: Mapping[str,
     """Raise `InvalidArgument` if attention runs with other numbers of heads, or declared parts have other widths."""
     n, kv = sizes.n_heads, sizes.n_kv_heads
     n_heads, n_kv_heads = known.get("n_heads", n), known.get("n_kv_heads", known.get("n_heads", kv))
-    if (n_heads, n_kv_heads) != (n, kv):
-        raise InvalidArgument(
-            f"{n_heads} heads with {n_kv_heads} key-value heads were declared, and attention runs with {n} and {kv}: "
-            f"check n_heads=… and n_kv_heads=…."
-        )
     widths = {name: count * sizes.d_head for name, count in (("q", n), ("k", kv), ("v", kv), ("qkv", n + 2 * kv))}
-    for name, width in (widths | {"out": n * (sizes.d_value or sizes.d_head)}).items():
-        call = seen.calls.get(parts.get(name, ""))
-        own = None if call is None else call.given if name == "out" else call.gave
-        if name in parts and own is not None and own.shape[-1] != width:
-            raise InvalidArgument(
-                f"{name}=… has a width of {own.shape[-1]}, and the heads of {width}: check n_heads=… and "
-                f"n_kv_heads=…, and that out=… is {_LAST_OF} heads."
-            )
+    widths["out"], says = n * (sizes.d_value or sizes.d_head), ""
+    for name in (name for name in widths if name in parts and parts[name] in seen.calls):
+        side = seen.calls[parts[name]].given if name == "out" else seen.calls[parts[name]].gave
+        if side is not None and side.shape[-1] != widths[name]:
+            says = f"{name}=… has a width of {side.shape[-1]}, and the heads of {widths[name]}"
+    if (n_heads, n_kv_heads) != (n, kv):
+        says = f"attention runs with {n} heads and {kv} key-value heads, not {n_heads} and {n_kv_heads}"
+    if says:
+        raise InvalidArgument(f"{says}: check n_heads=… and n_kv_heads=…, and that out=… is {_LAST_OF} heads.")
 
 
 def _declared_sizes(parts: Mapping[str, str], n_heads: int, n_kv_heads: int, seen: Observation) -> HeadSizes:
@@ -345,10 +339,9 @@ def _declared_sizes(parts: Mapping[str, str], n_heads: int, n_kv_heads: int, see
     if n_heads < 1 or n_kv_heads < 1:
         raise InvalidArgument("heads need their number: declare n_heads=…, and n_kv_heads=… if it differs.")
     of = {name: seen.calls[part] for name, part in parts.items() if part in seen.calls}
-    given = [call.given.shape[-1] for name, call in of.items() if name == "out" and call.given is not None]
-    queries = {"q": 1, "qkv": 1 + 2 * n_kv_heads / n_heads}
-    gave = [int(call.gave.shape[-1] / queries[name]) for name, call in of.items() if name in queries]
-    whole = (given + gave + [0])[0]
+    whole = int(of["qkv"].gave.shape[-1] / (1 + 2 * n_kv_heads / n_heads)) if "qkv" in of else 0
+    whole = of["q"].gave.shape[-1] if "q" in of else whole
+    whole = whole if "out" not in of or of["out"].given is None else of["out"].given.shape[-1]
     if n_heads % n_kv_heads or whole % n_heads:
         raise InvalidArgument(
             f"{n_heads} heads with {n_kv_heads} key-value heads do not fit a width of {whole}: check n_heads=…."
@@ -501,18 +494,15 @@ class WrappedModel(Reattachable):
             else:
                 net = initialized(self._net, self.spec.name)
         known = {**self._known, "name": f"{self.spec.name} at initialization {seed}"}
-        says, made = "", None
-        try:
+        with Contained() as attaching:
             made = WrappedModel(net, known, blocks=self._blocks, digest=untrained_hash(seed))
-            says = f"they lack {', '.join(sorted(site.name for site in self.sites - made.sites))}"
-        except (InvalidArgument, NonFinite) as error:
-            says = str(error).rstrip(".")
-        if made is None or self.sites - made.sites:
-            raise NoCopy(
-                f"{self.spec.name} has no untrained baselines: copies do not compute alike ({says}), as where a function "
-                f"in it refers to parts of the original. Declare rebuild=lambda: …, which returns a new module."
-            )
-        return made
+            if not self.sites - made.sites:
+                return made
+        says = attaching.fault or f"no {', '.join(sorted(site.name for site in self.sites - made.sites))}"
+        raise NoCopy(
+            f"{self.spec.name} has no untrained baselines: copies do not compute alike ({says.rstrip('.')}), as where "
+            f"code in it refers to parts of the original. Declare rebuild=lambda: …, which returns a new module."
+        ) from attaching.error
 
     def _rebuilt(self, rebuild: Callable[[], nn.Module]) -> nn.Module:
         """Return a module that a function builds; raise `NoCopy` if it has other parts or other weights."""
@@ -543,19 +533,16 @@ class WrappedModel(Reattachable):
         with Contained() as running:
             return self._forward(tokens)
         assert running.error is not None, "it returned otherwise"
-        if not (self._is_function or "forward" in self._known) and not is_out_of_memory(running.error):
-            self._with_targets = True
-            with Contained():
-                return self._forward(tokens)
+        self._with_targets = not (self._is_function or "forward" in self._known or is_out_of_memory(running.error))
+        with Contained():
+            return self._forward(tokens)
         raise running.error
 
     def _forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
         forward = self._known.get("forward")
         with self._named_faults(tokens):
-            if forward is not None:
-                output = forward(self._net, tokens)
-            else:
-                output = self._net(tokens, tokens) if self._with_targets else self._net(tokens)
+            given = (tokens, tokens) if self._with_targets else (tokens,)
+            output = self._net(*given) if forward is None else forward(self._net, tokens)
         match output:
             case {"logits": logits} | object(logits=logits):
                 pass
