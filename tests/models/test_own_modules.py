@@ -158,6 +158,14 @@ def test_every_probe_of_attention_and_every_battery_runs_on_what_is_found() -> N
     assert bayesgeom.ablate(model, TASK, n=8, battery="heads").n == 8
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("style", ["nanoGPT", "TransformerEncoder", "MultiheadAttention, parallel"])
+def test_other_precisions_have_the_same_sites(style: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = bayesgeom.wrap(STYLES[style]().to(dtype))
+    assert {RESID_PRE, RESID_POST, ATTN_OUT, MLP_POST, Q, K, *ATTENTION} <= model.sites, model.withheld
+
+
 def test_what_was_found_is_printed() -> None:
     printed = str(bayesgeom.wrap(of_style("nanoGPT"))).splitlines()
     assert printed[0].startswith("WrappedModel(NanoGPT, 2 layers, 2 heads")

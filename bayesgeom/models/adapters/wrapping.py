@@ -767,7 +767,7 @@ class WrappedModel(Reattachable):
             following = passages[RESID_PRE, layer + 1].arrived[0]
             yield Claim(_NEXT, (RESID_PRE, RESID_POST), following, left[RESID_POST])
         if call is not None and {Q_ROT, K_ROT, V, Z} <= known:
-            pattern = pattern_of(left[Q_ROT], left[K_ROT], call.scale, call.added, call.soft_cap)
+            pattern = pattern_of(left[Q_ROT], left[K_ROT], call.scale, call.added, call.soft_cap).to(left[V].dtype)
             if PATTERN not in known:
                 arrived[PATTERN] = left[PATTERN] = pattern
             functions = Functions(normed=self._normed, pattern=lambda _q, _k, _layer: pattern)
