@@ -259,6 +259,29 @@ def test_copies_are_made_by_the_class_with_the_config_of_the_module() -> None:
     assert torch.equal(again.lm_head.weight, copy.lm_head.weight)
 
 
+class Seeded(nn.Module):
+    """A network whose constructor takes a seed, or sets one."""
+
+    def __init__(self, config: Any, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed if config.takes_seed else 0)
+        self.config, self.embed, self.head = config, nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+        self.layers = nn.ModuleList(nn.GRU(WIDTH, WIDTH, batch_first=True) for _ in range(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)[0]
+        return torch.as_tensor(self.head(x))
+
+
+@pytest.mark.parametrize("takes_seed", [False, True])
+def test_copies_differ_where_a_constructor_has_a_seed_of_its_own(*, takes_seed: bool) -> None:
+    model = bayesgeom.wrap(Seeded(SimpleNamespace(takes_seed=takes_seed)))
+    weights = [model.untrained_copy(seed).module.get_parameter("head.weight") for seed in (1, 2, 1)]
+    assert not torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
+
+
 def test_copies_are_reset_by_init_weights_where_the_class_needs_other_arguments() -> None:
     class Initialized(Stacked):
         def _init_weights(self, module: nn.Module) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import NoCopy
 from bayesgeom.core.plugins import Contained
+from bayesgeom.models.checkpoint import weights_hash
 
 _LARGE = 8.0  # size at which the ε of a norm is negligible, and squares fit into half precision
 _ROUNDING = 0.05  # of a mean square in half precision
@@ -25,9 +26,11 @@ def initialized(net: nn.Module, name: str) -> nn.Module:
     Raises:
         NoCopy: Some of its weights are left as they are.
     """
+    state = torch.get_rng_state()
     if (built := _constructed(net)) is not None:
         like = next(net.parameters())
         return built.to(device=like.device, dtype=like.dtype).eval()
+    torch.set_rng_state(state)  # a constructor may have set a seed of its own
     copy = deepcopy(net)
     unknown = dict(_reset(copy))
     match copy:
@@ -52,14 +55,21 @@ def weights_differ(net: nn.Module, other: nn.Module) -> list[str]:
 
 
 def _constructed(net: nn.Module) -> nn.Module | None:
-    """Return a new instance of the module's class with arguments that it keeps; None if that has other weights."""
-    kept, built = vars(net), None
+    """Return a new instance of the module's class with arguments that it keeps, and another `seed` if it takes one.
+
+    None if that has other weights, or the same ones each time, as where a constructor sets a seed or loads them.
+    """
+    kept, built = vars(net), list[nn.Module]()
     with Contained():
         named = inspect.signature(type(net)).parameters.values()
-        needed = [entry.name for entry in named if entry.default is entry.empty and entry.kind is not entry.VAR_KEYWORD]
-        if needed and all(name in kept for name in needed):
-            built = type(net)(**{entry.name: kept[entry.name] for entry in named if entry.name in kept})
-    return None if built is None or weights_differ(net, built) else built
+        needed = {entry.name for entry in named if entry.default is entry.empty and entry.kind is not entry.VAR_KEYWORD}
+        given = {entry.name: kept[entry.name] for entry in named if entry.name in kept and entry.name != "seed"}
+        for _ in range(2 * bool(needed and needed <= given.keys())):
+            seed = {"seed": int(torch.randint(2**31, ()))} if "seed" in {entry.name for entry in named} else {}
+            built.append(type(net)(**given, **seed))
+    if len(built) < 2 or weights_differ(net, built[1]):
+        return None
+    return None if len({weights_hash(each.state_dict()) for each in built}) == 1 else built[1]
 
 
 def _reset(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
