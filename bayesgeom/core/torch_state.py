@@ -18,9 +18,10 @@ recorded in the provenance.
 """
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from operator import attrgetter
@@ -90,15 +91,33 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode inside the block; every submodule is back in its former mode afterwards."""
+    """Put a module into evaluation mode inside the block; every submodule is back in its former mode afterwards.
+
+    Parts that `torch.compile` compiled run as they are written, because compiled code runs no hooks.
+    """
     training = [part for part in module.modules() if part.training]
     for part in training:
         part.training = False
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if is_compiled(module) else nullcontext():
+            yield
     finally:
         for part in training:
             part.training = True
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module or a part of it is compiled by `torch.compile`."""
+    return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in module.modules())  # noqa: SLF001  (no public list)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` compiled, or the module itself; warn that it is measured uncompiled."""
+    if is_compiled(module):
+        inner = module._modules.get("_orig_mod") or module  # noqa: SLF001  (nor this)
+        warnings.warn(f"{type(inner).__name__} is compiled: it is measured as it is written.", stacklevel=3)
+        return inner
+    return module
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from bayesgeom.core.errors import quoted, with_plain_integers
 from bayesgeom.core.files import read_json
 from bayesgeom.core.plugins import field_names
 from bayesgeom.core.run import is_untrained, untrained_seed
-from bayesgeom.core.torch_state import check_default_device, structure_of
+from bayesgeom.core.torch_state import check_default_device, structure_of, uncompiled
 from bayesgeom.models.adapters.hooked import of_native
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.adapters.wrapping import from_callable
@@ -367,7 +367,7 @@ def _of_object(model: Any) -> Model:
     """The adapter of a module that bayesgeom, Hugging Face, transformer-lens or a plug-in built."""
     if isinstance(model, type):
         raise InvalidArgument(f"got the class {model.__name__}: pass an instance of it.")
-    model = unwrapped(model)
+    model = unwrapped(uncompiled(model) if isinstance(model, nn.Module) else model)
     # transformer-lens imports transformers itself, but no models of it, which take seconds and write warnings.
     if "transformers.modeling_utils" in sys.modules:
         from transformers import PreTrainedModel
@@ -405,7 +405,7 @@ def of_module(
     raise InvalidArgument(
         f"cannot diagnose a {type(module).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
         f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For your "
-        f"own module: bayesgeom.wrap(net, blocks=…), with the name of its list of blocks."
+        f"own module: bayesgeom.wrap(net)."
     )
 
 

@@ -56,6 +56,7 @@ from bayesgeom.core.torch_state import (
     site_hook,
     structure_of,
 )
+from bayesgeom.models.adapters.attention import HeadSizes
 from bayesgeom.models.adapters.proof import (
     Claim,
     Equations,
@@ -73,7 +74,6 @@ from bayesgeom.models.base import HeadOutput, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.huggingface.anatomy import (
     Anatomy,
-    HeadSizes,
     anatomy_of,
     attention_of,
     blocks_of,
