@@ -49,8 +49,7 @@ from bayesgeom.report.report import Report
 from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
-
-_KL = Float64[np.ndarray, " sequence"]
+_PREDICTIONS = CalibrationReport.name
 
 
 @checked("model", "task")
@@ -142,8 +141,8 @@ def _diagnosed(
     before = {name: reports for name, reports in untrained.items() if name not in skipped}
     with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
         run, further, (reports, faults) = _measured(model_passes, plan, before)
-    if isinstance(calibration := reports.get(CalibrationReport.name), CalibrationReport):
-        reports[calibration.name] = compared(calibration, run, copies)
+    if isinstance(calibration := reports.get(_PREDICTIONS), CalibrationReport):
+        reports[_PREDICTIONS] = compared(calibration, run, copies)
     again, reasons = _measured_again(subject, chosen, plan, run, further, seed=seed, n_untrained=n_untrained)
     reports, skipped = with_short_memory(reports | again, subject, chosen, run, seed=seed), skipped | faults | reasons
     names = tuple(plan.supported)
@@ -194,41 +193,34 @@ def _with_faults(skipped: Mapping[str, str], faults: Mapping[str, str]) -> dict[
 def _copies(
     model: Model,
     task: WindTunnel,
-    untrained: Mapping[str, Sequence[Report]],
+    untrained: Mapping[str, Sequence[Any]],
     skipped: Mapping[str, str],
     n_untrained: int,
     sequences: Mapping[str, int],
     executor: tuple[Batch, str] | None,
-) -> tuple[list[_KL], dict[str, str]]:
-    """Return the KL of the sequences of `N_COPIES` untrained networks, and what was left out.
+) -> tuple[list[Float64[np.ndarray, " sequence"]], dict[str, str]]:
+    """Return the KL of the sequences of at least `N_COPIES` untrained networks, and what was left out.
 
     The networks that probes are measured on are among them. The others run for their predictions alone; a large model
     gets none of them.
     """
-    known = [report for report in untrained.get(CalibrationReport.name, ()) if isinstance(report, CalibrationReport)]
-    copies, reasons = [report.sequence_scores[:, 0] for report in known], dict(skipped)
-    if not n_untrained or CalibrationReport.name not in untrained:
+    copies, reasons = [report.sequence_scores[:, 0] for report in untrained.get(_PREDICTIONS, ())], dict(skipped)
+    if not n_untrained or _PREDICTIONS not in untrained:
         return copies, reasons
-    is_large = model.spec.n_parameters >= LARGE
-    n = len(copies) if is_large else max(n_untrained, N_COPIES)
     with suppress(NoCopy):
         if model.permuted_copy(0) is not None:
             why = f"how {model.spec.name} is initialized is unknown: its predictions are compared with those of copies "
             why += "with permuted weights. Declare rebuild=lambda: …, which returns a new module."
-            copies, n = [], n_untrained if is_large else n
-            reasons = _with_faults(reasons, {_INITIALIZATION: why})
+            copies, reasons = [], _with_faults(reasons, {_INITIALIZATION: why})
+    n = max(n_untrained, 0 if model.spec.n_parameters >= LARGE else N_COPIES)
     further = range(n_untrained, n_untrained + n - len(copies))
     counts = {"n": sequences["n"], "seed": sequences["seed"]}
-    results: Iterable[tuple[list[float], str]]
     if executor is None:
-        results = (_predicted(model, task, index, **counts) for index in further)
+        results = [_predicted(model, task, index, **counts) for index in further]
     else:
-        shared = job_arguments(executor[1], model.spec, task, **counts)
-        title = f"{model.spec.name} untrained {{}}, predictions"
-        jobs = [
-            Job(name=title.format(index), function=predictions_at, arguments={**shared, "index": index})
-            for index in further
-        ]
+        shared, title = job_arguments(executor[1], model.spec, task, **counts), f"{model.spec.name} untrained"
+        job = partial(Job, function=predictions_at)
+        jobs = [job(name=f"{title} {index}", arguments={**shared, "index": index}) for index in further]
         results = executor[0].results(jobs, desc="predictions of untrained networks")
     for kl, reason in results:
         copies += [np.array(kl)] * bool(kl)
@@ -240,8 +232,7 @@ def predictions_at(
     *, model: str, weights: str, device: str, task: Mapping[str, Any], index: int, n: int, seed: int
 ) -> tuple[list[float], str]:
     """Do the job of one untrained network that is run for its predictions alone."""
-    subject = check_same(load(model, device=device), weights)
-    return _predicted(subject, task_from_config(task), index, n=n, seed=seed)
+    return _predicted(check_same(load(model, device=device), weights), task_from_config(task), index, n=n, seed=seed)
 
 
 def _predicted(model: Model, task: WindTunnel, index: int, *, n: int, seed: int) -> tuple[list[float], str]:
@@ -251,12 +242,10 @@ def _predicted(model: Model, task: WindTunnel, index: int, *, n: int, seed: int)
         network = model.permuted_copy(network_seed) or model.untrained_copy(network_seed)
         blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=network.spec.device)
         return sequence_kl_bits(network.run(blocks, n_recorded=n).behavior).tolist(), ""
-    except (NoCopy, NonFinite) as reason:
-        return [], str(reason)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
+    except (NoCopy, NonFinite, RuntimeError) as reason:
+        if isinstance(reason, RuntimeError) and not is_out_of_memory(reason):
             raise
-        return [], f"untrained network {index} was left out, because it does not fit into memory."
+        return [], f"{str(reason).rstrip('.')}."
 
 
 def _sent_untrained(

@@ -29,7 +29,6 @@ FOLLOWS = 0.5  # slope above which answers follow the evidence, and below which 
 OPEN = 0.1  # share of the gap closed above which more sequences may show that the predictions are better
 N_COPIES = 8  # least number of untrained networks with which an answer is compared
 RARELY = 0.001  # share of untrained networks that close more of the gap than the level
-_ROUNDING = 1e-9  # of the logarithm of a ratio of two KL that are the same
 OFF_ANSWER, MOSTLY_OFF = 0.05, 0.5  # off-answer probability that the answer names, and above which it is partly right
 LEAST_GAP_BITS = 1e-4  # KL of the baseline below which there is nothing to tell
 ROUNDING = 1e-6  # share of the gap below which the KL of a predictor is that of the exact one
@@ -248,7 +247,7 @@ def untrained_level(closed: Float[np.ndarray, " untrained"]) -> float:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         logs, k = np.log(1 - closed), len(closed)
-    if k < N_COPIES or not np.isfinite(logs).all() or (np.ptp(logs) == 0 and logs[0] < -_ROUNDING):
+    if k < N_COPIES or not np.isfinite(logs).all() or (np.ptp(logs) == 0 and logs[0] < -1e-9):
         return math.nan
     margin = t.ppf(1 - RARELY, k - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / k)
     return max(0.0, 1 - math.exp(logs.mean() - margin))

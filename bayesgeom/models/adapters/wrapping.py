@@ -381,8 +381,10 @@ class WrappedModel(Reattachable):
     def permuted_copy(self, seed: int) -> "WrappedModel | None":
         with PROCESS_STATE, torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(torch_seed(seed))
-            if self._initialized() is not None or not (matrices := _matrices(net := deepcopy(self._net))):
+            if self._initialized() is not None or all(weight.ndim < 2 for weight in self._net.parameters()):
                 return None
+            net = deepcopy(self._net)
+            matrices = (weight for weight in net.parameters() if weight.ndim > 1)
             for matrix in matrices:
                 matrix.copy_(matrix.flatten()[torch.randperm(matrix.numel())].view_as(matrix))
         return self._of_weights(net, seed)
@@ -404,8 +406,9 @@ class WrappedModel(Reattachable):
         with Contained():  # the constructor may take other arguments, or draw the same weights each time
             match self._net:
                 case object(config=config):
-                    built, other = (self._rebuilt(lambda: type(self._net)(deepcopy(config))) for _ in range(2))
-                    if any(not torch.equal(*pair) for pair in zip(built.parameters(), other.parameters(), strict=True)):
+                    build = partial(self._rebuilt, lambda: type(self._net)(deepcopy(config)))
+                    digest = weights_hash(build().state_dict())  # one module at a time in memory
+                    if weights_hash((built := build()).state_dict()) != digest:
                         return built
         with Contained():
             match net := deepcopy(self._net):
@@ -771,11 +774,6 @@ def _before(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
         return given, {**known, name: change(_first(known.get(name)))}
 
     return Hook(part=part, call=call, kind="pre", with_kwargs=True)
-
-
-def _matrices(net: nn.Module) -> list[nn.Parameter]:
-    """Return the weights with at least two axes."""
-    return [weight for weight in net.parameters() if weight.ndim > 1]
 
 
 def _reset(net: nn.Module, name: str) -> nn.Module:
