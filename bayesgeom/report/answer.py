@@ -337,7 +337,7 @@ def _details(answer: Answer) -> Iterator[Opening]:
         is_cheap = not answer.is_confidence_named and (low > 1 or high < 1)
         finding = Finding.CONFIDENCE_CHEAP if is_cheap else Finding.CONFIDENCE
         yield finding.of(confidence=answer.confidence)
-    if answer.failure_rate is not None and answer.explains:
+    if answer.failure_rate is not None and float(answer.failure_rate) >= 0 and answer.explains:
         rate, most = float(answer.failure_rate), float(answer.failure_rate.ends[1])
         finding = Finding.FAILURES if rate > 0 else Finding.NO_FAILURES
         yield finding.of(rate=rate, most=most, n=answer.failure_rate.n, baseline=answer.baseline)

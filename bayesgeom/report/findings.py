@@ -68,7 +68,7 @@ class Finding(Enum):
     DISTANCE = "KL {kl_bits:whole} bits ({levels:levels})"
     CONFIDENCE = "confidence {confidence:interval}, where 1 is exact"
     CONFIDENCE_CHEAP = "confidence {confidence:interval}, where 1 is exact, at little cost"
-    FAILURES = "{rate:rate} of {n:sequence} are as bad as {baseline} or worse (at most {most:rate})"
+    FAILURES = "{rate:rate} of {n:sequence} are as bad as {baseline} or worse[ (at most {most:rate})]"
     NO_FAILURES = "none of {n:sequence} is as bad as {baseline} (at most {most:rate} of all are)"
     EVIDENCE_NOT_USED = "no use of the evidence is shown"
     EVIDENCE_USED_IN_PART = "uses the evidence in part ({weight:2} of the exact weight)"
