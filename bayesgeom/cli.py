@@ -421,7 +421,7 @@ def response(
     task: TaskOption = None,
     ages: Maybe[tuple[int, ...]] = None,
     single: bool = False,
-    n: N = 256,
+    n: Maybe[int] = None,
     seed: Seed = 0,
 ) -> "Report":
     """Measure how far the answers follow old evidence.
@@ -431,6 +431,7 @@ def response(
     Args:
         ages: Numbers of the latest pieces of evidence that stay. Default: 1, 2, 4, 8, …
         single: Draw only the piece of each age again, instead of all older ones.
+        n: Number of sequences. Default: 128, for old evidence up to 1,024, until the interval is ±0.1.
     """
     return bayesgeom.evidence_response(source.load(), task, ages=ages, single=single, n=n, seed=seed)
 

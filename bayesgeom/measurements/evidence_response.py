@@ -15,7 +15,7 @@ fewer than 8 sequences carry the exact change.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -23,16 +23,16 @@ from typing import Annotated, Any, ClassVar, Self, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int
 
 from bayesgeom.core import Ask, InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked
 from bayesgeom.core.observers import exact_beliefs
 from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject, planted_run
 from bayesgeom.measurements.running import first_sequences, measured
 from bayesgeom.models.base import Model
-from bayesgeom.models.resolve import ModelLike, TaskLike
+from bayesgeom.models.resolve import ModelLike, TaskLike, model_for
 from bayesgeom.report.answer import FOLLOWS
-from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit
+from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Unit, stacked
 from bayesgeom.report.findings import Finding, Opening
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
@@ -48,6 +48,8 @@ LEVEL_NAME = "other sequences"
 MIXED, SHARP, WINDOW, FORGETTING = "exact, 20 % uniform", "exact, temperature 0.5", "last 10 symbols", "forgetting 0.9"
 _UNIFORM_SHARE, _TEMPERATURE, _DISCOUNT = 0.2, 0.5, 0.9
 _PAIRINGS, _QUANTILE = 300, 0.975
+FIRST_N, MOST_N = 128, 1_024  # sequences of an age whose number is not given
+_HALF_WIDTH = 0.1  # of an interval that needs no more sequences
 _REPLACED = 6  # branch of the seed
 
 Answers = Float64[np.ndarray, "sequence answer"]
@@ -79,7 +81,8 @@ class EvidenceResponseReport(Report):
 
     Fields: `ages` are numbers w of the latest pieces of evidence, which stay; "0" for all evidence drawn again. With
     `is_single`, only the piece of age w was drawn again; the newest has age 1. `exact_change` is the root mean square
-    of the exact change over sequences and answers. `predictor_slopes` are those of the known predictors.
+    of the exact change over sequences and answers. `predictor_slopes` are those of the known predictors. `n_by_age`
+    is the number of sequences at each age, `n` the largest.
     """
 
     name: ClassVar[str] = "evidence_response"
@@ -93,6 +96,7 @@ class EvidenceResponseReport(Report):
     verdicts: Annotated[tuple[str, ...], "age"]
     predictors: tuple[str, ...]
     predictor_slopes: Annotated[Float[np.ndarray, "predictor age"], Unit("1")]
+    n_by_age: Annotated[Int[np.ndarray, " age"], Unit("1")]
     n: int
 
     def verdict_at(self, age: int = TRANSPORT_WINDOW) -> Verdict:
@@ -169,7 +173,7 @@ def evidence_response(
     *,
     ages: Sequence[int] | None = None,
     single: bool = False,
-    n: int = 256,
+    n: int | None = None,
     seed: int = 0,
 ) -> EvidenceResponseReport:
     """Measure how far the answers follow old evidence: draw it again, and compare the changes of both answers.
@@ -183,7 +187,7 @@ def evidence_response(
         ages: Numbers of the latest pieces of evidence that stay. Default: 1, 2, 4, 8, … All evidence is always
             included, as age 0.
         single: Whether to draw only the piece of each age again, instead of all older ones. The newest has age 1.
-        n: Number of sequences.
+        n: Number of sequences. Default: 128, and for each age twice as many, up to 1,024, until its interval is ±0.1.
         seed: Seed of the sequences, of the replaced evidence and of the intervals.
 
     Returns:
@@ -199,8 +203,61 @@ def evidence_response(
         >>> report.ages, report.n
         (('0', '2'), 16)
     """
-    chosen = EvidenceResponse(n=n, ages=None if ages is None else tuple(ages), single=single)
-    return measured(chosen, model, task, n=n, seed=seed)
+    chosen = EvidenceResponse(n=n or FIRST_N, ages=None if ages is None else tuple(ages), single=single)
+    if n is not None:
+        return measured(chosen, model, task, n=n, seed=seed)
+    return _grown(chosen, model_for(model, task), task, _is_narrow, seed=seed)
+
+
+def response_until_decided(
+    model: Model, task: WindTunnel, age: int, *, seed: int, n: int = FIRST_N
+) -> EvidenceResponseReport:
+    """Measure the response to evidence older than one age on more and more sequences, until its verdict is decided.
+
+    Args:
+        model: The model.
+        task: A task whose evidence can be drawn again.
+        age: Number of the latest pieces of evidence that stay.
+        seed: Seed of the sequences, of the replaced evidence and of the intervals.
+        n: Number of sequences to begin with. It doubles up to 1,024 while `verdict_at(age)` is undecided.
+    """
+    return _grown(EvidenceResponse(n=n, ages=(age,)), model, task, _is_decided, seed=seed)
+
+
+def _grown(
+    chosen: "EvidenceResponse",
+    model: Model,
+    task: TaskLike | None,
+    is_enough: Callable[[EvidenceResponseReport, int], bool],
+    *,
+    seed: int,
+) -> EvidenceResponseReport:
+    """Measure all ages, and those that are not enough on twice as many sequences, up to 1,024."""
+    n, report = chosen.n, measured(chosen, model, task, n=chosen.n, seed=seed)
+    while n == report.n < MOST_N and (few := [at for at, _ in enumerate(report.ages) if not is_enough(report, at)]):
+        n = min(2 * n, MOST_N)
+        ages = tuple(int(report.ages[at]) for at in few)
+        wider = measured(replace(chosen, n=n, ages=ages), model, task, n=n, seed=seed)
+        of = [(wider, wider.ages.index(age)) if at in few else (report, at) for at, age in enumerate(report.ages)]
+        report = replace(
+            report,
+            **{name: stacked([each.estimate(name)[at] for each, at in of]) for name in ("slope", "relative_slope")},
+            exact_change=np.array([each.exact_change[at] for each, at in of]),
+            verdicts=tuple(each.verdicts[at] for each, at in of),
+            predictor_slopes=np.stack([each.predictor_slopes[:, at] for each, at in of], axis=1),
+            n_by_age=np.array([each.n_by_age[at] for each, at in of]),
+            n=wider.n,
+        )
+    return report
+
+
+def _is_narrow(report: EvidenceResponseReport, at: int) -> bool:
+    low, high = (float(end[at]) for end in report.slope.ends)
+    return report.verdicts[at] == Verdict.NOT_IDENTIFIED or high - low <= 2 * _HALF_WIDTH
+
+
+def _is_decided(report: EvidenceResponseReport, at: int) -> bool:
+    return report.ages[at] == "0" or report.verdicts[at] != Verdict.UNDECIDED
 
 
 @final
@@ -361,6 +418,7 @@ def response_report(
         ),
         predictors=tuple(others),
         predictor_slopes=np.array(predicted).reshape(len(others), len(ages)),
+        n_by_age=np.full(len(ages), len(along)),
         n=len(along),
     )
 
