@@ -84,9 +84,13 @@ class Verdict(StrEnum):
     NO_DISCONTINUITY = "no discontinuity"
     """The step at the training length is smaller than the largest one within."""
     TRANSPORTS = "transports"
-    """The answers follow evidence older than the stated age: their slope lies above the level and above one half."""
+    """The answers follow evidence older than the stated age: the interval of their slope lies above the level and
+    between one half and 2, and their changes have the direction of the exact ones (cosine above one half)."""
     IN_PART = "in part"
     """The answers follow evidence older than the stated age more than the level, and by less than one half."""
+    MOVES = "moves, but not as Bayes"
+    """Evidence older than the stated age moves the answers more than the level, but in another direction (cosine below
+    one half), or with a slope above 2."""
     NOT_REPLACEABLE = "evidence not replaceable"
     """The task has no method that draws its evidence again (`bayesgeom.tasks.base.EvidenceTask`)."""
     NOT_REACHED = "not reached"

@@ -32,6 +32,7 @@ from bayesgeom.diagnosis.short_memory import with_short_memory
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.measurements.base import Subject
 from bayesgeom.measurements.calibration import CalibrationReport, compared, sequence_kl_bits
+from bayesgeom.measurements.evidence_response import EvidenceResponseReport
 from bayesgeom.models.base import (
     KERNELS,
     LARGE,
@@ -43,7 +44,7 @@ from bayesgeom.models.base import (
     return_freed_memory,
 )
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, task_of
-from bayesgeom.report.answer import N_COPIES
+from bayesgeom.report.answer import N_COPIES, answer_of
 from bayesgeom.report.diagnosis import LAYERS, STREAMED, Diagnosis
 from bayesgeom.report.report import Report
 from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, task_from_config
@@ -144,7 +145,11 @@ def _diagnosed(
     if isinstance(calibration := reports.get(_PREDICTIONS), CalibrationReport):
         reports[_PREDICTIONS] = compared(calibration, run, copies)
     again, reasons = _measured_again(subject, chosen, plan, run, further, seed=seed, n_untrained=n_untrained)
-    reports, skipped = with_short_memory(reports | again, subject, chosen, run, seed=seed), skipped | faults | reasons
+    reports, skipped = reports | again, skipped | faults | reasons
+    response, answer = reports.get(EvidenceResponseReport.name), answer_of(reports)
+    if isinstance(response, EvidenceResponseReport) and answer is not None and not answer.explains:
+        reports[response.name] = response.no_better()
+    reports = with_short_memory(reports, subject, chosen, run, seed=seed)
     names = tuple(plan.supported)
     arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
     where = _provenance(subject, chosen, plan, run, arguments, tuple(reports))

@@ -312,7 +312,8 @@ def _response(report: Any) -> tuple[Estimate | None, tuple[int, ...]]:
     if report is None or report.is_single:
         return None, ()
     (low, high), level = report.slope.ends, report.slope.compared[0].value
-    is_identified = np.array([verdict != Verdict.NOT_IDENTIFIED for verdict in report.verdicts])
+    others = (Verdict.NOT_IDENTIFIED, Verdict.MOVES)
+    is_identified = np.array([verdict not in others for verdict in report.verdicts])
     known = is_identified & ((low > level) | (high < 1))
     ages = tuple(int(age) for age, is_known in zip(report.ages, known, strict=True) if is_known)
     return (report.slope[known], ages) if ages else (None, ())
@@ -340,7 +341,7 @@ def _details(answer: Answer) -> Iterator[Opening]:
         rate, most = float(answer.failure_rate), float(answer.failure_rate.ends[1])
         finding = Finding.FAILURES if rate > 0 else Finding.NO_FAILURES
         yield finding.of(rate=rate, most=most, n=answer.failure_rate.n, baseline=answer.baseline)
-    if answer.response is not None:
+    if answer.response is not None and answer.explains:
         yield _evidence_used(answer.response, answer.ages)
 
 

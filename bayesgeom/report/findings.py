@@ -29,7 +29,7 @@ _LEVELS = "({kl_bits:against} bits)[ and overconfident ({over:2})| and underconf
 _RENAMING = "renaming the hypotheses changes KL by {bits} bits; the bound is {bound}."
 _WHICH = "[evidence of age {age}|evidence older than {older}|all evidence]"
 _FOLLOW = "the answers follow " + _WHICH
-_SLOPE = " with slope {slope}, where 1 is exact."
+_SLOPE = " with slope {slope:interval}, where 1 is exact."
 _EDIT = "{edit:word} {subspace} in layer {layer} "
 _MOVES = _EDIT + "moves the answer {effect:%} of the way to the donor's {quantity}"
 _MOVES += "[ (random subspaces: at most {random_most:%})| (random subspaces: {random:%})]."
@@ -89,6 +89,7 @@ class Finding(Enum):
     REGRET = (
         "Regret is {regret} bits a sequence[, against {level} of {baseline}]."
         "[ The nearest predictor is “{predictor}” (weight {weight:%}).]"
+        "[ {off:%} of the probability is not on the answers.]"
     )
     NO_TERM_MATTERS = "Without any one of {count:direct term}, KL does not rise."
     LARGEST_TERM = "The largest direct term is that of {name}: " + _RISES
@@ -105,9 +106,13 @@ class Finding(Enum):
     )
     TRANSPORTS = "Yes: " + _FOLLOW + _SLOPE
     TRANSPORTS_IN_PART = "In part: " + _FOLLOW + _SLOPE
-    TRANSPORT_NOT_SHOWN = "Not shown that " + _FOLLOW + ": slope {slope}, where 1 is exact."
+    MOVES_OTHERWISE = (
+        "Moves, but not as Bayes: " + _WHICH + " changes the answers with slope {slope:interval} and cosine "
+        "{cosine:interval}, where 1 is exact."
+    )
+    TRANSPORT_NOT_SHOWN = "Not shown that " + _FOLLOW + ": slope {slope:interval}, where 1 is exact."
     TRANSPORT_NOT_IDENTIFIED = "Not identified: the exact answer hardly depends on " + _WHICH + "."
-    TRANSPORT_UNDECIDED = "Undecided: " + _FOLLOW + _SLOPE
+    TRANSPORT_UNDECIDED = "Undecided whether " + _FOLLOW + ": slope {slope:interval}, where 1 is exact."
     LENGTH_OF_ONE = (
         "{verdict:first}: KL [rises by {rise}|falls by {fall}] bits where the training length ends; beyond, it is "
         "{ratio} times that within."

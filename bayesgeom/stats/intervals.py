@@ -306,7 +306,7 @@ def _columns(
         place = max(0, n - max(MIN_DIFFERENT, n // 8))
         large = np.partition(np.abs(deviations), place, axis=0)[place]  # rounding, if fewer than that differ
         tie = np.where(large > rounding / 4, np.minimum(rounding, _LARGEST_TIE * large), rounding)
-        t, shift = _studentized(a, b, ratio, weights, tie)
+        t, shift = studentized(a, b, ratio, weights, tie)
         on_log = np.sort(t * _log_factor(1 + shift / ratio), axis=0) if is_positive else None
     error = np.sqrt((influence**2).mean(axis=0) / n)
     different = (np.abs(deviations) > tie).sum(axis=0)
@@ -385,7 +385,7 @@ def _two_valued(
     return is_two, lo, hi
 
 
-def _studentized(
+def studentized(
     a: Float64[np.ndarray, "sequence column"],
     b: Float64[np.ndarray, "sequence #column"],
     ratio: Float64[np.ndarray, " column"],

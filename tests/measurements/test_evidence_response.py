@@ -105,20 +105,33 @@ def test_no_sequence_is_paired_with_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "level", "change", "verdict"),
+    ("interval", "level", "change", "cosine", "verdict"),
     [
-        ((0.52, 0.9), 0.1, 0.2, Verdict.TRANSPORTS),
-        ((0.52, 0.9), 0.6, 0.2, Verdict.UNDECIDED),
-        ((0.52, 0.9), 0.1, 0.0029, Verdict.NOT_IDENTIFIED),
-        ((0.11, 0.49), 0.1, 0.2, Verdict.IN_PART),
-        ((0.11, 0.51), 0.1, 0.2, Verdict.UNDECIDED),
-        ((0.09, 0.49), 0.1, 0.2, Verdict.NOT_SHOWN),
-        ((0.0, 0.0), 0.0, 0.2, Verdict.NOT_SHOWN),
-        ((np.nan, np.nan), 0.1, 0.2, Verdict.UNDECIDED),
+        ((0.52, 0.9), 0.1, 0.2, 0.9, Verdict.TRANSPORTS),
+        ((0.52, 0.9), 0.6, 0.2, 0.9, Verdict.UNDECIDED),
+        ((0.52, 0.9), 0.1, 0.0029, 0.9, Verdict.NOT_IDENTIFIED),
+        ((0.52, 0.9), 0.1, 0.2, 0.49, Verdict.MOVES),
+        ((1.7, 1.99), 0.1, 0.2, 0.9, Verdict.TRANSPORTS),
+        ((1.7, 2.01), 0.1, 0.2, 0.9, Verdict.UNDECIDED),
+        ((2.01, 2.2), 0.1, 0.2, 0.9, Verdict.MOVES),
+        ((0.11, 0.49), 0.1, 0.2, 0.9, Verdict.IN_PART),
+        ((0.11, 0.51), 0.1, 0.2, 0.9, Verdict.UNDECIDED),
+        ((0.11, 0.51), 0.1, 0.2, 0.3, Verdict.MOVES),
+        ((0.04, 0.2), 0.01, 0.2, 0.9, Verdict.NOT_SHOWN),
+        ((0.09, 0.49), 0.1, 0.2, 0.9, Verdict.NOT_SHOWN),
+        ((0.0, 0.0), 0.0, 0.2, np.nan, Verdict.NOT_SHOWN),
+        ((np.nan, np.nan), 0.1, 0.2, 0.9, Verdict.UNDECIDED),
     ],
 )
-def test_verdicts(interval: tuple[float, float], level: float, change: float, verdict: Verdict) -> None:
-    assert response_verdict(interval, level, change) == verdict
+def test_verdicts(
+    interval: tuple[float, float], level: float, change: float, cosine: float, verdict: Verdict
+) -> None:
+    assert response_verdict(interval, level, change, cosine) == verdict
+    no_better = response_verdict(interval, level, change, cosine, is_better=False)
+    if verdict in (Verdict.TRANSPORTS, Verdict.IN_PART):
+        assert no_better == Verdict.UNDECIDED
+    else:
+        assert no_better == verdict
 
 
 def test_planted_predictors_have_their_known_slopes() -> None:
