@@ -1,7 +1,7 @@
 """Short memory: how few of the last symbols an exact observer needs to do as well as a model, and the use of others.
 
 If half of the symbols or fewer are enough, accuracy does not show that the model uses older ones. The evidence response
-at that age does: from 64 sequences on, and from up to 1,024 until it is decided.
+at that age does, on up to 1,024 sequences until it is decided.
 """
 
 from collections.abc import Mapping
@@ -11,18 +11,14 @@ import numpy as np
 from jaxtyping import Float64
 
 from bayesgeom.core import Run, Verdict
-from bayesgeom.measurements.base import Subject
 from bayesgeom.measurements.calibration import CalibrationReport, gap_closed, references_of, sequence_kl_bits
-from bayesgeom.measurements.evidence_response import EvidenceResponse, EvidenceResponseReport
-from bayesgeom.measurements.running import further_runs
+from bayesgeom.measurements.evidence_response import EvidenceResponseReport, response_until_decided
 from bayesgeom.models.base import LARGE, Model
 from bayesgeom.report.answer import is_reached, reached_by
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.report import Report
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import SymbolTask, WindTunnel
-
-SIZES = (64, 256, 1_024)  # sequences of the evidence response at this age, until it is decided
 
 
 def with_short_memory(
@@ -42,7 +38,9 @@ def with_short_memory(
         return {**reports}
     report = replace(report, matching_window=Estimate.of(float(window)))
     if isinstance(response, EvidenceResponseReport):
-        response = _response_at(window, response, model, task, run, seed)
+        is_fixed = str(window) in response.ages and model.spec.n_parameters >= LARGE
+        if not is_fixed and (str(window) not in response.ages or response.verdict_at(window) == Verdict.UNDECIDED):
+            response = response_until_decided(model, task, window, seed=seed)
         verdict = str(response.verdict_at(window))
         report = replace(report, older_slope=response.slope[response.ages.index(str(window))], older_verdict=verdict)
     return {**reports, report.name: report}
@@ -86,19 +84,3 @@ def _observer_kl_bits(width: int, task: WindTunnel, run: Run) -> Float64[np.ndar
         return np.asarray(by_start[by_start.mean(axis=1).argmin()])
     assert isinstance(task, SymbolTask), "the other tasks have no window"
     return sequence_kl_bits(predicted_behavior(run.trials, task.windowed(run.trials.tokens, width)))
-
-
-def _response_at(
-    age: int, first: EvidenceResponseReport, model: Model, task: WindTunnel, run: Run, seed: int
-) -> EvidenceResponseReport:
-    """Return the evidence response at an age, of as many sequences as it takes."""
-    report = first
-    for n in SIZES:
-        is_known = str(age) in report.ages
-        if is_known and (report.verdict_at(age) != Verdict.UNDECIDED or model.spec.n_parameters >= LARGE):
-            break
-        if not is_known or n > report.n:
-            asked = EvidenceResponse(n=n, ages=(age,)).prepared(model, task, n=n, seed=seed)
-            further = further_runs(model, asked, task, run, seed=seed)
-            report = asked.of(Subject(run=run, task=task, seed=seed, further=further, model=model))
-    return report

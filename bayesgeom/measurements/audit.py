@@ -12,18 +12,8 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from bayesgeom.core import (
-    Ask,
-    InvalidArgument,
-    Reason,
-    Run,
-    TaskMismatch,
-    Trials,
-    Verdict,
-    checked,
-    phase,
-    unknown_name,
-)
+from bayesgeom.core import Ask, InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked, unknown_name
+from bayesgeom.core.progress import phase
 from bayesgeom.measurements._audit_parts import (
     information_curve,
     kl_in_bits,
@@ -75,6 +65,7 @@ _SEEN = 0.02  # weight below which a predictor is not drawn
 Predictor = Callable[[Trials], Float64[Tensor, "batch query_pos answer"]]
 N_CONTINUED, N_ORDERED = 128, 64  # most sequences to which every answer is appended, and whose evidence is permuted
 N_ORDERS = 8  # permutations of the evidence of each
+_TIMED = 8  # prompts whose time tells the cost
 _ORDERS, _STEPS = 7, 8  # branches of the seed
 _SMALL = 0.01  # share of the gap that a mixture may leave to name a predictor
 _FORGETTING = "forgetting"
@@ -157,14 +148,12 @@ class AuditReport(Report):
         return [line for line in lines if line.why != Reason.NOT_COMPUTED.label]
 
     def answer(self) -> Opening:
-        line, off, nearest = headline_of(self, "regret_bits"), self.off_answer_prob, dict[str, Value]()
+        line, off, said = headline_of(self, "regret_bits"), float(self.off_answer_prob), dict[str, Value]()
         if self._is_explained():
             top = int(np.nanargmax(self.weights.value))
-            nearest = {"predictor": self.predictors[top], "weight": self.weights.value[top]}
-        values = {"off": float(off)} if float(off) > OFF_ANSWER else {}
-        return Finding.REGRET.of(
-            regret=self.regret_bits, level=line.baseline, baseline=line.baseline_name, **nearest, **values
-        )
+            said = {"predictor": self.predictors[top], "weight": self.weights.value[top]}
+        said |= {"off": off} if off > OFF_ANSWER else {}
+        return Finding.REGRET.of(regret=self.regret_bits, level=line.baseline, baseline=line.baseline_name, **said)
 
     def _is_explained(self) -> bool:
         """Return whether the nearest mixture leaves at most a hundredth of the gap from context-free predictions."""
@@ -515,15 +504,15 @@ class _Parts:
 
 
 def _show_cost(model: Model, task: WindTunnel, n: int, audit: Audit) -> None:
-    """Show the number of passes, most of which differ, and the seconds that they take at the speed of two of them."""
-    trials, begun = task.sample(2, seed=0), time.perf_counter()
-    model.run([trials], n_recorded=2)
+    """Show how many prompts run, most of which differ, and how many seconds that takes at the speed of a few."""
+    trials, begun = task.sample(_TIMED, seed=0), time.perf_counter()
+    model.run([trials], n_recorded=_TIMED)
     ages = () if audit.response is None else audit.response.ages or ()
     n_continued = min(n, N_CONTINUED) * (audit.closed["martingale"] == Reason.NONE)
     n_ordered = min(n, N_ORDERED) * (audit.closed["order"] == Reason.NONE)
     passes = n * (1 + len(ages)) + n_continued * (trials.answers.numel() + 2) + n_ordered * N_ORDERS
-    seconds = (time.perf_counter() - begun) / 2 * passes
-    with phase(f"audit of {n} prompts: {seconds:.0f} s", passes, "pass", leave=True):
+    seconds = (time.perf_counter() - begun) / _TIMED * passes
+    with phase(f"audit of {n} prompts: {seconds:.0f} s", passes, "run", leave=True):
         pass
 
 
