@@ -38,8 +38,8 @@ def with_short_memory(
         return {**reports}
     report = replace(report, matching_window=Estimate.of(float(window)))
     if isinstance(response, EvidenceResponseReport):
-        is_fixed = str(window) in response.ages and model.spec.n_parameters >= LARGE
-        if not is_fixed and (str(window) not in response.ages or response.verdict_at(window) == Verdict.UNDECIDED):
+        is_small = model.spec.n_parameters < LARGE
+        if str(window) not in response.ages or (is_small and response.verdict_at(window) == Verdict.UNDECIDED):
             response = response_until_decided(model, task, window, seed=seed)
         verdict = str(response.verdict_at(window))
         report = replace(report, older_slope=response.slope[response.ages.index(str(window))], older_verdict=verdict)

@@ -17,7 +17,7 @@ exact change.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,6 +55,7 @@ MIXED, SHARP, WINDOW, FORGETTING = "exact, 20 % uniform", "exact, temperature 0.
 _UNIFORM_SHARE, _TEMPERATURE, _DISCOUNT = 0.2, 0.5, 0.9
 _PAIRINGS, _QUANTILE = 300, 0.975
 FIRST_N, MOST_N = 128, 1_024  # sequences of an age whose number is not given
+_CLAIMS = frozenset({Verdict.TRANSPORTS, Verdict.IN_PART})
 _HALF_WIDTH = 0.1  # of an interval that needs no more sequences
 _REPLACED = 6  # branch of the seed
 
@@ -220,12 +221,14 @@ def evidence_response(
         >>> report.ages, report.n
         (('0', '2'), 16)
     """
-    subject, (first, most) = model_for(model, task), (FIRST_N, MOST_N) if n is None else (n, n)
-    chosen = EvidenceResponse(n=first, ages=None if ages is None else tuple(ages), single=single)
-    report = _grown(chosen, subject, task, _is_narrow, most=most, seed=seed)
-    is_claimed = not {Verdict.TRANSPORTS, Verdict.IN_PART}.isdisjoint(report.verdicts)
-    is_shown = not is_claimed or _beats_untrained(subject, task_of(subject, task), seed=seed)
-    return report if is_shown else report.no_better()
+    subject = model_for(model, task)
+    chosen = EvidenceResponse(n=FIRST_N if n is None else n, ages=None if ages is None else tuple(ages), single=single)
+    enough = (Verdict.NOT_IDENTIFIED,) if n is None else tuple(Verdict)
+    report = _grown(chosen, subject, task, enough, width=2 * _HALF_WIDTH, seed=seed)
+    is_compared = subject.spec.n_parameters < LARGE and not _CLAIMS.isdisjoint(report.verdicts)
+    if is_compared and not _beats_untrained(subject, task_of(subject, task), seed=seed):
+        return report.no_better()
+    return report
 
 
 def response_until_decided(model: Model, task: WindTunnel, age: int, *, seed: int) -> EvidenceResponseReport:
@@ -233,23 +236,21 @@ def response_until_decided(model: Model, task: WindTunnel, age: int, *, seed: in
 
     They are 128, and up to 1,024 while `verdict_at(age)` is undecided; of a language model they are 128.
     """
-    return _grown(EvidenceResponse(n=FIRST_N, ages=(age,)), model, task, _is_decided, most=MOST_N, seed=seed)
+    decided = tuple(verdict for verdict in Verdict if verdict != Verdict.UNDECIDED)
+    return _grown(EvidenceResponse(n=FIRST_N, ages=(age,)), model, task, decided, width=0.0, seed=seed)
 
 
 def _grown(
-    chosen: "EvidenceResponse",
-    model: Model,
-    task: TaskLike | None,
-    is_enough: Callable[[EvidenceResponseReport, int], bool],
-    *,
-    most: int,
-    seed: int,
+    chosen: "EvidenceResponse", model: Model, task: TaskLike | None, enough: Sequence[str], *, width: float, seed: int
 ) -> EvidenceResponseReport:
-    """Measure all ages, and those that are not enough on twice as many sequences, again and again."""
+    """Measure all ages, and those without one of these verdicts or so narrow an interval on twice as many sequences."""
     n, report = chosen.n, measured(chosen, model, task, n=chosen.n, seed=seed)
-    most = n if model.spec.n_parameters >= LARGE else most
-    while n == report.n < most and (few := [at for at in range(len(report.ages)) if not is_enough(report, at)]):
-        n = min(2 * n, most)
+    while n == report.n < MOST_N and model.spec.n_parameters < LARGE:
+        wide = ~(report.slope.ends[1] - report.slope.ends[0] <= width)
+        few = [at for at, verdict in enumerate(report.verdicts) if wide[at] and verdict not in enough]
+        if not few:
+            break
+        n = min(2 * n, MOST_N)
         larger = replace(chosen, n=n, ages=tuple(int(report.ages[at]) for at in few))
         wider = measured(larger, model, task, n=n, seed=seed)
         of = [(wider, wider.ages.index(age)) if at in few else (report, at) for at, age in enumerate(report.ages)]
@@ -265,15 +266,6 @@ def _grown(
             n=wider.n,
         )
     return report
-
-
-def _is_narrow(report: EvidenceResponseReport, at: int) -> bool:
-    low, high = (float(end[at]) for end in report.slope.ends)
-    return report.verdicts[at] == Verdict.NOT_IDENTIFIED or high - low <= 2 * _HALF_WIDTH
-
-
-def _is_decided(report: EvidenceResponseReport, at: int) -> bool:
-    return report.ages[at] == "0" or report.verdicts[at] != Verdict.UNDECIDED
 
 
 @final
@@ -359,16 +351,12 @@ def _kl_left(run: Run, *, seed: int) -> tuple[float, float]:
 
 def _beats_untrained(model: Model, task: WindTunnel, *, seed: int) -> bool:
     """Return whether the predictions are better than those of untrained networks, or cannot be compared with them."""
-    if model.spec.n_parameters >= LARGE:
-        return True
-
-    def left(network: Model) -> tuple[float, float]:
-        return _kl_left(first_run(network, task, n=at_most(task, FIRST_N), seed=seed), seed=seed)
-
     with suppress(NoCopy, NonFinite):
         seeds = [derived_seed(seed, Branch.UNTRAINED, index) for index in range(N_COPIES)]
-        closed = [1 - left(model.permuted_copy(each) or model.untrained_copy(each))[0] for each in seeds]
-        return not 1 - left(model)[1] <= untrained_level(np.array(closed))
+        networks = [model, *(model.permuted_copy(each) or model.untrained_copy(each) for each in seeds)]
+        runs = (first_run(network, task, n=at_most(task, FIRST_N), seed=seed) for network in networks)
+        (_, most), *copies = [_kl_left(run, seed=seed) for run in runs]
+        return not 1 - most <= untrained_level(np.array([1 - kl for kl, _ in copies]))
     return True
 
 

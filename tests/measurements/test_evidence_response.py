@@ -190,7 +190,7 @@ def test_sequences_are_added_where_the_interval_is_wide(monkeypatch: pytest.Monk
         width = float(found.slope.ends[1][at] - found.slope.ends[0][at])
         assert n == 64 or width <= 0.2 or found.verdicts[at] == Verdict.NOT_IDENTIFIED
     decided = response_until_decided(model, SLOW_TASK, 8, seed=0)
-    assert decided.ages == ("0", "8") and decided.n_by_age[0] == 16
+    assert decided.ages == ("0", "8")
     assert decided.verdict_at(8) != Verdict.UNDECIDED or decided.n_by_age[1] == 64
 
 
