@@ -21,7 +21,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from operator import attrgetter
@@ -93,17 +93,22 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode inside the block; every submodule is back in its former mode afterwards.
 
-    Parts that `torch.compile` compiled run as they are written, because compiled code runs no hooks.
+    Parts that `torch.compile` compiled run as they are written.
     """
     training = [part for part in module.modules() if part.training]
     for part in training:
         part.training = False
     try:
-        with torch.compiler.set_stance("force_eager") if is_compiled(module) else nullcontext():
+        with _as_written(module):
             yield
     finally:
         for part in training:
             part.training = True
+
+
+def _as_written(module: nn.Module) -> AbstractContextManager[object]:
+    """Return a context in which parts that `torch.compile` compiled run as they are written."""
+    return torch.compiler.set_stance("force_eager") if is_compiled(module) else nullcontext()
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -291,7 +296,7 @@ class Hook:
 
 @contextmanager
 def hooked(owner: nn.Module, hooks: Iterable[Hook], *, by: str, times: int | None = 1) -> Iterator[Sequence[int]]:
-    """Set hooks for the duration of a block.
+    """Set hooks for the duration of a block, in which compiled parts run as they are written, hooks included.
 
     The block holds the lock of `owner`, so no other thread's pass through an adapter calls these hooks. A pass that
     another thread runs without the lock does not call them either. Backward hooks are called from any thread, because
@@ -330,7 +335,8 @@ def hooked(owner: nn.Module, hooks: Iterable[Hook], *, by: str, times: int | Non
                 part, is_pre = hook.part, hook.kind == "pre"
                 register: Any = part.register_forward_pre_hook if is_pre else part.register_forward_hook
                 handles.append(register(call, with_kwargs=hook.with_kwargs, prepend=hook.is_first))
-            yield fired
+            with _as_written(owner):
+                yield fired
         finally:
             for handle in handles:
                 handle.remove()

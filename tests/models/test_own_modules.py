@@ -236,6 +236,14 @@ def test_a_compiled_module_is_measured_as_it_is_written_and_says_so(how: str) ->
     assert model.spec.name == "Stacked" and model.untrained_copy(0).sites == model.sites
     for site, values in recorded(model, (K_ROT, PATTERN)).items():
         torch.testing.assert_close(values, plain[site])
+    native = bayesgeom.load("mess3-small").module
+    native.compile()
+    with pytest.warns(UserWarning, match="Transformer is compiled"):
+        other = bayesgeom.as_model(native)
+    effects = [
+        bayesgeom.ablate(own, bayesgeom.tasks.Mess3(length=9), n=4) for own in (other, bayesgeom.load("mess3-small"))
+    ]
+    torch.testing.assert_close(*(torch.as_tensor(effect.kl_increase_bits.value) for effect in effects))
 
 
 class Scaled(nn.Module):
