@@ -8,6 +8,7 @@ equation reaches, is withheld with the reason and what to declare.
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import product
