@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -144,26 +145,26 @@ def test_one_token_answers_given_as_spellings_have_the_probabilities_of_tokens(m
     plain = InContext(task=COIN, symbols=("dax", "wug")).bind(chat_tokenizer(), d_vocab=WIDTH).sample(5, seed=0)
     assert not plain.spellings
     spelled = tuple(((i,),) for i in plain.answers.tolist())
-    runs = [model.run([own], n_recorded=5) for own in (plain, _with(plain, spelled))]
+    runs = [model.run([own], n_recorded=5) for own in (plain, replace(plain, spellings=spelled))]
     torch.testing.assert_close(runs[0].log_answers, runs[1].log_answers)
 
 
-def _with(trials: Any, spellings: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(trials, spellings=spellings)
-
-
+@pytest.mark.exhaustive
 def test_a_diagnosis_measures_what_reads_no_single_logit(model: Model) -> None:
     task = InContext(task=COIN, symbols=("Vorderseite", "Rückseite"), style="instruct", turns=True)
     diagnosis = bayesgeom.diagnose(model, task, n=24, n_untrained=0)
     assert {"calibration", "belief_readout", "evidence_response"} <= diagnosis.keys()
     assert "posterior_lens" in diagnosis.inapplicable
     assert "several tokens" in diagnosis.inapplicable["posterior_lens"]
-    assert diagnosis.answer is not None and "the prompt may be at fault" in str(diagnosis.answer)
     assert diagnosis.skipped.keys() <= {"initialization"}
+
+
+def test_answers_of_several_tokens_are_calibrated_and_refused_where_single_logits_are_read(model: Model) -> None:
+    task = InContext(task=COIN, symbols=("Vorderseite", "Rückseite"), style="chat")
+    diagnosis = bayesgeom.diagnose(model, task, probes=["calibration"], n=8, n_untrained=0)
+    assert "the prompt may be at fault" in str(diagnosis.answer)
     for call in (bayesgeom.ablate, bayesgeom.contributions):
-        with pytest.raises((InvalidArgument, TaskMismatch), match="answers of several tokens"):
+        with pytest.raises(TaskMismatch, match="answers of several tokens"):
             call(model, task, n=8)
 
 
