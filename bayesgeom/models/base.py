@@ -822,7 +822,9 @@ class Model(ABC):
             if start:  # the tokens before the next one are given: teacher forcing
                 forced = trials.followed_by(start)
                 self.check_fits(forced)
-                most = max(len(trials), trials.n_scored)  # a sequence with all its positions
+                most = trials.n_scored * max(
+                    1, len(trials) // trials.n_scored
+                )  # whole sequences share their beginnings
                 parts = (part for batch in forced.batches(at_most=most) for part in self._rotated_alike(batch))
                 after = torch.cat([self.logits(part) for part in parts]).reshape(logits.shape)
             steps = token_log_probabilities(after, torch.tensor([ids[-1] for ids in further], device=logits.device))
