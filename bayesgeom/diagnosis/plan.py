@@ -4,7 +4,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from bayesgeom.core import BayesGeomError, InvalidArgument, MissingSite, Site, TaskMismatch, Trials, unknown_name
+from bayesgeom.core import (
+    LOGIT_LENS,
+    Ask,
+    BayesGeomError,
+    InvalidArgument,
+    MissingSite,
+    Site,
+    TaskMismatch,
+    Trials,
+    unknown_name,
+)
 from bayesgeom.core.plugins import Contained, is_foreign, plugins_and_faults
 from bayesgeom.measurements.base import Measurement, Needs, Probe
 from bayesgeom.measurements.functions import Function, function_name, tried
@@ -179,6 +189,8 @@ def _prepared(
     """Return a measurement in the size that it has here; a fault of a plug-in's is `InvalidArgument`."""
     by, needs = f"probe {measurement.name!r}", measurement.needs
     needs.check_task(task, trials, by=by)
+    if LOGIT_LENS in needs.sites or measurement.asks - {Ask.PREDICT}:
+        _ = trials.answer_ids  # an error if answers are several tokens each
     if not model.layers_of(*needs.sites):
         model.require(needs.sites, by=by)
     if not isinstance(measurement, Probe) and (needs.sites or needs.optional or needs.streamed):

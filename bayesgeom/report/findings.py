@@ -22,7 +22,8 @@ from bayesgeom.stats.bounds import familywise_low
 
 Value = SupportsFloat | str | Sequence[object] | Mapping[str, object]
 _CLOSES = "closes {share:closed} of the gap between {baseline} and exact"
-_OFF = "[; {off:%} of the probability is not on the answers][ (KL over the whole vocabulary {whole} bits)]."
+_OFF = "[; {off:%} of the probability is not on the answers][ (KL over the whole vocabulary {whole} bits)"
+_OFF += "; in a text task, the prompt may be at fault]."
 _OBSERVER = "an observer of the last {window:latest}"
 _RIVALS = f"[; uses evidence older than {{older}} (slope {{slope:interval}}), but is no more accurate than {_OBSERVER}"
 _RIVALS += f"|; so does {_OBSERVER}, use of older evidence {{unknown}}|; so does {_OBSERVER}][; so does “{{shortcut}}”]"

@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -170,6 +170,14 @@ def test_the_numbers_are_those_of_the_model(hf: Any, address: str, acts: Behavio
         model.unlisted()["predictions"] >= 7 * 3 and model.unlisted()["share"] == model.unlisted()["largest_mass"] == 0
     )
     assert "initialization" in bayesgeom.diagnose(model, TASK, n=2, n_untrained=1).skipped
+
+
+def test_answers_of_several_tokens_are_refused_before_anything_is_sent(address: str, acts: Behavior) -> None:
+    trials = TASK.sample(2, seed=0)
+    several = replace(trials, spellings=tuple(((i, i),) for i in trials.answers.tolist()))
+    with pytest.raises(InvalidArgument, match=f"^{address}/v1 lists single tokens, and these answers have several"):
+        served(address).logits(several)
+    assert not acts.seen
 
 
 @pytest.mark.exhaustive

@@ -185,7 +185,8 @@ def test_what_is_off_the_answers_is_named(off: float, verdict: str, tone: str) -
     says = answer_text(found)
     assert (found.verdict, found.tone) == (verdict, tone), says
     assert ("of the probability is not on the answers" in says) == (off > 0.05)
-    assert says.endswith(" (KL over the whole vocabulary 9.97 bits).") == (off > 0.5)
+    whole = " (KL over the whole vocabulary 9.97 bits); in a text task, the prompt may be at fault."
+    assert says.endswith(whole) == (off > 0.5)
 
 
 @pytest.mark.parametrize(("n", "n_failing"), [(128, 0), (N, 4)])

@@ -117,6 +117,11 @@ class ServedModel(Model):
             for row, row_places in zip(trials.tokens, places, strict=True)
             for at in row_places
         ]
+        if trials.spellings:
+            raise InvalidArgument(
+                f"{self.client.url} lists single tokens, and these answers have several: choose symbols that are one "
+                f"token each, or load the model itself."
+            )
         answers = trials.answers.tolist()
         self._texts.check(answers)
         if self._as_ids is None:
