@@ -190,10 +190,9 @@ def test_headlines_of_untrained_networks_claim_nothing() -> None:
 
 
 def test_a_trained_network_has_claims() -> None:
-    found = bayesgeom.diagnose(
-        "mess3-small", n=96, n_untrained=3, ablations=True, probes=["calibration", "evidence_response"]
-    )
-    assert {line.verdict for report in found.values() for line in report.headlines()} & CLAIMS
+    probes = ["calibration", "evidence_response"]
+    found = bayesgeom.diagnose("mess3-small", n=96, n_untrained=3, ablations=True, probes=probes)
+    assert {line.verdict for report in found.values() for line in report.headlines()} >= {"yes", Verdict.TRANSPORTS}
     assert found["ablation"].n_mattering and found["ablation"].kl_increase_bits.baselines
 
 
