@@ -192,7 +192,8 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
         baseline_kl_bits=levels[baseline],
         uniform_kl_bits=levels["uniform"],
         confidence=report.confidence,
-        is_confidence_named=gain >= least
+        is_confidence_named=float(report.confidence) > 0  # else certain predictions are closest
+        and gain >= least
         and float(report.kl_bits) - gain <= levels[baseline] - least
         and not report.confidence.ends[0] <= 1 <= report.confidence.ends[1],
         off_answer_prob=float(report.off_answer_prob),
@@ -208,8 +209,8 @@ def verdict_of(closed: Estimate) -> Verdict:
     """Return the verdict on a share of the gap closed: the lower end of its interval decides.
 
     Args:
-        closed: The share, a scalar. It decides itself if it is the same in all sequences, if no sequence differs from
-            exact, or if an answer with probability 0 makes it infinite.
+        closed: The share, a scalar. It decides itself if it is the same in all sequences, if no sequence of at least 30
+            differs from exact, or if an answer with probability 0 makes it infinite.
     """
     low, high = _deciding_ends(closed)
     if math.isnan(low):
@@ -217,15 +218,16 @@ def verdict_of(closed: Estimate) -> Verdict:
     for least, verdict in ((MATCHED, Verdict.MATCHES), (NEAR, Verdict.CLOSE)):
         if low >= least:
             return verdict
-    if low > 0:
+    if low > ROUNDING:
         return Verdict.PARTLY
-    return Verdict.WORSE if high < 0 else Verdict.NO_BETTER
+    return Verdict.WORSE if high < -ROUNDING else Verdict.NO_BETTER
 
 
 def _deciding_ends(closed: Estimate) -> tuple[float, float]:
-    if closed.reason_at() == Reason.CONSTANT or np.isneginf(closed.value) or float(closed) >= 1 - ROUNDING:
-        return float(closed), float(closed)
     low, high = map(float, closed.ends)
+    is_exact = float(closed) >= 1 - ROUNDING and low >= NEAR
+    if closed.reason_at() == Reason.CONSTANT or np.isneginf(closed.value) or is_exact:
+        return float(closed), float(closed)
     return low, high
 
 
@@ -279,13 +281,14 @@ def is_reached(verdict: Verdict, closed: Estimate, least: float) -> bool:
 
     Args:
         verdict: The verdict of the model.
-        closed: The share of the gap that the other one closes. Without an interval, it decides itself.
+        closed: The share of the gap that the other one closes. It decides itself without an interval, and for the
+            exact predictor.
         least: The share that the model closes.
     """
     if verdict == Verdict.PARTLY:
-        return float(closed) >= least
+        return float(closed) >= least - ROUNDING
     low, _ = _deciding_ends(closed)
-    low = float(closed) if math.isnan(low) else low
+    low = float(closed) if math.isnan(low) or float(closed) >= 1 - ROUNDING else low
     return low >= {Verdict.MATCHES: MATCHED, Verdict.CLOSE: NEAR}.get(verdict, np.inf)
 
 
