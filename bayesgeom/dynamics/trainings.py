@@ -1,27 +1,114 @@
-"""Training runs: snapshots in order of step, from a run's directory, a packed training, or checkpoints."""
+"""Training runs: snapshots in order of step, from a run's directory, a packed training, checkpoints or weights."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
-from bayesgeom.core import InvalidArgument, UnknownName
-from bayesgeom.core.errors import suggestion
+from bayesgeom.core import CheckpointFault, InvalidArgument, UnknownName, check_types
+from bayesgeom.core.errors import quoted, suggestion
+from bayesgeom.core.files import read_safetensors
+from bayesgeom.core.plugins import Contained
 from bayesgeom.core.text import count_text
-from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.base import Model, Reattachable
+from bayesgeom.models.checkpoint import load_checkpoint, weights_hash
 from bayesgeom.models.checkpoint_files import CONFIG, Named, checkpoints, read_description
 from bayesgeom.models.config import ModelConfig, config_from_dict
-from bayesgeom.models.resolve import from_checkpoint
+from bayesgeom.models.resolve import TaskLike, as_model, from_checkpoint, scored_task_of
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths
 from bayesgeom.training.packed import FORMATION, formations, read_formation
 from bayesgeom.training.recipes import deciding, recipe_from_dict
 
 Source = str | Path
+State = Mapping[str, Tensor] | str | Path
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Snapshots:
+    """Snapshots of a training of your own, by step.
+
+    Args:
+        states: A `state_dict`, or the path of one in a .safetensors file, by step.
+        make: Returns a new module of the architecture, or a new `bayesgeom.wrap` of one.
+        task: The task, which has an exact posterior.
+
+    Raises:
+        InvalidArgument: An argument has the wrong type.
+
+    Example:
+        >>> import bayesgeom
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> states = {step: config.build(seed=step).state_dict() for step in (0, 100)}
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> own = Snapshots(states, lambda: config.build(seed=0), task)
+        >>> bayesgeom.training_dynamics(own, n=8)["dynamics"].steps
+        ('0', '100')
+    """
+
+    states: Mapping[int, State]
+    make: Callable[[], Any]
+    task: TaskLike
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class OwnSnapshot:
+    """One of `Snapshots`, with the number of its step."""
+
+    step: int
+    state: State
+    make: Callable[[], Any]
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the weights.
+
+        Raises:
+            CheckpointFault: The file cannot be read.
+        """
+        if not isinstance(self.state, (str, Path)):
+            return self.state
+        try:
+            return read_safetensors(Path(self.state), framework="pt")[0]
+        except (OSError, SafetensorError) as error:
+            raise CheckpointFault(
+                f"{self.state}, of step {self.step:,}, is no .safetensors file ({error}). Of another file, pass the "
+                f"state_dict itself, such as that of torch.load(path, weights_only=True)."
+            ) from error
+
+    def load(self, *, device: str | torch.device = "cpu") -> Model:
+        """Return the model of the snapshot.
+
+        Raises:
+            InvalidArgument: `make` makes no module, or one with other weights.
+        """
+        made: Any = None
+        with Contained() as making:
+            made = self.make()
+        module = made.module if isinstance(made, Model) else made
+        if making.fault or not isinstance(module, nn.Module):
+            raise InvalidArgument(f"make=… must return a new module: {making.fault or f'got {quoted(made)}'}.")
+        with Contained() as filling:
+            module.load_state_dict(self.weights())
+        if isinstance(filling.error, CheckpointFault):
+            raise filling.error
+        if filling.fault:
+            raise InvalidArgument(f"the weights of step {self.step:,} do not fit what make=… returns: {filling.fault}.")
+        module.to(device)
+        if not isinstance(made, Reattachable):
+            return as_model(made)
+        model = made.attached_again(made.digest())
+        model.tokenizer = made.tokenizer
+        return model
 
 
 @final
@@ -29,15 +116,15 @@ Source = str | Path
 class TrainingRun:
     """One training: its snapshots in order of step, with architecture, task and recipe.
 
-    `paths` are checkpoint directories, or the files of a packed training. `folder` is the run's directory, where
-    results may be saved, or None.
+    `paths` are checkpoint directories, the files of a packed training, or weights, which have no config. `folder` is
+    the run's directory, where results may be saved, or None.
     """
 
     name: str
     steps: tuple[int, ...]
-    paths: tuple[Path, ...]
+    paths: tuple[Path | OwnSnapshot, ...]
     hashes: tuple[str, ...]
-    config: ModelConfig
+    config: ModelConfig | None
     task: WindTunnel
     recipe: Mapping[str, Any]
     folder: Path | None = None
@@ -47,8 +134,10 @@ class TrainingRun:
         return model_at(self.paths[index], device=device)
 
 
-def model_at(path: Path, *, device: str | torch.device = "cpu") -> Model:
-    """The model of a checkpoint's directory, or of a packed training's file."""
+def model_at(path: Path | OwnSnapshot, *, device: str | torch.device = "cpu") -> Model:
+    """The model of a checkpoint's directory, of a packed training's file, or of weights."""
+    if isinstance(path, OwnSnapshot):
+        return path.load(device=device)
     return from_checkpoint(load_packed(path, device=device) if path.is_file() else load_checkpoint(path, device=device))
 
 
@@ -78,6 +167,36 @@ def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
     if len({run.name for run in runs}) == len(runs):
         return runs
     return tuple(replace(run, name=f"{run.name}, seed {_seeds(run.recipe)}") for run in runs)
+
+
+def run_of_own(own: Snapshots) -> TrainingRun:
+    """Return the training of snapshots of a user.
+
+    Raises:
+        InvalidArgument: There are fewer than two, the task has no exact posterior, no blocks are found, or `make`
+            returns the same module each time, or none that takes these weights.
+        CheckpointFault: A file cannot be read.
+    """
+    if len(own.states) < 2:
+        raise InvalidArgument(f"got {count_text(len(own.states), 'snapshot')}; at least 2 are needed to show a training.")
+    snapshots = [OwnSnapshot(step, state, own.make) for step, state in sorted(own.states.items())]
+    first, second = (snapshot.load() for snapshot in snapshots[:2])
+    if first.module is second.module:
+        raise InvalidArgument("make=… returns the same module each time, which snapshots would change: make a new one.")
+    if not first.spec.n_layers:
+        raise InvalidArgument(
+            f"{first.spec.name} has no blocks that training dynamics could follow: make=… must return "
+            f"bayesgeom.wrap(net, blocks=…). bayesgeom.diagnose measures predictions alone."
+        )
+    return TrainingRun(
+        name=first.spec.name,
+        steps=tuple(snapshot.step for snapshot in snapshots),
+        paths=tuple(snapshots),
+        hashes=tuple(weights_hash(snapshot.weights()) for snapshot in snapshots),
+        config=None,
+        task=scored_task_of(first, own.task),
+        recipe={},
+    )
 
 
 def run_of(source: Source | Sequence[Source]) -> TrainingRun:
