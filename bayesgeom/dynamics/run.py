@@ -17,7 +17,7 @@ from bayesgeom.diagnosis.plan import Named, check_probes, listed
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.measure import Bench, measured
 from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_report, film, viewed
-from bayesgeom.dynamics.trainings import OwnSnapshot, Snapshots, Source, TrainingRun, model_at, run_of_own, runs_of
+from bayesgeom.dynamics.trainings import Snapshots, Source, TrainingRun, model_at, run_of_own, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.measurements.base import Measurement, Subject
 from bayesgeom.measurements.functions import function_name
@@ -96,10 +96,10 @@ def training_dynamics(
     trainings = (run_of_own(own[0]),) if own else runs_of([run for run in runs if not isinstance(run, Snapshots)])
     chosen = _steps_of_maps(maps_at, trainings[0].steps)
     budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
-    config = trainings[0].config
     # Either has the sites and sizes of a snapshot.
-    untrained = trainings[0].load(0, device=device) if config is None else of_module(config.build(seed=0))
-    bench = Bench.of(untrained, trainings[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
+    first = trainings[0]
+    untrained = own[0].load(first.steps[0], device=device) if own else of_module(first.config.build(seed=0))
+    bench = Bench.of(untrained, first.task, n=n, seed=checked_seed(seed), budget_bytes=budget)
     progress, further = None if out is None else Path(out) / PARTS, tuple(listed(probes) or ())
     analysis = _Analysis(runs=trainings, bench=bench, device=device, probes=further, progress=progress, batch=batch)
     return analysis.diagnosis(chosen)
@@ -229,14 +229,11 @@ def _name(probe: Named) -> str:
 
 def snapshot_job(run: TrainingRun, index: int, bench: Bench, device: str) -> Job:
     """Return the job that measures one snapshot."""
-    snapshot, last = ([_sent(run.paths[at]), run.hashes[at]] for at in (index, -1))
+    paths = [str(path.resolve()) if isinstance(path, Path) else path for path in run.paths]
+    snapshot, last = ([paths[at], run.hashes[at]] for at in (index, -1))
     sent = {**vars(bench), "task": bench.task if run.config is None else bench.task.config()}
     arguments = {"snapshot": snapshot, "last": last, "bench": sent, "device": device}
     return Job(name=f"{run.name} step {run.steps[index]}", function=snapshot_at, arguments=arguments)
-
-
-def _sent(path: Path | OwnSnapshot) -> str | OwnSnapshot:
-    return path if isinstance(path, OwnSnapshot) else str(path.resolve())
 
 
 def _bench_of(sent: Mapping[str, Any]) -> Bench:
@@ -273,6 +270,7 @@ def diagnosed_at(*, snapshot: Sequence[Any], probe: Named, bench: Mapping[str, A
 
 def _model_at(snapshot: Sequence[Any], device: str) -> Model:
     path, weights = snapshot
-    if isinstance(path, OwnSnapshot):
-        return model_at(path, device=device)
+    if isinstance(path, tuple):
+        own: Snapshots = path[0]
+        return own.load(path[1], device=device)
     return check_same(model_at(Path(path), device=device), weights)

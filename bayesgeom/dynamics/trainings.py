@@ -18,7 +18,7 @@ from bayesgeom.core.text import count_text
 from bayesgeom.models.base import Model, Reattachable
 from bayesgeom.models.checkpoint import load_checkpoint, weights_hash
 from bayesgeom.models.checkpoint_files import CONFIG, Named, checkpoints, read_description
-from bayesgeom.models.config import ModelConfig, config_from_dict
+from bayesgeom.models.config import config_from_dict
 from bayesgeom.models.resolve import TaskLike, as_model, from_checkpoint, scored_task_of
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths
@@ -35,7 +35,7 @@ class Snapshots:
     """Snapshots of a training of your own, by step.
 
     Args:
-        states: A `state_dict`, or the path of one in a .safetensors file, by step.
+        states: A copy of the `state_dict`, or the path of one in a .safetensors file, by step.
         make: Returns a new module of the architecture, or a new `bayesgeom.wrap` of one.
         task: The task, which has an exact posterior.
 
@@ -59,34 +59,25 @@ class Snapshots:
     def __post_init__(self) -> None:
         check_types(self)
 
-
-@final
-@dataclass(frozen=True, eq=False)
-class OwnSnapshot:
-    """One of `Snapshots`, with the number of its step."""
-
-    step: int
-    state: State
-    make: Callable[[], Any]
-
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return the weights.
+    def weights(self, step: int) -> Mapping[str, Tensor]:
+        """Return the weights of a step.
 
         Raises:
             CheckpointFault: The file cannot be read.
         """
-        if not isinstance(self.state, (str, Path)):
-            return self.state
+        state = self.states[step]
+        if not isinstance(state, (str, Path)):
+            return state
         try:
-            return read_safetensors(Path(self.state), framework="pt")[0]
+            return read_safetensors(Path(state), framework="pt")[0]
         except (OSError, SafetensorError) as error:
             raise CheckpointFault(
-                f"{self.state}, of step {self.step:,}, is no .safetensors file ({error}). Of another file, pass the "
-                f"state_dict itself, such as that of torch.load(path, weights_only=True)."
+                f"{state}, of step {step:,}, is no .safetensors file ({error}). Of another file, pass the state_dict "
+                f"itself, such as that of torch.load(path, weights_only=True)."
             ) from error
 
-    def load(self, *, device: str | torch.device = "cpu") -> Model:
-        """Return the model of the snapshot.
+    def load(self, step: int, *, device: str | torch.device = "cpu") -> Model:
+        """Return the model of a step.
 
         Raises:
             InvalidArgument: `make` makes no module, or one with other weights.
@@ -97,12 +88,11 @@ class OwnSnapshot:
         module = made.module if isinstance(made, Model) else made
         if making.fault or not isinstance(module, nn.Module):
             raise InvalidArgument(f"make=… must return a new module: {making.fault or f'got {quoted(made)}'}.")
+        weights = self.weights(step)
         with Contained() as filling:
-            module.load_state_dict(self.weights())
-        if isinstance(filling.error, CheckpointFault):
-            raise filling.error
+            module.load_state_dict(weights)
         if filling.fault:
-            raise InvalidArgument(f"the weights of step {self.step:,} do not fit what make=… returns: {filling.fault}.")
+            raise InvalidArgument(f"the weights of step {step:,} do not fit what make=… returns: {filling.fault}.")
         module.to(device)
         if not isinstance(made, Reattachable):
             return as_model(made)
@@ -116,15 +106,15 @@ class OwnSnapshot:
 class TrainingRun:
     """One training: its snapshots in order of step, with architecture, task and recipe.
 
-    `paths` are checkpoint directories, the files of a packed training, or weights, which have no config. `folder` is
-    the run's directory, where results may be saved, or None.
+    `paths` are checkpoint directories, or the files of a packed training, of one `ModelConfig`; of `Snapshots` they are
+    these with a step, and there is no config. `folder` is the run's directory, where results may be saved, or None.
     """
 
     name: str
     steps: tuple[int, ...]
-    paths: tuple[Path | OwnSnapshot, ...]
+    paths: tuple[Any, ...]
     hashes: tuple[str, ...]
-    config: ModelConfig | None
+    config: Any
     task: WindTunnel
     recipe: Mapping[str, Any]
     folder: Path | None = None
@@ -134,10 +124,8 @@ class TrainingRun:
         return model_at(self.paths[index], device=device)
 
 
-def model_at(path: Path | OwnSnapshot, *, device: str | torch.device = "cpu") -> Model:
-    """The model of a checkpoint's directory, of a packed training's file, or of weights."""
-    if isinstance(path, OwnSnapshot):
-        return path.load(device=device)
+def model_at(path: Path, *, device: str | torch.device = "cpu") -> Model:
+    """The model of a checkpoint's directory, or of a packed training's file."""
     return from_checkpoint(load_packed(path, device=device) if path.is_file() else load_checkpoint(path, device=device))
 
 
@@ -173,14 +161,17 @@ def run_of_own(own: Snapshots) -> TrainingRun:
     """Return the training of snapshots of a user.
 
     Raises:
-        InvalidArgument: There are fewer than two, the task has no exact posterior, no blocks are found, or `make`
-            returns the same module each time, or none that takes these weights.
+        InvalidArgument: There are fewer than two, weights or modules are the same, `make` makes no module that takes
+            these weights, no blocks are found, or the task has no exact posterior.
         CheckpointFault: A file cannot be read.
     """
     if len(own.states) < 2:
-        raise InvalidArgument(f"got {count_text(len(own.states), 'snapshot')}; at least 2 are needed to show a training.")
-    snapshots = [OwnSnapshot(step, state, own.make) for step, state in sorted(own.states.items())]
-    first, second = (snapshot.load() for snapshot in snapshots[:2])
+        raise InvalidArgument(f"at least 2 snapshots are needed to show a training, got {len(own.states)}.")
+    steps = tuple(sorted(own.states))
+    hashes = tuple(weights_hash(own.weights(step)) for step in steps)
+    if len({*hashes}) < len(hashes):
+        raise InvalidArgument("snapshots have the same weights: keep copies, which training does not change in place.")
+    first, second = map(own.load, steps[:2])
     if first.module is second.module:
         raise InvalidArgument("make=… returns the same module each time, which snapshots would change: make a new one.")
     if not first.spec.n_layers:
@@ -190,9 +181,9 @@ def run_of_own(own: Snapshots) -> TrainingRun:
         )
     return TrainingRun(
         name=first.spec.name,
-        steps=tuple(snapshot.step for snapshot in snapshots),
-        paths=tuple(snapshots),
-        hashes=tuple(weights_hash(snapshot.weights()) for snapshot in snapshots),
+        steps=steps,
+        paths=tuple((own, step) for step in steps),
+        hashes=hashes,
         config=None,
         task=scored_task_of(first, own.task),
         recipe={},

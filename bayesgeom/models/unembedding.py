@@ -269,10 +269,9 @@ def unembedding_of(
     tolerance = tolerance_of(spec.dtype)
     # Log-probabilities are logits up to a constant of each row, which no path gives.
     form = _centered if are_log_probabilities(expected) else torch.as_tensor
-    for candidate in _candidates(module, calls, resids[0], expected, form, tolerance):
-        if _error(form(candidate.logits(resids[0])), form(expected)) <= tolerance:
-            return candidate
-    return None
+    candidates = _candidates(module, calls, resids[0], expected, tolerance)
+    errors = ((candidate, _error(form(candidate.logits(resids[0])), form(expected))) for candidate in candidates)
+    return next((candidate for candidate, error in errors if error <= tolerance), None)
 
 
 def are_log_probabilities(logits: Float[Tensor, "*batch d_vocab"]) -> bool:
@@ -286,12 +285,7 @@ def _centered(logits: Tensor) -> Tensor:
 
 
 def _candidates(
-    module: nn.Module,
-    calls: Sequence[_Call],
-    resid: Tensor,
-    logits: Tensor,
-    form: Callable[[Tensor], Tensor],
-    tolerance: float,
+    module: nn.Module, calls: Sequence[_Call], resid: Tensor, logits: Tensor, tolerance: float
 ) -> Iterator[Unembedding]:
     """Yield paths from the residual to the logits; which of them are right is not known yet."""
     for entered, matrix, bias, output in _outputs(module, calls, resid, logits.shape[-1]):
@@ -308,7 +302,7 @@ def _candidates(
                 soft_cap=None,
             )
             uncapped = logits if cap is None else cap * (logits / cap).clamp(-1 + 1e-6, 1 - 1e-6).atanh()
-            yield replace(whole, scale=_factor(form(uncapped), form(whole.logits(resid))), soft_cap=cap)
+            yield replace(whole, scale=_factor(_centered(uncapped), _centered(whole.logits(resid))), soft_cap=cap)
 
 
 def _outputs(

@@ -56,7 +56,8 @@ class Answer:
     Args:
         verdict: `MATCHES`, `CLOSE`, `PARTLY`, `NO_BETTER` or `WORSE`; `CLOSES` if it was not compared with untrained
             networks, `UNDECIDED` without an interval, and `NO_GAP` if the baseline is within 1e-4 bits of exact;
-            `NOT_MEASURED` if a server did not list answers with more than half of the exact probability. At most `PARTLY` with more than half of the probability off the answers.
+            `NOT_MEASURED` if a server did not list answers with more than half of the exact probability. At most
+            `PARTLY` with more than half of the probability off the answers.
         gap_closed: 1 − KL / KL of the baseline, at most 1, with its interval over sequences.
         kl_bits: KL(exact ‖ model).
         baseline: Name of the strongest context-free predictor.
@@ -147,7 +148,7 @@ class Answer:
             finding = Finding.NOT_SHOWN_BETTER
         word = {"over" if confidence > 1 else "under": confidence} if self.is_confidence_named else {}
         reason = self.gap_closed.reason_at().label
-        names = {"baseline": self.baseline, "level": name, "reason": reason}
+        names: dict[str, Any] = {"baseline": self.baseline, "level": name, "reason": reason}
         names |= {"unlisted": self.unlisted[0], "top": self.unlisted[1]}
         return finding.of(share=self.gap_closed, kl_bits=(kl, level), **names, **word, **self._rivals())
 

@@ -100,7 +100,9 @@ class LensModel(Reattachable):
             torch.manual_seed(config.seed)
             built: Any = type(self._lens).boot_native(config) if is_bridge else type(self._lens)(config)
         like = next(self._lens.parameters())
-        return LensModel(built.to(device=like.device, dtype=like.dtype), name=f"{self.spec.name} at initialization {seed}")
+        return LensModel(
+            built.to(device=like.device, dtype=like.dtype), name=f"{self.spec.name} at initialization {seed}"
+        )
 
     def replayer(self) -> Replayer:
         return PlainLoop(self)

@@ -20,6 +20,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 from bayesgeom.core import (
     ALL_SITES,
@@ -244,7 +245,8 @@ def of_module_alone(net: nn.Module) -> "WrappedModel":
 def from_callable(function: Callable[[Int64[Tensor, "batch pos"]], Any], tokenizer: Tokenizer | None = None) -> Model:
     """Return the `Model` of a function of token ids that returns logits: it has predictions and no sites.
 
-    They may be logits or log-probabilities, as an array of torch or of another library. It has the name of the module that it calls, if it refers to one.
+    They may be log-probabilities, and an array of another library. It has the name of the module that it calls, if it
+    refers to one.
 
     Raises:
         InvalidArgument: It cannot be called on token ids, its output is no logits, or it sees later tokens.
@@ -853,16 +855,12 @@ class WrappedModel(Reattachable):
 
 def _as_tensor(output: Any) -> Any:
     """Return an array of another library as a tensor of its own memory, and anything else as it is."""
-    match output:
-        case Tensor() | np.ndarray():
-            pass
-        case object(__dlpack__=_):
-            with Contained():
-                return torch.from_dlpack(output).clone()
-    match output:
-        case object(__array__=_) if not isinstance(output, Tensor):
-            with Contained():
-                return torch.from_numpy(np.array(output, order="C"))
+    if isinstance(output, Tensor):
+        return output
+    with Contained():
+        return torch.from_numpy(np.array(output, order="C"))
+    with Contained():  # second, because torch crashes on negative strides, which NumPy may have
+        return from_dlpack(output).clone()
     return output
 
 

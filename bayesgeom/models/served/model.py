@@ -267,7 +267,9 @@ class _Texts:
         """Return what is wrong where replies list nearly all probability, and no answer."""
         first = [self.of(entry.id) if entry.id is not None else entry.text for entry in replies[0]]
         pairs = ((answer, text) for answer in map(self.of, answers) for text in first)
-        answer, near = max(pairs, key=lambda pair: SequenceMatcher(None, *map(str.casefold, pair)).ratio())
+        answer, near = max(
+            pairs, key=lambda pair: SequenceMatcher(None, pair[0].casefold(), pair[1].casefold()).ratio()
+        )
         return (
             f"no answer is among the tokens that the server lists, which have at least {_COMPLETE:.0%} of the "
             f"probability: nearest to the answer {answer!r} is the token {near!r}, and the most probable one is "
