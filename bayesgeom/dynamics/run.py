@@ -17,7 +17,7 @@ from bayesgeom.diagnosis.plan import Named, check_probes, listed
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.measure import Bench, measured
 from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_report, film, viewed
-from bayesgeom.dynamics.trainings import Snapshots, Source, TrainingRun, model_at, run_of_own, runs_of
+from bayesgeom.dynamics.trainings import Snapshots, Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.measurements.base import Measurement, Subject
 from bayesgeom.measurements.functions import function_name
@@ -90,19 +90,19 @@ def training_dynamics(
     if batch is None:
         check_device(device)
     _check_probes(probes)
-    own = [run for run in runs if isinstance(run, Snapshots)]
-    if own and (batch is not None or len(runs) > 1):
-        raise InvalidArgument("Snapshots are measured alone and in this process: leave other runs and executor out.")
-    trainings = (run_of_own(own[0]),) if own else runs_of([run for run in runs if not isinstance(run, Snapshots)])
+    trainings = runs_of(runs)
     chosen = _steps_of_maps(maps_at, trainings[0].steps)
     budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
-    # Either has the sites and sizes of a snapshot.
-    first = trainings[0]
-    untrained = own[0].load(first.steps[0], device=device) if own else of_module(first.config.build(seed=0))
-    bench = Bench.of(untrained, first.task, n=n, seed=checked_seed(seed), budget_bytes=budget)
+    bench = Bench.of(_like(trainings[0], device), trainings[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
     progress, further = None if out is None else Path(out) / PARTS, tuple(listed(probes) or ())
     analysis = _Analysis(runs=trainings, bench=bench, device=device, probes=further, progress=progress, batch=batch)
     return analysis.diagnosis(chosen)
+
+
+def _like(run: TrainingRun, device: str) -> Model:
+    """Return a model with the sites and sizes of the snapshots."""
+    config = run.config
+    return _model_at((run.paths[0], ""), device) if config is None else of_module(config.build(seed=0))
 
 
 def _steps_of_maps(maps_at: Sequence[int] | None, steps: Sequence[int]) -> list[int] | None:
@@ -192,6 +192,8 @@ class _Analysis:
         return known
 
     def _job(self, which: int, at: int, probe: int | None) -> Job:
+        if self.batch is not None and self.runs[which].config is None:
+            raise InvalidArgument("executor= runs what workers can load: of Snapshots, leave it out.")
         job = snapshot_job(self.runs[which], at, self.bench, self.device)
         if probe is None:
             return job

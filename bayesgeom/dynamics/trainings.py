@@ -129,16 +129,23 @@ def model_at(path: Path, *, device: str | torch.device = "cpu") -> Model:
     return from_checkpoint(load_packed(path, device=device) if path.is_file() else load_checkpoint(path, device=device))
 
 
-def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
-    """Return the trainings for run directories, packed trainings, or the checkpoints of a single training.
+def runs_of(sources: Sequence[Source | Snapshots]) -> tuple[TrainingRun, ...]:
+    """Return the trainings for run directories, packed trainings, or the checkpoints or weights of a single training.
 
     Several trainings must be seeds of the same recipe.
 
     Raises:
         InvalidArgument: There are fewer than two snapshots, architectures, tasks or recipes differ, a training is
-            given twice, or two have the same seed.
+            given twice, or two have the same seed; of `Snapshots`, weights or modules are the same, `make` makes no
+            module that takes these weights, no blocks are found, or the task has no exact posterior.
+        CheckpointFault: A file cannot be read.
         UnknownName: There is no such training.
     """
+    for source in sources:
+        if isinstance(source, Snapshots):
+            if len(sources) > 1:
+                raise InvalidArgument("Snapshots are measured alone: leave other runs out.")
+            return (_of_own(source),)
     if not sources:
         raise InvalidArgument(
             "pass at least one training: a run's directory, the name of a packed training, or its checkpoints."
@@ -157,14 +164,8 @@ def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
     return tuple(replace(run, name=f"{run.name}, seed {_seeds(run.recipe)}") for run in runs)
 
 
-def run_of_own(own: Snapshots) -> TrainingRun:
-    """Return the training of snapshots of a user.
-
-    Raises:
-        InvalidArgument: There are fewer than two, weights or modules are the same, `make` makes no module that takes
-            these weights, no blocks are found, or the task has no exact posterior.
-        CheckpointFault: A file cannot be read.
-    """
+def _of_own(own: Snapshots) -> TrainingRun:
+    """Return the training of snapshots of a user."""
     if len(own.states) < 2:
         raise InvalidArgument(f"at least 2 snapshots are needed to show a training, got {len(own.states)}.")
     steps = tuple(sorted(own.states))

@@ -192,9 +192,10 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
     gain, least = float(report.tempering_gain_bits), NAMED_SHARE * levels[baseline]
     replies = report.provenance.get(SERVED, {})
     unlisted = replies.get("exact_mass", 0.0), replies.get("top", 0)
-    is_open = unlisted[0] > MOSTLY_UNLISTED
     return Answer(
-        verdict=Verdict.NOT_MEASURED if is_open else _against_untrained(verdict, closed, untrained),
+        verdict=Verdict.NOT_MEASURED
+        if unlisted[0] > MOSTLY_UNLISTED
+        else _against_untrained(verdict, closed, untrained),
         unlisted=unlisted,
         gap_closed=closed,
         kl_bits=report.kl_bits,
