@@ -230,7 +230,8 @@ def unembedding_of(
         spec: The sizes of the model.
 
     Returns:
-        The first path from the last residual that gives the logits; None if there is none.
+        The first path from the last residual that gives the logits, of a model that normalizes them up to a constant
+        of each position; None if there is none.
     """
     place, calls, resids = (RESID_POST, spec.n_layers - 1), list[_Call](), list[Tensor]()
     began_after = dict[nn.Module, bool]()  # the last block; what began before holds blocks itself
@@ -266,10 +267,21 @@ def unembedding_of(
     ):
         expected = logits(sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device))
     tolerance = tolerance_of(spec.dtype)
-    fitting = (candidate for candidate in _candidates(module, calls, resids[0], expected, tolerance))
-    return next(
-        (candidate for candidate in fitting if _error(candidate.logits(resids[0]), expected) <= tolerance), None
-    )
+    # Log-probabilities are logits up to a constant of each row, which no path gives.
+    form = _centered if are_log_probabilities(expected) else torch.as_tensor
+    candidates = _candidates(module, calls, resids[0], expected, tolerance)
+    errors = ((candidate, _error(form(candidate.logits(resids[0])), form(expected))) for candidate in candidates)
+    return next((candidate for candidate, error in errors if error <= tolerance), None)
+
+
+def are_log_probabilities(logits: Float[Tensor, "*batch d_vocab"]) -> bool:
+    """Return whether all rows are logarithms of distributions, up to rounding."""
+    slack = max(_ROUNDING, 8 * torch.finfo(logits.dtype).eps)
+    return bool((logits.float().logsumexp(dim=-1).abs() < slack).all())
+
+
+def _centered(logits: Tensor) -> Tensor:
+    return logits - logits.mean(dim=-1, keepdim=True)
 
 
 def _candidates(
@@ -290,7 +302,7 @@ def _candidates(
                 soft_cap=None,
             )
             uncapped = logits if cap is None else cap * (logits / cap).clamp(-1 + 1e-6, 1 - 1e-6).atanh()
-            yield replace(whole, scale=_factor(uncapped, whole.logits(resid)), soft_cap=cap)
+            yield replace(whole, scale=_factor(_centered(uncapped), _centered(whole.logits(resid))), soft_cap=cap)
 
 
 def _outputs(

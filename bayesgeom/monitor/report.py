@@ -70,12 +70,17 @@ class Measures:
     def summary(self) -> dict[str, float]:
         """Return the numbers that thresholds apply to: key frames of the first layer, means over all for the rest."""
         return {
-            "key_orthogonality": float(self.key_orthogonality[0].mean()),
-            "coverage": float(self.coverage[0].mean()),
+            "key_orthogonality": _mean(self.key_orthogonality[:1]),
+            "coverage": _mean(self.coverage[:1]),
             "separation": self.separation,
             "kl_bits": float(self.kl_bits.mean()),
-            "attention_entropy_bits": float(self.attention_entropy_bits.mean()),
+            "attention_entropy_bits": _mean(self.attention_entropy_bits),
         }
+
+
+def _mean(values: np.ndarray) -> float:
+    """Return the mean; NaN of a model without layers or heads."""
+    return float(values.mean()) if values.size else math.nan
 
 
 def measured(model: Model, trials: Trials, *, seed: int) -> Measures:
@@ -120,11 +125,12 @@ def chance_levels(model: Model, trials: Trials, *, seed: int) -> dict[str, float
     separation, whose baseline is measured at every step.
     """
     generator = torch.Generator().manual_seed(seed)
-    n = len(_hypotheses(trials))
+    n = len(_hypotheses(trials)) if model.spec.d_head else 0
     draws = torch.randn(DRAWS, max(n, 1), model.spec.d_head, generator=generator, dtype=torch.float64)
     orthogonal, covered = _of_frames(draws)
     uniform_kl_bits, positions = math.nan, trials.scored_positions()
-    visible_bits = [mask[positions].sum(dim=-1).double().log2().mean() for mask in visible(model, trials)]
+    masks = visible(model, trials) if model.spec.n_heads else []
+    visible_bits = [float(mask[positions].sum(dim=-1).double().log2().mean()) for mask in masks]
     if trials.has_posterior:
         exact = trials.at_scored(trials.predictive)
         uniform = torch.full_like(exact, 1 / exact.shape[-1])
@@ -134,7 +140,7 @@ def chance_levels(model: Model, trials: Trials, *, seed: int) -> dict[str, float
         "coverage": float(covered.mean()) if n > 1 else math.nan,
         "separation": math.nan,
         "kl_bits": uniform_kl_bits,
-        "attention_entropy_bits": float(torch.stack(visible_bits).mean()),
+        "attention_entropy_bits": _mean(np.array(visible_bits)),
     }
 
 

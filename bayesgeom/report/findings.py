@@ -66,6 +66,11 @@ class Finding(Enum):
     WORSE = "No: worse than {level} " + _LEVELS
     UNDECIDED = "Undecided: " + _CLOSES + ", without an interval[ ({reason})]."
     NO_GAP = "No gap to close: without any evidence KL is {gap} bits; that of this model is {kl} bits" + _OFF
+    UNLISTED = (
+        "Not measured: answers with {unlisted:%} of the exact probability are not among the {top} tokens that the "
+        "server lists; raise top."
+    )
+    OF_BOUNDS = "what follows is of bounds: unlisted answers get the largest probability that the replies allow"
     DISTANCE = "KL {kl_bits:whole} bits ({levels:levels})"
     CONFIDENCE = "confidence {confidence:interval}, where 1 is exact"
     CONFIDENCE_CHEAP = "confidence {confidence:interval}, where 1 is exact, at little cost"
