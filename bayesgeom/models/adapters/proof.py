@@ -152,6 +152,7 @@ def per_query_head(x: Float[Tensor, "b kv p d"], n_heads: int) -> Float[Tensor, 
 
 PerHead = Float[Tensor, "batch head query_pos key_pos"]
 TOLERANCE = 1e-4  # relative to the largest entry, in float32
+_EPS = 8  # rounding errors of the dtype, where these are more
 SUM = "resid_pre + attn_out + mlp_out = resid_post"
 _RESIDUAL = (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST)
 
@@ -192,6 +193,7 @@ class Claim:
     sites: tuple[Site, ...]
     left: Float[Tensor, "..."]
     right: Float[Tensor, "..."]
+    tolerance: float = TOLERANCE
 
     def error(self) -> float:
         """Return the largest difference relative to the right side's largest entry."""
@@ -227,7 +229,7 @@ def examined(
         The reason for each site that failed, and the largest equation error of each site.
     """
     errors: dict[Site, float] = {}
-    broken = dict(_misplaced(passages, spec, n_pos))
+    broken, rounding = dict(_misplaced(passages, spec, n_pos)), _EPS * torch.finfo(getattr(torch, spec.dtype)).eps
     stored = {place: passage for place, passage in passages.items() if place[0] not in broken}
     verified = {(site, layer) for site in (RESID_PRE, RESID_POST) for layer in range(spec.n_layers)}
     for layer in range(spec.n_layers):
@@ -235,7 +237,7 @@ def examined(
             error = claim.error()
             verified |= {(site, layer) for site in claim.sites}
             errors |= {site: max(error, errors.get(site, 0.0)) for site in claim.sites}
-            if not error <= tolerance_of(spec.dtype):  # NaN is broken too
+            if not error <= max(claim.tolerance, rounding):  # NaN is broken too
                 reason = f"identity {claim.equation} fails by {error:.1e} in layer {layer}"
                 broken = dict.fromkeys(claim.sites, reason) | broken
     for site, layer in (place for place in stored if place not in verified):
@@ -259,7 +261,7 @@ def _misplaced(passages: Passages, spec: ModelSpec, n_pos: int) -> Iterator[tupl
 
 def tolerance_of(dtype: str) -> float:
     """Return the tolerance of an equation for a dtype, relative to the largest entry."""
-    return max(TOLERANCE, 8 * torch.finfo(getattr(torch, dtype)).eps)
+    return max(TOLERANCE, _EPS * torch.finfo(getattr(torch, dtype)).eps)
 
 
 def _claims(stored: Passages, functions: Functions, equations: Equations, layer: int) -> Iterator[Claim]:

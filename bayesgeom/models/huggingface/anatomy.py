@@ -9,7 +9,7 @@ and values are outputs of linear parts, separate or fused in one of a few layout
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, final
 
 import torch
@@ -21,6 +21,7 @@ from bayesgeom.core.torch_state import Hook, hooked
 from bayesgeom.models.adapters.attention import N_SHARDS, HeadSizes, Projection, ProjectionLayout
 from bayesgeom.models.adapters.proof import first_input
 from bayesgeom.models.huggingface.attention import Handed
+from bayesgeom.models.huggingface.recurrences import recurrence_of
 
 _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"))
 _FUSED = ("c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv")
@@ -89,6 +90,7 @@ class Parts:
         experts: The part that is called with the chosen experts of every token and their weights.
         router: The part that computes a logit for every expert, if there is such a part.
         n_experts: Number of experts; 0 without `experts`.
+        recurrence: The part that computes a known recurrence.
         late_norms: Norms of rotated queries and keys (Llama 4, Hunyuan): their path, and which of its calls it is.
     """
 
@@ -110,6 +112,7 @@ class Parts:
     experts: str | None = None
     router: str | None = None
     n_experts: int = 0
+    recurrence: str | None = None
 
     @property
     def is_patched(self) -> bool:
@@ -191,7 +194,10 @@ def anatomy_of(
         seen = {layer: stack.enter_context(_watching(blocks[layer])) for layer in first.values()}
         forward()
     heads = sizes()
-    by_layer = {layer: _parts_of(blocks[layer], calls, heads, handed(layer)) for layer, calls in seen.items()}
+    by_layer = {
+        layer: replace(_parts_of(blocks[layer], calls, heads, handed(layer)), recurrence=recurrence_of(blocks[layer]))
+        for layer, calls in seen.items()
+    }
     return Anatomy(blocks=blocks, sizes=heads, parts=tuple(by_layer[first[kind]] for kind in kinds))
 
 

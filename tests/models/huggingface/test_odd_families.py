@@ -15,7 +15,6 @@ from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.huggingface.sites import SITES
 from bayesgeom.models.resolve import load
 from bayesgeom.subspaces.base import InterventionSite, Sample
 from bayesgeom.tasks.bijection import Bijection
@@ -25,8 +24,8 @@ from tests.models.huggingface.test_sites import _Nothing, first, text
 
 HEADS = {s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN}
 SUMS = {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID, s.MLP_OUT, s.RESID_POST}
-EVERY = frozenset(SITES) - {s.ROUTER_LOGITS, s.EXPERT_WEIGHTS}  # of a model without experts
-MIXED = frozenset(SITES) - {s.MLP_POST}
+EVERY = frozenset(s.ALL_SITES) - {s.ROUTER_LOGITS, s.EXPERT_WEIGHTS, s.STATE}  # of a transformer without experts
+MIXED = frozenset(s.ALL_SITES) - {s.MLP_POST, s.STATE}
 _OLMO: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 6,
@@ -69,6 +68,7 @@ def test_attention_in_some_layers_only(kind: str) -> None:
     assert model.sites >= SUMS and not HEADS & model.sites, model.withheld
     assert model.withheld[s.K] == "only in layers 2"
     assert {s.K, s.K_ROT, s.Q_ROT, s.TOKEN_KEYS, s.W_K} <= model.partial_sites.keys()
+    assert model.partial_sites.pop(s.STATE) == (0, 1)
     assert set(model.partial_sites.values()) == {(2,)} and model.layers_of(s.K, s.RESID_PRE) == (2,)
     run = model.run([text()], record=SUMS, n_recorded=5)
     for layer in range(3):
