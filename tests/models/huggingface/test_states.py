@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from bayesgeom import diagnose
 from bayesgeom.core import run as s
+from bayesgeom.diagnosis import plan
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.native.wrapped import Mamba2Config
+from bayesgeom.tasks.hmm import HMM
 from tests.models.huggingface.test_sites import edited_logits, text
 from tests.supported import tiny
 
@@ -150,3 +153,16 @@ def test_gradients_flow_through_states(models: Callable[[str], HFModel]) -> None
         handle.remove()
     (gradient,) = (state.grad for state in kept)
     assert gradient is not None and gradient.abs().max() > 0
+
+
+def test_probes_read_states_that_are_not_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = HMM(n_states=2, length=7)
+    model = HFModel(Mamba2Config(d_vocab=task.d_vocab, n_ctx=61, n_layers=2, d_model=32).build(seed=0).whole)
+    names = ("belief_readout", "value_manifold")
+    report = diagnose(model, task, probes=names, n=32, n_untrained=0)
+    for name in names:
+        assert "state" in report[name].sites and "state" not in report.skipped
+    assert model.spec.d_state == 64 * 32
+    monkeypatch.setattr(plan, "_WIDEST_STATE", 2047)
+    report = diagnose(model, task, probes=names, n=32, n_untrained=0)
+    assert "state" not in report["belief_readout"].sites and "2,048 numbers" in report.skipped["state"]
