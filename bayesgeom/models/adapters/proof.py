@@ -13,6 +13,7 @@ A site whose equation fails is withheld with the equation and its error. A site 
 checked is withheld, too. q and k are withheld together with q_rot and k_rot.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -187,20 +188,35 @@ class Functions:
 @final
 @dataclass(frozen=True)
 class Claim:
-    """An equation in one layer, the sites that it verifies, and its two sides."""
+    """An equation in one layer, the sites that it verifies, and its two sides; `of`: what its error is relative to."""
 
     equation: str
     sites: tuple[Site, ...]
     left: Float[Tensor, "..."]
     right: Float[Tensor, "..."]
     tolerance: float = TOLERANCE
+    of: Float[Tensor, "..."] | None = None
 
     def error(self) -> float:
-        """Return the largest difference relative to the right side's largest entry."""
-        left, right = self.left.double(), self.right.to(self.left.device).double()
-        if left.shape != right.shape:
-            return float("inf")
-        return float((left - right).abs().max() / right.abs().max().clamp_min(1e-12))
+        """Return `relative_error`."""
+        return relative_error(self.left, self.right, self.of)
+
+
+def relative_error(
+    left: Float[Tensor, "..."], right: Float[Tensor, "..."], of: Float[Tensor, "..."] | None = None
+) -> float:
+    """Return the largest difference of two activations, divided by the largest entry of the right one, or of `of`.
+
+    `of` is a branch of the sum `right`: where it is small, the divisor is the entry at which rounding is tolerable.
+    """
+    if left.shape != right.shape:
+        return math.inf
+    difference = float((left.double() - right.to(left.device).double()).abs().max())
+    largest = float(right.abs().max())
+    if of is not None:
+        dtype = str(left.dtype).removeprefix("torch.")
+        largest = max(float(of.abs().max()), largest * _EPS * torch.finfo(left.dtype).eps / tolerance_of(dtype))
+    return difference / max(largest, 1e-12)
 
 
 Equations = Callable[[Side, Side, int], Iterable[Claim]]  # of what arrived at a layer's sites, and what left them
@@ -284,9 +300,12 @@ def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int
         # The input of a block may still be on the device of the previous block.
         middle = left[RESID_PRE].to(left[ATTN_OUT].device) + left[ATTN_OUT]
         if has({RESID_MID}):
-            yield Claim("resid_pre + attn_out = resid_mid", (*_RESIDUAL, RESID_MID), arrived[RESID_MID], middle)
+            sites = (*_RESIDUAL, RESID_MID)
+            yield Claim("resid_pre + attn_out = resid_mid", sites, arrived[RESID_MID], middle, of=left[ATTN_OUT])
             middle = left[RESID_MID]
-        yield Claim(SUM, _RESIDUAL, arrived[RESID_POST], middle.to(left[MLP_OUT].device) + left[MLP_OUT])
+        total = middle.to(left[MLP_OUT].device) + left[MLP_OUT]
+        least = min((left[ATTN_OUT], left[MLP_OUT]), key=lambda branch: float(branch.abs().max()))
+        yield Claim(SUM, _RESIDUAL, arrived[RESID_POST], total, of=least)
     if has({RESID_MID}):
         given, mid = functions.mid_given(layer), left[RESID_MID]
         right = torch.full_like(mid, torch.nan) if given is None else given.reshape(mid.shape)

@@ -23,10 +23,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import (
+    ATTN_OUT,
     EXPERT_WEIGHTS,
     MLP_OUT,
     MLP_POST,
     NORM_WEIGHT,
+    RESID_MID,
     RESID_POST,
     RESID_PRE,
     ROUTER_LOGITS,
@@ -126,6 +128,7 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
     """
     config, sizes = _config(hf), sizes_of(hf)
     n_layers, d_model = _first(config, _LAYERS), _first(config, _WIDTHS)
+    n_layers = len(config.get("layers_block_type") or ()) or n_layers  # Nemotron-H states nothing else
     if n_layers is None or d_model is None:
         raise InvalidArgument(
             f"the config of {name} does not state the number of layers or the width: its layout is not supported."
@@ -278,7 +281,7 @@ class Forward:
 
 _FUSED = "grouped_mm"
 _OF_STATES = 1e-5  # relative error of what is read of states, in float32
-_STRONG = -1e4  # factor of an edit that must have an effect
+_STRONG = -1e8  # factor of an edit that must have an effect
 _COARSE = 1e-4  # eps above which rounding could be mistaken for a factor near 1
 
 
@@ -352,6 +355,18 @@ class _Attaching:
 
     def attached(self) -> Attached:
         anatomy, seen = self._anatomy()
+        attached = self._proved(anatomy, seen)
+        lost = [site for site in (RESID_PRE, RESID_POST) if site in attached.withheld]
+        if lost and any(parts.writers is not None for parts in anatomy.parts):
+            # A block's input and output stay where what its parts write is not the whole update.
+            parts = (replace(parts, writers=None, mid_reader=None) for parts in anatomy.parts)
+            again = self._proved(replace(anatomy, parts=tuple(parts)), seen)
+            reasons = dict.fromkeys((ATTN_OUT, RESID_MID, MLP_OUT), attached.withheld[lost[0]])
+            return replace(again, withheld={**again.withheld, **reasons})
+        return attached
+
+    def _proved(self, anatomy: Anatomy, seen: "_Seen") -> Attached:
+        """The sites of these parts, those whose equations fail withheld."""
         calls = [
             calls_of_layer
             for calls_of_layer, parts in zip(seen.handed, anatomy.parts, strict=True)
@@ -706,7 +721,10 @@ def _normed(anatomy: Anatomy, site: Site, x: Float[Tensor, "batch pos head d"], 
         return x
     norm = anatomy.part(layer, path)
     together = any(p.shape[-1:] == (x.shape[-1] * x.shape[-2],) for p in norm.parameters())
-    return call(norm, x.flatten(-2)).reshape(x.shape) if together else call(norm, x)
+    if together:
+        return call(norm, x.flatten(-2)).reshape(x.shape)
+    is_of_positions = any(p.ndim > 1 for p in norm.parameters())  # a weight with an axis of heads, the last but one
+    return call(norm, x) if is_of_positions else call(norm, x.transpose(1, 2)).transpose(1, 2)
 
 
 @final
