@@ -39,7 +39,6 @@ class Site:
         stage: Its place in the order in which a block computes; a replay can start there. None: it cannot.
         is_inside_mlp: Whether a baseline keeps it on request only.
         proven_by: Name of the site whose equation proves this one, too. "": it has an equation of its own, or none.
-        is_of_hugging_face: Whether adapters of Hugging Face models look for it.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Site:
     stage: int | None = field(default=None, kw_only=True, compare=False, repr=False)
     is_inside_mlp: bool = field(default=False, kw_only=True, compare=False, repr=False)
     proven_by: str = field(default="", kw_only=True, compare=False, repr=False)
-    is_of_hugging_face: bool = field(default=True, kw_only=True, compare=False, repr=False)
 
     @property
     def is_static(self) -> bool:
@@ -80,7 +78,8 @@ MLP_OUT = Site("mlp_out", _RESIDUAL, hook_points=("hook_mlp_out",), stage=7)
 MLP_POST = Site("mlp_post", ("batch", "pos", "d_mlp"), hook_points=("mlp.hook_post",), stage=6, is_inside_mlp=True)
 ROUTER_LOGITS = Site("router_logits", _EXPERT, stage=4, is_inside_mlp=True)  # of a mixture of experts
 EXPERT_WEIGHTS = Site("expert_weights", _EXPERT, stage=5, is_inside_mlp=True)  # factors of the outputs; 0: not chosen
-STATE = Site("state", ("batch", "pos", "d_state"), is_of_hugging_face=False)
+# A matrix of each head, if it is one, row by row: rows for keys, columns for values.
+STATE = Site("state", ("batch", "pos", "d_state"))
 
 Q = Site("q", _QUERY, hook_points=("attn.hook_q",), proven_by="q_rot")  # before rotation and norm
 # Used in the attention scores; without rotation these use q and k themselves.

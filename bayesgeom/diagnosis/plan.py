@@ -6,6 +6,7 @@ from typing import Any, final
 
 from bayesgeom.core import (
     LOGIT_LENS,
+    STATE,
     Ask,
     BayesGeomError,
     InvalidArgument,
@@ -25,6 +26,7 @@ from bayesgeom.tasks.base import WindTunnel
 
 MOST_UNTRAINED = 1000  # each costs a pass
 BATTERY = "ablation"  # name of the measurement that `ablations` adds
+_WIDEST_STATE = 2**15  # numbers of a state up to which probes read it without requiring it
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
 
 AnyMeasurement = Measurement[Any]
@@ -161,6 +163,11 @@ def plan_of(
             if name in named and (len(named) == 1 or not isinstance(reason, InvalidArgument) or name in with_option):
                 raise
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
+    if is_wide(model, STATE) and any(STATE in each.needs.optional for each in chosen.values()):
+        skipped[STATE.name] = (
+            f"site 'state' has {model.spec.d_state:,} numbers per layer and position; probes read up to "
+            f"{_WIDEST_STATE:,} unless they require it. Write a probe that needs it, or record it with model.run."
+        )
     order = list(chosen)
 
     def place(name: str) -> tuple[bool, int, bool]:  # calibration is first: the others explain it
@@ -289,10 +296,15 @@ def bytes_of_one(model: Model, sites: Iterable[Site], one: Trials) -> int:
 
 
 def sites_read(model: Model, probe: AnyMeasurement) -> tuple[Site, ...]:
-    """The sites that a probe requires, and the optional ones that exist in the same layers."""
+    """The sites that a probe requires, and the optional ones that exist in the same layers and are not too wide."""
     needed = probe.needs.sites
-    layers = model.layers_of(*needed)
-    return (*needed, *(site for site in probe.needs.optional if model.layers_of(site, *needed) == layers))
+    layers, optional = model.layers_of(*needed), (site for site in probe.needs.optional if not is_wide(model, site))
+    return (*needed, *(site for site in optional if model.layers_of(site, *needed) == layers))
+
+
+def is_wide(model: Model, site: Site) -> bool:
+    """Return whether this is a state of too many numbers to be read where no probe requires it."""
+    return site == STATE and bool(model.layers_of(STATE)) and model.spec.d_state > _WIDEST_STATE
 
 
 def named_measurement(text: str, known: Mapping[str, AnyMeasurement]) -> AnyMeasurement:

@@ -66,7 +66,7 @@ from bayesgeom.core.torch_state import (
     site_hook,
 )
 from bayesgeom.models.checkpoint_files import versions
-from bayesgeom.models.unembedding import Unembedding, unembedding_of
+from bayesgeom.models.unembedding import Unembedding, saturated_cap, unembedding_of
 from bayesgeom.stats.behavior import (
     BehaviorLog,
     answer_log_probabilities,
@@ -590,7 +590,11 @@ class Model(ABC):
         if missing := [site for site in (RESID_PRE, RESID_POST) if site not in self.sites]:
             why = self.withheld.get(missing[0], "")
             return f"it is read from {missing[0].name}, which is missing{': ' if why else ''}{why}"
-        return "" if self.unembedding() else "no path from resid_post of the last layer to its logits was found"
+        if self.unembedding():
+            return ""
+        if (cap := saturated_cap(self.logits, self.spec)) is not None:
+            return f"a soft cap saturates its logits: many are {cap:.4g} or −{cap:.4g}, whatever the residual is"
+        return "no path from resid_post of the last layer to its logits was found"
 
     @final
     @torch.no_grad()

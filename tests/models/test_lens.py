@@ -12,7 +12,6 @@ from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface.sites import SITES
 from bayesgeom.models.resolve import as_model, load
 from tests.families import each, saved
 from tests.models.huggingface.test_sites import edited_logits, plain, text
@@ -114,7 +113,7 @@ def test_a_hooked_transformer_gives_its_cache(kind: dict[str, Any]) -> None:
     )
     lens: nn.Module = transformer_lens.HookedTransformer(config)
     model = as_model(lens)
-    assert {site.name for site in SITES} - {site.name for site in model.sites} <= {"resid_mid", *STATIC}
+    assert {site.name for site in s.ALL_SITES} - {site.name for site in model.sites} <= {"resid_mid", "state", *STATIC}
     run = model.run([text()], record=model.sites, n_recorded=5)
     _, cache = lens.run_with_cache(text().tokens)
     for site, name in ((s.K, "attn.hook_k"), (s.PATTERN, "attn.hook_pattern"), (s.RESID_POST, "hook_resid_post")):
