@@ -46,7 +46,7 @@ MAX_POINTS = 3_072  # about 150 sequences, which give correlations to a few hund
 MIN_SEQUENCES = 16  # used however long they are
 SHUFFLES, PERMUTATIONS, GROUPS, N_SHOWN, N_STEPS = 10, 199, 20, 600, 60
 _ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple cannot be distinguished from the next component's
-_SITES, _SHOWN = (V, Z, ATTN_OUT, STATE, RESID_POST), (V, RESID_POST)
+_SITES, _SHOWN = (V, Z, ATTN_OUT, RESID_POST, STATE), (V, RESID_POST)
 CONDITIONS = UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED = "not identified", "the model's own", "standardized"
 SHUFFLE, GAUSSIAN = "shuffle within position", "Gaussian points"
 ORDERINGS = ("over all points", "within positions")

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import wraps
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from einops import einsum
@@ -37,12 +37,8 @@ from bayesgeom.core.torch_state import PROCESS_STATE
 
 States = Float[Tensor, "batch pos *state"]
 Read = Callable[[Tensor], Tensor]  # maps states to what the function returns
-
-
-class Through(Protocol):
-    """Passes states through a tap. `read` maps them to the output of the recurrence, which is `output`."""
-
-    def __call__(self, states: States, read: Read, output: Float[Tensor, "..."]) -> Float[Tensor, "..."]: ...
+# Passes states through a tap, given how they are read and the function's own output; returns the output.
+Through = Callable[[Tensor, Read, Tensor], Tensor]
 
 
 def _carried(decay: Float[Tensor, "batch pos *#state"], written: States) -> States:
