@@ -245,7 +245,7 @@ def test_a_text_task_is_audited_with_its_labels_and_words() -> None:
     line = next(own for own in leaky.headlines() if own.metric == "off_answer_prob")
     assert line.value == pytest.approx(255 / 257) and line.baseline == 0
     assert np.isfinite(found.discount.value)
-    assert sentence(leaky.answer()).endswith("99 % of the probability is not on the answers.")
+    assert sentence(leaky.answer()).endswith("99.2 % of the probability is not on the answers.")
 
 
 class TestRefusals:
