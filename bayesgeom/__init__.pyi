@@ -26,8 +26,10 @@ from .models.hub import publish as publish
 from .models.native.transformer import TransformerConfig as TransformerConfig
 from .models.resolve import as_model as as_model
 from .models.resolve import load as load
+from .scorecards.run import scorecard as scorecard
 from .report.diagnosis import Diagnosis as Diagnosis
 from .report.diagnosis import load_report as load_report
 from .subspaces.base import InterventionSite as InterventionSite
 
 __version__: str
+from .training.steps import train as train

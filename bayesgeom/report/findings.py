@@ -124,6 +124,7 @@ class Finding(Enum):
         "KL goes from {first} to {last} bits by step {step:,}[; it stays below a tenth of its start from step {rest:,}]"
         "[; attention patterns stay near their last state from step {patterns:,}].\n[The {baseline} has {level} bits.]"
     )
+    LEARNED = "{learned:verdicts}."
     MONITORED = "At step {step:,} KL is {bits} bits[ (uniform {uniform})]. [Events: {events}.|No rule was broken.]"
 
     def of(self, against: Mapping[str, str] = {}, /, **values: Value) -> "Opening":

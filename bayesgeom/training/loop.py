@@ -10,18 +10,18 @@ import time
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import NO_LABEL, CheckpointFault, InvalidArgument, NonFinite, Trials, phase, unknown_name
-from bayesgeom.core.files import holds_others, read_json
+from bayesgeom.core.files import atomic_directory, holds_others, read_json, write_arrays
 from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
-from bayesgeom.models.checkpoint_files import checkpoints
+from bayesgeom.models.checkpoint_files import WEIGHTS, checkpoints
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import DerivedSeed, derived_seed
 from bayesgeom.training.environment import (
@@ -71,6 +71,33 @@ class Pace:
     quiet: bool = False
 
 
+@final
+class Logits(nn.Module):
+    """A module of any kind as one that returns logits: those of a Hugging Face output, or the first of several."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        return logits_of(self.net(tokens))
+
+
+def logits_of(output: Any) -> Any:
+    """Return the logits in what a module returned: the field `logits`, the first of several, or the output itself."""
+    logits = getattr(output, "logits", output)
+    return logits[0] if isinstance(logits, tuple | list) else logits
+
+
+class Watch(Protocol):
+    """What a run calls after every step, such as `bayesgeom.monitor.Monitor`."""
+
+    should_stop: bool
+
+    def __call__(self, step: int) -> object:
+        """Look at the network after a step."""
+
+
 @with_torch_defaults
 def train(
     recipe: Recipe,
@@ -80,6 +107,8 @@ def train(
     device: str | torch.device = "cpu",
     precision: RequestedPrecision = "auto",
     pace: Pace = Pace(),
+    own: nn.Module | None = None,
+    watch: Watch | None = None,
 ) -> nn.Module:
     """Train a recipe in a directory, which then contains state, log and snapshots, and return the module.
 
@@ -92,6 +121,8 @@ def train(
         precision: Precision of matrix products. "auto": bfloat16 if `device` computes it natively, else float32. A
             resumed run keeps its precision.
         pace: How often the run reports and saves.
+        own: The network to train, of any kind; default: that of the recipe's sizes.
+        watch: Called with the number of each finished step; the run ends where it says so.
 
     Raises:
         InvalidArgument: `out` already contains a run and `resume` is false, `precision` or the kind of `device`
@@ -108,15 +139,23 @@ def train(
         if (out / RECIPE).exists():
             chosen = run_precision(recipe, out, precision, device)
         _record(recipe, out, resume=resume, device=device, precision=chosen)
-        return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace)
+        return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace, own=own, watch=watch)
 
 
 def _trained(
-    recipe: Recipe, out: Path, *, resume: bool, device: str | torch.device, precision: Precision, pace: Pace
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool,
+    device: str | torch.device,
+    precision: Precision,
+    pace: Pace,
+    own: nn.Module | None,
+    watch: Watch | None,
 ) -> nn.Module:
     """Train in a directory that is checked and locked."""
     has_state = resume and (out / STATE).exists()
-    module = recipe.model_config().build(seed=recipe.seed).to(device)
+    module = (recipe.model_config().build(seed=recipe.seed) if own is None else Logits(own)).to(device)
     if recipe.after is not None and not has_state:
         before = out / BEFORE
         has_begun = (before / RECIPE).exists()
@@ -142,6 +181,10 @@ def _trained(
                 append_log(out / LOG, line)
                 shown.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
             shown.update(1)
+            if watch is not None:
+                watch(step)
+                module.train()
+                ends = ends or watch.should_stop
             if ends:
                 break
             if time.monotonic() - saved_at > pace.save_seconds:
@@ -203,7 +246,7 @@ def run_precision(
         InvalidArgument: Another precision is requested for an existing run.
     """
     if not (out / RECIPE).exists():
-        return resolve_precision(requested, recipe.model_config(), device)
+        return "float32" if requested == "float32" else resolve_precision(requested, recipe.model_config(), device)
     begun = recorded_precision(out)
     if requested not in ("auto", begun):
         raise InvalidArgument(
@@ -371,6 +414,11 @@ def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int, precision
     path = out / SNAPSHOTS / f"step-{step:07d}"
     if not path.exists():
         check_finite(recipe, module, step)
+        if isinstance(module, Logits):
+            with atomic_directory(path) as temporary:
+                tensors = {name: own.detach().cpu().contiguous() for name, own in module.net.state_dict().items()}
+                write_arrays(tensors, temporary / WEIGHTS, {"step": str(step)}, framework="pt")
+            return
         card = f"# {recipe.name} at step {step}\n\nWeights: `{{weights_hash}}`\n"
         made: dict[str, Any] = {"recipe": recipe.to_dict(), "step": step, "entries": {"precision": precision}}
         save_checkpoint(path, module, recipe.model_config(), card=card, **made)
