@@ -26,9 +26,9 @@ from .models.hub import publish as publish
 from .models.native.transformer import TransformerConfig as TransformerConfig
 from .models.resolve import as_model as as_model
 from .models.resolve import load as load
-from .scorecards.run import scorecard as scorecard
 from .report.diagnosis import Diagnosis as Diagnosis
 from .report.diagnosis import load_report as load_report
+from .scorecards.run import scorecard as scorecard
 from .subspaces.base import InterventionSite as InterventionSite
 
 __version__: str

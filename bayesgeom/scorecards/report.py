@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
@@ -19,9 +18,6 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.scorecards.cell import N_CURVE, Row
 from bayesgeom.scorecards.worlds import NAMED, World
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 HAS, PARTLY, NOT_SHOWN, CANNOT_TELL, FAILED = "has", "partly", "not shown", "this world cannot tell", "failed"
 LEAST_BITS, LEAST_SHARE = 0.02, 0.05  # KL that the shortcut must leave, in bits and of the gap, for a world to tell
@@ -142,7 +138,7 @@ class Scorecard(Report):
 
     def _curves(self) -> Iterator[Panel]:
         from bayesgeom.charts.lines import add_line, add_reference
-        from bayesgeom.report.theme import SERIES, label_axes
+        from bayesgeom.report.theme import label_axes
 
         rates = np.array(list(map(float, self.rates)))
         for place, world in enumerate(self.worlds):
@@ -154,7 +150,6 @@ class Scorecard(Report):
                 add_reference(learning.figure, ends[[0, -1]], level, name=self.shortcuts[place])
             add_reference(chosen.figure, rates[[0, -1]], level, name=self.shortcuts[place])
             for at, architecture in enumerate(self.architectures):
-                color = SERIES[at % len(SERIES)]
                 add_line(
                     learning.figure, self.step[1:], self.curve_kl_bits[at, place, 1:], name=architecture, color=color
                 )

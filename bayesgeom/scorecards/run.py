@@ -2,11 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from bayesgeom.core import InvalidArgument, check_argument, checked, phase
+from bayesgeom.core import InvalidArgument, checked, phase
 from bayesgeom.executors import Batch, Executor, Job
 from bayesgeom.scorecards.architectures import architectures_of
 from bayesgeom.scorecards.cell import Cell, Row, cell_at, measured
@@ -123,7 +122,7 @@ def run_cells(cells: Sequence[Cell], executor: Executor | Batch | None) -> list[
     own = [cell.architecture.name for cell in cells if not cell.architecture.text]
     if own and executor is not None:
         raise InvalidArgument(
-            f"a worker cannot find {own[0]}, which exists in this process only: pass FILE.py:NAME, or leave out executor."
+            f"a worker cannot find {own[0]}, which exists in this process only: pass FILE.py:NAME, or no executor."
         )
     if own:
         rows = list[Row]()

@@ -1,4 +1,4 @@
-"""Training of any module: `train` as a whole, and `Training` step by step, of which the cells of scorecards are made."""
+"""Training of any module: `train` as a whole, and `Training` step by step, of which cells of scorecards are made."""
 
 import time
 from collections.abc import Callable
