@@ -225,6 +225,11 @@ def card_of(rows: Sequence[Row], worlds: Sequence[World], *, arguments: Mapping[
 _NONE = (math.nan,) * 3
 
 
+def _first(values: Float[np.ndarray, " world"]) -> float:
+    """Return the first known value; NaN if there is none."""
+    return next((float(value) for value in values if not math.isnan(value)), math.nan)
+
+
 @final
 class _Found:
     """What the rows of one architecture in one world say."""
