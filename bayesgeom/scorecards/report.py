@@ -206,9 +206,7 @@ def card_of(rows: Sequence[Row], worlds: Sequence[World], *, arguments: Mapping[
         shortcuts=tuple(name for name, _ in shortcuts),
         shortcut_kl_bits=levels,
         best_rate=table("rate"),
-        parameters=np.array(
-            [np.nanmean([found[own, world.name].parameters for world in worlds]) for own in architectures]
-        ),
+        parameters=np.array([_first(row) for row in table("parameters")]),
         seconds=table("seconds"),
         seed_kl_bits=table("seed_kl_bits", n_seeds),
         rate_kl_bits=table("rate_kl_bits", len(rates)),
