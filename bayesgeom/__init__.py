@@ -10,7 +10,7 @@ Load models and reports:
     load                   load a shipped checkpoint, a directory, or a Hugging Face causal language model
     checkpoints            list the directories of all named checkpoints
     as_model               return the `Model` of a name, a path or a module
-    wrap                   return the `Model` of any causal module, from the names of its parts
+    wrap                   return the `Model` of any causal module, whose parts it finds
     load_report            load a saved report or diagnosis
     publish                upload a checkpoint to the Hugging Face hub, with a model card
 

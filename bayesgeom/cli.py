@@ -14,6 +14,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points, version
@@ -198,15 +199,17 @@ def diagnose(
 ) -> "bayesgeom.Diagnosis":
     """Compare a model with the exact posterior of its task, and measure its geometry.
 
-    bijection-v20 takes about 5 seconds with n = 512, plus 2.5 seconds for each untrained network at any n. Time is
-    proportional to n and to the size of the network.
+    The answer is printed as soon as predictions and evidence response are measured. bijection-v20 takes about 5 seconds
+    with n = 512, plus 2.5 seconds for each untrained network at any n. Time is proportional to n and to the size of the
+    network.
 
     Args:
         domain: For the task prompts: mixed, mathematics, code, philosophy, or two: mathematics+code. Default: all.
         chat: Write the task in the tokenizer's chat template: prompts as a user's messages, others as the answer.
         texts: File with your own prompts, for the task prompts: one a line, or JSONL with "text" or "prompt".
         quick: Use 24 sequences and one untrained network where --n and --n-untrained are not given.
-        n_untrained: Number of untrained networks of the same architecture to compare with.
+        n_untrained: Number of untrained networks of the same architecture to compare with. The answer takes 8, unless
+            this is 0 or the model has more than 50 million parameters.
         ablations: Also run the default ablation battery.
     """
     n = (24 if quick else 512) if n is None else n
@@ -300,7 +303,7 @@ def intervene(
     onwards: bool = False,
     controls: int = 20,
     n_fit: int = 1_024,
-    n_untrained: int = 1,
+    n_untrained: int = 3,
     layers: Maybe[str] = None,
     site: str = "resid_pre",
     task: TaskOption = None,
@@ -323,7 +326,7 @@ def intervene(
         onwards: Erase the quantity of --subspace at all positions, from each of --layers to the last, in one pass.
         controls: Number of random subspaces, and of those with the same share of variance. Below 20 none can show use.
         n_fit: Number of sequences that subspaces are fitted on. With fewer, erasure is less complete.
-        n_untrained: Number of untrained networks in which a swap is repeated.
+        n_untrained: Number of untrained networks in which a swap is repeated. Below 2 none can show use.
         layers: Layers to intervene in, one at a time: 1,3; together: 1+3, or 1,1+3. Default: all, one at a time.
         site: resid_pre, z, attn_out, resid_mid, mlp_out or resid_post; for several layers together also v; with
             --score-after also carried, the state (h, c) of an LSTM.
@@ -420,7 +423,7 @@ def response(
     task: TaskOption = None,
     ages: Maybe[tuple[int, ...]] = None,
     single: bool = False,
-    n: N = 256,
+    n: Maybe[int] = None,
     seed: Seed = 0,
 ) -> "Report":
     """Measure how far the answers follow old evidence.
@@ -430,6 +433,7 @@ def response(
     Args:
         ages: Numbers of the latest pieces of evidence that stay. Default: 1, 2, 4, 8, …
         single: Draw only the piece of each age again, instead of all older ones.
+        n: Number of sequences. Default: 128, for old evidence up to 1,024, until the interval is ±0.1.
     """
     return bayesgeom.evidence_response(source.load(), task, ages=ages, single=single, n=n, seed=seed)
 
@@ -966,16 +970,28 @@ def run(command: Callable[..., Any], **options: Any) -> int:
         _check_names(options)
     if not has_report:
         return int(command(**options))
+    from bayesgeom.diagnosis.run import ANSWERED
     from bayesgeom.report.storage import check_target
 
     out = options["out"] if "out" in command.__annotations__ else options.pop("out")
     if out is not None:
         check_target(out)  # before anything is measured
-    return _conclude(command(**options), out)
+    context, told = copy_context(), list[str]()
+
+    def tell_first(part: bayesgeom.Diagnosis) -> None:
+        with contextlib.suppress(OSError, OutputFault):  # reported where the rest is printed
+            tell(answer := part.summary().partition("\n\n")[0])
+            told.append(answer)
+
+    if command is diagnose:
+        context.run(ANSWERED.set, tell_first)
+    return _conclude(context.run(command, **options), out, told)
 
 
-def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int:
+def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None, told: Sequence[str]) -> int:
     """Save a report to `--out`, if given, then print it, even if it cannot be saved, and where its page is.
+
+    The answer is not printed again if it is among what was `told` before the rest was measured.
 
     A report that the command has saved there is not saved again, so that its progress stays for the same command.
     """
@@ -984,6 +1000,8 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None) -> int
 
     diagnosis = measured if isinstance(measured, bayesgeom.Diagnosis) else bayesgeom.Diagnosis.of(measured)
     summary = measured.summary("" if out is None else HTML)
+    for answer in told:
+        summary = summary.removeprefix(f"{answer}\n")
     if out is None:
         tell(summary, "\nreport: not saved; --out DIRECTORY saves a page with all numbers and figures")
         return 0

@@ -4,17 +4,19 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from bayesgeom.cli import COMMANDS, _text_task, main, parsed
-from bayesgeom.core import plugins
+from bayesgeom.core import Run, plugins
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import number_text
 from bayesgeom.diagnosis.plan import all_measurements
+from bayesgeom.diagnosis.run import diagnose
+from bayesgeom.measurements.key_overlap import KeyOverlap, KeyOverlapReport
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.report.diagnosis import Diagnosis
@@ -89,6 +91,25 @@ def test_diagnose_prints_and_saves_the_same_numbers(folder: Path, capsys: pytest
 def test_what_diagnose_prints_with_a_page_fits_a_screen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "tiny", "--n", "19", "--n-untrained", "0", "--out", "runs/tiny"]) == 0
     assert len(capsys.readouterr().out.splitlines()) < 20
+
+
+def test_the_answer_is_printed_before_the_rest_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(probe: KeyOverlap, run: Run, untrained: Sequence[KeyOverlapReport] = ()) -> KeyOverlapReport:
+        printed.append(capsys.readouterr().out)
+        return measure(probe, run, untrained)
+
+    printed, measure, counts = list[str](), KeyOverlap.measure, ("--n", "19", "--n-untrained", "2")
+    monkeypatch.setattr(KeyOverlap, "measure", measured)
+    assert main(["diagnose", "tiny", *counts, "--out", "run", "--probes", "calibration", "key_overlap"]) == 0
+    saved, last = Diagnosis.load("run"), capsys.readouterr().out
+    first, _, rest = saved.summary("report.html").partition("\n\n")
+    assert printed == [f"{first}\n", "", ""]
+    assert " ".join(first.split()).startswith(f"{saved.title} {saved.answer}"), "lines may wrap"
+    assert last == f"\n{rest}\nreport: {Path('run/report.html')}\n"
+    python = diagnose("tiny", n=19, n_untrained=2, probes=["calibration", "key_overlap"])
+    assert python.summary() == saved.summary() and "".join(printed[3:]) == "", "from Python nothing is printed"
 
 
 def test_diagnose_without_out_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,12 +18,11 @@ from bayesgeom.ablations.engine import METRICS
 from bayesgeom.core import Mode, Reason, Verdict, number_text
 from bayesgeom.core.text import aligned_table, interval_text
 from bayesgeom.report.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit, with_interval
-from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.findings import Finding, Opening, mattering
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.bootstrap import mean_difference, ratio_interval
-from bayesgeom.stats.bounds import LEAST_PER_ENTRY, familywise_low
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 
 N_SHOWN = 20
@@ -112,23 +111,14 @@ class AblationReport(Report):
         return float((heads > heads.max() / 2).mean()) if len(heads) else math.nan
 
     @property
-    def is_familywise(self) -> bool:
-        """Whether there are enough sequences for intervals that allow for the choice among all ablations."""
-        return self.n >= LEAST_PER_ENTRY * len(self.ablations)
+    def matters(self) -> Bool[np.ndarray, " ablation"]:
+        """Which components matter, by `bayesgeom.report.findings.mattering`: with 95 % confidence for all at once."""
+        return mattering(self._exactly(self.kl_increase_bits), self.unablated_kl_bits)
 
     @property
-    def raises_kl(self) -> Bool[np.ndarray, " ablation"]:
-        """Which ablations have a KL increase whose interval lies above 0; with 95 % confidence for all of them at once.
-
-        Each interval is its own, at 95 %, where there are too few sequences for that: see `is_familywise`.
-        """
-        effect = self._exactly(self.kl_increase_bits)
-        return familywise_low(effect.value, *effect.ends, len(self.ablations) if self.is_familywise else 1) > 0
-
-    @property
-    def n_raising(self) -> int:
-        """Number of ablations that raise KL, by `raises_kl`."""
-        return int(self.raises_kl.sum())
+    def n_mattering(self) -> int:
+        """Number of components that matter."""
+        return int(self.matters.sum())
 
     @property
     def uniform_kl_bits(self) -> float:
@@ -167,10 +157,7 @@ class AblationReport(Report):
         return (
             self._largest(),
             headline_of(self, "unablated_kl_bits"),
-            replace(
-                Headline.computed("n_raising", f"ablations that raise KL, of {len(self.ablations)}", self.n_raising),
-                why="" if self.is_familywise else str(Reason.CHOICE_IGNORED),
-            ),
+            Headline.computed("n_mattering", f"components that matter, of {len(self.ablations)}", self.n_mattering),
             *map(self._effect, self.ranked()[1:N_LISTED]),
             *(of_heads if (self.head >= 0).any() else ()),
             *([headline_of(self, "attribution_rank_correlation")] if is_known else []),
@@ -195,14 +182,12 @@ class AblationReport(Report):
         return headline_of(self, "kl_increase_bits", (at,), label, own=effect, verdict=verdict)
 
     def answer(self) -> Opening:
-        finding = Finding.SOME_MATTER if self.is_familywise else Finding.SOME_MATTER_ALONE
+        finding = Finding.SOME_MATTER if self.n_mattering else Finding.NONE_MATTER
         if self.is_preview:
             finding = Finding.ABLATION_PREVIEW
-        elif not self.n_raising:
-            finding = Finding.NONE_MATTER
         top = self.ranked()[0]
         return finding.of(
-            raising=self.n_raising,
+            mattering=self.n_mattering,
             count=len(self.ablations),
             parts=self.kinds[0] if len(set(self.kinds)) == 1 else "component",
             name=self.ablations[top],
@@ -220,8 +205,8 @@ class AblationReport(Report):
         unit, by_head, heat = "KL increase (bits)", self.kl_increase_bits_by_head, list[Panel]()
         if not np.isnan(by_head).all():
             layer, head = np.unravel_index(np.nanargmax(by_head), by_head.shape)
-            raising = int(self.raises_kl[self.head >= 0].sum())
-            among = f"{raising} of {np.isfinite(by_head).sum()} heads raise KL (interval above 0)"
+            n_heads = int(self.matters[self.head >= 0].sum())
+            among = f"{n_heads} of {np.isfinite(by_head).sum()} heads matter"
             head_text, bits = f"{self.mode} ablation of L{layer}H{head}", brief(by_head[layer, head])
             most = f"{among}; {head_text} raises it most, by {bits} bits"
             none = f"No head matters: {self.mode} ablation of none raises KL"
@@ -300,6 +285,9 @@ def ablation_report(
     unablated = tally.baseline.sum(axis=1) / tally.done
     by_position = (tally.profile / tally.done)[:, 0]
     uniform = Baseline.of("chance", UNIFORM, uniform_kl_bits)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = tally.sums[:, 0].sum(axis=1) / tally.baseline[0].sum()
+    interval = ratio_interval(tally.sums[:, 0].T, tally.baseline[0][:, None], seed=seed, is_positive=True)
     return AblationReport(
         mode=mode,
         ablations=tuple(ablation.label for ablation in battery),
@@ -311,7 +299,7 @@ def ablation_report(
         n_heads=shape[1],
         kl_increase_bits=kl_increase,
         entropy_mae_increase_bits=_increase(tally, "entropy_error_bits", seed),
-        kl_ratio=_kl_ratio(tally, seed),
+        kl_ratio=with_interval(ratio, interval, n=tally.done, baselines=(Baseline.of("baseline", NO_EFFECT, 1.0),)),
         accuracy_change=_increase(tally, "correct", seed, bounds=(-1.0, 1.0)),
         attribution_bits=np.full(len(battery), np.nan),
         inert=tally.inert,
@@ -352,14 +340,6 @@ def _increase(tally: Tally, metric: str, seed: int, *, bounds: Bounds = UNBOUNDE
     nothing = Baseline.of("baseline", NO_EFFECT, 0.0)
     mean = mean_difference(without, ablated) * (len(tally.counts) / tally.done)
     return with_interval(mean, interval, n=tally.done, baselines=(nothing,))
-
-
-def _kl_ratio(tally: Tally, seed: int) -> Estimate:
-    """Return KL with every ablation over KL without it, resampled together; no effect is 1."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = tally.sums[:, 0].sum(axis=1) / tally.baseline[0].sum()
-    interval = ratio_interval(tally.sums[:, 0].T, tally.baseline[0][:, None], seed=seed, is_positive=True)
-    return with_interval(ratio, interval, n=tally.done, baselines=(Baseline.of("baseline", NO_EFFECT, 1.0),))
 
 
 def _few(title: str, shown: int, n: int) -> str:

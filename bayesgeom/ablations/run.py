@@ -220,13 +220,17 @@ class BatteryRun:
         return with_attribution(self._report(tally, "attribution"), bits)
 
     def _report(self, tally: Tally, method: str) -> AblationReport:
+        total = 0.0
+        for block in self._stream(self.n):
+            exact = entropy_bits(block.at_scored(block.predictive))
+            total += float((math.log2(len(block.answers)) - exact).mean(dim=1).sum())
         report = ablation_report(
             tally,
             self.battery,
             mode=self.mode,
             shape=(self.model.spec.n_layers, self.model.spec.n_heads),
             seed=derived_seed(self.seed, Branch.RESAMPLING),
-            uniform_kl_bits=self._uniform_kl_bits(),
+            uniform_kl_bits=total / self.n,
         )
         return with_provenance(report, self.provenance(method))
 
@@ -234,14 +238,6 @@ class BatteryRun:
         """Return the provenance of what was measured by this method."""
         counts = {"n": self.n, "seed": self.seed, "battery": len(self.battery)}
         return provenance(self.model, self.task, {**counts, "mode": self.mode, "method": method})
-
-    def _uniform_kl_bits(self) -> float:
-        """Return the KL of uniform predictions over the answers, on the sequences of the battery; needs no model."""
-        total = 0.0
-        for block in self._stream(self.n):
-            exact = entropy_bits(block.at_scored(block.predictive))
-            total += float((math.log2(len(block.answers)) - exact).mean(dim=1).sum())
-        return total / self.n
 
     def _replayed(self) -> BatchScorer:
         variants, replayer = [ablation.edits(self.mode) for ablation in self.battery], self.model.replayer()

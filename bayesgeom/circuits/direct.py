@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bayesgeom.ablations.engine import batches
 from bayesgeom.ablations.run import N_REFERENCE
-from bayesgeom.circuits.effects import answer_of, effects_of, headlines_of, ranked
+from bayesgeom.circuits.effects import answer_of, context_free, effects_of, headlines_of, ranked
 from bayesgeom.circuits.writers import Writer, Writers
 from bayesgeom.core import (
     LOGIT_LENS,
@@ -107,8 +107,8 @@ class ContributionsReport(Report):
         return first, headline_of(self, "model_kl_bits"), *others
 
     def answer(self) -> Opening:
-        findings = Finding.LARGEST_TERM, Finding.NO_TERM_MATTERS
-        return answer_of(self.kl_increase_bits, self.model_kl_bits, self.components, findings)
+        of = self.kl_increase_bits, self.model_kl_bits, self.components
+        return answer_of(*of, parts="term", largest=Finding.LARGEST_TERM)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
@@ -169,15 +169,12 @@ def _report(terms: "_Terms", n: int, seed: int) -> ContributionsReport:
         for trials, written, _ in terms.batches(N_REFERENCE, derived_seed(seed, _MEANS)):
             total, count = total.to(written) + written.sum(dim=1, keepdim=True), count + len(trials)
             shown.update(len(trials))
-    lost, toward, kl, example = (
-        list[np.ndarray](),
-        list[np.ndarray](),
-        list[np.ndarray](),
-        list[tuple[Tensor, Tensor]](),
-    )
+    lost, toward, kl = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    answers, example = list[Tensor](), list[tuple[Tensor, Tensor]]()
     with phase("contributions", n, "sequence") as shown:
         for trials, written, logits in terms.batches(n, derived_seed(seed, Branch.TRIALS)):
             exact = trials.at_scored(trials.predictive)
+            answers.append(exact)
             kl.append(terms.kl_bits(exact, logits))
             without = logits - written + total / count
             lost.append(np.stack([terms.kl_bits(exact, each) - kl[-1] for each in without], axis=1))
@@ -197,7 +194,9 @@ def _report(terms: "_Terms", n: int, seed: int) -> ContributionsReport:
         n_heads=spec.n_heads,
         kl_increase_bits=effects_of(np.concatenate(lost), draws),
         toward_exact_bits=mean_estimate(np.concatenate(toward), seed=draws),
-        model_kl_bits=mean_estimate(np.concatenate(kl), seed=draws, bounds=(0.0, np.inf)),
+        model_kl_bits=mean_estimate(
+            np.concatenate(kl), seed=draws, bounds=(0.0, np.inf), baselines=context_free(answers)
+        ),
         example=(parts[:, middle] / NATS_PER_BIT).cpu().numpy(),
         example_logits=(centered / NATS_PER_BIT).cpu().numpy(),
         example_position=middle + 1,
@@ -247,7 +246,14 @@ class _Terms:
         baseline = self._loop.baseline(trials).stored
         stored = {place: trials.at_scored(baseline[place]) for place in self.writers.places()}
         last = trials.at_scored(baseline[RESID_POST, self.model.spec.n_layers - 1])
-        linear = self._linear_end(trials, last)
+        if self._linear is None:
+            self._linear = self.end.linear(trials.answers, last)
+        if self._linear is None:
+            raise MissingSite(
+                f"contributions requires logits that are linear in the last residual after its norm; "
+                f"{self.model.spec.name} computes something else there. `ablate` measures its parts instead."
+            )
+        linear = self._linear
         scale, matrix = linear.scale(last), (linear.matrix - linear.matrix.mean(dim=0)).T
         logits = replace(self.end, soft_cap=None).logits(last, trials.answers).double()
         terms, rest = list[Tensor](), last.double()
@@ -258,21 +264,6 @@ class _Terms:
         centered = logits - logits.mean(dim=-1, keepdim=True)
         self._check_sum(scale, rest @ matrix, centered)
         return torch.stack([*terms, centered - torch.stack(terms).sum(dim=0)]), logits
-
-    def _linear_end(self, trials: Trials, like: Float[Tensor, "batch query_pos d_model"]) -> LinearEnd:
-        """Return the path from the last residual to the answers' logits.
-
-        Raises:
-            MissingSite: It is not linear.
-        """
-        if self._linear is None:
-            self._linear = self.end.linear(trials.answers, like)
-        if self._linear is None:
-            raise MissingSite(
-                f"contributions requires logits that are linear in the last residual after its norm; "
-                f"{self.model.spec.name} computes something else there. `ablate` measures its parts instead."
-            )
-        return self._linear
 
     def _split(self, trials: Trials, entered: Float[Tensor, "batch query_pos d_model"]) -> Sequence[Tensor]:
         """Return the embedding of the tokens, and of the positions if they have one, which add up to what entered."""

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from bayesgeom.ablations.engine import BatchReference, Exact, Means, batches, edited_logits, position_means
 from bayesgeom.ablations.run import N_REFERENCE
+from bayesgeom.circuits.effects import context_free
 from bayesgeom.circuits.graph import N_LISTED, PathsReport, paths_report
 from bayesgeom.circuits.writers import HEAD_INPUTS, Receiver, Writer, Writers
 from bayesgeom.core import (
@@ -183,6 +184,7 @@ class PathsRun:
             self.edges,
             lost,
             kl,
+            context_free=context_free([trials.at_scored(trials.predictive) for trials in parts]),
             chance=chance,
             shape=(spec.n_layers, spec.n_heads),
             seed=derived_seed(seed, Branch.RESAMPLING),

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
 
 from bayesgeom.core import Reason
 from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate
-from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.findings import Finding, Opening, mattering
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.stats.behavior import context_free_kl_bits
 
 NO_EFFECT = "no effect"
 FIELD = "kl_increase_bits"
@@ -30,28 +33,39 @@ def ranked(effects: Estimate) -> list[int]:
     return [int(index) for index in np.argsort(-effects.value, kind="stable")]
 
 
-def answer_of(effects: Estimate, before: Estimate, labels: Sequence[str], findings: tuple[Finding, Finding]) -> Opening:
-    """Return the largest effect, or that no KL rises.
+def context_free(exact: Sequence[Float64[Tensor, "batch query_pos answer"]]) -> list[Baseline]:
+    """Return the KL of context-free predictors, from the exact predictive in batches."""
+    found = context_free_kl_bits(torch.cat(list(exact)).cpu().numpy())
+    return [Baseline.of("baseline", name, float(bits.mean())) for name, bits in found.items()]
+
+
+def answer_of(effects: Estimate, before: Estimate, labels: Sequence[str], *, parts: str, largest: Finding) -> Opening:
+    """Return the largest effect, or that none is shown to matter, with the largest change.
 
     Args:
         effects: The KL increase of every entry.
         before: KL of the model with all of them.
         labels: Names of the entries.
-        findings: What is said of the largest effect, and if none is above 0.
+        parts: What they are.
+        largest: What is said of the largest effect.
     """
-    largest, none = findings
-    top = int(np.nanargmax(effects.value))
-    finding = largest if effects.value[top] > 0 else none
-    return finding.of(count=len(labels), name=labels[top], bits=effects[top], before=before)
+    finding = largest if mattering(effects, before).any() else Finding.NONE_MATTER
+    (top,), bits = _largest(effects)
+    return finding.of(count=len(labels), parts=parts, name=labels[top], bits=bits, before=before)
+
+
+def _largest(effects: Estimate) -> tuple[tuple[int, ...], Estimate]:
+    """Return the largest KL increase; where KL never rises, the largest fall."""
+    return effects.extreme("largest" if np.nanmax(effects.value) > 0 else "smallest")
 
 
 def headlines_of(report: Report, labels: Sequence[str], first: str, *, most: int) -> Sequence[Headline]:
     """Return the largest effects; the interval of the first allows for its choice, if there are enough sequences."""
     effects = report.estimate(FIELD)
-    (top,), effect = effects.extreme("largest")
-    label = f"{first}: {labels[top]}"
+    (top,), effect = _largest(effects)
+    label = f"{first if effect.value >= 0 else 'largest change'}: {labels[top]}"
     line = headline_of(report, FIELD, (top,), label, own=effect, chosen_of=len(labels))
     if effect.reason_at() in (Reason.MANY, Reason.HIDDEN) and not effects[top].is_withheld:
         line = headline_of(report, FIELD, (top,), label, own=effects[top], verdict="")
         line = replace(line, why=str(Reason.CHOICE_IGNORED))
-    return line, *(headline_of(report, FIELD, (at,), labels[at]) for at in ranked(effects)[1:most])
+    return line, *(headline_of(report, FIELD, (at,), labels[at]) for at in ranked(effects)[:most] if at != top)

@@ -76,8 +76,8 @@ class PathsReport(Report):
         return first, headline_of(self, "model_kl_bits"), *others
 
     def answer(self) -> Opening:
-        findings = Finding.STRONGEST_EDGE, Finding.NO_EDGE_MATTERS
-        return answer_of(self.kl_increase_bits, self.model_kl_bits, self.edges, findings)
+        of = self.kl_increase_bits, self.model_kl_bits, self.edges
+        return answer_of(*of, parts="edge", largest=Finding.STRONGEST_EDGE)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
@@ -189,6 +189,7 @@ def paths_report(
     lost: Float[np.ndarray, "sequence edge"],
     kl: Float[np.ndarray, " sequence"],
     *,
+    context_free: Sequence[Baseline],
     chance: Float[np.ndarray, "draw edge"],
     shape: tuple[int, int],
     seed: int,
@@ -209,6 +210,6 @@ def paths_report(
         n_layers=shape[0],
         n_heads=shape[1],
         kl_increase_bits=replace(effects, baselines=(*effects.baselines, level)),
-        model_kl_bits=mean_estimate(kl, seed=seed, bounds=(0.0, np.inf)),
+        model_kl_bits=mean_estimate(kl, seed=seed, bounds=(0.0, np.inf), baselines=context_free),
         n=len(kl),
     )

@@ -116,7 +116,7 @@ class PatchReport(Report):
         title = f"Share recovered by patching {self.site}"
         if np.isfinite(self.recovered.value).any():
             (layer, position), largest = self.recovered.extreme("largest")
-            title = f"{title}: at most {percent_text(float(largest))}, at L{layer}, {self.tokens[position]}"
+            title = f"{title}: at most {percent_text(float(largest), None)}, at L{layer}, {self.tokens[position]}"
         panels = [Panel.blank(title, is_wide=True)]
         axes = ("position and token", "layer")
         heat = panels[0].figure

@@ -380,27 +380,6 @@ def checked_trials(trials: Trials, *, task: str) -> Trials:
     Raises:
         InvalidArgument: A check failed. The message names the field, and the first invalid sequence and position.
     """
-    _check_layout(trials, task)
-    if trials.has_posterior:
-        _check_rows(trials, "predictive", task)
-        if trials.belief is not trials.predictive and trials.belief.shape[-1]:
-            _check_rows(trials, "belief", task, least=-torch.inf if trials.is_signed else 0.0)
-        is_labeled = trials.at_scored(trials.labels)
-        strange = (is_labeled != NO_LABEL) & ~torch.isin(is_labeled, trials.answers)
-        if bool(strange.any()):
-            sequence, query, where = _first(strange, trials.scored_positions())
-            raise InvalidArgument(
-                f"task {task!r}: label {where} is {int(is_labeled[sequence, query])}, which is not one of the answers. "
-                f"Use the id of an answer, or NO_LABEL ({NO_LABEL})."
-            )
-    if isinstance(trials.relations, Relations):
-        return replace(trials, relations=replace(trials.relations, query_positions=trials.scored_positions()))
-    if trials.relations:
-        _check_causal(trials.relations, trials.scored_positions())
-    return trials
-
-
-def _check_layout(trials: Trials, task: str) -> None:
     n, n_pos = trials.scored.shape
     for name, values in trials.statistics.items():
         if values.dtype != torch.float64 or values.shape != (n, n_pos) or not trials.at_scored(values).isfinite().all():
@@ -423,6 +402,23 @@ def _check_layout(trials: Trials, task: str) -> None:
                 f"task {task!r}: {name} must be {dtype} of shape {shape}, with the sequences, positions and "
                 f"answers of the other fields; it is {tensor.dtype} of shape {tuple(tensor.shape)}."
             )
+    if trials.has_posterior:
+        _check_rows(trials, "predictive", task)
+        if trials.belief is not trials.predictive and trials.belief.shape[-1]:
+            _check_rows(trials, "belief", task, least=-torch.inf if trials.is_signed else 0.0)
+        is_labeled = trials.at_scored(trials.labels)
+        strange = (is_labeled != NO_LABEL) & ~torch.isin(is_labeled, trials.answers)
+        if bool(strange.any()):
+            sequence, query, where = _first(strange, trials.scored_positions())
+            raise InvalidArgument(
+                f"task {task!r}: label {where} is {int(is_labeled[sequence, query])}, which is not one of the answers. "
+                f"Use the id of an answer, or NO_LABEL ({NO_LABEL})."
+            )
+    if isinstance(trials.relations, Relations):
+        return replace(trials, relations=replace(trials.relations, query_positions=trials.scored_positions()))
+    if trials.relations:
+        _check_causal(trials.relations, trials.scored_positions())
+    return trials
 
 
 def _check_rows(trials: Trials, name: str, task: str, *, least: float = 0.0) -> None:

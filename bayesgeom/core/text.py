@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import SupportsFloat
 
@@ -42,14 +43,16 @@ def number_text(value: SupportsFloat) -> str:
     return f"{MINUS if number < 0 else ''}{mantissa}{power}"
 
 
-def percent_text(share: SupportsFloat, digits: int = 0) -> str:
-    """Return a share in percent, with a space as in "95 % interval".
+def percent_text(share: SupportsFloat, digits: int | None = 0) -> str:
+    """Return a share in percent, with a space as in "95 % interval"; digits None: as many as it needs not to be 0.
 
     Example:
-        >>> percent_text(0.266), percent_text(-0.03), percent_text(float("nan"))
-        ('27 %', '−3 %', '–')
+        >>> percent_text(0.266), percent_text(-0.03), percent_text(float("nan")), percent_text(0.0034, None)
+        ('27 %', '−3 %', '–', '0.3 %')
     """
     number = 100 * float(share)
+    if digits is None:
+        digits = -math.floor(math.log10(abs(number))) if 0 < abs(number) < 1 else 0
     return "–" if math.isnan(number) else f"{number:.{digits}f} %".replace("-", MINUS)
 
 
@@ -206,8 +209,6 @@ def _within(text: str, width: int) -> list[str]:
     """Return a cell as lines of at most this width, if none of its parts is wider."""
     if len(text) <= width:
         return [text]
-    lines = [""]
-    for part in filter(None, _parts(text)):
-        joined = f"{lines[-1]} {part}" if lines[-1] else part
-        lines[-1:] = [joined] if len(joined) <= width else [lines[-1], part]
-    return [line.replace(_HARD, " ") for line in lines if line]
+    parts = " ".join(filter(None, _parts(text)))
+    lines = textwrap.wrap(parts, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_HARD, " ") for line in lines]

@@ -18,9 +18,10 @@ recorded in the provenance.
 """
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from operator import attrgetter
@@ -90,15 +91,38 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode inside the block; every submodule is back in its former mode afterwards."""
+    """Put a module into evaluation mode inside the block; every submodule is back in its former mode afterwards.
+
+    Parts that `torch.compile` compiled run as they are written.
+    """
     training = [part for part in module.modules() if part.training]
     for part in training:
         part.training = False
     try:
-        yield
+        with _as_written(module):
+            yield
     finally:
         for part in training:
             part.training = True
+
+
+def _as_written(module: nn.Module) -> AbstractContextManager[object]:
+    """Return a context in which parts that `torch.compile` compiled run as they are written."""
+    return torch.compiler.set_stance("force_eager") if is_compiled(module) else nullcontext()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module or a part of it is compiled by `torch.compile`."""
+    return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in module.modules())  # noqa: SLF001  (no public list)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` compiled, or the module itself; warn that it is measured uncompiled."""
+    if is_compiled(module):
+        inner = module._modules.get("_orig_mod") or module  # noqa: SLF001  (nor this)
+        warnings.warn(f"{type(inner).__name__} is compiled: it is measured as it is written.", stacklevel=3)
+        return inner
+    return module
 
 
 @contextmanager
@@ -206,13 +230,8 @@ def with_gradients(function: Callable[P, R]) -> Callable[P, R]:
         ...     slope(3.0)
         6.0
     """
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.inference_mode(mode=False), torch.enable_grad():
-            return function(*args, **kwargs)
-
-    return call
+    decorated: Callable[P, R] = torch.inference_mode(mode=False)(torch.enable_grad()(function))
+    return decorated
 
 
 def with_torch_defaults(function: Callable[P, R]) -> Callable[P, R]:
@@ -277,7 +296,7 @@ class Hook:
 
 @contextmanager
 def hooked(owner: nn.Module, hooks: Iterable[Hook], *, by: str, times: int | None = 1) -> Iterator[Sequence[int]]:
-    """Set hooks for the duration of a block.
+    """Set hooks for the duration of a block, in which compiled parts run as they are written, hooks included.
 
     The block holds the lock of `owner`, so no other thread's pass through an adapter calls these hooks. A pass that
     another thread runs without the lock does not call them either. Backward hooks are called from any thread, because
@@ -316,7 +335,8 @@ def hooked(owner: nn.Module, hooks: Iterable[Hook], *, by: str, times: int | Non
                 part, is_pre = hook.part, hook.kind == "pre"
                 register: Any = part.register_forward_pre_hook if is_pre else part.register_forward_hook
                 handles.append(register(call, with_kwargs=hook.with_kwargs, prepend=hook.is_first))
-            yield fired
+            with _as_written(owner):
+                yield fired
         finally:
             for handle in handles:
                 handle.remove()

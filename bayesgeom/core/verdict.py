@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, SupportsInt
 import numpy as np
 from jaxtyping import Int, Shaped
 
-Tone = Literal["good", "bad", "open"]
+Tone = Literal["good", "amber", "bad", "open"]
 
 
 class Verdict(StrEnum):
@@ -37,16 +37,20 @@ class Verdict(StrEnum):
     """The answer: the interval of the closed share of that gap lies above 0.9."""
     PARTLY = "partly"
     """The answer: the interval of the closed share of that gap lies above 0, and above that of untrained networks."""
+    CLOSES = "closes"
+    """The answer: the interval of the closed share of that gap lies above 0, which of untrained networks is unknown."""
     NO_BETTER = "no better", "bad"
     """The answer: the interval of the closed share of that gap includes 0, or reaches that of untrained networks."""
     WORSE = "worse", "bad"
     """The answer: the interval of the closed share of that gap lies below 0."""
+    NO_GAP = "no gap to close"
+    """The answer: the strongest context-free predictor is less than 1e-4 bits from exact, so that nothing is told."""
     YES = "yes"
     """The whole 95 % interval lies beyond every baseline, in the better direction."""
     BARELY = "barely"
     """As `yes`, by less than a tenth of the distance from the strongest baseline to the best possible value."""
     NO = "no"
-    """The whole 95 % interval lies on the wrong side of at least one baseline."""
+    """The whole 95 % interval lies on the wrong side of at least one baseline; of untrained networks, of their mean."""
     UNDECIDED = "undecided"
     """An interval is missing or includes the level that it is compared with, or a condition of the rule is not met."""
     NOT_MEASURED = "not measured"
@@ -63,6 +67,8 @@ class Verdict(StrEnum):
     """Every logit is bit-identical with and without the edit."""
     CAUSAL = "causal", "good"
     """Swapping a linear function of the site that goes with the quantity moves the model's value to the donor's."""
+    MOVES = "moves the answer"
+    """All that `causal` needs but the comparison with untrained networks, of which there were fewer than two."""
     INERT = "inert"
     """No linear map reads the quantity from this site after the erasure, which costs no more than chance."""
     COSTS_MORE = "costs more than chance", "good"
@@ -80,19 +86,25 @@ class Verdict(StrEnum):
     NO_DISCONTINUITY = "no discontinuity"
     """The step at the training length is smaller than the largest one within."""
     TRANSPORTS = "transports"
-    """The answers follow evidence older than the stated age: their slope lies above the level and above one half."""
+    """The answers follow evidence older than the stated age: the interval of their slope lies above the level and
+    between one half and 2, and their changes have the direction of the exact ones (cosine above one half)."""
     IN_PART = "in part"
     """The answers follow evidence older than the stated age more than the level, and by less than one half."""
+    NOT_AS_BAYES = "moves, but not as Bayes"
+    """Evidence older than the stated age moves the answers more than the level, but in another direction (cosine below
+    one half), or with a slope above 2."""
     NOT_REPLACEABLE = "evidence not replaceable"
     """The task has no method that draws its evidence again (`bayesgeom.tasks.base.EvidenceTask`)."""
+    SAME = "the same"
+    """The whole interval of the difference of two models lies within 0.1 % of the gap between uniform and exact."""
     NOT_REACHED = "not reached"
     """No layer stays below a tenth of the KL of the stronger context-free predictor."""
     NOT_SHOWN = "not shown"
     """The slope of the answers in evidence older than the stated age lies below one half, and may be the level."""
     ABOVE = "above"
-    """The layer farthest from the baseline lies above it, and above the strongest layer of untrained networks."""
+    """The layer farthest from the baseline lies above it, and above the bound of the strongest untrained layer."""
     BELOW = "below"
-    """The layer farthest from the baseline lies below it, and below the strongest layer of untrained networks."""
+    """The layer farthest from the baseline lies below it, and below the bound of the strongest untrained layer."""
     AT_BASELINE = "at baseline"
     """The interval of the layer farthest from the baseline includes it."""
     VALUES_LATER = "values later"

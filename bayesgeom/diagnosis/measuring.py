@@ -62,21 +62,15 @@ def probed(
         names = [name for name in untrained if name not in foreign]
         names.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end
         # Side by side, if probes gain from it and the memory holds what several of them compute at a time.
-        n_bytes = sum(values.nbytes for values in run.recorded.values())
-        is_small = run.spec.n_parameters < LARGE and n_bytes < _MOST_STORED
-        each = side_by_side([partial(measured, name) for name in names], meanwhile) if is_small else one_by_one()
+        is_small = sum(values.nbytes for values in run.recorded.values()) < _MOST_STORED
+        steps = meanwhile if run.spec.n_parameters < LARGE else ()  # passes of a large model need all threads
+        each = side_by_side([partial(measured, name) for name in names], steps) if is_small else one_by_one()
         for place, report in each:
             reports[names[place]] = report
             shown.update()
         for name in foreign:
-            with Contained() as measuring:
-                reports[name] = measured(name)
-            if (error := measuring.error) is not None:
-                fault = str(error) if isinstance(error, BayesGeomError) else measuring.fault
-                is_whole = plan.supported[name].is_written_by_user
-                faults[name] = fault if is_whole else f"probe {name!r} failed: {fault.rstrip('.')}."
-                if plan.is_named and len(plan.supported) == 1:
-                    raise InvalidArgument(faults[name]) from error
+            if (of_plugin := attempted(plan, name, partial(measured, name), faults)) is not None:
+                reports[name] = of_plugin
             shown.update()
     return {name: reports[name] for name in untrained if name in reports}, faults
 
@@ -86,17 +80,20 @@ def attempted(plan: Plan, name: str, work: Callable[[], T], faults: dict[str, st
 
     Errors of the package's own kind are stated in `faults`; so is every other error of a plug-in.
     """
-    with Contained(is_foreign=name in plan.contained) as working:
-        try:
+    every = {**plan.supported, **plan.again}
+    is_alone = plan.is_named and len(every) == 1
+    try:
+        with Contained(is_foreign=name in plan.contained) as working:
             return work()
-        except BayesGeomError as error:
-            if plan.is_named and len({**plan.supported, **plan.again}) == 1:
-                raise
-            faults[name] = str(error)
-    if working.fault:
-        faults[name] = f"probe {name!r} failed: {working.fault.rstrip('.')}."
-        if plan.is_named and len({**plan.supported, **plan.again}) == 1:
-            raise InvalidArgument(faults[name]) from working.error
+    except BayesGeomError as error:
+        if is_alone:
+            raise
+        faults[name] = str(error)
+        return None
+    fault = str(working.error) if isinstance(working.error, BayesGeomError) else working.fault
+    faults[name] = fault if every[name].is_written_by_user else f"probe {name!r} failed: {fault.rstrip('.')}."
+    if is_alone:
+        raise InvalidArgument(faults[name]) from working.error
     return None
 
 

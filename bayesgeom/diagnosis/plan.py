@@ -1,6 +1,6 @@
 """Plans of a diagnosis: what is measured, what a pass records for it, and why the rest is not measured."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -75,6 +75,11 @@ class Plan:
     n_streamed: int
     skipped: dict[str, str]
     inapplicable: dict[str, str]
+
+    def only(self, names: Collection[str]) -> "Plan":
+        """Return the part of the plan with these measurements."""
+        supported, again = ({k: v for k, v in part.items() if k in names} for part in (self.supported, self.again))
+        return replace(self, supported=supported, again=again, is_named=False)
 
 
 def check_probes(probes: Named | Sequence[Named] | None) -> None:

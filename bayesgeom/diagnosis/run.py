@@ -1,12 +1,17 @@
 """`diagnose`: measure everything that applies in one pass over new sequences, and on untrained networks."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bayesgeom.core import N_RECORDED, InvalidArgument, NoCopy, Run, checked, phase
+import numpy as np
+from jaxtyping import Float64
+
+from bayesgeom.core import N_RECORDED, Ask, InvalidArgument, NoCopy, NonFinite, Run, checked, phase
 from bayesgeom.diagnosis.measuring import Found, attempted, probed, usable
 from bayesgeom.diagnosis.passes import ModelPasses, passes
 from bayesgeom.diagnosis.plan import (
@@ -24,10 +29,14 @@ from bayesgeom.diagnosis.plan import (
     sites_read,
     with_streams,
 )
+from bayesgeom.diagnosis.short_memory import with_short_memory
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.measurements.base import Subject
+from bayesgeom.measurements.calibration import CalibrationReport, compared, sequence_kl_bits
+from bayesgeom.measurements.evidence_response import EvidenceResponseReport
 from bayesgeom.models.base import (
     KERNELS,
+    LARGE,
     Model,
     is_out_of_memory,
     kernels_of,
@@ -36,11 +45,15 @@ from bayesgeom.models.base import (
     return_freed_memory,
 )
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, task_of
+from bayesgeom.report.answer import N_COPIES, answer_of
 from bayesgeom.report.diagnosis import LAYERS, STREAMED, Diagnosis
 from bayesgeom.report.report import Report
 from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
+_PREDICTIONS = CalibrationReport.name
+_ANSWER = ("calibration", "evidence_response")  # what the answer reads: predictions alone
+ANSWERED = ContextVar[Callable[[Diagnosis], None] | None]("answered", default=None)  # of the command line: told first
 
 
 @checked("model", "task")
@@ -55,41 +68,40 @@ def diagnose(
     ablations: bool = False,
     executor: Executor | Batch | None = None,
 ) -> Diagnosis:
-    """Run every probe that the model supports, in one pass over new sequences of its task.
+    """Run every measurement that the model supports, most of them in one pass over new sequences of its task.
 
     Behavioral numbers use all `n` sequences, activations the first 192 or as many as the model's `memory_gib` holds. A
-    probe that would get fewer than 16 is skipped. Two tests take passes of their own: "relabeling" on 128 sequences and
-    "evidence_response" on 64 for each age. They run if no probes are named, or if they are; so does "inside", which
-    keeps eight sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences;
-    "fitted_lens:MAP" adds a J-lens. A test that cannot run, as on too few sequences, is skipped if it is not the only
-    one named.
-    `skipped` states which probes this model does not support, `inapplicable` which ones do not apply to this task.
+    measurement that would get fewer than 16 is skipped. Three take passes of their own, by default and if they are
+    named: "relabeling" on 128 sequences, "evidence_response" on 64 for each age, and "inside", which keeps eight
+    sequences for the viewer. "fitted_lens" runs only if it is named, on up to 1,280 other sequences; "fitted_lens:MAP"
+    adds a J-lens. A measurement that cannot run, as on too few sequences, is skipped if it is not the only one named.
+    `skipped` states which measurements this model does not support, `inapplicable` which do not apply to this task.
 
     Args:
         model: A model, or any argument of `as_model`: a checkpoint's name or directory, a module, a Hugging Face model,
             a directory that `capture` wrote.
         task: A task, its text as on the command line, or a list of prompts. Default: the model's own task.
-        probes: Probes, names of probes and tests ("NAME:option" switches an option on), or functions of a `Run` that
-            return numbers: see docs/extending.md. Default: all probes that apply.
+        probes: Measurements: their names ("NAME:option" switches an option on), objects such as probes, or functions
+            of a `Run` that return numbers: see docs/extending.md. Default: all that apply.
         n: Number of sequences; at most all sequences of a task with a fixed number of them.
             `n=24, n_untrained=1` is what --quick does on the command line: 44 seconds and 1.8 GB, with loading, for a
             language model of 135 million parameters on two idle CPU cores.
         seed: Seed of the sequences and of the intervals. For a capture, 0 stands for its own seed, which
             `provenance` states; any third seed is an error.
-        n_untrained: Number of untrained networks to compare with; `skipped["initialization"]` states why some are left
-            out: they cannot be built, do not fit into memory, or lack a site that the model has.
+        n_untrained: Number of untrained networks to compare with; the answer takes at least 8, except with 0 and for
+            models of more than 50 million parameters. `skipped["initialization"]` states why some are left out.
         ablations: Whether to run the default ablation battery as well.
         executor: Where untrained networks are measured, a job each (see `bayesgeom.executors`); the model is then given
-            by its name or directory, and probes by their names. Default: this process.
+            by its name or directory, and measurements by their names. Default: this process.
 
     Returns:
-        The reports by the name of their probe.
+        The reports by the name of their measurement.
 
     Raises:
-        InvalidArgument: n is below 1, n_untrained below 0 or above 1,000, or the list of probes is empty.
-        UnknownName: A probe or checkpoint does not exist.
-        TaskMismatch: Ids or length of the task do not fit the model, or a named probe needs another kind of task.
-        MissingSite: A named probe reads a site that the model does not provide.
+        InvalidArgument: n is below 1, n_untrained below 0 or above 1,000, or the list of measurements is empty.
+        UnknownName: A measurement or checkpoint does not exist.
+        TaskMismatch: Ids or length of the task do not fit the model, or a named measurement needs another kind of task.
+        MissingSite: A named measurement reads a site that the model does not provide.
         ExecutorFault: A job failed; the others' results are kept.
 
     Example:
@@ -101,42 +113,60 @@ def diagnose(
     sent = None if executor is None else (Batch.of(executor), name_of(model))
     check_names(task, [model])
     check_probes(probes)
-    return _diagnosed(
-        as_model(model), task, probes, n=n, seed=seed, n_untrained=n_untrained, ablations=ablations, executor=sent
-    )
+    arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": (), "ablations": ablations}
+    return _diagnosed(as_model(model), task, probes, arguments, executor=sent)
 
 
 def _diagnosed(
-    subject: Model,
-    task: TaskLike | None,
-    probes: Named | Sequence[Named] | None,
-    *,
-    n: int,
-    seed: int,
-    n_untrained: int,
-    ablations: bool,
-    executor: tuple[Batch, str] | None,
+    subject: Model, task: TaskLike | None, probes: Any, arguments: dict[str, Any], executor: tuple[Batch, str] | None
 ) -> Diagnosis:
-    """Return the reports with their provenance."""
-    chosen = task_of(subject, task)
-    n, seed = subject.sequences(chosen, n=n, seed=seed)
+    """Return the reports with their provenance, and tell who waits for the answer what it rests on before the rest."""
+    chosen, n_untrained = task_of(subject, task), arguments["n_untrained"]
+    n, seed = subject.sequences(chosen, n=arguments["n"], seed=arguments["seed"])
     subject.check_fits(one := chosen.sample(1, seed=seed))
     check_room(chosen, n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
-    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, ablations=ablations)
+    plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, ablations=arguments["ablations"])
     plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))
-    sequences = {"n": min(n, N_RECORDED), "seed": seed, "budget": budget}
-    untrained, skipped = _untrained_reports(subject, plan, chosen, n_untrained, sequences, executor)
-    subject.begin()
-    before = {name: reports for name, reports in untrained.items() if name not in skipped}
-    with passes(subject, chosen, plan, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
-        run, further, (reports, faults) = _measured(model_passes, plan, before)
-    again, reasons = _measured_again(subject, chosen, plan, run, further, seed=seed, n_untrained=n_untrained)
-    reports, skipped = reports | again, skipped | faults | reasons
-    names = tuple(plan.supported)
-    arguments = {"n": n, "seed": seed, "n_untrained": n_untrained, "probes": names, "ablations": ablations}
-    where = _provenance(subject, chosen, plan, run, arguments, tuple(reports))
-    return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
+    every, sequences = (*plan.supported, *plan.again), {"n": min(n, N_RECORDED), "seed": seed, "budget": budget}
+    arguments |= {"n": n, "seed": seed, "probes": tuple(plan.supported)}
+
+    def measured(part: Plan, n_untrained: int, known: Mapping[str, Report]) -> Diagnosis:
+        untrained, skipped = _untrained_reports(subject, part, chosen, n_untrained, sequences, executor)
+        copies, skipped = _copies(subject, chosen, untrained, skipped, n_untrained, sequences, executor)
+        subject.begin()
+        before = {name: reports for name, reports in untrained.items() if name not in skipped}
+        with passes(subject, chosen, part, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
+            run, further, (reports, faults) = _measured(model_passes, part, before)
+        if isinstance(calibration := reports.get(_PREDICTIONS), CalibrationReport):
+            reports[_PREDICTIONS] = compared(calibration, run, copies)
+        again, reasons = _measured_again(subject, chosen, part, run, further, seed=seed, n_untrained=n_untrained)
+        reports, skipped = {**known, **reports, **again}, skipped | faults | reasons
+        if _PREDICTIONS in part.supported:
+            reports = _answered(reports, subject, chosen, run, seed=seed)
+        where = _provenance(subject, chosen, part, run, arguments, tuple(reports))
+        return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
+
+    tell, is_local = ANSWERED.get(), Ask.RERUN in subject.asks and executor is None  # predictions may cost money
+    if tell is None or not is_local or _ANSWER[0] not in every or {*every} <= {*_ANSWER}:
+        return measured(plan, n_untrained, {})
+    # Copies of a large model take longer than the rest of the answer, and are too few for it.
+    n_first = 0 if subject.spec.n_parameters >= LARGE else n_untrained
+    tell(first := measured(replace(plan.only(_ANSWER), sites=(), streamed=frozenset()), n_first, {}))
+    final = _ANSWER if n_first == n_untrained else _ANSWER[1:]
+    rest = measured(plan.only([name for name in every if name not in final]), n_untrained, first)
+    reports = {name: rest[name] for name in every if name in rest}
+    return replace(rest, reports=reports, skipped={**first.skipped, **rest.skipped})
+
+
+def _answered(
+    reports: Mapping[str, Report], model: Model, task: WindTunnel, run: Run, *, seed: int
+) -> dict[str, Report]:
+    """Return the reports with what the answer is made of: how old the evidence is that the predictions use."""
+    response, answer = reports.get(EvidenceResponseReport.name), answer_of(reports)
+    if isinstance(response, EvidenceResponseReport) and answer is not None and not answer.explains:
+        reports = {**reports, response.name: response.no_better()}
+    return with_short_memory(reports, model, task, run, seed=seed)
 
 
 def _untrained_reports(
@@ -164,13 +194,76 @@ def _untrained_reports(
     is_quiet = executor is not None or not n_untrained  # jobs have a bar of their own
     with phase("untrained networks", n_untrained, "network", is_quiet=is_quiet) as shown:
         for network_reports, faults in results:
-            before, skipped = skipped.get(_INITIALIZATION, ""), skipped | faults
-            if before not in skipped.get(_INITIALIZATION, ""):  # each network that was left out has its reason
-                skipped[_INITIALIZATION] = f"{before} {skipped[_INITIALIZATION]}"
+            skipped = _with_faults(skipped, faults)
             for name, report in network_reports.items():
                 reports[name].append(report)
             shown.update(1)
     return reports, skipped
+
+
+def _with_faults(skipped: Mapping[str, str], faults: Mapping[str, str]) -> dict[str, str]:
+    """Return the reasons with those of another network: each that was left out has its own."""
+    known, reason = (reasons.get(_INITIALIZATION, "") for reasons in (skipped, faults))
+    every = known if reason in known else f"{known} {reason}".strip()
+    return {**skipped, **faults, **({_INITIALIZATION: every} if every else {})}
+
+
+def _copies(
+    model: Model,
+    task: WindTunnel,
+    untrained: Mapping[str, Sequence[Any]],
+    skipped: Mapping[str, str],
+    n_untrained: int,
+    sequences: Mapping[str, int],
+    executor: tuple[Batch, str] | None,
+) -> tuple[list[Float64[np.ndarray, " sequence"]], dict[str, str]]:
+    """Return the KL of the sequences of at least `N_COPIES` untrained networks, and what was left out.
+
+    The networks that probes are measured on are among them. The others run for their predictions alone; a large model
+    gets none of them.
+    """
+    copies, reasons = [report.sequence_scores[:, 0] for report in untrained.get(_PREDICTIONS, ())], dict(skipped)
+    if not n_untrained or _PREDICTIONS not in untrained:
+        return copies, reasons
+    with suppress(NoCopy):
+        if model.permuted_copy(0) is not None:
+            why = f"how {model.spec.name} is initialized is unknown: its predictions are compared with those of copies "
+            why += "with permuted weights. Declare rebuild=lambda: …, which returns a new module."
+            copies, reasons = [], _with_faults(reasons, {_INITIALIZATION: why})
+    n = max(n_untrained, 0 if model.spec.n_parameters >= LARGE else N_COPIES)
+    further = range(n_untrained, n_untrained + n - len(copies))
+    counts = {"n": sequences["n"], "seed": sequences["seed"]}
+    if executor is None:
+        results = [_predicted(model, task, index, **counts) for index in further]
+    else:
+        shared, title = job_arguments(executor[1], model.spec, task, **counts), f"{model.spec.name} untrained"
+        job = partial(Job, function=predictions_at)
+        jobs = [job(name=f"{title} {index}", arguments={**shared, "index": index}) for index in further]
+        results = executor[0].results(jobs, desc="predictions of untrained networks")
+    for kl, reason in results:
+        copies += [np.array(kl)] * bool(kl)
+        reasons = _with_faults(reasons, {_INITIALIZATION: reason} if reason else {})
+    return copies, reasons
+
+
+def predictions_at(
+    *, model: str, weights: str, device: str, task: Mapping[str, Any], index: int, n: int, seed: int
+) -> tuple[list[float], str]:
+    """Do the job of one untrained network that is run for its predictions alone."""
+    return _predicted(check_same(load(model, device=device), weights), task_from_config(task), index, n=n, seed=seed)
+
+
+def _predicted(model: Model, task: WindTunnel, index: int, *, n: int, seed: int) -> tuple[list[float], str]:
+    """Return the KL of each sequence of an untrained network; empty with the reason if there is none."""
+    network_seed = derived_seed(seed, Branch.UNTRAINED, index)
+    try:
+        network = model.permuted_copy(network_seed) or model.untrained_copy(network_seed)
+        blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=network.spec.device)
+        return sequence_kl_bits(network.run(blocks, n_recorded=n).behavior).tolist(), ""
+    except (NoCopy, NonFinite, RuntimeError) as reason:
+        if isinstance(reason, RuntimeError) and not is_out_of_memory(reason):
+            raise
+        return [], f"{str(reason).rstrip('.')}."
 
 
 def _sent_untrained(

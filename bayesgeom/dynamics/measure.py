@@ -43,7 +43,7 @@ from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.engine import EditPlan, Score, score_pairs
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.measurements._beliefs import SUBSPACES as RANDOM_SUBSPACES
-from bayesgeom.measurements.base import Subject
+from bayesgeom.measurements.base import Subject, known
 from bayesgeom.measurements.belief_readout import BeliefReadout
 from bayesgeom.measurements.calibration import Calibration
 from bayesgeom.measurements.inside import numbers_of
@@ -51,7 +51,7 @@ from bayesgeom.measurements.key_overlap import ACTIVATION, RANDOM_DIRECTIONS, Ke
 from bayesgeom.measurements.posterior_lens import PosteriorLens
 from bayesgeom.measurements.value_manifold import MAX_POINTS, MIN_SEQUENCES, SHUFFLE, ValueManifold
 from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes
-from bayesgeom.report.estimate import Baseline, Estimate, Kind, smooth_estimate, with_ceiling
+from bayesgeom.report.estimate import Baseline, Estimate, smooth_estimate, with_ceiling
 from bayesgeom.report.storage import quantities_of
 from bayesgeom.stats.behavior import UNIFORM as CONTEXT_FREE
 from bayesgeom.stats.bootstrap import jackknife_weights
@@ -161,7 +161,7 @@ def _calibration(subject: Subject) -> Numbers:
     report = Calibration().measure(subject.run)
     free = report.reference_kl_bits[report.references.index(CONTEXT_FREE)]
     return {
-        "kl_bits": replace(report.kl_bits, baselines=_level("baseline", UNIFORM, free)),
+        "kl_bits": replace(report.kl_bits, baselines=known(Baseline.of("baseline", UNIFORM, free))),
         "entropy_mae_bits": _against(report.entropy_mae_bits),
     }
 
@@ -235,7 +235,7 @@ def _film(subject: Subject) -> Numbers:
     placed = ((flat - flat.mean(axis=(0, 1))).astype(np.float64) @ axes).reshape(-1, axes.shape[1])
     chosen = np.sort(np.random.default_rng(derived_seed(subject.seed, _SHOWN)).permutation(len(placed))[:N_SHOWN])
     share = resampled_axis_shares(flat, axes, jackknife_weights(n)).sum(axis=0)
-    plane = _level("chance", RANDOM_PLANE, axes.shape[1] / len(axes))
+    plane = known(Baseline.of("chance", RANDOM_PLANE, axes.shape[1] / len(axes)))
     return {
         "final_axes_share": smooth_estimate(share, seed=subject.run.seed, n=n, scale="share", baselines=plane),
         "points": placed[chosen],
@@ -275,21 +275,16 @@ def _belief(subject: Subject) -> Numbers:
     return {"belief_r2": _against(report.r2[0, 0], RANDOM_SUBSPACES, SUBSPACES)}
 
 
-def _level(kind: Kind, name: str, value: Float[np.ndarray, "*axes"] | float) -> tuple[Baseline, ...]:
-    """Return the baseline, or none if it is NaN."""
-    return (Baseline.of(kind, name, value),) if np.isfinite(value).any() else ()
-
-
 def _frame(subject: Subject) -> Numbers:
     model, run, task, seed = subject.edited(), subject.run, subject.known_task(), subject.seed
     swap, subspaces = key_frame(model, task, run, n=min(run.n, MAX_PAIRS), seed=seed)
     by_pair, whole, random = _answer_shifts(model, swap, subspaces)
-    rows, level = jackknife_weights(len(by_pair)) @ by_pair, _level("chance", SUBSPACES, random)
+    rows, level = jackknife_weights(len(by_pair)) @ by_pair, known(Baseline.of("chance", SUBSPACES, random))
     shift = smooth_estimate(rows, seed=seed, n=len(by_pair), baselines=level)
     ratios, n = frame_ratios(model, swap, subspaces, run), min(run.n_recorded, N_SEQUENCES)
     return {
         "answer_shift_bits": with_ceiling(shift, whole),
-        "frame_ratio": Estimate.of(ratios, n=n, baselines=_level("chance", DIRECTIONS, 1.0)),
+        "frame_ratio": Estimate.of(ratios, n=n, baselines=known(Baseline.of("chance", DIRECTIONS, 1.0))),
     }
 
 

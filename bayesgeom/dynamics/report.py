@@ -121,7 +121,8 @@ class DynamicsReport(Report):
         kl, distance = (estimate.value.mean(axis=0) for estimate in (self.kl_bits, self.pattern_distance_bits))
         rest, patterns = _settled(kl), _settled(distance[:-1])  # the last snapshot has no distance from itself
         level = next(iter(self.kl_bits.compared), None)
-        return Finding.TRAINED.of(
+        finding = Finding.TRAINED if len(self.steps) > 1 else Finding.ONE_SNAPSHOT
+        return finding.of(
             first=kl[0],
             last=kl[-1],
             step=int(self.steps[-1]),
@@ -259,7 +260,7 @@ class DynamicsReport(Report):
 
 def _settled(curve: Float[np.ndarray, " step"]) -> int | None:
     """Return the first index from which on a curve stays below a tenth of its first value; None if it does not."""
-    high = np.flatnonzero(~(curve <= NEARBY * curve[0]))
+    high = np.flatnonzero(~(curve <= NEARBY * curve[:1]))
     return int(high[-1]) + 1 if len(high) and high[-1] + 1 < len(curve) else None
 
 
@@ -291,7 +292,7 @@ class ManifoldFilmReport(Report):
 
     def headlines(self) -> Sequence[Headline]:
         label = quantities_of(type(self))["final_axes_share"].label
-        at_steps = sorted({0, len(self.steps) // 2, len(self.steps) - 1})
+        at_steps = sorted({0, len(self.steps) // 2, len(self.steps) - 1}, reverse=True)
         return [
             headline_of(self, "final_axes_share", at=(at,), label=f"{label}, step {int(self.steps[at]):,}")
             for at in at_steps

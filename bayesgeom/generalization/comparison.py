@@ -39,6 +39,7 @@ N_SEQUENCES = 512
 _AXES = {"L": "layer", "H": "head"}
 _SAME = 1e-5  # rounding moves means of the exact predictive (bits, or a share) by less
 _UNIFORM = "uniform"
+SAME = 0.001  # share of the gap between uniform and exact within which two models are the same
 _DRAWN = 24  # rows of differences in the figure
 _EXACT_IS_0 = SCORES[:2]  # scores whose exact value is 0, so that a share of the gap to it can be closed
 
@@ -100,8 +101,16 @@ class CompareReport(Report):
         signs: Int[np.ndarray, "row pair"] = (low > 0).astype(int) - (high < 0).astype(int)
         return signs
 
+    @property
+    def margin(self) -> Float[np.ndarray, " row"]:
+        """A thousandth of the gap between the uniform predictor and exact; NaN where it is not known."""
+        levels = [level.value for level in self.value.baselines] or [np.full(self.value.value.shape, np.nan)]
+        return SAME * np.asarray(np.fmin.reduce(levels[0], axis=1))
+
     def verdict(self, row: int, pair: int) -> str:
-        """Return the name of the better model (the higher one, if no direction is better), or "undecided"."""
+        """Return the better model (the higher one, if no direction is better), "the same" or "undecided"."""
+        if max(map(abs, self.difference[row, pair].ends)) <= self.margin[row]:
+            return str(Verdict.SAME)
         sign = int(self.signs()[row, pair]) * (-1 if self.better[row] == "lower" else 1)
         return str(Verdict.UNDECIDED) if sign == 0 else self.models[self.pair_of[pair, int(sign > 0)]]
 
@@ -125,10 +134,25 @@ class CompareReport(Report):
             return None
         best = int(values.argmin() if self.better[0] == "lower" else values.argmax())
         model, pairs = self.models[best], [pair for pair, sides in enumerate(self.pair_of) if best in sides]
-        is_clear = all(self.verdict(0, pair) == model for pair in pairs)
-        others = {name: value for name, value in zip(self.models, values, strict=True) if name != model}
-        finding = Finding.CLOSEST if is_clear else Finding.CLOSEST_UNDECIDED
-        return finding.of(model=model, row=self.rows[0], value=values[best], unit=self.units[0], others=others)
+        verdicts, (low, high) = [self.verdict(0, pair) for pair in pairs], self.difference[0, pairs].ends
+        alike = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict == Verdict.SAME]
+        finding, same = Finding.CLOSEST, {model, *(self.models[side] for side in self.pair_of[alike].ravel())}
+        if Verdict.UNDECIDED in verdicts:
+            finding = Finding.CLOSEST_UNDECIDED
+        elif alike:
+            finding = Finding.THE_SAME
+        elif (np.fmax(low, -high) <= self.margin[0]).any():
+            finding = Finding.HARDLY_CLOSEST
+        named = dict(zip(self.models, values, strict=True))
+        return finding.of(
+            model=model,
+            row=self.rows[0],
+            value=values[best],
+            unit=self.units[0],
+            alike={name: value for name, value in named.items() if name in same},
+            others={name: value for name, value in named.items() if name not in same},
+            differences={self.pairs[pair]: self.difference[0, pair] for pair in pairs},
+        )
 
     def table(self) -> str:
         """Return the value of every model in every row as text, then every difference with its interval."""
@@ -487,7 +511,11 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
         metrics = [", ".join(dict.fromkeys(kind.name for kind, *_ in side.estimates)) or "none" for side in sides]
         stated = "; ".join(f"{_letter(at)} has {names}" for at, names in enumerate(metrics))
         raise InvalidArgument(f"the diagnoses share no estimate: {stated}. Measure all with the same probes.")
-    value = stacked([stacked([of_side.get(key, _UNKNOWN) for of_side in values]) for key in keys])
+    uniform = [
+        [side.uniform.get(key[1], np.nan) if key[0] is CalibrationReport else np.nan for side in sides] for key in keys
+    ]
+    levels = [Baseline.of("baseline", _UNIFORM, np.array(uniform))]
+    value = stacked([stacked([of_side.get(key, _UNKNOWN) for of_side in values]) for key in keys], levels)
     shown_in = [[of_pair.get(key, (_UNKNOWN, False)) for of_pair in differences] for key in keys]
     specs, names = [side.spec for side in sides], _distinct([str(side.spec["name"]) for side in sides])
     report = CompareReport(
@@ -497,7 +525,7 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
         units=tuple(rows[key].unit for key in keys),
         better=tuple(rows[key].better for key in keys),
         value=value,
-        share_closed=_share_closed(keys, value.value, [side.uniform for side in sides]),
+        share_closed=_share_closed(value.value, levels[0].value),
         pairs=tuple(f"{names[b]} − {names[a]}" for a, b in pairs),
         pair_of=np.array(pairs),
         difference=stacked(
@@ -515,15 +543,14 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
 
 
 def _share_closed(
-    keys: Sequence[Key], values: Float[np.ndarray, "row model"], uniform: Sequence[Mapping[str, float]]
+    values: Float[np.ndarray, "row model"], uniform: Float[np.ndarray, "row model"]
 ) -> Float[np.ndarray, "row model"]:
     """Return 1 − value / value of the uniform predictor where 0 is exact and that value is known, else NaN.
 
     Below −1, where the value is more than twice that of the uniform predictor, it is NaN, too: a share of no gap.
     """
-    levels = [[side.get(key[1], np.nan) if key[0] is CalibrationReport else np.nan for side in uniform] for key in keys]
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(np.array(levels) > 0, 1 - values / np.array(levels), np.nan)
+        share = np.where(uniform > 0, 1 - values / uniform, np.nan)
     return np.where(share >= -1, share, np.nan)
 
 

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from bayesgeom.core import Verdict, number_text
 from bayesgeom.core.text import aligned_table
 from bayesgeom.generalization.curves import LARGEST_WITHIN, N_TREND
-from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit
-from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.estimate import Estimate, NonNegative, Quantity, Unit
+from bayesgeom.report.findings import Finding, Opening, Value, is_stated
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
@@ -138,8 +138,13 @@ class LengthReport(Report):
     def answer(self) -> Opening:
         names, lines, by_verdict = self._short_names, self._steps(), dict[str, list[str]]()
         if len(lines) == 1:
-            change, ratio = "rise" if lines[0].value > 0 else "fall", self.extrapolation_ratio[0]
-            return Finding.LENGTH_OF_ONE.of(verdict=lines[0].verdict, ratio=ratio, **{change: abs(lines[0].value)})
+            (line,), ratio, is_beyond = lines, self.extrapolation_ratio[0], self.at > self.trained
+            within, beyond = (float(self.kl_bits.value[0, mask].mean()) for mask in (~is_beyond, is_beyond))
+            known: dict[str, Value] = {"rise" if line.value > 0 else "fall": abs(line.value)}
+            if line.verdict == Verdict.UNDECIDED and line.interval:
+                known = {"change": self.discontinuity_bits[KL, 0]}
+            known |= {"ratio": ratio} if is_stated(ratio) else {"within": within, "beyond": beyond}
+            return Finding.LENGTH_OF_ONE.of(verdict=line.verdict, **known)
         for name, line in zip(names, lines, strict=True):
             by_verdict.setdefault(line.verdict or str(Verdict.NOT_MEASURED), []).append(name)
         beyond = self.kl_bits.value[:, self.at > self.trained].mean(axis=1)
@@ -199,7 +204,9 @@ class LengthReport(Report):
             finding = f"“{self._short_names[best]}” errs least, {brief(means[best])} bits"
         else:
             within, beyond = (float(np.nanmean(self.kl_bits.value[0, mask])) for mask in (~is_beyond, is_beyond))
-            finding = f"KL is {times_text(beyond, within, 'that within it')}"
+            finding = f"KL is {brief(beyond)} bits, and {brief(within)} within it"
+            if is_stated(self.extrapolation_ratio[0]):
+                finding = f"KL is {times_text(beyond, within, 'that within it')}"
         return f"Beyond the training length {finding}"
 
     def table(self) -> str:
@@ -281,7 +288,9 @@ def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Seque
     from bayesgeom.report.theme import MEASURED, SERIES, at_least, log_axes
 
     for baseline in curves.baselines[:1]:
-        level = _mean_over_models(baseline)
+        known = np.isfinite(baseline.value)
+        total = np.where(known, baseline.value, 0.0).sum(axis=0)
+        level = np.where(known.any(axis=0), total / known.sum(axis=0).clip(min=1), np.nan)
         floor = log_floor(curves.value, level) if is_log else -np.inf
         add_baseline(panel.figure, x, level, name=f"baseline: {baseline.name.replace('_', ' ')}", floor=floor)
     for index, model in enumerate(models):
@@ -292,10 +301,3 @@ def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Seque
         log_axes(panel.figure)
     else:
         at_least(panel.figure, LEAST_BITS)
-
-
-def _mean_over_models(baseline: Baseline) -> Float[np.ndarray, " x"]:
-    """Return the mean level over models at each position, NaN where no model has one."""
-    known = np.isfinite(baseline.value)
-    total = np.where(known, baseline.value, 0.0).sum(axis=0)
-    return np.where(known.any(axis=0), total / known.sum(axis=0).clip(min=1), np.nan)

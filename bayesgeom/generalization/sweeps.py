@@ -272,11 +272,12 @@ def _swept(
             f"{model.spec.name} cannot be run at any value of {vary}; at {labels[0]}: {measured[0].note} "
             f"Omit the model to see the exact posterior alone."
         )
+    trained = {} if model is None or model.task is None else vars(model.task)
     report = sweep_report(
         measured,
         task=str(task),
         vary=vary,
-        trained_value=_trained_value(model, vary),
+        trained_value=f"{trained[vary]}" if vary in trained else "",
         threshold_bits=threshold_bits,
         seed=derived_seed(seed, Branch.RESAMPLING),
     )
@@ -328,12 +329,6 @@ def _run(task: WindTunnel, model: Model, *, n: int, seed: int) -> Run:
         baseline_predictives=lambda trials: task.baseline_predictives(vocabulary.read(trials)),
         seed=derived_seed(seed, Branch.RESAMPLING),
     )
-
-
-def _trained_value(model: Model | None, vary: str) -> str:
-    """Return the label of the value at which the model was trained."""
-    known = {} if model is None or model.task is None else vars(model.task)
-    return f"{known[vary]}" if vary in known else ""
 
 
 def varied_task(task: Task, vary: str, value: Any) -> Task:
@@ -442,14 +437,14 @@ def sweep_report(
     n_positions = max(value.exact_entropy_bits.shape[1] for value in found)
     unknown = Estimate.of(np.nan, (np.nan, np.nan))
     exact = [value.exact_entropy_bits.astype(np.float64) for value in found]
-    of_model = [
-        None if value.behavior is None else value.behavior.model_entropy_bits.astype(np.float64) for value in found
-    ]
-    kl, errors = [unknown] * len(found), [unknown] * len(found)
-    for index, value in enumerate(found):
-        if value.behavior is not None:
-            kl[index] = mean_estimate(value.behavior.kl_bits.mean(axis=1, dtype=np.float64), seed=seed)
-            errors[index] = mean_estimate(value.behavior.entropy_error_bits.mean(axis=1), seed=seed)
+    seen = [value.behavior for value in found]
+    of_model = [None if each is None else each.model_entropy_bits.astype(np.float64) for each in seen]
+    kl = [None if each is None else each.kl_bits.mean(axis=1, dtype=np.float64) for each in seen]
+    errors = [None if each is None else each.entropy_error_bits.mean(axis=1) for each in seen]
+
+    def means(by_sequence: Sequence[Float[np.ndarray, " sequence"] | None]) -> list[Estimate]:
+        return [unknown if each is None else mean_estimate(each, seed=seed) for each in by_sequence]
+
     return SweepReport(
         task=task,
         vary=vary,
@@ -466,8 +461,8 @@ def sweep_report(
         model_tokens=stacked(
             [unknown if of is None else tokens_to_converge(of, threshold_bits, seed=seed) for of in of_model]
         ),
-        kl_bits=stacked(kl, shortcuts[0]),
-        entropy_mae_bits=stacked(errors, shortcuts[1]),
+        kl_bits=stacked(means(kl), shortcuts[0]),
+        entropy_mae_bits=stacked(means(errors), shortcuts[1]),
         n=len(exact[0]),
     )
 

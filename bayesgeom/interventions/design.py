@@ -41,7 +41,7 @@ class Design:
             positions; "auto": pairs if the quantity differs within them, else independent sequences.
         n_random, n_matched: random subspaces of the same rank, and subspaces with the same share of variance.
         n_control: number of pairs on which controls are scored.
-        n_untrained: number of untrained networks in which the swap is repeated.
+        n_untrained: number of untrained networks in which the swap is repeated; with fewer than 2 none is "causal".
         n_fit: number of sequences on which subspaces are fitted.
 
     Raises:
@@ -59,7 +59,7 @@ class Design:
     n_random: int = 20
     n_matched: int = 20
     n_control: int = 32
-    n_untrained: int = 1
+    n_untrained: int = 3
     n_fit: int = 1_024
 
     def __post_init__(self) -> None:

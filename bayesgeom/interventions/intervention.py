@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches
-from bayesgeom.core import RESID_POST, AtPositions, Edit, InvalidArgument, Run, Trials, concatenate, phase
+from bayesgeom.core import RESID_POST, AtPositions, Edit, InvalidArgument, NoCopy, Run, Trials, concatenate, phase
 from bayesgeom.interventions._evidence import coordinate_r2, erasures, overlaps
 from bayesgeom.interventions.design import Design, LayerEdits, Positions
 from bayesgeom.interventions.engine import (
@@ -29,7 +29,6 @@ from bayesgeom.interventions.engine import (
 from bayesgeom.interventions.matching import Matched, matched_subspaces, outside_share
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.summary import Context, LayerEvidence, intervention_report
-from bayesgeom.interventions.verdicts import Reach
 from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
 from bayesgeom.report.report import with_provenance
@@ -113,6 +112,19 @@ class Intervention:
         by_fit = "scored" if self.fit.about.at_scored else "all"
         return Positions(are_scored=(self.place.positions or by_fit) == "scored", score_after=self.place.score_after)
 
+    @property
+    def has_direct_path(self) -> bool:
+        """Whether the residual stream carries an edit to the output."""
+        return self.place.is_residual and RESID_POST in self.model.sites
+
+    @property
+    def by_leace(self) -> tuple[Eraser, ...]:
+        """LEACE's fit of the quantity, which judges covariance and trained swaps where there is a direct path."""
+        fit, given = self.fit, self.fit.given if isinstance(self.fit, Eraser) else ()
+        is_judged = isinstance(fit, TrainedSwap) or (isinstance(fit, Eraser) and not fit.oblique)
+        eraser = Eraser(quantity=fit.about.quantity, oblique=True, given=given)
+        return (eraser,) if is_judged and self.has_direct_path and self.design.kind == "swap" else ()
+
     def pairs(self, n: int) -> Iterator[Pair]:
         """Yield the scored sequences in blocks, with donors under a swap and None otherwise."""
         if self.design.kind != "swap":
@@ -139,24 +151,24 @@ class Intervention:
         with phase("controls with the same variance"):
             matched = {at: self.controls(subspace, moments[at], at) for at, subspace in subspaces.items()}
         random = {at: self.random_of(at, subspace.rank) for at, subspace in subspaces.items()}
-        means, most = self._means(sample), self.place.width_in(self.model.spec) // 2
-        code = strongest_code(sample.run.trials, about.quantity.exact(sample.run.trials), most=most)
+        means, exact = self._means(sample), about.quantity.exact(sample.run.trials)
+        code = strongest_code(sample.run.trials, exact, most=self.place.width_in(self.model.spec) // 2)
         given, by_code = _given(self, sample), _by_code(self, sample, code, subspaces)
+        added = [given, by_code, *(fitted_where_possible(fit, sample, self.layers)[0] for fit in self.by_leace)]
         conditions, controls = dict[int, list[Edit]](), dict[int, list[Edit]]()
         for at, subspace in subspaces.items():
-            edits, others = self.conditions(sample, at), [other.get(at, subspace) for other in (given, by_code)]
+            edits, others = self.conditions(sample, at), [other.get(at, subspace) for other in added]
             conditions[at], controls[at] = self._edits(edits, subspace, others, random[at], matched[at])
         main = self.scored(self.n, conditions, sample, means=means, ceiling_at=1)
         paths = range(1, 1 + design.n_random + design.n_matched)
         control = self.scored(min(self.n, design.n_control), controls, sample, means=means, paths=paths)
         read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
-        is_identified = not is_function_of_position(about.quantity.exact(sample.run.trials))
         n_held_out, seed = min(N_HELD_OUT, len(read.run.trials) // 3), derived_seed(self.seed, _SHUFFLE)
         r2 = coordinate_r2(sample, read, subspaces, random, n_held_out=n_held_out)
         erasure = erasures(read, about.quantity, subspaces, n_held_out=n_held_out, seed=seed)
         setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
         overlap = overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
-        outside, untrained = _outside(self, subspaces), _untrained(self) if is_identified else {}
+        outside, is_identified = _outside(self, subspaces), not is_function_of_position(exact)
         whole = _whole(self, sample) if is_identified and design.kind == "swap" and about.at_scored else {}
         context = Context(
             design=design,
@@ -174,14 +186,14 @@ class Intervention:
                     overlap=overlap.get(at),
                     variance_share=subspace.variance_share(moments[at]),
                     outside_share=outside[at],
-                    untrained_share=untrained.get(at, float("nan")),
-                    whole=whole.get(at, ()),
+                    whole_outside=whole.get(at, ()),
                     has_given=at in given,
                     has_code=at in by_code,
                 )
                 for at, subspace in subspaces.items()
             },
             empty=tuple(empty),
+            untrained=_untrained(self) if is_identified else [],
             is_identified=is_identified,
             is_told=about.quantity.is_told_by_answers(sample.run.trials),
             is_readout=about.is_readout,
@@ -281,14 +293,15 @@ class Intervention:
     ) -> Totals:
         """Score every condition on `n` pairs: where the site allows it, some also without their direct paths.
 
-        By default these are all others if the ceiling is first, else the first one.
+        By default these are all others if the ceiling is first, else the first one and that of LEACE, the last.
         """
         quantity, trials = self.fit.about.quantity, sample.run.trials
         value = quantity.own(trials) if quantity.is_told_by_answers(trials) else _unknown
         center = value(sample.run.log_answers.double()).mean(dim=0)
         n_edits, chosen = len(next(iter(conditions.values()))), tuple[int, ...]()
-        if self.place.is_residual and RESID_POST in self.model.sites:
-            chosen = tuple(paths or ((0,) if ceiling_at else range(1, n_edits)))
+        if self.has_direct_path:
+            firsts = (0, n_edits - 1) if self.by_leace else (0,)
+            chosen = tuple(paths or (firsts if ceiling_at else range(1, n_edits)))
 
         def variants(batch: PairPass) -> list[Variant]:
             mask, edited = self.positions.mask(batch.baseline.trials, batch.number), list[Variant]()
@@ -460,17 +473,34 @@ def _outside(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, 
     return {at: outside_share(apart[at], subspace) for at, subspace in subspaces.items()}
 
 
-def _untrained(job: Intervention) -> dict[int, float]:
-    """Return the least movement among untrained networks, as a share of their ceiling; NaN if the fit fails."""
-    shares = list[list[float]]()
-    for number in range(job.design.n_untrained if job.design.kind == "swap" else 0):
-        model = job.model.untrained_copy(derived_seed(job.seed, _UNTRAINED, number) % 2**31)
-        other = replace(job, model=model, design=replace(job.design, n_fit=min(job.design.n_fit, N_READ)))
-        sample = other.sample()
-        subspaces, _ = fitted_where_possible(job.fit, sample, job.layers)
-        known = _shares(other, sample, subspaces, min(job.n, job.design.n_control))
-        shares.append([known.get(at, math.nan) for at in job.layers])
-    return dict(zip(job.layers, np.min(shares, axis=0).tolist(), strict=True)) if shares else {}
+def _untrained(job: Intervention) -> list[Float64[np.ndarray, "effect layer"]]:
+    """Return the movement in untrained networks that judges that of the model: see `Evidence`; NaN if a fit fails."""
+    by_copy, n = list[np.ndarray](), min(job.n, job.design.n_control)
+    with contextlib.suppress(NoCopy):
+        for number in range(job.design.n_untrained if job.design.kind == "swap" else 0):
+            model = job.model.untrained_copy(derived_seed(job.seed, _UNTRAINED, number) % 2**31)
+            design = replace(job.design, n_fit=min(job.design.n_fit, N_READ))
+            copies = [replace(job, model=model, design=design, fit=fit) for fit in (job.fit, *job.by_leace)]
+            sample = copies[0].sample()
+            by_copy.append(np.stack([_judged(copy, sample, n) for copy in copies]))
+    return by_copy
+
+
+def _judged(job: Intervention, sample: Sample, n: int) -> Float64[np.ndarray, " layer"]:
+    """Return the movement on `n` pairs in each layer, without the direct path if there is one; NaN if a fit fails.
+
+    A swap is trained in no untrained network where LEACE judges it, which costs a hundredth.
+    """
+    is_left_out = isinstance(job.fit, TrainedSwap) and job.by_leace
+    subspaces = {} if is_left_out else fitted_where_possible(job.fit, sample, job.layers)[0]
+    by_layer = np.full(job.model.spec.n_layers, np.nan)
+    edits = {at: job.conditions(sample, at) for at in subspaces}
+    conditions = {at: [edits[at].ceiling(), edits[at].own(subspace)] for at, subspace in subspaces.items()}
+    if conditions:
+        sums = job.scored(n, conditions, sample).conditions[:, :, -1, :, 0].sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            by_layer[list(subspaces)] = sums[:, Score.MOVED] / sums[:, Score.DISTANCE]
+    return by_layer
 
 
 def _unknown(log_answers: Float64[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos one"]:
@@ -478,34 +508,18 @@ def _unknown(log_answers: Float64[Tensor, "batch query_pos answer"]) -> Float64[
     return torch.full_like(log_answers[..., :1], math.nan)
 
 
-def _whole(job: Intervention, sample: Sample) -> dict[int, list[Reach]]:
-    """Return the reach of swaps of the quantity's whole subspace, if the edit may swap a part of it.
+def _whole(job: Intervention, sample: Sample) -> dict[int, list[float]]:
+    """Return the shares outside the quantity's whole subspace, by layer, if the edit may swap a part of it.
 
     The whole is the same fit with nothing held fixed, and what LEACE removes.
     """
-    reaches: dict[int, list[Reach]] = {at: [] for at in job.layers}
+    shares: dict[int, list[float]] = {at: [] for at in job.layers}
     wholes: list[Fit] = [Eraser(job.fit.about.quantity, oblique=True)]
     wholes += [job.fit.without_given] if isinstance(job.fit, Eraser) else []
     for fit in dict.fromkeys(whole for whole in wholes if whole != job.fit):
-        other = replace(job, fit=fit)
-        subspaces, _ = fitted_where_possible(fit, sample, job.layers)
-        outside, untrained = _outside(other, subspaces), _untrained(other)
-        for at, share in _shares(other, sample, subspaces, job.n).items():
-            known = untrained.get(at, math.nan)
-            reaches[at].append(Reach(outside_share=outside[at], share_of_ceiling=share, untrained_share=known))
-    return reaches
-
-
-def _shares(job: Intervention, sample: Sample, subspaces: Mapping[int, Subspace], n: int) -> dict[int, float]:
-    """Return movement as a share of the ceiling on `n` pairs, in the layers with a subspace."""
-    if not subspaces:
-        return {}
-    edits = {at: job.conditions(sample, at) for at in subspaces}
-    conditions = {at: [edits[at].own(subspace), edits[at].ceiling()] for at, subspace in subspaces.items()}
-    sums = job.scored(n, conditions, sample, ceiling_at=1).conditions[:, :, :2, :, 0].sum(axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        moved, ceiling = (sums[..., Score.MOVED] / sums[..., Score.DISTANCE]).T
-        return dict(zip(subspaces, np.where(ceiling > 0, moved / ceiling, np.nan).tolist(), strict=True))
+        for at, share in _outside(job, fitted_where_possible(fit, sample, job.layers)[0]).items():
+            shares[at].append(share)
+    return shares
 
 
 def _by_code(job: Intervention, sample: Sample, code: str, subspaces: Mapping[int, Subspace]) -> dict[int, Subspace]:

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from bayesgeom.core import Reason, Verdict, number_text
 from bayesgeom.core.text import aligned_table, percent_text
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
-from bayesgeom.interventions.verdicts import Judgment, against_movement
+from bayesgeom.interventions.verdicts import Judgment, Obstacle, against_movement, untrained_bound
 from bayesgeom.report.estimate import R2, UNTRAINED, Estimate, NonNegative, Quantity, Share, Unit, stacked
 from bayesgeom.report.findings import Finding, Opening
 from bayesgeom.report.panels import Panel
@@ -82,28 +82,32 @@ class InterventionReport(EditReport):
     Causal: swapping a linear function of this site that goes with the quantity moves the model's own value toward the
     donor's. The 95 % interval of the movement of a swap lies above zero, above at least 20 random subspaces and above
     at least 20 variance-matched ones, of which no two have 99 % of their variance in common. The movement is at least
-    0.1 of that of swapping the whole activation, whose interval must lie above zero. Where the site has a direct path
-    to the output, the movement without that path lies above zero and above that of every control without its own. The
-    quantity is decodable at the site (R² more than 0.01 above that of shuffled values). The verdict does not say that
-    the model computes the quantity: a look-up table of categories is causal, too. So each causal layer states whether
-    the movement survives with position and answer held fixed, and whether the rest of the strongest correlated code
-    moves the value as well ("goes with the category code").
+    0.1 of that of swapping the whole activation, whose interval must lie above zero. It also lies above the bound of
+    untrained networks, m + t·s·√(1 + 1/k) of k of them (of three, m + 4.97 s), with the same fit. Where the site has a
+    direct path to the output, untrained networks move the answer as far through it, and are compared without it: the
+    movement without that path lies above zero, above that of every control without its own, and above that bound; of
+    covariance and trained swaps, so does LEACE's (of the latter, LEACE's alone). With fewer than two untrained
+    networks, it only "moves the answer". The quantity is decodable at the site (R² more than 0.01 above that of
+    shuffled values). The verdict does not say that the model computes the quantity: a look-up table of categories is
+    causal, too. So each causal layer states whether the movement survives with position and answer held fixed, and
+    whether the rest of the strongest correlated code moves the value as well ("goes with the category code").
 
     The headline is of a layer that is chosen among those that were edited. Its interval allows for the choice, and so
-    does its verdict (`among_layers`); `verdict_by_layer` is of each layer alone.
+    does its verdict (`among_layers`), which needs it above the random subspaces of all these layers;
+    `verdict_by_layer` is of each layer alone.
 
     Inert (linearly, at this site and these positions): before removal, R² of a linear map is at least 0.1 above that
     of shuffled values; after it, at most 0.01 above. The upper end of the KL increase is at most 1 % of that of
     replacing the whole activation by its mean, and at most the median of 20 random erasures of the same rank.
 
-    By construction: donor and recipient differ only inside the subspace, or inside the quantity's whole subspace where
-    the edit swaps a part of it; or untrained networks reach the ceiling as well. Not identified: the quantity is a
-    function of position. Undecided: everything else, and where both conditions hold.
+    By construction: at most 1 % of the squared difference of donor and recipient lies outside the subspace, or outside
+    the quantity's whole subspace where the edit swaps a part of it. Not identified: the quantity is a function of
+    position. Undecided: everything else, and where both conditions hold.
 
     Fields, per layer and band of scored positions; NaN in layers that were not edited or have nothing to edit:
 
     - `movement`: toward the donor's value, for swaps only. `indirect_movement`: without the direct path to the
-      output.
+      output. `leace_movement`: over all positions, that of LEACE's swap without it, of covariance and trained swaps.
     - `answer_shift_bits` (of swaps), `kl_increase_bits` and `entropy_error_increase_bits`: changes from the unedited
       model, whose levels are `unedited_answer_shift_bits`, `unedited_kl_bits` and `unedited_entropy_error_bits`.
       `removal_kl_increase_bits`: when the subspace is removed. `indirect_answer_shift_bits` and
@@ -111,8 +115,9 @@ class InterventionReport(EditReport):
     - The `ceiling` of an effect or of a movement is that of the whole activation, swapped or, for every other kind,
       replaced by its mean.
     - Baselines of an effect: mean and range over `random subspaces` of the same rank and over `variance-matched
-      subspaces`; for movement also `untrained networks`, over all positions, scaled to this model's ceiling. For an
-      effect without the direct path: the largest effect of each family of subspaces without their direct paths.
+      subspaces`; for the movement that is compared with it also `untrained networks`, over all positions: their mean
+      and bounds. For an effect without the direct path: the largest effect of each family of subspaces without their
+      direct paths.
     - `r2_before`, `r2_after`: held-out R² of the quantity from the whole site before and after removal, by a map fitted
       on separate sequences. `entropy_r2`, `belief_r2`: R² of both from the subspace's coordinates alone.
     - `variance_share`: share of the site's variance. `outside_share`: share of the squared difference of donor and
@@ -136,6 +141,9 @@ class InterventionReport(EditReport):
     movement: Annotated[Estimate, Quantity("layer band", better="higher", label="movement toward the donor's value")]
     indirect_movement: Annotated[
         Estimate, Quantity("layer band", better="higher", label="movement without the direct path")
+    ]
+    leace_movement: Annotated[
+        Estimate, Quantity("layer", better="higher", label="movement by LEACE without the direct path")
     ]
     answer_shift_bits: Annotated[Estimate, _effect("answer shift")]
     kl_increase_bits: Annotated[Estimate, _effect("KL increase")]
@@ -190,38 +198,52 @@ class InterventionReport(EditReport):
     def strongest(self) -> int:
         """Return the layer with the largest share of the ceiling's effect, over all positions.
 
-        Layers that are "causal" among the edited ones come first; layers with the verdict "by construction" come last.
+        Layers that are "causal" among the edited ones come first, then those that move the answer; layers with the
+        verdict "by construction" come last.
         It is a layer that was edited, if there is one, even where no ceiling is known.
         """
         edited = frozenset(self.layers)
         shares = np.nan_to_num(self.share_of_ceiling[:, 0], nan=-math.inf)
-        verdicts = [self.among_layers(layer).verdict for layer in range(len(shares))]
-        ranks = [(verdict == Verdict.CAUSAL) - (verdict == Verdict.BY_CONSTRUCTION) for verdict in verdicts]
+        order: dict[str, int] = {Verdict.CAUSAL: 2, Verdict.MOVES: 1, Verdict.BY_CONSTRUCTION: -1}
+        ranks = [order.get(self.among_layers(layer).verdict, 0) for layer in range(len(shares))]
 
         def key(layer: int) -> tuple[bool, bool, int, float]:
-            return layer in edited, bool(np.isfinite(shares[layer])), int(ranks[layer]), float(shares[layer])
+            return layer in edited, bool(np.isfinite(shares[layer])), ranks[layer], float(shares[layer])
 
         return max(range(len(shares)), key=key)
 
     def among_layers(self, layer: int) -> Judgment:
         """Return the verdict on a layer that is chosen among those that were edited, with what stands against others.
 
-        "Causal" must then hold of intervals that allow for the choice (`Estimate.extreme`), as the headline shows them.
+        "Causal" must then hold of intervals that allow for the choice (`Estimate.extreme`), as the headline shows them,
+        and of the random subspaces of all edited layers together.
 
         Args:
             layer: One of the model's layers.
         """
         judgment = Judgment(self.verdict_by_layer[layer], self.against_causal[layer], self.against_inert[layer])
-        if judgment.verdict != Verdict.CAUSAL or len(self.layers) == 1:
+        if judgment.verdict not in (Verdict.CAUSAL, Verdict.MOVES) or len(self.layers) == 1:
             return judgment
-        movement, indirect = (self._chosen(each[layer, 0]) for each in (self.movement, self.indirect_movement))
-        is_ignored = movement.is_withheld or indirect.is_withheld
-        obstacle = str(Reason.CHOICE_IGNORED) if is_ignored else next(against_movement(movement, indirect), "")
-        return replace(judgment, verdict=Verdict.UNDECIDED, against_causal=obstacle) if obstacle else judgment
+        effects = [self._chosen(name, layer) for name in ("movement", "indirect_movement", "leace_movement")]
+        is_ignored = any(effect.is_withheld for effect in effects)
+        obstacle = str(Reason.CHOICE_IGNORED) if is_ignored else next(against_movement(*effects), "")
+        verdicts: dict[str, Verdict] = {"": Verdict.CAUSAL, Obstacle.UNCOMPARED: Verdict.MOVES}
+        verdict = verdicts.get(obstacle, Verdict.UNDECIDED)
+        return replace(judgment, verdict=verdict, against_causal=obstacle)
 
-    def _chosen(self, effect: Estimate) -> Estimate:
-        """Return a scalar of one layer with an interval that allows for the choice of that layer."""
-        return effect[np.newaxis].extreme("largest", count=len(self.layers))[1]
+    def _chosen(self, metric: str, layer: int) -> Estimate:
+        """Return an effect in one layer as the choice of that layer asks for.
+
+        Its interval allows for the choice, and random subspaces have the largest effect in any of the layers.
+        """
+        whole = self.estimate(metric)
+        effects = whole if whole.value.ndim == 1 else whole[:, 0]
+        chosen = effects[layer : layer + 1].extreme("largest", count=len(self.layers))[1]
+        levels = {level.name: level for level in chosen.baselines}
+        for level in (level for level in effects.baselines if level.name.startswith(RANDOM)):
+            most = np.nanmax(level.bar("higher")[self.layers])
+            levels[level.name] = replace(levels[level.name], high=np.asarray(most))
+        return replace(chosen, baselines=tuple(levels.values()))
 
     def headlines(self) -> Sequence[Headline]:
         """Return the effect in every layer with its verdict, the strongest layer first; then the others there."""
@@ -254,12 +276,14 @@ class InterventionReport(EditReport):
                 return None
             case Verdict.INERT:
                 finding = Finding.INERT
-            case Verdict.CAUSAL:
-                finding = Finding.CAUSAL
+            case Verdict.CAUSAL | Verdict.MOVES:
+                finding = Finding.CAUSAL if judgment.verdict == Verdict.CAUSAL else Finding.MOVES
             case _:
                 finding = Finding.MOVEMENT_UNDECIDED if self.is_swap else Finding.EFFECT_UNDECIDED
                 against = {Verdict.CAUSAL: judgment.against_causal, Verdict.INERT: judgment.against_inert}
         random = next((level for level in line.levels if level.name == RANDOM), None)
+        later = self._chosen("indirect_movement" if np.isnan(self.leace_movement.value[at]) else "leace_movement", at)
+        bound = untrained_bound(self._chosen("movement", at) if math.isnan(later.value) else later)
         return finding.of(
             against,
             layers=[layer for layer, other in enumerate(judgments) if other.verdict == judgment.verdict],
@@ -268,7 +292,9 @@ class InterventionReport(EditReport):
             subspace=self.subspace,
             quantity=self.quantity,
             verdict=judgment.verdict,
-            effect=line.value,
+            effect=Estimate.of(line.value, (line.low, line.high)),
+            later=later,
+            untrained=max(bound, 0.0),
             cost=float((self.removal_kl_increase_bits if self.is_swap else self.kl_increase_bits).value[at, 0]),
             **({"random_most" if random.bound else "random": random.value} if random else {}),
         )
@@ -287,10 +313,11 @@ class InterventionReport(EditReport):
         effect, count = self.estimate(metric)[layer, 0], 1
         judgment = Judgment(self.verdict_by_layer[layer], self.against_causal[layer], self.against_inert[layer])
         if layer == self.strongest() and len(self.layers) > 1:
-            chosen, judgment = self._chosen(effect), self.among_layers(layer)
+            chosen, judgment = self._chosen(metric, layer), self.among_layers(layer)
             effect, count = (effect, 1) if chosen.is_withheld else (chosen, len(self.layers))
         verdict, why = judgment.verdict, "; ".join(filter(None, (judgment.against_causal, judgment.against_inert)))
-        why = {str(Verdict.CAUSAL): self.survival_by_layer[layer], str(Verdict.INERT): ""}.get(verdict, why)
+        reasons: dict[str, str] = {Verdict.CAUSAL: self.survival_by_layer[layer], Verdict.INERT: ""}
+        why = (reasons | {Verdict.MOVES: judgment.against_causal}).get(verdict, why)
         line = headline_of(self, metric, (layer, 0), label, own=effect, chosen_of=count, verdict=verdict)
         return replace(line, why=why)
 
@@ -328,9 +355,12 @@ class InterventionReport(EditReport):
             "ceiling": effect.ceiling[:, 0],
             "random, max": _most(effect, RANDOM)[:, 0],
             "matched, max": _most(effect, MATCHED)[:, 0],
-            "untrained": _most(effect, UNTRAINED)[:, 0],
+            "untrained, bound": _most(effect, UNTRAINED)[:, 0],
             "without the direct path": indirect[:, 0],
             "controls, max": np.max([_most(indirect, each)[:, 0] for each in (RANDOM_MOST, MATCHED_MOST)], axis=0),
+            "its untrained, bound": _most(indirect, UNTRAINED)[:, 0],
+            "the same by LEACE": self.leace_movement,
+            "LEACE's untrained, bound": _most(self.leace_movement, UNTRAINED),
             "answer shift": shift[:, 0],
             "its ceiling": shift.ceiling[:, 0],
             "Δ entropy error": self.entropy_error_increase_bits[:, 0],

@@ -14,14 +14,14 @@ from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM
 from bayesgeom.interventions.engine import Score, Totals
 from bayesgeom.interventions.matching import Matched
 from bayesgeom.interventions.report import SHUFFLED, InterventionReport
-from bayesgeom.interventions.verdicts import Evidence, Judgment, Obstacle, Reach, survival_of, verdict_of
-from bayesgeom.report.estimate import UNTRAINED, WHOLE, Baseline, Estimate
+from bayesgeom.interventions.verdicts import Evidence, Judgment, Obstacle, survival_of, verdict_of
+from bayesgeom.report.estimate import WHOLE, Baseline, Estimate, of_untrained
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.subspaces.base import Subspace
 
-# Conditions of the main totals. Only a swap has more than two; where the site has a direct path, the edit without it
-# follows. The control totals begin with the ceiling; then random and matched subspaces, the removal of the random ones
-# for a swap, and the first two without that path.
+# Conditions of the main totals. Only a swap has more than two; of a covariance swap, LEACE's is the last. Where the
+# site has a direct path, the edit without it follows, and then LEACE's. The control totals begin with the ceiling; then
+# random and matched subspaces, the removal of the random ones for a swap, and the first two without that path.
 OWN, CEILING, REMOVAL, REMOVAL_CEILING, GIVEN, BY_CODE = range(6)
 _SHIFT, _KL, _ERROR = (Score.KL, Score.DONOR_KL), (Score.KL,), (Score.ENTROPY_ERROR,)  # a score, or a difference
 _CONTROLS = ((RANDOM, RANDOM_MOST), (MATCHED, MATCHED_MOST))
@@ -35,9 +35,9 @@ class LayerEvidence:
     """What is known of one edited layer besides its totals.
 
     `r2` is of the subspace, then of random subspaces. `outside_share` is the share of donor − recipient outside the
-    subspace. `untrained_share` is the movement in untrained networks as a share of their ceiling. `whole` is, for an
-    edit that may swap a part of the quantity's subspace, the reach of swaps of all of it. `has_given` and `has_code`
-    say whether anything is left with position and answer held fixed, and of the code without the subspace.
+    subspace. `whole_outside` is, for an edit that may swap a part of the quantity's subspace, the same of all of it.
+    `has_given` and `has_code` say whether anything is left with position and answer held fixed, and of the code
+    without the subspace.
     """
 
     subspace: Subspace
@@ -47,8 +47,7 @@ class LayerEvidence:
     overlap: Overlap | None
     variance_share: float
     outside_share: float
-    untrained_share: float
-    whole: Sequence[Reach]
+    whole_outside: Sequence[float]
     has_given: bool
     has_code: bool
 
@@ -56,7 +55,11 @@ class LayerEvidence:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The data that a report needs in addition to the totals; `empty` are the layers without a subspace."""
+    """The data that a report needs in addition to the totals.
+
+    `empty` are the layers without a subspace. `untrained` is, of each untrained network, the movement that judges that
+    of the model: with a direct path, that without it, then that by LEACE.
+    """
 
     design: Design
     label: str
@@ -66,6 +69,7 @@ class Context:
     n_layers: int
     layers: Mapping[int, LayerEvidence]
     empty: Sequence[int]
+    untrained: Sequence[Float64[np.ndarray, "effect layer"]]
     is_identified: bool
     is_told: bool
     is_readout: bool
@@ -91,7 +95,7 @@ class Context:
 def intervention_report(main: Totals, control: Totals, context: Context) -> InterventionReport:
     """Return the report with intervals, ceilings, controls and verdicts; layers that were not edited are NaN."""
     scores, layers = _Scores(main=main, control=control, context=context), context.layers
-    movement, indirect_movement = scores.movement
+    movement, indirect_movement, leace_movement = scores.movement
     answer_shift, indirect_answer_shift = scores.effect(_change(_SHIFT))
     kl_increase, indirect_kl_increase = scores.effect(_change(_KL))
     given, by_code = scores.held_fixed
@@ -99,7 +103,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
     variance_share, outside_share, embedding_share = _shares(context)
     verdicts = {at: verdict_of(scores.evidence(at)) for at in layers}
     survival = [""] * context.n_layers
-    for at in (at for at, judgment in verdicts.items() if judgment.verdict == Verdict.CAUSAL):
+    for at in (at for at, judgment in verdicts.items() if judgment.verdict in (Verdict.CAUSAL, Verdict.MOVES)):
         left = given[at] if context.holds else None
         rest = by_code[at] if layers[at].has_code else None
         survival[at] = str(survival_of(movement[at, 0], left, context.code, rest))
@@ -113,6 +117,7 @@ def intervention_report(main: Totals, control: Totals, context: Context) -> Inte
         bands=context.bands,
         movement=movement,
         indirect_movement=indirect_movement,
+        leace_movement=leace_movement[:, 0],
         answer_shift_bits=answer_shift,
         kl_increase_bits=kl_increase,
         entropy_error_increase_bits=scores.effect(_change(_ERROR))[0],
@@ -155,14 +160,24 @@ class _Scores:
     context: Context
 
     @cached_property
-    def movement(self) -> tuple[Estimate, Estimate]:
-        """Share of the distance to the target that is covered, over all pairs; then that without the direct path."""
+    def movement(self) -> tuple[Estimate, Estimate, Estimate]:
+        """Share of the distance to the target that is covered; then without the direct path; then by LEACE without it.
+
+        The first is compared with untrained networks where there is no direct path, else both others are.
+        """
         movement, indirect = self.effect(_moved)
-        untrained = np.full_like(movement.value, np.nan)
-        (share,) = self.context.columns(lambda layer: (layer.untrained_share,))
-        untrained[:, 0] = share * movement.ceiling[:, 0]
-        level = [Baseline.of("baseline", UNTRAINED, untrained)] if np.isfinite(untrained).any() else []
-        return replace(movement, baselines=(*movement.baselines[:-1], *level, movement.baselines[-1])), indirect
+        unknown = Estimate.of(np.full_like(movement.value, np.nan), n=self.context.n)
+        if np.isnan(indirect.value).all():
+            return self._compared(movement, 0), indirect, unknown
+        by_leace = self._compared(self._estimate(_moved, -1), 1) if self._has_leace else unknown
+        return movement, self._compared(indirect, 0), by_leace
+
+    def _compared(self, effect: Estimate, number: int) -> Estimate:
+        """Return a movement with the level of untrained networks, over all positions."""
+        levels = [np.full_like(effect.value, np.nan) for _ in self.context.untrained]
+        for level, copy in zip(levels, self.context.untrained, strict=True):
+            level[:, 0] = copy[number]
+        return replace(effect, baselines=(*effect.baselines, *_known(*of_untrained(levels))))
 
     def effect(self, ratio: Ratio) -> tuple[Estimate, Estimate]:
         """Return an effect with ceiling and controls; then both without the direct path, NaN if the site has none."""
@@ -214,16 +229,13 @@ class _Scores:
 
     def evidence(self, layer: int) -> Evidence:
         """Return the evidence for the verdict on one layer."""
-        context, (movement, indirect), known = self.context, self.movement, self.context.layers[layer]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = movement.value[layer, 0] / movement.ceiling[layer, 0]
-        reach = Reach(
-            outside_share=known.outside_share, share_of_ceiling=float(share), untrained_share=known.untrained_share
-        )
+        context, (movement, indirect, by_leace) = self.context, (each[layer, 0] for each in self.movement)
+        known = context.layers[layer]
         return Evidence(
             kind=context.design.kind,
-            movement=movement[layer, 0],
-            indirect=indirect[layer, 0],
+            movement=movement,
+            indirect=indirect,
+            by_leace=by_leace,
             removal=self.removal[layer, 0],
             is_matched=known.matched.is_matched,
             n=context.n,
@@ -233,14 +245,19 @@ class _Scores:
             is_identified=context.is_identified,
             is_told=context.is_told,
             is_readout=context.is_readout,
-            reach=reach,
-            whole=known.whole,
+            outside_share=known.outside_share,
+            whole_outside=known.whole_outside,
         )
 
     @property
+    def _has_leace(self) -> bool:
+        """Whether LEACE's swap is a condition: the last one, without its direct path."""
+        return len(self.main.conditions[0, 0]) > BY_CODE + 2
+
+    @property
     def _indirect(self) -> int:
-        """The condition without the direct path, which follows all others."""
-        return 1 + (BY_CODE if self.context.design.kind == "swap" else CEILING)
+        """The first condition without the direct path, which follows all with it."""
+        return 1 + (BY_CODE if self.context.design.kind == "swap" else CEILING) + self._has_leace
 
     def _estimate(
         self, ratio: Ratio, condition: int, ceiling: int | None = None, baselines: Sequence[Baseline] = ()

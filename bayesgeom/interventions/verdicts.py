@@ -11,27 +11,23 @@ import numpy as np
 from bayesgeom.core import Verdict
 from bayesgeom.interventions._evidence import SLACK, Erasure
 from bayesgeom.interventions.design import ERASED, LEAST_CONTROLS, MATCHED, RANDOM
-from bayesgeom.report.estimate import WHOLE, Estimate
+from bayesgeom.report.estimate import UNTRAINED, WHOLE, Estimate
 
 LEAST_SHARE = 0.1  # of the movement under a swap of the whole activation
 CODE_SHARE = 0.5  # of the movement, from which on the code brings it about without the subspace
 CEILING_SHARE = 0.01  # of the KL increase when the whole activation is replaced by its mean
-IDENTITY = 1e-6  # share of the squared difference outside the subspace below which there is none
+IDENTITY = 0.01  # share of the squared difference outside the subspace up to which a swap replaces all that differs
 LEAST_SEQUENCES = 16  # with fewer, intervals are unreliable
-SAME_AS_UNTRAINED = 0.99  # of the ceiling, reached by trained and untrained networks alike
+UNKNOWN = Estimate.of(math.nan)
 
 
 class Obstacle(StrEnum):
     """What stands against a verdict on an intervention: against causal, against inert, or against evidence at all."""
 
     INSIDE = "all inside the subspace"
-    """Donor and recipient differ only inside the subspace, so that the swap is an identity."""
+    """Donor and recipient hardly differ outside the subspace, so that the swap replaces all that differs."""
     INSIDE_WHOLE = "all inside the whole subspace"
-    """Donor and recipient differ only inside the quantity's whole subspace, of which the edit swaps a part."""
-    UNTRAINED_CEILING = "untrained reach the ceiling"
-    """Untrained networks reach the ceiling as well as this model, so that the swap shows nothing."""
-    UNTRAINED_WHOLE = "untrained reach the ceiling, whole"
-    """With the quantity's whole subspace, untrained networks reach the ceiling as well as this model."""
+    """Donor and recipient hardly differ outside the quantity's whole subspace, of which the edit swaps a part."""
     POSITION = "function of position"
     """The quantity never differs between sequences at the same position."""
     FEW_SEQUENCES = "too few sequences"
@@ -60,6 +56,14 @@ class Obstacle(StrEnum):
     """Without the direct path to the output, a random subspace reaches the movement."""
     MATCHED_LATER = "a matched subspace reaches it later"
     """Without the direct path to the output, a subspace with the same share of variance reaches the movement."""
+    UNTRAINED = "untrained networks reach it"
+    """The bound of untrained networks reaches the lower end of the movement."""
+    UNTRAINED_LATER = "untrained networks reach it later"
+    """Without the direct path to the output, the bound of untrained networks reaches the movement."""
+    LEACE_LATER = "not shown by LEACE"
+    """Covariance and trained swaps need LEACE's: without the direct path, it is 0, or untrained networks reach it."""
+    UNCOMPARED = "not compared with untrained networks"
+    """Nothing else stands against it, but two untrained networks are needed, with this subspace in each of them."""
     UNMATCHED = "no matched control"
     """No control subspace has the same share of variance."""
     FEW_RANDOM = "too few random controls"
@@ -103,39 +107,16 @@ class Survival(StrEnum):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Reach:
-    """What tells whether a swap is an identity in one layer.
-
-    Args:
-        outside_share: share of donor − recipient outside the subspace; NaN without a difference.
-        share_of_ceiling, untrained_share: movement as a share of the ceiling, in this model and in untrained networks.
-    """
-
-    outside_share: float
-    share_of_ceiling: float
-    untrained_share: float
-
-    @property
-    def is_whole_difference(self) -> bool:
-        """Whether donor and recipient differ only inside the subspace."""
-        return self.outside_share <= IDENTITY
-
-    @property
-    def is_same_as_untrained(self) -> bool:
-        """Whether this model and untrained networks both reach the ceiling."""
-        return self.share_of_ceiling >= SAME_AS_UNTRAINED and self.untrained_share >= SAME_AS_UNTRAINED
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """The evidence for a verdict on one layer.
 
     Args:
-        kind: kind of edit.
+        kind: kind of edit. Where there is a direct path, `indirect` and `by_leace` hold the level of untrained
+            networks, else `movement` does.
         movement: of a swap, with `RANDOM`, `MATCHED` and, with the ends of its interval, the ceiling.
         indirect: the same without the direct path to the output, with the largest of random and of matched subspaces
             without theirs; NaN if the site has no direct path.
+        by_leace: of covariance and trained swaps, the same of LEACE's swap of the quantity, without controls; else NaN.
         removal: KL increase on removal, with its ceiling and `ERASED`, the median of random erasures.
         is_matched: whether control subspaces with the same share of variance exist.
         n: number of sequences.
@@ -143,8 +124,8 @@ class Evidence:
         erasure: R² before and after removal.
         is_identified: whether the quantity varies between sequences at the same position.
         is_readout: whether the subspace consists of decoder weights.
-        reach: what tells whether the swap is an identity.
-        whole: the same of swaps of the quantity's whole subspace, of which the edit may swap a part.
+        outside_share: share of donor − recipient outside the subspace; NaN without a difference.
+        whole_outside: the same of the quantity's whole subspaces, of which the edit may swap a part.
         is_told: whether the quantity follows from the exact answers, so that the model's own value can be computed.
     """
 
@@ -159,8 +140,9 @@ class Evidence:
     erasure: Erasure
     is_identified: bool
     is_readout: bool
-    reach: Reach
-    whole: Sequence[Reach] = ()
+    outside_share: float
+    whole_outside: Sequence[float] = ()
+    by_leace: Estimate = UNKNOWN
     is_told: bool = True
 
 
@@ -186,10 +168,11 @@ def verdict_of(evidence: Evidence) -> Judgment:
     if evidence.n < LEAST_SEQUENCES:
         return Judgment(Verdict.UNDECIDED, Obstacle.FEW_SEQUENCES)
     causal, inert = next(_against_causal(evidence), ""), next(_against_inert(evidence), "")
-    if not causal and not inert:
+    if causal in ("", Obstacle.UNCOMPARED) and not inert:
         return Judgment(Verdict.UNDECIDED, Obstacle.BOTH, Obstacle.BOTH)
-    verdict = Verdict.UNDECIDED if causal and inert else Verdict.INERT if causal else Verdict.CAUSAL
-    return Judgment(verdict, causal, inert)
+    if inert and causal in ("", Obstacle.UNCOMPARED):
+        return Judgment(Verdict.MOVES if causal else Verdict.CAUSAL, causal, inert)
+    return Judgment(Verdict.UNDECIDED if inert else Verdict.INERT, causal, inert)
 
 
 def _identity(evidence: Evidence) -> str:
@@ -198,13 +181,9 @@ def _identity(evidence: Evidence) -> str:
     If swapping the quantity's whole subspace is an identity, swapping a part of it shows nothing either, for example
     with other quantities held fixed.
     """
-    if evidence.reach.is_whole_difference:
+    if evidence.outside_share <= IDENTITY:
         return Obstacle.INSIDE
-    if evidence.reach.is_same_as_untrained:
-        return Obstacle.UNTRAINED_CEILING
-    if any(reach.is_whole_difference for reach in evidence.whole):
-        return Obstacle.INSIDE_WHOLE
-    return Obstacle.UNTRAINED_WHOLE if any(reach.is_same_as_untrained for reach in evidence.whole) else ""
+    return Obstacle.INSIDE_WHOLE if any(share <= IDENTITY for share in evidence.whole_outside) else ""
 
 
 def _against_causal(evidence: Evidence) -> Iterator[Obstacle]:
@@ -217,17 +196,23 @@ def _against_causal(evidence: Evidence) -> Iterator[Obstacle]:
         yield Obstacle.READ_OUT
     if not evidence.erasure.has_quantity:
         yield Obstacle.NOT_DECODABLE
-    yield from against_movement(evidence.movement, evidence.indirect, is_matched=evidence.is_matched)
     if not evidence.is_matched:
         yield Obstacle.UNMATCHED
     if evidence.n_random < LEAST_CONTROLS:
         yield Obstacle.FEW_RANDOM
     if evidence.n_matched < LEAST_CONTROLS:
         yield Obstacle.FEW_MATCHED
+    effects = evidence.movement, evidence.indirect, evidence.by_leace
+    yield from against_movement(*effects, is_matched=evidence.is_matched)
 
 
-def against_movement(movement: Estimate, indirect: Estimate, *, is_matched: bool = True) -> Iterator[Obstacle]:
-    """Yield what stands against "causal" in a movement, and in that without the direct path (see `Evidence`)."""
+def against_movement(
+    movement: Estimate, indirect: Estimate, by_leace: Estimate, *, is_matched: bool = True
+) -> Iterator[Obstacle]:
+    """Yield what stands against "causal" in a movement, and in those without the direct path (see `Evidence`).
+
+    `UNCOMPARED` comes last.
+    """
     whole = movement.baseline(WHOLE)
     direct = Obstacle.NOT_ABOVE_ZERO, Obstacle.RANDOM_REACHES, Obstacle.MATCHED_REACHES
     yield from _within_controls(movement, direct, is_matched=is_matched)
@@ -235,9 +220,23 @@ def against_movement(movement: Estimate, indirect: Estimate, *, is_matched: bool
         yield Obstacle.WHOLE_UNDEFINED
     if not movement.value >= LEAST_SHARE * whole.value:
         yield Obstacle.SMALL
+    judged = {Obstacle.UNTRAINED: movement}
     if not math.isnan(indirect.value):
+        judged = {Obstacle.UNTRAINED_LATER: indirect, Obstacle.LEACE_LATER: by_leace}
         later = Obstacle.DIRECT_PATH, Obstacle.RANDOM_LATER, Obstacle.MATCHED_LATER
         yield from _within_controls(indirect, later, is_matched=is_matched)
+    levels = {code: untrained_bound(effect) for code, effect in judged.items() if not math.isnan(effect.value)}
+    for code, level in levels.items():
+        if not judged[code].ends[0] > np.fmax(level, 0.0):
+            yield code
+    if np.isnan([*levels.values()][-1:]).any():  # LEACE's, if there is one
+        yield Obstacle.UNCOMPARED
+
+
+def untrained_bound(effect: Estimate) -> float:
+    """Return the upper bound of untrained networks; NaN where it is unknown."""
+    level = next((level for level in effect.baselines if level.name == UNTRAINED), None)
+    return math.nan if level is None or level.high is None else float(level.high)
 
 
 def _within_controls(effect: Estimate, codes: tuple[Obstacle, ...], *, is_matched: bool) -> Iterator[Obstacle]:

@@ -1,5 +1,6 @@
 """`audit`: is a predictor Bayesian, and if not, in which way? From its predictions alone."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -8,10 +9,11 @@ from typing import Annotated, Any, ClassVar, Self, final
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
 from torch import Tensor
 
 from bayesgeom.core import Ask, InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked, unknown_name
+from bayesgeom.core.progress import phase
 from bayesgeom.measurements._audit_parts import (
     information_curve,
     kl_in_bits,
@@ -24,8 +26,9 @@ from bayesgeom.measurements._audit_parts import (
 from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject, planted_run
 from bayesgeom.measurements.evidence_response import EvidenceResponse
 from bayesgeom.measurements.running import at_last, measured
-from bayesgeom.models.base import Model
+from bayesgeom.models.base import LARGE, Model
 from bayesgeom.models.resolve import ModelLike, TaskLike
+from bayesgeom.report.answer import OFF_ANSWER
 from bayesgeom.report.estimate import (
     ROUNDING,
     Baseline,
@@ -60,9 +63,11 @@ MOST_LINES = 6  # of predictors in the panel: those with the largest weights
 _FURTHER = ("log_odds_slope", "information_slope", "averaging_gain_bits")  # listed where they are measured
 _SEEN = 0.02  # weight below which a predictor is not drawn
 Predictor = Callable[[Trials], Float64[Tensor, "batch query_pos answer"]]
-N_CONTINUED, N_ORDERED = 32, 64  # most sequences to which every answer is appended, and whose evidence is permuted
+N_CONTINUED, N_ORDERED = 128, 64  # most sequences to which every answer is appended, and whose evidence is permuted
 N_ORDERS = 8  # permutations of the evidence of each
-_ORDERS = 7  # branch of the seed
+_TIMED = 8  # prompts whose time tells the cost
+_ORDERS, _STEPS = 7, 8  # branches of the seed
+_SMALL = 0.01  # share of the gap that a mixture may leave to name a predictor
 _FORGETTING = "forgetting"
 PARTS = ("response", "martingale", "order")  # that run further sequences
 ONE_PASS = ("regret", "confidence", "discount", "strategy")  # always measured
@@ -86,8 +91,8 @@ class AuditReport(Report):
     `response` is the slope of `evidence_response` at each age. `information_slope` and
     `information_curvature` compare what a piece of evidence changes in the model's prediction and in the exact one,
     both as KL(after ‖ before). `confidence` is 1/τ, `log_odds_slope` the regression of log-odds between two answers.
-    `martingale_gap` is the mean total variation between Σ_y p_t(y) p_{t+1}(· | y) and p_t, over `steps`: scored
-    positions, from 1; `martingale_drift` is the mean of that difference at the answer that was most probable before.
+    `martingale_gap` is the mean total variation between Σ_y p_t(y) p_{t+1}(· | y) and p_t, at a step t that is drawn
+    anew for each sequence; `martingale_drift` is the mean of that difference at the answer that was most probable.
     `order_spread` is the total variation between answers under two orders of the same evidence, `averaging_gain_bits`
     the KL that the mean over orders removes, and `order_deviation` the standard deviation over orders of the
     probability of the exactly most probable answer. `discount` minimizes KL(model ‖
@@ -114,8 +119,6 @@ class AuditReport(Report):
     tempering_gain_bits: Annotated[Estimate, Quantity(unit="bits", label="KL that one temperature removes")]
     log_odds_slope: Annotated[Estimate, Quantity(label="slope of log-odds")]
     martingale_gap: Annotated[Estimate, Share(better="lower", label="martingale gap")]
-    martingale_gap_by_step: Annotated[Estimate, Share("step", better="lower", label="martingale gap")]
-    steps: tuple[str, ...]
     martingale_drift: Annotated[Estimate, Signed(label="martingale drift of the favorite answer")]
     order_spread: Annotated[Estimate, Share(better="lower", label="order spread")]
     averaging_gain_bits: Annotated[Estimate, NonNegative(unit="bits", label="gain of averaging over orders")]
@@ -145,10 +148,18 @@ class AuditReport(Report):
         return [line for line in lines if line.why != Reason.NOT_COMPUTED.label]
 
     def answer(self) -> Opening:
-        line, weights = headline_of(self, "regret_bits"), np.nan_to_num(self.weights.value)
-        top = int(weights.argmax())
-        nearest: dict[str, Value] = {"predictor": self.predictors[top], "weight": weights[top]} if weights.any() else {}
-        return Finding.REGRET.of(regret=self.regret_bits, level=line.baseline, baseline=line.baseline_name, **nearest)
+        line, off, said = headline_of(self, "regret_bits"), float(self.off_answer_prob), dict[str, Value]()
+        if self._is_explained():
+            top = int(np.nanargmax(self.weights.value))
+            said = {"predictor": self.predictors[top], "weight": self.weights.value[top]}
+        said |= {"off": off} if off > OFF_ANSWER else {}
+        return Finding.REGRET.of(regret=self.regret_bits, level=line.baseline, baseline=line.baseline_name, **said)
+
+    def _is_explained(self) -> bool:
+        """Return whether the nearest mixture leaves at most a hundredth of the gap from context-free predictions."""
+        levels = [float(self.regret_bits.baseline(name).value) for name in (UNIFORM, POSITION)]
+        most = np.fmax(float(self.mixture_kl_bits), float(self.mixture_kl_bits.ends[1]))
+        return bool(most * len(self.regret_bits_by_position.value) <= _SMALL * min(levels))
 
     def _line(self, metric: str, at: tuple[int, ...] = (), label: str = "") -> Headline:
         """Return an entry next to the exact observer's, or why it was not measured."""
@@ -179,19 +190,17 @@ class AuditReport(Report):
         add_estimate(regret.figure, x, regret_bits, baselines={level.name: level.value for level in strongest})
         label_axes(regret.figure, position, "cumulative KL (bits)")
         drawn = [regret]
-        for metric, names, axes, what in (
-            ("response", self.ages, ("newest pieces that stay", "slope"), "Response to old evidence"),
-            ("martingale_gap_by_step", self.steps, ("scored position", "total variation"), "Martingale gap"),
-        ):
-            estimate, places = self.estimate(metric), np.arange(len(names), dtype=float)
-            title = f"{what}, where {brief(estimate.ceiling[0])} is exact"
-            if np.isfinite(estimate.value).any():
-                panel = estimate_panel(title, axes, places, estimate, is_folded=metric != "response")
-                add_reference(panel.figure, places, estimate.ceiling, name=EXACT)
-                panel.figure.layout.xaxis.update(tickvals=places.tolist(), ticktext=list(names))
-                drawn.append(panel)
+        if np.isfinite(self.response.value).any():
+            places = np.arange(len(self.ages), dtype=float)
+            title, axes = "Response to old evidence, where 1 is exact", ("newest pieces that stay", "slope")
+            panel = estimate_panel(title, axes, places, self.response)
+            add_reference(panel.figure, places, self.response.ceiling, name=EXACT)
+            panel.figure.layout.xaxis.update(tickvals=places.tolist(), ticktext=list(self.ages))
+            drawn.append(panel)
         top = int(np.nanargmax(self.weights.value))
         title = f"Nearest mixture: {float(self.weights.value[top]):.0%} “{self.predictors[top]}”"
+        if not self._is_explained():
+            title = f"No mixture of predictors is near: {brief(self.mixture_kl_bits.value)} bits are left"
         strategy = Panel.blank(title)
         order = np.argsort(-np.nan_to_num(self.weights_by_position.value).max(axis=1), kind="stable")[:MOST_LINES]
         for at, color in zip(sorted(order), SERIES, strict=False):
@@ -209,7 +218,6 @@ def audit(
     task: TaskLike | None = None,
     *,
     n: int = 128,
-    n_positions: int = 4,
     parts: Sequence[str] = PARTS,
     predictors: Mapping[str, Predictor] | None = None,
     seed: int = 0,
@@ -224,8 +232,8 @@ def audit(
             function from ids to logits, a capture, a server.
         task: A task with an exact posterior, or its text as on the command line. Default: the task that the model was
             trained on.
-        n: Number of sequences. The martingale gap uses at most 32 of them, and the order 64, in 8 orders.
-        n_positions: Most positions, evenly spaced, at which every answer is appended for the martingale gap.
+        n: Number of sequences. The martingale gap uses at most 128 of them, each with every answer appended at one
+            step, and the order 64, in 8 orders. Of a language model, the cost is shown first.
         parts: Parts that run the model on further sequences: "response", "martingale", "order". The others need one
             pass: with none of these, an audit costs as much as a calibration.
         predictors: More predictors for the strategy, by name: functions of the sequences that return answer
@@ -248,12 +256,11 @@ def audit(
         >>> float(report.confidence) > 1.5, float(report.martingale_gap) < 1e-6
         (True, True)
     """
-    for name, value, least in (("n", n, 2), ("n_positions", n_positions, 1)):
-        if value < least:
-            raise InvalidArgument(f"{name} must be at least {least}, got {value}.")
+    if n < 2:
+        raise InvalidArgument(f"n must be at least 2, got {n}.")
     if unknown := [part for part in parts if part not in (*PARTS, *ONE_PASS)]:
         raise unknown_name("part of the audit", unknown[0], (*PARTS, *ONE_PASS))
-    chosen = Audit(n_positions=n_positions, parts=tuple(parts), predictors=dict(predictors or {}))
+    chosen = Audit(parts=tuple(parts), predictors=dict(predictors or {}))
     return measured(chosen, model, task, n=n, seed=seed)
 
 
@@ -265,11 +272,9 @@ class Audit(Measurement[AuditReport]):
     name: ClassVar[str] = AuditReport.name
     needs: ClassVar[Needs] = Needs(posterior=True)
     is_default: ClassVar[bool] = False
-    n_positions: int = 4
     parts: tuple[str, ...] = PARTS
     predictors: Mapping[str, Predictor] = field(default_factory=dict, hash=False)
     closed: Mapping[str, Reason] = field(default_factory=dict, hash=False, repr=False)  # why parts do not run
-    steps: tuple[int, ...] = field(default=(), repr=False)  # at which every answer is appended
     response: EvidenceResponse | None = field(default=None, repr=False)
 
     def prepared(self, model: Model, task: WindTunnel, *, n: int, seed: int) -> Self:
@@ -278,13 +283,12 @@ class Audit(Measurement[AuditReport]):
         model.check_fits(one := task.sample(2, seed=0))
         _check_names(self.predictors, task, one)
         closed = {part: self._closed(part, model, task) for part in PARTS}
-        steps = list[int]()
-        if closed["martingale"] == Reason.NONE and isinstance(task, ExchangeableTask):
-            steps = np.unique(np.linspace(0, task.n_continued - 1, self.n_positions).round().astype(int)).tolist()
-        if closed["response"] != Reason.NONE:
-            return replace(self, closed=closed, steps=tuple(steps))
-        response = EvidenceResponse(n=n).prepared(model, task, n=n, seed=seed)
-        return replace(self, closed=closed, steps=tuple(steps), response=response)
+        is_open = closed["response"] == Reason.NONE
+        response = EvidenceResponse(n=n).prepared(model, task, n=n, seed=seed) if is_open else None
+        chosen = replace(self, closed=closed, response=response)
+        if model.spec.n_parameters >= LARGE and Ask.PREDICT in model.asks:
+            _show_cost(model, task, n, chosen)
+        return chosen
 
     def _closed(self, part: str, model: Model, task: WindTunnel) -> Reason:
         """Return why a part cannot run further sequences; `NONE` if it can."""
@@ -306,8 +310,9 @@ class Audit(Measurement[AuditReport]):
             yield from replace(self.response, n=min(self.response.n, run.n_recorded)).further(task, run, seed)
         if not isinstance(task, ExchangeableTask):
             return
-        for step in self.steps:
-            sequences, read = task.continued(run.trials.rows(slice(0, N_CONTINUED)), step)
+        steps = self._steps(task, run.n_recorded, seed)
+        for step in np.unique(steps).tolist():
+            sequences, read = task.continued(run.trials.rows(torch.from_numpy(np.flatnonzero(steps == step))), step)
             once = scored_once(sequences, read.flatten())
             yield Further(trials=once, is_last_only=True, label=f"every next answer, step {step + 1}")
         if self.closed["order"] == Reason.NONE:
@@ -317,6 +322,12 @@ class Audit(Measurement[AuditReport]):
                 reordered = task.reordered(few, order)
                 yield Further(trials=at_last(reordered), is_last_only=True, label="orders of the evidence")
 
+    def _steps(self, task: WindTunnel, n: int, seed: int) -> Int[np.ndarray, " sequence"]:
+        """Return the step of each sequence at which every answer is appended; none if that part does not run."""
+        if self.closed["martingale"] != Reason.NONE or not isinstance(task, ExchangeableTask):
+            return np.empty(0, dtype=np.int64)
+        return np.random.default_rng(derived_seed(seed, _STEPS)).integers(task.n_continued, size=min(n, N_CONTINUED))
+
     def of(self, subject: Subject, untrained: Sequence[AuditReport] = ()) -> AuditReport:
         run, runs = subject.run.of_recorded(), iter(subject.further)
         exact, log_model = (
@@ -324,7 +335,8 @@ class Audit(Measurement[AuditReport]):
         )
         parts = _Parts(task=subject.known_task(), trials=run.trials, seed=subject.seed)
         fields = parts.of_one_pass(run, exact, log_model) | self._response(subject, runs)
-        fields |= parts.martingale(self.closed["martingale"], self.steps, list(islice(runs, len(self.steps))))
+        n_steps = len(np.unique(self._steps(parts.task, len(run.trials), subject.seed)))
+        fields |= parts.martingale(self.closed["martingale"], list(islice(runs, n_steps)))
         fields |= parts.order(self.closed["order"], list(runs))
         fields |= parts.discount(np.exp(log_model)) | parts.strategy(self.predictors, exact, np.exp(log_model))
         return AuditReport(n=len(run.trials), **fields)
@@ -408,32 +420,26 @@ class _Parts:
             "log_odds_slope": _beside(odds["slope"], 1.0),
         }
 
-    def martingale(self, closed: Reason, steps: Sequence[int], continued: Sequence[Run]) -> dict[str, Any]:
-        """Return the martingale gap and what each piece teaches, from every next answer at some positions."""
+    def martingale(self, closed: Reason, continued: Sequence[Run]) -> dict[str, Any]:
+        """Return the martingale gap and what each piece teaches, from every next answer at one step of a sequence."""
         if closed != Reason.NONE:
-            empty = Estimate.of([np.nan], ([np.nan], [np.nan]), reason=closed)
-            names = ("martingale_gap", "martingale_drift", "information_slope", "information_curvature")
-            return _missing(closed, *names) | {"martingale_gap_by_step": empty, "steps": ("1",)}
-        n = min(N_CONTINUED, len(self.trials))
-        gaps, taught = list[tuple[np.ndarray, ...]](), list[tuple[np.ndarray, ...]]()
-        for run in continued:
-            log_model = run.log_answers[:, 0].reshape(n, -1, run.log_answers.shape[-1]).cpu().numpy()
-            exact = run.trials.at_scored(run.trials.predictive)[:, 0].cpu().numpy().reshape(log_model.shape)
-            model = np.exp(log_model)
-            gaps.append(martingale_gaps(model[:, 0], model[:, 1], model[:, 2:]))
-            is_possible = exact[:, 0] > 0  # other pieces do not occur, and tell nothing
-            with np.errstate(divide="ignore"):
-                bits = np.where(is_possible, kl_in_bits(exact[:, 2:], np.log(exact[:, 1:2])), 0.0)
-            taught.append((bits, kl_in_bits(model[:, 2:], log_model[:, 1:2]), exact[:, 0]))
-        distances, drifts = (np.stack(each, axis=1) for each in zip(*gaps, strict=True))
-        estimate = partial(mean_estimate, seed=self._resampling)
-        together = (np.concatenate(parts, axis=1) for parts in zip(*taught, strict=True))
-        slope, curvature = information_curve(*together, seed=self._resampling)
+            return _missing(closed, "martingale_gap", "martingale_drift", "information_slope", "information_curvature")
+
+        def rows(answers: Sequence[Float64[Tensor, "row position answer"]]) -> np.ndarray:
+            together = torch.cat([each[:, 0] for each in answers]).cpu().numpy()
+            return np.asarray(together.reshape(-1, together.shape[1] + 2, together.shape[1]))
+
+        log_model = rows([run.log_answers for run in continued])
+        exact = rows([run.trials.at_scored(run.trials.predictive) for run in continued])
+        model, is_possible = np.exp(log_model), exact[:, 0] > 0  # other pieces do not occur, and tell nothing
+        gap, drift = martingale_gaps(model[:, 0], model[:, 1], model[:, 2:])
+        with np.errstate(divide="ignore"):
+            bits = np.where(is_possible, kl_in_bits(exact[:, 2:], np.log(exact[:, 1:2])), 0.0)
+        learned = kl_in_bits(model[:, 2:], log_model[:, 1:2])
+        slope, curvature = information_curve(bits, learned, exact[:, 0], seed=self._resampling)
         return {
-            "martingale_gap": _beside(estimate(distances.mean(axis=1), bounds=(0.0, 1.0)), 0.0),
-            "martingale_gap_by_step": _beside(estimate(distances, bounds=(0.0, 1.0)), 0.0),
-            "martingale_drift": _beside(estimate(drifts.mean(axis=1), bounds=(-1.0, 1.0)), 0.0),
-            "steps": tuple(str(step + 1) for step in steps),
+            "martingale_gap": _beside(mean_estimate(gap, seed=self._resampling, bounds=(0.0, 1.0)), 0.0),
+            "martingale_drift": _beside(mean_estimate(drift, seed=self._resampling, bounds=(-1.0, 1.0)), 0.0),
             "information_slope": _beside(slope, 1.0),
             "information_curvature": _beside(curvature, 0.0),
         }
@@ -495,6 +501,19 @@ class _Parts:
             "mixture_kl_bits": mean_estimate(left, seed=self._resampling, bounds=(0.0, np.inf)),
             "predictors": tuple(known),
         }
+
+
+def _show_cost(model: Model, task: WindTunnel, n: int, audit: Audit) -> None:
+    """Show how many prompts run, most of which differ, and how many seconds that takes at the speed of a few."""
+    trials, begun = task.sample(_TIMED, seed=0), time.perf_counter()
+    model.run([trials], n_recorded=_TIMED)
+    ages = () if audit.response is None else audit.response.ages or ()
+    n_continued = min(n, N_CONTINUED) * (audit.closed["martingale"] == Reason.NONE)
+    n_ordered = min(n, N_ORDERED) * (audit.closed["order"] == Reason.NONE)
+    passes = n * (1 + len(ages)) + n_continued * (trials.answers.numel() + 2) + n_ordered * N_ORDERS
+    seconds = (time.perf_counter() - begun) / _TIMED * passes
+    with phase(f"audit of {n} prompts: {seconds:.0f} s", passes, "run", leave=True):
+        pass
 
 
 def _missing(reason: Reason, *names: str) -> dict[str, Any]:

@@ -413,7 +413,7 @@ def known(*levels: Baseline) -> tuple[Baseline, ...]:
 
 
 def with_untrained(report: R, untrained: Sequence[R], *fields: str) -> R:
-    """Return the report with the mean over untrained networks, and their range, as the last baseline of these fields.
+    """Return the report with untrained networks as the last baseline of these fields: see `of_untrained`.
 
     Args:
         report: The report.

@@ -32,6 +32,7 @@ from bayesgeom.measurements.base import (
     planted_trials,
     with_untrained,
 )
+from bayesgeom.report.answer import LEAST_GAP_BITS, ROUNDING
 from bayesgeom.report.estimate import (
     AtMostOne,
     Baseline,
@@ -47,13 +48,14 @@ from bayesgeom.report.estimate import (
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.behavior import POSITION, UNIFORM, position_kl_bits, tempering
+from bayesgeom.stats.behavior import POSITION, PRIOR, UNIFORM, position_kl_bits, tempering
 from bayesgeom.stats.bootstrap import mean_interval, ratio_interval
 from bayesgeom.stats.windows import (
     TRANSPORT_BITS,
     TRANSPORT_WINDOW,
     EquivalentWindow,
     equivalent_window,
+    is_window,
     wider_window,
     window_name,
     window_predictives,
@@ -62,6 +64,8 @@ from bayesgeom.stats.windows import (
 N_EXAMPLES = 4
 CONSTANT = "constant"
 SOURCES = ("exact", "model")
+_TIE = 1e-3  # share of its KL by which a sequence must be better than without evidence
+_RULE_OF_THREE = 3.0  # with none among n, at most 3 / n of all are so, with 95 % confidence
 N_BINS, CURVES = 10, ("stated", "exact", "exact, low", "exact, high")  # of the reliability curve
 _SHARES = ("accuracy", "total_variation", "off_answer_prob")  # between 0 and 1
 SCORES = ("kl_bits", "entropy_mae_bits", "total_variation", "off_answer_prob", "cross_entropy_bits", "accuracy")
@@ -99,11 +103,20 @@ class CalibrationReport(Report):
     w it shows use of more than w symbols, below w nothing. On other tasks these are NaN or empty.
 
     `gap_closed` is 1 − KL / KL of a context-free reference, which sees no evidence of the sequence: its interval is
-    over sequences, with both KL of a sequence together. `references` names them, the strongest first: `uniform`, and
-    `position alone`, the mean exact predictive at each position, where it is stronger by interval. `confidence` is 1/τ,
+    over sequences, with both KL of a sequence together. `references` names them, the strongest first: `uniform`,
+    and where they are stronger by interval, `position alone`, the mean exact predictive at each position, and the
+    `prior` of the task, which reads what is given. `shortcuts` are the task's predictors that read evidence in
+    part, the strongest first, with the share that each closes. `failure_rate` is the share of sequences whose KL is
+    that of the strongest reference or more; with none among n, its interval ends at 3 / n. `whole_kl_bits` is the
+    KL over the whole vocabulary, which counts what is off the answers.
+
+    `matching_window` is the smallest number of last symbols whose exact observer reaches the verdict of the model, if
+    at most half of the scored positions. `older_slope` and `older_verdict` are those of the evidence response to older
+    symbols. `diagnose` measures them; elsewhere they are missing. `confidence` is 1/τ,
     where τ is the power of the predictions that is closest to the exact predictive (above 1: overconfident), and
     `tempering_gain_bits` the KL that this power removes. Position alone and confidence are those of the sequences whose
-    predictive is stored, at most 192.
+    predictive is stored, at most 192. `gap_closed_by_copies` is the share of the gap from the first reference that each
+    untrained network closes on the first sequences, at most 192; `diagnose` measures it.
 
     `reliability` has, for each tenth of the model's answer probabilities that occurs, the mean probability that the
     model states, and the mean exact one with both ends of its interval over sequences: equal if the model states what
@@ -129,6 +142,14 @@ class CalibrationReport(Report):
     gap_closed: Annotated[Estimate, AtMostOne("reference", better="higher", label="share of the gap closed")]
     references: tuple[str, ...]
     reference_kl_bits: Annotated[Float[np.ndarray, " reference"], Unit("bits")]
+    gap_closed_by_copies: Annotated[Float[np.ndarray, " untrained"], Unit("1")]
+    shortcuts: tuple[str, ...]
+    shortcut_gap_closed: Annotated[Estimate, AtMostOne("shortcut", label="share of the gap that a shortcut closes")]
+    failure_rate: Annotated[Estimate, Share(better="lower", label="sequences no better than context-free")]
+    whole_kl_bits: Annotated[Estimate, NonNegative(unit="bits", better="lower", label="KL over the whole vocabulary")]
+    matching_window: Annotated[Estimate, Quantity(unit="symbols", label="last symbols that do as well")]
+    older_slope: Annotated[Estimate, Quantity(label="slope of the answers in older symbols")]
+    older_verdict: str
     confidence: Annotated[Estimate, NonNegative(label="confidence (1/τ)")]
     tempering_gain_bits: Annotated[Estimate, Quantity(unit="bits", label="KL that one temperature removes")]
     entropy_mae_bits_by_position: Annotated[
@@ -305,6 +326,7 @@ class Calibration(Probe[CalibrationReport]):
             example_entropy_bits=np.stack([exact[:N_EXAMPLES], model[:N_EXAMPLES]]),
             sources=SOURCES,
             **answer,
+            gap_closed_by_copies=np.zeros(0),
             sequence_scores=scores,
             n=run.n,
             **_window_fields(run, window),
@@ -373,23 +395,85 @@ def wider_baselines(
 
 def _answer_fields(run: Run) -> dict[str, Any]:
     """Return the fields on the closed share of the gap to context-free predictors, and on confidence."""
-    kl = run.behavior.kl_bits.mean(axis=1, dtype=np.float64)
-    flat = math.log2(len(run.trials.answers)) - run.behavior.exact_entropy_bits.mean(axis=1, dtype=np.float64)
+    kl, references = sequence_kl_bits(run.behavior), references_of(run)
     exact = run.trials.at_scored(run.trials.predictive).double().cpu().numpy()
-    by_position = position_kl_bits(exact)
-    references = {UNIFORM: np.maximum(flat, 0.0)}
-    is_known = len(exact) > 2 * exact.shape[2]  # with fewer sequences the mean is too near to those that it predicts
-    if is_known and float(mean_interval(flat[: len(exact)] - by_position, seed=run.seed).lo) > 0:
-        references = {POSITION: by_position, **references}
-    closed = [_gap_closed(kl[: len(reference)], reference, seed=run.seed) for reference in references.values()]
+    closed = [gap_closed(kl, reference, seed=run.seed) for reference in references.values()]
     fitted = tempering(exact, run.log_answers.double().cpu().numpy(), seed=run.seed)
     return {
         "gap_closed": stacked(closed),
         "references": tuple(references),
         "reference_kl_bits": np.array([reference.mean() for reference in references.values()]),
+        **_rival_fields(run, kl, next(iter(references.values()))),
         "confidence": with_interval(fitted.confidence, fitted.interval, n=len(exact)),
         "tempering_gain_bits": Estimate.of(fitted.gain_bits, n=len(exact)),
         **_reliability_fields(exact, run.log_answers.double().exp().cpu().numpy(), seed=run.seed),
+    }
+
+
+def compared(
+    report: CalibrationReport, run: Run, untrained: Sequence[Float64[np.ndarray, " sequence"]]
+) -> CalibrationReport:
+    """Return the report with the share of the gap that each untrained network closes.
+
+    Args:
+        report: The calibration of the run.
+        run: The run.
+        untrained: The KL of its first sequences, by untrained network.
+    """
+    reference = next(iter(references_of(run).values()))
+    pairs = ((kl[: len(reference)], reference[: len(kl)]) for kl in untrained)
+    return replace(report, gap_closed_by_copies=np.array([1 - kl.sum() / level.sum() for kl, level in pairs]))
+
+
+def sequence_kl_bits(seen: Behavior) -> Float64[np.ndarray, " sequence"]:
+    """Return the mean KL of each sequence."""
+    return np.asarray(seen.kl_bits.mean(axis=1, dtype=np.float64))
+
+
+def references_of(run: Run) -> dict[str, Float64[np.ndarray, " sequence"]]:
+    """Return the KL of each sequence from context-free predictors, by name: the strongest first, uniform last.
+
+    Position alone is known of the sequences whose predictive is stored; its KL may be of fewer sequences.
+    """
+    exact = run.trials.at_scored(run.trials.predictive).double().cpu().numpy()
+    flat = math.log2(len(run.trials.answers)) - run.behavior.exact_entropy_bits.mean(axis=1, dtype=np.float64)
+    references, others = {UNIFORM: np.maximum(flat, 0.0)}, dict[str, tuple[Float64[np.ndarray, " sequence"], float]]()
+    if len(exact) > 2 * exact.shape[2]:  # with fewer sequences the mean is too near to those that it predicts
+        others[POSITION] = position_kl_bits(exact), 0.0
+    if PRIOR in run.baseline_behaviors:
+        others[PRIOR] = sequence_kl_bits(run.baseline_behaviors[PRIOR]), LEAST_GAP_BITS
+    for name, (kl, margin) in others.items():
+        strongest = next(iter(references.values()))
+        n = min(len(kl), len(strongest))
+        if float(mean_interval(strongest[:n] - kl[:n], seed=run.seed).lo) > margin:
+            references = {name: kl, **references}
+    return references
+
+
+def _rival_fields(
+    run: Run, kl: Float64[np.ndarray, " sequence"], reference: Float64[np.ndarray, " sequence"]
+) -> dict[str, Any]:
+    """Return the fields on shortcuts, on sequences that fail, and on what is off the answers."""
+    found = {name: sequence_kl_bits(seen) for name, seen in run.baseline_behaviors.items()}
+    names = [name for name in found if name not in (UNIFORM, PRIOR) and not is_window(name)]
+    names.sort(key=lambda name: float(found[name].mean()))
+    closed = [gap_closed(found[name], reference, seed=run.seed) for name in names]
+    known = kl[: len(reference)]
+    fails = (known >= (1 - _TIE) * reference) & (known > LEAST_GAP_BITS)
+    rate = mean_estimate(fails.astype(float), seed=run.seed, bounds=(0.0, 1.0))
+    if not fails.any():
+        rate = Estimate.of(0.0, (0.0, min(1.0, _RULE_OF_THREE / len(fails))), n=len(fails), reason=Reason.CONSERVATIVE)
+    with np.errstate(divide="ignore"):
+        off = -np.log2(1 - run.behavior.off_answer_prob.mean(axis=1, dtype=np.float64))
+    unknown = Estimate.of(np.nan)
+    return {
+        "shortcuts": tuple(map(_shown, names)),
+        "shortcut_gap_closed": stacked(closed) if closed else Estimate.of(np.zeros(0)),
+        "failure_rate": rate,
+        "whole_kl_bits": mean_estimate(kl + off, seed=run.seed, bounds=(0.0, np.inf)),
+        "matching_window": unknown,
+        "older_slope": unknown,
+        "older_verdict": str(Verdict.NOT_MEASURED),
     }
 
 
@@ -420,12 +504,20 @@ def _reliability_fields(
     }
 
 
-def _gap_closed(
+def gap_closed(
     kl: Float64[np.ndarray, " sequence"], reference: Float64[np.ndarray, " sequence"], *, seed: int
 ) -> Estimate:
-    """Return 1 − Σ KL / Σ KL of a reference, with its interval over sequences, in which both stay together."""
+    """Return 1 − Σ KL / Σ KL of a reference, with its interval over sequences, in which both stay together.
+
+    Those whose KL of the reference is known are used. Where no sequence is worse than exact, the interval allows for a
+    sequence that fails: among n, at most 3 / n do with 95 % confidence.
+    """
+    kl = kl[: len(reference)]
     if not reference.sum() > 0:  # the exact predictive itself is context-free
         return Estimate.of(np.nan)
+    if kl.sum() <= ROUNDING * reference.sum():
+        least = max(0.0, 1 - _RULE_OF_THREE / len(kl))
+        return Estimate.of(1 - kl.sum() / reference.sum(), (least, 1.0), n=len(kl), reason=Reason.CONSERVATIVE)
     interval = ratio_interval(kl, reference, seed=seed, is_positive=True)
     ends = replace(interval, lo=np.asarray(1 - interval.hi), hi=np.asarray(1 - interval.lo))
     return with_interval(1 - kl.sum() / reference.sum(), ends, n=len(kl))

@@ -21,7 +21,18 @@ from torch import Tensor
 
 from bayesgeom.core import K_ROT, TOKEN_INPUTS, TOKEN_KEYS, W_K_GRAM, K, Reason, Run, Verdict
 from bayesgeom.measurements.base import Control, Needs, Probe, known, planted_run, planted_trials
-from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Kind, Quantity, Share, Signed, Unit, with_interval
+from bayesgeom.report.estimate import (
+    UNTRAINED,
+    Baseline,
+    Estimate,
+    Kind,
+    Quantity,
+    Share,
+    Signed,
+    Unit,
+    of_untrained,
+    with_interval,
+)
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, Level, headline_of
@@ -197,7 +208,8 @@ class KeyOverlapReport(Report):
 
     - `overlap` has up to three levels to compare with: the same embeddings through random W_K, as many random
       directions, and untrained networks. `low` and `high` of a level are the 95 % range of a single head; for untrained
-      networks, the minimum and maximum over all heads. `centered_overlap` is the same with the mean key removed.
+      networks, the bounds of one more head, from the spread over all heads. `centered_overlap` is the same with the
+      mean key removed.
     - `mean_overlap` and `mean_centered_overlap` are means over heads.
     - `verdict` says which heads lie below, at and above a level, by `stats.overlap.verdicts`. The row's verdict
       follows from it: `verdict_of_heads`.
@@ -477,7 +489,7 @@ def _levels(
 ) -> Float[np.ndarray, "level 3 2 layer kv_head"]:
     """Return expectation and 95 % range of one head's overlap at each of `LEVELS`, raw and centered; NaN if unknown.
 
-    The range of untrained networks is over all of their heads.
+    The range of untrained networks is the bounds of one more head (`of_untrained`).
     """
 
     def ranged(drawn: Float[np.ndarray, "draw *rest"]) -> Float[np.ndarray, "3 *rest"]:
@@ -494,8 +506,9 @@ def _levels(
     if alike:
         at = alike[0].token_sets.index(view.token_set), alike[0].variants.index(view.variant)
         heads = np.array([[copy.overlap.value[at], copy.centered_overlap.value[at]] for copy in alike])
+        (level,) = of_untrained([head for copy in heads for head in np.moveaxis(copy, -1, 0)])
         levels[2, 0] = heads.mean(axis=0)
-        levels[2, 1:] = np.stack([heads.min(axis=(0, 3)), heads.max(axis=(0, 3))])[..., None]
+        levels[2, 1:] = np.stack([level.value if end is None else end for end in (level.low, level.high)])[..., None]
     return levels
 
 

@@ -16,12 +16,21 @@ from typing import Annotated, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Reason, Run, Trials, Verdict
 from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
-from bayesgeom.report.estimate import Baseline, Estimate, Quantity, Share, Signed, Unit, smooth_estimate
+from bayesgeom.report.estimate import (
+    Baseline,
+    Estimate,
+    Quantity,
+    Share,
+    Signed,
+    Unit,
+    of_untrained,
+    smooth_estimate,
+)
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
@@ -201,6 +210,7 @@ class QKAlignmentReport(Report):
       positions at which the relation of another sequence differs, over rows that count.
     - `layer_trend`: Spearman of layer with the head-mean `mass_over_other_by_layer`; NaN if not identified.
     - `rows`: number of query positions used, which see both related and unrelated positions; the most of any layer.
+      `rows_over_other`: how many of them numbers over other sequences rest on, where the other relation has both, too.
 
     Rows of attention are divided by their sum, and visible is what the model's mask lets a query see, by layer.
     """
@@ -231,6 +241,7 @@ class QKAlignmentReport(Report):
     mask_difference: Annotated[Float[np.ndarray, " relation"], Unit("1")]
     uniform_mass: Annotated[Float[np.ndarray, " relation"], Unit("1")]
     rows: Annotated[Int[np.ndarray, " relation"], Unit("1")]
+    rows_over_other: Annotated[Int[np.ndarray, " relation"], Unit("1")]
     n: int
 
     def headlines(self) -> Sequence[Headline]:
@@ -243,7 +254,8 @@ class QKAlignmentReport(Report):
                 unknown.append(Headline.computed("layer_trend", label, np.nan, verdict=outcome))
                 continue
             layer, estimate = _farthest(self.mass_over_other_by_layer[i])
-            at, named = (i, layer), f"{label}, layer {layer}"
+            at, n_rows, of = (i, layer), self.rows_over_other[i], self.rows[i]
+            named = f"{label}, layer {layer}" + f" ({n_rows:,} of {of:,} rows)" * bool(0 <= n_rows < of)
             rows.append(
                 headline_of(
                     self, "mass_over_other_by_layer", at, named, own=estimate, chosen_of=self.n_layers, verdict=outcome
@@ -269,8 +281,9 @@ class QKAlignmentReport(Report):
             relation: Index of the relation.
 
         Returns:
-            ABOVE or BELOW: the interval of that layer excludes 0 and ± the strongest layer of untrained networks.
-            AT_BASELINE: it does not. NOT_IDENTIFIED: the relation holds at the same positions in every sequence.
+            ABOVE or BELOW: the interval of that layer excludes 0 and ± the upper bound of the strongest layer of
+            untrained networks. AT_BASELINE: it does not. UNDECIDED: there is no interval, or one untrained network
+            alone. NOT_IDENTIFIED: the relation holds at the same positions in every sequence.
         """
         estimate = self.mass_over_other_by_layer[relation]
         if self.rows[relation] == 0 or (self.identified[relation] and np.isnan(estimate.value).all()):
@@ -278,9 +291,10 @@ class QKAlignmentReport(Report):
         if not self.identified[relation]:
             return Verdict.NOT_IDENTIFIED
         _, chosen = _farthest(estimate)
-        strongest = next((level.value for level in chosen.baselines if level.name == STRONGEST), 0.0)
-        (low, high), level = chosen.ends, float(np.nan_to_num(strongest))
-        if np.isnan(low) and abs(chosen.value) > ROUNDING:
+        strongest = next((level for level in chosen.baselines if level.name == STRONGEST), None)
+        (low, high), level = chosen.ends, 0.0 if strongest is None else float(np.nan_to_num(strongest.bar("higher")))
+        is_alone = strongest is not None and strongest.high is None and (low > level or high < -level)
+        if is_alone or (np.isnan(low) and abs(chosen.value) > ROUNDING):
             return Verdict.UNDECIDED
         return Verdict.ABOVE if low > level else Verdict.BELOW if high < -level else Verdict.AT_BASELINE
 
@@ -354,8 +368,8 @@ class QKAlignment(Probe[QKAlignmentReport]):
         per_sequence = run.at(PATTERN)[:, :1].numel()
         n = min(run.n_recorded, max(MIN_SEQUENCES, MAX_SCORES // per_sequence))
         run, weights = replace(run, trials=run.trials.rows(slice(0, n))), jackknife_weights(n)
-        means, over, facts = _by_layer(run, relations, weights)
-        is_constant = np.asarray(facts.is_constant.all(axis=0))
+        means, over, (constant, difference, uniform_mass, rows, rows_over_other) = _by_layer(run, relations, weights)
+        is_constant = np.asarray(constant.all(axis=0))
         uniform, other = Baseline.of("chance", UNIFORM, 0.0), Baseline.of("permutation", OTHER, 0.0)
 
         def estimate(
@@ -364,8 +378,8 @@ class QKAlignment(Probe[QKAlignmentReport]):
             return smooth_estimate(draws, seed=run.seed, n=n, baselines=baselines, bounds=bounds)
 
         copies = [copy for copy in untrained if copy.relations == relations]
-        of_copies = np.abs([copy.mass_over_other_by_layer.value for copy in copies])
-        strongest = [Baseline.of("baseline", STRONGEST, of_copies.max(axis=(0, 2))[:, None])] if copies else []
+        of_copies = [np.abs(copy.mass_over_other_by_layer.value).max(axis=1, keepdims=True) for copy in copies]
+        strongest = [replace(level, name=STRONGEST) for level in of_untrained(of_copies)]
         report = QKAlignmentReport(
             relations=relations,
             mass_excess=estimate(means[:, _MASS], uniform),
@@ -378,9 +392,10 @@ class QKAlignment(Probe[QKAlignmentReport]):
             mass_over_other_by_layer=estimate(over[:, _MASS].mean(axis=-1), other, *strongest),
             layer_trend=trend_of(over[:, _MASS].mean(axis=-1), is_constant, n=n, seed=run.seed),
             identified=np.where(is_constant, 0.0, 1.0),
-            mask_difference=facts.difference.mean(axis=0),
-            uniform_mass=facts.uniform_mass.mean(axis=0),
-            rows=facts.rows.max(axis=0).astype(np.int64),
+            mask_difference=difference.mean(axis=0),
+            uniform_mass=uniform_mass.mean(axis=0),
+            rows=rows.max(axis=0).astype(np.int64),
+            rows_over_other=rows_over_other.max(axis=0).astype(np.int64),
             n=n,
         )
         named = ("mass_excess", "contrast", "auc", "mass_over_other", "mass_over_other_by_layer")
@@ -398,21 +413,17 @@ class QKAlignment(Probe[QKAlignmentReport]):
         yield Control(label="random queries", run=_planted_run(trials, random), holds=_is_at_chance)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Facts:
-    """What the masks of the layers make of the relations."""
-
-    is_constant: Bool[np.ndarray, "layer relation"]
-    difference: Float[np.ndarray, "layer relation"]
-    uniform_mass: Float[np.ndarray, "layer relation"]
-    rows: Float[np.ndarray, "layer relation"]
-
-
 def _by_layer(
     run: Run, relations: Sequence[str], weights: Float[np.ndarray, "draw batch"]
-) -> tuple[Float[np.ndarray, "draw 3 relation layer head"], Float[np.ndarray, "draw 3 relation layer head"], _Facts]:
-    """Return the metrics of each relation, those minus the metrics of another sequence's, and the facts.
+) -> tuple[
+    Float[np.ndarray, "draw 3 relation layer head"],
+    Float[np.ndarray, "draw 3 relation layer head"],
+    list[Shaped[np.ndarray, "layer relation"]],
+]:
+    """Return the metrics of each relation, those minus the metrics of another sequence's, and facts of the masks.
+
+    The facts, by layer and relation, are whether it is constant, its difference from that of another sequence, the mass
+    of uniform attention on it, and the numbers of rows with it, and with another sequence's.
 
     Layers with the same mask share their weights. Where a relation is constant in some layers only, it is not
     identified there, and the second result is NaN.
@@ -430,28 +441,24 @@ def _by_layer(
         means.append(row_means(sums[0], evidence, weights))
         over.append(row_means(sums[1], apart, weights))
         facts.append(fact)
-    constant, difference, mass, n_rows = (np.stack(part) for part in zip(*facts, strict=True))
+    constant, *others = (np.stack(part) for part in zip(*facts, strict=True))
     compared = np.stack(over, axis=3)
     compared.swapaxes(2, 3)[:, :, constant & ~constant.all(axis=0)] = np.nan
-    return (
-        np.stack(means, axis=3),
-        compared,
-        _Facts(is_constant=constant, difference=difference, uniform_mass=mass, rows=n_rows),
-    )
+    return np.stack(means, axis=3), compared, [constant, *others]
 
 
 def _weights_and_facts(
     related: Related, visible: Visible
 ) -> tuple[RelationWeights, RelationWeights, tuple[np.ndarray, ...]]:
-    """Return the weights of the relations, those minus another sequence's, and the facts of `_Facts`, of one mask."""
+    """Return the weights of the relations, those minus another sequence's, and the facts of one mask."""
     evidence = evidence_of(related, visible, _has_both(related, visible))
     differs = (related != _of_another(related, visible, 1)).flatten(0, 2).sum(dim=0).double()
     is_constant = (related == related[:1]).flatten(0, 2).all(dim=0).numpy()
-    rows = evidence.rows.sum(axis=0)
+    rows, apart = evidence.rows.sum(axis=0), compared_evidence(related, visible)
+    compared = apart.rows.sum(axis=0) / max(1, sum(shift < len(visible) for shift in SHIFTS))
     with np.errstate(invalid="ignore", divide="ignore"):
         uniform_mass = evidence.offsets[:, 0].sum(axis=0) / rows
-    facts = (is_constant, (differs / visible.sum()).numpy(), uniform_mass, rows)
-    return evidence, compared_evidence(related, visible), facts
+    return evidence, apart, (is_constant, (differs / visible.sum()).numpy(), uniform_mass, rows, compared)
 
 
 def _layer_sums(

@@ -203,8 +203,7 @@ class Relabeling(Measurement[RelabelingReport]):
         )
 
     def of(self, subject: Subject, untrained: Sequence[RelabelingReport] = ()) -> RelabelingReport:
-        is_whole = subject.run.n_recorded >= self.n  # else the sequences themselves come first, as in `further`
-        before, after = (subject.run, *subject.further) if is_whole else subject.further
+        before, after = (subject.run, *subject.further)[-2:]  # `further` begins with those that the run lacks
         names, n = _names(_symmetric(subject.known_task()), after.trials, subject.seed), len(after.trials)
         given = before.log_answers[:n].exp()
         stuck = predicted_behavior(after.trials, given)

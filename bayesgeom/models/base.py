@@ -482,6 +482,13 @@ class Model(ABC):
     def untrained_copy(self, seed: int) -> "Model":
         """Return an untrained network of the same architecture."""
 
+    def permuted_copy(self, seed: int) -> "Model | None":
+        """Return a network with permuted weights where it is unknown how `untrained_copy` should draw them, else None.
+
+        Only its predictions are those of an untrained network.
+        """
+        return None
+
     @abstractmethod
     def replayer(self) -> Replayer:
         """Return the engine of ablations: it replays from the edited activation on, or runs whole passes."""

@@ -260,12 +260,6 @@ def path_of(name: str | Path, *, base_url: str | None = None) -> Path | None:
         restore_directory(path)
     if os.path.exists(path):  # noqa: PTH110  (false for a name that is too long for the file system)
         return path
-    _require_hub_name(name)
-    return None
-
-
-def _require_hub_name(name: str | Path) -> None:
-    """Refuse the name of a path that does not exist, and a bare name that is no checkpoint's."""
     if isinstance(name, Path) or (len(name) <= _LONGEST and _has_separator(name) and not is_hub_name(name)):
         where = "" if Path(name).is_absolute() else f" ({Path(name).absolute()})"
         raise UnknownName(f"there is no directory {str(name)!r}{where}; `bayesgeom checkpoints` lists names.")
@@ -276,6 +270,7 @@ def _require_hub_name(name: str | Path) -> None:
         raise UnknownName(
             f"{missing} Specify a directory by its path, and a model on the Hugging Face hub as owner/name."
         )
+    return None
 
 
 def _has_separator(name: str) -> bool:

@@ -124,8 +124,8 @@ class ModelConfig(ABC):
             try:
                 with shapes_only():
                     module = replace(self, **fewer).build(seed=0)  # type: ignore[type-var]
-            except (RuntimeError, OverflowError, TypeError):  # torch cannot count so many
-                n_bytes.append(math.inf)
+            except (RuntimeError, OverflowError, TypeError):
+                n_bytes.append(2.0**63)  # torch cannot count so many
             else:
                 n_bytes.append(sum(float(tensor.nbytes) for tensor in (*module.parameters(), *module.buffers())))
         two, three = n_bytes

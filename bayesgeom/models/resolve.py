@@ -26,7 +26,7 @@ from bayesgeom.core.errors import quoted, with_plain_integers
 from bayesgeom.core.files import read_json
 from bayesgeom.core.plugins import field_names
 from bayesgeom.core.run import is_untrained, untrained_seed
-from bayesgeom.core.torch_state import check_default_device, structure_of
+from bayesgeom.core.torch_state import check_default_device, structure_of, uncompiled
 from bayesgeom.models.adapters.hooked import of_native
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.adapters.wrapping import from_callable
@@ -367,7 +367,7 @@ def _of_object(model: Any) -> Model:
     """The adapter of a module that bayesgeom, Hugging Face, transformer-lens or a plug-in built."""
     if isinstance(model, type):
         raise InvalidArgument(f"got the class {model.__name__}: pass an instance of it.")
-    model = unwrapped(model)
+    model = unwrapped(uncompiled(model) if isinstance(model, nn.Module) else model)
     # transformer-lens imports transformers itself, but no models of it, which take seconds and write warnings.
     if "transformers.modeling_utils" in sys.modules:
         from transformers import PreTrainedModel
@@ -405,7 +405,7 @@ def of_module(
     raise InvalidArgument(
         f"cannot diagnose a {type(module).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
         f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For your "
-        f"own module: bayesgeom.wrap(net, blocks=…), with the name of its list of blocks."
+        f"own module: bayesgeom.wrap(net)."
     )
 
 
@@ -477,22 +477,13 @@ def scored_task_of(model: Model, task: TaskLike | None) -> WindTunnel:
         TaskMismatch: The task has no exact posterior. Errors of `task_of` propagate.
     """
     chosen = task_of(model, task)
-    require_posterior(chosen)
-    return chosen
-
-
-def require_posterior(task: WindTunnel) -> None:
-    """Check that a task has an exact posterior.
-
-    Raises:
-        TaskMismatch: It does not.
-    """
-    if not task.has_posterior:
+    if not chosen.has_posterior:
         raise TaskMismatch(
-            f"this measurement requires a task with an exact posterior; {task} has none, because the posterior of "
+            f"this measurement requires a task with an exact posterior; {chosen} has none, because the posterior of "
             f"ordinary text is unknown. Use evidence, a wind tunnel, or a wind tunnel in context such as "
             f"bijection-in-context. `diagnose` measures attention and geometry on any texts."
         )
+    return chosen
 
 
 def _bound(model: Model, task: TextTask) -> WindTunnel:

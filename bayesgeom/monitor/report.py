@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import PATTERN, TOKEN_KEYS, Trials, V, at_scored
 from bayesgeom.core.torch_state import Change, SiteLayer, evaluating, store_activation
-from bayesgeom.models.base import Model, hooked_sites
+from bayesgeom.models.base import Model, hooked_sites, visible
 from bayesgeom.report.estimate import Estimate, Kind, NonNegative, Quantity, Unit
 from bayesgeom.report.findings import Finding, Opening
 from bayesgeom.report.panels import Panel
@@ -26,7 +26,7 @@ from bayesgeom.report.storage import quantities_of
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.behavior import answer_log_probabilities, predicted_behavior
 from bayesgeom.stats.bootstrap import shuffled_within_position
-from bayesgeom.stats.information import entropy_bits, kl_bits, total_variation
+from bayesgeom.stats.information import kl_bits, row_entropy_bits, total_variation
 from bayesgeom.stats.overlap import centered, orthogonality, pairwise_cosine
 from bayesgeom.stats.regression import ranks
 
@@ -86,22 +86,27 @@ def measured(model: Model, trials: Trials, *, seed: int) -> Measures:
         trials: Fixed sequences.
         seed: Seed of the choice of positions and of the permutation of posteriors between sequences.
     """
-    stored: dict[SiteLayer, Tensor] = {}
-    with undisturbed(model.module), torch.no_grad(), hooked_sites(model, _watched(model, trials, stored)):
+    spec, last = model.spec, (V, model.spec.n_layers - 1)
+    entropies, stored = np.full((spec.n_layers, spec.n_heads), np.nan), dict[SiteLayer, Tensor]()
+
+    def keep_entropy(layer: int, pattern: Tensor) -> None:
+        rows = row_entropy_bits(at_scored(PATTERN, pattern, trials).float())
+        entropies[layer] = rows.mean(dim=(0, 2)).double().cpu().numpy()
+
+    hooks: dict[SiteLayer, Change] = {(PATTERN, at): partial(keep_entropy, at) for at in model.layers_of(PATTERN)}
+    hooks |= {last: store_activation(stored, last)} if last[1] in model.layers_of(V) else {}
+    with undisturbed(model.module), torch.no_grad(), hooked_sites(model, hooks):
         logits = model.logits(trials)
-        frames = _frame_statistics(model, trials)
-    kl = np.full(len(trials), np.nan)
+        orthogonal, covered = _frame_statistics(model, trials)
+    kl, separated = np.full(len(trials), np.nan), (math.nan, math.nan)
     if trials.has_posterior:
         log_answers, _ = answer_log_probabilities(logits, trials)
         kl = kl_bits(trials.at_scored(trials.predictive), log_answers).mean(dim=1).cpu().numpy()
-    spec, last = model.spec, stored.get((V, model.spec.n_layers - 1))
-    separated = _separation(last, trials, seed) if last is not None and trials.has_posterior else (math.nan,) * 2
-    entropies = [stored.get((PATTERN, layer)) for layer in range(spec.n_layers)]
-    blank = torch.full((spec.n_heads,), torch.nan)
+        separated = _separation(stored[last], trials, seed) if stored else separated
     return Measures(
-        key_orthogonality=frames[0],
-        coverage=frames[1],
-        attention_entropy_bits=torch.stack([(blank if e is None else e).double().cpu() for e in entropies]).numpy(),
+        key_orthogonality=orthogonal,
+        coverage=covered,
+        attention_entropy_bits=entropies,
         kl_bits=kl,
         separation=separated[0],
         shuffled_separation=separated[1],
@@ -118,7 +123,8 @@ def chance_levels(model: Model, trials: Trials, *, seed: int) -> dict[str, float
     n = len(_hypotheses(trials))
     draws = torch.randn(DRAWS, max(n, 1), model.spec.d_head, generator=generator, dtype=torch.float64)
     orthogonal, covered = _of_frames(draws)
-    visible, uniform_kl_bits = (trials.scored_positions() + 1).double(), math.nan
+    uniform_kl_bits, positions = math.nan, trials.scored_positions()
+    visible_bits = [mask[positions].sum(dim=-1).double().log2().mean() for mask in visible(model, trials)]
     if trials.has_posterior:
         exact = trials.at_scored(trials.predictive)
         uniform = torch.full_like(exact, 1 / exact.shape[-1])
@@ -128,7 +134,7 @@ def chance_levels(model: Model, trials: Trials, *, seed: int) -> dict[str, float
         "coverage": float(covered.mean()) if n > 1 else math.nan,
         "separation": math.nan,
         "kl_bits": uniform_kl_bits,
-        "attention_entropy_bits": float(visible.log2().mean()),
+        "attention_entropy_bits": float(torch.stack(visible_bits).mean()),
     }
 
 
@@ -138,18 +144,6 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
     device = next((p.device.type for p in module.parameters()), "cpu")
     with evaluating(module), torch.random.fork_rng(), torch.autocast(device, enabled=False):
         yield
-
-
-def _watched(model: Model, trials: Trials, stored: dict[SiteLayer, Tensor]) -> dict[SiteLayer, Change]:
-    """Hooks that keep the entropy of every layer's pattern, and the last layer's values."""
-    layers, last = range(model.spec.n_layers), (V, model.spec.n_layers - 1)
-    keep = partial(_keep_entropy, stored, trials)
-    patterns: dict[SiteLayer, Change] = {(PATTERN, n): partial(keep, n) for n in layers if PATTERN in model.sites}
-    return patterns | ({last: store_activation(stored, last)} if V in model.sites else {})
-
-
-def _keep_entropy(stored: dict[SiteLayer, Tensor], trials: Trials, layer: int, pattern: Tensor) -> None:
-    stored[PATTERN, layer] = entropy_bits(at_scored(PATTERN, pattern, trials).float()).mean(dim=(0, 2))
 
 
 def _hypotheses(trials: Trials) -> Int64[Tensor, " token"]:
@@ -250,7 +244,8 @@ class MonitorReport(Report):
     def headlines(self) -> Sequence[Headline]:
         last, quantities = (len(self.steps) - 1,), quantities_of(type(self))
         return [
-            headline_of(self, m, at=last, label=f"{quantities[m].label}, step {int(self.steps[-1]):,}") for m in LEVELS
+            headline_of(self, m, at=last, label=f"{quantities[m].label}, step {int(self.steps[-1]):,}", verdict="")
+            for m in LEVELS
         ]
 
     def answer(self) -> Opening:

@@ -28,6 +28,7 @@ from bayesgeom.core import CheckpointFault, InvalidArgument, check_argument, che
 from bayesgeom.core.errors import quoted
 from bayesgeom.core.files import atomic_file, check_directory, read_safetensors, write_arrays
 from bayesgeom.core.torch_state import check_default_device, with_gradients
+from bayesgeom.measurements.base import known
 from bayesgeom.models.base import Model, Reattachable, provenance
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import TaskLike, as_model, task_of
@@ -191,7 +192,7 @@ class Monitor:
             if settings.untrained:
                 untrained = self.model.untrained_copy(derived_seed(settings.seed, Branch.UNTRAINED))
                 self.untrained = measured(untrained, self._trials, seed=settings.seed).summary()
-        self.chance = chance_levels(self.model, self._trials, seed=torch_seed(settings.seed))
+            self.chance = chance_levels(self.model, self._trials, seed=torch_seed(settings.seed))
         self.events: list[Event] = []
         self.should_stop = False
         self._rules = Rules(thresholds)
@@ -266,13 +267,9 @@ class Monitor:
         n, summaries = len(kl), [own.summary() for own in self._measures]
         at = {**self.chance, "separation": np.array([own.shuffled_separation for own in self._measures])}
 
-        def levels(metric: str) -> list[Baseline]:
-            """The known levels among chance and the untrained network."""
-            both = [
-                Baseline.of(*LEVELS[metric], at[metric]),
-                Baseline.of("baseline", UNTRAINED, self.untrained[metric]),
-            ]
-            return [own for own in both if np.isfinite(own.value).any()]
+        def levels(metric: str) -> tuple[Baseline, ...]:
+            untrained = Baseline.of("baseline", UNTRAINED, self.untrained[metric])
+            return known(Baseline.of(*LEVELS[metric], at[metric]), untrained)
 
         estimates: dict[str, Any] = {
             name: Estimate.of([own[name] for own in summaries], n=n, baselines=levels(name)) for name in LEVELS

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, final
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
+from scipy.special import stdtrit
 
 from bayesgeom.core import InvalidArgument, Reason, Verdict, number_text
 from bayesgeom.core.text import interval_text
@@ -101,8 +102,9 @@ class Baseline:
             has to beat.
         name: Name in tables.
         value: The level, broadcast to the axes of its estimate.
-        low: Lower end of its interval, or the minimum of several draws; None without either.
-        high: Upper end of its interval, or the maximum of several draws.
+        low: Lower end of its interval, the minimum of several draws, or the lower bound of untrained networks
+            (`of_untrained`); None without any.
+        high: Upper end of its interval, the maximum of several draws, or the upper bound.
     """
 
     kind: Kind
@@ -355,8 +357,9 @@ class Estimate:
     def clears(self, better: Better) -> Shaped[np.ndarray, "..."]:
         """Return whether the interval lies beyond every baseline: "yes", "no" or "undecided", by entry.
 
-        "no" means that the whole interval lies on the other side of at least one of them. Undecided: there is no
-        interval, it includes a baseline or is within rounding of it, there is none, or neither direction is better.
+        "no" means that the whole interval lies on the other side of at least one of them; of untrained networks, of
+        their mean, because the bound of few of them is far off. Undecided: there is no interval, it includes a baseline
+        or is within rounding of it, there is none, or neither direction is better.
         With "higher", an interval that reaches down to 0 is never "yes": 0 is no effect. Exact values have equal ends.
 
         Args:
@@ -372,19 +375,19 @@ class Estimate:
             ['yes', 'undecided']
         """
         found = np.full(self.value.shape, str(Verdict.UNDECIDED), dtype="<U9")
-        bars = [np.where(np.isnan(own.value), np.nan, own.bar(better)) for own in self.compared]
-        known = [bar for bar in bars if not np.isnan(bar).all()]
-        if not known or not better:
+        if not self.compared or not better:
             return found
         sign, least = (1, 0.0) if better == "higher" else (-1, -np.inf)
         near, far = self.ends if better == "higher" else self.ends[::-1]
-        hardest = np.full(self.value.shape, -np.inf)
-        for bar in known:
+        hardest, typical = np.full((2, *self.value.shape), -np.inf)
+        for own in self.compared:
+            bar = np.where(np.isnan(own.value), np.nan, own.bar(better))
             hardest = np.fmax(hardest, sign * bar)
+            typical = np.fmax(typical, sign * (own.value if own.name == UNTRAINED else bar))
         with np.errstate(invalid="ignore"):
             has_bar, rounding = np.isfinite(hardest), ROUNDING * np.abs(hardest)
             found[has_bar & (sign * near > np.fmax(hardest + rounding, least))] = str(Verdict.YES)
-            found[has_bar & (sign * far < hardest - rounding)] = str(Verdict.NO)
+            found[has_bar & (sign * far < typical - ROUNDING * np.abs(typical))] = str(Verdict.NO)
         return found
 
 
@@ -403,8 +406,8 @@ def within(own: Estimate, least: float, greatest: float | Values) -> Estimate:
     """Return an estimate in the range of its quantity.
 
     Beyond a bound by rounding alone, a value is the bound. A value further out is missing, with the reason
-    `OUT_OF_RANGE`, and so is the level of a baseline. Intervals end at the bounds; those that reach one are
-    conservative.
+    `OUT_OF_RANGE`, and so is the level of a baseline. Intervals and ranges end at the bounds; intervals that reach one
+    are conservative.
 
     Example:
         >>> found = within(Estimate.of([0.9, 1.5], ([0.85, 1.4], [1.1, 1.6])), 0.0, 1.0)
@@ -424,29 +427,26 @@ def within(own: Estimate, least: float, greatest: float | Values) -> Estimate:
             return values
         return np.where(is_out, np.nan, np.where(is_low, least, np.where(is_high, greatest, values)))
 
-    value, baselines = inside(own.value), tuple(_level_inside(level, inside) for level in own.baselines)
+    def ended(end: Values | None) -> Values | None:
+        return None if end is None else _array(np.clip(end, least, greatest))
+
+    value = inside(own.value)
+    baselines = tuple(
+        Baseline.of(each.kind, each.name, inside(each.value), low=ended(each.low), high=ended(each.high))
+        for each in own.baselines
+    )
     is_out = np.isnan(value) & ~np.isnan(own.value)
     low, high = own.low, own.high
     if low is not None and high is not None and value is not own.value:  # ends move with a value that was rounded
         is_moved = value != own.value
         low, high = (np.where(is_moved, np.clip(end, least, greatest), end) for end in (low, high))
         low, high = (np.where(is_out, np.nan, end) for end in (low, high))
-    if value is not own.value or any(new is not old for new, old in zip(baselines, own.baselines, strict=True)):
-        code = np.where(is_out, int(Reason.OUT_OF_RANGE), codes_of(own)) if is_out.any() else own.reason
-        own = replace(own, value=value, low=low, high=high, reason=code, baselines=baselines)
+    code = np.where(is_out, int(Reason.OUT_OF_RANGE), codes_of(own)) if is_out.any() else own.reason
+    own = replace(own, value=value, low=low, high=high, reason=code, baselines=baselines)
     low, high, is_reached = within_bounds(own.value, *own.ends, (least, greatest))
     if not is_reached.any():
         return own
     return replace(own, low=low, high=high, reason=np.where(is_reached, int(Reason.CONSERVATIVE), codes_of(own)))
-
-
-def _level_inside(level: Baseline, inside: Callable[[Values], Values]) -> Baseline:
-    """Return a baseline in the range of its quantity; the same object if it is."""
-    parts = (level.value, level.low, level.high)
-    value, low, high = (None if part is None else inside(part) for part in parts)
-    if value is None or all(new is old for new, old in zip((value, low, high), parts, strict=True)):
-        return level
-    return replace(level, value=value, low=low, high=high)
 
 
 def mean_estimate(
@@ -491,12 +491,24 @@ def with_interval(
 
 
 def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float]) -> tuple[Baseline, ...]:
-    """Return the mean over untrained networks, with minimum and maximum if there are several, as a baseline."""
+    """Return the mean over untrained networks as a baseline, with bounds for one more network if there are several.
+
+    Of k networks with mean m and standard deviation s, the bounds are m ± t(0.975, k − 1)·s·√(1 + 1/k). A network of
+    the same distribution exceeds the best of three in one case of four, and this upper bound in one of forty.
+
+    Example:
+        >>> (level,) = of_untrained([0.2, 0.3, 0.4])
+        >>> print(level.value.round(3), level.low.round(3), level.high.round(3))
+        0.3 -0.197 0.797
+    """
     if not len(found):
         return ()
-    stacked = np.asarray(found, dtype=np.float64)
-    low, high = (stacked.min(axis=0), stacked.max(axis=0)) if len(found) > 1 else (None, None)
-    return (Baseline.of("baseline", UNTRAINED, stacked.mean(axis=0), low=low, high=high),)
+    networks, k = np.asarray(found, dtype=np.float64), len(found)
+    mean = networks.mean(axis=0)
+    if k == 1:
+        return (Baseline.of("baseline", UNTRAINED, mean),)
+    reach = stdtrit(k - 1, 0.975) * networks.std(axis=0, ddof=1) * math.sqrt(1 + 1 / k)
+    return (Baseline.of("baseline", UNTRAINED, mean, low=mean - reach, high=mean + reach),)
 
 
 def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = None) -> Estimate:

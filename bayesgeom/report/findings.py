@@ -13,24 +13,33 @@ from string import Formatter
 from typing import Any, SupportsFloat, final
 
 import numpy as np
+from jaxtyping import Bool
 
 from bayesgeom.core import number_text
-from bayesgeom.core.text import count_text, percent_text
+from bayesgeom.core.text import count_text, interval_text, percent_text
 from bayesgeom.report.estimate import Estimate
+from bayesgeom.stats.bounds import familywise_low
 
 Value = SupportsFloat | str | Sequence[object] | Mapping[str, object]
-_CLOSES = "closes {closed:share} of the gap between {baseline} and exact"
-_BUT = "[, but is overconfident ({over:2})|, but is underconfident ({under:2})]."
-_LEVELS = "({kl_bits:against} bits)[ and overconfident ({over:2})| and underconfident ({under:2})]."
+_CLOSES = "closes {share:closed} of the gap between {baseline} and exact"
+_OFF = "[; {off:%} of the probability is not on the answers][ (KL over the whole vocabulary {whole} bits)]."
+_OBSERVER = "an observer of the last {window:latest}"
+_RIVALS = f"[; uses evidence older than {{older}} (slope {{slope:interval}}), but is no more accurate than {_OBSERVER}"
+_RIVALS += f"|; so does {_OBSERVER}, use of older evidence {{unknown}}|; so does {_OBSERVER}][; so does “{{shortcut}}”]"
+_BUT = "[, but is overconfident ({over:2})|, but is underconfident ({under:2})]" + _RIVALS + _OFF
+_LEVELS = "({kl_bits:against} bits)[ and overconfident ({over:2})| and underconfident ({under:2})]" + _OFF
 _RENAMING = "renaming the hypotheses changes KL by {bits} bits; the bound is {bound}."
 _WHICH = "[evidence of age {age}|evidence older than {older}|all evidence]"
 _FOLLOW = "the answers follow " + _WHICH
-_SLOPE = " with slope {slope}, where 1 is exact."
+_SLOPE = " with slope {slope:interval}, where 1 is exact."
 _EDIT = "{edit:word} {subspace} in layer {layer} "
-_MOVES = _EDIT + "moves the answer {effect:%} of the way to the donor's {quantity}"
-_MOVES += "[ (random subspaces: at most {random_most:%})| (random subspaces: {random:%})]."
+_RANDOM = " of the way to the donor's {quantity}"
+_RANDOM += "[ (random subspaces: at most {random_most:%})| (random subspaces: {random:%})]"
+_UNTRAINED = "[ (untrained networks: up to {untrained:%})]"
+_MOVES = _EDIT + "moves the answer {effect:closed}" + _RANDOM + "[, and {later:closed} without the direct path]"
+_MAY_MOVE = _EDIT + "moves the answer {effect:shares}" + _RANDOM + "[, and {later:shares} without the direct path]"
 _RAISES = (
-    _EDIT + "raises KL by {effect} bits[ (random subspaces: at most {random_most})| (random subspaces: {random})]."
+    _EDIT + "raises KL by {effect:ends} bits[ (random subspaces: at most {random_most})| (random subspaces: {random})]."
 )
 _AGAINST = "\n[Against causal: {causal}.][ Against inert: {inert}.]"
 _RISES = "without it KL rises by {bits} bits (from {before})."
@@ -48,26 +57,31 @@ class Finding(Enum):
     MATCHES = "Matches the exact posterior: " + _CLOSES + _BUT
     CLOSE = "Close to the exact posterior: " + _CLOSES + _BUT
     PARTLY = "Partly: " + _CLOSES + _BUT
+    CLOSES = (
+        "Closes {share:closed} of the gap between {baseline} and exact; not compared with untrained networks" + _BUT
+    )
     NO_BETTER = "No: no better than {level} " + _LEVELS
     NOT_SHOWN_BETTER = "No: not shown to be better than {level} " + _LEVELS
     WORSE = "No: worse than {level} " + _LEVELS
     UNDECIDED = "Undecided: " + _CLOSES + ", without an interval[ ({reason})]."
+    NO_GAP = "No gap to close: without any evidence KL is {gap} bits; that of this model is {kl} bits" + _OFF
     DISTANCE = "KL {kl_bits:whole} bits ({levels:levels})"
     CONFIDENCE = "confidence {confidence:interval}, where 1 is exact"
     CONFIDENCE_CHEAP = "confidence {confidence:interval}, where 1 is exact, at little cost"
-    OFF_ANSWER = "{share:%} of the probability is not on the answers"
+    FAILURES = "{rate:rate} of {n:sequence} are as bad as {baseline} or worse[ (at most {most:rate})]"
+    NO_FAILURES = "none of {n:sequence} is as bad as {baseline} (at most {most:rate} of all are)"
     EVIDENCE_NOT_USED = "no use of the evidence is shown"
     EVIDENCE_USED_IN_PART = "uses the evidence in part ({weight:2} of the exact weight)"
     EVIDENCE_USED = "uses [evidence more than {age:step} old|the evidence] ({weight:2} of the exact weight)"
     NO_INFERENCE = "The predictions are not shown to be better than {level}: what follows explains no inference."
     ABLATION_PREVIEW = "A first-order preview: {name} matters most, with a KL increase of about {bits} bits."
     NONE_MATTER = "None of {count} {parts:word} is shown to matter: without {name}, KL changes by {bits} bits."
-    SOME_MATTER = "{raising} of {count} {parts:word} matter. " + _MOST
-    SOME_MATTER_ALONE = "{raising} of {count} {parts:word} matter, each by its own interval. " + _MOST
-    CAUSAL = "Causal in {layers:layer}: " + _MOVES
+    SOME_MATTER = "{mattering} of {count} {parts:word} matter. " + _MOST
+    CAUSAL = "Causal in {layers:layer}: " + _MOVES + _UNTRAINED + "."
+    MOVES = "Moves the answer in {layers:layer}, not compared with untrained networks: " + _MOVES + "."
     INERT = "Inert in {layers:layer}: no linear map reads the {quantity} after removal, which costs {cost} bits."
     SHOWS_NOTHING = "Shows nothing in {layers:layer}: {causal} ({verdict})."
-    MOVEMENT_UNDECIDED = "Undecided: " + _MOVES + _AGAINST
+    MOVEMENT_UNDECIDED = "Undecided: " + _MAY_MOVE + _UNTRAINED + "." + _AGAINST
     EFFECT_UNDECIDED = "Undecided: " + _RAISES + _AGAINST
     JOINT_EDIT = (
         "{verdict:first}: {edit:word} {subspace} in {layers:together} raises KL by {bits} bits"
@@ -80,28 +94,31 @@ class Finding(Enum):
     REGRET = (
         "Regret is {regret} bits a sequence[, against {level} of {baseline}]."
         "[ The nearest predictor is “{predictor}” (weight {weight:%}).]"
+        "[ {off:%} of the probability is not on the answers.]"
     )
-    NO_TERM_MATTERS = "Without any one of {count:direct term}, KL does not rise."
     LARGEST_TERM = "The largest direct term is that of {name}: " + _RISES
-    NO_EDGE_MATTERS = "Without any one of {count:edge}, KL does not rise."
     STRONGEST_EDGE = "The strongest of {count:edge} is {name}: " + _RISES
     NOT_ARRIVED = "The posterior is there after none of {layers:layer}."
     ARRIVED = "The posterior is there after {arrival:,} of {layers:layer}."
     CARRIES_MOST = (
-        "“{token}” in layer {layer} carries most: patching {site} there recovers {share:%} of the difference."
+        "“{token}” in layer {layer} carries most: patching {site} there recovers {share:some} of the difference."
     )
     CLOSEST = "{model} is closest to exact: {row:word} {value}[ {unit}], against {others:of}."
-    CLOSEST_UNDECIDED = (
-        "Undecided: {model} has the best {row:word}, {value}[ {unit}] (against {others:of}), but not clearly."
-    )
+    HARDLY_CLOSEST = "{model} is closest to exact, hardly: {row:word} {value}[ {unit}], against {others:of}."
+    THE_SAME = "The same within 0.1 % of the gap: {row:word}[ ({unit})] {alike:of}[, against {others:of}]."
+    CLOSEST_UNDECIDED = "Undecided which is closest to exact: {row:word}[ ({unit})] differs by {differences:ranges}."
     TRANSPORTS = "Yes: " + _FOLLOW + _SLOPE
     TRANSPORTS_IN_PART = "In part: " + _FOLLOW + _SLOPE
-    TRANSPORT_NOT_SHOWN = "Not shown that " + _FOLLOW + ": slope {slope}, where 1 is exact."
+    MOVES_OTHERWISE = (
+        "Moves, but not as Bayes: " + _WHICH + " changes the answers with slope {slope:interval} and cosine "
+        "{cosine:interval}, where 1 is exact."
+    )
+    TRANSPORT_NOT_SHOWN = "Not shown that " + _FOLLOW + ": slope {slope:interval}, where 1 is exact."
     TRANSPORT_NOT_IDENTIFIED = "Not identified: the exact answer hardly depends on " + _WHICH + "."
-    TRANSPORT_UNDECIDED = "Undecided: " + _FOLLOW + _SLOPE
+    TRANSPORT_UNDECIDED = "Undecided whether " + _FOLLOW + ": slope {slope:interval}, where 1 is exact."
     LENGTH_OF_ONE = (
-        "{verdict:first}: KL [rises by {rise}|falls by {fall}] bits where the training length ends; beyond, it is "
-        "{ratio} times that within."
+        "{verdict:first}: KL [rises by {rise}|falls by {fall}|changes by {change:range}] bits where the training "
+        "length ends; [beyond, it is {ratio} times that within|it is {within} bits within and {beyond} bits beyond]."
     )
     LENGTH_OF_SEVERAL = "{model} errs least beyond the training length, {bits} bits. {verdicts:verdicts}."
     NAMES_DO_NOT_MATTER = "No: " + _RENAMING
@@ -126,6 +143,11 @@ class Finding(Enum):
     )
     LEARNED = "{learned:verdicts}."
     MONITORED = "At step {step:,} KL is {bits} bits[ (uniform {uniform})]. [Events: {events}.|No rule was broken.]"
+    ONE_SNAPSHOT = "At step {step:,} KL is {last} bits.\n[The {baseline} has {level} bits.]"
+    MONITORED = (
+        "At step {step:,} KL is[ {bits} bits (uniform {uniform})| {bits} bits| not known]. "
+        "[Events: {events}.|No rule was broken.]"
+    )
 
     def of(self, against: Mapping[str, str] = {}, /, **values: Value) -> "Opening":
         """Return the opening with the values that the sentence names; NaN and empty ones are missing.
@@ -163,6 +185,39 @@ def sentence(opening: Opening) -> str:
             return ""
         text += written
     return text
+
+
+def is_stated(ratio: Estimate) -> bool:
+    """Return whether a sentence may state a ratio: the ends of its interval agree within a factor of 4.
+
+    Example:
+        >>> [is_stated(Estimate.of(2.0, ends)) for ends in ((1.0, 4.0), (0.007, 2394.0), (math.nan, math.nan))]
+        [True, False, False]
+    """
+    low, high = map(float, ratio.ends)
+    return low > 0 and high <= 4 * low
+
+
+def mattering(increase: Estimate, before: Estimate) -> Bool[np.ndarray, "*axes"]:
+    """Return which components matter, with 95 % confidence for all of them at once.
+
+    The lower end of the KL increase without one lies above min(1 % of the gap, max(0.1 % of the gap, own KL)). The gap
+    is the KL of the strongest predictor next to which the own KL is stored; without one, it is 0.
+
+    Args:
+        increase: KL increase without each component.
+        before: KL with all of them.
+
+    Example:
+        >>> from bayesgeom.report.estimate import Baseline
+        >>> before = Estimate.of(0.001, baselines=[Baseline.of("baseline", "uniform", 0.5)])
+        >>> mattering(Estimate.of([0.3, 0.0005], ([0.2, 0.0004], [0.4, 0.0006])), before).tolist()
+        [True, False]
+    """
+    gap = min((float(level.value) for level in before.compared if np.isfinite(level.value)), default=0.0)
+    least = min(0.01 * gap, max(0.001 * gap, float(before)))
+    matters: np.ndarray = familywise_low(increase.value, *increase.ends, increase.value.size) > least
+    return matters
 
 
 def _names(template: str) -> set[str]:
@@ -208,6 +263,12 @@ def _estimate_text(estimate: Estimate) -> str:
     return value if low == "–" else f"{value} [{low} … {high}]"
 
 
+def _some_text(share: Estimate) -> str:
+    """Return a share in percent with its interval, with as many digits as it needs not to be 0."""
+    value, *ends = (percent_text(float(own), None) for own in (share.value, *share.ends))
+    return value if "–" in ends else f"{value} [{' … '.join(ends)}]"
+
+
 def _listed(items: Sequence[object], noun: str) -> str:
     """Return items after their noun: "layers 1, 2 and 4"."""
     *first, last = map(str, items)
@@ -229,8 +290,20 @@ def _share_text(share: float) -> str:
         ('43 %', '98.7 %', '99.992 %', '100 %')
     """
     missing = 1 - share
-    digits = 0 if share < 0.9 or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
+    digits = 0 if not share >= 0.9 or missing < 1e-9 else max(1, -math.floor(math.log10(missing)) - 2)
     return percent_text(share if abs(share) >= 0.005 else 0.0, digits)  # no minus before a zero
+
+
+def _closed_text(closed: Estimate) -> str:
+    """Return a share of a gap with its interval: "60 % [55, 64]"."""
+    low, high = (_share_text(float(end)).removesuffix(" %") for end in closed.ends)
+    return f"{_share_text(float(closed))}{'' if np.isnan(closed.ends[0]) else f' [{low}, {high}]'}"
+
+
+def _ends_text(estimate: Estimate, text: Callable[[Any], str] = rounded) -> str:
+    """Return the interval of what is undecided; the value where there is none."""
+    ends = " to ".join(text(float(end)) for end in estimate.ends)
+    return text(float(estimate)) if np.isnan(estimate.ends[0]) else ends
 
 
 def _verdicts_text(names: Mapping[str, Sequence[str]]) -> str:
@@ -240,18 +313,25 @@ def _verdicts_text(names: Mapping[str, Sequence[str]]) -> str:
 _PRINTED = _Printed()
 _WORDS = {"swap": "swapping", "remove": "removing", "keep": "keeping only", "rotate": "rotating", "add": "adding to"}
 _WORDS |= {"head": "heads", "mlp": "MLPs", "block": "blocks", "neuron": "neurons", "expert": "experts", "set": "sets"}
-_WORDS |= {"component": "components", "KL(exact ‖ model)": "KL"}
+_WORDS |= {"component": "components", "term": "direct terms", "edge": "edges", "KL(exact ‖ model)": "KL"}
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "%": percent_text,
     ",": lambda number: f"{float(number):,.0f}",
+    "some": _some_text,
     "first": capital,
     "word": lambda name: _WORDS.get(name, name),
-    "share": _share_text,
+    "closed": _closed_text,
+    "latest": lambda n: "symbol" if n == 1 else f"{n} symbols",
+    "rate": lambda share: percent_text(share, 1),
+    "ends": _ends_text,
+    "shares": lambda estimate: _ends_text(estimate, percent_text),
     "whole": Estimate.text,
     "interval": _estimate_text,
     "against": lambda pair: _apart(*pair),
     "together": lambda layers: _listed(layers, "layer") + " together" * (len(layers) > 1),
     "levels": lambda levels: ", ".join(f"{name} {number_text(level)}" for name, level in levels.items()),
+    "range": lambda own: interval_text(*own.ends),
+    "ranges": lambda those: ", ".join(f"{interval_text(*own.ends)} ({name})" for name, own in those.items()),
     "of": lambda numbers: ", ".join(f"{rounded(number)} of {name}" for name, number in numbers.items()),
     "at": lambda numbers: ", ".join(f"{rounded(number)} at {place}" for place, number in numbers.items()),
     "verdicts": _verdicts_text,

@@ -193,6 +193,7 @@ def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, An
         "more": [own for own in panels if own is not first],
         "gate": gate_text(answer, report),
         "says": opening_of(report, is_gated=True),
+        "is_behavioral": report.is_behavioral,
         "n": count_text(report.n, report.counts),
         "fewer": _fewer(report),
     }
@@ -204,7 +205,10 @@ def _is_drawn(panel: Drawn) -> bool:
 
 
 def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sections whose answer is a known number that means something here; at most `TILES`."""
+    """Return the sections whose answer is a known number that means something here; at most `TILES`.
+
+    A number on activations that does not beat its baselines is no failure of the model: it shows nothing.
+    """
     shown = [
         section
         for section in sections
@@ -216,7 +220,9 @@ def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         # The curve is that of the number, where a panel begins with its label.
         of_number = (own for own in section["panels"] if own.title.startswith(section["answer"].label))
         drawn = next(of_number, section["panel"])
-        found.append({**section, "thumbnail": thumbnail(drawn.plot) if drawn else ""})
+        is_nothing = section["answer"].verdict == Verdict.NO and not section["is_behavioral"]
+        says = "no claim" if is_nothing else verdict_text(section["answer"].verdict)
+        found.append({**section, "thumbnail": thumbnail(drawn.plot) if drawn else "", "verdict": says})
     return found
 
 

@@ -337,19 +337,8 @@ def _place(
     layout["annotations"] += [{**text, "xanchor": "center", "yanchor": "bottom", "font": {"size": 16}}] * bool(
         own.title
     )
-    return list(_placed_traces(own, data, layout, (left, right, bottom), suffix, bar))
-
-
-def _placed_traces(
-    own: Panel,
-    data: Sequence[dict[str, Any]],
-    layout: dict[str, Any],
-    box: tuple[float, ...],
-    suffix: str,
-    bar: Mapping[str, Any],
-) -> Iterator[dict[str, Any]]:
-    """Return the traces of a panel with axes, color axis and legend of their own; legends are columns below it."""
-    (left, right, bottom), entries = box, listed(own.figure)
+    # Legends are columns below the panel.
+    entries = listed(own.figure)
     lines = _legend_lines(list(entries), WIDTH * (right - left))
     legend_of, first = dict[int, tuple[str, bool]](), sum(1 for name in layout if name.startswith("legend")) + 1
     for at, places in enumerate(entries.values()):
@@ -358,6 +347,7 @@ def _placed_traces(
         place = {"x": left + (right - left) * column / n_columns, "y": bottom - 52 / (layout["height"] - _TOP)}
         layout[name] = {**place, "yanchor": "top", "font": {"size": 12}}
         legend_of |= {index: (name, index == places[0]) for index in places}
+    traces = list[dict[str, Any]]()
     for index, trace in enumerate(data):
         placed = {**trace, "xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
         if "colorbar" in placed:
@@ -365,4 +355,5 @@ def _placed_traces(
         if "colorbar" in (marker := placed.get("marker", {})):
             placed["marker"] = {**marker, "colorbar": marker["colorbar"] | bar}
         name, is_first = legend_of.get(index, ("", False))
-        yield {**placed, "showlegend": is_first, **({"legend": name} if name else {})}
+        traces.append({**placed, "showlegend": is_first, **({"legend": name} if name else {})})
+    return traces

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from bayesgeom.core import Reason, Verdict, number_text
-from bayesgeom.core.text import WIDTH, labeled_text, shortened, text_width
+from bayesgeom.core.text import WIDTH, shortened, text_width
 from bayesgeom.report.tables import Headline
 from bayesgeom.report.theme import CONFIG
 
@@ -46,17 +46,6 @@ def interval_cell(line: Headline) -> str:
     if line.no_interval:
         return f"– ({line.no_interval})"
     return f"{'≥ ' * (line.reason == Reason.CONSERVATIVE)}{line.interval}" if line.interval else "–"
-
-
-def headline_text(line: Headline) -> str:
-    """Return a number with its interval and its strongest baseline.
-
-    Example:
-        >>> headline_text(Headline(metric="x", label="KL", value=0.25, low=0.125, high=0.5))
-        'KL 0.25 (95 % interval 0.125 … 0.5)'
-    """
-    interval = f" (95 % interval {line.interval})" if line.interval else ""
-    return "; ".join((f"{labeled_text(line.label, line.value_text)}{interval}", *line.baselines[:1]))
 
 
 def summary(

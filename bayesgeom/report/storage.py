@@ -577,16 +577,6 @@ def check_target(path: Path) -> None:
     Raises:
         OutputFault: It cannot be written, or the directory holds other files than a report.
     """
-    check_holds_report_alone(path)
-    check_directory(path)
-
-
-def check_holds_report_alone(path: Path) -> None:
-    """Check that a directory, if it exists, holds nothing but a report, so that it can be replaced.
-
-    Raises:
-        OutputFault: It holds other files, or cannot be read.
-    """
     try:
         entries = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     except OSError as error:
@@ -594,3 +584,4 @@ def check_holds_report_alone(path: Path) -> None:
     if foreign := [name for name in entries if name not in _OURS and not is_temporary(name)]:
         named = ", ".join(foreign[:3])
         raise OutputFault(f"{path} holds something else than a report ({named}); name an empty or a new directory.")
+    check_directory(path)

@@ -101,14 +101,14 @@ class PlantedAudit:
 # confidence the slope of log-odds: 2, 0.72, 2.18, 1.07, 0.66.
 PLANTED: tuple[tuple[str, Callable[[Flips], LogAnswers], Mapping[str, tuple[float, float]]], ...] = (
     ("exact", _exact, {name: (value - 1e-5, value + 1e-5) for name, value in _EXACT.items()}),
-    ("overconfident", _overconfident, {"regret": (2.2, 2.7), "response": (1.25, 1.45), "log-odds": (1.999, 2.001)}),
     (
-        "forgetful",
-        _forgetful,
-        {"regret": (0.5, 0.6), "response": (0.15, 0.23), "log-odds": (0.68, 0.76), "discount": (0.799, 0.801)},
+        "overconfident",
+        _overconfident,
+        {"regret": (2.2, 2.7), "log-odds": (1.999, 2.001), "martingale": (0.006, 0.0084)},
     ),
+    ("forgetful", _forgetful, {"response": (0.15, 0.23), "martingale": (0.01, 0.015), "discount": (0.799, 0.801)}),
     ("plug-in", _plug_in, {"regret": (4.1, 4.9), "log-odds": (2.0, 2.4), "martingale": (0, 1e-9), "order": (0, 1e-9)}),
-    ("order-sensitive", _order_sensitive, {"regret": (0.32, 0.4), "log-odds": (1.04, 1.1), "order": (0.02, 0.026)}),
+    ("order-sensitive", _order_sensitive, {"regret": (0.32, 0.4), "martingale": (0.03, 0.05), "order": (0.02, 0.026)}),
     ("memorizing", _memorizing, {"regret": (0.4, 0.6), "log-odds": (0.6, 0.72), "strategy": (0.99, 1)}),
 )
 

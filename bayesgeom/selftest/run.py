@@ -47,7 +47,7 @@ KINDS: Sequence[tuple[str, Callable[..., PlantedModel], tuple[str, str]]] = (
     ("holds a copy", ignores_entropy, (Verdict.INERT, "")),
     ("looks up a code", looks_up, (Verdict.CAUSAL, Survival.CATEGORY)),
 )
-_DESIGN = Design(kind="swap", n_random=20, n_matched=20, n_control=16, n_untrained=0, n_fit=512)
+_DESIGN = Design(kind="swap", n_random=20, n_matched=20, n_control=16, n_untrained=3, n_fit=512)
 
 
 @final

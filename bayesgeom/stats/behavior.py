@@ -18,6 +18,7 @@ from bayesgeom.stats.intervals import UNIT_ROUNDING, Interval, no_interval
 from bayesgeom.stats.windows import joined, window_scores
 
 UNIFORM, POSITION = "uniform", "position alone"  # predictors that see no evidence
+PRIOR = "prior"  # a task's own one, which reads what is given and the position
 _AT_ONCE = 2**15  # logits reduced together, so that they stay in the processor's cache
 MOST = 1_000.0  # the largest power of predictions; beyond it they are certain
 _CERTAIN = 1 - 1e-9  # an exact probability that is 1 up to rounding

@@ -26,6 +26,7 @@ from bayesgeom.stats.intervals import (
     Scale,
     bootstrap_t,
     jackknife_interval,
+    studentized,
 )
 
 LEVEL = 0.95
@@ -180,6 +181,30 @@ def ratio_interval(
     above, below = _in_units(numerator), _in_units(denominator)
     weights = bootstrap_weights(len(above), seed=seed, draws=draws)
     return bootstrap_t(above, below, weights, is_positive=is_positive, bounds=bounds)
+
+
+def bounded_ratio_interval(
+    numerator: Float[np.ndarray, "sequence *rest"], denominator: Float[np.ndarray, "sequence *rest"], *, seed: int
+) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
+    """Return the bootstrap-t interval of Σ numerator / Σ denominator, of values that are bounded.
+
+    `ratio_interval` allows for heavy tails, and withholds an interval where they are too heavy.
+
+    Example:
+        >>> below = np.random.default_rng(1).random((200, 1))
+        >>> low, high = bounded_ratio_interval(below**2, below, seed=0)
+        >>> bool(low[0] < 2 / 3 < high[0])
+        True
+    """
+    weights = bootstrap_weights(len(numerator), seed=seed)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        total = denominator.sum(axis=0)
+        ratio = numerator.sum(axis=0) / total
+        error = np.sqrt(np.square(numerator - ratio * denominator).sum(axis=0)) / total
+        tie = UNIT_ROUNDING * np.abs(numerator).max(axis=0) / np.abs(denominator).mean(axis=0)
+        t, _ = studentized(numerator, denominator, ratio, weights, tie)
+        above, below = np.quantile(t, [(1 + LEVEL) / 2, (1 - LEVEL) / 2], axis=0)
+        return np.asarray(ratio - above * error), np.asarray(ratio - below * error)
 
 
 def arrival(

@@ -160,10 +160,17 @@ def bootstrap_t(
         return no_interval(shape, n)
     lo, hi, code, different = (np.concatenate(ends) for ends in zip(*cells, strict=True))
     if is_mean:
-        range_of = tuple(np.broadcast_to(bound, shape).ravel() for bound in bounds)
+        # The worst case, where few values of a range differ from the usual one: at most a share `most` of all sequences
+        # differs, and each can have any value of the range. At the edge this is the exact interval of a proportion.
+        least, greatest = (np.broadcast_to(bound, shape).ravel() for bound in bounds)
+        most = betaincinv(different + 1, np.maximum(n - different, 1), 1 - level)
+        is_few = np.isin(code, (Reason.FEW_DIFFER, Reason.CONSTANT)) & (n > MIN_DIFFERENT) & (2 * different < n)
+        is_few &= np.isfinite(least) & np.isfinite(greatest)
         with np.errstate(divide="ignore", invalid="ignore"):
             usual = np.median(a / b[:1, :1], axis=0)
-        lo, hi, code = _worst_case(usual, (lo, hi, code), different, n, level, range_of)
+            lo = np.where(is_few, usual - most * (usual - least), lo)
+            hi = np.where(is_few, usual + most * (greatest - usual), hi)
+        code = np.where(is_few, int(Reason.CONSERVATIVE), code)
     lo, hi, code, different = (array.reshape(shape) for array in (lo, hi, code, different))
     return Interval(lo=lo, hi=hi, code=code, n_different=different, n=n)
 
@@ -306,7 +313,7 @@ def _columns(
         place = max(0, n - max(MIN_DIFFERENT, n // 8))
         large = np.partition(np.abs(deviations), place, axis=0)[place]  # rounding, if fewer than that differ
         tie = np.where(large > rounding / 4, np.minimum(rounding, _LARGEST_TIE * large), rounding)
-        t, shift = _studentized(a, b, ratio, weights, tie)
+        t, shift = studentized(a, b, ratio, weights, tie)
         on_log = np.sort(t * _log_factor(1 + shift / ratio), axis=0) if is_positive else None
     error = np.sqrt((influence**2).mean(axis=0) / n)
     different = (np.abs(deviations) > tie).sum(axis=0)
@@ -339,30 +346,6 @@ def _columns(
     return np.where(is_there, lo, np.nan), np.where(is_there, hi, np.nan), code, different
 
 
-def _worst_case(
-    usual: Float64[np.ndarray, " column"],
-    found: tuple[Float64[np.ndarray, " column"], Float64[np.ndarray, " column"], Int[np.ndarray, " column"]],
-    different: Int[np.ndarray, " column"],
-    n: int,
-    level: float,
-    bounds: tuple[np.ndarray, ...],
-) -> tuple[Float64[np.ndarray, " column"], Float64[np.ndarray, " column"], Int[np.ndarray, " column"]]:
-    """Return ends and codes, with the interval of the worst case where few values of a range differ from the usual one.
-
-    At most a share p of all sequences differs from it, and each can have any value of the range. At the edge the other
-    end is the bound itself, so that the interval is the exact one of a proportion.
-    """
-    lo, hi, code = found
-    least, greatest = bounds
-    most = betaincinv(different + 1, np.maximum(n - different, 1), 1 - level)
-    is_few = np.isin(code, (Reason.FEW_DIFFER, Reason.CONSTANT)) & (n > MIN_DIFFERENT) & (2 * different < n)
-    is_few &= np.isfinite(least) & np.isfinite(greatest)
-    with np.errstate(invalid="ignore"):
-        below, above = usual - most * (usual - least), usual + most * (greatest - usual)
-    lo, hi = np.where(is_few, below, lo), np.where(is_few, above, hi)
-    return lo, hi, np.where(is_few, int(Reason.CONSERVATIVE), code)
-
-
 def _two_valued(
     a: Float64[np.ndarray, "sequence column"],
     b: Float64[np.ndarray, "sequence #column"],
@@ -385,7 +368,7 @@ def _two_valued(
     return is_two, lo, hi
 
 
-def _studentized(
+def studentized(
     a: Float64[np.ndarray, "sequence column"],
     b: Float64[np.ndarray, "sequence #column"],
     ratio: Float64[np.ndarray, " column"],

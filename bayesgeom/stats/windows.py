@@ -29,6 +29,7 @@ RESOLUTION_BITS = 1e-6  # a window observer this close to the posterior counts a
 TRANSPORT_WINDOW = 10  # symbols
 TRANSPORT_BITS = 0.02  # least KL of that window's observer on a task that can show transport
 END_LEVEL = 0.035  # probability with which each end of the window may be wrong; both together cover 93 to 96.5 %
+_WINDOWS = ("stationary", "likelihood_only", "last_symbol", "last_two", "last_roll")  # with names of their own
 _EDGE = 0.2  # an end this close to 0, in distances from the mean to it, may change sign with the resamples: 5 errors
 _SETS = 16  # sets of resamples behind such an end, so that its own error is a quarter of that of one set
 _STOP_BITS = 1e-8  # wider windows are not computed
@@ -69,14 +70,6 @@ class EquivalentWindow:
         return self.symbols, self.most_symbols
 
     @property
-    def widest_beaten(self) -> int:
-        """The widest window observer that the model beats, of any width; −1 if it beats none.
-
-        Another definition of the equivalent window. `symbols` is at most one more; see `equivalent_window`.
-        """
-        return int(np.flatnonzero(self.is_beaten).max(initial=-1))
-
-    @property
     def length(self) -> int:
         """Symbols in a sequence. A window of this width is the exact filter."""
         return int(self.kl_bits.shape[1]) - 1
@@ -90,6 +83,16 @@ def window_name(width: int, start: str) -> str:
         ('window_3_stationary', 'stationary')
     """
     return f"window_{width}_{start}" if width else start
+
+
+def is_window(name: str) -> bool:
+    """Return whether a task's baseline of this name is an observer of the last symbols, or of none.
+
+    Example:
+        >>> [name for name in ("window_3_stationary", "last_two", "plug_in", "stationary") if is_window(name)]
+        ['window_3_stationary', 'last_two', 'stationary']
+    """
+    return name.startswith("window_") or name in _WINDOWS
 
 
 def deciding_window(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> int:
@@ -208,8 +211,8 @@ def equivalent_window(
     width w itself has equivalent window w: it beats w − 1 and ties with w. If the model beats every observer that is at
     least 1e-6 bits from the posterior, its equivalent window is the length of the sequence.
 
-    `widest_beaten`, the largest w whose observer is beaten, may be larger if a model fails at some width and beats a
-    wider one. The first failure counts: predicting no better than w symbols is no evidence of more.
+    The largest w whose observer is beaten (`is_beaten`) may be larger if a model fails at some width and beats a wider
+    one. The first failure counts: predicting no better than w symbols is no evidence of more.
 
     Observers are tested in order of width, so each end of the interval is wrong in at most 3.5 % of samples. Where
     neighboring observers differ clearly, only the lower end can be wrong, and only if the model ties with one of them:

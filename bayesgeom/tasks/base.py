@@ -166,6 +166,11 @@ class WindTunnel(ABC):
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """Return the predictions of baselines without the claimed computation, at the scored positions, by name.
 
+        `uniform` and `prior` read no evidence: the answer of a diagnosis is compared with them. `prior` reads what is
+        given and the position, as the exact observer does before any evidence. A task with a header needs it. Names
+        that begin with `window_` are of observers of the last symbols. Others are shortcuts, which read evidence in
+        part: the answer names those that do as well as the model.
+
         Args:
             trials: Sequences of this task.
         """
@@ -523,6 +528,19 @@ class SymbolTask(EvidenceTask):
     @final
     def n_evidence(self) -> int:
         return self.length
+
+    @final
+    def windowed(self, tokens: Int64[Tensor, "batch pos"], w: int) -> Float64[Tensor, "batch pos symbol"]:
+        """Return the predictive of the exact observer of the last `w` symbols.
+
+        Args:
+            tokens: Symbols, counted from 0.
+            w: Number of symbols, at least 1.
+        """
+        early = self.observed(tokens[:, :w])[1]
+        windows = tokens.unfold(1, w, 1)[:, 1:]
+        late = self.observed(windows.flatten(0, 1))[1][:, -1].unflatten(0, windows.shape[:2])
+        return torch.cat([early, late], dim=1)
 
     @final
     def trials(self, symbols: Int64[Tensor, "batch pos_and_one"]) -> Trials:

@@ -114,7 +114,7 @@ class ChangePoint(SymbolTask):
         windows = range(1, min(WIDEST_BASELINE, self.length - 1) + 1)
         return {
             "uniform": torch.full_like(ones, prior),
-            **{f"window_{w}": self._windowed(tokens, w) for w in windows},
+            **{f"window_{w}": self.windowed(tokens, w) for w in windows},
             "no_change": self._shares(before[:, 1:]),
             "forgetting": self._shares(torch.stack(kept[1:], dim=1)),
             "likeliest_run": self.hazard * prior + (1 - self.hazard) * self._shares(counts),
@@ -161,14 +161,6 @@ class ChangePoint(SymbolTask):
             within = torch.einsum("br,brx->bx", belief[:, step, : step + 1], self._shares(counts[:, : step + 1]))
             predictive[:, step] = self.hazard / self.n_symbols + (1 - self.hazard) * within
         return belief, predictive
-
-    def _windowed(self, tokens: Int64[Tensor, "batch pos"], w: int) -> _Shown:
-        """Return the predictive of the last `w` symbols; before any symbol a run is as good as new."""
-        n, n_pos = tokens.shape
-        early = self._observed(tokens[:, :w])[1]
-        windows = tokens.unfold(1, w, 1)[:, 1:].reshape(-1, w)
-        late = self._observed(windows)[1][:, -1].unflatten(0, (n, n_pos - w))
-        return torch.cat([early, late], dim=1)
 
     def redrawn(
         self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " pos"], generator: torch.Generator

@@ -31,7 +31,6 @@ PLUG_IN = 0.01  # pseudo-count of the plug-in baseline, so that no transition is
 _CELL_BYTES, _CHAIN_BYTES = 56.0, 24.0  # a step and a pair of symbols; a step and a chain
 _LEAST = 1e-300  # a probability that rounds to 0, of a chain in the pool
 _MOST_TRIES = 10_000  # of drawing symbols between kept ones
-_Counts = Float64[Tensor, "batch pos symbol symbol"]
 _Shown = Float64[Tensor, "batch pos symbol"]
 
 
@@ -155,16 +154,12 @@ class DirichletMarkov(SymbolTask):
             "earlier_symbol": back > 0,
         }
 
-    def _transitions(self, tokens: Int64[Tensor, "batch pos"]) -> _Counts:
-        """Return the transitions so far at each position."""
-        pairs = torch.nn.functional.one_hot(tokens[:, :-1] * self.n_symbols + tokens[:, 1:], self.n_symbols**2)
-        counts = torch.nn.functional.pad(pairs.double().cumsum(dim=1), (0, 0, 1, 0))
-        return counts.reshape(*tokens.shape, self.n_symbols, self.n_symbols)
-
     def _shares(self, tokens: Int64[Tensor, "batch pos"], prior: float) -> _Shown:
         """Return the shares of what followed the latest symbol, with pseudo-counts."""
         row = tokens[:, :, None, None].expand(-1, -1, 1, self.n_symbols)
-        weights = self._transitions(tokens).gather(2, row)[:, :, 0] + prior
+        pairs = torch.nn.functional.one_hot(tokens[:, :-1] * self.n_symbols + tokens[:, 1:], self.n_symbols**2)
+        counts = torch.nn.functional.pad(pairs.double().cumsum(dim=1), (0, 0, 1, 0))
+        weights = counts.reshape(*tokens.shape, self.n_symbols, self.n_symbols).gather(2, row)[:, :, 0] + prior
         return weights / weights.sum(dim=2, keepdim=True)
 
     def _chain_belief(self, tokens: Int64[Tensor, "batch pos"]) -> Float64[Tensor, "batch pos chain"]:
@@ -210,29 +205,24 @@ class DirichletMarkov(SymbolTask):
         known = (kept[:-1] & kept[1:]).nonzero()[:, 0].tolist()
         for step in known:
             weights[row, symbols[:, step], symbols[:, step + 1]] += 1.0
-        chain = self._posterior_chain(weights, generator) if self.is_pooled else None
+        chain = weights
+        if self.is_pooled:  # one of the pool's chains for each sequence, given its counts plus α
+            chains = self._pool().to(weights.device)
+            logs = torch.einsum("rij,kij->rk", weights - self.concentration, chains.log())
+            chain = chains[torch.multinomial(logs.softmax(dim=1), 1, generator=generator)[:, 0]]
         fits, drawn = torch.ones(n, dtype=torch.bool, device=symbols.device), symbols.clone()
         if not kept[0]:
             drawn[:, 0] = torch.randint(self.n_symbols, (n,), generator=generator, device=symbols.device)
         for step in range(symbols.shape[1] - 1):
             if kept[step] and kept[step + 1]:
                 continue
-            rows = (weights if chain is None else chain)[row, drawn[:, step]]
-            symbol = torch.multinomial(rows, 1, generator=generator)[:, 0]
+            symbol = torch.multinomial(chain[row, drawn[:, step]], 1, generator=generator)[:, 0]
             weights[row, drawn[:, step], symbol] += 1.0
             if kept[step + 1]:
                 fits &= symbol == symbols[:, step + 1]
             else:
                 drawn[:, step + 1] = symbol
         return drawn, fits
-
-    def _posterior_chain(
-        self, weights: Float64[Tensor, "row symbol symbol"], generator: torch.Generator
-    ) -> Float64[Tensor, "row symbol symbol"]:
-        """Draw one of the pool's chains for each sequence, given its counts plus α."""
-        chains = self._pool().to(weights.device)
-        logs = torch.einsum("rij,kij->rk", weights - self.concentration, chains.log())
-        return chains[torch.multinomial(logs.softmax(dim=1), 1, generator=generator)[:, 0]]
 
 
 @functools.cache

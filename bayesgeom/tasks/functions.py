@@ -247,7 +247,13 @@ def _task_of(draw: Draw, predict: Predict, d_vocab: int, ids: tuple[int, ...], n
         raise InvalidArgument(f"a task is named {name!r} already: choose another name.")
     tokens, scored = _tried(draw, d_vocab)
     exact = _predicted(predict, tokens, scored, len(ids))
-    _check_steady(predict, tokens, scored, exact)
+    # A prediction must depend on its own sequence, and on nothing else.
+    for rows, what in ((slice(None), "when it is called again"), (slice(0, 1), "in another batch")):
+        predicted = _predicted(predict, tokens[rows], scored[rows], exact.shape[-1])
+        if not (np.abs(predicted - exact[rows])[scored[rows]] <= _CLOSE).all():
+            raise InvalidArgument(
+                f"predict returns other probabilities for the same sequence {what}: they must follow from its tokens."
+            )
     _check_causal(predict, tokens, scored, exact)
     digest = hashlib.sha256(tokens.tobytes() + scored.tobytes() + np.round(exact[scored], 6).tobytes()).hexdigest()
     task = _FunctionTask(
@@ -378,21 +384,6 @@ def _predicted(
             f"{row.min():.6g}, its sum {row.sum():.8g}. Entries must be at least 0 and sum to 1 within {SLACK}."
         )
     return exact
-
-
-def _check_steady(
-    predict: Predict,
-    tokens: Int64[np.ndarray, "batch pos"],
-    scored: Bool[np.ndarray, "batch pos"],
-    exact: Float64[np.ndarray, "batch pos answer"],
-) -> None:
-    """Check that a prediction depends on its own sequence, and on nothing else."""
-    for rows, what in ((slice(None), "when it is called again"), (slice(0, 1), "in another batch")):
-        predicted = _predicted(predict, tokens[rows], scored[rows], exact.shape[-1])
-        if not (np.abs(predicted - exact[rows])[scored[rows]] <= _CLOSE).all():
-            raise InvalidArgument(
-                f"predict returns other probabilities for the same sequence {what}: they must follow from its tokens."
-            )
 
 
 def _check_causal(

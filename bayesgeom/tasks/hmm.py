@@ -216,15 +216,20 @@ class HMM(SymmetricTask, DynamicTask):
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """Return `uniform` over the states, `likelihood_only`, and the window observers.
+        """Return `uniform` over the states, `prior`, `likelihood_only`, and the window observers.
 
-        `likelihood_only` is the posterior after the current symbol alone, from the uniform prior.
+        `prior` reads the matrices and the position, and no symbol. `likelihood_only` is the posterior after the current
+        symbol alone, from the uniform prior.
         """
         exact = trials.at_scored(trials.predictive)
-        _, emission, symbols = self._read(trials.tokens)
+        transition, emission, symbols = self._read(trials.tokens)
         likelihood = _likelihoods(emission, symbols)
+        unread = [torch.full_like(exact[:, :1], 1 / self.n_states)]
+        for _ in range(1, self.length):
+            unread.append(unread[-1] @ transition)
         return {
             "uniform": torch.full_like(exact, 1 / self.n_states),
+            "prior": torch.cat(unread, dim=1),
             "likelihood_only": likelihood / likelihood.sum(-1, keepdim=True),
             **self.window_baselines(trials),
         }

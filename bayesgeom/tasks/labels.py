@@ -249,11 +249,11 @@ class _BoundLabels(LabeledTask):
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """Return `uniform`, and the frequency of each label among all texts."""
+        """Return `uniform`, and `prior`, the frequency of each label among all texts."""
         exact = trials.at_scored(trials.predictive)
         counts = torch.bincount(torch.tensor(self.labels).flatten(), minlength=len(self.names)).to(exact)
         frequencies = (counts / counts.sum()).expand_as(exact)
-        return {"uniform": torch.full_like(exact, 1 / len(self.names)), "label_frequencies": frequencies}
+        return {"uniform": torch.full_like(exact, 1 / len(self.names)), "prior": frequencies}
 
     def token_labels(self) -> Sequence[str]:
         return token_names({**dict(self.spelled), **dict(zip(self.answer_ids, self.answers, strict=True))}, self.n_ids)

@@ -299,9 +299,9 @@ class MarkovProcess(DynamicTask):
 
     @final
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
-        """Return `context_free`, `last_symbol`, `last_two` and the window observers.
+        """Return `prior`, `last_symbol`, `last_two` and the window observers.
 
-        `context_free` uses the position only; `last_symbol` and `last_two` use the position and the last one or two
+        `prior` uses the position only; `last_symbol` and `last_two` use the position and the last one or two
         symbols. Window observers do not use the position. A product also has `only_a` and `only_b`, which predict one
         factor exactly and the other from the position.
         """
@@ -311,7 +311,7 @@ class MarkovProcess(DynamicTask):
         for _ in range(trials.tokens.shape[1]):
             before.append(before[-1] @ step)
         unseen = torch.stack(before).expand(len(trials), -1, -1)
-        baselines = {"context_free": _shown_next(labeled, unseen[:, 1:])}
+        baselines = {"prior": _shown_next(labeled, unseen[:, 1:])}
         for name, n_kept in (("last_symbol", 1), ("last_two", 2)):
             belief = unseen
             for back in reversed(range(n_kept)):
@@ -323,7 +323,7 @@ class MarkovProcess(DynamicTask):
         if self.factors:
             sizes = [factor.d_vocab for factor in self.factors]
             exact, unread = (
-                joint.unflatten(2, sizes) for joint in (trials.at_scored(trials.predictive), baselines["context_free"])
+                joint.unflatten(2, sizes) for joint in (trials.at_scored(trials.predictive), baselines["prior"])
             )
             baselines["only_a"] = (exact.sum(dim=3)[..., None] * unread.sum(dim=2)[:, :, None]).flatten(2)
             baselines["only_b"] = (unread.sum(dim=3)[..., None] * exact.sum(dim=2)[:, :, None]).flatten(2)

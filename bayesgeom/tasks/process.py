@@ -139,18 +139,6 @@ class Process(MarkovProcess):
                 f"transition_tensors must hold one square matrix per symbol, got {n_symbols} of {n_states}×{n_next}."
             )
         check_process(self, n_states=n_states, on=("length",))
-        self._check_entries(tensors)
-        if self.initial:
-            self._check_initial(n_states)
-        elif stationary(self.labeled().sum(dim=0)) is None:
-            raise InvalidArgument(
-                "this chain is reducible and has several stationary distributions: pass initial, one probability per "
-                "state."
-            )
-        if self.is_generalized:
-            self._check_prefixes()
-
-    def _check_entries(self, tensors: Float64[np.ndarray, "symbol state state"]) -> None:
         is_wrong = ~(np.isfinite(tensors) & (self.generalized | (tensors >= 0)))
         if is_wrong.any():
             raise InvalidArgument(
@@ -164,13 +152,19 @@ class Process(MarkovProcess):
                 f"transition_tensors must sum to 1 over symbols and next states for each state; state {worst} sums to "
                 f"{rows[worst]:.6g}. Entry [x][i][j] is P(emit x and go to j | in i)."
             )
-
-    def _check_initial(self, n_states: int) -> None:
-        is_allowed = self.generalized or all(p >= 0 for p in self.initial)
-        if len(self.initial) != n_states or not is_allowed or not abs(sum(self.initial) - 1) <= _ROUNDING:
+        if self.initial:
+            is_allowed = self.generalized or all(p >= 0 for p in self.initial)
+            if len(self.initial) != n_states or not is_allowed or not abs(sum(self.initial) - 1) <= _ROUNDING:
+                raise InvalidArgument(
+                    f"initial must hold {n_states} probabilities that sum to 1, one per state, got {self.initial}."
+                )
+        elif stationary(self.labeled().sum(dim=0)) is None:
             raise InvalidArgument(
-                f"initial must hold {n_states} probabilities that sum to 1, one per state, got {self.initial}."
+                "this chain is reducible and has several stationary distributions: pass initial, one probability per "
+                "state."
             )
+        if self.is_generalized:
+            self._check_prefixes()
 
     def _check_prefixes(self) -> None:
         """Raise `InvalidArgument` if a sequence has a negative probability, after following sequences from the start.

@@ -226,29 +226,47 @@ def test_the_largest_effect_has_its_own_interval_and_no_verdict_where_none_allow
     assert (first.low, first.high) == tuple(float(end[10]) for end in report.kl_increase_bits.ends)
     assert (first.verdict, first.why, first.chosen_of) == ("", str(Reason.CHOICE_IGNORED), 1)
     assert "ignores" in str(report) and second.verdict == "yes"
-    raising = next(own for own in report.headlines() if own.metric == "n_raising")
-    assert raising.value == report.n_raising == (report.kl_increase_bits.ends[0] > 0).sum() > 0
-    assert raising.why == str(Reason.CHOICE_IGNORED)
+    mattering = next(own for own in report.headlines() if own.metric == "n_mattering")
+    assert mattering.value == report.n_mattering == 11 and not mattering.why, "it allows for the number of entries"
     alike = Estimate.of([0.1, 0.11, 0.12], ([-0.01, 0.0, 0.001], [0.2, 0.2, 0.25]), n=37, baselines=NO_CHANGE)
     report = reported(scores(rng, [0.1, 0.11, 0.12]), HEAD_ABLATIONS[:3])
     first = replace(report, kl_increase_bits=alike).headlines()[0]
     assert first.low < 0 < first.high and (first.verdict, first.chosen_of) == ("undecided", 3)
 
 
-def test_of_many_idle_parts_none_matters_with_intervals_for_all_of_them_at_once(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(("count", "n"), [(40, 160), (300, 60)])
+def test_of_many_idle_parts_none_matters_with_intervals_for_all_of_them_at_once(
+    count: int, n: int, rng: np.random.Generator
+) -> None:
     """By intervals of their own, one of forty idle neurons matters on average."""
-    battery = [replace(HEAD_ABLATIONS[0], name=f"number {i}") for i in range(40)]
-    shifts, by_own, by_all = rng.normal(size=(8, 40, 1, 160, 1)), list[int](), list[int]()
-    for shift in shifts:
-        baseline = rng.random((3, 160, POSITIONS))
-        shift[0] += 3.0  # one part matters
-        variants = baseline + np.broadcast_to(shift, (40, 3, 160, POSITIONS))
-        batch = BatchScores(baseline=baseline, variants=variants, inert=np.zeros(40, dtype=bool))
-        report = reported(batch, battery, n=160)
+    battery = [replace(HEAD_ABLATIONS[0], name=f"number {i}") for i in range(count)]
+    by_own, by_all = list[int](), list[int]()
+    for shift in rng.normal(size=(8, count, 1, n, 1)):
+        baseline = rng.random((3, n, POSITIONS))
+        shift[0] += 4.0  # one part matters
+        variants = baseline + np.broadcast_to(shift, (count, 3, n, POSITIONS))
+        batch = BatchScores(baseline=baseline, variants=variants, inert=np.zeros(count, dtype=bool))
+        report = reported(batch, battery, n=n)
+        without_gap = replace(report, unablated_kl_bits=replace(report.unablated_kl_bits, baselines=()))
         by_own.append(int((report.kl_increase_bits.ends[0] > 0).sum()))
-        by_all.append(report.n_raising)
-        assert report.is_familywise and report.raises_kl[0]
+        by_all.append(without_gap.n_mattering)
+        assert report.matters[0]
     assert np.mean(by_own) > 1.5 and np.mean(np.array(by_all) > 1) < 0.2
+
+
+def test_a_component_matters_by_a_share_of_the_gap(rng: np.random.Generator) -> None:
+    """All raise KL beyond doubt, five of them by so little that cells of a table print 0."""
+    increases = [1e-5, 1e-5, 2e-5, 1e-5, 1e-5, 0.5, 0.004, 0.02, 0.9]
+    batch = scores(rng, increases, noise=0.0)
+    batch.baseline[0] *= 1e-3
+    batch.variants[:, 0] = batch.baseline[0] + np.array(increases)[:, None, None]
+    report = reported(batch)
+    assert (report.kl_increase_bits.ends[0] > 0).all()
+    np.testing.assert_array_equal(report.matters, np.array(increases) > 0.001 * 1.7)
+    poor = replace(report, unablated_kl_bits=replace(report.unablated_kl_bits, value=np.array(0.4)))
+    np.testing.assert_array_equal(poor.matters, np.array(increases) > 0.01 * 1.7)  # 1 % of the gap
+    fair = replace(report, unablated_kl_bits=replace(report.unablated_kl_bits, value=np.array(0.003)))
+    np.testing.assert_array_equal(fair.matters, np.array(increases) > 0.003)  # the model's own KL
 
 
 def test_an_accuracy_that_stays_the_same_changes_by_0_and_not_by_rounding(rng: np.random.Generator) -> None:

@@ -1,5 +1,6 @@
 """Direct contributions: they sum to the logits of every family, and tell what writes the answer from what is read."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.models.native.mamba import MambaConfig
 from bayesgeom.models.resolve import as_model
+from bayesgeom.report.estimate import Estimate
+from bayesgeom.report.findings import Finding, sentence
 from bayesgeom.tasks.base import Branch, derived_seed
 from tests.families import each
 from tests.models.huggingface.test_unembedding import attached
@@ -51,6 +54,21 @@ def test_terms_of_native_transformers(kinds: dict[str, Any]) -> None:
     assert ("positions" in report.components) == ("positions" not in kinds)
     # KL without a term, by hand: the model's logits minus the term plus its mean.
     assert float(report.kl_increase_bits.value[-1]) == pytest.approx(0, abs=1e-6)  # biases do not vary
+
+
+def test_where_no_part_helps_the_one_that_harms_most_is_named() -> None:
+    report = bayesgeom.contributions(as_model(transformer()), TASK, n=9)
+    assert [level.name for level in report.unchanged_kl_bits.compared] == ["uniform", "position alone"]
+    own = -np.arange(len(report.components))[::-1] / 10  # biases, the last of them, have no effect at all
+    lost = Estimate.of(own, (1.2 * own, 0.8 * own), n=64, baselines=report.kl_increase_bits.baselines)
+    changed = replace(report, kl_increase_bits=lost)
+    first, answer = changed.headlines()[0], changed.answer()
+    assert (first.label, first.value) == ("largest change: embedding", own[0])
+    assert answer.finding is Finding.NONE_MATTER and answer.values["name"] == "embedding"
+    assert sentence(answer).startswith(f"None of {len(own)} direct terms is shown to matter: without embedding, KL")
+    raised = replace(report, kl_increase_bits=lost.mapped(np.negative))
+    raised = replace(raised, kl_increase_bits=replace(raised.kl_increase_bits, low=-0.8 * own, high=-1.2 * own))
+    assert raised.answer().finding is Finding.LARGEST_TERM and "most bits lost: embedding" in str(raised)
 
 
 @pytest.mark.parametrize("name", each([own for own in FAMILIES if own != "rwkv"]))

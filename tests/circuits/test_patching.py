@@ -1,6 +1,7 @@
 """Patching by position: against transformer-lens, against full passes with hooks, and what it refuses."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,12 @@ def test_the_only_different_token_recovers_everything_at_the_embedding(model: Mo
     assert PatchReport.load(tmp_path / "run") == report
     (panel,) = report.panels()
     assert "L0, #1 | #3" in report.headlines()[0].label and panel.figure.data[0].x[1] == "2 #1 | #3", "from 1"
+
+
+def test_a_small_share_has_its_digits(model: Model) -> None:
+    report = bayesgeom.patch(model, [9, 1, 8, 2, 9], [9, 3, 8, 2, 9], answers=(1, 3))
+    small = replace(report, recovered=report.recovered.mapped(lambda own: np.where(own > 0.5, 0.0034, own / 1e4)))
+    assert "recovers 0.3 % of" in str(small) and "at most 0.3 %" in small.panels()[0].title
 
 
 def test_texts_need_no_task() -> None:

@@ -27,6 +27,8 @@ from bayesgeom.measurements.posterior_lens import PosteriorLens
 from bayesgeom.models.resolve import load
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Baseline, Estimate
+from bayesgeom.report.findings import rounded
+from bayesgeom.report.sentences import opening_of
 from bayesgeom.report.storage import parts_of, quantities_of
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import jensen_shannon_bits
@@ -268,6 +270,16 @@ def test_the_report_opens_with_what_formed(report: DynamicsReport) -> None:
     assert shift.verdict == Verdict.BY_CONSTRUCTION
 
 
+def test_a_single_snapshot_is_no_training(report: DynamicsReport) -> None:
+    alone = {name: report.estimate(name)[:, :1] for name in quantities_of(DynamicsReport) if name != "kl_bits_mean"} | {
+        "kl_bits_mean": report.kl_bits_mean[:1]
+    }
+    distances = report.pattern_distance_bits_by_layer[:, :1]
+    one = replace(report, steps=("0",), pattern_distance_bits_by_layer=distances, **alone)
+    assert opening_of(one)[0] == f"At step 0 KL is {rounded(float(report.kl_bits.value[0, 0]))} bits."
+    assert opening_of(report)[0].startswith("KL goes from")
+
+
 def test_the_plane_of_the_last_snapshot_has_no_verdict(rng: np.random.Generator) -> None:
     """Its axes are fitted to that snapshot: on them noise exceeds a random plane and other noise."""
     noise = rng.normal(size=(3, 11, 2, 13))
@@ -286,6 +298,7 @@ def test_the_plane_of_the_last_snapshot_has_no_verdict(rng: np.random.Generator)
     )
     lines = report.headlines()
     assert len(lines) == 3 and not any(own.verdict for own in lines)
+    assert report.headline() == lines[0] and "step 300" in lines[0].label, "the card has the trained network"
     assert [own.baselines for own in lines] == [["0.1538 (random plane)"]] * 3
 
 

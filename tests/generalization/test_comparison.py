@@ -16,6 +16,7 @@ from bayesgeom.models.base import Model
 from bayesgeom.models.native.transformer import TransformerConfig
 from bayesgeom.models.resolve import of_module
 from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.findings import Finding, sentence
 from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 from tests.shape_checks import ARE_ON
@@ -164,6 +165,36 @@ def test_lower_and_higher_are_better_where_they_are() -> None:
         b_is_better = least > 0 if way == "higher" else most < 0
         a_is_better = most < 0 if way == "higher" else least > 0
         assert report.verdict(row, 0) == ("seed1" if b_is_better else "seed0" if a_is_better else "undecided")
+
+
+@pytest.mark.parametrize(
+    ("ends", "finding", "verdict"),
+    [
+        ((1e-5, 6e-5), Finding.THE_SAME, "the same"),
+        ((-6e-5, 9e-5), Finding.THE_SAME, "the same"),
+        ((1e-5, 0.3), Finding.HARDLY_CLOSEST, "seed0"),
+        ((0.1, 0.3), Finding.CLOSEST, "seed0"),
+        ((-0.1, 0.3), Finding.CLOSEST_UNDECIDED, "undecided"),
+        ((np.nan, np.nan), Finding.CLOSEST_UNDECIDED, "undecided"),
+    ],
+)
+def test_two_models_are_the_same_within_a_thousandth_of_the_gap(
+    ends: tuple[float, float], finding: Finding, verdict: str
+) -> None:
+    report = bayesgeom.compare([model(0), model(1, noise=0.4)], n=31)
+    assert report.margin[0] == pytest.approx(0.001 * report.value.baseline("uniform").value[0].min(), rel=1e-12)
+    assert 1e-4 < report.margin[0] < 0.1 and np.isnan(report.margin[2:]).all()
+    low, high = (np.array(end) for end in report.difference.ends)
+    (low[0, 0], high[0, 0]), values = ends, report.value.value.copy()
+    values[0] = 0.5, 0.5 + np.nanmax([0.0, *ends])
+    changed = replace(
+        report, difference=replace(report.difference, low=low, high=high), value=replace(report.value, value=values)
+    )
+    answer = changed.answer()
+    assert answer is not None and (answer.finding, changed.verdict(0, 0)) == (finding, verdict)
+    assert changed.headlines()[0].verdict == verdict and sentence(answer).endswith(".")
+    if finding is Finding.THE_SAME:
+        assert answer.values["alike"].keys() == {"seed0", "seed1"} and not answer.values["others"]
 
 
 @pytest.mark.parametrize("given", ["transformer", ["transformer", "lstm"], []])

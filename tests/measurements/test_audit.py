@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 import bayesgeom
+import bayesgeom.measurements.audit as audit_module
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
+from bayesgeom.core.progress import phases_shown
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.measurements._audit_parts import (
     information_curve,
@@ -24,6 +27,7 @@ from bayesgeom.measurements._audit_parts import (
     order_statistics,
 )
 from bayesgeom.measurements.audit import EXACT, AuditReport
+from bayesgeom.report.findings import sentence
 from bayesgeom.report.storage import parts_of, quantities_of
 from bayesgeom.selftest.audits import PLANTED, PlantedAudit, planted_audits
 from bayesgeom.tasks.bijection import Bijection
@@ -57,6 +61,42 @@ def test_each_planted_predictor_is_caught_by_its_own_part(name: str) -> None:
         part = own.report.estimate(caught[name])
         low, high = part.ends
         assert not low <= part.ceiling <= high
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in PLANTED])
+def test_a_predictor_is_named_only_if_its_mixture_leaves_little(name: str) -> None:
+    named = {"exact": EXACT, "forgetful": "forgetting", "plug-in": "plug_in", "memorizing": "pool of three"}
+    own = planted()[name].report
+    assert own.answer().values.get("predictor") == named.get(name)
+    titles = [panel.title for panel in own.panels()]
+    assert any("No mixture of predictors is near" in title for title in titles) == (name not in named)
+
+
+def test_the_martingale_gap_appends_every_answer() -> None:
+    """After one flip of two, each sequence has the same single step."""
+    coin = Dice(n_faces=2, length=2)
+    first = 4 / 5  # the exact 2/3 at temperature 1/2
+    assert coin.n_continued == 1
+
+    def overconfident(flips: torch.Tensor) -> torch.Tensor:
+        counts = torch.nn.functional.one_hot(flips, 2).double().cumsum(dim=1) + 1
+        return 2 * counts.log()
+
+    after_same, after_other = 9 / 10, 1 / 2  # counts 3 and 1, and 2 and 2
+    gap = abs(first * after_same + (1 - first) * after_other - first)
+    found = bayesgeom.audit(overconfident, coin, n=16, parts=["martingale"])
+    assert float(found.martingale_gap) == pytest.approx(gap) and float(found.martingale_drift) == pytest.approx(gap)
+
+
+def test_the_cost_of_a_large_model_comes_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(audit_module, "LARGE", 1)
+    with phases_shown("audit"):
+        found = bayesgeom.audit(lively(), n=12)
+    first, *others = capsys.readouterr().err.splitlines()
+    n_answers, n_ages, n_orders = 5, len(found.ages), 8
+    runs = 12 * (1 + n_ages + n_answers + 2 + n_orders)
+    assert re.fullmatch(rf"  audit of 12 prompts: \d+ s \({runs} runs\)", first)
+    assert sum(int(line.split("(")[1].split()[0]) for line in others) <= runs
 
 
 def test_a_number_out_of_its_range_fails_the_selftest() -> None:
@@ -168,9 +208,8 @@ def test_recorded_predictions_give_what_needs_no_other_sequence(tmp_path: Path) 
 
 
 def test_the_audit_of_a_network_runs_every_part_and_draws_it() -> None:
-    found = bayesgeom.audit(lively(), n=24, n_positions=2)
-    again = bayesgeom.audit(lively(), n=24, n_positions=2)
-    assert found == again and found.steps == ("1", "4") and found.predictors[0] == EXACT
+    found, again = bayesgeom.audit(lively(), n=24), bayesgeom.audit(lively(), n=24)
+    assert found == again and found.predictors[0] == EXACT
     assert 0 < float(found.martingale_gap) < 1 and 0 < float(found.order_spread) < 1
     assert found.regret_bits.value == found.regret_bits_by_position.value[-1]
     drawn = {trace.name: trace for panel in found.panels() for trace in panel.figure.data}
@@ -181,7 +220,7 @@ def test_the_audit_of_a_network_runs_every_part_and_draws_it() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mamba"])
 def test_families_are_audited_in_full(family: str, tmp_path: Path) -> None:
-    found = bayesgeom.audit(saved(family, tmp_path), Bijection(n_values=5, n_pairs=4), n=12, n_positions=2)
+    found = bayesgeom.audit(saved(family, tmp_path), Bijection(n_values=5, n_pairs=4), n=12)
     missing = {name for name in quantities_of(AuditReport) if np.isnan(found.estimate(name).value).all()}
     assert missing == {"log_odds_slope", "discount", "discount_gain_bits"}
 
@@ -205,20 +244,14 @@ def test_a_text_task_is_audited_with_its_labels_and_words() -> None:
     leaky = bayesgeom.audit(lambda tokens: torch.zeros(*tokens.shape, 257), task, n=9, parts=[])
     line = next(own for own in leaky.headlines() if own.metric == "off_answer_prob")
     assert line.value == pytest.approx(255 / 257) and line.baseline == 0
-    assert found.steps == ("1", "2", "3", "4") and np.isfinite(found.discount.value)
+    assert np.isfinite(found.discount.value)
+    assert sentence(leaky.answer()).endswith("99 % of the probability is not on the answers.")
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("given", "message"),
-        [
-            ({"n": 1}, "n must be at least 2, got 1"),
-            ({"n_positions": 0}, "n_positions must be at least 1, got 0"),
-        ],
-    )
-    def test_small_numbers(self, given: dict[str, Any], message: str) -> None:
-        with pytest.raises(InvalidArgument, match=message):
-            bayesgeom.audit(lively(), **given)
+    def test_small_numbers(self) -> None:
+        with pytest.raises(InvalidArgument, match="n must be at least 2, got 1"):
+            bayesgeom.audit(lively(), n=1)
 
     @pytest.mark.parametrize("found", [np.ones((2, 2)), "text", torch.ones(2, 7, 5)])
     def test_predictors_that_return_no_probabilities(self, found: Any) -> None:

@@ -231,7 +231,7 @@ def test_profiles_of_baselines_follow_their_names() -> None:
     report = Calibration().measure(baseline_run(HMM(n_states=3, n_symbols=2, length=5), 101))
     windows = tuple(sorted(f"window {w} {start}" for w in range(1, 5) for start in ("uniform", "stationary")))
     baselines = report.entropy_mae_bits_by_position.baselines
-    names = ("uniform", "constant", "likelihood only", "stationary", *windows)
+    names = ("uniform", "constant", "likelihood only", "prior", "stationary", *windows)
     assert tuple(own.name for own in baselines) == names == tuple(levels(report.entropy_mae_bits))
     for own in baselines:
         assert own.value.shape == (5,)

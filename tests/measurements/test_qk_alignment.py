@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,15 @@ from bayesgeom.core import run as s
 from bayesgeom.core.run import Run, Trials
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.measurements.base import planted_run, planted_trials
-from bayesgeom.measurements.qk_alignment import SHIFTS, QKAlignment, QKAlignmentReport, _farthest
+from bayesgeom.measurements.qk_alignment import (
+    SHIFTS,
+    QKAlignment,
+    QKAlignmentReport,
+    _farthest,
+    _planted_run,
+    _planted_trials,
+    _preference,
+)
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.storage import parts_of, quantities_of
 from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
@@ -219,6 +228,9 @@ def test_the_baseline_equals_a_loop_over_other_sequences(rng: np.random.Generato
         rows = [row for shift in SHIFTS for row in other_row(run, "random", layer, head, shift)]
         found = [own.value[0, layer, head] for own in over_other(report)]
         np.testing.assert_allclose(found, np.mean(rows, axis=0), atol=3e-5)
+        assert report.rows_over_other[0] == len(rows) // len(SHIFTS) < report.rows[0]
+    of_rows = f"({report.rows_over_other[0]} of {report.rows[0]} rows)"
+    assert any(line.label.endswith(of_rows) for line in report.headlines()), "they are the rows of the level"
     differs = (run.trials.relations["random"] != run.trials.relations["random"].roll(1, 0)).double()
     visible = torch.arange(POSITIONS) <= run.trials.scored_positions()[..., None]
     assert report.mask_difference[0] == pytest.approx(float(differs[visible].mean()), abs=1e-6)
@@ -302,3 +314,21 @@ def test_header_rows_and_the_current_symbol_are_not_identified() -> None:
     report = QKAlignment().measure(planted_run(trials, {s.Q_ROT: q, s.K_ROT: k, s.PATTERN: pattern}))
     found = dict(zip(report.relations, report.identified.tolist(), strict=True))
     assert found == {"emission_of_symbol": 1, "transition_entries": 0, "current_symbol": 0, "earlier_symbol": 0}
+
+
+@pytest.mark.parametrize(
+    ("levels", "verdict"),
+    [([], "above"), ([0.001], "undecided"), ([0.001, 0.002, 0.003], "above"), ([0.0, 0.3, 0.6], "at baseline")],
+)
+def test_the_spread_of_untrained_networks_decides(levels: list[float], verdict: str, rng: np.random.Generator) -> None:
+    trials = _planted_trials(n=61)
+    run = _planted_run(trials, _preference(trials)[None])
+    report = QKAlignment().measure(run)
+    copies = [
+        replace(
+            report, mass_over_other_by_layer=report.mass_over_other_by_layer.mapped(lambda own, by=by: own * 0 + by)
+        )
+        for by in levels
+    ]
+    found = QKAlignment().measure(run, copies)
+    assert 0.3 < float(found.mass_over_other_by_layer.value[0, 0]) < 0.9 and found.verdict(0) == verdict

@@ -159,7 +159,7 @@ def test_the_numbers_are_those_of_the_model(hf: Any, address: str, acts: Behavio
     found = bayesgeom.diagnose(model, TASK, n=7, n_untrained=0)
     assert set(found) == {"calibration", "relabeling", "evidence_response", "inside"}  # these read predictions only
     assert "a server gives predictions only" in found.skipped["key_overlap"]
-    audited = bayesgeom.audit(model, TASK, n=5, n_positions=1)
+    audited = bayesgeom.audit(model, TASK, n=5)
     assert np.isfinite(audited.martingale_gap.value) and np.isfinite(audited.order_spread.value)
     for name in ("kl_bits", "entropy_mae_bits", "off_answer_prob", "total_variation"):
         one, other = found["calibration"].estimate(name), direct.estimate(name)

@@ -22,6 +22,7 @@ from bayesgeom.monitor.report import ATTENTION, DIRECTIONS, OTHERS, UNIFORM, UNT
 from bayesgeom.monitor.rules import Thresholds
 from bayesgeom.monitor.watch import Monitor, Response, Settings, trainer_callback
 from bayesgeom.report.diagnosis import Diagnosis
+from bayesgeom.report.sentences import opening_of
 from bayesgeom.tasks.bijection import Bijection
 from tests.ablations.plain import n_hooks
 
@@ -111,6 +112,9 @@ def test_each_number_has_its_chance_level_and_that_of_an_untrained_network() -> 
         report.attention_entropy_bits,
     ):
         assert math.isfinite(own.baseline(UNTRAINED).value[0])
+    first = report.headline()
+    assert first is not None and first.metric == "kl_bits" and not any(own.verdict for own in report.headlines())
+    assert opening_of(report)[0].startswith("At step 0 KL is ")
     alone = Monitor(tiny(), TASK, every=1, settings=QUICK)
     alone(0)
     assert [own.name for own in alone.report().coverage.baselines] == [DIRECTIONS]

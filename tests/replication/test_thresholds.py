@@ -159,7 +159,8 @@ def test_verdicts_name_baselines_that_pass(rng: np.random.Generator) -> None:
     assert report.passed.baseline(UNTRAINED).value[-1] == pytest.approx(2 / 3) and report.passed.value[-1] == 1
     assert [own.name for own in alone.passed.baselines] == [CHANCE]
     fresh, found = report.measured[-1].baseline(UNTRAINED), [float(copy.measured[-1]) for copy in copies]
-    assert (fresh.value, fresh.low, fresh.high) == pytest.approx((np.mean(found), min(found), max(found)))
+    mean, reach = np.mean(found), 4.302653 * np.std(found, ddof=1) * (4 / 3) ** 0.5  # t(0.975, 2), from a table
+    assert (fresh.value, fresh.low, fresh.high) == pytest.approx((mean, mean - reach, mean + reach))
     assert [own.name for own in alone.measured.baselines] == [CHANCE]
     assert report.verdicts[-1] == "passed, uninformative: untrained networks pass" and alone.verdicts[-1] == "passed"
     assert report.verdicts[2] == "passed, uninformative: chance and untrained networks pass"

@@ -130,10 +130,34 @@ def test_a_smooth_statistic_has_the_interval_of_its_jackknife(rng: np.random.Gen
     assert float(own) == draws[0] and tuple(map(float, own.ends)) == (float(low), float(high))
 
 
-def test_untrained_networks_are_one_baseline_with_their_range() -> None:
+def test_untrained_networks_are_one_baseline_with_the_bounds_of_a_further_one() -> None:
     assert of_untrained([]) == ()
-    (own,) = of_untrained([np.array([1.0, 5.0]), np.array([3.0, 2.0])])
-    np.testing.assert_array_equal([own.value, own.low, own.high], [[2.0, 3.5], [1.0, 2.0], [3.0, 5.0]])
+    (alone,) = of_untrained([0.25])
+    assert (alone.value, alone.low, alone.high) == (0.25, None, None), "one copy has no spread"
+    (own,) = of_untrained([np.array([1.0, 5.0]), np.array([3.0, 2.0]), np.array([5.0, 2.0])])
+    reach = 4.302653 * np.array([2.0, 3**0.5]) * (4 / 3) ** 0.5  # t(0.975, 2), from a table
+    np.testing.assert_allclose([own.value, own.low, own.high], [[3, 3], 3 - reach, 3 + reach], rtol=1e-6)
+
+
+def test_the_bound_of_untrained_networks_is_exceeded_by_one_in_forty_more(rng: np.random.Generator) -> None:
+    values = rng.normal(size=(20_000, 4))
+    (level,) = of_untrained(list(values[:, :3].T))
+    assert level.high is not None and level.low is not None
+    # Standard error of a share of 0.025 of 20,000: 0.0011.
+    assert np.mean(values[:, 3] > level.high) == pytest.approx(0.025, abs=0.005)
+    assert np.mean(values[:, 3] < level.low) == pytest.approx(0.025, abs=0.005)
+    assert np.mean(values[:, 3] > values[:, :3].max(axis=1)) > 0.2, "the best of three is no bound"
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [((0.6, 0.7), "yes"), ((0.45, 0.55), "undecided"), ((0.35, 0.4), "undecided"), ((0.1, 0.2), "no")],
+)
+def test_the_bound_of_untrained_networks_decides_for_and_their_mean_against(
+    ends: tuple[float, float], verdict: str
+) -> None:
+    levels = of_untrained([0.26, 0.3, 0.34])  # mean 0.3, bound 0.4987
+    assert Estimate.of(sum(ends) / 2, ends, baselines=levels).clears("higher") == verdict
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)])
@@ -236,7 +260,7 @@ def test_a_value_outside_its_range_is_missing_with_a_reason() -> None:
     found = own.baselines[0]
     np.testing.assert_array_equal(found.value, [0.5, np.nan, 0.25])
     assert found.low is not None and found.high is not None
-    np.testing.assert_array_equal([found.low, found.high], [[0.25, np.nan, 0.125], [0.75, 0.5, np.nan]])
+    np.testing.assert_array_equal([found.low, found.high], [[0.25, 0.0, 0.125], [0.75, 0.5, 1.0]])
     exact = within(Estimate.of([2.0, 0.5]), 0.0, 1.0)
     assert np.isnan(exact.value[0]) and exact.reason_at((0,)) == Reason.OUT_OF_RANGE and exact.value[1] == 0.5
 

@@ -20,6 +20,8 @@ from bayesgeom.charts.lines import add_band, add_line, add_reference
 from bayesgeom.core.verdict import Reason, Verdict
 from bayesgeom.measurements.base import planted_run, planted_trials
 from bayesgeom.measurements.calibration import Calibration, CalibrationReport
+from bayesgeom.report.answer import N_COPIES
+from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.page import LETTER, NARROWEST, _asset, _placed, compact, page_of
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.storage import values_of
@@ -222,6 +224,19 @@ def test_the_bundled_library_is_whole() -> None:
     assert "Permission is hereby granted" in _asset("plotly-cartesian.LICENSE").decode()
 
 
+@pytest.mark.parametrize("is_behavioral", [True, False])
+def test_a_tile_of_no_test_makes_no_claim(
+    is_behavioral: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlantedReport, "is_behavioral", is_behavioral)
+    level = Baseline.of("chance", "flat", 0.5)
+    report = replace(planted(rng), depth=Estimate.of(0.25, (0.125, 0.375), n=17, baselines=[level]))
+    assert report.headlines()[0].verdict == Verdict.NO
+    text = page_of("both", {"planted": report, "calibration": calibration(rng, is_informed=True)}, {}, SOURCE)
+    tiles = text.split('id="tiles"')[1].split("</section>", maxsplit=1)[0]
+    assert ("no claim" in tiles) != is_behavioral and ("does not beat" in tiles) == is_behavioral
+
+
 def test_a_verdict_has_the_tone_of_its_code() -> None:
     assert {Verdict.CAUSAL.tone, Verdict.MATCHES.tone} == {"good"} and {Verdict.YES.tone, Verdict.NO.tone} == {"open"}
 
@@ -231,7 +246,8 @@ def calibration(rng: np.random.Generator, *, is_informed: bool) -> CalibrationRe
     exact = rng.dirichlet(np.full(5, 0.5), size=(67, 3))
     model = 0.99 * exact + 0.002 if is_informed else np.roll(exact, 1, axis=0)
     trials = planted_trials(exact, rng.integers(7, size=(67, 3)))
-    return Calibration().measure(planted_run(trials, {}, model=torch.from_numpy(model)))
+    report = Calibration().measure(planted_run(trials, {}, model=torch.from_numpy(model)))
+    return replace(report, gap_closed_by_copies=np.zeros(N_COPIES))
 
 
 @pytest.mark.parametrize("is_informed", [True, False])

@@ -206,7 +206,7 @@ def test_names_of_baselines_are_printed_in_words(rng: np.random.Generator) -> No
     ("ends", "untrained", "uniform", "verdict"),
     [
         ((0.5, 0.7), [0.3], 0.2, "undecided"),
-        ((0.5, 0.7), [0.3, 0.1], 0.2, "yes"),
+        ((0.5, 0.7), [0.29, 0.3, 0.31], 0.2, "yes"),
         ((0.2, 0.25), [0.3], 0.1, "undecided"),
         ((0.2, 0.25), [0.3], 0.4, "no"),  # the uniform predictor decides
         ((0.25, 0.35), [0.3], 0.2, "undecided"),  # with and without it: another reason

@@ -11,12 +11,13 @@ import bayesgeom
 from bayesgeom.core.run import RESID_PRE
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions.design import Design
-from bayesgeom.report.findings import Finding, rounded, sentence
+from bayesgeom.report.estimate import UNTRAINED, Estimate
+from bayesgeom.report.findings import Finding, is_stated, rounded, sentence
 from bayesgeom.report.sentences import opening_of
 from bayesgeom.subspaces.base import InterventionSite
 from tests.interventions.worlds import TASK, lively
 
-FEW = Design("swap", n_random=2, n_matched=2, n_control=3, n_untrained=0, n_fit=51)
+FEW = Design("swap", n_random=2, n_matched=2, n_control=3, n_untrained=2, n_fit=51)
 
 
 @cache
@@ -78,15 +79,15 @@ def test_evidence_response(verdict: Verdict, finding: Finding) -> None:
 
 def test_ablation_counts_what_matters_and_names_the_largest() -> None:
     report, effect, unknown = ablated(), ablated().kl_increase_bits, np.full(len(ablated().ablations), np.nan)
-    name, bits = report.ablations[report.ranked()[0]], float(effect.value.max())
-    for margin, n_raising in ((-1e-9, len(unknown)), (-9.0, 0)):
-        low = np.where(effect.value > 0, effect.value, 1.0) + margin
-        for n, each in ((24, Finding.SOME_MATTER), (23, Finding.SOME_MATTER_ALONE)):
-            changed = replace(report, kl_increase_bits=replace(effect, low=low, high=low + 9), n=n)
-            answer = changed.answer()
-            assert answer.finding is (each if n_raising else Finding.NONE_MATTER)
-            assert answer.values["name"] == name and float(answer.values["bits"]) == bits
-            assert answer.values["count"] == len(unknown) and answer.values.get("raising", 0) == n_raising
+    name, least = report.ablations[report.ranked()[0]], 0.001 * report.uniform_kl_bits  # a thousandth of the gap
+    before = replace(report.unablated_kl_bits, value=np.array(least / 2))
+    for level, n_mattering in ((1.01 * least, len(unknown)), (0.99 * least, 0)):
+        known = level + 1e-9 * effect.value
+        raised = replace(effect, value=known, low=known, high=known)
+        answer = replace(report, kl_increase_bits=raised, unablated_kl_bits=before).answer()
+        assert answer.finding is (Finding.SOME_MATTER if n_mattering else Finding.NONE_MATTER)
+        assert answer.values["name"] == name and float(answer.values["bits"]) == known.max()
+        assert answer.values["count"] == len(unknown) and answer.values.get("mattering", 0) == n_mattering
     preview = replace(report, entropy_mae_increase_bits=replace(report.entropy_mae_increase_bits, value=unknown))
     assert preview.answer().finding is Finding.ABLATION_PREVIEW
 
@@ -95,6 +96,7 @@ def test_ablation_counts_what_matters_and_names_the_largest() -> None:
     ("verdict", "finding"),
     [
         (Verdict.CAUSAL, Finding.CAUSAL),
+        (Verdict.MOVES, Finding.MOVES),
         (Verdict.INERT, Finding.INERT),
         (Verdict.BY_CONSTRUCTION, Finding.SHOWS_NOTHING),
         (Verdict.NOT_IDENTIFIED, Finding.SHOWS_NOTHING),
@@ -107,13 +109,76 @@ def test_intervention(verdict: Verdict, finding: Finding) -> None:
     answer = changed.answer()
     assert answer.finding is finding and answer.values.get("layers", [1]) == [1]
     against = {"causal": report.against_causal[1], "inert": report.against_inert[1]}
-    expected = {Verdict.UNDECIDED: against, Verdict.CAUSAL: {}, Verdict.INERT: {}}
+    expected = {Verdict.UNDECIDED: against, Verdict.CAUSAL: {}, Verdict.MOVES: {}, Verdict.INERT: {}}
     assert answer.against == expected.get(verdict, {"causal": report.against_causal[1]})
     if verdict == Verdict.CAUSAL:
-        assert answer.values["effect"] == report.movement.value[1, 0] and "random_most" in answer.values
+        effect, later = answer.values["effect"], answer.values["later"]
+        assert isinstance(effect, Estimate) and float(effect) == report.movement.value[1, 0]
+        assert isinstance(later, Estimate) and float(later) == report.indirect_movement.value[1, 0]
+        assert answer.values["untrained"] == max(0.0, report.indirect_movement.baseline(UNTRAINED).high[1, 0])
+        assert "random_most" in answer.values
     says, details = opening_of(changed)
     assert says.endswith(".") and details.endswith(".")
     assert ("Against causal: " in details) == (verdict == Verdict.UNDECIDED)
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ((0.5, 1.9), "beyond, it is 1.2 times that within."),
+        ((0.007, 2394.0), "it is 0.0011 bits within and 0.94 bits beyond."),
+        ((np.nan, np.nan), "it is 0.0011 bits within and 0.94 bits beyond."),
+    ],
+)
+def test_a_ratio_is_stated_where_the_ends_of_its_interval_agree(ends: tuple[float, float], says: str) -> None:
+    ratio, change = Estimate.of(1.2, ends), Estimate.of(0.2, (-0.1, 0.9))
+    known: dict[str, Any] = {"ratio": ratio} if is_stated(ratio) else {"within": 0.0011, "beyond": 0.94}
+    text = sentence(Finding.LENGTH_OF_ONE.of(verdict="undecided", change=change, **known))
+    assert text == f"Undecided: KL changes by −0.1 … 0.9 bits where the training length ends; {says}"
+
+
+def test_an_undecided_comparison_has_intervals_and_no_point() -> None:
+    differences = {"b − a": Estimate.of(0.2, (-0.1, 0.5)), "c − a": Estimate.of(3.0, (2.0, 4.0))}
+    text = sentence(Finding.CLOSEST_UNDECIDED.of(row="KL(exact ‖ model)", unit="bits", differences=differences))
+    says = "Undecided which is closest to exact: KL (bits) differs by −0.1 … 0.5 (b − a), 2 … 4 (c − a)."
+    assert text == says
+
+
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [
+        (Estimate.of(0.0034, (0.0012, 0.62)), "0.3 % [0.1 % … 62 %]"),
+        (Estimate.of(0.0, (0.0, 0.0)), "0 % [0 % … 0 %]"),
+        (Estimate.of(0.00002), "0.002 %"),
+    ],
+)
+def test_a_share_of_a_patch_is_0_only_where_it_is(share: Estimate, says: str) -> None:
+    text = sentence(Finding.CARRIES_MOST.of(token="a", layer=2, site="z", share=share))
+    assert text == f"“a” in layer 2 carries most: patching z there recovers {says} of the difference."
+
+
+def test_a_monitor_without_an_exact_posterior_says_so() -> None:
+    text = sentence(Finding.MONITORED.of(step=100, bits=np.nan, uniform=np.nan, events=["repaired"]))
+    assert text == "At step 100 KL is not known. Events: repaired."
+
+
+def test_the_sentence_of_a_movement_has_its_intervals_and_the_level_that_it_is_compared_with() -> None:
+    values: dict[str, Any] = {"layer": 1, "edit": "swap", "subspace": "LEACE (belief)", "quantity": "belief"}
+    values |= {"effect": Estimate.of(0.6, (0.5, 0.7)), "random_most": 0.04}
+    values |= {"later": Estimate.of(0.3, (0.25, 0.35)), "untrained": 0.05, "layers": [1, 2]}
+    moves = "swapping LEACE (belief) in layer 1 moves the answer"
+    rest = "of the way to the donor's belief (random subspaces: at most 4 %), and 30 % [25, 35] without the direct path"
+    untrained = "(untrained networks: up to 5 %)."
+    causal = f"Causal in layers 1 and 2: {moves} 60 % [50, 70] {rest} {untrained}"
+    assert sentence(Finding.CAUSAL.of(**values)) == causal
+    undecided = Finding.MOVEMENT_UNDECIDED.of({"causal": "a", "inert": "b"}, **values)
+    ranges = rest.replace("30 % [25, 35]", "25 % to 35 %")
+    assert sentence(undecided).split("\n")[0] == f"Undecided: {moves} 50 % to 70 % {ranges} {untrained}"
+    unknown = values | {"untrained": np.nan}
+    text = f"Moves the answer in layers 1 and 2, not compared with untrained networks: {moves} 60 % [50, 70] {rest}."
+    assert sentence(Finding.MOVES.of(**unknown)) == text
+    at_z = Finding.CAUSAL.of(**values | {"later": Estimate.of(np.nan)})
+    assert sentence(at_z) == causal.replace(", and 30 % [25, 35] without the direct path", "")
 
 
 def test_the_sentence_has_the_numbers_and_what_is_missing_is_left_out() -> None:

@@ -65,7 +65,7 @@ def style_colors(is_dark: bool) -> dict[str, str]:
 def test_text_is_readable_on_its_background(is_dark: bool) -> None:
     colors = style_colors(is_dark)
     assert colors["back"] == BACKGROUNDS[is_dark]
-    for name in ("text", "soft", "link", "good", "bad", "open"):
+    for name in ("text", "soft", "link", "good", "amber", "bad", "open"):
         for back in ("back", "block"):
             assert contrast(colors[name], colors[back]) >= TEXT_CONTRAST, (name, back)
 

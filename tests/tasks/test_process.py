@@ -61,7 +61,7 @@ def test_baselines_are_what_is_left_when_earlier_symbols_are_summed_out(task: Ma
     baselines, step = task.baseline_predictives(trials), task.labeled().sum(0).numpy()
     for row, symbols in enumerate(trials.tokens.tolist()):
         for t in range(task.n_pos):
-            for name, kept in (("context_free", 0), ("last_symbol", 1), ("last_two", 2)):
+            for name, kept in (("prior", 0), ("last_symbol", 1), ("last_two", 2)):
                 n_kept = min(kept, t + 1)
                 before = start @ np.linalg.matrix_power(step, t + 1 - n_kept)
                 seen = symbols[t + 1 - n_kept : t + 1]

@@ -28,7 +28,7 @@ def test_belief_and_predictive_are_outer_products_of_the_factors(factors: tuple[
     )
     torch.testing.assert_close(trials.belief, outer(a.belief, b.belief), atol=1e-13, rtol=0)
     torch.testing.assert_close(trials.predictive, outer(a.predictive, b.predictive), atol=1e-13, rtol=0)
-    unread = [own.baseline_predictives(part)["context_free"] for own, part in zip(factors, (a, b), strict=True)]
+    unread = [own.baseline_predictives(part)["prior"] for own, part in zip(factors, (a, b), strict=True)]
     baselines = task.baseline_predictives(trials)
     torch.testing.assert_close(baselines["only_a"], outer(a.predictive, unread[1]), atol=1e-13, rtol=0)
     torch.testing.assert_close(baselines["only_b"], outer(unread[0], b.predictive), atol=1e-13, rtol=0)

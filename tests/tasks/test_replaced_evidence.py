@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from bayesgeom.core.plugins import discover
 from bayesgeom.core.run import Trials, checked_trials
 from bayesgeom.stats.information import kl_bits
+from bayesgeom.stats.windows import is_window
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import EvidenceTask, random_completion
 from bayesgeom.tasks.bijection import Bijection
@@ -213,3 +215,43 @@ def test_the_exact_observer_does_not_learn_from_the_replacement_itself() -> None
     mean = many.at_scored(many.predictive)[:, -1].mean(dim=0)
     window = task.window_predictives(one, 2)[0, -1]
     assert float(kl_bits(window[None, None], mean.log()[None, None])) < 1e-4
+
+
+def redrawn(task: EvidenceTask, trials: Trials, n_kept: int, seed: int) -> Trials:
+    return task.replace_evidence(trials, kept(task, n_kept), torch.Generator().manual_seed(seed))
+
+
+WITH_HEADERS = (HMM(n_states=3, n_symbols=2, length=5), LinearRegression(n_bins=5, n_points=7))
+
+
+@pytest.mark.parametrize("task", [*TASKS, *WITH_HEADERS], ids=str)
+def test_what_is_said_to_read_no_evidence_reads_none(task: EvidenceTask) -> None:
+    """Nor does a window observer read older symbols."""
+    trials = task.sample(53, seed=0)
+    before = task.baseline_predictives(trials)
+    assert {"uniform", "prior", "stationary"} & before.keys()
+    widths = {name: int(name.split("_")[1]) for name in before if is_window(name) and name.startswith("window")}
+    for name, width in widths.items() | {("uniform", 0), ("prior", 0), ("stationary", 0)}:
+        if name in before:
+            after = task.baseline_predictives(redrawn(task, trials, width, seed=1))[name]
+            last = slice(None) if not width else slice(-1, None)
+            torch.testing.assert_close(after[:, last], before[name][:, last], msg=name)
+
+
+@pytest.mark.parametrize("task", [*TASKS, *WITH_HEADERS], ids=str)
+def test_no_stronger_predictor_without_evidence_is_left_out(task: EvidenceTask) -> None:
+    """The mean of the exact answers, given all that is no evidence, is the strongest such predictor."""
+    given, n_fitted = task.sample(41, seed=0), 30
+    drawn = [redrawn(task, given, 0, seed) for seed in range(2 * n_fitted)]
+    exact = torch.stack([trials.at_scored(trials.predictive) for trials in drawn])
+    fitted, seen = exact[:n_fitted].mean(dim=0), exact[n_fitted:]
+    known = {"position alone": exact.mean(dim=(0, 1)).expand_as(fitted)}
+    known |= {name: level for name, level in task.baseline_predictives(given).items() if name in ("uniform", "prior")}
+    costs = {name: float(kl_bits(seen, level.log().expand_as(seen)).mean()) for name, level in known.items()}
+    assert min(costs.values()) <= float(kl_bits(seen, fitted.log().expand_as(seen)).mean()) + 1e-9
+
+
+def test_every_task_with_evidence_is_among_these() -> None:
+    # mypy: an abstract class as a value is what discovery is about.
+    kinds = discover("bayesgeom.tasks", EvidenceTask)  # type: ignore[type-abstract]
+    assert {*kinds.values()} <= {type(task) for task in TASKS}

@@ -163,8 +163,8 @@ def test_a_full_or_closed_standard_output_costs_no_report(
     for target, status in (("/dev/full", 2), (writing, 0)):
         with open(target, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:  # noqa: PTH123
             patch.setattr(sys, "stdout", stream)
-            assert main(["diagnose", "tiny", *QUICK, "--out", f"run-{status}"]) == status
-        assert len(Diagnosis.load(f"run-{status}")) == 1
+            assert main(["diagnose", "tiny", *QUICK, "key_overlap", "--out", f"run-{status}"]) == status
+        assert len(Diagnosis.load(f"run-{status}")) == 2, "not even where the answer is printed first"
     error = "cannot write to standard output: No space left on device. The report is complete: "
     assert capsys.readouterr().err == f"bayesgeom: {error}{Path('run-2/report.html')}.\n"
 

@@ -122,7 +122,7 @@ def calls() -> dict[str, Call]:
     special: dict[str, dict[str, Any]] = {  # what a public function takes beyond a model, its task, n and a seed
         "ablate": {"battery": "mlps", "mode": "mean"},
         "as_model": {"model": model.module, "tokenizer": None},
-        "audit": {"n": 8, "n_positions": 1, "parts": ("response",)},
+        "audit": {"n": 8, "parts": ("response",)},
         "capture": {"out": folder / "captured", "sites": ["k"], "n_untrained": 0},
         "compare": {"models": [model] * 2, "n": 12, "probes": "calibration"},
         "diagnose": {"probes": ["calibration"], "n_untrained": 0},

@@ -54,7 +54,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {  # of functions that need more, o
         stored(folder), sites=[LATER], kind="remove", n=5
     ),
     "erase_onwards": lambda folder: bayesgeom.erase_onwards(stored(folder), sites=LATER, n=5),
-    "audit": lambda folder: bayesgeom.audit(stored(folder), n=5, n_positions=1),
+    "audit": lambda folder: bayesgeom.audit(stored(folder), n=5),
     "gradient_movement": lambda folder: bayesgeom.gradient_movement(a_run(folder, steps=(0, 100)), n=5),
     "training_dynamics": lambda folder: bayesgeom.training_dynamics(a_run(folder, steps=(0, 100)), n=5),
     "length_generalization": lambda folder: bayesgeom.length_generalization(

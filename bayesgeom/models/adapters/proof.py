@@ -272,7 +272,7 @@ def _claims(stored: Passages, functions: Functions, equations: Equations, layer:
         # RWKV halves the stream every few layers: compare up to one factor.
         factor = (after.double().to(before.device) * before.double()).sum() / before.double().square().sum()
         yield Claim("resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor * before)
-    yield from _attention_claims(arrived, left, functions, layer)
+    yield from attention_claims(arrived, left, functions, layer)
     yield from equations(arrived, left, layer)
 
 
@@ -291,7 +291,8 @@ def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int
         yield Claim("the MLP reads resid_mid", (RESID_MID,), mid, right)
 
 
-def _attention_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[Claim]:
+def attention_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[Claim]:
+    """Yield the equations of one layer's heads whose sites there are."""
     has = arrived.keys().__ge__
     for site, verified in ((K, (TOKEN_INPUTS, TOKEN_KEYS)), (V, (W_V,))):
         if has({RESID_PRE, site}) and functions.projected is not None:
@@ -324,17 +325,17 @@ def _turned_claims(
     """A norm and a rotation, in either order."""
     turned = functions.turned(plain, x, layer)
     if turned is None:
-        yield from _rotation_claims(functions.normed(plain, x, layer), arrived, plain)
+        yield from rotation_claims(functions.normed(plain, x, layer), arrived, plain)
         return
-    yield from _rotation_claims(x, turned, plain)
+    yield from rotation_claims(x, turned, plain)
     right = functions.normed(plain, turned, layer)
     yield Claim(f"norm of the rotated {plain.name} = {plain.name}_rot", (plain,), arrived, right)
 
 
-def _rotation_claims(
+def rotation_claims(
     normed: Float[Tensor, "batch pos head d"], turned: Float[Tensor, "batch pos head d"], plain: Site
 ) -> Iterator[Claim]:
-    """A rotation may include one factor, equal at every position (OPT scales its queries, YaRN both)."""
+    """Yield the equations of a rotation, which may include a factor equal at every position: OPT's queries, YaRN."""
     before, after = normed.double().norm(dim=-1), turned.double().norm(dim=-1)
     factor = after.norm() / before.norm().clamp_min(1e-12)
     name = f"{plain.name}_rot"

@@ -1,4 +1,4 @@
-"""`wrap`: any causal `nn.Module`, measured through hooks on the parts that its owner names.
+"""`wrap`: any causal `nn.Module`, measured through hooks on parts that are found by what they compute, or named.
 
 The module is not changed. Sites pass the same kind of proof as those of other models: in one pass noise is added at
 every site, and the inputs of later sites must follow from the outputs of earlier ones. A site that fails, or that no
@@ -6,17 +6,18 @@ equation reaches, is withheld with the reason and what to declare.
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import FunctionType, MethodType
 from typing import Any, TypedDict, Unpack, cast, final, get_type_hints
 
 import torch
-from einops import einsum, rearrange
-from jaxtyping import Bool, Float, Int64
+from einops import rearrange
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import (
@@ -46,22 +47,52 @@ from bayesgeom.core import (
     checked,
     unknown_name,
 )
-from bayesgeom.core.errors import quoted, with_plain_integers
+from bayesgeom.core.errors import quoted, suggestion, with_plain_integers
 from bayesgeom.core.plugins import Contained
 from bayesgeom.core.run import untrained_hash
-from bayesgeom.core.torch_state import PROCESS_STATE, Hook, evaluating, holding_lock, hooked, structure_of
+from bayesgeom.core.text import aligned_table
+from bayesgeom.core.torch_state import (
+    PROCESS_STATE,
+    Hook,
+    evaluating,
+    holding_lock,
+    hooked,
+    lock_of,
+    structure_of,
+    uncompiled,
+)
+from bayesgeom.models.adapters.attention import (
+    AttentionCall,
+    AttentionWatch,
+    HeadSizes,
+    Projection,
+    ProjectionLayout,
+    pattern_of,
+    weighted,
+)
+from bayesgeom.models.adapters.finding import (
+    BlockParts,
+    Observation,
+    chain_of,
+    first_tensor,
+    lists_of,
+    parts_of,
+    stack_of,
+)
 from bayesgeom.models.adapters.proof import (
     SUM,
     Claim,
-    Passage,
+    Functions,
+    Passages,
     PerHead,
     Taps,
-    per_query_head,
+    attention_claims,
     perturbed_pass,
     sentinel_trials,
     tolerance_of,
 )
-from bayesgeom.models.base import HeadOutput, Model, Reattachable, Replayer, Withheld, hooked_sites, is_out_of_memory
+from bayesgeom.models.adapters.untrained import initialized, is_owners, weights_differ
+from bayesgeom.models.base import HeadOutput, Model, Reattachable, Replayer, Withheld, is_out_of_memory
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
 from bayesgeom.models.unembedding import matrix_of
@@ -69,70 +100,28 @@ from bayesgeom.tasks.base import torch_seed
 
 Where = str | Callable[[Any], Any]  # a name within the owner, or a function of it
 _HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN)
+_DECLARED = ("attn", "mlp", "q", "k", "v", "qkv", "out", "down")
 _SLACK = 1e-3  # of a sum of probabilities, in half precision
 _NEXT, _OUT, _PLAIN = "resid_post = next resid_pre", "out(z) = attn_out", "softmax(q·k / √d_head) · v = z"
 _DOWN = "down(mlp_post) = mlp_out"
 _LAST_OF = "the last projection of the"
+_WITH = "what else its block has of attn=…, mlp=…, out=… and qkv=…, or q=…, k=… and v=…"
 _HINTS = {
     _NEXT: ": something changes the stream between blocks",
     SUM: ": declare as attn and mlp what the block adds to its stream, and norms=… if it normalizes the sums",
     _OUT: f": out=… must be {_LAST_OF} heads before attn",
     _DOWN: f": down=… must be {_LAST_OF} MLP before mlp",
-    _PLAIN: ": n_heads=… is wrong, queries or keys are rotated, normed or swapped, or the mask is not causal",
+    _PLAIN: ": n_heads=… is wrong, queries or keys are rotated (rotary=…), normed or swapped, or it is not causal",
 }
-_PART = "declare {}=…, the part of a block whose output is added to the stream"
 _TO_DECLARE: Mapping[Site, str] = {
-    ATTN_OUT: _PART.format("attn"),
-    MLP_OUT: _PART.format("mlp"),
+    **dict.fromkeys((ATTN_OUT, MLP_OUT), "declare attn=… and mlp=…"),
     MLP_POST: f"declare down=…, {_LAST_OF} MLP",
-    **dict.fromkeys(_HEADS, "declare n_heads, out=… and qkv=…, or q=…, k=… and v=…"),
-}
-_WITH: Mapping[Site, str] = {  # what else an equation of a declared site needs
-    ATTN_OUT: "mlp=…",
-    MLP_OUT: "attn=…",
-    MLP_POST: "mlp=…",
-    Z: "attn=…, or the projections to q, k and v",
-    **dict.fromkeys((Q, K, V), f"out=…, {_LAST_OF} heads"),
+    **dict.fromkeys(_HEADS, "declare n_heads=…, out=… and qkv=…, or q=…, k=… and v=…"),
 }
 _NOT_OFFERED = "no declaration of `wrap` gives it: write a subclass of Model (docs/extending.md, section A model)"
 _OF_WEIGHTS = "`wrap` reads no weights: name a subspace that is fitted to activations, such as covariance:belief"
 _AS_FORWARD = "Declare forward=lambda net, ids: …, which returns them"
 _AS_FUNCTION = "Return them as a torch tensor"
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Parts of a module. A block is one module, or a pair whose outputs are the stream before and after it.
-
-    The other parts have one entry per block, or none: `qkv` one fused projection or three, `norms` two.
-    """
-
-    blocks: tuple[tuple[nn.Module, nn.Module], ...]
-    attn: tuple[nn.Module, ...] = ()
-    mlp: tuple[nn.Module, ...] = ()
-    qkv: tuple[tuple[nn.Module, ...], ...] = ()
-    out: tuple[nn.Module, ...] = ()
-    down: tuple[nn.Module, ...] = ()
-    norms: tuple[tuple[nn.Module, ...], ...] = ()
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The sites that these parts could give."""
-        if not self.blocks:
-            return ()
-        heads = (*(Q, K, V) * bool(self.qkv), *(Z,) * bool(self.out), *(PATTERN,) * bool(self.qkv and self.out))
-        in_mlp = (*(MLP_OUT,) * bool(self.mlp), *(MLP_POST,) * bool(self.down))
-        return (RESID_PRE, RESID_POST, *(ATTN_OUT,) * bool(self.attn), *in_mlp, *heads)
-
-    def within(self, net: nn.Module, other: nn.Module) -> "Layout":
-        """Return the parts of the same names in another module of the same architecture."""
-        names = {part: name for name, part in net.named_modules()}
-
-        def moved(own: Any) -> Any:
-            return tuple(map(moved, own)) if isinstance(own, tuple) else other.get_submodule(names[own])
-
-        return Layout(**{each.name: moved(getattr(self, each.name)) for each in fields(self)})
 
 
 class Options(TypedDict, total=False):
@@ -147,10 +136,13 @@ class Options(TypedDict, total=False):
         out: The projection of the heads' outputs.
         down: The last projection of the MLP, whose input are its hidden units.
         norms: The norms that follow the two sums, in blocks that normalize the stream itself (post-norm).
-        forward: A function of `net` and the ids that returns the logits at all positions, where `net(ids)` does not.
-        n_ctx: Longest sequence in tokens. Default: any length.
-        rebuild: Returns a new module of the same architecture, for untrained baselines. Default: a copy on which
-            `reset_parameters` is called.
+        rotary: Returns rotated queries and keys of both, with axes batch, position, head and width, where attention
+            calls none of torch's functions.
+        forward: A function of `net` and the ids that returns the logits at all positions. Default: `net(ids)`, or
+            `net(ids, ids)` where that returns logits of other positions.
+        n_ctx: Longest sequence in tokens. Default: the size of an embedding of positions, or any length.
+        rebuild: Returns a new module of the same architecture, for untrained baselines. Default: its class with the
+            same config, or a copy that is reset.
         tokenizer: Its tokenizer, for text tasks.
         name: Its name in reports. Default: that of its class.
     """
@@ -163,6 +155,7 @@ class Options(TypedDict, total=False):
     out: Where
     down: Where
     norms: tuple[Where, Where]
+    rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     forward: Callable[[Any, Int64[Tensor, "batch pos"]], Any]
     n_ctx: int
     rebuild: Callable[[], nn.Module]
@@ -174,7 +167,7 @@ class Options(TypedDict, total=False):
 def wrap(
     net: nn.Module,
     *,
-    blocks: Where | Sequence[nn.Module],
+    blocks: Where | Sequence[nn.Module] | None = None,
     attn: Where | None = None,
     mlp: Where | None = None,
     n_heads: int = 0,
@@ -182,8 +175,9 @@ def wrap(
 ) -> "WrappedModel":
     """Return any causal module as a `Model`, whose verified sites every probe and ablation can use.
 
-    Parts are named within a block, "attn" or "attn.c_proj", or found by a function of it. The result's `withheld`
-    states which sites are missing, and what to declare to get them.
+    Its blocks and their parts are found by what they compute in a pass; `print(model)` lists them. What is declared
+    replaces what would be found. Parts are named within a block, "attn" or "attn.c_proj", or found by a function of it.
+    The result's `withheld` states which sites are missing, and what to declare to get them.
 
     Args:
         net: Maps token ids (batch pos) to logits (batch pos d_vocab); a tuple or `.logits` is fine.
@@ -191,24 +185,26 @@ def wrap(
             of modules stands for it, whose outputs are the residual stream before and after the block.
         attn: The part of a block whose output is added to the stream by attention: after a norm of its own, that norm.
         mlp: The same of the MLP.
-        n_heads: Number of attention heads; 0 if no part of a head is declared.
+        n_heads: Number of attention heads; 0 if they are found, or no part of a head is declared.
         **options: What `Options` lists: projections of heads, norms after the sums, how to compute logits, and more.
 
     Returns:
         The model. It shares the weights of `net`, which is not changed.
 
     Raises:
-        InvalidArgument: A part does not exist, heads do not divide the width, the module cannot be run on token ids,
-            its output is no logits, it sees later tokens, or `attn` and `mlp` are swapped.
+        InvalidArgument: There are several stacks of blocks or none, a part does not exist, heads do not divide the
+            width, the module cannot be run on token ids, its output is no logits, it sees later tokens or other
+            sequences, or `attn` and `mlp` are swapped.
 
     Example:
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Embedding(10, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 10))
         >>> def forward(net, ids):
         ...     return net[2](net[1](net[0](ids))[0])
-        >>> model = wrap(net, blocks=lambda net: [net[1]], forward=forward, name="gru")
-        >>> sorted(site.name for site in model.sites)
-        ['resid_post', 'resid_pre']
+        >>> print(wrap(net, forward=forward, name="gru"))
+        WrappedModel(gru, 1 layers, d_model 8, 602 parameters)
+        part  site                   by
+        1     resid_pre, resid_post  a single block: it runs once
     """
     if not isinstance(net, nn.Module):
         advice = "pass an instance of it" if isinstance(net, type) else "diagnose takes functions and Models"
@@ -221,23 +217,31 @@ def wrap(
     hints = get_type_hints(Options)
     for name, value in given.items():
         check_argument(name, value, hints[name])
-    chosen = cast(Options, with_plain_integers(given))
+    chosen = with_plain_integers(given)
     for name, least, count in (("n_kv_heads", 1, chosen.get("n_kv_heads")), ("n_ctx", 2, chosen.get("n_ctx"))):
         if count is not None and count < least:
             raise InvalidArgument(f"{name} must be an integer of at least {least}, got {count}.")
-    return WrappedModel(net, _layout(_blocks(net, blocks), attn, mlp, n_heads, chosen), n_heads, chosen)
+    known = {"blocks": blocks, "attn": attn, "mlp": mlp, "n_heads": n_heads or None, **chosen}
+    return WrappedModel(uncompiled(net), {name: value for name, value in known.items() if value is not None})
 
 
 def from_callable(function: Callable[[Int64[Tensor, "batch pos"]], Any], tokenizer: Tokenizer | None = None) -> Model:
     """Return the `Model` of a function of token ids that returns logits: it has predictions and no sites.
 
+    It has the name of the module that it calls, if it refers to one.
+
     Raises:
         InvalidArgument: It cannot be called on token ids, its output is no logits, or it sees later tokens.
     """
-    is_named = isinstance(function, FunctionType | MethodType)
-    name = function.__qualname__.rpartition("<locals>.")[2] if is_named else type(function).__name__
-    options: Options = {"name": name} if tokenizer is None else {"name": name, "tokenizer": tokenizer}
-    return WrappedModel(_FunctionModule(function), Layout(blocks=()), 0, options)
+    name = type(function).__name__
+    if isinstance(function, FunctionType | MethodType):
+        of = inspect.getclosurevars(function)
+        bound = [function.__self__] if isinstance(function, MethodType) else []
+        parts = (x for x in (*bound, *of.nonlocals.values(), *of.globals.values()) if isinstance(x, nn.Module))
+        module = next((type(part).__name__ for part in parts), "")
+        name = module or function.__name__.replace("<lambda>", "function")
+    known = {"name": name} if tokenizer is None else {"name": name, "tokenizer": tokenizer}
+    return WrappedModel(_FunctionModule(function), known, blocks=())
 
 
 @final
@@ -251,44 +255,121 @@ class _FunctionModule(nn.Module):
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Any:
         return self.function(tokens)
 
-    def reset_parameters(self) -> None:
-        """Raise `NoCopy`: what the function computes with is unknown."""
-        raise NoCopy("a function of tokens has no untrained baselines: pass the module itself to bayesgeom.wrap.")
+
+def _blocks(net: nn.Module, seen: Observation, known: Mapping[str, Any]) -> tuple[BlockParts, ...]:
+    """Return the parts of every block: those that are declared, and those that are found."""
+    names: dict[nn.Module, str] = {part: name for name, part in net.named_modules()}
+    if set(known) & {"q", "k", "v", "qkv"} not in (set(), {"qkv"}, {"q", "k", "v"}):
+        given = ", ".join(name for name in ("q", "k", "v", "qkv") if name in known)
+        raise InvalidArgument(f"got {given}: declare either qkv=…, or all of q=…, k=… and v=….")
+
+    def named(part: nn.Module, what: str) -> str:
+        if part not in names:
+            raise InvalidArgument(f"{what}=… must return a module of {type(net).__name__}, got another one.")
+        return names[part]
+
+    declared = _declared_blocks(net, known["blocks"]) if "blocks" in known else None
+    pairs = [(net.get_submodule(name),) * 2 for name in stack_of(seen)] if declared is None else declared
+    blocks = list[BlockParts]()
+    for pair in pairs:
+        ends = (named(pair[0], "blocks"), named(pair[1], "blocks"))
+        if lost := [name for name in ends if name not in seen.calls]:
+            raise InvalidArgument(
+                f"{lost[0]} does not run once a pass, or returns no tensor: blocks=… must name a list of blocks. "
+                f"{lists_of(net)}"
+            )
+        parts = {what: named(_part(pair, known[what], what), what) for what in _DECLARED if what in known}
+        norms = tuple(named(_part(pair, where, "norms"), "norms") for where in known.get("norms", ()))
+        blocks.append(_declared(parts_of(ends, seen), parts, norms, known, seen))
+    sizes = {block.sizes for block in blocks}
+    if len(sizes) > 1 or sizes == {None}:
+        return tuple(replace(block, sizes=None, number=None, out=(), projections={}) for block in blocks)
+    return tuple(blocks)
 
 
-def _layout(
-    blocks: tuple[tuple[nn.Module, nn.Module], ...],
-    attn: Where | None,
-    mlp: Where | None,
-    n_heads: int,
-    options: Options,
-) -> Layout:
-    """Return the declared parts of every block."""
-    three = {name: where for name in ("q", "k", "v") if (where := options.get(name)) is not None}
-    projections = three if "qkv" not in options else {**three, "qkv": options["qkv"]}
-    if projections and set(projections) not in ({"qkv"}, {"q", "k", "v"}):
-        raise InvalidArgument(f"got {', '.join(projections)}: declare either qkv=…, or all of q=…, k=… and v=….")
-    if n_heads < 0 or any(
-        count < bool(projections or "out" in options) for count in (n_heads, options.get("n_kv_heads", 1))
-    ):
+def _declared(
+    block: BlockParts, parts: Mapping[str, str], norms: tuple[str, ...], known: Mapping[str, Any], seen: Observation
+) -> BlockParts:
+    """Return the parts of a block, with those that are declared in place of those that were found."""
+    pair = [seen.calls[name].gave for name in (block.attn, parts.get("mlp", "")) if name and name in seen.calls]
+    if len(pair) == 2 and seen.is_close(*pair):
+        raise InvalidArgument(
+            f"mlp=… of {type(seen.net).__name__} returns what attention adds to the stream in {block.blocks[0]}: are "
+            f"attn=… and mlp=… swapped?"
+        )
+    attn, mlp = parts.get("attn", block.attn), parts.get("mlp", block.mlp)
+    norms = norms or (block.norms if (attn, mlp) == (block.attn, block.mlp) else ())
+    writers = [(name, writer) for name, writer in (("out", attn), ("down", mlp)) if name in parts]
+    chains: dict[str, Any] = {name: chain_of(parts[name], of, seen) or (parts[name],) for name, of in writers}
+    block = replace(block, attn=attn, mlp=mlp, norms=norms, **chains)
+    projected = [(site, parts[name]) for site, name in ((Q, "q"), (K, "k"), (V, "v")) if name in parts]
+    projected = projected or [(site, parts["qkv"]) for site in (Q, K, V) if "qkv" in parts]
+    sizes, n_heads = block.sizes, known.get("n_heads", 0)
+    if sizes is None and (projected or "out" in parts):
+        sizes = _declared_sizes(parts, n_heads, known.get("n_kv_heads", n_heads), seen)
+    if sizes is None:
+        return block
+    _check_heads(sizes, parts, known, seen)
+    if not projected:
+        return replace(block, sizes=sizes)
+    layout: ProjectionLayout = "stacked" if "qkv" in parts else "own"
+    projections = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site, path in projected}
+    if block.number is not None:
+        projections.pop(V)  # it is read where attention is seen
+    return replace(block, sizes=sizes, projections=projections, turned_norms={}, is_plain=False)
+
+
+def _check_heads(sizes: HeadSizes, parts: Mapping[str, str], known: Mapping[str, Any], seen: Observation) -> None:
+    """Raise `InvalidArgument` if attention runs with other numbers of heads, or declared parts have other widths."""
+    n, kv = sizes.n_heads, sizes.n_kv_heads
+    n_heads, n_kv_heads = known.get("n_heads", n), known.get("n_kv_heads", known.get("n_heads", kv))
+    widths = {name: count * sizes.d_head for name, count in (("q", n), ("k", kv), ("v", kv), ("qkv", n + 2 * kv))}
+    widths["out"], says = n * (sizes.d_value or sizes.d_head), ""
+    for name in (name for name in widths if name in parts and parts[name] in seen.calls):
+        side = seen.calls[parts[name]].given if name == "out" else seen.calls[parts[name]].gave
+        if side is not None and side.shape[-1] != widths[name]:
+            says = f"{name}=… has a width of {side.shape[-1]}, and the heads of {widths[name]}"
+    if (n_heads, n_kv_heads) != (n, kv):
+        says = f"attention runs with {n} heads and {kv} key-value heads, not {n_heads} and {n_kv_heads}"
+    if says:
+        raise InvalidArgument(f"{says}: check n_heads=… and n_kv_heads=…, and that out=… is {_LAST_OF} heads.")
+
+
+def _declared_sizes(parts: Mapping[str, str], n_heads: int, n_kv_heads: int, seen: Observation) -> HeadSizes:
+    """Return the heads of attention that was not seen: the input of `out`, or the queries, have their whole width."""
+    if n_heads < 1 or n_kv_heads < 1:
         raise InvalidArgument("heads need their number: declare n_heads=…, and n_kv_heads=… if it differs.")
-
-    def each(what: str, where: Any) -> tuple[nn.Module, ...]:
-        return () if where is None else tuple(_part(block, where, what) for block in blocks)
-
-    return Layout(
-        blocks=blocks,
-        attn=each("attn", attn),
-        mlp=each("mlp", mlp),
-        qkv=tuple(zip(*(each(what, where) for what, where in projections.items()), strict=True)),
-        out=each("out", options.get("out")),
-        down=each("down", options.get("down")),
-        norms=tuple(zip(*(each("norms", where) for where in options.get("norms", ())), strict=True)),
-    )
+    of = {name: seen.calls[part] for name, part in parts.items() if part in seen.calls}
+    whole = int(of["qkv"].gave.shape[-1] / (1 + 2 * n_kv_heads / n_heads)) if "qkv" in of else 0
+    whole = of["q"].gave.shape[-1] if "q" in of else whole
+    whole = whole if "out" not in of or of["out"].given is None else of["out"].given.shape[-1]
+    if n_heads % n_kv_heads or whole % n_heads:
+        raise InvalidArgument(
+            f"{n_heads} heads with {n_kv_heads} key-value heads do not fit a width of {whole}: check n_heads=…."
+        )
+    return HeadSizes(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=whole // n_heads)
 
 
-def _blocks(net: nn.Module, where: Where | Sequence[nn.Module]) -> tuple[tuple[nn.Module, nn.Module], ...]:
-    """Return every block as a pair of modules."""
+def _sites_of(block: BlockParts) -> frozenset[Site]:
+    """Return the sites that the parts of a block could give."""
+    parts = {ATTN_OUT: block.attn, MLP_OUT: block.mlp, MLP_POST: block.down}
+    sites = {RESID_PRE, RESID_POST, *block.projections, *(site for site, part in parts.items() if part)}
+    if block.number is not None:
+        return frozenset(sites | {Q_ROT, K_ROT, V, Z, PATTERN, *((Q, K) if block.is_plain else ())})
+    heads = (Z, *((Q_ROT, K_ROT, PATTERN) if {Q, K, V} <= sites else ()))
+    return frozenset(sites.union(heads if block.out else ()))
+
+
+def _part_of(block: BlockParts, site: Site) -> str:
+    """Return the name of the part at which a site is."""
+    parts = {RESID_PRE: block.blocks[0], RESID_POST: block.blocks[1], ATTN_OUT: block.attn, MLP_OUT: block.mlp}
+    parts |= {of: projection.path for of, projection in block.projections.items()}
+    parts |= {MLP_POST: block.down[0]} if block.down else {}
+    return parts.get(site, block.attention or (*block.out, "")[0])
+
+
+def _declared_blocks(net: nn.Module, where: Where | Sequence[nn.Module]) -> Sequence[tuple[nn.Module, nn.Module]]:
+    """Return every declared block as a pair of modules."""
     blocks = _found(net, where, "blocks") if isinstance(where, str) or callable(where) else where
     listed = list(blocks) if isinstance(blocks, nn.ModuleList | nn.Sequential | list | tuple) else [blocks]
     pairs = [tuple(pair) if isinstance(pair, tuple | list) else (pair, pair) for pair in listed]
@@ -298,7 +379,7 @@ def _blocks(net: nn.Module, where: Where | Sequence[nn.Module]) -> tuple[tuple[n
             f"{name} of {type(net).__name__} must be a list of modules, or of pairs of modules; got "
             f"{', '.join(type(entry).__name__ for entry in listed) or 'none'}."
         )
-    return tuple((first, last) for first, last in pairs)
+    return [(first, last) for first, last in pairs]
 
 
 def _part(block: tuple[nn.Module, nn.Module], where: Where, what: str) -> nn.Module:
@@ -316,9 +397,13 @@ def _found(owner: Any, where: Where, what: str) -> Any:
         return owner.get_submodule(where) if isinstance(where, str) else where(owner)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(where, str):
-            known = ", ".join(path for path, _ in owner.named_modules() if path) or "none"
+            paths = [path for path, part in owner.named_modules() if path]
+            lists = [path for path in paths if isinstance(owner.get_submodule(path), nn.ModuleList | nn.Sequential)]
+            alike = next((path for path in lists if path.endswith(f".{where}")), None)
+            known = lists_of(owner) if what == "blocks" else f"Its parts: {', '.join(paths) or 'none'}."
+            hint = f" Did you mean {alike!r}?" if alike else suggestion(where, lists if what == "blocks" else paths)
             raise InvalidArgument(
-                f"{what}={quoted(where)}: {type(owner).__name__} has no part of this name. Its parts: {known}."
+                f"{what}={quoted(where)}: {type(owner).__name__} has no part of this name. {known}{hint}"
             ) from error
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidArgument(f"the function {what}=… failed on a {type(owner).__name__}: {reason[0]}") from error
@@ -328,17 +413,41 @@ def _found(owner: Any, where: Where, what: str) -> Any:
 class WrappedModel(Reattachable):
     """The `Model` that `wrap` returns."""
 
-    def __init__(self, net: nn.Module, layout: Layout, n_heads: int, options: Options, *, digest: str = "") -> None:
+    def __init__(
+        self, net: nn.Module, known: Mapping[str, Any], *, blocks: Sequence[BlockParts] | None = None, digest: str = ""
+    ) -> None:
         self.module, self.task, self.structure = net, None, structure_of(net)
-        self.tokenizer = options.get("tokenizer")
-        self._net, self._layout, self._options = net, layout, options
-        self._heads, self._name = (n_heads, options.get("n_kv_heads", n_heads)), options.get("name", type(net).__name__)
-        self._taps = Taps(layout.sites, len(layout.blocks))
-        self._is_position_first = False
+        self.tokenizer = known.get("tokenizer")
+        self._net, self._known, self._name = net, known, known.get("name", type(net).__name__)
+        self._is_function, self._with_targets = isinstance(net, _FunctionModule), False
+        self._layer, self._watch = 0, AttentionWatch(1)
         self._projected: dict[tuple[Site, int], Tensor] = {}  # of the pass that is running
-        with evaluating(net), torch.no_grad():
-            self.spec = self._spec(digest)
-            self.withheld = Withheld(self._examined())
+        self._proofs: dict[Site, Mapping[str, float]] = {}
+        weight = next(net.parameters(), torch.zeros(()))
+        dtype = str(weight.dtype).removeprefix("torch.")
+        with lock_of(net), evaluating(net), torch.no_grad():
+            d_vocab = self._first_logits(torch.zeros(1, 2, dtype=torch.int64, device=weight.device)).shape[-1]
+            tokens = sentinel_trials(d_vocab, known.get("n_ctx"), str(weight.device)).tokens
+            self._check_logits(tokens, d_vocab, tolerance_of(dtype))
+            seen = Observation(net, partial(self._forward, tokens), (tokens.shape[0], tokens.shape[1]), dtype)
+            self._blocks = _blocks(net, seen, known) if blocks is None else blocks
+            self._is_position_first = any(block.blocks[1] in seen.turned for block in self._blocks)
+            self.spec = self._spec(seen, d_vocab, weight, digest)
+            each = [_sites_of(block) for block in self._blocks]
+            self._taps = Taps(each[0].intersection(*each) if each else (), len(self._blocks))
+            self.withheld = Withheld(self._examined(tokens, seen))
+
+    def __str__(self) -> str:
+        rows, parts = [("part", "site", "by")], dict[tuple[str, str], list[str]]()
+        stem, _, number = self._blocks[0].blocks[0].rpartition(".") if self._blocks else ("", "", "")
+        for site in (site for site in self._proofs if site in self.sites):
+            part, by = _part_of(self._blocks[0], site), next(iter(self._proofs[site]), "a single block: it runs once")
+            if number.isdigit() and self.spec.n_layers > 1:
+                part = f"{stem}.*{part.removeprefix(f'{stem}.{number}')}" if stem else f"*{part.removeprefix(number)}"
+            parts.setdefault((part, by), []).append(site.name)
+        rows += [(part, ", ".join(names), by) for (part, by), names in parts.items()]
+        called = ["Logits are those of net(ids, ids)."] * self._with_targets
+        return "\n".join([repr(self), *(aligned_table(rows) if parts else []), *called])
 
     def digest(self) -> str:
         """Return the hash of the weights as they are now; "" if there are none, as of a function."""
@@ -346,41 +455,68 @@ class WrappedModel(Reattachable):
         return weights_hash(weights) if weights else ""
 
     def attached_again(self, digest: str) -> "WrappedModel":
-        return WrappedModel(self._net, self._layout, self._heads[0], self._options, digest=digest)
+        return WrappedModel(self._net, self._known, blocks=self._blocks, digest=digest)
 
     @property
     def sites(self) -> frozenset[Site]:
         return frozenset(site for site in ALL_SITES if site not in self.withheld)
 
     def point(self, site: Site, layer: int) -> nn.Module:
-        return self._taps.at({Q_ROT: Q, K_ROT: K}.get(site, site), layer)
+        same = {Q: Q_ROT, K: K_ROT} if self._blocks[layer].is_plain else {}
+        if self._blocks[layer].number is None and "rotary" not in self._known:
+            same = {Q_ROT: Q, K_ROT: K}
+        return self._taps.at(same.get(site, site), layer)
 
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         raise MissingSite(f"{self.spec.name} offers no {site.name}: {_NOT_OFFERED}.")
 
     def _head_output(self, layer: int) -> HeadOutput | None:
-        if not self._layout.out:
+        names, sizes = self._blocks[layer].out, self._blocks[layer].sizes
+        if not names or sizes is None:
             return None
-        part, width = self._layout.out[layer], self._heads[0] * (self.spec.d_value or self.spec.d_head)
+        part, *norm = map(self._net.get_submodule, names)
+        width = sizes.n_heads * (sizes.d_value or sizes.d_head)
         like = next(part.parameters()).new_zeros(1, width)
         rows = matrix_of(part.forward, torch.eye(width, dtype=torch.float64, device=like.device), like)
-        return HeadOutput(matrix=rows.unflatten(0, (self._heads[0], -1)))
+        return HeadOutput(matrix=rows.unflatten(0, (sizes.n_heads, -1)), norm=next(iter(norm), None))
 
     @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
-        with evaluating(self._net), self._open():
+        with evaluating(self._net), self._open(len(trials)):
             return trials.at_scored(self._forward(trials.tokens))
 
     def untrained_copy(self, seed: int) -> "WrappedModel":
+        if not self._blocks:
+            raise NoCopy("a function of tokens has no untrained baselines: pass the module itself to bayesgeom.wrap.")
         with PROCESS_STATE, torch.random.fork_rng():
             torch.manual_seed(torch_seed(seed))
-            if (rebuild := self._options.get("rebuild")) is not None:
+            if (rebuild := self._known.get("rebuild")) is not None:
                 net = self._rebuilt(rebuild)
             else:
-                net = _reset(deepcopy(self._net), self.spec.name)
-        options: Options = {**self._options, "name": f"{self.spec.name} at initialization {seed}"}
-        layout = self._layout.within(self._net, net)
-        return WrappedModel(net, layout, self._heads[0], options, digest=untrained_hash(seed))
+                net = initialized(self._net, self.spec.name)
+        known = {**self._known, "name": f"{self.spec.name} at initialization {seed}"}
+        with Contained() as attaching:
+            made = WrappedModel(net, known, blocks=self._blocks, digest=untrained_hash(seed))
+            if not self.sites - made.sites:
+                return made
+        says = attaching.fault or f"no {', '.join(sorted(site.name for site in self.sites - made.sites))}"
+        raise NoCopy(
+            f"{self.spec.name} has no untrained baselines: copies do not compute alike ({says.rstrip('.')}), as where "
+            f"code in it refers to parts of the original. Declare rebuild=lambda: …, which returns a new module."
+        ) from attaching.error
+
+    def permuted_copy(self, seed: int) -> "WrappedModel | None":
+        with PROCESS_STATE, torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(torch_seed(seed))
+            is_known = "rebuild" in self._known or is_owners(self._net)
+            if is_known or all(weight.ndim < 2 for weight in self._net.parameters()):
+                return None
+            net = deepcopy(self._net)
+            matrices = (weight for weight in net.parameters() if weight.ndim > 1)
+            for matrix in matrices:
+                matrix.copy_(matrix.flatten()[torch.randperm(matrix.numel())].view_as(matrix))
+        known = {**self._known, "name": f"{self.spec.name} at initialization {seed}"}
+        return WrappedModel(net, known, blocks=self._blocks, digest=untrained_hash(seed))
 
     def _rebuilt(self, rebuild: Callable[[], nn.Module]) -> nn.Module:
         """Return a module that a function builds; raise `NoCopy` if it has other parts or other weights."""
@@ -392,25 +528,35 @@ class WrappedModel(Reattachable):
             raise NoCopy(f"{name} failed: {building.fault.rstrip('.')}.") from building.error
         if not isinstance(built, nn.Module):
             raise NoCopy(f"{name} returned a {type(built).__name__}; it must return a new module.")
-        shapes = ({key: value.shape for key, value in net.state_dict().items()} for net in (self._net, built))
-        shape, other = shapes
-        if differing := sorted(key for key in shape.keys() | other.keys() if shape.get(key) != other.get(key)):
+        if differing := weights_differ(self._net, built):
             raise NoCopy(f"{name} returned a module with other weights: {', '.join(differing[:3])} differ.")
         return built.to(self.spec.device).eval()
 
     @holding_lock()
     def replayer(self) -> Replayer:
-        blocks = tuple(first for first, last in self._layout.blocks if first is last)
-        if len(blocks) == self.spec.n_layers and not self._is_position_first:
+        ends = [block.blocks for block in self._blocks]
+        blocks = tuple(self._net.get_submodule(first) for first, last in ends if first == last)
+        if len(blocks) == self.spec.n_layers and not self._is_position_first and RESID_PRE in self.sites:
             replay = PrefixReplay(self, blocks)
             if replay.inexact_from() is None:
                 return replay
         return PlainLoop(self)  # the stream between blocks is not all that a later block reads
 
+    def _first_logits(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        """Return logits of `net(ids)`, or else of `net(ids, ids)`: some modules save time without targets."""
+        with Contained() as running:
+            return self._forward(tokens)
+        assert running.error is not None, "it returned otherwise"
+        self._with_targets = not (self._is_function or "forward" in self._known or is_out_of_memory(running.error))
+        with Contained():
+            return self._forward(tokens)
+        raise running.error
+
     def _forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        forward = self._options.get("forward")
+        forward = self._known.get("forward")
         with self._named_faults(tokens):
-            output = self._net(tokens) if forward is None else forward(self._net, tokens)
+            given = (tokens, tokens) if self._with_targets else (tokens,)
+            output = self._net(*given) if forward is None else forward(self._net, tokens)
         match output:
             case {"logits": logits} | object(logits=logits):
                 pass
@@ -424,14 +570,9 @@ class WrappedModel(Reattachable):
             got = f"{logits.dtype} of shape {tuple(logits.shape)}" if is_tensor else f"a {type(logits).__name__}"
             raise InvalidArgument(
                 f"{self._name} returned {got} for token ids of shape {tuple(tokens.shape)}; logits of shape (batch, "
-                f"position, vocabulary) are needed. {self._advice}."
+                f"position, vocabulary) are needed. {_AS_FUNCTION if self._is_function else _AS_FORWARD}."
             )
         return cast(Tensor, logits).to(tokens.device)  # a function may compute elsewhere
-
-    @property
-    def _advice(self) -> str:
-        """What to do about wrong logits."""
-        return _AS_FORWARD if self._layout.blocks else _AS_FUNCTION
 
     @contextlib.contextmanager
     def _named_faults(self, tokens: Int64[Tensor, "batch pos"]) -> Iterator[None]:
@@ -443,63 +584,35 @@ class WrappedModel(Reattachable):
             return
         if isinstance(error, BayesGeomError) or is_out_of_memory(error):
             raise error
-        is_long = isinstance(error, IndexError | RuntimeError) and self._layout.blocks and "n_ctx" not in self._options
+        is_long = isinstance(error, IndexError | RuntimeError) and not self._is_function
         raise InvalidArgument(
             f"{self._name} failed on token ids of shape {tuple(tokens.shape)}: {running.fault.rstrip('.')}."
-            + " Declare n_ctx=… if they are too many." * bool(is_long)
+            + " Declare n_ctx=… if they are too many." * bool(is_long and "n_ctx" not in self._known)
         ) from error
 
-    def _spec(self, digest: str) -> ModelSpec:
-        """Run the module on a few tokens, and return its sizes."""
-        layout, (n_heads, n_kv_heads) = self._layout, self._heads
-        weight, widths = next(self._net.parameters(), torch.zeros(())), dict[str, list[int]]()
-        n, n_pos = 1, 2
-
-        def seen(name: str, is_output: bool) -> Callable[..., None]:
-            def see(_part: nn.Module, given: tuple[Any, ...], *rest: Any) -> None:
-                x = _first(rest[-1]) if is_output else _first((*given, *rest[0].values()))
-                if name == "stream":
-                    self._is_position_first = tuple(x.shape[:2]) == (n_pos, n)
-                widths.setdefault(name, []).append(x.shape[-1])
-
-            return see
-
-        parts = [("stream", first, first is not last) for first, last in layout.blocks]
-        parts += [("stream", last, True) for _, last in layout.blocks]
-        parts += [("units", part, False) for part in layout.down]
-        parts += [("heads", part, False) for part in layout.out] + [
-            ("q", projections[0], True) for projections in layout.qkv
-        ]
-        hooks = [
-            Hook(part=part, call=seen(name, is_output), kind="forward" if is_output else "pre", with_kwargs=True)
-            for name, part, is_output in parts
-        ]
-        with hooked(self._net, hooks, by=self._name):
-            d_vocab = self._forward(torch.zeros(n, n_pos, dtype=torch.int64, device=weight.device)).shape[-1]
-        stream = widths.setdefault("stream", [0])
+    def _spec(self, seen: Observation, d_vocab: int, weight: Tensor, digest: str) -> ModelSpec:
+        """Return the sizes that parts had in the pass that was observed."""
+        first = self._blocks[0] if self._blocks else BlockParts(blocks=("", ""))
+        sizes = first.sizes or HeadSizes(n_heads=0, n_kv_heads=0, d_head=0)
+        stream = [seen.calls[block.blocks[1]].gave.shape[-1] for block in self._blocks] or [0]
         if len(of := set(stream)) > 1:
-            raise InvalidArgument(f"blocks of {self._name} read and write widths {sorted(of)}: one is needed.")
-        whole = (widths.get("heads") or widths.get("q") or stream)[0]
-        if layout.qkv and len(layout.qkv[0]) == 1 and not layout.out:
-            whole = whole * n_heads // (n_heads + 2 * n_kv_heads)
-        if n_heads and (n_heads % n_kv_heads or whole % n_heads):
-            raise InvalidArgument(
-                f"{n_heads} heads with {n_kv_heads} key-value heads do not fit a width of {whole}: check n_heads=…."
-            )
-        wide = [part.out_features for top in layout.mlp for part in top.modules() if isinstance(part, nn.Linear)]
-        d_head = whole // n_heads if n_heads else 0
+            raise InvalidArgument(f"blocks of {self._name} write widths {sorted(of)}: one is needed.")
+        tops = [self._net.get_submodule(first.mlp)] if first.mlp else []
+        wide = [part.out_features for top in tops for part in top.modules() if isinstance(part, nn.Linear)]
+        units = next((call.given for name in first.down if (call := seen.calls.get(name))), None)
         return ModelSpec(
             name=self._name,
-            architecture=type(self._net).__name__,
-            n_layers=len(layout.blocks),
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
+            architecture=self._name if self._is_function else type(self._net).__name__,
+            n_layers=len(self._blocks),
+            n_heads=sizes.n_heads,
+            n_kv_heads=sizes.n_kv_heads,
             d_model=stream[0],
-            d_head=d_head,
-            d_mlp=(widths.get("units") or [max(wide, default=4 * stream[0])])[0],
+            d_head=sizes.d_head,
+            d_value=sizes.d_value,
+            d_mlp=max(wide, default=4 * stream[0]) if units is None else units.shape[-1],
             d_vocab=d_vocab,
-            n_ctx=self._options.get("n_ctx"),
-            score_scale=d_head**-0.5 if d_head else 1.0,
+            n_ctx=self._known.get("n_ctx", seen.n_positions()),
+            score_scale=first.scale if first.number is not None or not sizes.d_head else sizes.d_head**-0.5,
             n_parameters=sum(parameter.numel() for parameter in self._net.parameters()),
             dtype=str(weight.dtype).removeprefix("torch."),
             device=str(weight.device),
@@ -507,214 +620,212 @@ class WrappedModel(Reattachable):
         )
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[None]:
-        """Lead activations through the taps during the block."""
-        hooks = [hook for layer in range(self.spec.n_layers) for hook in self._hooks(layer)]
-        with hooked(self._net, hooks, by=self.spec.name, times=None):  # calls are counted at the taps
+    def _open(self, n: int, heard: Callable[[AttentionCall], None] | None = None) -> Iterator[None]:
+        """Lead activations of a pass of n sequences through the taps during the block."""
+        layers = range(self.spec.n_layers)
+        hooks = [hook for layer in layers for hook in self._hooks(layer)]
+        self._watch = AttentionWatch(
+            n,
+            through=lambda site, x: self._taps.through(site, self._layer, x),
+            is_watched=lambda site: self._taps.is_watched(self._layer, site),
+            heard=None if heard is None else lambda call: heard(call) if self._watch.is_chosen(call.number) else None,
+        )
+        is_needed = heard or any(self._taps.is_watched(layer, Q_ROT, K_ROT, V, Z, PATTERN) for layer in layers)
+        is_seen = any(block.number is not None for block in self._blocks)
+        watching = self._watch if is_seen and is_needed else contextlib.nullcontext()
+        with hooked(self._net, hooks, by=self.spec.name, times=None), watching:  # calls are counted at the taps
             try:
                 yield
             finally:
                 self._projected.clear()
 
     def _hooks(self, layer: int) -> Iterator[Hook]:
-        layout, (first, last) = self._layout, self._layout.blocks[layer]
-        entered = _before if first is last else _after
-        yield entered(first, partial(self._through, RESID_PRE, layer))
-        yield _after(last, partial(self._through, RESID_POST, layer))
-        for site, parts in ((ATTN_OUT, layout.attn), (MLP_OUT, layout.mlp)):
-            if parts:
-                yield _after(parts[layer], partial(self._through, site, layer))
-        if layout.down:
-            yield _before(layout.down[layer], partial(self._through, MLP_POST, layer))
-        for number, part in enumerate(layout.qkv[layer] if layout.qkv else ()):
-            yield _after(
-                part, partial(self._split, (Q, K, V) if len(layout.qkv[layer]) == 1 else ((Q, K, V)[number],), layer)
-            )
-        if layout.out:
-            yield _before(layout.out[layer], partial(self._mixed, layer))
+        block, part = self._blocks[layer], self._net.get_submodule
+        first, last = map(part, block.blocks)
+        yield (_before if first is last else _after)(first, partial(self._enter, layer))
+        yield _after(last, partial(self._leave, layer))
+        for site, name in ((ATTN_OUT, block.attn), (MLP_OUT, block.mlp)):
+            if name:
+                yield _after(part(name), partial(self._through, site, layer))
+        for name in block.down[:1]:
+            yield _before(part(name), partial(self._through, MLP_POST, layer))
+        for path in dict.fromkeys(entry.path for entry in block.projections.values()):
+            own = [entry for entry in block.projections.values() if entry.path == path]
+            yield _after(part(path), partial(self._project, layer, own))
+        for name in block.out[: block.number is None]:
+            yield _before(part(name), partial(self._mixed, layer))
+
+    def _enter(self, layer: int, x: Tensor) -> Tensor:
+        """Begin a block."""
+        entered, self._layer, block = self._through(RESID_PRE, layer, x), layer, self._blocks[layer]
+        self._watch.begin(block.number, block.sizes.n_kv_heads if block.sizes else 0)
+        return entered
+
+    def _leave(self, layer: int, x: Tensor) -> Tensor:
+        self._watch.begin()
+        return self._through(RESID_POST, layer, x)
 
     def _through(self, site: Site, layer: int, x: Tensor) -> Tensor:
-        if not self._is_position_first:
-            return self._taps.through(site, layer, x)
-        return self._taps.through(site, layer, x.transpose(0, 1)).transpose(0, 1)
+        """Return an activation after its tap, whose hooks run no attention of the module."""
+        self._watch.is_off = True
+        try:
+            if not self._is_position_first:
+                return self._taps.through(site, layer, x)
+            return self._taps.through(site, layer, x.transpose(0, 1)).transpose(0, 1)
+        finally:
+            self._watch.is_off = False
 
-    def _split(self, sites: Sequence[Site], layer: int, x: Tensor) -> Tensor:
+    def _project(self, layer: int, projections: Sequence[Projection], x: Tensor) -> Tensor:
         """Lead the heads of a projection, or of all three, through their taps."""
-        d_head, (n_heads, n_kv_heads) = self.spec.d_head, self._heads
-        sizes = [d_head * (n_heads if site == Q else n_kv_heads) for site in sites]
-        if x.shape[-1] != sum(sizes):
-            named = ", ".join(site.name for site in sites)
-            if self._layout.out and x.shape[-1] * d_head * n_heads == sum(sizes) * self.spec.d_model:
-                raise InvalidArgument(
-                    f"out=… reads a width of {d_head * n_heads}, and the projection to {named}, of width "
-                    f"{x.shape[-1]}, fits one of {self.spec.d_model}: out=… must be the last projection of the heads."
-                )
-            raise InvalidArgument(
-                f"the projection to {named} has width {x.shape[-1]}, not {sum(sizes)}: "
-                f"check n_heads=… and n_kv_heads=…."
-            )
-        changed = list[Tensor]()
-        for site, piece in zip(sites, x.split(sizes, dim=-1), strict=True):
-            heads = self._through(site, layer, rearrange(piece, "b p (h d) -> b p h d", d=d_head))
-            self._projected[site, layer] = heads.transpose(0, 1) if self._is_position_first else heads
-            changed.append(rearrange(heads, "b p h d -> b p (h d)"))
-        return changed[0] if len(changed) == 1 else torch.cat(changed, dim=-1)
+        for projection in projections:
+            before = projection.take(x)
+            heads = self._through(projection.site, layer, before)
+            self._projected[projection.site, layer] = heads.transpose(0, 1) if self._is_position_first else heads
+            x = x if heads is before else projection.put(x, heads)
+        return x
 
     def _mixed(self, layer: int, z: Tensor) -> Tensor:
-        """Lead the input of a heads' output projection through its tap; compute it where the pattern is hooked."""
-        heads = rearrange(z, "b p (h d) -> b p h d", d=self.spec.d_head)
-        if self._taps.is_watched(layer, PATTERN):
-            q, k, v = (self._projected[site, layer] for site in (Q, K, V))
+        """Lead the input of `out` through its tap; compute it where q_rot, k_rot or the pattern has one."""
+        heads = rearrange(z, "b p (h d) -> b p h d", h=self.spec.n_heads)
+        if self._taps.is_watched(layer, Q_ROT, K_ROT, PATTERN):
+            q, k = self._rotated(self._projected[Q, layer], self._projected[K, layer])
+            q, k = self._taps.through(Q_ROT, layer, q), self._taps.through(K_ROT, layer, k)
             pattern = self._taps.through(PATTERN, layer, self._pattern(q, k))
-            mixed = self._weighted(pattern, v).to(z.dtype)
+            mixed = weighted(pattern, self._projected[V, layer]).to(z.dtype)
             heads = mixed.transpose(0, 1) if self._is_position_first else mixed
         return rearrange(self._through(Z, layer, heads), "b p h d -> b p (h d)")
 
-    def _pattern(
-        self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos kv_head d_head"]
-    ) -> PerHead:
+    def _rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        rotary = self._known.get("rotary")
+        return (q, k) if rotary is None else rotary(q, k)
+
+    def _pattern(self, q: Tensor, k: Tensor) -> PerHead:
         """Return the pattern of plain causal attention."""
-        keys = per_query_head(k.transpose(1, 2), self.spec.n_heads)
-        scores = self.spec.score_scale * einsum(q, keys, "b q h d, b h k d -> b h q k")
-        n_pos = scores.shape[-1]
-        later = torch.ones(n_pos, n_pos, dtype=torch.bool, device=scores.device).triu(1)
-        return scores.masked_fill(later, -torch.inf).softmax(-1)
+        later = q.new_full((q.shape[1], q.shape[1]), -torch.inf).triu(1)
+        return pattern_of(q, k, self.spec.score_scale, later)
 
-    def _weighted(
-        self, pattern: PerHead, v: Float[Tensor, "batch pos kv_head d_head"]
-    ) -> Float[Tensor, "batch pos head d_head"]:
-        """Return the values that a pattern weights."""
-        values = per_query_head(v.transpose(1, 2), self.spec.n_heads)
-        return einsum(pattern, values, "b h q k, b h k d -> b q h d")
-
-    def _examined(self) -> dict[Site, str]:
+    def _examined(self, tokens: Int64[Tensor, "batch pos"], seen: Observation) -> dict[Site, str]:
         """Return why each site is withheld."""
-        trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
-        self._check_logits(trials.tokens)
-        if not self._layout.blocks:
+        if not self._blocks:
             return dict.fromkeys(ALL_SITES, "a function has no parts: pass its module to bayesgeom.wrap")
-        sites = [site for site in self._layout.sites if site != PATTERN]  # that of this module is never formed
-        places = list(product(sites, range(self.spec.n_layers)))
+        calls, first = dict[int, AttentionCall](), self._blocks[0]
 
         def forward() -> None:
-            with self._open():
-                self._forward(trials.tokens)
+            with self._open(len(tokens), heard=lambda call: calls.update({self._layer: call})):
+                self._forward(tokens)
 
-        passages = perturbed_pass(self._net, forward, self.point, places)
-        reasons = {site: _TO_DECLARE.get(site, _OF_WEIGHTS if site.is_static else _NOT_OFFERED) for site in ALL_SITES}
+        is_seen = first.number is not None
+        silent = {PATTERN} if is_seen else {Q_ROT, K_ROT, PATTERN}  # these are formed only where they are hooked
+        places = [
+            (site, layer)
+            for site, layer in product(self._taps.sites(), range(self.spec.n_layers))
+            if self.point(site, layer) is self._taps.at(site, layer)
+            and (site not in silent or (is_seen and not self._blocks[layer].is_fused))
+        ]
+        passages = perturbed_pass(self._net, forward, self._taps.at, places)
         missed = {site for (site, _), passage in passages.items() if len(passage.arrived) != 1}
-        reasons |= dict.fromkeys(missed, "its part does not run once a pass")
+        passages = {place: passage for place, passage in passages.items() if place[0] not in missed}
         # Of a single block nothing else is known of its stream than that it ran.
         errors: dict[Site, dict[str, float]] = {RESID_PRE: {}, RESID_POST: {}}
         for layer in range(self.spec.n_layers):
-            with self._named_faults(trials.tokens):  # norms or out=… may be parts that take other inputs
-                claims = list(self._claims(passages, set(sites) - missed, layer))
+            with self._named_faults(tokens):  # norms or out=… may be parts that take other inputs
+                claims = list(self._claims(passages, layer, calls.get(layer)))
             for claim, site in ((equation, site) for equation in claims for site in equation.sites):
                 worst = errors.setdefault(site, {})
                 worst[claim.equation] = max(claim.error(), worst.get(claim.equation, 0.0))
-        for site in set(sites) - missed:
-            reasons[site] = self._reason(errors.get(site), site)
-        for site, of in ((Q_ROT, Q), (K_ROT, K), (PATTERN, Q)):
-            if of in sites and Z in sites:
-                reasons[site] = reasons[of]
-        if not (reasons[ATTN_OUT] or reasons[MLP_OUT]):
-            self._check_swapped(trials.tokens)
+        same = ((Q, Q_ROT), (K, K_ROT)) if is_seen else ((Q_ROT, Q), (K_ROT, K), (PATTERN, Q))
+        errors |= {site: errors[of] for site, of in same if site not in errors and of in errors}
+        reasons = {site: self._absent(site) for site in ALL_SITES}
+        reasons |= {site: self._reason(errors.get(site)) for site in self._taps.sites()}
+        reasons |= dict.fromkeys(missed, "its part does not run once a pass")
+        entered, (begin, end) = seen.calls[first.blocks[0]].given, first.blocks
+        if begin == end and (entered is None or entered.shape[-1] != self.spec.d_model):
+            reasons[RESID_PRE] = f"it has not the width of resid_post, {self.spec.d_model}"
+        self._proofs = {site: errors[site] for site in ALL_SITES if site in errors}
         return {site: reason for site, reason in reasons.items() if reason}
 
-    def _check_swapped(self, tokens: Int64[Tensor, "batch pos"]) -> None:
-        """Raise `InvalidArgument` if the MLP of a layer reads other positions, and its attention its own alone.
+    def _absent(self, site: Site) -> str:
+        """Return why no part gives a site, and what to declare."""
+        counts = sorted({block.n_calls for block in self._blocks})
+        if site in _HEADS and counts == [1] and self._blocks[0].number is not None:
+            return "no projection fits its rotation: declare qkv=…, or q=…, k=… and v=…"
+        if site in _HEADS and counts not in ([0], [1]):
+            return f"attention runs {' or '.join(map(str, counts))} times in a block, not once"
+        if site in (ATTN_OUT, MLP_OUT) and counts != [0]:
+            return f"no two parts of a block add up to what it adds to its stream: {_TO_DECLARE[site]}"
+        known = _TO_DECLARE.get(site)
+        if known is None:
+            return _OF_WEIGHTS if site.is_static else _NOT_OFFERED
+        return f"no attention was seen in its blocks: {known}" if counts == [0] else known
 
-        In a second pass the stream before each block is negated, except at the last position, and what its two parts
-        add is that of the first pass. A part that does not mix positions then writes the same at the last position.
-        """
-        seen = {place: list[Tensor]() for place in product((RESID_PRE, ATTN_OUT, MLP_OUT), range(self.spec.n_layers))}
-
-        def replaced(place: tuple[Site, int], output: Tensor) -> Tensor:
-            seen[place].append(output.clone())  # blocks may modify it in place
-            kept = seen[place][0].clone()
-            if place[0] == RESID_PRE and len(seen[place]) > 1:
-                kept[:, :-1].neg_()
-            return kept
-
-        for _ in range(2):
-            with self._open(), hooked_sites(self, {place: partial(replaced, place) for place in seen}):
-                self._forward(tokens)
-
-        def is_changed(site: Site, layer: int) -> Bool[Tensor, " pos"]:
-            before, after = seen[site, layer]
-            return (after - before).abs().amax(dim=(0, 2)) > tolerance_of(self.spec.dtype) * before.abs().max()
-
-        for layer in range(self.spec.n_layers):
-            attn, mlp = is_changed(ATTN_OUT, layer), is_changed(MLP_OUT, layer)
-            if mlp[-1] and attn[:-1].any() and not attn[-1]:
-                raise InvalidArgument(
-                    f"attn=… and mlp=… of {self._name} look swapped: in layer {layer}, mlp=… reads other positions, "
-                    f"and attn=… does not. Exchange them."
-                )
-
-    def _reason(self, errors: Mapping[str, float] | None, site: Site) -> str:
+    def _reason(self, errors: Mapping[str, float] | None) -> str:
         """Return why a site is withheld, given the errors of its equations; "" if they hold."""
         if errors is None:
-            return f"no identity reaches it: declare {_WITH.get(site, 'the other parts of the block')}, too"
+            return f"no identity reaches it: declare {_WITH}, too"
         failed = [claim for claim, error in errors.items() if not error <= tolerance_of(self.spec.dtype)]
-        return f"identity {failed[0]} fails by {errors[failed[0]]:.1e}{_HINTS[failed[0]]}" if failed else ""
+        if not failed:
+            return ""
+        return f"identity {failed[0]} fails by {errors[failed[0]]:.1e}{_HINTS.get(failed[0], '')}"
 
-    def _claims(self, passages: Mapping[tuple[Site, int], Passage], known: set[Site], layer: int) -> Iterator[Claim]:
+    def _claims(self, passages: Passages, layer: int, call: AttentionCall | None) -> Iterator[Claim]:
         """Yield the equations of a layer."""
-        layout = self._layout
+        block, part = self._blocks[layer], self._net.get_submodule
+        known = {site for site, at in passages if at == layer}
         left = {site: passages[site, layer].left[0] for site in known}
         arrived = {site: passages[site, layer].arrived[0] for site in known}
         if {RESID_PRE, RESID_POST, ATTN_OUT, MLP_OUT} <= known:
-            first, second = layout.norms[layer] if layout.norms else (nn.Identity(), nn.Identity())
+            first, second = map(part, block.norms) if block.norms else (nn.Identity(), nn.Identity())
             right = second(first(left[RESID_PRE] + left[ATTN_OUT]) + left[MLP_OUT])
             yield Claim(SUM, (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST), arrived[RESID_POST], right)
         if {RESID_PRE, RESID_POST} <= known and layer + 1 < self.spec.n_layers:
             following = passages[RESID_PRE, layer + 1].arrived[0]
             yield Claim(_NEXT, (RESID_PRE, RESID_POST), following, left[RESID_POST])
-        if {Z, ATTN_OUT} <= known:
-            written = layout.out[layer](rearrange(left[Z], "b p h d -> b p (h d)"))
-            yield Claim(_OUT, (Z,), arrived[ATTN_OUT], written)
-        if {MLP_POST, MLP_OUT} <= known:
-            yield Claim(_DOWN, (MLP_POST,), arrived[MLP_OUT], layout.down[layer](left[MLP_POST]))
-        if {Q, K, V, Z} <= known:
-            q, k, v = (left[site] for site in (Q, K, V))
-            right = self._weighted(self._pattern(q, k), v)
+        if call is not None and {Q_ROT, K_ROT, V, Z} <= known:
+            pattern = pattern_of(left[Q_ROT], left[K_ROT], call.scale, call.added, call.soft_cap).to(left[V].dtype)
+            if PATTERN not in known:
+                arrived[PATTERN] = left[PATTERN] = pattern
+            functions = Functions(normed=self._normed, pattern=lambda _q, _k, _layer: pattern)
+            yield from attention_claims(arrived, left, functions, layer)
+        elif {Q, K, V, Z} <= known and block.number is None:
+            right = weighted(self._pattern(*self._rotated(left[Q], left[K])), left[V])
             yield Claim(_PLAIN, (Q, K, V) if ATTN_OUT in known else (Q, K, V, Z), arrived[Z], right)
+        if block.out and {Z, ATTN_OUT} <= known:
+            yield Claim(_OUT, (Z,), arrived[ATTN_OUT], self._chained(block.out, left[Z].flatten(2)))
+        if {MLP_POST, MLP_OUT} <= known:
+            yield Claim(_DOWN, (MLP_POST,), arrived[MLP_OUT], self._chained(block.down, left[MLP_POST]))
 
-    def _check_logits(self, tokens: Int64[Tensor, "batch pos"]) -> None:
+    def _normed(self, site: Site, x: Tensor, layer: int) -> Tensor:
+        name, is_joined = self._blocks[layer].turned_norms.get(site, ("", False))
+        if not name:
+            return x
+        return self._chained([name], x.flatten(2) if is_joined else x).reshape(x.shape)
+
+    def _chained(self, names: Sequence[str], x: Tensor) -> Tensor:
+        for name in names:
+            x = self._net.get_submodule(name)(x)
+        return x
+
+    def _check_logits(self, tokens: Int64[Tensor, "batch pos"], d_vocab: int, bound: float) -> None:
         """Raise `InvalidArgument` if the outputs are not logits that follow from the tokens up to each position."""
-        changed, given = tokens.clone(), tokens.clone()
-        changed[:, -1] = (changed[:, -1] + 1) % self.spec.d_vocab
-        one, same, other = (self._forward(ids)[:, :-1] for ids in (given, tokens.clone(), changed))
-        if not torch.isfinite(one).all():
-            raise NonFinite(f"{self.spec.name} returned NaN or infinite logits. Check its weights.")
+        changed, given, name = tokens.clone(), tokens.clone(), self._name
+        changed[:, -1] = (changed[:, -1] + 1) % d_vocab
+        whole, same, changed_last = (self._forward(ids) for ids in (given, tokens.clone(), changed))
+        if not torch.isfinite(whole).all():
+            raise NonFinite(f"{name} returned NaN or infinite logits. Check its weights.")
         if not torch.equal(given, tokens):
-            raise InvalidArgument(f"{self.spec.name} changes its token ids in place: let it work on ids.clone().")
-        if bool((one >= 0).all()) and bool(((one.sum(-1) - 1).abs() < _SLACK).all()):
-            raise InvalidArgument(f"{self.spec.name} returns probabilities, not logits: return their logarithms.")
-        bound = tolerance_of(self.spec.dtype)
-        if not (error := Claim("", (), same, one).error()) <= bound:
-            raise InvalidArgument(
-                f"{self.spec.name} returns other logits for the same tokens, by {error:.1e} of their largest: switch "
-                f"dropout and other noise off (net.eval())."
-            )
-        has_parts = bool(self._layout.blocks)
-        if not (error := Claim("", (), other, one).error()) <= bound:
-            raise InvalidArgument(
-                f"{self.spec.name} sees later tokens: another last token changes earlier logits by {error:.1e} of "
-                f"their largest. A causal model is needed: "
-                + ("declare forward=lambda net, ids: …, which passes the mask." if has_parts else "mask them.")
-            )
-
-
-def _first(output: Any) -> Tensor:
-    """Return the first tensor of a module's input or output."""
-    if isinstance(output, Tensor):
-        return output
-    for entry in output if isinstance(output, tuple | list) else ():
-        if isinstance(entry, Tensor):
-            return entry
-    raise InvalidArgument(f"a declared part takes or returns a {type(output).__name__}: declare one with a tensor.")
+            raise InvalidArgument(f"{name} changes its token ids in place: let it work on ids.clone().")
+        if bool((whole >= 0).all()) and bool(((whole.sum(-1) - 1).abs() < _SLACK).all()):
+            raise InvalidArgument(f"{name} returns probabilities, not logits: return their logarithms.")
+        alone = self._forward(tokens[:1].clone())
+        remedy = "mask them" if self._is_function else "declare forward=lambda net, ids: …, which passes the mask"
+        for other, says in (
+            (same, "returns other logits for the same tokens{}: switch dropout and other noise off (net.eval())."),
+            (changed_last, f"sees later tokens: another last one changes earlier logits{{}}. Be causal: {remedy}."),
+            (alone, "mixes the sequences of a batch: without the others, the first has other logits{}."),
+        ):
+            error = Claim("", (), other[:, :-1], whole[: len(other), :-1]).error()
+            if not error <= bound:
+                raise InvalidArgument(f"{name} {says.format(f', by {error:.1e} of their largest')}")
 
 
 def _after(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
@@ -734,28 +845,18 @@ def _before(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
     """Return a hook that changes the first tensor that a module is given."""
 
     def call(_part: nn.Module, given: tuple[Any, ...], known: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if given:
-            return (change(_first(given[0])), *given[1:]), known
+        at = next((at for at, value in enumerate(given) if isinstance(value, Tensor)), None)
+        if at is not None:
+            return (*given[:at], change(given[at]), *given[at + 1 :]), known
         name = next((name for name, value in known.items() if isinstance(value, Tensor)), "")
         return given, {**known, name: change(_first(known.get(name)))}
 
     return Hook(part=part, call=call, kind="pre", with_kwargs=True)
 
 
-def _reset(net: nn.Module, name: str) -> nn.Module:
-    """Return the module with new weights.
-
-    Raises:
-        NoCopy: Some of its weights belong to a part without `reset_parameters`.
-    """
-    for path, part in net.named_modules():
-        match part:
-            case object(reset_parameters=reset) | object(_reset_parameters=reset):
-                reset()
-            case _ if list(part.parameters(recurse=False)):
-                raise NoCopy(
-                    f"{name} has no untrained baselines: {path or 'the module'} ({type(part).__name__}) has weights "
-                    f"and no reset_parameters. Declare rebuild=lambda: …, which returns a new module of this "
-                    f"architecture."
-                )
-    return net.eval()
+def _first(output: Any) -> Tensor:
+    """Return the first tensor of a module's output."""
+    first = first_tensor(output if isinstance(output, tuple | list) else (output,))
+    if first is None:
+        raise InvalidArgument(f"a declared part takes or returns a {type(output).__name__}: declare one with a tensor.")
+    return first

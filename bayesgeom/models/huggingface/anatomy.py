@@ -10,74 +10,20 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
-from einops import rearrange
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from bayesgeom.core import InvalidArgument, K, Q, Site, V
 from bayesgeom.core.torch_state import Hook, hooked
+from bayesgeom.models.adapters.attention import N_SHARDS, HeadSizes, Projection, ProjectionLayout
 from bayesgeom.models.adapters.proof import first_input
 from bayesgeom.models.huggingface.attention import Handed
 
-Layout = Literal["own", "stacked", "grouped", "sharded"]
-_N_SHARDS = 4  # CodeGen's: it was trained on as many processors
 _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"))
 _FUSED = ("c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv")
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class HeadSizes:
-    """Numbers of heads and their width."""
-
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    d_value: int = 0  # of values and heads' outputs, if other than d_head
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Projection:
-    """One of q, k and v in the output of the part at `path`.
-
-    `layout`: "own", the whole output; "stacked", all queries, then all keys, then all values; "grouped", for each
-    key-value head its queries, its key, its value; "sharded", four parts with queries, then values, then keys of a
-    quarter of the heads.
-    """
-
-    path: str
-    site: Site
-    layout: Layout
-    sizes: HeadSizes
-
-    def take(self, output: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch pos head d_head"]:
-        """Return this projection's part of the output, with heads as an axis."""
-        columns = output if self.layout == "own" else output[..., self._columns(output)]
-        return rearrange(columns, "b p (h d) -> b p h d", d=self.sizes.d_head)
-
-    def put(
-        self, output: Float[Tensor, "batch pos width"], values: Float[Tensor, "batch pos head d_head"]
-    ) -> Float[Tensor, "batch pos width"]:
-        """Return the output with this projection's part replaced."""
-        flat: Tensor = values.flatten(2)
-        return flat if self.layout == "own" else output.index_copy(-1, self._columns(output), flat)
-
-    def _columns(self, output: Float[Tensor, "batch pos width"]) -> Int64[Tensor, " column"]:
-        """The columns of the output that are this projection's, in the order of heads."""
-        s, of_all = self.sizes, torch.arange(output.shape[-1], device=output.device)
-        if self.layout == "grouped":
-            of_group = {Q: slice(None, -2), K: slice(-2, -1), V: slice(-1, None)}[self.site]
-            columns: Tensor = of_all.unflatten(0, (s.n_kv_heads, -1, s.d_head))[:, of_group]
-        elif self.layout == "stacked":
-            widths = [s.n_heads * s.d_head, s.n_kv_heads * s.d_head, s.n_kv_heads * s.d_head]
-            columns = of_all.split(widths)[(Q, K, V).index(self.site)]
-        else:
-            columns = of_all.unflatten(0, (_N_SHARDS, 3, -1))[:, (Q, V, K).index(self.site)]
-        return columns.flatten()
 
 
 def projections(
@@ -105,9 +51,9 @@ def projections(
     path = next((path for path in paths if path in outputs and outputs[path].shape[-1] == width), None)
     if path is None:
         return {}
-    layouts: tuple[Layout, ...] = ("grouped", "stacked", "sharded")
+    layouts: tuple[ProjectionLayout, ...] = ("grouped", "stacked", "sharded")
     for layout in layouts:
-        if layout == "sharded" and (sizes.n_heads % _N_SHARDS or sizes.n_kv_heads != sizes.n_heads):
+        if layout == "sharded" and (sizes.n_heads % N_SHARDS or sizes.n_kv_heads != sizes.n_heads):
             continue
         projections = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site in (Q, K, V)}
         if value is None or bool((projections[V].take(outputs[path]).transpose(1, 2) - value).abs().max() < 1e-6):

@@ -6,9 +6,8 @@ model's attention and calls the model's own implementation. If the pattern is ho
 uses.
 
 Some families (Falcon, MPT, GPT-Neo, CodeGen) do not use the interface and call torch's functions themselves. While one
-of their sites is hooked, the first product in the attention's forward is that of queries and keys, its softmax is the
-pattern, and the next product is that of pattern and values. The adapter verifies this when it attaches a model, as it
-does every site.
+of their sites is hooked, the first product in the attention's forward is that of queries and keys (`AttentionWatch`).
+The adapter verifies this when it attaches a model, as it does every site.
 """
 
 import contextlib
@@ -21,9 +20,9 @@ from weakref import WeakKeyDictionary
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Site, V, Z
+from bayesgeom.core import K_ROT, PATTERN, Q_ROT, V, Z
+from bayesgeom.models.adapters.attention import AttentionCall, AttentionWatch
 from bayesgeom.models.adapters.proof import Taps, per_query_head
 from bayesgeom.models.config import quiet
 
@@ -163,11 +162,6 @@ def _attend(
     return (route.taps.through(Z, route.layer, output) if route.has_z else output), pattern
 
 
-_PRODUCTS = frozenset({"matmul", "__matmul__"})
-_FUSED, _SOFTMAX = "scaled_dot_product_attention", "softmax"
-_MASKED = -1e3  # scores below are masked
-
-
 @contextlib.contextmanager
 def watched_functions(routes: Mapping[nn.Module, Route], n_kv_heads: int) -> Iterator[None]:
     """Route the products and the softmax inside these modules through their taps."""
@@ -183,95 +177,21 @@ def watched_functions(routes: Mapping[nn.Module, Route], n_kv_heads: int) -> Ite
 
 
 def _watched(forward: Callable[..., Any], route: Route, n_kv_heads: int) -> Callable[..., Any]:
+    def hear(call: AttentionCall) -> None:
+        if route.handed is not None and call.number == 0 and not call.is_fused:
+            value, d_key = call.v.transpose(1, 2), call.q.shape[-1]
+            handed = Handed(value=value, mask=call.added, scaling=call.scale, softcap=call.soft_cap, d_key=d_key)
+            route.handed.append(handed)
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _Watch(route, n_kv_heads):
+        watch = AttentionWatch(
+            0,
+            through=lambda site, x: route.taps.through(site, route.layer, x),
+            is_watched=lambda site: site != Z and route.taps.is_watched(route.layer, site),  # z enters W_O
+            heard=None if route.handed is None else hear,
+        )
+        watch.begin(0, n_kv_heads)
+        with watch:
             return forward(*args, **kwargs)
 
     return run
-
-
-@final
-class _Watch(TorchFunctionMode):
-    """One forward pass of one attention."""
-
-    def __init__(self, route: Route, n_kv_heads: int) -> None:
-        super().__init__()
-        self._route, self._n_kv_heads = route, n_kv_heads
-        self._qk: tuple[Tensor, Tensor] | None = None
-        self._scores: Tensor | None = None
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        given, name = kwargs or {}, func.__name__
-        if name in _PRODUCTS and len(args) == 2 and _is_wide(args):
-            if self._qk is None:
-                return func(*self._entering(*args), **given)
-            if self._scores is not None:
-                return self._leaving(func, *args)
-        if name == _SOFTMAX and self._qk is not None and self._scores is None and _is_wide(args[:1]):
-            self._scores = args[0]
-            return self._through(PATTERN, func(*args, **given))
-        if name == _FUSED and self._qk is None and len(args) >= 3 and _is_wide(args[:3]):
-            q, k = self._entering(args[0], args[1].transpose(-1, -2))
-            return func(q, k.transpose(-1, -2), self._heads(V, args[2]), *args[3:], **given)
-        return func(*args, **given)
-
-    def _entering(
-        self, q: Float[Tensor, "batch head query_pos d"], k: Float[Tensor, "batch kv_head d key_pos"]
-    ) -> tuple[Float[Tensor, "batch head query_pos d"], Float[Tensor, "batch kv_head d key_pos"]]:
-        """Queries and transposed keys, as they enter the product."""
-        q, k = self._heads(Q_ROT, q), self._heads(K_ROT, k.transpose(-1, -2)).transpose(-1, -2)
-        self._qk = (q, k)
-        return q, k
-
-    def _leaving(
-        self, product: Callable[..., Any], pattern: Float[Tensor, "batch head query_pos key_pos"], v: Tensor
-    ) -> Float[Tensor, "batch head query_pos d"]:
-        """The product of pattern and values."""
-        v = self._heads(V, v)
-        out: Tensor = product(pattern, v)
-        assert self._qk is not None and self._scores is not None, "products come before"
-        is_plain = self._scores.shape[-1] == self._qk[1].shape[-1]  # no sinks
-        if self._route.handed is not None and is_plain:
-            scaling, mask = _scaled(*self._qk, self._scores)
-            values = self._of_kv_heads(v)
-            d_key = self._qk[0].shape[-1]
-            self._route.handed.append(Handed(value=values, mask=mask, scaling=scaling, softcap=None, d_key=d_key))
-        self._scores = None
-        return out
-
-    def _heads(self, site: Site, x: Float[Tensor, "batch _ pos d"]) -> Float[Tensor, "batch _ pos d"]:
-        """An activation after its tap, where each key and value head occurs once."""
-        if not self._route.taps.is_watched(self._route.layer, site):
-            return x
-        heads = x if site == Q_ROT else self._of_kv_heads(x)
-        passed = self._through(site, heads.transpose(1, 2)).transpose(1, 2)
-        return passed.repeat_interleave(x.shape[1] // heads.shape[1], dim=1)
-
-    def _of_kv_heads(self, x: Float[Tensor, "batch _ pos d"]) -> Float[Tensor, "batch kv_head pos d"]:
-        return x[:, :: max(1, x.shape[1] // self._n_kv_heads)]
-
-    def _through(self, site: Site, x: Tensor) -> Float[Tensor, "..."]:
-        return self._route.taps.through(site, self._route.layer, x)
-
-
-def _is_wide(args: tuple[Any, ...]) -> bool:
-    return bool(args) and all(isinstance(x, Tensor) and x.ndim == 4 for x in args)
-
-
-def _scaled(
-    q: Float[Tensor, "batch head query_pos d"],
-    k: Float[Tensor, "batch kv_head d key_pos"],
-    scores: Float[Tensor, "batch head query_pos key_pos"],
-) -> tuple[float, Float[Tensor, "1 head query_pos key_pos"]]:
-    """The factor of q·k in the scores, and what is added: it must be the same in all sequences.
-
-    The factor follows from the differences between two sequences; what is added, from the first one.
-    """
-    products, wide = torch.matmul(q.double(), k.double()), scores.double()
-    is_seen = (wide > _MASKED).all(dim=0)
-    apart, between = (x[0] - x[-1] for x in (products, wide))
-    factor = float((apart * between)[is_seen].sum() / apart[is_seen].square().sum().clamp_min(1e-30))
-    added = (wide[:1] - factor * products[:1]).masked_fill(~is_seen, -torch.inf)
-    return factor, added

@@ -24,9 +24,11 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any, final
+from unittest import mock
 
 import numpy as np
 import torch
@@ -279,9 +281,17 @@ def load_gguf(
         InvalidArgument: The package gguf is not installed, or this is not a causal language model.
         CheckpointFault: The file is corrupt, or of a kind that transformers cannot read.
     """
-    reader = checked_header(file)
+    import gguf
+
+    reader, kind = checked_header(file), gguf.GGUFReader
     chosen = torch.float32 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    with PROCESS_STATE, quiet(), _translated(file.parent), torch.random.fork_rng(devices=()):
+    # transformers would parse the header three times, and build gguf's table of names for every module.
+    once = mock.patch.multiple(
+        gguf,
+        GGUFReader=lambda path: reader if Path(path) == file else kind(path),
+        get_tensor_name_map=cache(gguf.get_tensor_name_map),
+    )
+    with PROCESS_STATE, quiet(), _translated(file.parent), torch.random.fork_rng(devices=()), once:
         hf, tokenizer = dequantized(file, dtype=chosen, device_map=device_map)
     if device_map is None:
         hf = hf.to(device)

@@ -56,6 +56,7 @@ from bayesgeom.core.torch_state import (
     site_hook,
     structure_of,
 )
+from bayesgeom.models.adapters.attention import HeadSizes
 from bayesgeom.models.adapters.proof import (
     Claim,
     Equations,
@@ -73,7 +74,6 @@ from bayesgeom.models.base import HeadOutput, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.huggingface.anatomy import (
     Anatomy,
-    HeadSizes,
     anatomy_of,
     attention_of,
     blocks_of,
@@ -338,7 +338,13 @@ class _Attaching:
         self.spec = spec_of(hf, name, digest)
         self.tokens = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device).tokens
         self.logits = self._first_logits()
-        self._check_language_model()
+        (n, n_pos), shape = self.tokens.shape, tuple(self.logits.shape)
+        n_ids = min(self.spec.d_vocab, self.hf.config.get_text_config(decoder=True).vocab_size)
+        if len(shape) != 3 or shape[:2] != (n, n_pos) or shape[2] < n_ids:
+            raise InvalidArgument(
+                f"{type(self.hf).__name__} is not a causal language model: for {n} sequences of {n_pos} tokens and "
+                f"{n_ids} ids it returns logits of shape {shape}. Load it with AutoModelForCausalLM."
+            )
         self._check_finite(self.logits)
 
     def attached(self) -> Attached:
@@ -397,16 +403,6 @@ class _Attaching:
             self.hf.set_experts_implementation("eager")
             return self._first_logits()
         raise InvalidArgument(f"{self.spec.name} cannot be run on {self.tokens.shape[1]} random tokens: {reason}.")
-
-    def _check_language_model(self) -> None:
-        """Raise `InvalidArgument` unless there are logits of every id at every position."""
-        (n, n_pos), shape = self.tokens.shape, tuple(self.logits.shape)
-        n_ids = min(self.spec.d_vocab, self.hf.config.get_text_config(decoder=True).vocab_size)
-        if len(shape) != 3 or shape[:2] != (n, n_pos) or shape[2] < n_ids:
-            raise InvalidArgument(
-                f"{type(self.hf).__name__} is not a causal language model: for {n} sequences of {n_pos} tokens and "
-                f"{n_ids} ids it returns logits of shape {shape}. Load it with AutoModelForCausalLM."
-            )
 
     def _check_finite(self, logits: Float[Tensor, "batch pos d_vocab"]) -> None:
         if not bool(logits.isfinite().all()):

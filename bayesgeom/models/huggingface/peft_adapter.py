@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from bayesgeom.core import CheckpointFault, InvalidArgument
 from bayesgeom.core.errors import quoted
 from bayesgeom.core.files import is_file, read_json
@@ -21,18 +19,13 @@ ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the Hugging Face model inside a PEFT model or a compiled module; other objects are returned unchanged.
+    """Return the Hugging Face model inside a PEFT model; other objects are returned unchanged.
 
     The active adapters of a PEFT model stay in place, so the model computes what the PEFT model computes.
 
     Raises:
-        InvalidArgument: The adapter changes more than the weights, or the model was compiled in place.
+        InvalidArgument: The adapter changes more than the weights.
     """
-    if "torch._dynamo" in sys.modules:
-        from torch._dynamo.eval_frame import OptimizedModule
-
-        if isinstance(model, OptimizedModule):
-            return unwrapped(model._orig_mod)  # noqa: SLF001  (torch has no public way to read it)
     if (peft := sys.modules.get("peft")) is not None and isinstance(model, peft.PeftModel):
         config = model.active_peft_config
         effects = {  # what the model inside, called without PEFT, does not do
@@ -45,13 +38,6 @@ def unwrapped(model: Any) -> Any:
                 f"an adapter of kind {config.peft_type} {effect}: only those of the weights (LoRA …) are supported."
             )
         return unwrapped(model.get_base_model())
-    if isinstance(model, nn.Module):
-        compiled = (name for name, part in model.named_modules() if vars(part).get("_compiled_call_impl") is not None)
-        if (name := next(compiled, None)) is not None:
-            raise InvalidArgument(
-                f"{name or type(model).__name__} was compiled in place, so hooks may do nothing. Pass the model before "
-                f"it is compiled; torch.compile(model) leaves it as it is."
-            )
     return model
 
 

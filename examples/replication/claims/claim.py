@@ -19,6 +19,7 @@ class Verdict(StrEnum):
     """What the numbers say about a network or a claim; it is also the text, such as "does not hold".
 
     `PARTLY` is of a claim on every network whose networks differ: its text counts them, as in "holds in 2 of 3".
+    `IDENTITY` is of a claim that holds for every network, by arithmetic.
 
     Example:
         >>> Verdict("does not hold").name
@@ -26,6 +27,7 @@ class Verdict(StrEnum):
     """
 
     HOLDS = "holds"
+    IDENTITY = "an identity"
     FAILS = "does not hold"
     AT_THRESHOLD = "at the threshold"
     NOT_IDENTIFIED = "not identified"
@@ -112,7 +114,8 @@ class Condition:
 
     `than` is a constant, the name of another number, or "baseline", the strongest baseline of the number itself. The
     interval of another number counts: two that overlap are at the threshold. A threshold of at least `most`, the
-    largest value that the number can have, leaves no room: *not identified*.
+    largest value that the number can have, leaves no room: *not identified*. So is a comparison with a single untrained
+    network (`is_single`), on which no *holds* rests.
     """
 
     number: str
@@ -120,6 +123,7 @@ class Condition:
     than: float | str
     times: float = 1.0
     most: float = math.inf
+    is_single: bool = False
 
 
 @final
@@ -207,6 +211,8 @@ class Claim:
         is_of_failure: Whether it says that an architecture fails. A network for which it holds then has no data unless
             its case is searched; one training is enough to show a success.
         remark: What the verdict alone would hide, in a few words; it ends the claim's sentence.
+        is_identity: Whether arithmetic makes it hold for every network, so that its numbers check the measurement.
+        is_later: Whether its criterion was changed when its numbers were known.
         measured: The recorded measurement, or None.
 
     Example:
@@ -226,6 +232,8 @@ class Claim:
     runs: Sequence[Run] = ()
     is_of_failure: bool = False
     remark: str = ""
+    is_identity: bool = False
+    is_later: bool = False
     measured: Measurement | None = None
 
     @property
@@ -320,7 +328,7 @@ def judged(test: Condition, numbers: Mapping[str, Value], *, is_point: bool = Fa
     low, high = (own.value, own.value) if is_point else (own.lo, own.hi)
     if math.isnan(low):
         return Verdict.NO_DATA
-    if test.side == "above" and most >= test.most:
+    if test.is_single or (test.side == "above" and most >= test.most):
         return Verdict.NOT_IDENTIFIED
     is_below, is_above = high < least, low > most
     if not (is_below or is_above):
@@ -389,6 +397,8 @@ def verdict(claim: Claim, numbers: Mapping[str, Value] | None = None) -> Outcome
     known = [own for own in found if own.verdict != Verdict.NO_DATA]
     if not known:
         return found[0]
+    if claim.is_identity and {own.verdict for own in known} == {Verdict.HOLDS}:
+        return Outcome(verdict=Verdict.IDENTITY)
     return known[0] if len(set(map(str, known))) == 1 else Outcome(verdict=Verdict.DEPENDS)
 
 

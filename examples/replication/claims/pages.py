@@ -101,7 +101,8 @@ def summary(claims: Iterable[Claim]) -> str:
 def section(claim: Claim) -> str:
     """Return a claim as one sentence, one table and one plot."""
     remark = f": {claim.remark}" if claim.remark else ""
-    sentence = f"{claim.claim.removesuffix('.')} ({claim.quantifier}) — **{verdict(claim)}**{remark}."
+    later = " †" if claim.is_later else ""
+    sentence = f"{claim.claim.removesuffix('.')} ({claim.quantifier}) — **{verdict(claim)}**{later}{remark}."
     return f"### {claim.id}\n\n{sentence}\n\n{table(claim)}\n\n![{claim.id}](plots/{claim.id}.svg)"
 
 

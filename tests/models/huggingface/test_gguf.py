@@ -3,12 +3,14 @@
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFWriter, quants
+from gguf import GGUFReader, GGUFWriter, quants
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
@@ -92,6 +94,21 @@ def test_it_can_be_saved_and_copied(tiny: tuple[Path, dict[str, np.ndarray]], tm
     fresh = model.untrained_copy(3)
     assert fresh.spec.quantization == ""
     assert not torch.equal(_logits(model), _logits(fresh))
+
+
+def test_a_header_is_parsed_once_and_gguf_stays_as_it_was(
+    tiny: tuple[Path, dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers parses it for the config, the weights and the tokenizer: seconds each with 49,152 tokens."""
+
+    def parsed(reader: GGUFReader, path: Path, *rest: Any) -> None:
+        paths.append(path)
+        parse(reader, path, *rest)
+
+    paths, parse, before = list[Path](), GGUFReader.__init__, (gguf.GGUFReader, gguf.get_tensor_name_map)
+    monkeypatch.setattr(GGUFReader, "__init__", parsed)
+    bayesgeom.load(tiny[0])
+    assert paths == [tiny[0]] and before == (gguf.GGUFReader, gguf.get_tensor_name_map)
 
 
 def test_other_bits_or_another_type_are_another_model(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from bayesgeom.measurements.attention_entropy import SUMS, UNIFORM, AttentionEnt
 from bayesgeom.measurements.qk_alignment import QKAlignment
 from bayesgeom.models.base import Stream, visible
 from bayesgeom.models.huggingface.model import HFModel
+from bayesgeom.monitor.report import chance_levels, measured
 from bayesgeom.tasks.process import Mess3
 from tests.supported import FAMILIES, tiny
 
@@ -104,6 +105,8 @@ def test_a_sink_is_no_part_of_the_row() -> None:
         np.full((3, 2), np.mean([1 / (n + 1) for n in range(1, 17)])), abs=1e-6
     )
     assert any(line.metric == "sink_mass" for line in report.headlines())
+    watched = measured(model, task.sample(5, seed=0), seed=0).attention_entropy_bits
+    assert watched == pytest.approx(report.entropy_bits.value, abs=1e-6), "the monitor's number"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -157,6 +160,8 @@ def test_layers_of_several_kinds_keep_their_masks(
         assert report.entropy_bits.baseline(UNIFORM).value[layer] == pytest.approx(np.full(2, level))
     assert report.entropy_share.value == pytest.approx(np.ones((3, 2)), abs=1e-6)
     assert float(report.reduction) == pytest.approx(0, abs=1e-6), "of shares: layers see different positions"
+    chance = chance_levels(model, TASK.sample(5, seed=0), seed=0)["attention_entropy_bits"]
+    assert chance == pytest.approx(report.entropy_bits.baseline(UNIFORM).value.mean()), "the monitor's level"
 
 
 def test_alignment_counts_what_a_window_shows() -> None:

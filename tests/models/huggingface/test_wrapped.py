@@ -35,17 +35,23 @@ def llama() -> Any:
 @pytest.mark.slow
 def test_compiled_modules_are_unwrapped() -> None:
     hf = llama()
-    model = bayesgeom.as_model(torch.compile(hf))
+    with pytest.warns(UserWarning, match="LlamaForCausalLM is compiled: it is measured as it is written"):
+        model = bayesgeom.as_model(torch.compile(hf))
     assert isinstance(model, HFModel) and model.module is hf
     assert torch.equal(model.logits(text()), HFModel(llama()).logits(text()))
 
 
 @pytest.mark.exhaustive
-def test_a_module_that_was_compiled_in_place_is_refused() -> None:
-    hf = llama()
+def test_a_module_that_was_compiled_in_place_is_measured_as_it_is_written() -> None:
+    hf, plain = llama(), HFModel(llama())
     hf.model.layers[1].compile()
-    with pytest.raises(InvalidArgument, match=r"model\.layers\.1 was compiled in place, so hooks"):
-        bayesgeom.as_model(hf)
+    with pytest.warns(UserWarning, match="it is measured as it is written"):
+        model = bayesgeom.as_model(hf)
+    assert model.sites == plain.sites
+    runs = [own.run([text()], record=[s.PATTERN], n_recorded=2).recorded[s.PATTERN] for own in (model, plain)]
+    logits = [own.replayer().baseline(text()).logits for own in (model, plain)]
+    torch.testing.assert_close(*runs)
+    torch.testing.assert_close(*logits)
 
 
 def adapted(**options: Any) -> Any:
