@@ -306,6 +306,11 @@ def _ends_text(estimate: Estimate, text: Callable[[Any], str] = rounded) -> str:
     return text(float(estimate)) if np.isnan(estimate.ends[0]) else ends
 
 
+def _range_text(estimate: Estimate) -> str:
+    """Return the interval; the value where there is none."""
+    return rounded(float(estimate)) if np.isnan(estimate.ends[0]) else interval_text(*estimate.ends)
+
+
 def _verdicts_text(names: Mapping[str, Sequence[str]]) -> str:
     return capital("; ".join(f"{verdict}: {', '.join(those)}" for verdict, those in names.items()))
 
@@ -330,8 +335,8 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "against": lambda pair: _apart(*pair),
     "together": lambda layers: _listed(layers, "layer") + " together" * (len(layers) > 1),
     "levels": lambda levels: ", ".join(f"{name} {number_text(level)}" for name, level in levels.items()),
-    "range": lambda own: interval_text(*own.ends),
-    "ranges": lambda those: ", ".join(f"{interval_text(*own.ends)} ({name})" for name, own in those.items()),
+    "range": _range_text,
+    "ranges": lambda those: ", ".join(f"{_range_text(own)} ({name})" for name, own in those.items()),
     "of": lambda numbers: ", ".join(f"{rounded(number)} of {name}" for name, number in numbers.items()),
     "at": lambda numbers: ", ".join(f"{rounded(number)} at {place}" for place, number in numbers.items()),
     "verdicts": _verdicts_text,

@@ -192,8 +192,8 @@ def test_a_module_is_built_from_its_configuration_unless_that_gives_the_same_wei
     assert spreads[0] != spreads[1] and spreads == pytest.approx([0.01] * 2, rel=0.1), "0.02 / √(2 · 2 layers)"
 
     class Seeded(NanoGPT):
-        def __init__(self, config: GPTConfig, seed: int = 0) -> None:
-            torch.manual_seed(seed)
+        def __init__(self, config: GPTConfig) -> None:
+            torch.manual_seed(0)
             super().__init__(config)
 
     class Other(NanoGPT):

@@ -50,7 +50,10 @@ def initialized(net: nn.Module, name: str) -> nn.Module:
 
 def is_owners(net: nn.Module) -> bool:
     """Return whether `initialized` draws the weights as the owner does: by the constructor or by `_init_weights`."""
-    return hasattr(net, "_init_weights") or _constructed(net) is not None
+    match net:
+        case object(_init_weights=initialize) if callable(initialize):
+            return True
+    return _constructed(net) is not None
 
 
 def weights_differ(net: nn.Module, other: nn.Module) -> list[str]:

@@ -16,6 +16,7 @@ from bayesgeom.models.base import Model, bytes_of_pass
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.native.wrapped import LlamaConfig
 from bayesgeom.models.resolve import load, of_module
+from bayesgeom.report.answer import N_COPIES
 from bayesgeom.tasks.bijection import Bijection
 from tests.families import ATTENTION, D_VOCAB
 from tests.models.huggingface.test_sites import text
@@ -60,7 +61,7 @@ def test_untrained_copies_are_freed_one_at_a_time(
     monkeypatch.setattr(HFModel, "untrained_copy", untrained_copy)
     monkeypatch.setattr(HFModel, "logits", logits)
     found = bayesgeom.diagnose(model, Bijection(n_values=11, n_pairs=7, repeats=True), n=5, n_untrained=3)
-    assert len(modules) == 3 and "value_manifold" in found.reports
+    assert len(modules) == N_COPIES and "value_manifold" in found.reports
 
 
 def test_copies_have_the_models_type_from_the_start(folder: Callable[[str], Path]) -> None:
