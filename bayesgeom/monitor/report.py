@@ -70,12 +70,17 @@ class Measures:
     def summary(self) -> dict[str, float]:
         """Return the numbers that thresholds apply to: key frames of the first layer, means over all for the rest."""
         return {
-            "key_orthogonality": float(self.key_orthogonality[0].mean()),
-            "coverage": float(self.coverage[0].mean()),
+            "key_orthogonality": _mean(self.key_orthogonality[:1]),
+            "coverage": _mean(self.coverage[:1]),
             "separation": self.separation,
             "kl_bits": float(self.kl_bits.mean()),
-            "attention_entropy_bits": float(self.attention_entropy_bits.mean()),
+            "attention_entropy_bits": _mean(self.attention_entropy_bits),
         }
+
+
+def _mean(values: Float64[np.ndarray, "layer head"]) -> float:
+    """Return the mean over heads; NaN for a model without any."""
+    return float(values.mean()) if values.size else math.nan
 
 
 def measured(model: Model, trials: Trials, *, seed: int) -> Measures:

@@ -142,7 +142,6 @@ class Finding(Enum):
         "[; attention patterns stay near their last state from step {patterns:,}].\n[The {baseline} has {level} bits.]"
     )
     LEARNED = "{learned:verdicts}."
-    MONITORED = "At step {step:,} KL is {bits} bits[ (uniform {uniform})]. [Events: {events}.|No rule was broken.]"
     ONE_SNAPSHOT = "At step {step:,} KL is {last} bits.\n[The {baseline} has {level} bits.]"
     MONITORED = (
         "At step {step:,} KL is[ {bits} bits (uniform {uniform})| {bits} bits| not known]. "

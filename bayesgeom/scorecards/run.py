@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 from bayesgeom.core import InvalidArgument, checked, phase
@@ -67,21 +68,14 @@ def scorecard(
     architectures, places = architectures_of(make), worlds_of(worlds)
     if len({own.name for own in architectures}) < len(architectures):
         raise InvalidArgument("two architectures have the same name: pass a dictionary with names of your own.")
-    chosen = rates_of(rates)
-    budget = {"steps": steps, "batch_size": batch_size}
+    chosen, budget = rates_of(rates), {"steps": steps, "batch_size": batch_size}
     pairs = list(itertools.product(architectures, places))
-    first = [
-        Cell(architecture=own, world=world, rate=rate, seed=0, **budget) for own, world in pairs for rate in chosen
-    ]
-    rows = run_cells(first, executor)
+    cell = partial(Cell, **budget)
+    rows = run_cells([cell(architecture=a, world=w, rate=rate, seed=0) for a, w in pairs for rate in chosen], executor)
     best = best_rates(rows)
-    more = [
-        Cell(architecture=own, world=world, rate=best[own.name, world.name], seed=seed, **budget)
-        for own, world in pairs
-        if (own.name, world.name) in best
-        for seed in range(1, seeds)
-    ]
-    rows += run_cells(more, executor)
+    known = [(a, w, best[a.name, w.name]) for a, w in pairs if (a.name, w.name) in best]
+    further = [cell(architecture=a, world=w, rate=rate, seed=s) for a, w, rate in known for s in range(1, seeds)]
+    rows += run_cells(further, executor)
     return card_of(rows, places, arguments={**budget, "rates": list(chosen), "seeds": seeds})
 
 

@@ -62,16 +62,6 @@ DATA, VALIDATION, LABELS = 0, 1, 2  # branches of the recipe's seed
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How often a run reports and saves. This does not affect the weights."""
-
-    log_every: int = 100
-    save_seconds: float = 60.0
-    quiet: bool = False
-
-
-@final
 class Logits(nn.Module):
     """A module of any kind as one that returns logits: those of a Hugging Face output, or the first of several."""
 
@@ -98,6 +88,17 @@ class Watch(Protocol):
         """Look at the network after a step."""
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How often a run reports and saves. This does not affect the weights."""
+
+    log_every: int = 100
+    save_seconds: float = 60.0
+    quiet: bool = False
+    watch: Watch | None = None  # it may end the run
+
+
 @with_torch_defaults
 def train(
     recipe: Recipe,
@@ -108,7 +109,6 @@ def train(
     precision: RequestedPrecision = "auto",
     pace: Pace = Pace(),
     own: nn.Module | None = None,
-    watch: Watch | None = None,
 ) -> nn.Module:
     """Train a recipe in a directory, which then contains state, log and snapshots, and return the module.
 
@@ -122,7 +122,6 @@ def train(
             resumed run keeps its precision.
         pace: How often the run reports and saves.
         own: The network to train, of any kind; default: that of the recipe's sizes.
-        watch: Called with the number of each finished step; the run ends where it says so.
 
     Raises:
         InvalidArgument: `out` already contains a run and `resume` is false, `precision` or the kind of `device`
@@ -139,7 +138,7 @@ def train(
         if (out / RECIPE).exists():
             chosen = run_precision(recipe, out, precision, device)
         _record(recipe, out, resume=resume, device=device, precision=chosen)
-        return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace, own=own, watch=watch)
+        return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace, own=own)
 
 
 def _trained(
@@ -151,19 +150,12 @@ def _trained(
     precision: Precision,
     pace: Pace,
     own: nn.Module | None,
-    watch: Watch | None,
 ) -> nn.Module:
     """Train in a directory that is checked and locked."""
     has_state = resume and (out / STATE).exists()
     module = (recipe.model_config().build(seed=recipe.seed) if own is None else Logits(own)).to(device)
-    if recipe.after is not None and not has_state:
-        before = out / BEFORE
-        has_begun = (before / RECIPE).exists()
-        earlier = train(recipe.after, before, resume=has_begun, device=device, precision=precision, pace=pace)
-        module.load_state_dict(earlier.state_dict())
-    elif recipe.warm_start is not None and not has_state:
-        _start_from_shipped(recipe, module)
-    module.train()
+    if not has_state:
+        _start(recipe, module, out, device=device, precision=precision, pace=pace)
     optimizers = Optimizers(recipe, module, precision)
     start = restore_state(out / STATE, recipe, module, optimizers) if has_state else 0
     cut_log(out / LOG, start)
@@ -174,29 +166,46 @@ def _trained(
         for step in range(start, recipe.steps):
             if step in due:
                 _snapshot(recipe, module, out, step, precision)
-            loss = training_step(recipe, module, optimizers, step, device, precision)
+            loss = training_step(recipe, module.train(), optimizers, step, device, precision)
+            module.eval()
             ends = step + 1 == recipe.steps or is_learned(recipe, module, held_out, step + 1)
             if (step + 1) % pace.log_every == 0 or ends:
                 line = {"step": step + 1, "loss_nats": loss, "kl_bits": held_out_kl(module, held_out)}
                 append_log(out / LOG, line)
                 shown.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
             shown.update(1)
-            if watch is not None:
-                watch(step)
-                module.train()
-                ends = ends or watch.should_stop
-            if ends:
+            if ends or _is_stopped(pace.watch, step):
                 break
             if time.monotonic() - saved_at > pace.save_seconds:
                 save_state(out / STATE, recipe, module, optimizers, step + 1)
                 saved_at = time.monotonic()
-    # Before the last state, which ends the run and does not state the step at which a stage ended early.
-    if recipe.until is None or start < recipe.steps:
-        _snapshot(recipe, module, out, recipe.steps if recipe.until is None else step + 1, precision)
+    # Before the last state, which ends the run and does not state the step at which it ended early.
+    if start < recipe.steps:
+        _snapshot(recipe, module, out, step + 1, precision)
+    elif recipe.until is None and pace.watch is None:
+        _snapshot(recipe, module, out, recipe.steps, precision)
     save_state(out / STATE, recipe, module, optimizers, recipe.steps)
     if recipe.until is not None and start < recipe.steps:
         _warn_unless_learned(recipe, module, held_out)
     return module.eval()
+
+
+def _is_stopped(watch: Watch | None, step: int) -> bool:
+    """Call the watch after a step, and return whether it ends the run."""
+    return watch is not None and (watch(step), watch.should_stop)[1]
+
+
+def _start(
+    recipe: Recipe, module: nn.Module, out: Path, *, device: str | torch.device, precision: Precision, pace: Pace
+) -> None:
+    """Give a module the weights from which the recipe starts, where it does not start from its initialization."""
+    if recipe.after is not None:
+        before = out / BEFORE
+        has_begun = (before / RECIPE).exists()
+        earlier = train(recipe.after, before, resume=has_begun, device=device, precision=precision, pace=pace)
+        module.load_state_dict(earlier.state_dict())
+    elif recipe.warm_start is not None:
+        _start_from_shipped(recipe, module)
 
 
 def check_startable(recipe: Recipe, out: Path, *, resume: bool, device: str | torch.device = "cpu") -> None:

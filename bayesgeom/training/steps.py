@@ -1,18 +1,18 @@
 """Training of any module: `train` as a whole, and `Training` step by step, of which cells of scorecards are made."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, final
+from typing import Any, Literal, TypedDict, Unpack, final, get_type_hints
 
 import torch
 from torch import nn
 
 from bayesgeom.core import InvalidArgument, checked
-from bayesgeom.core.errors import quoted
+from bayesgeom.core.errors import check_known, quoted
 from bayesgeom.core.torch_state import default_dtype
 from bayesgeom.models.adapters.wrapping import from_callable
 from bayesgeom.models.base import Model
@@ -71,6 +71,21 @@ class Training:
         return self.module.eval()
 
 
+class Further(TypedDict, total=False):
+    """Further settings of `train`."""
+
+    batch_size: int
+    weight_decay: float
+    targets: Literal["sampled", "exact"]
+    until: float | None
+    snapshots: int
+    precision: RequestedPrecision
+    monitor: Watch
+
+
+_OF_RECIPES = frozenset({"batch_size", "weight_decay", "targets", "until", "snapshots"})  # fields of a recipe
+
+
 @checked("task")
 def train(
     model: nn.Module | Callable[[int, int], nn.Module],
@@ -78,15 +93,9 @@ def train(
     *,
     steps: int = 2_000,
     lr: float = 1e-3,
-    batch_size: int = 64,
-    weight_decay: float = 0.0,
-    targets: Literal["sampled", "exact"] = "sampled",
-    until: float | None = None,
     seed: int = 0,
-    snapshots: int = 0,
-    monitor: Watch | None = None,
     out: str | Path | None = None,
-    precision: RequestedPrecision = "float32",
+    **further: Unpack[Further],
 ) -> Model:
     """Train any network on new sequences of a task, and return it as `diagnose` takes it.
 
@@ -98,15 +107,12 @@ def train(
         task: The task, or its text as on the command line.
         steps: Number of steps.
         lr: Peak learning rate.
-        batch_size: Sequences of a step.
-        weight_decay: Weight decay; it bounds the logits, and so how certain the answers can be.
-        targets: "sampled": labels drawn by the task. "exact": the posterior as soft labels.
-        until: Share of held-out answers named at which the training ends early. Default: all steps.
         seed: Seed of the sequences, and of the weights that `make` draws.
-        snapshots: Number of snapshots at log-spaced steps, in `out`.
-        monitor: Called with the number of each step, as `bayesgeom.monitor.Monitor(module, task)`.
         out: Directory of state, log and snapshots. A run that was killed there continues to the same weights.
-        precision: Precision of matrix products.
+        **further: `batch_size` (64), `weight_decay` (0) and `targets` ("sampled", or "exact" for the posterior as soft
+            labels); `until`, the share of held-out answers named at which the training ends early; `snapshots`, a
+            number of log-spaced ones in `out`; `precision` of matrix products ("float32"); and `monitor`, which is
+            called with each step, as `bayesgeom.monitor.Monitor(module, task)`.
 
     Raises:
         InvalidArgument: An argument is out of range, or `out` is missing where snapshots are wanted.
@@ -122,7 +128,8 @@ def train(
     chosen = as_task(task, trained=None)
     if not isinstance(chosen, WindTunnel):
         raise InvalidArgument(f"{quoted(chosen)} has words, not ids: train on a task such as dice or hmm.")
-    if snapshots and out is None:
+    check_known("train", further, get_type_hints(Further))
+    if further.get("snapshots") and out is None:
         raise InvalidArgument("snapshots need a directory: pass out=.")
     net: Any = model
     if not isinstance(model, nn.Module):
@@ -131,27 +138,31 @@ def train(
             net = model(chosen.d_vocab, chosen.n_pos)
     if not isinstance(net, nn.Module):
         raise InvalidArgument(f"model must be a module, or return one from (d_vocab, n_ctx); got {quoted(net)}.")
-    recipe = Recipe(
-        name=type(net).__name__,
-        task=chosen,
-        sizes={"initial_weights": weights_hash(net.state_dict())},
-        targets=targets,
-        optimizer="adamw",
-        lr=lr,
-        weight_decay=weight_decay,
-        warmup=steps // 10,
-        steps=steps,
-        batch_size=batch_size,
-        late_batch_size=batch_size,
-        seed=seed,
-        snapshots=snapshots,
-        until=until,
-    )
+    recipe = _recipe_of(net, chosen, steps=steps, lr=lr, seed=seed, further=further)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()) if out is None else out)
-        settings: dict[str, Any] = {"precision": precision, "watch": monitor, "pace": Pace(quiet=out is None)}
-        trained_in(recipe, folder, resume=(folder / RECIPE).exists(), own=net, **settings)
+        pace = Pace(quiet=out is None, watch=further.get("monitor"))
+        resume, precision = (folder / RECIPE).exists(), further.get("precision", "float32")
+        trained_in(recipe, folder, resume=resume, precision=precision, own=net, pace=pace)
     return model_of(net.eval())
+
+
+def _recipe_of(
+    net: nn.Module, task: WindTunnel, *, steps: int, lr: float, seed: int, further: Mapping[str, Any]
+) -> Recipe:
+    """Return the recipe of a network's training; its hash of the initial weights tells runs apart."""
+    return Recipe(
+        name=type(net).__name__,
+        task=task,
+        sizes={"initial_weights": weights_hash(net.state_dict())},
+        optimizer="adamw",
+        lr=lr,
+        warmup=steps // 10,
+        steps=steps,
+        late_batch_size=further.get("batch_size", 64),
+        seed=seed,
+        **{"snapshots": 0} | {name: value for name, value in further.items() if name in _OF_RECIPES},
+    )
 
 
 def model_of(net: nn.Module) -> Model:

@@ -12,7 +12,9 @@ class Recurrence(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.into = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
 
     def forward(self, resid: Tensor) -> Tensor:
         x, gate, read = self.into(self.norm(resid)).chunk(3, dim=-1)

@@ -37,14 +37,14 @@ def test_a_killed_run_continues_to_the_same_weights(tmp_path: Path) -> None:
         bayesgeom.train(make, "dice:length=8", **settings, out=tmp_path / "run", monitor=Kill(5))
     again = bayesgeom.train(make, "dice:length=8", **settings, out=tmp_path / "run")
     assert again.spec.weights_hash == whole.spec.weights_hash
-    last = sorted((tmp_path / "run" / "snapshots").iterdir())[-1]
+    last = max((tmp_path / "run" / "snapshots").iterdir())
     assert last.name == "step-0000012"
     Network(2).load_state_dict(load_file(last / "model.safetensors"))
 
 
 def test_a_monitor_sees_every_step_and_can_stop() -> None:
     net = Network(2, 8)
-    watch = bayesgeom.monitor.Monitor(net, "dice:length=8", every=2)
+    watch = bayesgeom.monitor.Monitor(bayesgeom.wrap(net), "dice:length=8", every=2)
     bayesgeom.train(net, "dice:length=8", steps=5, batch_size=4, monitor=watch)
     watch.should_stop = True
     before = net.unembed.weight.clone()
