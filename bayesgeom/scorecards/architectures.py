@@ -132,11 +132,10 @@ def _named(name: str, given: Any) -> Architecture:
             return Architecture(name=name or kind, make=_maker(kind, given))
         case ModelConfig():
             return Architecture(name=name or given.name, make=_maker(given.name, given.to_dict()))
-        case _ if hasattr(given, "model_type") and hasattr(given, "to_dict"):
-            kind, entries = given.model_type, given.to_diff_dict()
-            return Architecture(name=name or kind, make=_maker(kind, {**entries, "model_type": kind}))
-        case _ if callable(given) and not isinstance(given, nn.Module):
-            return Architecture(name=name or getattr(given, "__name__", type(given).__name__), make=given)
+        case object(model_type=str() as kind, to_diff_dict=entries) if callable(entries):
+            return Architecture(name=name or kind, make=_maker(kind, {**entries(), "model_type": kind}))
+        case object(__name__=str() as own) if callable(given):
+            return Architecture(name=name or own, make=given)
     raise InvalidArgument(
         f"a scorecard trains from scratch: pass make(d_vocab, n_ctx), one of {', '.join(ARCHITECTURES)}, or a "
         f"configuration of Hugging Face; got {quoted(given)}."
@@ -170,7 +169,8 @@ def _of_code(name: str, text: str) -> Architecture:
         module = _module_of(path.expanduser().resolve()) if path.suffix == ".py" else importlib.import_module(where)
     if importing.error is not None:
         raise InvalidArgument(f"{where} cannot be imported: {importing.fault}.")
-    if not callable(make := getattr(module, function, None)):
+    make = vars(module).get(function)
+    if not callable(make):
         raise unknown_name(f"function in {where}", function, [own for own, _ in inspect.getmembers(module, callable)])
     source = Path(module.__file__ or "")
     text = f"{source}:{function}" if path.suffix == ".py" else text

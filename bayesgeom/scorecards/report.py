@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bayesgeom.core import Verdict
-from bayesgeom.models.base import own_version, versions
+from bayesgeom.models.base import provenance
 from bayesgeom.report.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.findings import Finding, Opening
 from bayesgeom.report.panels import Panel
@@ -138,7 +138,7 @@ class Scorecard(Report):
 
     def _curves(self) -> Iterator[Panel]:
         from bayesgeom.charts.lines import add_line, add_reference
-        from bayesgeom.report.theme import label_axes
+        from bayesgeom.report.theme import SERIES, label_axes
 
         rates = np.array(list(map(float, self.rates)))
         for place, world in enumerate(self.worlds):
@@ -150,10 +150,9 @@ class Scorecard(Report):
                 add_reference(learning.figure, ends[[0, -1]], level, name=self.shortcuts[place])
             add_reference(chosen.figure, rates[[0, -1]], level, name=self.shortcuts[place])
             for at, architecture in enumerate(self.architectures):
-                add_line(
-                    learning.figure, self.step[1:], self.curve_kl_bits[at, place, 1:], name=architecture, color=color
-                )
-                add_line(chosen.figure, rates, self.rate_kl_bits[at, place], name=architecture, color=color)
+                line: dict[str, Any] = {"name": architecture, "color": SERIES[at % len(SERIES)]}
+                add_line(learning.figure, self.step[1:], self.curve_kl_bits[at, place, 1:], **line)
+                add_line(chosen.figure, rates, self.rate_kl_bits[at, place], **line)
             for panel, title in ((learning, "step"), (chosen, "peak learning rate")):
                 panel.figure.update_xaxes(type="log")
                 panel.figure.update_yaxes(type="log")
@@ -216,7 +215,11 @@ def card_of(rows: Sequence[Row], worlds: Sequence[World], *, arguments: Mapping[
         notes=tuple(cell.note for cell in found.values()),
         weights=tuple(cell.weights for cell in found.values()),
         n=max((row.seed for row in rows), default=0) + 1,
-        provenance={"arguments": dict(arguments), "bayesgeom": own_version(), "versions": versions()},
+        provenance=provenance(
+            {"name": ", ".join(architectures), "architecture": ", ".join(architectures)},
+            ", ".join(world.name for world in worlds),
+            arguments,
+        ),
     )
 
 

@@ -75,8 +75,13 @@ class Logits(nn.Module):
 
 def logits_of(output: Any) -> Any:
     """Return the logits in what a module returned: the field `logits`, the first of several, or the output itself."""
-    logits = getattr(output, "logits", output)
-    return logits[0] if isinstance(logits, tuple | list) else logits
+    match output:
+        case object(logits=logits):
+            return logits
+        case tuple() | list():
+            return output[0]
+        case _:
+            return output
 
 
 class Watch(Protocol):

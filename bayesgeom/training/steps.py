@@ -71,7 +71,7 @@ class Training:
         return self.module.eval()
 
 
-class Further(TypedDict, total=False):
+class TrainSettings(TypedDict, total=False):
     """Further settings of `train`."""
 
     batch_size: int
@@ -95,7 +95,7 @@ def train(
     lr: float = 1e-3,
     seed: int = 0,
     out: str | Path | None = None,
-    **further: Unpack[Further],
+    **further: Unpack[TrainSettings],
 ) -> Model:
     """Train any network on new sequences of a task, and return it as `diagnose` takes it.
 
@@ -114,6 +114,9 @@ def train(
             number of log-spaced ones in `out`; `precision` of matrix products ("float32"); and `monitor`, which is
             called with each step, as `bayesgeom.monitor.Monitor(module, task)`.
 
+    Returns:
+        The trained model, with its sites where they are known.
+
     Raises:
         InvalidArgument: An argument is out of range, or `out` is missing where snapshots are wanted.
         CheckpointFault: `out` holds a run with other arguments or other initial weights.
@@ -123,12 +126,12 @@ def train(
         >>> import bayesgeom
         >>> config = bayesgeom.TransformerConfig(d_vocab=2, n_ctx=8, n_layers=2, n_heads=2, d_model=8, d_mlp=16)
         >>> bayesgeom.train(config.build(seed=0), "dice:length=8", steps=3)
-        HookedModel(transformer, 2 layers, 2 heads, d_model 8, 1.12k parameters)
+        HookedModel(transformer, 2 layers, 2 heads, d_model 8, 1.19k parameters)
     """
     chosen = as_task(task, trained=None)
     if not isinstance(chosen, WindTunnel):
         raise InvalidArgument(f"{quoted(chosen)} has words, not ids: train on a task such as dice or hmm.")
-    check_known("train", further, get_type_hints(Further))
+    check_known("train", further, get_type_hints(TrainSettings))
     if further.get("snapshots") and out is None:
         raise InvalidArgument("snapshots need a directory: pass out=.")
     net: Any = model

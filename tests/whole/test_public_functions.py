@@ -61,6 +61,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {  # of functions that need more, o
         [stored(folder, hmm_model(0)), stored(folder, hmm_model(1))], lengths=[7], n=5
     ),
     "sweep": lambda folder: bayesgeom.sweep(TASK, "n_pairs", [2, 3], stored(folder), n=5),
+    "scorecard": lambda _: bayesgeom.scorecard("lstm", "dice", steps=2, rates=1, seeds=1, batch_size=4),
     "compare": lambda folder: bayesgeom.compare([stored(folder), stored(folder / "b", lively(n_layers=1))], n=5),
 }
 N_MODELS = {  # that are resolved, where that is not one
@@ -69,6 +70,7 @@ N_MODELS = {  # that are resolved, where that is not one
     "gradient_movement": 2,
     "training_dynamics": 2,
     "length_generalization": 2,
+    "scorecard": 1,
     "compare": 2,
 }
 
