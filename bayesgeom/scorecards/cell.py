@@ -15,6 +15,7 @@ from bayesgeom.core.plugins import Contained
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.measurements.evidence_response import evidence_response
 from bayesgeom.models.checkpoint import weights_hash
+from bayesgeom.models.resolve import as_model
 from bayesgeom.report.estimate import Estimate, mean_estimate
 from bayesgeom.scorecards.architectures import Architecture, architectures_of
 from bayesgeom.scorecards.worlds import NAMED, TRANSPORT_AGE, World, world_from_config
@@ -22,7 +23,7 @@ from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import DerivedSeed
 from bayesgeom.training.loop import Logits, held_out_kl, named_share
 from bayesgeom.training.recipes import Recipe
-from bayesgeom.training.steps import Training, model_of
+from bayesgeom.training.steps import Training
 
 HELD_OUT, SCORED, CHECK_EVERY, N_CURVE = 256, 512, 50, 12
 _VALIDATION, _SCORES = (DerivedSeed(1_000_003 + number) for number in range(2))  # of sequences that no step draws
@@ -172,7 +173,7 @@ def _scores(cell: Cell, training: Training) -> Iterator[Row]:
     """Yield what the trained network reaches on sequences that chose nothing."""
     world, module = cell.world, training.module
     assert isinstance(module, Logits), "_begun made it"
-    model, digest = model_of(module.net), weights_hash(module.net.state_dict())
+    model, digest = as_model(module.net), weights_hash(module.net.state_dict())
     found: Any = diagnose(model, world.task, n=SCORED, seed=_SCORES, n_untrained=0, probes=["calibration"])
     calibration = found["calibration"]
     yield _row(cell, training, "kl_bits", calibration.kl_bits, weights=digest)

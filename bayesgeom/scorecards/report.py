@@ -117,7 +117,7 @@ class Scorecard(Report):
         heat = Panel.blank("Share of the gap between no evidence and exact that each closed", is_wide=True)
         names = [f"{world} ({own})" for world, own in zip(self.worlds, self.primitives, strict=True)]
         closed = np.clip(self.gap_closed.value, 0, 1)
-        limits = {"limits": (0.0, 1.0), "axes": ("world", "architecture")}
+        limits: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("world", "architecture")}
         add_heat(heat.figure, closed, unit="share of the gap closed", names=(self.architectures, names), **limits)
         return [heat, *self._primitive_panels(), *self._curves()]
 
@@ -132,7 +132,7 @@ class Scorecard(Report):
                     if architecture in self.having(kind, states):
                         values[at, place] = value
         panel = Panel.blank("Has (1), partly (0.5), not shown within this budget (0)")
-        axes = {"limits": (0.0, 1.0), "axes": ("primitive", "architecture")}
+        axes: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("primitive", "architecture")}
         add_heat(panel.figure, values, unit="state", names=(self.architectures, kinds), **axes)
         yield panel
 
@@ -215,11 +215,7 @@ def card_of(rows: Sequence[Row], worlds: Sequence[World], *, arguments: Mapping[
         notes=tuple(cell.note for cell in found.values()),
         weights=tuple(cell.weights for cell in found.values()),
         n=max((row.seed for row in rows), default=0) + 1,
-        provenance=provenance(
-            {"name": ", ".join(architectures), "architecture": ", ".join(architectures)},
-            ", ".join(world.name for world in worlds),
-            arguments,
-        ),
+        provenance=provenance(dict.fromkeys(("name", "architecture"), ", ".join(architectures)), "worlds", arguments),
     )
 
 

@@ -68,7 +68,8 @@ def scorecard(
     architectures, places = architectures_of(make), worlds_of(worlds)
     if len({own.name for own in architectures}) < len(architectures):
         raise InvalidArgument("two architectures have the same name: pass a dictionary with names of your own.")
-    chosen, budget = rates_of(rates), {"steps": steps, "batch_size": batch_size}
+    budget: dict[str, Any] = {"steps": steps, "batch_size": batch_size}
+    chosen = rates_of(rates)
     pairs = list(itertools.product(architectures, places))
     cell = partial(Cell, **budget)
     rows = run_cells([cell(architecture=a, world=w, rate=rate, seed=0) for a, w in pairs for rate in chosen], executor)

@@ -70,7 +70,8 @@ class Logits(nn.Module):
         self.net = net
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        return logits_of(self.net(tokens))
+        logits: Tensor = logits_of(self.net(tokens))
+        return logits
 
 
 def logits_of(output: Any) -> Any:
@@ -80,8 +81,7 @@ def logits_of(output: Any) -> Any:
             return logits
         case tuple() | list():
             return output[0]
-        case _:
-            return output
+    return output
 
 
 class Watch(Protocol):

@@ -14,7 +14,6 @@ from torch import nn
 from bayesgeom.core import InvalidArgument, checked
 from bayesgeom.core.errors import check_known, quoted
 from bayesgeom.core.torch_state import default_dtype
-from bayesgeom.models.adapters.wrapping import from_callable
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import TaskLike, as_model, as_task
@@ -134,20 +133,25 @@ def train(
     check_known("train", further, get_type_hints(TrainSettings))
     if further.get("snapshots") and out is None:
         raise InvalidArgument("snapshots need a directory: pass out=.")
-    net: Any = model
-    if not isinstance(model, nn.Module):
-        with default_dtype(torch.float32), torch.random.fork_rng(devices=()):
-            torch.manual_seed(torch_seed(seed))
-            net = model(chosen.d_vocab, chosen.n_pos)
-    if not isinstance(net, nn.Module):
-        raise InvalidArgument(f"model must be a module, or return one from (d_vocab, n_ctx); got {quoted(net)}.")
+    net = _network(model, chosen, seed)
     recipe = _recipe_of(net, chosen, steps=steps, lr=lr, seed=seed, further=further)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()) if out is None else out)
         pace = Pace(quiet=out is None, watch=further.get("monitor"))
         resume, precision = (folder / RECIPE).exists(), further.get("precision", "float32")
         trained_in(recipe, folder, resume=resume, precision=precision, own=net, pace=pace)
-    return model_of(net.eval())
+    return as_model(net.eval())
+
+
+def _network(model: Any, task: WindTunnel, seed: int) -> nn.Module:
+    """Return a module unchanged, and that which a function makes for a task, from a seed."""
+    if not isinstance(model, nn.Module):
+        with default_dtype(torch.float32), torch.random.fork_rng(devices=()):
+            torch.manual_seed(torch_seed(seed))
+            model = model(task.d_vocab, task.n_pos)
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"model must be a module, or return one from (d_vocab, n_ctx); got {quoted(model)}.")
+    return model
 
 
 def _recipe_of(
@@ -166,11 +170,3 @@ def _recipe_of(
         seed=seed,
         **{"snapshots": 0} | {name: value for name, value in further.items() if name in _OF_RECIPES},
     )
-
-
-def model_of(net: nn.Module) -> Model:
-    """Return the model of a network: with its sites where they are known, else its predictions alone."""
-    try:
-        return as_model(net)
-    except InvalidArgument:
-        return from_callable(Logits(net))
