@@ -243,7 +243,7 @@ def _text_task(task: str | None, domain: str | None, texts: Path | None, *, chat
     if chat and not name:
         raise InvalidArgument("--chat needs a task in text: name one with --task, such as prompts or evidence.")
     added = [] if domain is None else [f"domain={domain}"]
-    added += ["style=chat" if name == "evidence" else "chat=True"] if chat else []
+    added += ["chat=True" if name == "prompts" else "style=chat"] if chat else []
     written = f"{name}:{','.join(filter(None, [given, *added]))}" if added else task
     if texts is None:
         return written

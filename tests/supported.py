@@ -1,4 +1,4 @@
-"""The table in docs/families.md: which sites each Hugging Face family has, and the largest error of their equations.
+"""The tables in docs/families.md: which sites each Hugging Face family has, and the proof errors of its states.
 
 `python -m tests.supported > docs/families.md` makes it anew, from tiny models that are built from configs.
 """
@@ -89,9 +89,12 @@ _PLAIN = (
     "starcoder2",
     "vaultgemma",
 )
+_MAMBA2 = {"mamba_n_heads": 6, "mamba_d_head": 20, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_chunk_size": 4}
+_MIXED = ["linear_attention", "full_attention", "linear_attention"]
 _WIDE = {"vocab_size": D_VOCAB, "hidden_size": 60, "num_hidden_layers": 3, "num_attention_heads": 6}
 _OLD = {"vocab_size": D_VOCAB, "n_positions": N_CTX, "n_embd": 64, "n_layer": 3, "n_head": 4}
 _OWN: dict[str, dict[str, Any]] = {
+    "bamba": _sizes(**_MAMBA2, attn_layer_indices=[1]),
     "biogpt": _WIDE | {"intermediate_size": 28, "max_position_embeddings": N_CTX},
     "codegen": _OLD | {"rotary_dim": 8},
     "deepseek_v3": _sizes(
@@ -102,6 +105,7 @@ _OWN: dict[str, dict[str, Any]] = {
         qk_rope_head_dim=6,
         v_head_dim=10,
     ),
+    "falcon_h1": _sizes(**_MAMBA2, mamba_d_ssm=120),
     "falcon": _WIDE | {"alibi": False},  # of 7B: one key-value head
     "falcon (new decoder)": _WIDE | {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False},
     "falcon (ALiBi)": _WIDE
@@ -110,6 +114,22 @@ _OWN: dict[str, dict[str, Any]] = {
         head_dim=10, sliding_window=5, layer_types=["sliding_attention", "sliding_attention", "full_attention"]
     ),
     "gpt_bigcode": _OLD,
+    "granitemoehybrid": _sizes(
+        **_MAMBA2, layer_types=_MIXED, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=28
+    ),
+    "jamba (with attention)": _sizes(
+        **_EXPERTS, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1
+    ),
+    "lfm2 (with convolutions)": _sizes(layer_types=["conv", "full_attention", "conv"]),
+    "nemotron_h": _sizes(
+        layers_block_type=["linear_attention", "full_attention", "mlp"],
+        mamba_num_heads=6,
+        mamba_head_dim=20,
+        ssm_state_size=8,
+        n_groups=2,
+        chunk_size=4,
+        head_dim=10,
+    ),
     "gpt_neo": {
         "vocab_size": D_VOCAB,
         "max_position_embeddings": N_CTX,
@@ -125,6 +145,15 @@ _OWN: dict[str, dict[str, Any]] = {
     "openai-gpt": _OLD,
     "qwen3_5_text": _sizes(**HYBRID),
     "qwen3_next": _sizes(**_EXPERTS, **HYBRID),
+    "zamba2": _sizes(
+        layers_block_type=["mamba", "hybrid", "mamba"],
+        num_key_value_heads=6,
+        n_mamba_heads=6,
+        mamba_d_state=8,
+        mamba_ngroups=2,
+        chunk_size=4,
+        num_mem_blocks=1,
+    ),
     "xglm": {
         "vocab_size": D_VOCAB,
         "d_model": 60,
@@ -158,8 +187,12 @@ def tiny(name: str) -> Any:
     return hf.eval()
 
 
-def row(name: str) -> list[str]:
-    """Name, then each site's largest error, or – where it is withheld; at last how many sites of weights there are."""
+def row(name: str) -> tuple[list[str], list[str]]:
+    """Return the cells of a family in the two tables.
+
+    Name, then each site's largest error, or – where it is withheld, and how many sites of weights there are; the second
+    is empty without a state, else its layers, its numbers, and the error of its proof.
+    """
     model = HFModel(tiny(name))
     errors = model.proof_errors()
     n_layers, found = model.spec.n_layers, list[str]()
@@ -167,7 +200,9 @@ def row(name: str) -> list[str]:
         layers = model.layers_of(site)
         where = "" if len(layers) == n_layers else f" ({len(layers)} of {n_layers})"
         found.append(f"{errors.get(site, 0.0):.0e}{where}" if layers else "–")
-    return [name, *found, f"{sum(bool(model.layers_of(site)) for site in WEIGHTS)} of {len(WEIGHTS)}"]
+    layers = model.layers_of(s.STATE)
+    state = [f"{len(layers)} of {n_layers}", str(model.spec.d_state), f"{errors[s.STATE]:.0e}"] if layers else []
+    return [name, *found, f"{sum(bool(model.layers_of(site)) for site in WEIGHTS)} of {len(WEIGHTS)}"], state
 
 
 def summary(cells: list[str]) -> tuple[str, str, str]:
@@ -187,14 +222,17 @@ def table() -> str:
     """The page."""
     import transformers
 
-    return page({name: summary(row(name)) for name in FAMILIES}, transformers.__version__)
+    rows = {name: row(name) for name in FAMILIES}
+    states = {name: state for name, (_, state) in rows.items() if state}
+    return page({name: summary(cells) for name, (cells, _) in rows.items()}, states, transformers.__version__)
 
 
-def page(found: dict[str, tuple[str, str, str]], version: str) -> str:
-    """The page: families in groups that have the same sites, the largest group first."""
+def page(found: dict[str, tuple[str, str, str]], states: dict[str, list[str]], version: str) -> str:
+    """The page: families in groups that have the same sites, the largest group first, then those with a state."""
     groups = {sites: [name for name in found if found[name] == sites] for sites in found.values()}
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     lines = [f"| {' | '.join(cells)} | {', '.join(names)} |" for cells, names in ordered]
+    of_states = [f"| {' | '.join([name, *cells])} |" for name, cells in states.items()]
     return f"""# Hugging Face families
 
 Look up which [sites](pretrained.md#available-sites) bayesgeom finds in {len(found)} families of causal language
@@ -212,6 +250,16 @@ The equations that tie the sites to each other hold to 1e-4 of the largest entry
 | --- | --- | --- | --- |
 {chr(10).join(lines)}
 
+## States
+
+The site `state` of a recurrent layer: what the recurrence carries after each position, heads × key × value one after
+the other (Mamba-1: channels × states; RG-LRU: channels). The last column is the largest error of the layer's output as
+read out of the states, relative to its largest entry. From 1e-5 on, the site is withheld.
+
+| family | layers with a state | numbers per layer | error |
+| --- | --- | --- | --- |
+{chr(10).join(of_states)}
+
 ## Refused
 
 | what | error |
@@ -221,7 +269,7 @@ The equations that tie the sites to each other hold to 1e-4 of the largest entry
 | no language-modeling head (`LlamaModel`, classifiers, token classifiers) | no logits, or of a wrong shape |
 | models on the meta device that nothing loads | shapes but no weights |
 | tensor-parallel models | heads are spread over processes |
-| models without a list of as many blocks as their config has layers (Nemotron-H, HRM) | layout not known |
+| models without a list of as many blocks as their config has layers (HRM) | layout not known |
 """
 
 

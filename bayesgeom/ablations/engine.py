@@ -82,7 +82,7 @@ class Exact:
         predictive = trials.at_scored(trials.predictive)
         drawn = trials.at_scored(trials.labels)[..., None]
         return cls(
-            answers=trials.answers,
+            answers=trials.answer_ids,
             predictive=predictive,
             entropy_bits=entropy_bits(predictive),
             labels=(trials.answers == drawn).double().argmax(-1),

@@ -7,7 +7,7 @@ ablation leaves the logits bit-identical has no effect (`inert`, `no_effect`); t
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, final
+from typing import Annotated, ClassVar, Self, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -47,7 +47,8 @@ class AblationReport(Report):
     The replacement is 0, its mean over sequences (mean), or its value in another sequence (resample). L1H0 is head 0 of
     layer 1. The number is the KL increase in bits; the baseline is 0. A quantity that can be decoded from an activation
     need not influence the answer; an ablation tests whether it does. Intervals are paired: the same sequences with and
-    without the ablation are resampled together.
+    without the ablation are resampled together. In a diagnosis whose predictions are no better than those without
+    evidence, or than those of untrained networks, nothing is said to matter.
 
     Fields: the increase in KL and entropy error (bits), the ratio of KL and the change in accuracy for every ablation.
     `layer`, `head` and `unit_index` (of a neuron or an expert) are −1 where there is none or there are several;
@@ -113,7 +114,12 @@ class AblationReport(Report):
     @property
     def matters(self) -> Bool[np.ndarray, " ablation"]:
         """Which components matter, by `bayesgeom.report.findings.mattering`: with 95 % confidence for all at once."""
-        return mattering(self._exactly(self.kl_increase_bits), self.unablated_kl_bits)
+        is_above = mattering(self._exactly(self.kl_increase_bits), self.unablated_kl_bits)
+        return is_above & bool(self.kl_increase_bits.baselines)
+
+    def no_better(self) -> Self:
+        """Return the report of a model whose predictions are no better than those that use no evidence."""
+        return replace(self, kl_increase_bits=replace(self.kl_increase_bits, baselines=()))
 
     @property
     def n_mattering(self) -> int:

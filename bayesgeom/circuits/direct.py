@@ -247,7 +247,7 @@ class _Terms:
         stored = {place: trials.at_scored(baseline[place]) for place in self.writers.places()}
         last = trials.at_scored(baseline[RESID_POST, self.model.spec.n_layers - 1])
         if self._linear is None:
-            self._linear = self.end.linear(trials.answers, last)
+            self._linear = self.end.linear(trials.answer_ids, last)
         if self._linear is None:
             raise MissingSite(
                 f"contributions requires logits that are linear in the last residual after its norm; "
@@ -255,7 +255,7 @@ class _Terms:
             )
         linear = self._linear
         scale, matrix = linear.scale(last), (linear.matrix - linear.matrix.mean(dim=0)).T
-        logits = replace(self.end, soft_cap=None).logits(last, trials.answers).double()
+        logits = replace(self.end, soft_cap=None).logits(last, trials.answer_ids).double()
         terms, rest = list[Tensor](), last.double()
         for writer, update in self.writers.updates(stored, stored):
             rest = rest - update.double()

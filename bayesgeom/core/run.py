@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core.batching import even_slices
-from bayesgeom.core.errors import InvalidArgument, MissingSite, unknown_name
+from bayesgeom.core.errors import InvalidArgument, MissingSite, TaskMismatch, unknown_name
 from bayesgeom.core.observers import WindowObservers
 
 
@@ -39,7 +39,6 @@ class Site:
         stage: Its place in the order in which a block computes; a replay can start there. None: it cannot.
         is_inside_mlp: Whether a baseline keeps it on request only.
         proven_by: Name of the site whose equation proves this one, too. "": it has an equation of its own, or none.
-        is_of_hugging_face: Whether adapters of Hugging Face models look for it.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Site:
     stage: int | None = field(default=None, kw_only=True, compare=False, repr=False)
     is_inside_mlp: bool = field(default=False, kw_only=True, compare=False, repr=False)
     proven_by: str = field(default="", kw_only=True, compare=False, repr=False)
-    is_of_hugging_face: bool = field(default=True, kw_only=True, compare=False, repr=False)
 
     @property
     def is_static(self) -> bool:
@@ -80,7 +78,8 @@ MLP_OUT = Site("mlp_out", _RESIDUAL, hook_points=("hook_mlp_out",), stage=7)
 MLP_POST = Site("mlp_post", ("batch", "pos", "d_mlp"), hook_points=("mlp.hook_post",), stage=6, is_inside_mlp=True)
 ROUTER_LOGITS = Site("router_logits", _EXPERT, stage=4, is_inside_mlp=True)  # of a mixture of experts
 EXPERT_WEIGHTS = Site("expert_weights", _EXPERT, stage=5, is_inside_mlp=True)  # factors of the outputs; 0: not chosen
-STATE = Site("state", ("batch", "pos", "d_state"), is_of_hugging_face=False)
+# A matrix of each head, if it is one, row by row: rows for keys, columns for values.
+STATE = Site("state", ("batch", "pos", "d_state"))
 
 Q = Site("q", _QUERY, hook_points=("attn.hook_q",), proven_by="q_rot")  # before rotation and norm
 # Used in the attention scores; without rotation these use q and k themselves.
@@ -199,6 +198,8 @@ class Trials:
         is_signed: Whether the belief is that of a generalized process: its entries sum to 1 and may be negative.
         factor_sizes: Hypotheses of each independent factor, if the belief is over tuples of them, the last one fastest.
         statistics: Named numbers that summarize the belief, such as its mean or log variance; NaN where not scored.
+        spellings: For each answer the token ids of each of its spellings, if answers are more than one token each; the
+            ids in `answers` and `labels` are then beyond the vocabulary. Empty: the answers are tokens.
     """
 
     tokens: Int64[Tensor, "batch pos"]
@@ -216,6 +217,7 @@ class Trials:
     is_signed: bool = False
     factor_sizes: tuple[int, ...] = ()
     statistics: Mapping[str, Float64[Tensor, "batch pos"]] = field(default_factory=dict)
+    spellings: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
     def __post_init__(self) -> None:
         counts = self.scored.sum(dim=1)
@@ -234,6 +236,16 @@ class Trials:
     def has_posterior(self) -> bool:
         """Whether an exact posterior is known."""
         return len(self.answers) > 0
+
+    @property
+    def answer_ids(self) -> Int64[Tensor, " answer"]:
+        """Token ids of the answers, for what reads single logits; `TaskMismatch` if they are several tokens each."""
+        if self.spellings:
+            raise TaskMismatch(
+                "answers of several tokens are measured by predictions and activations alone: for edits, gradients and "
+                "lenses, choose symbols that are one token each."
+            )
+        return self.answers
 
     @cached_property
     def n_scored(self) -> int:
@@ -294,6 +306,24 @@ class Trials:
         ids: Tensor = torch.cat([none, *self.token_sets.values()]).unique()
         return ids
 
+    def followed_by(self, ids: Sequence[int]) -> "Trials":
+        """Return a sequence for each scored position: it ends there, and these tokens follow, the last one scored."""
+        ends, device = self.scored_positions().flatten() + 1, self.tokens.device
+        tokens = torch.nn.functional.pad(self.tokens, (0, len(ids))).repeat_interleave(self.n_scored, dim=0)
+        pos = torch.arange(tokens.shape[1], device=device) - ends[:, None]
+        added = torch.tensor([*ids, 0], device=device)[pos.clamp(0, len(ids))]
+        nothing = torch.zeros(*tokens.shape, 0, dtype=torch.float64, device=device)
+        return Trials(
+            tokens=torch.where(pos < 0, tokens, added),
+            scored=pos == len(ids) - 1,
+            answers=self.answers[:0],
+            predictive=nothing,
+            belief=nothing,
+            labels=torch.full_like(tokens, NO_LABEL),
+            token_sets={},
+            relations={},
+        )
+
     def rows(self, index: slice | Int64[Tensor, " row"]) -> "Trials":
         """Return the chosen sequences."""
         cut = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -337,6 +367,7 @@ def concatenate(parts: list[Trials]) -> Trials:
         is_signed=first.is_signed,
         factor_sizes=first.factor_sizes,
         statistics={name: torch.cat([part.statistics[name] for part in parts]) for name in first.statistics},
+        spellings=first.spellings,
     )
 
 
@@ -354,7 +385,7 @@ def with_renamed_answers(trials: Trials, names: Int64[Tensor, "batch answer"]) -
     """
     if (n_beliefs := trials.belief.shape[-1]) != (n := len(trials.answers)):
         raise InvalidArgument(f"renaming {n} answers needs beliefs over these answers, got {n_beliefs} hypotheses.")
-    largest = max(int(trials.tokens.max()), int(trials.answers.max()))
+    largest = max(int(trials.tokens.max()), int(trials.answer_ids.max()))
     called = torch.arange(largest + 1, device=trials.tokens.device).repeat(len(trials), 1)
     called[:, trials.answers] = trials.answers[names]
     is_labeled = trials.labels != NO_LABEL

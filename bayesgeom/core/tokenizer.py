@@ -6,6 +6,7 @@ of transformers.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, quoted
@@ -29,6 +30,7 @@ def _rendered(render: Callable[[str], object], message: str) -> tuple[str, str]:
 
 
 N_LISTED, N_SHOWN = 40, 8  # candidates listed, and ids of a text shown, in an error
+_MARK = "@0@"  # stands for a symbol where a chat template is taken apart
 
 
 @runtime_checkable
@@ -112,6 +114,35 @@ def first_symbols(tokenizer: Tokenizer, words: Sequence[str], n: int, *, kind: s
     return dict([*ids.items()][:n])
 
 
+def joined_ids(tokenizer: Tokenizer, before: str, text: str) -> tuple[int, ...]:
+    """Return the ids of a text directly after another one.
+
+    Raises:
+        InvalidArgument: The tokenizer joins the two texts, or it cannot write the second one.
+    """
+    start, whole = encoded_text(tokenizer, before), encoded_text(tokenizer, before + text)
+    ids = tuple(whole[len(start) :])
+    if whole[: len(start)] != start or not ids:
+        raise InvalidArgument(f"this tokenizer joins {before[-N_LISTED:]!r} and {text!r}: choose another text.")
+    if "".join(decoded_text(tokenizer, ids).split()) != "".join(text.split()):
+        raise InvalidArgument(f"this tokenizer cannot write {text!r}: choose another text.")
+    return ids
+
+
+def check_spellings(spellings: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+    """Check that no spelling of an answer is, or begins with, another one: its probability would count twice.
+
+    Raises:
+        InvalidArgument: Two spellings share their tokens.
+    """
+    for (shorter, ids), (longer, others) in pairwise(sorted(spellings, key=lambda entry: entry[1])):
+        if others[: len(ids)] == ids:
+            raise InvalidArgument(
+                f"the symbols {longer!r} and {shorter!r} share the tokens {list(ids)}, so that no probability "
+                f"belongs to one of them alone: choose others."
+            )
+
+
 def punctuation_id(tokenizer: Tokenizer, text: str, *, after: str) -> int:
     """Return the id of a punctuation mark directly after a word.
 
@@ -159,21 +190,38 @@ def chat_prompts(tokenizer: Tokenizer, messages: Sequence[str]) -> list[tuple[in
     Raises:
         InvalidArgument: The tokenizer has no chat template, or one that fails or leaves the message out.
     """
+    return [tuple(encoded_text(tokenizer, _chat_text(tokenizer, [message]))) for message in messages]
+
+
+def chat_turns(tokenizer: Tokenizer, message: str) -> tuple[str, str, str]:
+    """Return the texts up to a user's first input, below a message, up to the answer, and up to the next input.
+
+    Raises:
+        InvalidArgument: The tokenizer has no chat template, or one that writes earlier turns in another form.
+    """
+    texts = _chat_text(tokenizer, [f"{message}\n{_MARK}", _MARK, _MARK]).split(_MARK)
+    if len(texts) != 4 or texts[1] != texts[3]:
+        raise InvalidArgument("the chat template of this tokenizer rewrites earlier turns: use turns=False.")
+    return texts[0], texts[1], texts[2]
+
+
+def _chat_text(tokenizer: Tokenizer, turns: Sequence[str]) -> str:
+    """Return the text of a chat whose turns are the user's and the assistant's by turns, up to the next answer."""
     if not isinstance(tokenizer, ChatTokenizer) or not tokenizer.chat_template:
         raise InvalidArgument(
             "this tokenizer has no chat template: use style='plain' or chat=False, or an instruct model."
         )
 
-    def render(message: str) -> object:
-        turns = [{"role": "user", "content": message}]
-        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    def render(_: str) -> object:
+        chat = [{"role": ("user", "assistant")[at % 2], "content": turn} for at, turn in enumerate(turns)]
+        return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
 
-    texts = [_rendered(render, message) for message in messages]
-    if fault := next((fault for _, fault in texts if fault), ""):
+    text, fault = _rendered(render, turns[0])
+    if fault:
         raise InvalidArgument(
             f"the chat template of this tokenizer cannot be used: {fault}. Use style='plain' or chat=False."
         )
-    return [tuple(encoded_text(tokenizer, text)) for text, _ in texts]
+    return text
 
 
 def check_ids(ids: Iterable[int], d_vocab: int) -> None:

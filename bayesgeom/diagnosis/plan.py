@@ -4,7 +4,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from bayesgeom.core import BayesGeomError, InvalidArgument, MissingSite, Site, TaskMismatch, Trials, unknown_name
+from bayesgeom.core import (
+    LOGIT_LENS,
+    STATE,
+    Ask,
+    BayesGeomError,
+    InvalidArgument,
+    MissingSite,
+    Site,
+    TaskMismatch,
+    Trials,
+    unknown_name,
+)
 from bayesgeom.core.plugins import Contained, is_foreign, plugins_and_faults
 from bayesgeom.measurements.base import Measurement, Needs, Probe
 from bayesgeom.measurements.functions import Function, function_name, tried
@@ -15,6 +26,7 @@ from bayesgeom.tasks.base import WindTunnel
 
 MOST_UNTRAINED = 1000  # each costs a pass
 BATTERY = "ablation"  # name of the measurement that `ablations` adds
+_WIDEST_STATE = 2**15  # numbers of a state up to which probes read it without requiring it
 LEAST_RECORDED = 16  # a probe of activations is skipped if the memory holds fewer sequences
 
 AnyMeasurement = Measurement[Any]
@@ -151,6 +163,11 @@ def plan_of(
             if name in named and (len(named) == 1 or not isinstance(reason, InvalidArgument) or name in with_option):
                 raise
             (inapplicable if isinstance(reason, TaskMismatch) else skipped)[name] = str(reason)
+    if is_wide(model, STATE) and any(STATE in each.needs.optional for each in chosen.values()):
+        skipped[STATE.name] = (
+            f"site 'state' has {model.spec.d_state:,} numbers per layer and position; probes read up to "
+            f"{_WIDEST_STATE:,} unless they require it. Write a probe that needs it, or record it with model.run."
+        )
     order = list(chosen)
 
     def place(name: str) -> tuple[bool, int, bool]:  # calibration is first: the others explain it
@@ -179,6 +196,8 @@ def _prepared(
     """Return a measurement in the size that it has here; a fault of a plug-in's is `InvalidArgument`."""
     by, needs = f"probe {measurement.name!r}", measurement.needs
     needs.check_task(task, trials, by=by)
+    if LOGIT_LENS in needs.sites or measurement.asks - {Ask.PREDICT}:
+        _ = trials.answer_ids  # an error if answers are several tokens each
     if not model.layers_of(*needs.sites):
         model.require(needs.sites, by=by)
     if not isinstance(measurement, Probe) and (needs.sites or needs.optional or needs.streamed):
@@ -277,10 +296,15 @@ def bytes_of_one(model: Model, sites: Iterable[Site], one: Trials) -> int:
 
 
 def sites_read(model: Model, probe: AnyMeasurement) -> tuple[Site, ...]:
-    """The sites that a probe requires, and the optional ones that exist in the same layers."""
+    """The sites that a probe requires, and the optional ones that exist in the same layers and are not too wide."""
     needed = probe.needs.sites
-    layers = model.layers_of(*needed)
-    return (*needed, *(site for site in probe.needs.optional if model.layers_of(site, *needed) == layers))
+    layers, optional = model.layers_of(*needed), (site for site in probe.needs.optional if not is_wide(model, site))
+    return (*needed, *(site for site in optional if model.layers_of(site, *needed) == layers))
+
+
+def is_wide(model: Model, site: Site) -> bool:
+    """Return whether this is a state of too many numbers to be read where no probe requires it."""
+    return site == STATE and bool(model.layers_of(STATE)) and model.spec.d_state > _WIDEST_STATE
 
 
 def named_measurement(text: str, known: Mapping[str, AnyMeasurement]) -> AnyMeasurement:

@@ -23,7 +23,7 @@ from bayesgeom.core import (
     phase,
     unknown_name,
 )
-from bayesgeom.diagnosis.plan import all_probes, check_untrained
+from bayesgeom.diagnosis.plan import all_probes, check_untrained, is_wide
 from bayesgeom.models.base import Model, kernels_of, numerics
 from bayesgeom.models.captured.model import UNTRAINED, Manifest, rows_per_shard, write
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
@@ -158,7 +158,7 @@ def _sites(model: Model, named: str | Sequence[str] | None) -> list[Site]:
     if names is None:
         needs = [probe.needs for probe in all_probes().values()]
         reads = dict.fromkeys(site for need in needs for site in (*need.sites, *need.optional))
-        return [site for site in reads if model.layers_of(site)]
+        return [site for site in reads if model.layers_of(site) and not is_wide(model, site)]
     known = _check_sites(named)
     for name in names:
         if not model.layers_of(known[name]):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from bayesgeom.ablations.report import AblationReport
 from bayesgeom.core import N_RECORDED, Ask, InvalidArgument, NoCopy, NonFinite, Run, checked, phase
 from bayesgeom.diagnosis.measuring import Found, attempted, probed, usable
 from bayesgeom.diagnosis.passes import ModelPasses, passes
@@ -141,9 +142,9 @@ def _diagnosed(
         if isinstance(calibration := reports.get(_PREDICTIONS), CalibrationReport):
             reports[_PREDICTIONS] = compared(calibration, run, copies)
         again, reasons = _measured_again(subject, chosen, part, run, further, seed=seed, n_untrained=n_untrained)
-        reports, skipped = {**known, **reports, **again}, skipped | faults | reasons
+        reports, skipped = _answered({**known, **reports, **again}), skipped | faults | reasons
         if _PREDICTIONS in part.supported:
-            reports = _answered(reports, subject, chosen, run, seed=seed)
+            reports = with_short_memory(reports, subject, chosen, run, seed=seed)
         where = _provenance(subject, chosen, part, run, arguments, tuple(reports))
         return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
@@ -159,14 +160,14 @@ def _diagnosed(
     return replace(rest, reports=reports, skipped={**first.skipped, **rest.skipped})
 
 
-def _answered(
-    reports: Mapping[str, Report], model: Model, task: WindTunnel, run: Run, *, seed: int
-) -> dict[str, Report]:
-    """Return the reports with what the answer is made of: how old the evidence is that the predictions use."""
-    response, answer = reports.get(EvidenceResponseReport.name), answer_of(reports)
-    if isinstance(response, EvidenceResponseReport) and answer is not None and not answer.explains:
-        reports = {**reports, response.name: response.no_better()}
-    return with_short_memory(reports, model, task, run, seed=seed)
+def _answered(reports: Mapping[str, Report]) -> dict[str, Report]:
+    """Return the reports; those that claim use of evidence claim nothing if the answer is no better than its levels."""
+    answer, claims = answer_of(reports), dict[str, Report]()
+    if answer is not None and not answer.explains:
+        for report in reports.values():
+            if isinstance(report, EvidenceResponseReport | AblationReport):
+                claims[report.name] = report.no_better()
+    return {**reports, **claims}
 
 
 def _untrained_reports(

@@ -17,7 +17,7 @@ from bayesgeom.diagnosis.plan import Named, check_probes, listed
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.dynamics.measure import Bench, measured
 from bayesgeom.dynamics.report import SnapshotNumbers, attention_maps, dynamics_report, film, viewed
-from bayesgeom.dynamics.trainings import Source, TrainingRun, model_at, runs_of
+from bayesgeom.dynamics.trainings import Snapshots, Source, TrainingRun, model_at, runs_of
 from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.measurements.base import Measurement, Subject
 from bayesgeom.measurements.functions import function_name
@@ -27,7 +27,7 @@ from bayesgeom.report.diagnosis import Diagnosis, left_out
 from bayesgeom.report.joined import join
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import PARTS
-from bayesgeom.tasks.base import checked_seed, task_from_config
+from bayesgeom.tasks.base import FUNCTIONS, WindTunnel, checked_seed, task_from_config
 
 CACHE = "dynamics"  # the folder of a run for saved results of snapshots
 N_LEAST = 4
@@ -40,7 +40,7 @@ _METHOD = 13  # version of the measurements: increase it when they or their name
 @checked()
 @with_torch_defaults
 def training_dynamics(
-    *runs: Source,
+    *runs: Source | Snapshots,
     n: int = 256,
     seed: int = 0,
     device: str = "cpu",
@@ -55,8 +55,8 @@ def training_dynamics(
     `out`: an interrupted analysis continues. With other versions or another precision of torch it starts again.
 
     Args:
-        *runs: Directories that `bayesgeom train` wrote or names of packed trainings, one per seed; or the checkpoints
-            of one training.
+        *runs: Directories that `bayesgeom train` wrote or names of packed trainings, one per seed; the checkpoints of
+            one training; or its weights by step, `bayesgeom.dynamics.trainings.Snapshots`.
         n: Number of sequences: at least 4.
         seed: Seed of the sequences and of the intervals.
         device: Device: "cpu", "cuda", …
@@ -93,11 +93,16 @@ def training_dynamics(
     trainings = runs_of(runs)
     chosen = _steps_of_maps(maps_at, trainings[0].steps)
     budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
-    untrained = of_module(trainings[0].config.build(seed=0))  # it has the sites and sizes of a snapshot
-    bench = Bench.of(untrained, trainings[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
+    bench = Bench.of(_like(trainings[0], device), trainings[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
     progress, further = None if out is None else Path(out) / PARTS, tuple(listed(probes) or ())
     analysis = _Analysis(runs=trainings, bench=bench, device=device, probes=further, progress=progress, batch=batch)
     return analysis.diagnosis(chosen)
+
+
+def _like(run: TrainingRun, device: str) -> Model:
+    """Return a model with the sites and sizes of the snapshots."""
+    config = run.config
+    return _model_at((run.paths[0], ""), device) if config is None else of_module(config.build(seed=0))
 
 
 def _steps_of_maps(maps_at: Sequence[int] | None, steps: Sequence[int]) -> list[int] | None:
@@ -187,6 +192,8 @@ class _Analysis:
         return known
 
     def _job(self, which: int, at: int, probe: int | None) -> Job:
+        if self.batch is not None and self.runs[which].config is None:
+            raise InvalidArgument("executor= runs what workers can load: of Snapshots, leave it out.")
         job = snapshot_job(self.runs[which], at, self.bench, self.device)
         if probe is None:
             return job
@@ -203,11 +210,12 @@ class _Analysis:
     def file(self, place: Place) -> Path | None:
         """Return the file of a snapshot's numbers, whose name is a hash of all inputs; None: not saved.
 
-        A function, and a probe with arguments of its own, have no text that stands for them.
+        A function, a task of functions, and a probe with arguments of its own have no text that stands for them.
         """
         which, at, probe = place
         run, named = self.runs[which], [] if probe is None else [self.probes[probe]]
-        if (folder := self.folder(run)) is None or not all(isinstance(name, str) for name in named):
+        is_named = all(isinstance(name, str) for name in named) and FUNCTIONS not in vars(self.bench.task)
+        if (folder := self.folder(run)) is None or not is_named:
             return None
         shared = {**vars(self.bench), "task": self.bench.task.config()}
         settings = {**shared, "device": torch.device(self.device).type}
@@ -223,17 +231,23 @@ def _name(probe: Named) -> str:
 
 def snapshot_job(run: TrainingRun, index: int, bench: Bench, device: str) -> Job:
     """Return the job that measures one snapshot."""
-    snapshot, last = ([str(run.paths[at].resolve()), run.hashes[at]] for at in (index, -1))
-    sent = {**vars(bench), "task": bench.task.config()}
+    paths = [str(path.resolve()) if isinstance(path, Path) else path for path in run.paths]
+    snapshot, last = ([paths[at], run.hashes[at]] for at in (index, -1))
+    sent = {**vars(bench), "task": bench.task if run.config is None else bench.task.config()}
     arguments = {"snapshot": snapshot, "last": last, "bench": sent, "device": device}
     return Job(name=f"{run.name} step {run.steps[index]}", function=snapshot_at, arguments=arguments)
 
 
+def _bench_of(sent: Mapping[str, Any]) -> Bench:
+    task = sent["task"]
+    return Bench(**{**sent, "task": task if isinstance(task, WindTunnel) else task_from_config(task)})
+
+
 def snapshot_at(
-    *, snapshot: Sequence[str], last: Sequence[str], bench: Mapping[str, Any], device: str
+    *, snapshot: Sequence[Any], last: Sequence[Any], bench: Mapping[str, Any], device: str
 ) -> SnapshotNumbers:
     """Do the job of one snapshot."""
-    shared, is_last = Bench(**{**bench, "task": task_from_config(bench["task"])}), list(snapshot) == list(last)
+    shared, is_last = _bench_of(bench), list(snapshot) == list(last)
     place = (*last, device, shared)
     reference = _REFERENCES.get(place)
     if reference is None and not is_last:
@@ -246,9 +260,9 @@ def snapshot_at(
     return measured(Subject(run=run, task=shared.task, seed=shared.seed, reference=reference, model=model))
 
 
-def diagnosed_at(*, snapshot: Sequence[str], probe: Named, bench: Mapping[str, Any], device: str) -> Report | str:
+def diagnosed_at(*, snapshot: Sequence[Any], probe: Named, bench: Mapping[str, Any], device: str) -> Report | str:
     """Do the job of one snapshot and probe: return its report, or why there is none."""
-    shared, model = Bench(**{**bench, "task": task_from_config(bench["task"])}), _model_at(snapshot, device)
+    shared, model = _bench_of(bench), _model_at(snapshot, device)
     try:
         found = diagnose(model, shared.task, probes=[probe], n=shared.n, seed=shared.seed, n_untrained=0)
     except (InvalidArgument, MissingSite, TaskMismatch) as reason:
@@ -256,6 +270,9 @@ def diagnosed_at(*, snapshot: Sequence[str], probe: Named, bench: Mapping[str, A
     return found.reports.get(_name(probe)) or "; ".join(left_out(found).values())
 
 
-def _model_at(snapshot: Sequence[str], device: str) -> Model:
+def _model_at(snapshot: Sequence[Any], device: str) -> Model:
     path, weights = snapshot
+    if isinstance(path, tuple):
+        own: Snapshots = path[0]
+        return own.load(path[1], device=device)
     return check_same(model_at(Path(path), device=device), weights)

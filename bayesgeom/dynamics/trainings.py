@@ -1,27 +1,104 @@
-"""Training runs: snapshots in order of step, from a run's directory, a packed training, or checkpoints."""
+"""Training runs: snapshots in order of step, from a run's directory, a packed training, checkpoints or weights."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
-from bayesgeom.core import InvalidArgument, UnknownName
-from bayesgeom.core.errors import suggestion
+from bayesgeom.core import CheckpointFault, InvalidArgument, UnknownName, check_types
+from bayesgeom.core.errors import quoted, suggestion
+from bayesgeom.core.files import read_safetensors
+from bayesgeom.core.plugins import Contained
 from bayesgeom.core.text import count_text
-from bayesgeom.models.base import Model
-from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.base import Model, Reattachable
+from bayesgeom.models.checkpoint import load_checkpoint, weights_hash
 from bayesgeom.models.checkpoint_files import CONFIG, Named, checkpoints, read_description
-from bayesgeom.models.config import ModelConfig, config_from_dict
-from bayesgeom.models.resolve import from_checkpoint
+from bayesgeom.models.config import config_from_dict
+from bayesgeom.models.resolve import TaskLike, as_model, from_checkpoint, scored_task_of
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 from bayesgeom.training.formation import load_packed, snapshot_paths
 from bayesgeom.training.packed import FORMATION, formations, read_formation
 from bayesgeom.training.recipes import deciding, recipe_from_dict
 
 Source = str | Path
+State = Mapping[str, Tensor] | str | Path
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Snapshots:
+    """Snapshots of a training of your own, by step.
+
+    Args:
+        states: A copy of the `state_dict`, or the path of one in a .safetensors file, by step.
+        make: Returns a new module of the architecture, or a new `bayesgeom.wrap` of one.
+        task: The task, which has an exact posterior.
+
+    Raises:
+        InvalidArgument: An argument has the wrong type.
+
+    Example:
+        >>> import bayesgeom
+        >>> config = bayesgeom.TransformerConfig(d_vocab=10, n_ctx=5, n_layers=1, n_heads=1, d_model=8, d_mlp=8)
+        >>> states = {step: config.build(seed=step).state_dict() for step in (0, 100)}
+        >>> task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=3)
+        >>> own = Snapshots(states, lambda: config.build(seed=0), task)
+        >>> bayesgeom.training_dynamics(own, n=8)["dynamics"].steps
+        ('0', '100')
+    """
+
+    states: Mapping[int, State]
+    make: Callable[[], Any]
+    task: TaskLike
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def weights(self, step: int) -> Mapping[str, Tensor]:
+        """Return the weights of a step.
+
+        Raises:
+            CheckpointFault: The file cannot be read.
+        """
+        state = self.states[step]
+        if not isinstance(state, (str, Path)):
+            return state
+        try:
+            return read_safetensors(Path(state), framework="pt")[0]
+        except (OSError, SafetensorError) as error:
+            raise CheckpointFault(
+                f"{state}, of step {step:,}, is no .safetensors file ({error}). Of another file, pass the state_dict "
+                f"itself, such as that of torch.load(path, weights_only=True)."
+            ) from error
+
+    def load(self, step: int, *, device: str | torch.device = "cpu") -> Model:
+        """Return the model of a step.
+
+        Raises:
+            InvalidArgument: `make` makes no module, or one with other weights.
+        """
+        made: Any = None
+        with Contained() as making:
+            made = self.make()
+        module = made.module if isinstance(made, Model) else made
+        if making.fault or not isinstance(module, nn.Module):
+            raise InvalidArgument(f"make=… must return a new module: {making.fault or f'got {quoted(made)}'}.")
+        weights = self.weights(step)
+        with Contained() as filling:
+            module.load_state_dict(weights)
+        if filling.fault:
+            raise InvalidArgument(f"the weights of step {step:,} do not fit what make=… returns: {filling.fault}.")
+        module.to(device)
+        if not isinstance(made, Reattachable):
+            return as_model(made)
+        model = made.attached_again(made.digest())
+        model.tokenizer = made.tokenizer
+        return model
 
 
 @final
@@ -29,15 +106,15 @@ Source = str | Path
 class TrainingRun:
     """One training: its snapshots in order of step, with architecture, task and recipe.
 
-    `paths` are checkpoint directories, or the files of a packed training. `folder` is the run's directory, where
-    results may be saved, or None.
+    `paths` are checkpoint directories, or the files of a packed training, of one `ModelConfig`; of `Snapshots` they are
+    these with a step, and there is no config. `folder` is the run's directory, where results may be saved, or None.
     """
 
     name: str
     steps: tuple[int, ...]
-    paths: tuple[Path, ...]
+    paths: tuple[Any, ...]
     hashes: tuple[str, ...]
-    config: ModelConfig
+    config: Any
     task: WindTunnel
     recipe: Mapping[str, Any]
     folder: Path | None = None
@@ -52,16 +129,23 @@ def model_at(path: Path, *, device: str | torch.device = "cpu") -> Model:
     return from_checkpoint(load_packed(path, device=device) if path.is_file() else load_checkpoint(path, device=device))
 
 
-def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
-    """Return the trainings for run directories, packed trainings, or the checkpoints of a single training.
+def runs_of(sources: Sequence[Source | Snapshots]) -> tuple[TrainingRun, ...]:
+    """Return the trainings for run directories, packed trainings, or the checkpoints or weights of a single training.
 
     Several trainings must be seeds of the same recipe.
 
     Raises:
         InvalidArgument: There are fewer than two snapshots, architectures, tasks or recipes differ, a training is
-            given twice, or two have the same seed.
+            given twice, or two have the same seed; of `Snapshots`, weights or modules are the same, `make` makes no
+            module that takes these weights, no blocks are found, or the task has no exact posterior.
+        CheckpointFault: A file cannot be read.
         UnknownName: There is no such training.
     """
+    for source in sources:
+        if isinstance(source, Snapshots):
+            if len(sources) > 1:
+                raise InvalidArgument("Snapshots are measured alone: leave other runs out.")
+            return (_of_own(source),)
     if not sources:
         raise InvalidArgument(
             "pass at least one training: a run's directory, the name of a packed training, or its checkpoints."
@@ -78,6 +162,33 @@ def runs_of(sources: Sequence[Source]) -> tuple[TrainingRun, ...]:
     if len({run.name for run in runs}) == len(runs):
         return runs
     return tuple(replace(run, name=f"{run.name}, seed {_seeds(run.recipe)}") for run in runs)
+
+
+def _of_own(own: Snapshots) -> TrainingRun:
+    """Return the training of snapshots of a user."""
+    if len(own.states) < 2:
+        raise InvalidArgument(f"at least 2 snapshots are needed to show a training, got {len(own.states)}.")
+    steps = tuple(sorted(own.states))
+    hashes = tuple(weights_hash(own.weights(step)) for step in steps)
+    if len({*hashes}) < len(hashes):
+        raise InvalidArgument("snapshots have the same weights: keep copies, which training does not change in place.")
+    first, second = map(own.load, steps[:2])
+    if first.module is second.module:
+        raise InvalidArgument("make=… returns the same module each time, which snapshots would change: make a new one.")
+    if not first.spec.n_layers:
+        raise InvalidArgument(
+            f"{first.spec.name} has no blocks that training dynamics could follow: make=… must return "
+            f"bayesgeom.wrap(net, blocks=…). bayesgeom.diagnose measures predictions alone."
+        )
+    return TrainingRun(
+        name=first.spec.name,
+        steps=steps,
+        paths=tuple((own, step) for step in steps),
+        hashes=hashes,
+        config=None,
+        task=scored_task_of(first, own.task),
+        recipe={},
+    )
 
 
 def run_of(source: Source | Sequence[Source]) -> TrainingRun:

@@ -339,7 +339,7 @@ def _read(module: Transformer, run: Run, positions: slice) -> Float[np.ndarray, 
     exact = run.trials.at_scored(run.trials.predictive)[:, positions]
     by_layer = []
     for resid in run.at(RESID_POST)[:, :, positions]:
-        log_answers = module.logits(resid)[..., run.trials.answers].double().log_softmax(-1)
+        log_answers = module.logits(resid)[..., run.trials.answer_ids].double().log_softmax(-1)
         by_layer.append(kl_bits(exact, log_answers).mean(dim=1))
     read: np.ndarray = torch.stack(by_layer, dim=1).cpu().numpy()
     return read

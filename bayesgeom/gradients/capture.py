@@ -96,7 +96,7 @@ def loss_nats(
         labels = trials.at_scored(trials.labels)
         return -log_predicted.gather(-1, labels[..., None])[..., 0].mean(dim=1)
     exact = trials.at_scored(trials.predictive).to(log_predicted)
-    return -(exact * log_predicted[..., trials.answers]).sum(-1).mean(dim=1)
+    return -(exact * log_predicted[..., trials.answer_ids]).sum(-1).mean(dim=1)
 
 
 def captured(model: Model, trials: Trials, targets: Targets) -> tuple[Float[Tensor, " batch"], list[LayerGradients]]:

@@ -421,7 +421,7 @@ class _Fit:
         self, run: Run, residuals: Sequence[Tensor], exact: Float64[Tensor, "batch query_pos answer"]
     ) -> dict[str, Scored]:
         """Return the KL of each lens on the sequences that are not fitted."""
-        answers, n_fit, dtype = run.trials.answers, self.n_fit, getattr(torch, run.spec.dtype)
+        answers, n_fit, dtype = run.trials.answer_ids, self.n_fit, getattr(torch, run.spec.dtype)
         probs, last = run.log_answers.exp(), residuals[-1]
 
         def read(x: Tensor) -> Tensor:

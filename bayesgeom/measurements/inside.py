@@ -202,8 +202,10 @@ class Inside(Measurement[InsideReport]):
 
     def prepared(self, model: Model, task: WindTunnel, *, n: int, seed: int) -> Self:
         has_heads = (self.with_heads or isinstance(model, HookedModel)) and bool(model.layers_of(Z))
-        sites = (site for site in (PATTERN, LOGIT_LENS) if Ask.RERUN in model.asks and model.layers_of(site))
-        has_heads = has_heads and Ask.EDIT in model.asks
+        is_spelled = bool(task.sample(1, seed=0).spellings)  # neither a lens nor an edit has answers of several tokens
+        possible = (PATTERN,) if is_spelled else (PATTERN, LOGIT_LENS)
+        sites = (site for site in possible if Ask.RERUN in model.asks and model.layers_of(site))
+        has_heads = has_heads and Ask.EDIT in model.asks and not is_spelled
         return replace(self, with_heads=has_heads, sites=tuple(sites), n_patterns=len(model.layers_of(PATTERN)))
 
     def further(self, task: WindTunnel, run: Run, seed: int) -> Iterator[Further]:

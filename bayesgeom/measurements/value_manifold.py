@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import ATTN_OUT, RESID_POST, Reason, Run, Site, Trials, V, Verdict, Z
+from bayesgeom.core import ATTN_OUT, RESID_POST, STATE, Reason, Run, Site, Trials, V, Verdict, Z
 from bayesgeom.core.text import percent_text
 from bayesgeom.measurements.base import Control, Needs, Probe, known, planted_run, planted_trials, with_untrained
 from bayesgeom.report.estimate import R2, UNTRAINED, Baseline, Estimate, Quantity, Share, Signed, Unit, with_interval
@@ -46,7 +46,7 @@ MAX_POINTS = 3_072  # about 150 sequences, which give correlations to a few hund
 MIN_SEQUENCES = 16  # used however long they are
 SHUFFLES, PERMUTATIONS, GROUPS, N_SHOWN, N_STEPS = 10, 199, 20, 600, 60
 _ABOVE_GAUSSIAN = 1.25  # a PC1 share below this multiple cannot be distinguished from the next component's
-_SITES, _SHOWN = (V, Z, ATTN_OUT, RESID_POST), (V, RESID_POST)
+_SITES, _SHOWN = (V, Z, ATTN_OUT, STATE, RESID_POST), (V, RESID_POST)
 CONDITIONS = UNIDENTIFIED, OWN_ENTROPY, STANDARDIZED = "not identified", "the model's own", "standardized"
 SHUFFLE, GAUSSIAN = "shuffle within position", "Gaussian points"
 ORDERINGS = ("over all points", "within positions")
@@ -218,7 +218,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
     """
 
     name: ClassVar[str] = "value_manifold"
-    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V, Z, ATTN_OUT))
+    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V, Z, ATTN_OUT, STATE))
     relative_time: ClassVar[int] = 5
     standardized: bool = False
 

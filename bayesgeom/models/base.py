@@ -66,8 +66,15 @@ from bayesgeom.core.torch_state import (
     site_hook,
 )
 from bayesgeom.models.checkpoint_files import versions
-from bayesgeom.models.unembedding import Unembedding, unembedding_of
-from bayesgeom.stats.behavior import BehaviorLog, answer_log_probabilities, are_finite, whole_entropy_bits
+from bayesgeom.models.unembedding import Unembedding, saturated_cap, unembedding_of
+from bayesgeom.stats.behavior import (
+    BehaviorLog,
+    answer_log_probabilities,
+    are_finite,
+    renormalized,
+    token_log_probabilities,
+    whole_entropy_bits,
+)
 from bayesgeom.stats.reduction import Reduction
 from bayesgeom.tasks.base import WindTunnel, at_most
 
@@ -339,7 +346,7 @@ class Recorder:
         if site != LOGIT_LENS:
             return kept
         assert self._unembedding is not None, "it is given with this site"
-        return self._unembedding.log_answers(kept, trials.answers)
+        return self._unembedding.log_answers(kept, trials.answer_ids)
 
     def _check_shape(self, site: Site, layer: int, output: Tensor, trials: Trials) -> None:
         n, n_pos = trials.tokens.shape
@@ -583,7 +590,11 @@ class Model(ABC):
         if missing := [site for site in (RESID_PRE, RESID_POST) if site not in self.sites]:
             why = self.withheld.get(missing[0], "")
             return f"it is read from {missing[0].name}, which is missing{': ' if why else ''}{why}"
-        return "" if self.unembedding() else "no path from resid_post of the last layer to its logits was found"
+        if self.unembedding():
+            return ""
+        if (cap := saturated_cap(self.logits, self.spec)) is not None:
+            return f"a soft cap saturates its logits: many are {cap:.4g} or −{cap:.4g}, whatever the residual is"
+        return "no path from resid_post of the last layer to its logits was found"
 
     @final
     @torch.no_grad()
@@ -721,7 +732,7 @@ class Model(ABC):
                 f"the task's sequences have {n_pos} tokens; {self.spec.name} has positions for {n_ctx}. Use shorter "
                 f"sequences: a smaller length or n_pairs in task=… (--task), or leave it out for the model's own task."
             )
-        ids = torch.cat([trials.tokens.flatten(), trials.answers])
+        ids = torch.cat([trials.tokens.flatten(), trials.answers[:0] if trials.spellings else trials.answers])
         if int(ids.min()) < 0 or int(ids.max()) >= d_vocab:
             raise TaskMismatch(
                 f"the task uses ids {int(ids.min())} … {int(ids.max())}; {self.spec.name} has {d_vocab} ids, 0 … "
@@ -804,6 +815,29 @@ class Model(ABC):
                 del logits
 
     @final
+    def _spelled(
+        self, logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials
+    ) -> Float64[Tensor, "batch query_pos answer"]:
+        """Return the log-probability of each answer: of all its spellings, each the sum over its tokens."""
+        nodes = {ids[:length] for each in trials.spellings for ids in each for length in range(1, len(ids) + 1)}
+        log_prob: dict[tuple[int, ...], Tensor] = {(): logits.new_zeros(logits.shape[:2], dtype=torch.float64)}
+        for start in sorted({ids[:-1] for ids in nodes}, key=len):
+            after, further = logits, sorted(ids for ids in nodes if ids[:-1] == start)
+            if start:  # the tokens before the next one are given: teacher forcing
+                forced = trials.followed_by(start)
+                self.check_fits(forced)
+                most = trials.n_scored * max(
+                    1, len(trials) // trials.n_scored
+                )  # whole sequences share their beginnings
+                parts = (part for batch in forced.batches(at_most=most) for part in self._rotated_alike(batch))
+                after = torch.cat([self.logits(part) for part in parts]).reshape(logits.shape)
+            steps = token_log_probabilities(after, torch.tensor([ids[-1] for ids in further], device=logits.device))
+            log_prob |= {ids: log_prob[start] + step for ids, step in zip(further, steps.unbind(-1), strict=True)}
+        return torch.stack(
+            [torch.stack([log_prob[ids] for ids in each]).logsumexp(0) for each in trials.spellings], dim=-1
+        )
+
+    @final
     def _pass_over(
         self,
         passes: Iterable[tuple[Trials, bool]],
@@ -816,7 +850,11 @@ class Model(ABC):
         for trials, is_kept, logits in self._in_memory(passes, recorder):
             if trials.has_posterior:
                 is_sound = are_finite(logits)
-                log_answers, off_answer_prob = answer_log_probabilities(logits, trials)
+                log_answers, off_answer_prob = (
+                    renormalized(self._spelled(logits, trials))
+                    if trials.spellings
+                    else answer_log_probabilities(logits, trials)
+                )
                 log.add(
                     trials, log_answers, off_answer_prob, baseline_predictives(trials) if baseline_predictives else {}
                 )

@@ -29,7 +29,7 @@ from bayesgeom.core.run import is_untrained, untrained_seed
 from bayesgeom.core.torch_state import check_default_device, structure_of, uncompiled
 from bayesgeom.models.adapters.hooked import of_native
 from bayesgeom.models.adapters.lens import LensModel
-from bayesgeom.models.adapters.wrapping import from_callable
+from bayesgeom.models.adapters.wrapping import from_callable, of_module_alone
 from bayesgeom.models.base import Model, Reattachable, check_memory_gib
 from bayesgeom.models.captured.model import CapturedModel, is_capture
 from bayesgeom.models.checkpoint import Checkpoint, load_checkpoint, weights_hash
@@ -294,7 +294,8 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
 
     Args:
         model: A `Model`, a checkpoint's name or directory, a module built from a `ModelConfig`, a Hugging Face causal
-            language model, or a model of transformer-lens.
+            language model, a model of transformer-lens, or any causal module or function of token ids. Parts of your
+            own module are found as by `bayesgeom.wrap`, which also takes their names.
         tokenizer: The model's tokenizer, which text tasks and prompts need. The result has it; `model` is not changed.
 
     Returns:
@@ -389,10 +390,10 @@ def from_checkpoint(checkpoint: Checkpoint) -> Model:
 def of_module(
     module: Any, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
 ) -> Model:
-    """Return the model of a module built from a `ModelConfig`.
+    """Return the model of a module, built from a `ModelConfig` or any other.
 
     Raises:
-        InvalidArgument: No adapter supports this module.
+        InvalidArgument: It is no module, or no causal one of token ids.
     """
     known: dict[str, Any] = {"task": task, "digest": digest}
     if isinstance(module, Wrapped):
@@ -402,10 +403,12 @@ def of_module(
     for kind in architectures().values() if isinstance(module, nn.Module) else ():
         if (adapter := kind.adapter(module, name=name, **known)) is not None:
             return adapter
+    if isinstance(module, nn.Module) and name is None:
+        return of_module_alone(module)
     raise InvalidArgument(
         f"cannot diagnose a {type(module).__name__}: pass a checkpoint's name or directory, bayesgeom.load(…), a "
-        f"module built from a bayesgeom ModelConfig, a Hugging Face model, or a model of transformer-lens. For your "
-        f"own module: bayesgeom.wrap(net)."
+        f"module built from a bayesgeom ModelConfig, a Hugging Face model, a model of transformer-lens, or your own "
+        f"module or function of token ids."
     )
 
 

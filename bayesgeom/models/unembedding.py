@@ -26,6 +26,7 @@ _LONGEST = 4  # parts between the last block and the output matrix
 _LARGE = 64.0  # size at which the ε of a norm is negligible; exact in half precision
 _AT_ONCE = 64  # unit vectors in a product that gives a matrix
 _ROUNDING = 1e-3  # of a factor of many bfloat16 numbers
+_SATURATED = 0.1  # share of logits of one size from which on a soft cap is named
 
 
 @final
@@ -215,6 +216,16 @@ class _Call:
 
 
 @torch.no_grad()
+def saturated_cap(
+    logits: Callable[[Trials], Float[Tensor, "batch query_pos d_vocab"]], spec: ModelSpec
+) -> float | None:
+    """Return the largest absolute logit on a few tokens if many logits have it; else None."""
+    sizes = logits(sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device)).abs().double()
+    is_saturated = float((sizes >= (1 - _ROUNDING) * sizes.max()).double().mean()) > _SATURATED
+    return float(sizes.max()) if is_saturated else None
+
+
+@torch.no_grad()
 def unembedding_of(
     module: nn.Module,
     logits: Callable[[Trials], Float[Tensor, "batch query_pos d_vocab"]],
@@ -230,7 +241,8 @@ def unembedding_of(
         spec: The sizes of the model.
 
     Returns:
-        The first path from the last residual that gives the logits; None if there is none.
+        The first path from the last residual that gives the logits, of a model that normalizes them up to a constant
+        of each position; None if there is none.
     """
     place, calls, resids = (RESID_POST, spec.n_layers - 1), list[_Call](), list[Tensor]()
     began_after = dict[nn.Module, bool]()  # the last block; what began before holds blocks itself
@@ -266,10 +278,21 @@ def unembedding_of(
     ):
         expected = logits(sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device))
     tolerance = tolerance_of(spec.dtype)
-    fitting = (candidate for candidate in _candidates(module, calls, resids[0], expected, tolerance))
-    return next(
-        (candidate for candidate in fitting if _error(candidate.logits(resids[0]), expected) <= tolerance), None
-    )
+    # Log-probabilities are logits up to a constant of each row, which no path gives.
+    form = _centered if are_log_probabilities(expected) else torch.as_tensor
+    candidates = _candidates(module, calls, resids[0], expected, tolerance)
+    errors = ((candidate, _error(form(candidate.logits(resids[0])), form(expected))) for candidate in candidates)
+    return next((candidate for candidate, error in errors if error <= tolerance), None)
+
+
+def are_log_probabilities(logits: Float[Tensor, "*batch d_vocab"]) -> bool:
+    """Return whether all rows are logarithms of distributions, up to rounding."""
+    slack = max(_ROUNDING, 8 * torch.finfo(logits.dtype).eps)
+    return bool((logits.float().logsumexp(dim=-1).abs() < slack).all())
+
+
+def _centered(logits: Tensor) -> Tensor:
+    return logits - logits.mean(dim=-1, keepdim=True)
 
 
 def _candidates(
@@ -290,7 +313,7 @@ def _candidates(
                 soft_cap=None,
             )
             uncapped = logits if cap is None else cap * (logits / cap).clamp(-1 + 1e-6, 1 - 1e-6).atanh()
-            yield replace(whole, scale=_factor(uncapped, whole.logits(resid)), soft_cap=cap)
+            yield replace(whole, scale=_factor(_centered(uncapped), _centered(whole.logits(resid))), soft_cap=cap)
 
 
 def _outputs(

@@ -78,8 +78,8 @@ class Measures:
         }
 
 
-def _mean(values: Float64[np.ndarray, "layer head"]) -> float:
-    """Return the mean over heads; NaN for a model without any."""
+def _mean(values: np.ndarray) -> float:
+    """Return the mean; NaN of a model without layers or heads."""
     return float(values.mean()) if values.size else math.nan
 
 
@@ -125,11 +125,12 @@ def chance_levels(model: Model, trials: Trials, *, seed: int) -> dict[str, float
     separation, whose baseline is measured at every step.
     """
     generator = torch.Generator().manual_seed(seed)
-    n = len(_hypotheses(trials))
+    n = len(_hypotheses(trials)) if model.spec.d_head else 0
     draws = torch.randn(DRAWS, max(n, 1), model.spec.d_head, generator=generator, dtype=torch.float64)
     orthogonal, covered = _of_frames(draws)
     uniform_kl_bits, positions = math.nan, trials.scored_positions()
-    visible_bits = [mask[positions].sum(dim=-1).double().log2().mean() for mask in visible(model, trials)]
+    masks = visible(model, trials) if model.spec.n_heads else []
+    visible_bits = [float(mask[positions].sum(dim=-1).double().log2().mean()) for mask in masks]
     if trials.has_posterior:
         exact = trials.at_scored(trials.predictive)
         uniform = torch.full_like(exact, 1 / exact.shape[-1])
@@ -139,7 +140,7 @@ def chance_levels(model: Model, trials: Trials, *, seed: int) -> dict[str, float
         "coverage": float(covered.mean()) if n > 1 else math.nan,
         "separation": math.nan,
         "kl_bits": uniform_kl_bits,
-        "attention_entropy_bits": float(torch.stack(visible_bits).mean()),
+        "attention_entropy_bits": _mean(np.array(visible_bits)),
     }
 
 

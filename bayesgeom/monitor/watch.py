@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten  # torch has no public one
 
-from bayesgeom.core import CheckpointFault, InvalidArgument, check_argument, check_types, checked
+from bayesgeom.core import CheckpointFault, InvalidArgument, NoCopy, check_argument, check_types, checked
 from bayesgeom.core.errors import quoted
 from bayesgeom.core.files import atomic_file, check_directory, read_safetensors, write_arrays
 from bayesgeom.core.torch_state import check_default_device, with_gradients
@@ -110,7 +110,8 @@ class Settings:
     Args:
         n: Number of fixed sequences.
         seed: Seed of the sequences and intervals.
-        untrained: Also measure an untrained network of the same architecture, as a baseline.
+        untrained: Also measure an untrained network of the same architecture, as a baseline. Where none can be made,
+            a warning is logged.
         out: Directory whose metrics.parquet is updated at every measurement.
 
     Raises:
@@ -190,8 +191,11 @@ class Monitor:
             self.model.check_fits(self._trials)
             self.untrained = dict.fromkeys(LEVELS, math.nan)
             if settings.untrained:
-                untrained = self.model.untrained_copy(derived_seed(settings.seed, Branch.UNTRAINED))
-                self.untrained = measured(untrained, self._trials, seed=settings.seed).summary()
+                try:
+                    untrained = self.model.untrained_copy(derived_seed(settings.seed, Branch.UNTRAINED))
+                    self.untrained = measured(untrained, self._trials, seed=settings.seed).summary()
+                except NoCopy as reason:
+                    _LOG.warning("%s", reason)
             self.chance = chance_levels(self.model, self._trials, seed=torch_seed(settings.seed))
         self.events: list[Event] = []
         self.should_stop = False

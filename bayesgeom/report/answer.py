@@ -30,6 +30,8 @@ OPEN = 0.1  # share of the gap closed above which more sequences may show that t
 N_COPIES = 8  # least number of untrained networks with which an answer is compared
 RARELY = 0.001  # share of untrained networks that close more of the gap than the level
 OFF_ANSWER, MOSTLY_OFF = 0.05, 0.5  # off-answer probability that the answer names, and above which it is partly right
+SERVED = "served"  # key of the provenance: what the replies of a server left open
+MOSTLY_UNLISTED = 0.5  # exact probability of unlisted answers above which nothing is measured
 LEAST_GAP_BITS = 1e-4  # KL of the baseline below which there is nothing to tell
 ROUNDING = 1e-6  # share of the gap below which the KL of a predictor is that of the exact one
 _CALIBRATION, _RESPONSE = "calibration", "evidence_response"  # names of the reports that are read
@@ -42,6 +44,7 @@ _FINDINGS = {
     Verdict.WORSE: Finding.WORSE,
     Verdict.UNDECIDED: Finding.UNDECIDED,
     Verdict.NO_GAP: Finding.NO_GAP,
+    Verdict.NOT_MEASURED: Finding.UNLISTED,
 }
 
 
@@ -52,8 +55,9 @@ class Answer:
 
     Args:
         verdict: `MATCHES`, `CLOSE`, `PARTLY`, `NO_BETTER` or `WORSE`; `CLOSES` if it was not compared with untrained
-            networks, `UNDECIDED` without an interval, and `NO_GAP` if the baseline is within 1e-4 bits of exact. At
-            most `PARTLY` with more than half of the probability off the answers.
+            networks, `UNDECIDED` without an interval, and `NO_GAP` if the baseline is within 1e-4 bits of exact;
+            `NOT_MEASURED` if a server did not list answers with more than half of the exact probability. At most
+            `PARTLY` with more than half of the probability off the answers.
         gap_closed: 1 − KL / KL of the baseline, at most 1, with its interval over sequences.
         kl_bits: KL(exact ‖ model).
         baseline: Name of the strongest context-free predictor.
@@ -62,6 +66,7 @@ class Answer:
         untrained_level: Share of the gap that one untrained network in 1,000 exceeds (`untrained_level`); NaN with
             fewer than 8 of them. A model is `NO_BETTER` if the interval of its share reaches this level.
         n_copies: Number of the untrained networks.
+        unlisted: Exact probability of the answers that a server did not list, and the number of tokens that it lists.
         confidence: 1/τ: above 1 overconfident, below 1 underconfident (`bayesgeom.stats.behavior`).
         is_confidence_named: Whether the interval excludes 1, and one temperature closes at least 5 % of the gap and
             leaves predictions that are better than the baseline by as much: else sharper or flatter is not what is
@@ -103,6 +108,7 @@ class Answer:
     ages: tuple[int, ...] = ()
     untrained_level: float = math.nan
     n_copies: int = 0
+    unlisted: tuple[float, int] = (0.0, 0)
 
     def __str__(self) -> str:
         return answer_text(self)
@@ -110,12 +116,12 @@ class Answer:
     @property
     def explains(self) -> bool:
         """Whether numbers on activations can explain inference: the predictions are better than context-free ones."""
-        return self.verdict not in (Verdict.NO_BETTER, Verdict.WORSE, Verdict.NO_GAP)
+        return self.verdict not in (Verdict.NO_BETTER, Verdict.WORSE, Verdict.NO_GAP, Verdict.NOT_MEASURED)
 
     @property
     def tone(self) -> Tone:
         """The color of the answer: "good" only if nothing that was measured speaks against it."""
-        if self.verdict in (Verdict.UNDECIDED, Verdict.NO_GAP):
+        if self.verdict in (Verdict.UNDECIDED, Verdict.NO_GAP, Verdict.NOT_MEASURED):
             return "open"
         if not self.explains:
             return "open" if self.opening().finding == Finding.NOT_SHOWN_BETTER else "bad"
@@ -142,9 +148,9 @@ class Answer:
             finding = Finding.NOT_SHOWN_BETTER
         word = {"over" if confidence > 1 else "under": confidence} if self.is_confidence_named else {}
         reason = self.gap_closed.reason_at().label
-        names = {"baseline": self.baseline, "level": name, "reason": reason}
-        closed = self.gap_closed
-        return finding.of(share=closed, kl_bits=(kl, level), **names, **word, **self._rivals())
+        names: dict[str, Any] = {"baseline": self.baseline, "level": name, "reason": reason}
+        names |= {"unlisted": self.unlisted[0], "top": self.unlisted[1]}
+        return finding.of(share=self.gap_closed, kl_bits=(kl, level), **names, **word, **self._rivals())
 
     def _rivals(self) -> dict[str, Any]:
         """Return the numbers of what speaks against the verdict: dumber explanations, and what is off the answers."""
@@ -184,15 +190,21 @@ def answer_of(diagnosis: Mapping[str, Any]) -> Answer | None:
     untrained = untrained_level(copies)
     response, ages = _response(diagnosis.get(_RESPONSE))
     gain, least = float(report.tempering_gain_bits), NAMED_SHARE * levels[baseline]
+    replies = report.provenance.get(SERVED, {})
+    unlisted = replies.get("exact_mass", 0.0), replies.get("top", 0)
     return Answer(
-        verdict=_against_untrained(verdict, closed, untrained),
+        verdict=Verdict.NOT_MEASURED
+        if unlisted[0] > MOSTLY_UNLISTED
+        else _against_untrained(verdict, closed, untrained),
+        unlisted=unlisted,
         gap_closed=closed,
         kl_bits=report.kl_bits,
         baseline=baseline,
         baseline_kl_bits=levels[baseline],
         uniform_kl_bits=levels["uniform"],
         confidence=report.confidence,
-        is_confidence_named=gain >= least
+        is_confidence_named=float(report.confidence) > 0  # else certain predictions are closest
+        and gain >= least
         and float(report.kl_bits) - gain <= levels[baseline] - least
         and not report.confidence.ends[0] <= 1 <= report.confidence.ends[1],
         off_answer_prob=float(report.off_answer_prob),
@@ -208,8 +220,8 @@ def verdict_of(closed: Estimate) -> Verdict:
     """Return the verdict on a share of the gap closed: the lower end of its interval decides.
 
     Args:
-        closed: The share, a scalar. It decides itself if it is the same in all sequences, if no sequence differs from
-            exact, or if an answer with probability 0 makes it infinite.
+        closed: The share, a scalar. It decides itself if it is the same in all sequences, if no sequence of at least 30
+            differs from exact, or if an answer with probability 0 makes it infinite.
     """
     low, high = _deciding_ends(closed)
     if math.isnan(low):
@@ -217,15 +229,16 @@ def verdict_of(closed: Estimate) -> Verdict:
     for least, verdict in ((MATCHED, Verdict.MATCHES), (NEAR, Verdict.CLOSE)):
         if low >= least:
             return verdict
-    if low > 0:
+    if low > ROUNDING:
         return Verdict.PARTLY
-    return Verdict.WORSE if high < 0 else Verdict.NO_BETTER
+    return Verdict.WORSE if high < -ROUNDING else Verdict.NO_BETTER
 
 
 def _deciding_ends(closed: Estimate) -> tuple[float, float]:
-    if closed.reason_at() == Reason.CONSTANT or np.isneginf(closed.value) or float(closed) >= 1 - ROUNDING:
-        return float(closed), float(closed)
     low, high = map(float, closed.ends)
+    is_exact = float(closed) >= 1 - ROUNDING and low >= NEAR
+    if closed.reason_at() == Reason.CONSTANT or np.isneginf(closed.value) or is_exact:
+        return float(closed), float(closed)
     return low, high
 
 
@@ -279,13 +292,14 @@ def is_reached(verdict: Verdict, closed: Estimate, least: float) -> bool:
 
     Args:
         verdict: The verdict of the model.
-        closed: The share of the gap that the other one closes. Without an interval, it decides itself.
+        closed: The share of the gap that the other one closes. It decides itself without an interval, and for the
+            exact predictor.
         least: The share that the model closes.
     """
     if verdict == Verdict.PARTLY:
-        return float(closed) >= least
+        return float(closed) >= least - ROUNDING
     low, _ = _deciding_ends(closed)
-    low = float(closed) if math.isnan(low) else low
+    low = float(closed) if math.isnan(low) or float(closed) >= 1 - ROUNDING else low
     return low >= {Verdict.MATCHES: MATCHED, Verdict.CLOSE: NEAR}.get(verdict, np.inf)
 
 
@@ -330,6 +344,9 @@ def answer_details(answer: Answer) -> str:
 
 
 def _details(answer: Answer) -> Iterator[Opening]:
+    if answer.verdict == Verdict.NOT_MEASURED:
+        yield Finding.OF_BOUNDS.of()
+        return
     yield Finding.DISTANCE.of(kl_bits=answer.kl_bits, levels=answer.levels)
     # 0: certain predictions are closest; NaN: no temperature changes them.
     if float(answer.confidence) > 0 and (answer.explains or answer.is_confidence_named):

@@ -10,7 +10,7 @@ from bayesgeom.core import N_RECORDED, InvalidArgument, OutputFault, checked, un
 from bayesgeom.core.errors import optional_package
 from bayesgeom.core.plugins import discover
 from bayesgeom.core.text import percent_text, shortened
-from bayesgeom.report.answer import Answer, answer_details, answer_of, answer_text, gate_text
+from bayesgeom.report.answer import SERVED, Answer, answer_details, answer_of, answer_text, gate_text
 from bayesgeom.report.joined import joined_kind
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.storage import ALONE, read_parts, write_page, write_run
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Report)
 HEADLINES_SHOWN = 2  # of each report, in the summary
-SERVED = "served"  # key of the provenance: what the replies of a server left open
 LAYERS = "layers"  # key of the provenance: the measured layers of each report that does not have all
 STREAMED = "streamed"  # key of the provenance: sequences of each report whose statistics the pass computed
 

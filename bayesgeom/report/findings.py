@@ -22,7 +22,8 @@ from bayesgeom.stats.bounds import familywise_low
 
 Value = SupportsFloat | str | Sequence[object] | Mapping[str, object]
 _CLOSES = "closes {share:closed} of the gap between {baseline} and exact"
-_OFF = "[; {off:%} of the probability is not on the answers][ (KL over the whole vocabulary {whole} bits)]."
+_OFF = "[; {off:share} of the probability is not on the answers][ (KL over the whole vocabulary {whole} bits)"
+_OFF += "; in a text task, the prompt may be at fault]."
 _OBSERVER = "an observer of the last {window:latest}"
 _RIVALS = f"[; uses evidence older than {{older}} (slope {{slope:interval}}), but is no more accurate than {_OBSERVER}"
 _RIVALS += f"|; so does {_OBSERVER}, use of older evidence {{unknown}}|; so does {_OBSERVER}][; so does “{{shortcut}}”]"
@@ -65,6 +66,11 @@ class Finding(Enum):
     WORSE = "No: worse than {level} " + _LEVELS
     UNDECIDED = "Undecided: " + _CLOSES + ", without an interval[ ({reason})]."
     NO_GAP = "No gap to close: without any evidence KL is {gap} bits; that of this model is {kl} bits" + _OFF
+    UNLISTED = (
+        "Not measured: answers with {unlisted:%} of the exact probability are not among the {top} tokens that the "
+        "server lists; raise top."
+    )
+    OF_BOUNDS = "what follows is of bounds: unlisted answers get the largest probability that the replies allow"
     DISTANCE = "KL {kl_bits:whole} bits ({levels:levels})"
     CONFIDENCE = "confidence {confidence:interval}, where 1 is exact"
     CONFIDENCE_CHEAP = "confidence {confidence:interval}, where 1 is exact, at little cost"
@@ -94,7 +100,7 @@ class Finding(Enum):
     REGRET = (
         "Regret is {regret} bits a sequence[, against {level} of {baseline}]."
         "[ The nearest predictor is “{predictor}” (weight {weight:%}).]"
-        "[ {off:%} of the probability is not on the answers.]"
+        "[ {off:share} of the probability is not on the answers.]"
     )
     LARGEST_TERM = "The largest direct term is that of {name}: " + _RISES
     STRONGEST_EDGE = "The strongest of {count:edge} is {name}: " + _RISES
@@ -325,6 +331,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "first": capital,
     "word": lambda name: _WORDS.get(name, name),
     "closed": _closed_text,
+    "share": _share_text,
     "latest": lambda n: "symbol" if n == 1 else f"{n} symbols",
     "rate": lambda share: percent_text(share, 1),
     "ends": _ends_text,

@@ -159,7 +159,8 @@ def _opening(
     if not sections and label:  # the viewer alone; the arguments of the task are in the provenance
         title = f"{model_name(provenance)} on {provenance.get('task', {}).get('name', label)}"
     heading = question.replace("{model}", model_name(provenance)) if question else first.get("title", title)
-    marks = _answer_marks(answer) if answer else _line_marks(first["answer"]) if is_one_number else []
+    marks = _line_marks(first["answer"]) if is_one_number else []
+    marks = _answer_marks(answer) if answer and answer.verdict != Verdict.NOT_MEASURED else marks
     return {
         "task": task,
         "heading": first["question"] if is_alone else heading,

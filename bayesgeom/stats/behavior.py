@@ -6,7 +6,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int64
 from scipy.optimize import brentq
 from scipy.special import entr, rel_entr
 from torch import Tensor
@@ -103,8 +103,21 @@ def answer_log_probabilities(
     logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials
 ) -> tuple[Float64[Tensor, "batch query_pos answer"], Float64[Tensor, "batch query_pos"]]:
     """Return natural-log probabilities renormalized over the answers, in float64, and the off-answer probability."""
+    return renormalized(token_log_probabilities(logits, trials.answer_ids))
+
+
+def token_log_probabilities(
+    logits: Float[Tensor, "batch query_pos d_vocab"], ids: Int64[Tensor, " token"]
+) -> Float64[Tensor, "batch query_pos token"]:
+    """Return the natural-log probabilities of some tokens."""
     total = torch.cat([rows.double().logsumexp(-1) for rows in _rows(logits)]).reshape(logits.shape[:2])
-    log_answers = logits[..., trials.answers].double() - total[..., None]
+    return logits[..., ids].double() - total[..., None]
+
+
+def renormalized(
+    log_answers: Float64[Tensor, "batch query_pos answer"],
+) -> tuple[Float64[Tensor, "batch query_pos answer"], Float64[Tensor, "batch query_pos"]]:
+    """Return natural-log probabilities renormalized over the answers, and the probability off the answers."""
     inside = log_answers.logsumexp(-1, keepdim=True)
     return log_answers - inside, torch.expm1(inside[..., 0].clamp_max(0.0)).abs()
 

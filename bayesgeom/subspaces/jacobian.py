@@ -56,7 +56,7 @@ def answer_gradients(
         return keep
 
     with hooked_sites(model, {(site, layer): keeping(layer) for layer in layers}), torch.enable_grad():
-        logits = model.logits(trials)[:, :, trials.answers]
+        logits = model.logits(trials)[:, :, trials.answer_ids]
     places = [stored[layer] for layer in layers]
     for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
         # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
@@ -71,7 +71,7 @@ def _gradients_of_states(
     assert isinstance(model.module, LSTM), "the site is checked before anything runs"
     with lock_of(model.module), torch.enable_grad():
         logits, states = logits_through_states(model.module, trials)
-    logits, n_pos = logits[..., trials.answers], len(states[0])
+    logits, n_pos = logits[..., trials.answer_ids], len(states[0])
     nodes = [state for layer in layers for state in states[layer]]
     for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
         # States after the position do not influence its logits: their gradient is zero.

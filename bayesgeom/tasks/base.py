@@ -1034,3 +1034,12 @@ def candidates(kind: str) -> tuple[str, ...]:
     """Return the shipped candidates for `words`, `labels` or `masks`, in the order in which they are tried."""
     listed = tomllib.loads((files("bayesgeom.tasks") / "words.toml").read_text(encoding="utf-8"))
     return tuple(listed[kind])
+
+
+def without_prefixes(labels: Sequence[str]) -> list[str]:
+    """Return labels without those that are a prefix of a kept label, or have one as a prefix."""
+    kept: list[str] = []
+    for label in labels:
+        if not any(label.startswith(other) or other.startswith(label) for other in kept):
+            kept.append(label)
+    return kept

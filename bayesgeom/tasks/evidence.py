@@ -36,6 +36,7 @@ from bayesgeom.tasks.base import (
     discounted_sums,
     random_order,
     trials_at,
+    without_prefixes,
 )
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
@@ -131,7 +132,7 @@ class LabeledEvidence(TextTask):
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundEvidence":
         words = self._chosen(tokenizer, self.words or candidates("words"), self.n_words, "words")
-        labels = self._chosen(tokenizer, _no_prefixes(self.labels or candidates("labels")), 2, "labels")
+        labels = self._chosen(tokenizer, without_prefixes(self.labels or candidates("labels")), 2, "labels")
         some_word, masks = next(iter(words)), dict[str, int]()
         if self.control == "masked":
             free = [text for text in candidates("masks") if text not in (self.colon, self.separator)]
@@ -387,12 +388,3 @@ class BoundEvidence(ExchangeableTask):
         place = {"label": earlier & (offset % LINE == 2), "word": earlier & (offset % LINE == 0)}
         place["latest_label"] = earlier & (offset + len(self.prefix) == at[:, None] - 3)
         return {name: related.expand(n, -1, -1).clone() for name, related in place.items()}
-
-
-def _no_prefixes(labels: Sequence[str]) -> list[str]:
-    """Drop labels that are a prefix of a kept label, or have one as a prefix."""
-    kept: list[str] = []
-    for label in labels:
-        if not any(label.startswith(other) or other.startswith(label) for other in kept):
-            kept.append(label)
-    return kept

@@ -1,4 +1,4 @@
-"""In context: any wind tunnel in words, with one single-token symbol per id and the same exact posterior.
+"""In context: any wind tunnel in words, with one symbol per id and the same exact posterior.
 
 It tests whether a language model that was not trained on the task infers from the prompt alone. Queries, posterior and
 evidence are those of the wind tunnel; only the ids change, and the positions if tokens are inserted.
@@ -9,17 +9,42 @@ References:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from itertools import chain
+from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import NO_LABEL, InvalidArgument, Tokenizer, Trials, check_types
-from bayesgeom.core.tokenizer import chat_prompts, check_ids, first_symbols, prefix_ids, punctuation_id, token_names
-from bayesgeom.tasks.base import EvidenceTask, ExchangeableTask, TextTask, WindTunnel, candidates, check_affordable
+from bayesgeom.core.tokenizer import (
+    chat_prompts,
+    chat_turns,
+    check_ids,
+    check_spellings,
+    encoded_text,
+    first_symbols,
+    joined_ids,
+    prefix_ids,
+    punctuation_id,
+    single_tokens,
+    token_names,
+)
+from bayesgeom.tasks.base import (
+    EvidenceTask,
+    ExchangeableTask,
+    TextTask,
+    WindTunnel,
+    candidates,
+    check_affordable,
+    without_prefixes,
+)
 
-MESSAGE = "Continue the sequence."
+Style = Literal["plain", "chat", "instruct"]
+Spellings = tuple[tuple[tuple[int, ...], ...], ...]  # of each symbol, the first of which is written
+MESSAGE, NEXT = "Continue the sequence.", "Next."
+EXPLAINED = "{about} The symbols are {shown}. Continue the sequence: write only the next symbol, which is {answers}."
+OR = "|"  # between the spellings of a symbol
 _MAP_BYTES = 8.0  # per pair of positions: relations, at the task's positions and at the rendered ones
 
 
@@ -28,21 +53,28 @@ _MAP_BYTES = 8.0  # per pair of positions: relations, at the task's positions an
 class InContext(TextTask):
     """`task` in words; on the command line `bijection-in-context`, `hmm-in-context`, ….
 
-    Id i gets the i-th single-token symbol among `symbols`, or among the project's words and capital letters. A
-    `separator` stands before every scored position except one at the start: a bijection reads "k1 v1, k2 v2, k3". The
-    default has no separator. With `bos`, a prompt begins with the tokenizer's beginning-of-sequence token, if it has
-    one. With `chat`, the symbols are the assistant's answer, in the tokenizer's chat template, to a user who asks to
-    continue the sequence.
+    Id i gets the i-th single-token symbol among `symbols`, or among the project's words and capital letters. If there
+    are as many `symbols` as ids, each may have several tokens, and several spellings: "yes|Yes" writes "yes" and takes
+    both as the answer. A `separator` stands before every scored position except one at the start: a bijection reads
+    "k1 v1, k2 v2, k3". The default has no separator. With `bos`, a prompt begins with the tokenizer's
+    beginning-of-sequence token, if it has one.
+
+    `style` changes the beginning for instruct models. In `chat` the symbols are the assistant's answer, in the
+    tokenizer's chat template, to a user who asks to continue the sequence. In `instruct` the user also explains the
+    task, the symbols, and what to answer. With `turns`, each answer is a turn of the assistant, and what stands between
+    two answers, or "Next.", one of the user.
 
     Args:
         task: The wind tunnel that is written as text.
-        symbols: Words for the ids, each one token; empty: the project's.
+        symbols: Words for the ids; empty: the project's.
         separator: Text before scored positions, such as ",".
         bos: Whether a prompt begins with the tokenizer's beginning-of-sequence token.
-        chat: Whether the sequence is an assistant's answer in the chat template.
+        style: How a prompt begins, as above.
+        turns: Whether answers are turns of a chat.
+        about: What the sequence is, for `instruct`; empty: the sentence of the task.
 
     Raises:
-        InvalidArgument: A parameter has the wrong type.
+        InvalidArgument: A parameter has the wrong type, or turns are asked of plain text or with a separator.
 
     Example:
         >>> from bayesgeom import tasks
@@ -56,30 +88,79 @@ class InContext(TextTask):
     symbols: tuple[str, ...] = ()
     separator: str = ""
     bos: bool = True
-    chat: bool = False
+    style: Style = "plain"
+    turns: bool = False
+    about: str = ""
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.turns and (self.style == "plain" or self.separator):
+            raise InvalidArgument("turns=True needs style='chat' or 'instruct', and no separator.")
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundInContext":
-        tried = self.symbols or (*candidates("words"), *map(chr, range(ord("A"), ord("Z") + 1)))
-        remedy = f"Pass symbols=(…) with enough single-token ones, or a task with fewer ids than this {self.task.name}."
-        symbols = first_symbols(tokenizer, tried, self.task.d_vocab, kind="symbols", remedy=remedy)
-        first = next(iter(symbols))
-        prefix = prefix_ids(tokenizer, first) if self.bos else ()
-        if self.chat:
-            (prefix,) = chat_prompts(tokenizer, [MESSAGE])
+        is_exact, n = len(self.symbols) == self.task.d_vocab, self.task.d_vocab
+        known = [symbol.split(OR) for symbol in self.symbols if is_exact] or self._first(tokenizer)
+        names = tuple(spelled[0] for spelled in known)
+        prefix = prefix_ids(tokenizer, names[0]) if self.bos and self.style == "plain" else ()
+        if self.style != "plain" and not self.turns:
+            (prefix,) = chat_prompts(tokenizer, [self._message(names)])
+        before, turn_ids = "", tuple[tuple[int, ...], ...]()
+        if self.turns:
+            opening, asking, closing = chat_turns(tokenizer, self._message(names))
+            before, prefix = f"{opening}{names[0]}{asking}", tuple(encoded_text(tokenizer, opening))
+            ends = (asking, closing, f"{closing}{NEXT}{asking}", "\n")
+            turn_ids = tuple(_between(tokenizer, f"{before}{names[0]}", text) for text in ends)
+        spellings = tuple(tuple(_ids(tokenizer, one, before) for one in spelled) for spelled in known)
+        check_spellings([*zip(chain(*known), chain(*spellings), strict=True)])
+        is_single = all(len(each) == len(each[0]) == 1 for each in spellings)
         bound = BoundInContext(
             task=self.task,
             n_ids=d_vocab,
             prefix=prefix,
-            separator_ids=(punctuation_id(tokenizer, self.separator, after=first),) if self.separator else (),
-            symbols=tuple(symbols),
-            symbol_ids=tuple(symbols.values()),
-            chat=self.chat,
+            separator_ids=(punctuation_id(tokenizer, self.separator, after=names[0]),) if self.separator else (),
+            symbols=names,
+            symbol_ids=tuple(each[0][0] for each in spellings) if is_single else tuple(range(d_vocab, d_vocab + n)),
+            style=self.style,
+            turn_ids=turn_ids,
+            spellings=() if is_single else spellings,
         )
-        check_ids((*bound.prefix, *bound.separator_ids, *bound.symbol_ids), d_vocab)
+        check_ids(chain(prefix, bound.separator_ids, *turn_ids, *chain(*spellings)), d_vocab)
         return bound
+
+    def _first(self, tokenizer: Tokenizer) -> list[list[str]]:
+        """Return the first single-token candidates, each with one spelling."""
+        tried: Sequence[str] = self.symbols or (*candidates("words"), *map(chr, range(ord("A"), ord("Z") + 1)))
+        tried = without_prefixes(tried) if self.turns else tried  # they may be several tokens there
+        remedy = f"Pass symbols=(…), one for each id, or a task with fewer ids than this {self.task.name}."
+        found = first_symbols(tokenizer, tried, self.task.d_vocab, kind="symbols", remedy=remedy)
+        return [[symbol] for symbol in found]
+
+    def _message(self, names: Sequence[str]) -> str:
+        """Return what the user says first."""
+        if self.style == "chat":
+            return MESSAGE
+        listed = [names[i] for i in self.task.sample(1, seed=0).answers.tolist()]
+        labels = zip(names, self.task.token_labels(), strict=True)
+        shown = names if self.about else [f"{name} ({label})" for name, label in labels]
+        return EXPLAINED.format(
+            about=self.about or self.task.sentence.format(task=self.task).replace("the model predicts", "predict"),
+            shown=", ".join(shown),
+            answers=f"{', '.join(listed[:-1])} or {listed[-1]}",
+        )
+
+
+def _ids(tokenizer: Tokenizer, symbol: str, before: str) -> tuple[int, ...]:
+    """Return the ids of a symbol in a turn, after a text, or else in a list, where a space stands before it."""
+    if before:
+        return joined_ids(tokenizer, before, symbol)
+    single = single_tokens(tokenizer, [symbol]).get(symbol)
+    return joined_ids(tokenizer, "a", f" {symbol}") if single is None else (single,)
+
+
+def _between(tokenizer: Tokenizer, before: str, text: str) -> tuple[int, ...]:
+    """Return the ids of a part of a chat template."""
+    start = encoded_text(tokenizer, before)
+    return tuple(encoded_text(tokenizer, before + text)[len(start) :])
 
 
 @final
@@ -90,13 +171,19 @@ class BoundInContext(ExchangeableTask):
     name: ClassVar[str] = "in-context"
     question: ClassVar[str] = "Does {model} infer in context?"
     sentence: ClassVar[str] = "The task {task.task.name} in words: at each query the model predicts the answer."
+    limits: ClassVar[str] = (
+        "A model that fails here may not have understood the prompt: style=instruct explains it, turns=True makes each "
+        "answer a turn of the chat."
+    )
     task: WindTunnel
     n_ids: int
     prefix: tuple[int, ...]
     separator_ids: tuple[int, ...]  # at most one
     symbols: tuple[str, ...]
-    symbol_ids: tuple[int, ...]
-    chat: bool = False
+    symbol_ids: tuple[int, ...]  # beyond the vocabulary if there are spellings
+    style: Style = "plain"
+    turn_ids: tuple[tuple[int, ...], ...] = ()  # up to an answer, up to an input, both, and between two inputs
+    spellings: Spellings = ()  # where not every symbol is one token
 
     def __post_init__(self) -> None:
         ids, n = (*self.symbol_ids, *self.separator_ids), self.task.d_vocab
@@ -108,7 +195,8 @@ class BoundInContext(ExchangeableTask):
         check_affordable(self.task, _MAP_BYTES * length**2, on=("n_pos", "d_vocab"))
 
     def __repr__(self) -> str:
-        return f"{self.task} in context{', as a chat' if self.chat else ''}"
+        style = "" if self.style == "plain" else f", {'turns of' if self.turn_ids else 'as'} a chat"
+        return f"{self.task} in context{style}{', explained' if self.style == 'instruct' else ''}"
 
     @property
     def d_vocab(self) -> int:
@@ -116,7 +204,8 @@ class BoundInContext(ExchangeableTask):
 
     @property
     def n_pos(self) -> int:
-        return int(self._places(self.task.sample(1, seed=0))[-1]) + 1
+        pieces = self._pieces(self.task.sample(1, seed=0))
+        return sum(map(len, pieces)) + self._table.shape[1] * (len(pieces) - 1)
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
         return self.rendered(self.task.draw(n, generator))
@@ -127,29 +216,56 @@ class BoundInContext(ExchangeableTask):
 
     def rendered(self, trials: Trials) -> Trials:
         """Render sequences of the wind tunnel in symbols. Inserted tokens are neither scored nor evidence."""
-        places, ids = self._places(trials), torch.tensor(self.symbol_ids, device=trials.tokens.device)
+        pieces, table, symbols = self._pieces(trials), self._table.to(trials.tokens.device), trials.tokens
+        used = {*self.prefix, *self.separator_ids, *(i for each in self.spellings for i in each[0])}
+        filler = next(i for i in range(self.n_ids + 1) if i not in used) if self.spellings else 0
+        places, asked = self._places(symbols, pieces, trials.scored)
+        size = (len(trials), sum(map(len, pieces)) + table.shape[1] * symbols.shape[1])
+        tokens, start = symbols.new_full(size, filler), places + 1 - self._lengths(symbols)
+        for at, piece in enumerate(pieces):  # what fills up a short symbol is overwritten by what follows
+            if at:
+                written = table[symbols[:, at - 1]]
+                place = start[:, at - 1, None] + torch.arange(table.shape[1], device=start.device)
+                tokens.scatter_(1, place, torch.where(written < 0, filler, written))
+            if piece:
+                after = places[:, at - 1, None] + 1 if at else torch.zeros_like(places[:, :1])
+                place = after + torch.arange(len(piece), device=start.device)
+                tokens.scatter_(1, place, torch.tensor(piece, device=start.device).expand_as(place))
 
         def spread(values: Tensor, fill: float | bool, axis: int) -> Tensor:
-            """Move the position axis to the rendered positions."""
-            shape = (*values.shape[:axis], int(places[-1]) + 1, *values.shape[axis + 1 :])
-            return values.new_full(shape, fill).index_copy(axis, places, values)
+            """Move the position axis to the rendered positions: of keys to symbols, of the rest to queries."""
+            index = _along(values, places if axis == 2 else asked, axis)
+            shape = (*values.shape[:axis], size[1], *values.shape[axis + 1 :])
+            return values.new_full(shape, fill).scatter(axis, index, values)
 
-        rendered = _carried(
-            trials, lambda own: ids[own], spread, filler=self.separator_ids[0] if self.separator_ids else 0
-        )
-        rendered.tokens[:, : len(self.prefix)] = torch.tensor(self.prefix, dtype=torch.int64, device=ids.device)
-        return rendered
+        ids = torch.tensor(self.symbol_ids, device=tokens.device)
+        carried = _carried(trials, tokens, lambda own: ids[own], spread)
+        if not self.spellings:
+            return carried
+        answers = tuple(self.spellings[i] for i in trials.answers.tolist())
+        return replace(carried, spellings=answers, token_sets={})  # sets are of ids whose keys are compared
 
     def unrendered(self, trials: Trials) -> Trials:
         """Return the wind tunnel's own sequences: the inverse of `rendered`."""
-        places = self._places(self.task.sample(1, seed=0, device=trials.tokens.device))
-        known, order = torch.tensor(self.symbol_ids, device=trials.tokens.device).sort()
-        return _carried(
-            trials,
-            lambda ids: order[torch.searchsorted(known, ids.contiguous()).clamp_max(len(known) - 1)],
-            lambda values, _, axis: values.index_select(axis, places),
-            filler=0,
-        )
+        bare, device = self.task.sample(1, seed=0, device=trials.tokens.device), trials.tokens.device
+        pieces, table, n = self._pieces(bare), self._table.to(device), len(trials)
+        at, symbols = torch.zeros(n, 1, dtype=torch.int64, device=device), bare.tokens.repeat(n, 1)
+        window, last = torch.arange(table.shape[1], device=device), trials.tokens.shape[1] - 1
+        for step, piece in enumerate(pieces[:-1]):
+            at = at + len(piece)
+            read = trials.tokens.gather(1, (at + window).clamp_max(last))
+            symbols[:, step] = ((read[:, None] == table) | (table < 0)).all(-1).long().argmax(-1)
+            at = at + self._lengths(symbols[:, step, None])
+        places, asked = self._places(symbols, pieces, bare.scored.expand(n, -1))
+        known, order = torch.tensor(self.symbol_ids, device=device).sort()
+
+        def gathered(values: Tensor, _: float | bool, axis: int) -> Tensor:
+            return values.gather(axis, _along(values, places if axis == 2 else asked, axis))
+
+        def indices(ids: Tensor) -> Tensor:
+            return order[torch.searchsorted(known, ids.contiguous()).clamp_max(len(known) - 1)]
+
+        return replace(_carried(trials, symbols, indices, gathered), spellings=())
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """Return the baselines of the wind tunnel."""
@@ -192,35 +308,69 @@ class BoundInContext(ExchangeableTask):
     def token_labels(self) -> Sequence[str]:
         words = self.task.token_labels()
         names = {i: f"{label}: {symbol}" for i, label, symbol in zip(self.symbol_ids, words, self.symbols, strict=True)}
-        return token_names(names, self.n_ids)
+        return token_names(names, self.n_ids + len(self.spellings))
 
-    def _places(self, trials: Trials) -> Int64[Tensor, " pos"]:
-        """Return the rendered position of each position; raise `InvalidArgument` if it varies over sequences."""
-        scored = trials.scored[0]
-        if self.separator_ids and (bool((trials.scored != scored).any()) or bool((scored[1:] & scored[:-1]).any())):
+    @property
+    def _table(self) -> Int64[Tensor, "symbol token"]:
+        """Return the ids of each symbol as it is written, filled up with −1."""
+        written = [torch.tensor(each[0]) for each in self.spellings or [[[i]] for i in self.symbol_ids]]
+        return torch.nn.utils.rnn.pad_sequence(written, batch_first=True, padding_value=-1)
+
+    def _lengths(self, symbols: Int64[Tensor, "batch pos"]) -> Int64[Tensor, "batch pos"]:
+        return (self._table >= 0).sum(dim=1).to(symbols.device)[symbols]
+
+    def _pieces(self, trials: Trials) -> list[tuple[int, ...]]:
+        """Return what is inserted before each position and after the last; raise `InvalidArgument` if it varies."""
+        is_scored, n_pos = trials.scored[0].tolist(), trials.tokens.shape[1]
+        if not (self.separator_ids or self.turn_ids):
+            return [self.prefix, *[()] * n_pos]
+        is_adjacent = bool(self.separator_ids) and any(map(min, is_scored, is_scored[1:]))
+        if is_adjacent or bool((trials.scored != trials.scored[:1]).any()):
             raise InvalidArgument(
                 f"{self.task.name} has queries at adjacent positions, or at positions that vary over sequences: a "
                 f"separator would stand in place of an answer. Leave separator out."
             )
-        before = scored.clone()
-        before[0] = False
-        inserted = before.long().cumsum(0) if self.separator_ids else torch.zeros_like(scored, dtype=torch.int64)
-        return torch.arange(len(scored), device=scored.device) + inserted + len(self.prefix)
+        if self.separator_ids:
+            return [self.prefix, *(self.separator_ids if own else () for own in is_scored[1:]), ()]
+        follows = trials.scored[:, :-1] & (trials.labels[:, :-1] != NO_LABEL)
+        if bool((follows & (trials.labels[:, :-1] != trials.tokens[:, 1:])).any()):
+            raise InvalidArgument(
+                f"{self.task.name} does not show its answers, so that they are no turns: leave turns out."
+            )
+        asking, closing, both, line = self.turn_ids
+        pieces = [self.prefix]
+        for asked, answered in zip(is_scored, [False, *is_scored], strict=False):
+            pieces.append((both if answered else asking) if asked else (closing if answered else line))
+        return pieces if is_scored[-1] else [*pieces[:-1], ()]
+
+    def _places(
+        self, symbols: Int64[Tensor, "batch pos"], pieces: Sequence[Sequence[int]], scored: Bool[Tensor, "batch pos"]
+    ) -> tuple[Int64[Tensor, "batch pos"], Int64[Tensor, "batch pos"]]:
+        """Return where each symbol ends, and where it is queried: there, or at the end of the user's turn."""
+        inserted = torch.tensor([len(piece) for piece in pieces], device=symbols.device)
+        places = (inserted[:-1] + self._lengths(symbols)).cumsum(dim=1) - 1
+        return places, places + inserted[1:] * scored if self.turn_ids else places
+
+
+def _along(values: Tensor, places: Int64[Tensor, "batch pos"], axis: int) -> Tensor:
+    """Return the places of each sequence as an index along one axis of the values."""
+    shape = [1] * values.ndim
+    shape[0], shape[axis] = places.shape
+    return places.reshape(shape).expand(*values.shape[:axis], -1, *values.shape[axis + 1 :])
 
 
 def _carried(
     trials: Trials,
+    tokens: Int64[Tensor, "batch pos"],
     ids: Callable[[Tensor], Tensor],
     spread: Callable[[Tensor, float | bool, int], Tensor],
-    *,
-    filler: int,
 ) -> Trials:
-    """Return the sequences in other ids at other positions, which `spread` gives along one axis."""
+    """Return the sequences with these tokens, in other ids, at other positions, which `spread` gives along one axis."""
     labels = spread(trials.labels, NO_LABEL, 1)
     is_labeled = labels != NO_LABEL
     return replace(
         trials,
-        tokens=spread(ids(trials.tokens), filler, 1),
+        tokens=tokens,
         scored=spread(trials.scored, False, 1),
         answers=ids(trials.answers),
         predictive=spread(trials.predictive, torch.nan, 1),

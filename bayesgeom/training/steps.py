@@ -19,7 +19,7 @@ from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import TaskLike, as_model, as_task
 from bayesgeom.tasks.base import WindTunnel, torch_seed
 from bayesgeom.training.environment import Precision, RequestedPrecision
-from bayesgeom.training.loop import RECIPE, Logits, Pace, Watch, training_step
+from bayesgeom.training.loop import RECIPE, Pace, Watch, training_step
 from bayesgeom.training.loop import train as trained_in
 from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import Recipe

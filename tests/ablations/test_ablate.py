@@ -289,7 +289,12 @@ def test_components_and_sets_check_themselves() -> None:
 def test_diagnose_can_take_the_battery_along() -> None:
     diagnosis = bayesgeom.diagnose(lively(), probes=["calibration"], n=17, n_untrained=0, ablations=True)
     assert list(diagnosis) == ["calibration", "ablation"]
-    assert_equal(diagnosis["ablation"], ablate(lively(), n=17))
+    alone = ablate(lively(), n=17)
+    assert diagnosis.answer is not None and not diagnosis.answer.explains and alone.n_mattering
+    assert_equal(diagnosis["ablation"], alone.no_better())
+    assert not diagnosis["ablation"].n_mattering and "yes" not in {
+        line.verdict for line in alone.no_better().headlines()
+    }
     assert "ablation" in diagnosis.summary()
 
 

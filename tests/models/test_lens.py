@@ -12,7 +12,6 @@ from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.models.adapters.lens import LensModel
 from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface.sites import SITES
 from bayesgeom.models.resolve import as_model, load
 from tests.families import each, saved
 from tests.models.huggingface.test_sites import edited_logits, plain, text
@@ -78,6 +77,20 @@ def test_what_is_withheld_says_why(tmp_path: Path) -> None:
         model.untrained_copy(0)
 
 
+def test_a_native_bridge_has_untrained_copies() -> None:
+    from transformer_lens.config import TransformerBridgeConfig
+    from transformer_lens.model_bridge import TransformerBridge
+
+    sizes = {"n_layers": 3, "d_model": 31, "n_heads": 6, "d_head": 8, "d_mlp": 53, "d_vocab": 97, "n_ctx": 61}
+    given = TransformerBridge.boot_native(TransformerBridgeConfig(**sizes, act_fn="gelu", seed=1))
+    model = as_model(given)
+    one, same, other = (model.untrained_copy(seed) for seed in (3, 3, 4))
+    assert one.sites == model.sites >= {s.RESID_POST, s.K, s.PATTERN, s.Z, s.MLP_POST}
+    logits = [each.logits(text()) for each in (model, one, same, other)]
+    assert torch.equal(logits[1], logits[2]) and given.cfg.seed == 1
+    assert not any(torch.allclose(logits[at], logits[1]) for at in (0, 3))
+
+
 def test_a_users_hooks_act_and_stay(tmp_path: Path) -> None:
     lens, seen = bridge(saved("llama", tmp_path / "llama")), list[str]()
     point = lens.hook_dict["blocks.1.hook_mlp_out"]
@@ -100,7 +113,7 @@ def test_a_hooked_transformer_gives_its_cache(kind: dict[str, Any]) -> None:
     )
     lens: nn.Module = transformer_lens.HookedTransformer(config)
     model = as_model(lens)
-    assert {site.name for site in SITES} - {site.name for site in model.sites} <= {"resid_mid", *STATIC}
+    assert {site.name for site in s.ALL_SITES} - {site.name for site in model.sites} <= {"resid_mid", "state", *STATIC}
     run = model.run([text()], record=model.sites, n_recorded=5)
     _, cache = lens.run_with_cache(text().tokens)
     for site, name in ((s.K, "attn.hook_k"), (s.PATTERN, "attn.hook_pattern"), (s.RESID_POST, "hook_resid_post")):

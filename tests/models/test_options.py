@@ -72,7 +72,7 @@ def test_options_on_the_command_line(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"--quantization-config must be a JSON object, got 'int8'"):
         Source(str(folder), quantization_config="int8").load()
     tasks = [_text_task(own, None, None, chat=True) for own in ("prompts:last=2", "evidence", "hmm-in-context")]
-    assert tasks == ["prompts:last=2,chat=True", "evidence:style=chat", "hmm-in-context:chat=True"]
+    assert tasks == ["prompts:last=2,chat=True", "evidence:style=chat", "hmm-in-context:style=chat"]
     assert _text_task(None, "code", None, chat=True) == "prompts:domain=code,chat=True"
     with pytest.raises(InvalidArgument, match="--chat needs a task in text"):
         _text_task(None, None, None, chat=True)

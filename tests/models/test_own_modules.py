@@ -1,11 +1,14 @@
 """`wrap(net)` alone: the parts of modules as people write them, attention after its rotation, copies, bad input."""
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import TestCase
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,7 @@ from torch.nn import functional
 import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, NoCopy
 from bayesgeom.core.run import ATTN_OUT, K_ROT, MLP_POST, PATTERN, Q_ROT, RESID_POST, RESID_PRE, K, Q, Site, V, Z
+from bayesgeom.monitor import Monitor, Settings
 from tests.models import own_modules
 from tests.models.own_modules import HEADS, STYLES, VOCAB, WIDTH, NanoGPT, RMSNorm, Stacked, rotated_halves
 
@@ -388,10 +392,55 @@ def test_bad_input_gets_a_sentence_and_leaves_no_hook(
 ) -> None:
     net = make()
     before = [(len(part._forward_hooks), len(part._forward_pre_hooks), part.training) for part in net.modules()]
-    with pytest.raises(InvalidArgument, match=says):
+    with pytest.raises(InvalidArgument, match=says) as refused:
         bayesgeom.wrap(net, **options)
+    assert "\n" not in str(refused.value)
+    if not options and "module lists" not in says:
+        for other in (net, lambda ids: net(ids)):  # noqa: PLW0108  (people write it)
+            with pytest.raises(InvalidArgument, match=says):
+                bayesgeom.diagnose(other, TASK, n=8, n_untrained=0)
     assert before == [(len(part._forward_hooks), len(part._forward_pre_hooks), part.training) for part in net.modules()]
     assert not torch.overrides._get_current_function_mode_stack()
+
+
+@pytest.mark.parametrize("make", [lambda: of_style("nanoGPT"), lambda: of_style("GRU, two layers")])
+def test_a_module_itself_has_what_wrap_finds(make: Callable[[], nn.Module]) -> None:
+    net = make()
+    bare, wrapped = bayesgeom.as_model(net), bayesgeom.wrap(net)
+    assert bare.sites == wrapped.sites and bare.spec == wrapped.spec and str(bare) == str(wrapped)
+
+
+@pytest.mark.parametrize("make", [NoStack, TwoStacks])
+def test_where_no_stack_is_found_predictions_are_measured_and_wrap_is_named(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    net = make().train()
+    before = [(len(part._forward_hooks), len(part._forward_pre_hooks)) for part in net.modules()]
+    diagnosis = bayesgeom.diagnose(net, TASK, n=16, n_untrained=2)
+    assert {"calibration", "evidence_response", "relabeling"} <= {*diagnosis}
+    assert "no stack of blocks was found: bayesgeom.wrap(net, blocks=…) adds" in diagnosis.skipped["belief_readout"]
+    untrained = diagnosis["calibration"].gap_closed_by_copies
+    assert len({*untrained}) == len(untrained) >= 2 and np.isfinite(untrained).all()
+    model = bayesgeom.as_model(net)
+    assert not model.sites and "Predictions only: no stack of blocks" in str(model) and "module lists: " in str(model)
+    next(net.parameters()).data.add_(0.1)
+    assert bayesgeom.as_model(model).spec.weights_hash != model.spec.weights_hash  # attached again
+    watch = Monitor(net, TASK, every=1, settings=Settings(n=8))
+    watch(1)
+    report = watch.report()
+    assert net.training and np.isfinite(report.kl_bits.value).all() and np.isnan(report.coverage.value).all()
+    assert {level.name for level in report.kl_bits.baselines} == {"uniform predictor", "untrained network"}
+    assert not report.attention_entropy_bits.baselines
+    assert before == [(len(part._forward_hooks), len(part._forward_pre_hooks)) for part in net.modules()]
+
+
+def test_a_monitor_needs_no_untrained_copy() -> None:
+    net = of_style("Llama, fused")
+    net.norm = Scaled()
+    with TestCase().assertLogs("bayesgeom.monitor", logging.WARNING) as logged:
+        watch = Monitor(net, TASK, every=1, settings=Settings(n=8))
+    watch(1)
+    assert "has no untrained baselines: norm.gain" in logged.output[0]
+    assert [level.name for level in watch.report().kl_bits.baselines] == ["uniform predictor"]
 
 
 def test_a_function_is_named_for_the_module_that_it_calls() -> None:

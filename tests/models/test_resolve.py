@@ -122,7 +122,9 @@ def test_whatever_stands_for_a_model_becomes_one(folder: Path) -> None:
 
 @pytest.mark.skipif(ARE_ON, reason="checks of annotations would refuse first")
 def test_other_things_are_no_model() -> None:
-    for thing in (nn.Linear(2, 3), 7, None):
+    with pytest.raises(InvalidArgument, match=r"Linear failed on token ids of shape \(1, 2\)"):
+        as_model(nn.Linear(2, 3))
+    for thing in (7, None):
         with pytest.raises(
             InvalidArgument, match=rf"cannot diagnose a {type(thing).__name__}: pass a checkpoint's name"
         ):

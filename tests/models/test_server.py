@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 import bayesgeom
+from bayesgeom.core import Verdict
 from bayesgeom.core.errors import InvalidArgument, MissingSite, ServerFault
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.served import client as clients
@@ -172,6 +175,14 @@ def test_the_numbers_are_those_of_the_model(hf: Any, address: str, acts: Behavio
     assert "initialization" in bayesgeom.diagnose(model, TASK, n=2, n_untrained=1).skipped
 
 
+def test_answers_of_several_tokens_are_refused_before_anything_is_sent(address: str, acts: Behavior) -> None:
+    trials = TASK.sample(2, seed=0)
+    several = replace(trials, spellings=tuple(((i, i),) for i in trials.answers.tolist()))
+    with pytest.raises(InvalidArgument, match=f"^{address}/v1 lists single tokens, and these answers have several"):
+        served(address).logits(several)
+    assert not acts.seen
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("drawn", [None, 96])
 def test_unlisted_answers_get_the_largest_probability_that_the_reply_allows(
@@ -199,6 +210,50 @@ def test_unlisted_answers_get_the_largest_probability_that_the_reply_allows(
     again = bayesgeom.diagnose(model, TASK, n=5, n_untrained=0).provenance["served"]
     assert again == report.provenance["served"], "counted for each report"
     assert again["predictions"] == model.unlisted()["predictions"] < 3 * 5 * 3
+
+
+def test_answers_that_are_mostly_unlisted_are_not_measured(address: str, tmp_path: Path) -> None:
+    few, all_ = (bayesgeom.diagnose(served(address, top=top), TASK, n=5, n_untrained=0) for top in (2, 97))
+    assert few.answer is not None and all_.answer is not None
+    assert all_.answer.verdict != Verdict.NOT_MEASURED and all_.answer.unlisted == (0.0, 97)
+    (exact, top), stored = few.answer.unlisted, few.provenance["served"]
+    assert (exact, top) == (stored["exact_mass"], 2) and 0.5 < exact <= stored["share"] <= 1
+    assert (few.answer.verdict, few.answer.tone, few.answer.explains) == (Verdict.NOT_MEASURED, "open", False)
+    assert str(few.answer).startswith("Not measured: answers with ") and str(few.answer).endswith("raise top.")
+    few.save(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert str(few.answer) in page and 'class="gauge"' not in page
+    assert bayesgeom.load_report(tmp_path).answer.verdict == Verdict.NOT_MEASURED
+
+
+def test_the_exact_mass_of_unlisted_answers_is_that_of_a_loop(hf: Any, address: str) -> None:
+    model, trials = served(address, top=3), TASK.sample(5, seed=0)
+    model.logits(trials)
+    top, masses = HFModel(hf).logits(trials).topk(3).indices, list[float]()
+    for listed, exact in zip(top.flatten(0, 1), trials.at_scored(trials.predictive).flatten(0, 1), strict=True):
+        pairs = zip(trials.answers, exact, strict=True)
+        masses.append(sum(float(mass) for answer, mass in pairs if answer not in listed))
+    assert model.unlisted()["exact_mass"] == pytest.approx(np.mean(masses)) and 0 < np.mean(masses) < 1
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_other_tokens_than_the_answers_are_named_where_they_have_nearly_all_probability(
+    address: str, acts: Behavior, *, has_ids: bool
+) -> None:
+    trials, letters = TASK.sample(2, seed=0), Letters()
+    answer, other = int(trials.answers[1]), 1  # a key, no answer
+    near = letters.decode([other]) if has_ids else f" {letters.decode([answer])}"
+    tokens = [("zebra", 90, 0.6), (near, other, 0.395)]
+    listed = [{"token": text, "logprob": math.log(p)} | ({"id": id_} if has_ids else {}) for text, id_, p in tokens]
+    acts.body = {"choices": [{"text": "x", "logprobs": {"content": [{"top_logprobs": listed}]}}]}
+    most_probable = letters.decode([90]) if has_ids else "zebra"
+    says = rf"at least 99% .* is the token '.*', and the most probable one is '{most_probable}'\. Use answers that"
+    if not has_ids:
+        says = rf"nearest to the answer '{letters.decode([answer])}' is the token '{near}'.*" + says[-30:]
+    with pytest.raises(InvalidArgument, match=says):
+        served(address).logits(trials)
+    listed[0]["logprob"] = math.log(0.5)  # now some probability may be that of the answers
+    assert served(address).logits(trials).isfinite().all()
 
 
 def test_a_server_that_lists_fewer_tokens_than_requested_may_have_added_the_sampled_one(

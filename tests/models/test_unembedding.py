@@ -120,6 +120,24 @@ def test_factors_before_and_after_the_output_matrix() -> None:
     assert unembedding.scale == pytest.approx(3.0)
 
 
+def _normalized(net: Any, ids: Tensor) -> Tensor:
+    return _functional(net, ids).log_softmax(-1)
+
+
+def _normalized_by_a_module(net: Any, ids: Tensor) -> Tensor:
+    logits: Tensor = nn.LogSoftmax(-1)(_functional(net, ids))
+    return logits
+
+
+@pytest.mark.parametrize("forward", [_normalized, _normalized_by_a_module])
+def test_a_network_that_returns_log_probabilities_has_the_lens_of_its_logits(forward: Any) -> None:
+    model, plain = recurrent(forward), recurrent(_functional)
+    unembedding = unembedding_in(model)
+    assert unembedding is not None and unembedding.scale == pytest.approx(3.0) and unembedding.output is None
+    one, other = (each.run([TASK.sample(5, seed=0)], record=[s.LOGIT_LENS], n_recorded=5) for each in (model, plain))
+    torch.testing.assert_close(one.at(s.LOGIT_LENS), other.at(s.LOGIT_LENS), atol=1e-5, rtol=1e-5)
+
+
 def test_logits_that_are_no_function_of_the_residual_there_have_no_lens() -> None:
     model = recurrent(_mixing)
     assert unembedding_in(model) is None and model.layers_of(s.LOGIT_LENS) == ()

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -277,7 +278,86 @@ def test_a_function_of_tokens_gives_what_predictions_alone_give() -> None:
     ours, theirs = (bayesgeom.diagnose(own, task, n=32, n_untrained=0) for own in (net.forward, model))
     one, other = (float(own["calibration"].estimate("kl_bits")) for own in (ours, theirs))
     assert one == pytest.approx(other, rel=1e-5)  # passes of other sizes
-    assert "bayesgeom.wrap" in ours.skipped["belief_readout"]
+    assert "pass its module itself" in ours.skipped["belief_readout"]
+
+
+class Foreign:
+    """An array of another library, which says nothing but what it is asked."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+
+class WithArray(Foreign):
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # as NumPy asks for
+        array: np.ndarray = self._array
+        return array
+
+
+class WithDLPack(Foreign):
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+def read_only(logits: Tensor) -> np.ndarray:
+    array = logits.numpy()[..., ::-1].copy()[..., ::-1]
+    array.setflags(write=False)
+    return array
+
+
+RETURNED: list[Callable[[Tensor], Any]] = [
+    lambda logits: logits.numpy(),
+    lambda logits: logits.double().numpy(),
+    read_only,
+    lambda logits: WithArray(read_only(logits)),
+    WithDLPack,
+    lambda logits: (None, WithDLPack(logits)),
+    lambda logits: {"logits": logits.log_softmax(-1).numpy()},
+    lambda logits: logits.log_softmax(-1),
+]
+
+
+@pytest.mark.parametrize("change", RETURNED)
+def test_functions_may_return_arrays_of_other_libraries_and_log_probabilities(change: Callable[[Tensor], Any]) -> None:
+    net, trials = grouped().eval(), TASK.sample(7, seed=0)
+    expected = bayesgeom.as_model(net).logits(trials).log_softmax(-1)
+    for own in (lambda ids: change(net(ids).detach()), grouped(lambda logits: change(logits.detach()))):
+        found = bayesgeom.as_model(own).logits(trials)
+        assert isinstance(found, Tensor)
+        torch.testing.assert_close(found.float().log_softmax(-1), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_array_whose_memory_a_function_uses_again_is_copied() -> None:
+    net, buffers = grouped().eval(), dict[tuple[int, ...], np.ndarray]()
+
+    def reusing(ids: Tensor) -> np.ndarray:
+        logits = net(ids).detach().numpy()
+        logits = logits + logits[:, ::-1]  # it sees later tokens
+        buffer = buffers.setdefault(logits.shape, np.empty_like(logits))
+        buffer[...] = logits
+        return buffer
+
+    with pytest.raises(InvalidArgument, match="sees later tokens"):
+        bayesgeom.as_model(reusing)
+
+
+def test_a_log_probability_of_minus_infinity_is_no_fault_where_rows_are_normalized() -> None:
+    task = bayesgeom.tasks.Bijection(n_values=5, n_pairs=4)
+
+    def uniform(ids: Tensor) -> np.ndarray:
+        p = np.full((*ids.shape, task.d_vocab), 0.0)
+        p[..., task.sample(1, seed=0).answers] = 1 / 5
+        with np.errstate(divide="ignore"):
+            return np.log(p)
+
+    report = bayesgeom.diagnose(uniform, task, n=32, n_untrained=0, probes="calibration")["calibration"]
+    uniform_kl = report.reference_kl_bits[report.references.index("uniform")]
+    assert float(report.kl_bits) == pytest.approx(uniform_kl, rel=1e-6) and float(report.off_answer_prob) == 0
+    with pytest.raises(NonFinite):
+        bayesgeom.as_model(lambda ids: uniform(ids) + 1)  # no log-probabilities
 
 
 class Grouped(nn.Module):
@@ -357,7 +437,7 @@ def test_logits_are_found_in_what_a_module_returns(change: Callable[[Tensor], An
 
 REFUSED: list[tuple[Callable[[Tensor], Any], str]] = [
     (lambda logits: logits.softmax(-1), "returns probabilities, not logits: return their logarithms"),
-    (lambda logits: logits.detach().numpy(), "returned a ndarray for token ids"),
+    (lambda logits: logits.detach().numpy()[:, 0], r"returned torch.float32 of shape \(1, 10\)"),
     (lambda logits: logits[:, -1], r"float32 of shape \(1, 10\) for token ids of shape \(1, 2\)"),
     (lambda logits: logits.transpose(1, 2), r"float32 of shape \(1, 10, 2\)"),
     (lambda logits: logits.round().long(), "returned torch.int64"),
@@ -440,7 +520,7 @@ def test_every_function_takes_a_wrapped_module_or_refuses_in_one_sentence(tmp_pa
     refused: list[tuple[Callable[[], Any], str]] = [
         (lambda: bayesgeom.intervene(model, TASK, n=32), "name a subspace that is fitted to activations"),
         (lambda: bayesgeom.gradient_laws(model, TASK, n=8), "only transformers of bayesgeom and Hugging Face models"),
-        (lambda: bayesgeom.ablate(bare, TASK, n=8), "pass its module to bayesgeom.wrap"),
+        (lambda: bayesgeom.ablate(bare, TASK, n=8), "pass its module itself"),
         (lambda: bayesgeom.capture(bare, TASK, out=tmp_path / "none", n=8), "provides no site to capture"),
         (lambda: bayesgeom.training_dynamics(model), "runs must be text or a path"),  # type: ignore[arg-type]
     ]

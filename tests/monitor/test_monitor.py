@@ -287,7 +287,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
         Monitor(tiny(), settings=QUICK)
     with pytest.raises(TaskMismatch):
         Monitor(tiny(), Bijection(n_values=20, n_pairs=3), settings=QUICK)
-    with pytest.raises(InvalidArgument, match="cannot diagnose a Linear"):
+    with pytest.raises(InvalidArgument, match="Linear failed on token ids"):
         Monitor(nn.Linear(3, 3), TASK)
     for on in ("coverage", ["kl_bits", "coverage"]):
         with pytest.raises(InvalidArgument, match="`on` must be one or more of key_orthogonality, kl_bits"):

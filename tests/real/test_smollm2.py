@@ -3,6 +3,7 @@
 import importlib.util
 import runpy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,38 @@ def test_labeled_evidence_is_worse_than_the_last_label(model: Model) -> None:
     found = diagnosis["calibration"]
     assert 0.3 < float(found.entropy_mae_bits.value) < 0.6
     assert float(found.kl_bits.value) > 0.5
+
+
+def test_a_prompt_that_explains_brings_the_probability_back_to_the_answers(model: Model) -> None:
+    coin = bayesgeom.tasks.Dice(n_faces=2, length=12)
+    explained = {"style": "instruct", "turns": True, "about": "Flips of one coin, whose bias is unknown."}
+    forms: list[dict[str, Any]] = [{}, {"style": "instruct"}, explained]
+    off = list[float]()
+    for form in forms:
+        task = bayesgeom.tasks.InContext(task=coin, symbols=("heads", "tails"), **form)
+        diagnosis = bayesgeom.diagnose(model, task, probes="calibration", n=16, n_untrained=0)
+        off.append(float(diagnosis["calibration"].off_answer_prob))
+        assert ("the prompt may be at fault" in str(diagnosis.answer)) == (off[-1] > 0.5)
+    assert off[0] > 0.95 and 0.4 < off[1] < 0.8 and off[2] < 0.4
+
+
+@pytest.mark.parametrize("symbols", [("Vorderseite", "Rückseite"), ("表|おもて", "裏"), ("137", "138")])
+def test_words_of_several_tokens_have_the_probabilities_of_whole_passes(model: Model, symbols: tuple[str, str]) -> None:
+    coin = bayesgeom.tasks.Dice(n_faces=2, length=3)
+    task = bayesgeom.tasks.InContext(task=coin, symbols=symbols, style="instruct", turns=True)
+    trials = task.bind(model.tokenizer, d_vocab=model.spec.d_vocab).sample(2, seed=0)
+    run = model.run([trials], n_recorded=2)
+    start, total = trials.tokens[0, : int(trials.scored_positions()[0, 1]) + 1], list[float]()
+    for spelled in trials.spellings:
+        total.append(0.0)
+        for ids in map(torch.tensor, spelled):
+            with torch.no_grad():
+                logits = model.module(input_ids=torch.cat([start, ids])[None]).logits[0].double()
+            steps = logits.log_softmax(-1)[len(start) - 1 : -1]
+            total[-1] += float(steps.gather(1, ids[:, None]).sum().exp())
+    assert float(run.behavior.off_answer_prob[0, 1]) == pytest.approx(1 - sum(total), abs=1e-4)
+    expected = [one / sum(total) for one in total]
+    assert run.log_answers[0, 1].exp().tolist() == pytest.approx(expected, rel=1e-2)
 
 
 def test_the_audit_finds_overconfidence(model: Model) -> None:

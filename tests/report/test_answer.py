@@ -64,10 +64,12 @@ def kl_of(exact: np.ndarray, model: np.ndarray) -> np.ndarray:
         (0.9899, 1.0, "close"),
         (0.9, 1.0, "close"),
         (0.8999, 0.999, "partly"),
-        (1e-6, 0.5, "partly"),
+        (1e-5, 0.5, "partly"),
+        (1e-7, 0.5, "no better"),  # rounding
         (0.0, 0.5, "no better"),
         (-0.5, 0.0, "no better"),
-        (-0.5, -1e-6, "worse"),
+        (-0.5, -1e-7, "no better"),
+        (-0.5, -1e-5, "worse"),
         (np.nan, np.nan, "undecided"),
     ],
 )
@@ -80,6 +82,7 @@ def test_a_share_that_all_sequences_have_decides_itself() -> None:
     assert verdict_of(Estimate.of(1.0, withheld, n=64, reason=Reason.CONSTANT)) == Verdict.MATCHES
     assert verdict_of(Estimate.of(0.999, withheld, n=64, reason=Reason.HEAVY_TAIL)) == Verdict.UNDECIDED
     assert verdict_of(Estimate.of(1.0, (0.95, 1.0), n=64)) == Verdict.MATCHES, "no sequence differs from exact"
+    assert verdict_of(Estimate.of(1.0, (0.4, 1.0), n=5)) == Verdict.PARTLY, "of five"
 
 
 def test_the_row_of_a_perfect_model_says_what_the_answer_says(exact: np.ndarray) -> None:

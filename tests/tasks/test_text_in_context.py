@@ -173,9 +173,9 @@ def test_a_chat_template_that_fails_or_drops_the_message_is_refused(template: An
 def test_a_chat_stands_before_the_same_sequences() -> None:
     tokenizer = copy.deepcopy(pair_tokenizer())
     with pytest.raises(InvalidArgument, match="has no chat template"):
-        InContext(task=HMM(length=5), chat=True).bind(tokenizer, d_vocab=2_503)
+        InContext(task=HMM(length=5), style="chat").bind(tokenizer, d_vocab=2_503)
     tokenizer.chat_template = "U {{ messages[0]['content'] }} A "
-    plain, chat = (InContext(task=HMM(length=5), chat=own).bind(tokenizer, d_vocab=2_503) for own in (False, True))
+    plain, chat = (InContext(task=HMM(length=5), style=own).bind(tokenizer, d_vocab=2_503) for own in ("plain", "chat"))
     before, after = plain.sample(3, seed=2), chat.sample(3, seed=2)
     assert tokenizer.decode(list(chat.prefix)) == "U Continue the sequence. A "
     assert torch.equal(after.tokens[:, len(chat.prefix) :], before.tokens[:, len(plain.prefix) :])

@@ -1,8 +1,11 @@
-"""Planted predictors, and what the first sentence says of each: the table of cases of the answer, with its color."""
+"""Planted predictors, and what the first sentence says of each: the table of cases of the answer, with its color.
 
+`planted_answers.md` has 24 predictors of five tasks; here are those of other tasks, and what the rules turn on.
+"""
+
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -12,6 +15,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 import bayesgeom
+from bayesgeom.core import InvalidArgument, NonFinite
 from bayesgeom.core.run import Trials
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.measurements.base import planted_run
@@ -22,11 +26,13 @@ from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.windows import window_predictives
 from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import WindTunnel
+from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.dice import Dice
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.linear_regression import LinearRegression
 from bayesgeom.tasks.process import Mess3, Process
 from bayesgeom.tasks.sticky_markov import StickyMarkov
+from tests.whole.planted_answers import PREDICTORS, TABLE, TASKS, rows
 
 N = 512
 MESS3 = Mess3(x=0.05, a=0.85, length=16)
@@ -77,41 +83,13 @@ def tempered(probs: Tensor, temperature: float) -> Tensor:
     return sharp / sharp.sum(dim=-1, keepdim=True)
 
 
-def mixed(probs: Tensor, share: float) -> Tensor:
-    return (1 - share) * probs + share / probs.shape[-1]
-
-
 def bag(tokens: Tensor) -> Tensor:
     """Shares of the symbols so far, sharpened: a state that never moves."""
     shown = torch.nn.functional.one_hot(tokens, SLOW.d_vocab).double().cumsum(dim=1)
     return (2 * shown).softmax(dim=-1).clamp_min(1e-12)
 
 
-@cache
-def counts(order: int) -> Tensor:
-    """Shares of the next symbol after the last `order`, of 4,096 sequences of the task."""
-    trials = MESS3.sample(4_096, seed=99)
-    symbols = torch.cat([trials.tokens, trials.labels[:, -1:]], dim=1).unfold(1, order + 1, 1).flatten(0, 1)
-    code = (symbols * 3 ** torch.arange(order, -1, -1)).sum(dim=1)
-    table = torch.bincount(code, minlength=3 ** (order + 1)).double().view(-1, 3) + 0.5
-    return table / table.sum(dim=1, keepdim=True)
-
-
-def count_table(order: int) -> Predictor:
-    def predictor(tokens: Tensor) -> Tensor:
-        n, length = tokens.shape
-        found = torch.full((n, length, 3), 1 / 3, dtype=torch.float64)
-        for at in range(length):
-            last = min(order, at + 1)
-            code = (tokens[:, at + 1 - last : at + 1] * 3 ** torch.arange(last - 1, -1, -1)).sum(dim=1)
-            found[:, at] = counts(last)[code]
-        return found
-
-    return predictor
-
-
 CASES: dict[str, tuple[Mess3 | StickyMarkov, Predictor, str, str]] = {
-    "exact": (MESS3, lambda t: exact_of(MESS3, t), "Matches the exact posterior: closes 100 % [99.4, 100] of", "good"),
     "slow, exact": (
         SLOW,
         lambda t: exact_of(SLOW, t),
@@ -119,11 +97,6 @@ CASES: dict[str, tuple[Mess3 | StickyMarkov, Predictor, str, str]] = {
         "good",
     ),
     "sharp": (MESS3, lambda t: tempered(exact_of(MESS3, t), 0.7), ", but is overconfident (1.4).", "amber"),
-    "flat": (MESS3, lambda t: tempered(exact_of(MESS3, t), 2.0), ", but is underconfident (0.5).", "amber"),
-    "20 % uniform": (MESS3, lambda t: mixed(exact_of(MESS3, t), 0.2), "Close to the exact posterior", "good"),
-    "order-1 count table": (MESS3, count_table(1), "; so does an observer of the last symbol.", "amber"),
-    "order-4 count table": (MESS3, count_table(4), "; so does an observer of the last 4 symbols.", "amber"),
-    "window 2": (MESS3, lambda t: seen_by(MESS3, t, 2), "; so does an observer of the last 2 symbols.", "amber"),
     "window 4": (SLOW, lambda t: seen_by(SLOW, t, 4), "; so does an observer of the last 4 symbols.", "amber"),
     "in part": (
         SLOW,
@@ -133,6 +106,32 @@ CASES: dict[str, tuple[Mess3 | StickyMarkov, Predictor, str, str]] = {
     ),
     "a bag of symbols": (SLOW, bag, "No: ", "bad"),
 }
+
+
+def numbers(lines: list[str]) -> tuple[list[str], list[float]]:
+    """The words of lines, and their numbers."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", "\n".join(lines))
+    return parts[::2], [float(part) for part in parts[1::2]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_the_table_of_planted_predictors_says_what_is_said(task: WindTunnel) -> None:
+    """Digits may differ where another processor rounds differently: `python -m tests.whole.planted_answers`."""
+    stored = next(part for part in TABLE.read_text().split("\n## ") if part.startswith(str(task)))
+    (words, found), (stored_words, values) = map(numbers, (rows(task), f"## {stored.strip()}".split("\n")))
+    assert words == stored_words
+    assert found == pytest.approx(values, rel=0.02)
+
+
+def test_the_table_is_of_24_predictors_and_five_tasks() -> None:
+    parts = TABLE.read_text().split("\n## ")
+    assert len(PREDICTORS) == 24 and len(TASKS) == 5
+    for task, part in zip(TASKS, parts[1:], strict=True):
+        names = [line.split(" | ")[0].removeprefix("| ") for line in part.strip().split("\n")[4:]]
+        known = [*PREDICTORS, "untrained transformer", "untrained GRU"]
+        assert part.startswith(str(task)) and sorted(", ".join(names).split(", ")) == sorted(known)
 
 
 @pytest.mark.exhaustive
@@ -185,7 +184,8 @@ def test_what_is_off_the_answers_is_named(off: float, verdict: str, tone: str) -
     says = answer_text(found)
     assert (found.verdict, found.tone) == (verdict, tone), says
     assert ("of the probability is not on the answers" in says) == (off > 0.05)
-    assert says.endswith(" (KL over the whole vocabulary 9.97 bits).") == (off > 0.5)
+    whole = " (KL over the whole vocabulary 9.97 bits); in a text task, the prompt may be at fault."
+    assert says.endswith(whole) == (off > 0.5)
 
 
 @pytest.mark.parametrize(("n", "n_failing"), [(128, 0), (N, 4)])
@@ -230,3 +230,57 @@ def test_confidence_needs_an_interval_that_excludes_1() -> None:
     found = of_predictions(trials, tempered(exact, 1.0) ** powers / (exact**powers).sum(-1, keepdim=True), task)
     low, high = map(float, found.confidence.ends)
     assert not low <= 1 <= high or not found.is_confidence_named
+
+
+def test_a_constant_predictor_closes_nothing() -> None:
+    """Its KL is that of uniform up to rounding in float32."""
+    task = Dice(n_faces=3, length=8)
+    found = bayesgeom.diagnose(lambda tokens: torch.zeros(*tokens.shape, 3), task, n=64, probes=["calibration"]).answer
+    assert found is not None and found.verdict == Verdict.NO_BETTER and 0 < float(found.gap_closed) < 1e-6
+
+
+def test_certain_predictions_are_closest_to_no_confidence() -> None:
+    """Where the exact answer is one-hot, or uniform on a set, no finite temperature of a mixture is best."""
+    task = Bijection(n_values=5, n_pairs=12, repeats=True)
+    trials = task.sample(N, seed=0)
+    found = of_predictions(trials, 0.8 * trials.at_scored(trials.predictive) + 0.2 / 5, task)
+    assert float(found.confidence) == 0 and "confident" not in answer_text(found)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+def test_too_few_sequences_have_their_code(n: int) -> None:
+    task = Dice(n_faces=3, length=8)
+    net = bayesgeom.TransformerConfig(d_vocab=3, n_ctx=8, n_layers=1, n_heads=1, d_model=8, d_mlp=8).build(seed=0)
+    found = bayesgeom.diagnose(net, task, n=n, n_untrained=1, ablations=True)
+    assert (found.answer is not None and found.summary() and not found.answer.explains) or n < 8
+    assert found.answer.verdict == Verdict.UNDECIDED or n == 8
+    assert ("evidence_response" in found.skipped) == (n == 1)
+    trials = task.sample(n, seed=0)
+    exact = of_predictions(trials, trials.at_scored(trials.predictive), task)
+    assert exact.verdict == (Verdict.NO_BETTER if n <= 3 else Verdict.PARTLY), "3 of n may fail"
+    assert "not shown" in answer_text(exact) or n > 3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda logits: logits * torch.nan, "returned NaN or infinite logits. Check its weights"),
+        (lambda logits: logits.index_fill(0, torch.tensor([0]), torch.nan), "NaN or infinite logits"),
+        (lambda logits: logits.index_fill(2, torch.tensor([1]), -torch.inf), "NaN or infinite logits"),
+        (lambda logits: logits.softmax(-1), "returns probabilities, not logits: return their logarithms"),
+    ],
+)
+def test_bad_predictions_are_refused_in_one_sentence(change: Callable[[Tensor], Tensor], says: str) -> None:
+    def model(tokens: Tensor) -> Tensor:
+        return change((torch.nn.functional.one_hot(tokens, 3).double().cumsum(dim=1) + 1).log())
+
+    with pytest.raises((NonFinite, InvalidArgument), match=says):
+        bayesgeom.diagnose(model, Dice(n_faces=3, length=8), n=16)
+
+
+def test_logits_need_no_normalization() -> None:
+    def model(tokens: Tensor) -> Tensor:
+        return (7 * (torch.nn.functional.one_hot(tokens, 3).double().cumsum(dim=1) + 1)).log()
+
+    found = bayesgeom.diagnose(model, Dice(n_faces=3, length=8), n=64, probes=["calibration"]).answer
+    assert found is not None and float(found.kl_bits) == pytest.approx(0, abs=1e-12)

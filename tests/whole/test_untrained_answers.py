@@ -165,6 +165,37 @@ def test_of_120_untrained_networks_one_at_most_is_partly_right(build: Callable[[
     assert len(found) == 60 and sum(found) <= 1
 
 
+SHAPES = ("mess3-small", "dice-lstm", "dice-transformer", "sticky-small")
+SHAPES += ("rrxor-lstm", "change-point-transformer", "repeats-mamba")
+CLAIMS = {*BETTER, Verdict.YES, Verdict.TRANSPORTS, Verdict.IN_PART, Verdict.CAUSAL}
+
+
+def claims(name: str, seed: int) -> list[str]:
+    """The verdicts of an untrained network of a shipped shape that say that something is there."""
+    model = bayesgeom.load(name)
+    found = bayesgeom.diagnose(model.untrained_copy(seed), model.task, n=96, seed=seed, ablations=True)
+    lines = [(report.name, line.label, line.verdict) for report in found.values() for line in report.headlines()]
+    ablation = found.get("ablation")
+    matters = [("ablation", "matters", "yes")] if ablation is not None and ablation.n_mattering else []
+    assert found.answer is not None
+    said = [("answer", "", str(found.answer.verdict)), *lines, *matters]
+    return [f"{name} {seed}: {' '.join(line)}" for line in said if line[-1] in CLAIMS]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_headlines_of_untrained_networks_claim_nothing() -> None:
+    found = [claim for seed in (101, 102) for name in SHAPES for claim in claims(name, seed)]
+    assert len(found) <= 2, found
+
+
+def test_a_trained_network_has_claims() -> None:
+    probes = ["calibration", "evidence_response"]
+    found = bayesgeom.diagnose("mess3-small", n=96, n_untrained=3, ablations=True, probes=probes)
+    assert {line.verdict for report in found.values() for line in report.headlines()} >= {"yes", Verdict.TRANSPORTS}
+    assert found["ablation"].n_mattering and found["ablation"].kl_increase_bits.baselines
+
+
 def test_a_module_of_unknown_initialization_says_that_weights_were_permuted() -> None:
     d_vocab = MESS3.d_vocab
     found = bayesgeom.diagnose(bayesgeom.wrap(GRU(d_vocab), blocks="layer"), MESS3, n=16, n_untrained=1)

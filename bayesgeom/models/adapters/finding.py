@@ -21,6 +21,10 @@ from bayesgeom.models.adapters.attention import AttentionCall, AttentionWatch, H
 from bayesgeom.models.adapters.proof import rotation_claims, tolerance_of
 
 
+class NoStack(InvalidArgument):
+    """A module has several stacks of blocks, or none."""
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class BlockParts:
@@ -170,7 +174,7 @@ def stack_of(seen: Observation) -> Stack:
     """Return the blocks of a module: those that hold its attentions, else one list, else its recurrent core.
 
     Raises:
-        InvalidArgument: There are several stacks or none. The message lists the module lists.
+        NoStack: There are several stacks or none. The message lists the module lists.
     """
     name, lists = type(seen.net).__name__, (nn.ModuleList, nn.Sequential)
 
@@ -185,14 +189,14 @@ def stack_of(seen: Observation) -> Stack:
         recurrent = [path for path, call in seen.calls.items() if isinstance(call.part, nn.RNNBase)]
         stacks += [(path,) for path in recurrent if not any(_is_nested(path, block) for block in sum(stacks, ()))]
     if not stacks:
-        raise InvalidArgument(
+        raise NoStack(
             f"no modules of {name} hand a stream of one width to each other, as blocks do. {lists_of(seen.net)} Name "
-            f"them with blocks=…, or pass a function of the ids to bayesgeom.diagnose: it measures predictions alone."
+            f"them with blocks=…, or pass the module itself to bayesgeom.diagnose: it measures predictions alone."
         )
     best, *others = sorted(stacks, key=rank, reverse=True)
     if apart := [stack for stack in others if not any(_is_nested(a, b) for a, b in product(best, stack))]:
         each = ", ".join(f"{stack[0]} to {stack[-1]}" for stack in (best, *apart))
-        raise InvalidArgument(
+        raise NoStack(
             f"{name} has several stacks of blocks: {each}. {lists_of(seen.net)} Name one with blocks=…, or join them."
         )
     return best

@@ -8,6 +8,7 @@ that cannot be verified are withheld. The Hugging Face model itself, passed befo
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from itertools import product
 from typing import Any, final
@@ -49,6 +50,8 @@ from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.tasks.base import torch_seed
 
+_NATIVE = "TransformerLensNative"  # of bridges that `boot_native` makes
+
 
 @final
 class LensModel(Reattachable):
@@ -86,14 +89,20 @@ class LensModel(Reattachable):
             return trials.at_scored(self._lens(trials.tokens))
 
     def untrained_copy(self, seed: int) -> "LensModel":
-        if self._lens.__class__.__name__ != "HookedTransformer":
+        is_bridge, config = type(self._lens).__name__ != "HookedTransformer", deepcopy(self._lens.cfg)
+        if is_bridge and config.architecture != _NATIVE:
             raise NoCopy(
                 f"{self.spec.name} is a bridge, which cannot be instantiated again: for untrained baselines, pass the "
                 f"Hugging Face model itself."
             )
+        config.seed = torch_seed(seed)  # with which transformer-lens initializes
         with PROCESS_STATE, torch.random.fork_rng():
-            torch.manual_seed(torch_seed(seed))
-            return LensModel(type(self._lens)(self._lens.cfg), name=f"{self.spec.name} at initialization {seed}")
+            torch.manual_seed(config.seed)
+            built: Any = type(self._lens).boot_native(config) if is_bridge else type(self._lens)(config)
+        like = next(self._lens.parameters())
+        return LensModel(
+            built.to(device=like.device, dtype=like.dtype), name=f"{self.spec.name} at initialization {seed}"
+        )
 
     def replayer(self) -> Replayer:
         return PlainLoop(self)

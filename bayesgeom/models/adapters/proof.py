@@ -13,6 +13,7 @@ A site whose equation fails is withheld with the equation and its error. A site 
 checked is withheld, too. q and k are withheld together with q_rot and k_rot.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -152,6 +153,7 @@ def per_query_head(x: Float[Tensor, "b kv p d"], n_heads: int) -> Float[Tensor, 
 
 PerHead = Float[Tensor, "batch head query_pos key_pos"]
 TOLERANCE = 1e-4  # relative to the largest entry, in float32
+_EPS = 8  # rounding errors of the dtype, where these are more
 SUM = "resid_pre + attn_out + mlp_out = resid_post"
 _RESIDUAL = (RESID_PRE, ATTN_OUT, MLP_OUT, RESID_POST)
 
@@ -186,19 +188,35 @@ class Functions:
 @final
 @dataclass(frozen=True)
 class Claim:
-    """An equation in one layer, the sites that it verifies, and its two sides."""
+    """An equation in one layer, the sites that it verifies, and its two sides; `of`: what its error is relative to."""
 
     equation: str
     sites: tuple[Site, ...]
     left: Float[Tensor, "..."]
     right: Float[Tensor, "..."]
+    tolerance: float = TOLERANCE
+    of: Float[Tensor, "..."] | None = None
 
     def error(self) -> float:
-        """Return the largest difference relative to the right side's largest entry."""
-        left, right = self.left.double(), self.right.to(self.left.device).double()
-        if left.shape != right.shape:
-            return float("inf")
-        return float((left - right).abs().max() / right.abs().max().clamp_min(1e-12))
+        """Return `relative_error`."""
+        return relative_error(self.left, self.right, self.of)
+
+
+def relative_error(
+    left: Float[Tensor, "..."], right: Float[Tensor, "..."], of: Float[Tensor, "..."] | None = None
+) -> float:
+    """Return the largest difference of two activations, divided by the largest entry of the right one, or of `of`.
+
+    `of` is a branch of the sum `right`: where it is small, the divisor is the entry at which rounding is tolerable.
+    """
+    if left.shape != right.shape:
+        return math.inf
+    difference = float((left.double() - right.to(left.device).double()).abs().max())
+    largest = float(right.abs().max())
+    if of is not None:
+        dtype = str(left.dtype).removeprefix("torch.")
+        largest = max(float(of.abs().max()), largest * _EPS * torch.finfo(left.dtype).eps / tolerance_of(dtype))
+    return difference / max(largest, 1e-12)
 
 
 Equations = Callable[[Side, Side, int], Iterable[Claim]]  # of what arrived at a layer's sites, and what left them
@@ -227,7 +245,7 @@ def examined(
         The reason for each site that failed, and the largest equation error of each site.
     """
     errors: dict[Site, float] = {}
-    broken = dict(_misplaced(passages, spec, n_pos))
+    broken, rounding = dict(_misplaced(passages, spec, n_pos)), _EPS * torch.finfo(getattr(torch, spec.dtype)).eps
     stored = {place: passage for place, passage in passages.items() if place[0] not in broken}
     verified = {(site, layer) for site in (RESID_PRE, RESID_POST) for layer in range(spec.n_layers)}
     for layer in range(spec.n_layers):
@@ -235,7 +253,7 @@ def examined(
             error = claim.error()
             verified |= {(site, layer) for site in claim.sites}
             errors |= {site: max(error, errors.get(site, 0.0)) for site in claim.sites}
-            if not error <= tolerance_of(spec.dtype):  # NaN is broken too
+            if not error <= max(claim.tolerance, rounding):  # NaN is broken too
                 reason = f"identity {claim.equation} fails by {error:.1e} in layer {layer}"
                 broken = dict.fromkeys(claim.sites, reason) | broken
     for site, layer in (place for place in stored if place not in verified):
@@ -259,7 +277,7 @@ def _misplaced(passages: Passages, spec: ModelSpec, n_pos: int) -> Iterator[tupl
 
 def tolerance_of(dtype: str) -> float:
     """Return the tolerance of an equation for a dtype, relative to the largest entry."""
-    return max(TOLERANCE, 8 * torch.finfo(getattr(torch, dtype)).eps)
+    return max(TOLERANCE, _EPS * torch.finfo(getattr(torch, dtype)).eps)
 
 
 def _claims(stored: Passages, functions: Functions, equations: Equations, layer: int) -> Iterator[Claim]:
@@ -282,9 +300,12 @@ def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int
         # The input of a block may still be on the device of the previous block.
         middle = left[RESID_PRE].to(left[ATTN_OUT].device) + left[ATTN_OUT]
         if has({RESID_MID}):
-            yield Claim("resid_pre + attn_out = resid_mid", (*_RESIDUAL, RESID_MID), arrived[RESID_MID], middle)
+            sites = (*_RESIDUAL, RESID_MID)
+            yield Claim("resid_pre + attn_out = resid_mid", sites, arrived[RESID_MID], middle, of=left[ATTN_OUT])
             middle = left[RESID_MID]
-        yield Claim(SUM, _RESIDUAL, arrived[RESID_POST], middle.to(left[MLP_OUT].device) + left[MLP_OUT])
+        total = middle.to(left[MLP_OUT].device) + left[MLP_OUT]
+        least = min((left[ATTN_OUT], left[MLP_OUT]), key=lambda branch: float(branch.abs().max()))
+        yield Claim(SUM, _RESIDUAL, arrived[RESID_POST], total, of=least)
     if has({RESID_MID}):
         given, mid = functions.mid_given(layer), left[RESID_MID]
         right = torch.full_like(mid, torch.nan) if given is None else given.reshape(mid.shape)

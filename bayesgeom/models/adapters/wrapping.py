@@ -15,10 +15,12 @@ from itertools import product
 from types import FunctionType, MethodType
 from typing import Any, TypedDict, Unpack, cast, final, get_type_hints
 
+import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 from bayesgeom.core import (
     ALL_SITES,
@@ -72,6 +74,7 @@ from bayesgeom.models.adapters.attention import (
 )
 from bayesgeom.models.adapters.finding import (
     BlockParts,
+    NoStack,
     Observation,
     chain_of,
     first_tensor,
@@ -95,7 +98,7 @@ from bayesgeom.models.adapters.untrained import initialized, is_owners, weights_
 from bayesgeom.models.base import HeadOutput, Model, Reattachable, Replayer, Withheld, is_out_of_memory
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
-from bayesgeom.models.unembedding import matrix_of
+from bayesgeom.models.unembedding import are_log_probabilities, matrix_of
 from bayesgeom.tasks.base import torch_seed
 
 Where = str | Callable[[Any], Any]  # a name within the owner, or a function of it
@@ -120,8 +123,10 @@ _TO_DECLARE: Mapping[Site, str] = {
 }
 _NOT_OFFERED = "no declaration of `wrap` gives it: write a subclass of Model (docs/extending.md, section A model)"
 _OF_WEIGHTS = "`wrap` reads no weights: name a subspace that is fitted to activations, such as covariance:belief"
-_AS_FORWARD = "Declare forward=lambda net, ids: …, which returns them"
-_AS_FUNCTION = "Return them as a torch tensor"
+_AS_FORWARD = "Declare bayesgeom.wrap(net, forward=lambda net, ids: …), which returns them"
+_AS_FUNCTION = "Return them as an array of torch, NumPy or JAX"
+_NO_STACK = "no stack of blocks was found: bayesgeom.wrap(net, blocks=…) adds its stream, parts and heads"
+_NOTHING = -1e4  # finite logarithm of a probability of 0: infinite logits mean a broken model
 
 
 class Options(TypedDict, total=False):
@@ -225,10 +230,23 @@ def wrap(
     return WrappedModel(uncompiled(net), {name: value for name, value in known.items() if value is not None})
 
 
+def of_module_alone(net: nn.Module) -> "WrappedModel":
+    """Return `wrap(net)`, or the model of its predictions alone where no single stack of blocks is found.
+
+    Raises:
+        InvalidArgument: As of `wrap`, but for blocks.
+    """
+    try:
+        return wrap(net)
+    except NoStack:
+        return WrappedModel(net, {}, blocks=())
+
+
 def from_callable(function: Callable[[Int64[Tensor, "batch pos"]], Any], tokenizer: Tokenizer | None = None) -> Model:
     """Return the `Model` of a function of token ids that returns logits: it has predictions and no sites.
 
-    It has the name of the module that it calls, if it refers to one.
+    They may be log-probabilities, and an array of another library. It has the name of the module that it calls, if it
+    refers to one.
 
     Raises:
         InvalidArgument: It cannot be called on token ids, its output is no logits, or it sees later tokens.
@@ -426,7 +444,8 @@ class WrappedModel(Reattachable):
         weight = next(net.parameters(), torch.zeros(()))
         dtype = str(weight.dtype).removeprefix("torch.")
         with lock_of(net), evaluating(net), torch.no_grad():
-            d_vocab = self._first_logits(torch.zeros(1, 2, dtype=torch.int64, device=weight.device)).shape[-1]
+            logits = self._first_logits(torch.zeros(1, 2, dtype=torch.int64, device=weight.device))
+            d_vocab, dtype = logits.shape[-1], str(logits.dtype).removeprefix("torch.") if self._is_function else dtype
             tokens = sentinel_trials(d_vocab, known.get("n_ctx"), str(weight.device)).tokens
             self._check_logits(tokens, d_vocab, tolerance_of(dtype))
             seen = Observation(net, partial(self._forward, tokens), (tokens.shape[0], tokens.shape[1]), dtype)
@@ -447,6 +466,7 @@ class WrappedModel(Reattachable):
             parts.setdefault((part, by), []).append(site.name)
         rows += [(part, ", ".join(names), by) for (part, by), names in parts.items()]
         called = ["Logits are those of net(ids, ids)."] * self._with_targets
+        called += [] if self._blocks or self._is_function else [f"Predictions only: {_NO_STACK}. {lists_of(self._net)}"]
         return "\n".join([repr(self), *(aligned_table(rows) if parts else []), *called])
 
     def digest(self) -> str:
@@ -486,8 +506,8 @@ class WrappedModel(Reattachable):
             return trials.at_scored(self._forward(trials.tokens))
 
     def untrained_copy(self, seed: int) -> "WrappedModel":
-        if not self._blocks:
-            raise NoCopy("a function of tokens has no untrained baselines: pass the module itself to bayesgeom.wrap.")
+        if self._is_function:
+            raise NoCopy("a function of tokens has no untrained baselines: pass the module itself.")
         with PROCESS_STATE, torch.random.fork_rng():
             torch.manual_seed(torch_seed(seed))
             if (rebuild := self._known.get("rebuild")) is not None:
@@ -561,9 +581,11 @@ class WrappedModel(Reattachable):
             case {"logits": logits} | object(logits=logits):
                 pass
             case [first, *_]:
-                logits = next((item for item in output if isinstance(item, Tensor) and item.ndim == 3), first)
+                arrays = (item for item in map(_as_tensor, output) if isinstance(item, Tensor))
+                logits = next((array for array in arrays if array.ndim == 3), first)
             case _:
                 logits = output
+        logits = _as_tensor(logits)
         is_float = isinstance(logits, Tensor) and logits.is_floating_point()
         if not is_float or logits.ndim != 3 or logits.shape[:2] != tokens.shape:
             is_tensor = isinstance(logits, Tensor)
@@ -572,7 +594,9 @@ class WrappedModel(Reattachable):
                 f"{self._name} returned {got} for token ids of shape {tuple(tokens.shape)}; logits of shape (batch, "
                 f"position, vocabulary) are needed. {_AS_FUNCTION if self._is_function else _AS_FORWARD}."
             )
-        return cast(Tensor, logits).to(tokens.device)  # a function may compute elsewhere
+        logits = logits.to(tokens.device)  # a function may compute elsewhere
+        has_zeros = bool(logits.isneginf().any()) and are_log_probabilities(logits)
+        return cast(Tensor, logits.clamp_min(_NOTHING) if has_zeros else logits)
 
     @contextlib.contextmanager
     def _named_faults(self, tokens: Int64[Tensor, "batch pos"]) -> Iterator[None]:
@@ -707,7 +731,8 @@ class WrappedModel(Reattachable):
     def _examined(self, tokens: Int64[Tensor, "batch pos"], seen: Observation) -> dict[Site, str]:
         """Return why each site is withheld."""
         if not self._blocks:
-            return dict.fromkeys(ALL_SITES, "a function has no parts: pass its module to bayesgeom.wrap")
+            lacks = "a function has no parts: pass its module itself" if self._is_function else _NO_STACK
+            return dict.fromkeys(ALL_SITES, lacks)
         calls, first = dict[int, AttentionCall](), self._blocks[0]
 
         def forward() -> None:
@@ -826,6 +851,17 @@ class WrappedModel(Reattachable):
             error = Claim("", (), other[:, :-1], whole[: len(other), :-1]).error()
             if not error <= bound:
                 raise InvalidArgument(f"{name} {says.format(f', by {error:.1e} of their largest')}")
+
+
+def _as_tensor(output: Any) -> Any:
+    """Return an array of another library as a tensor of its own memory, and anything else as it is."""
+    if isinstance(output, Tensor):
+        return output
+    with Contained():
+        return torch.from_numpy(np.array(output, order="C"))
+    with Contained():  # second, because torch crashes on negative strides, which NumPy may have
+        return from_dlpack(output).clone()
+    return output
 
 
 def _after(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:

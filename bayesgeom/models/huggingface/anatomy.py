@@ -9,7 +9,7 @@ and values are outputs of linear parts, separate or fused in one of a few layout
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, final
 
 import torch
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from bayesgeom.core import InvalidArgument, K, Q, Site, V
 from bayesgeom.core.torch_state import Hook, hooked
 from bayesgeom.models.adapters.attention import N_SHARDS, HeadSizes, Projection, ProjectionLayout
-from bayesgeom.models.adapters.proof import first_input
+from bayesgeom.models.adapters.proof import first_input, relative_error, tolerance_of
 from bayesgeom.models.huggingface.attention import Handed
+from bayesgeom.models.huggingface.recurrences import recurrence_of
 
 _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"))
 _FUSED = ("c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv")
@@ -63,7 +64,6 @@ def projections(
 
 T = TypeVar("T")
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "out")
-_CLOSE = 1e-3  # relative to the largest entry; different parts differ by about that entry
 
 
 @final
@@ -89,6 +89,7 @@ class Parts:
         experts: The part that is called with the chosen experts of every token and their weights.
         router: The part that computes a logit for every expert, if there is such a part.
         n_experts: Number of experts; 0 without `experts`.
+        recurrence: The part that computes a known recurrence.
         late_norms: Norms of rotated queries and keys (Llama 4, Hunyuan): their path, and which of its calls it is.
     """
 
@@ -110,6 +111,7 @@ class Parts:
     experts: str | None = None
     router: str | None = None
     n_experts: int = 0
+    recurrence: str | None = None
 
     @property
     def is_patched(self) -> bool:
@@ -191,7 +193,10 @@ def anatomy_of(
         seen = {layer: stack.enter_context(_watching(blocks[layer])) for layer in first.values()}
         forward()
     heads = sizes()
-    by_layer = {layer: _parts_of(blocks[layer], calls, heads, handed(layer)) for layer, calls in seen.items()}
+    by_layer = {
+        layer: replace(_parts_of(blocks[layer], calls, heads, handed(layer)), recurrence=recurrence_of(blocks[layer]))
+        for layer, calls in seen.items()
+    }
     return Anatomy(blocks=blocks, sizes=heads, parts=tuple(by_layer[first[kind]] for kind in kinds))
 
 
@@ -258,15 +263,16 @@ def is_close(a: Shaped[Tensor, "..."] | None, b: Shaped[Tensor, "..."] | None) -
     return difference(a, b) <= 1
 
 
-def difference(a: Shaped[Tensor, "..."] | None, b: Shaped[Tensor, "..."] | None) -> float:
-    """Return the largest difference divided by b's largest entry and the tolerance: at most 1 is close."""
+def difference(
+    a: Shaped[Tensor, "..."] | None, b: Shaped[Tensor, "..."] | None, of: Shaped[Tensor, "..."] | None = None
+) -> float:
+    """Return the `relative_error` divided by its tolerance, which is that of proofs: at most 1 is close."""
     if a is None or b is None or a.numel() != b.numel() or not a.numel():
         return math.inf
     if not (a.is_floating_point() and b.is_floating_point()):
         return math.inf
-    tolerance = max(_CLOSE, *(8 * torch.finfo(x.dtype).eps for x in (a, b)))
-    a, b = a.double().flatten(), b.to(a.device).double().flatten()
-    return float((a - b).abs().max() / (tolerance * b.abs().max().clamp_min(1e-12)))
+    tolerance = max(tolerance_of(str(x.dtype).removeprefix("torch.")) for x in (a, b))
+    return relative_error(a.flatten(), b.flatten(), of) / tolerance
 
 
 def attention_of(block: nn.Module) -> str | None:
@@ -309,7 +315,12 @@ def _writers(
     seconds = [path for path in others if path not in passed_on]
     pairs = [(a, m) for a in firsts for m in seconds if a != m and not f"{a}.".startswith(f"{m}.")]
     pairs = [(a, m) for a, m in pairs if not f"{m}.".startswith(f"{a}.")]  # neither is a part of the other
-    writers, scale = _least({(a, m): difference(entered + gave[a] + gave[m], leaves) for a, m in pairs}), 1.0
+
+    def error(pair: tuple[str, str], scale: float) -> float:
+        branches = [scale * gave[path] for path in pair]
+        return difference(entered + sum(branches), leaves, min(branches, key=lambda x: float(x.abs().max())))
+
+    writers, scale = _least({pair: error(pair, 1.0) for pair in pairs}), 1.0
     if writers is None:
         written = leaves - entered
         sums = {(a, m): (gave[a] + gave[m]).double() for a, m in pairs}
@@ -318,13 +329,13 @@ def _writers(
             pair: float((total * written.double()).sum() / total.square().sum().clamp_min(1e-30))
             for pair, total in sums.items()
         }
-        writers = _least({(a, m): difference(scales[a, m] * (gave[a] + gave[m]), written) for a, m in pairs})
+        writers = _least({pair: error(pair, scales[pair]) for pair in pairs})
         if writers is None:
             return None, 1.0, None
         scale = scales[writers]
-    middle = entered + scale * gave[writers[0]]
     readers = (path for path in seen if path and path not in inside and path != attention)
-    return writers, scale, _least({path: difference(seen[path].given, middle) for path in readers})
+    branch = scale * gave[writers[0]]
+    return writers, scale, _least({path: difference(seen[path].given, entered + branch, branch) for path in readers})
 
 
 def _mlp_parts(block: nn.Module, seen: Mapping[str, Seen], attention: str, writer: str) -> dict[str, Any]:

@@ -23,13 +23,16 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import (
+    ATTN_OUT,
     EXPERT_WEIGHTS,
     MLP_OUT,
     MLP_POST,
     NORM_WEIGHT,
+    RESID_MID,
     RESID_POST,
     RESID_PRE,
     ROUTER_LOGITS,
+    STATE,
     TOKEN_EMBEDDINGS,
     TOKEN_INPUTS,
     TOKEN_KEYS,
@@ -125,6 +128,7 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
     """
     config, sizes = _config(hf), sizes_of(hf)
     n_layers, d_model = _first(config, _LAYERS), _first(config, _WIDTHS)
+    n_layers = len(config.get("layers_block_type") or ()) or n_layers  # Nemotron-H states nothing else
     if n_layers is None or d_model is None:
         raise InvalidArgument(
             f"the config of {name} does not state the number of layers or the width: its layout is not supported."
@@ -276,6 +280,8 @@ class Forward:
 
 
 _FUSED = "grouped_mm"
+_OF_STATES = 1e-5  # relative error of what is read of states, in float32
+_STRONG = -1e8  # factor of an edit that must have an effect
 _COARSE = 1e-4  # eps above which rounding could be mistaken for a factor near 1
 
 
@@ -349,6 +355,18 @@ class _Attaching:
 
     def attached(self) -> Attached:
         anatomy, seen = self._anatomy()
+        attached = self._proved(anatomy, seen)
+        lost = [site for site in (RESID_PRE, RESID_POST) if site in attached.withheld]
+        if lost and any(parts.writers is not None for parts in anatomy.parts):
+            # A block's input and output stay where what its parts write is not the whole update.
+            parts = (replace(parts, writers=None, mid_reader=None) for parts in anatomy.parts)
+            again = self._proved(replace(anatomy, parts=tuple(parts)), seen)
+            reasons = dict.fromkeys((ATTN_OUT, RESID_MID, MLP_OUT), attached.withheld[lost[0]])
+            return replace(again, withheld={**again.withheld, **reasons})
+        return attached
+
+    def _proved(self, anatomy: Anatomy, seen: "_Seen") -> Attached:
+        """The sites of these parts, those whose equations fail withheld."""
         calls = [
             calls_of_layer
             for calls_of_layer, parts in zip(seen.handed, anatomy.parts, strict=True)
@@ -363,6 +381,8 @@ class _Attaching:
         self.spec = replace(self.spec, d_mlp=d_mlp, n_experts=n_experts)
         site_hooks = SiteHooks(self.hf, anatomy, seen.route if is_known else "modules")
         passages, functions, equations = self._perturbed(site_hooks)
+        arrived = (passages[STATE, layer].arrived for layer in site_hooks.layers.get(STATE, ()))
+        self.spec = replace(self.spec, d_state=next((states[0].shape[-1] for states in arrived if states), 0))
         static_sites, layers = StaticSites(self.hf, anatomy, self.spec.d_model, 1.0), site_hooks.layers
         if layers.get(K, ()) == layers.get(TOKEN_INPUTS):
             functions = replace(functions, projected=static_sites.projected)
@@ -378,7 +398,7 @@ class _Attaching:
             withheld[W_O] = f"the attention of layer {patched[0]} changes what its output matrix returns"
         self._check_causal(site_hooks, withheld)
         self._check_gated(site_hooks, withheld)
-        self._check_routing(site_hooks, withheld)
+        self._check_effects(site_hooks, withheld)
         return Attached(
             spec=self.spec,
             forward=self.forward,
@@ -493,7 +513,7 @@ class _Attaching:
             mid_given=mid_given,
             turned=partial(_turned, anatomy, entered),
         )
-        return passages, functions, partial(_mlp_claims, anatomy, ran)
+        return passages, functions, partial(_inner_claims, site_hooks, ran)
 
     def _pattern(
         self,
@@ -552,13 +572,14 @@ class _Attaching:
         if is_close(logits[:, 0], self.logits[:, 0]):
             withheld.setdefault(RESID_POST, f"edits without effect in layer {last}")
 
-    def _check_routing(self, site_hooks: SiteHooks, withheld: dict[Site, str]) -> None:
-        """Check, in the last mixture of experts, that logits and weights of the experts have an effect."""
-        for site in (ROUTER_LOGITS, EXPERT_WEIGHTS):
+    def _check_effects(self, site_hooks: SiteHooks, withheld: dict[Site, str]) -> None:
+        """Check, in the last layer that has them, that states, and logits and weights of experts, have an effect."""
+        for site in (ROUTER_LOGITS, EXPERT_WEIGHTS, STATE):
             if site in withheld or site not in site_hooks.layers:
                 continue
             last = site_hooks.layers[site][-1]
-            hook = site_hook((site, last), site_hooks.taps.at(site, last), torch.neg)
+            # Strong, since an untrained network may read little of its states.
+            hook = site_hook((site, last), site_hooks.taps.at(site, last), lambda x: _STRONG * x)
             with hooked(self.hf, [hook], by=self.spec.name), site_hooks.open():
                 logits = self.forward.logits(self.tokens)
             if is_close(logits, self.logits):
@@ -597,11 +618,14 @@ def _keep(
     ran[place] = args, kwargs, first_output(output).clone()
 
 
-def _mlp_claims(
-    anatomy: Anatomy, ran: Mapping[tuple[int, str], Ran], arrived: Side, left: Side, layer: int
+def _inner_claims(
+    site_hooks: SiteHooks, ran: Mapping[tuple[int, str], Ran], arrived: Side, left: Side, layer: int
 ) -> Iterator[Claim]:
-    """The equations inside an MLP, or inside a mixture of experts."""
-    parts = anatomy.parts[layer]
+    """The equations of states, and those inside an MLP or a mixture of experts."""
+    anatomy, parts = site_hooks.anatomy, site_hooks.anatomy.parts[layer]
+    if STATE in arrived:
+        read, output = site_hooks.read_states[layer]
+        yield Claim("what is read of state = output of the recurrence", (STATE,), read, output, _OF_STATES)
     if {MLP_POST, MLP_OUT} <= arrived.keys():
         assert parts.down is not None and parts.writers is not None, "the sites exist"
         out = call(anatomy.part(layer, parts.down), left[MLP_POST])
@@ -697,7 +721,10 @@ def _normed(anatomy: Anatomy, site: Site, x: Float[Tensor, "batch pos head d"], 
         return x
     norm = anatomy.part(layer, path)
     together = any(p.shape[-1:] == (x.shape[-1] * x.shape[-2],) for p in norm.parameters())
-    return call(norm, x.flatten(-2)).reshape(x.shape) if together else call(norm, x)
+    if together:
+        return call(norm, x.flatten(-2)).reshape(x.shape)
+    is_of_positions = any(p.ndim > 1 for p in norm.parameters())  # a weight with an axis of heads, the last but one
+    return call(norm, x) if is_of_positions else call(norm, x.transpose(1, 2)).transpose(1, 2)
 
 
 @final

@@ -45,10 +45,16 @@ class Prefixes:
         """Return the logits at the scored positions. None: the model has no such cache, or it would save too little."""
         if self._is_exact is False or len(trials) < 2:
             return None
-        tokens = trials.tokens[:, : int(trials.ends().max())]
+        ends = trials.ends()
+        tokens = trials.tokens[:, : int(ends.max())]
         numbers = beginnings(tokens)
         price = _PASS_TOKENS.get(tokens.device.type, _PASS_TOKENS["cuda"])
-        cuts, cost = cheapest_cuts([int(number.max()) + 1 for number in numbers], price)
+        counts = [int(number.max()) + 1 for number in numbers]
+        cuts, cost = cheapest_cuts(
+            counts,
+            price,
+            (lambda start, stop: len(numbers[stop - 1][ends > start].unique())) if (ends != ends[0]).any() else None,
+        )
         if cost > (1 - LEAST_SAVED) * tokens.numel() + price:
             return None
         order = numbers[-1].argsort(stable=True)  # neighbors have the most in common
@@ -111,12 +117,15 @@ def beginnings(tokens: Int64[Tensor, "batch pos"]) -> list[Int64[Tensor, " batch
     return numbers
 
 
-def cheapest_cuts(counts: Sequence[int], price: int) -> tuple[list[int], int]:
+def cheapest_cuts(
+    counts: Sequence[int], price: int, running: Callable[[int, int], int] | None = None
+) -> tuple[list[int], int]:
     """Return the lengths at which to cut, the last one included, and their cost in tokens.
 
     Args:
         counts: Number of different beginnings of each length from 1 on; it never falls.
         price: What a pass costs without its tokens.
+        running: How many of them run from one length to another, if sequences end before. Default: all.
 
     Example:
         >>> cheapest_cuts([1, 1, 1, 5], price=2)
@@ -129,7 +138,8 @@ def cheapest_cuts(counts: Sequence[int], price: int) -> tuple[list[int], int]:
 
     def options(stop: int) -> Iterator[tuple[int, int]]:
         for start in (place for place in places if place < stop):
-            yield best[start][0] + price + counts[stop - 1] * (stop - start), start
+            rows = counts[stop - 1] if running is None else running(start, stop)
+            yield best[start][0] + price + rows * (stop - start), start
 
     for stop in places[1:]:
         best[stop] = min(options(stop))

@@ -32,6 +32,7 @@ from bayesgeom.core import (
     RESID_POST,
     RESID_PRE,
     ROUTER_LOGITS,
+    STATE,
     TOKEN_EMBEDDINGS,
     TOKEN_INPUTS,
     TOKEN_KEYS,
@@ -50,6 +51,7 @@ from bayesgeom.models.adapters.proof import SUM, Taps, first_input
 from bayesgeom.models.base import INSIDE_MLP
 from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_output, is_close, routing_of
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
+from bayesgeom.models.huggingface.recurrences import Read, States, routed_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,7 +59,6 @@ if TYPE_CHECKING:
 
 By = Literal["interface", "functions", "modules"]  # where a model's attention is reached
 _INTERFACE = (Q_ROT, K_ROT, PATTERN)
-SITES = tuple(site for site in ALL_SITES if site.is_of_hugging_face)
 
 
 @final
@@ -80,7 +81,7 @@ class SiteHooks:
         self.layers: dict[Site, tuple[int, ...]] = {}
         self.absent: dict[Site, str] = {}
         absent = [_absent_in(parts, route) for parts in anatomy.parts]
-        for site in SITES:
+        for site in ALL_SITES:
             layers = tuple(layer for layer, reasons in enumerate(absent) if site not in reasons)
             if layers:
                 self.layers[site] = layers
@@ -89,17 +90,29 @@ class SiteHooks:
                 self.absent[site] = f"only in layers {named}" if layers else absent[0][site]
         self.taps = Taps((site for site in self.layers if not site.is_static), anatomy.n_layers)
         self.handed: list[list[Handed]] = [[] for _ in anatomy.blocks]
+        self.read_states: dict[int, tuple[Tensor, Tensor]] = {}
         self._entered: Tensor | None = None  # input of the running block
 
     @contextlib.contextmanager
     def open(self, *, is_witnessed: bool = False) -> Iterator[None]:
-        """Route activations through every hooked tap inside the block; `is_witnessed` fills `handed`."""
-        self.handed = [[] for _ in self.anatomy.blocks]
+        """Route activations through every hooked tap inside the block.
+
+        `is_witnessed` fills `handed` and, with what is read of each layer's states and the layer's own output,
+        `read_states`.
+        """
+        self.handed, self.read_states = [[] for _ in self.anatomy.blocks], {}
         layers = range(self.taps.n_layers)
         kinds = (self._on_block, self._on_attention, self._on_mlp)
         hooks = [hook for layer in layers for kind in kinds for hook in kind(layer)]
         # Calls are counted at the taps; these hooks only lead to them.
-        with hooked(self._hf, hooks, by="this model", times=None), self._interface(is_witnessed):
+        recurrent = ((layer, self.anatomy.parts[layer].recurrence) for layer in layers)
+        states = (
+            (self.anatomy.part(layer, path), partial(self._states, layer, is_witnessed))
+            for layer, path in recurrent
+            if path is not None and self.taps.is_watched(layer, STATE)
+        )
+        routes = routed_states(states)
+        with hooked(self._hf, hooks, by="this model", times=None), self._interface(is_witnessed), routes:
             try:
                 yield
             finally:
@@ -195,6 +208,15 @@ class SiteHooks:
             return args, kwargs
         every = torch.arange(n_experts, device=chosen.device).to(chosen.dtype).expand(len(chosen), -1)
         return put(every.contiguous(), passed.reshape(dense.shape))
+
+    def _states(
+        self, layer: int, is_witnessed: bool, states: States, read: Read, output: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        flat = states.flatten(2)
+        passed = self.taps.through(STATE, layer, flat)
+        if is_witnessed:
+            self.read_states[layer] = read(states), output
+        return output if passed is flat and not flat.requires_grad else read(passed.reshape(states.shape))
 
     def _by_position(self, flat: Shaped[Tensor, "*flat d"]) -> Shaped[Tensor, "batch pos d"]:
         assert self._entered is not None, "the block was entered before"
@@ -398,6 +420,7 @@ def _absent_in(parts: Parts, route: By) -> dict[Site, str]:
         "norm after W_O": not parts.is_plain_write,
     }
     reason = next((reason for reason, is_so in not_w_o.items() if is_so), "")
+    reasons |= {} if parts.recurrence is not None else {STATE: "no recurrence of a known form"}
     return reasons | ({W_O: reason} if reason else {})
 
 

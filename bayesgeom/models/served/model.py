@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from difflib import SequenceMatcher
 from typing import Any, NoReturn, final
 
 import torch
@@ -25,11 +26,12 @@ from bayesgeom.core.tokenizer import decoded_text, encoded_text
 from bayesgeom.core.torch_state import holding_lock
 from bayesgeom.models.base import Model, Replayer
 from bayesgeom.models.served.client import TOP, Client, Listed, client_of, parts_of
-from bayesgeom.report.diagnosis import SERVED
+from bayesgeom.report.answer import SERVED
 
 SERVER = ("server_key", "top")  # options of `load`
 AT_ONCE = 4  # requests at the same time
 _NO_IDS = (400, 422)  # statuses of servers that accept text only
+_COMPLETE = 0.99  # listed probability at which a token that is not listed is not the model's answer
 _NOTHING = -1e4  # log-probability of ids that are in no reply; finite, because infinite logits mean a broken model
 
 
@@ -87,11 +89,11 @@ class ServedModel(Model):
         """Return what the replies left open: the share of predictions with an unlisted answer, and its bound.
 
         `predictions` is the number of predictions since `begin`, which `diagnose` calls first. `share` is that of
-        predictions with at least one answer that is not among the listed tokens, and `largest_mass` the largest
-        probability that such answers can have together.
+        predictions with at least one answer that is not among the listed tokens, `largest_mass` the largest
+        probability that such answers can have together, and `exact_mass` the mean of their exact probabilities.
         """
-        share = self._n_open / self._n if self._n else 0.0
-        return {"predictions": self._n, "share": share, "largest_mass": self._most_open}
+        share, exact = (count / self._n if self._n else 0.0 for count in (self._n_open, self._exact_open))
+        return {"predictions": self._n, "share": share, "largest_mass": self._most_open, "exact_mass": exact}
 
     def notes(self) -> dict[str, Any]:
         return {SERVED: {"top": self.client.top, **self.unlisted()}}
@@ -101,8 +103,8 @@ class ServedModel(Model):
 
     def begin(self) -> None:
         """Start the counts of `unlisted` again."""
-        self._n = self._n_open = 0
-        self._most_open = 0.0
+        self._n = self._n_open = self._n_matched = 0
+        self._most_open = self._exact_open = 0.0
 
     @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
@@ -117,6 +119,11 @@ class ServedModel(Model):
             for row, row_places in zip(trials.tokens, places, strict=True)
             for at in row_places
         ]
+        if trials.spellings:
+            raise InvalidArgument(
+                f"{self.client.url} lists single tokens, and these answers have several: choose symbols that are one "
+                f"token each, or load the model itself."
+            )
         answers = trials.answers.tolist()
         self._texts.check(answers)
         if self._as_ids is None:
@@ -132,8 +139,11 @@ class ServedModel(Model):
                 ) from fault
         rows = torch.full((len(prompts), self.spec.d_vocab), _NOTHING, dtype=torch.float64)
         rest = next((i for i in range(self.spec.d_vocab) if i not in answers), None)
-        for row, listed in zip(rows, replies, strict=True):
-            self._fill(row, listed, answers, rest)
+        exact = trials.at_scored(trials.predictive).flatten(0, 1).tolist()
+        for row, listed, of_answers in zip(rows, replies, exact, strict=True):
+            self._fill(row, listed, dict(zip(answers, of_answers, strict=True)), rest)
+        if not self._n_matched and min(map(_mass, replies)) > _COMPLETE:
+            raise InvalidArgument(self._texts.mismatch(replies, answers))
         return rows.reshape(*places.shape, -1)
 
     def _reply(self, prompt: str | tuple[int, ...]) -> list[Listed]:
@@ -143,11 +153,17 @@ class ServedModel(Model):
         return self._replies[prompt]
 
     def _fill(
-        self, row: Float[Tensor, " d_vocab"], listed: Sequence[Listed], answers: Sequence[int], rest: int | None
+        self, row: Float[Tensor, " d_vocab"], listed: Sequence[Listed], answers: Mapping[int, float], rest: int | None
     ) -> None:
-        """Enter the listed answers, the bound for the others, and what remains in another id."""
-        of_answer = self._texts.answers(listed, answers)
-        total = math.fsum(math.exp(entry.log_prob) for entry in listed)
+        """Enter the listed answers, the bound for the others, and what remains in another id.
+
+        Args:
+            row: The logits of a prediction, which are written.
+            listed: The reply.
+            answers: The exact probability of each answer.
+            rest: An id that is no answer, if there is one.
+        """
+        of_answer, total = self._texts.answers(listed, [*answers]), _mass(listed)
         missing = [i for i in answers if i not in of_answer]
         # An unlisted token is at most as probable as the last listed one, and all of them share what is left.
         bound = min(self._least(listed), max(0.0, 1 - total) / len(missing)) if missing else 0.0
@@ -159,6 +175,8 @@ class ServedModel(Model):
             row[rest] = math.log(left) if left > 0 else _NOTHING
         self._n += 1
         self._n_open += bool(missing)
+        self._n_matched += len(of_answer)
+        self._exact_open += math.fsum(answers[i] for i in missing)
         self._most_open = max(self._most_open, bound * len(missing))
 
     def _least(self, listed: Sequence[Listed]) -> float:
@@ -185,6 +203,10 @@ class ServedModel(Model):
         raise InvalidArgument(
             f"{self.spec.name} is served at {self.client.url}: load the model itself to record or edit activations."
         )
+
+
+def _mass(listed: Sequence[Listed]) -> float:
+    return math.fsum(math.exp(entry.log_prob) for entry in listed)
 
 
 def supported(address: str, tokenizer: Tokenizer | None, options: Mapping[str, Any]) -> ServedModel:
@@ -245,6 +267,19 @@ class _Texts:
             if token_id in answers and token_id is not None:
                 by_id[token_id] = max(entry.log_prob, by_id.get(token_id, -math.inf))
         return by_id
+
+    def mismatch(self, replies: Sequence[Sequence[Listed]], answers: Sequence[int]) -> str:
+        """Return what is wrong where replies list nearly all probability, and no answer."""
+        first = [self.of(entry.id) if entry.id is not None else entry.text for entry in replies[0]]
+        pairs = ((answer, text) for answer in map(self.of, answers) for text in first)
+        answer, near = max(
+            pairs, key=lambda pair: SequenceMatcher(None, pair[0].casefold(), pair[1].casefold()).ratio()
+        )
+        return (
+            f"no answer is among the tokens that the server lists, which have at least {_COMPLETE:.0%} of the "
+            f"probability: nearest to the answer {answer!r} is the token {near!r}, and the most probable one is "
+            f"{first[0]!r}. Use answers that are such tokens, and the tokenizer of the served model."
+        )
 
     def text(self, ids: Sequence[int]) -> str:
         """Return a text that the tokenizer turns into these ids.

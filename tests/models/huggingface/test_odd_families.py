@@ -1,6 +1,7 @@
 """Families whose blocks differ, give lists, clip in place or scale what they write; models that are refused."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,20 @@ from bayesgeom.ablations.batteries import every_head, everything
 from bayesgeom.core import run as s
 from bayesgeom.core.edits import Replace
 from bayesgeom.core.errors import InvalidArgument, MissingSite
+from bayesgeom.models.adapters.proof import sentinel_trials
 from bayesgeom.models.huggingface.model import HFModel
-from bayesgeom.models.huggingface.sites import SITES
 from bayesgeom.models.resolve import load
 from bayesgeom.subspaces.base import InterventionSite, Sample
 from bayesgeom.tasks.bijection import Bijection
 from tests.diagnosis.test_streamed import assert_alike
-from tests.families import D_VOCAB, HYBRID, _sizes, lively
+from tests.families import D_VOCAB, HYBRID, _sizes, each, lively
 from tests.models.huggingface.test_sites import _Nothing, first, text
+from tests.supported import tiny
 
 HEADS = {s.Q, s.K, s.Q_ROT, s.K_ROT, s.V, s.Z, s.PATTERN}
 SUMS = {s.RESID_PRE, s.ATTN_OUT, s.RESID_MID, s.MLP_OUT, s.RESID_POST}
-EVERY = frozenset(SITES) - {s.ROUTER_LOGITS, s.EXPERT_WEIGHTS}  # of a model without experts
-MIXED = frozenset(SITES) - {s.MLP_POST}
+EVERY = frozenset(s.ALL_SITES) - {s.ROUTER_LOGITS, s.EXPERT_WEIGHTS, s.STATE}  # of a transformer without experts
+MIXED = frozenset(s.ALL_SITES) - {s.MLP_POST, s.STATE}
 _OLMO: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 6,
@@ -69,6 +71,7 @@ def test_attention_in_some_layers_only(kind: str) -> None:
     assert model.sites >= SUMS and not HEADS & model.sites, model.withheld
     assert model.withheld[s.K] == "only in layers 2"
     assert {s.K, s.K_ROT, s.Q_ROT, s.TOKEN_KEYS, s.W_K} <= model.partial_sites.keys()
+    assert model.partial_sites.pop(s.STATE) == (0, 1)
     assert set(model.partial_sites.values()) == {(2,)} and model.layers_of(s.K, s.RESID_PRE) == (2,)
     run = model.run([text()], record=SUMS, n_recorded=5)
     for layer in range(3):
@@ -299,3 +302,72 @@ def test_heads_of_some_layers_are_ablated_and_edited() -> None:
         InterventionSite(s.Z, layers=(1, 2)).check_in(model)
     with pytest.raises(MissingSite, match=r"only in layers 2"):
         InterventionSite(s.Z).check_in(model)
+
+
+@pytest.mark.parametrize("name", [pytest.param("falcon_h1", marks=()), *each(("bamba", "nemotron_h", "zamba2"))])
+def test_sites_do_not_depend_on_the_seed(name: str) -> None:
+    """Untrained networks, whose branches are small, and those whose every part matters."""
+    found = set[frozenset[tuple[s.Site, tuple[int, ...]]]]()
+    for hf in [tiny(name), *(untrained(name, seed) for seed in (0, 1, 2))]:
+        model = HFModel(hf)
+        assert {s.RESID_PRE, s.RESID_POST} <= model.sites and s.STATE not in model.withheld.keys() - model.partial_sites
+        found.add(frozenset((site, model.layers_of(site)) for site in s.ALL_SITES))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("size", [1e-2, 1.0])
+def test_a_third_branch_is_no_part_of_two(size: float) -> None:
+    """However small it is: then only what the parts write is withheld, with the equation that fails."""
+    hf = built("Llama")
+    for block in hf.model.layers:
+        third = torch.randn(60, generator=torch.Generator().manual_seed(5))
+        vars(block)["forward"] = partial(_with_branch, block.forward, size * 1e-2 * third)
+    model = HFModel(hf)
+    assert {s.RESID_PRE, s.RESID_POST, s.K, s.PATTERN, s.Z} <= model.sites
+    assert not {s.ATTN_OUT, s.MLP_OUT, s.RESID_MID} & model.sites
+
+
+def _with_branch(forward: Callable[..., Tensor], third: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return forward(*args, **kwargs) + third
+
+
+def test_a_branch_that_shows_under_edits_alone_leaves_the_stream() -> None:
+    hf = built("Llama")
+    for block in hf.model.layers:
+        vars(block)["forward"] = partial(_with_threshold, block.forward, largest_input(hf, block))
+    model = HFModel(hf)
+    assert {s.RESID_PRE, s.RESID_POST, s.K, s.PATTERN, s.Z} <= model.sites
+    for site in (s.ATTN_OUT, s.RESID_MID, s.MLP_OUT):
+        assert "resid_post fails by" in model.withheld[site]
+
+
+def largest_input(hf: Any, block: nn.Module) -> float:
+    tokens = sentinel_trials(D_VOCAB, None, "cpu").tokens
+    found = list[float]()
+    handle = block.register_forward_pre_hook(lambda _module, args: found.append(float(args[0].abs().max())))
+    with torch.no_grad():
+        hf(input_ids=tokens)
+    handle.remove()
+    return found[0]
+
+
+def _with_threshold(forward: Callable[..., Tensor], most: float, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return forward(x, *args, **kwargs) + 9 * (x.abs() - most).relu()
+
+
+def test_norms_of_each_head_are_part_of_the_proof() -> None:
+    model = HFModel(built("StableLm", qk_layernorm=True))
+    assert model.sites == EVERY, model.withheld
+
+
+def test_a_saturated_soft_cap_is_named() -> None:
+    model = HFModel(built("Gemma2", head_dim=14, final_logit_softcapping=0.01))
+    with pytest.raises(MissingSite, match=r"soft cap saturates its logits: many are 0\.01"):
+        model.run([text()], record=(s.LOGIT_LENS,))
+
+
+def untrained(name: str, seed: int) -> Any:
+    import transformers
+
+    torch.manual_seed(seed)
+    return transformers.AutoModelForCausalLM.from_config(tiny(name).config).eval()
