@@ -38,6 +38,11 @@ Compare models and snapshots:
     training_dynamics      measure every diagnostic at every snapshot of a training
     gradient_movement      measure gradients and distances at every snapshot of a training
 
+Train:
+
+    train                  train any network on new sequences of a task
+    scorecard              train architectures from scratch and measure what each learned to infer
+
 Modules: tasks (with an exact posterior at every step, and in text), subspaces (fits of a quantity) and monitor (watch a
 running training). Classes: Diagnosis, InterventionSite, TransformerConfig and BayesGeomError.
 

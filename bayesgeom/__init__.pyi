@@ -28,6 +28,8 @@ from .models.resolve import as_model as as_model
 from .models.resolve import load as load
 from .report.diagnosis import Diagnosis as Diagnosis
 from .report.diagnosis import load_report as load_report
+from .scorecards.run import scorecard as scorecard
 from .subspaces.base import InterventionSite as InterventionSite
 
 __version__: str
+from .training.steps import train as train

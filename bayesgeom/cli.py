@@ -634,6 +634,32 @@ def _assignments(listed: Sequence[str]) -> dict[str, Any]:
 
 
 @command("Train and exchange models")
+def scorecard(
+    make: Annotated[tuple[str, ...], Positional, arg(metavar="FILE.py:NAME|ARCHITECTURE …")],
+    worlds: tuple[str, ...] = ("core",),
+    steps: int = 2_000,
+    rates: int = 3,
+    seeds: int = 3,
+    machines: On = HERE,
+) -> "Report":
+    """Train architectures on worlds whose posterior is known, and show what each learned to infer.
+
+    A cell of the core worlds takes one to nine minutes of a core; with --on local:2, two run side by side. A killed run
+    continues when the same command is given again.
+
+    Args:
+        make: Functions make(d_vocab, n_ctx) that return a network of your own, as layer.py:make, or names such as
+            transformer or lstm. An unknown name lists the known ones.
+        worlds: core, recall, chains, all, or names of single worlds.
+        steps: Training steps of a cell, of 64 sequences each.
+        rates: Number of learning rates, around 0.002.
+        seeds: Number of trainings at the best rate.
+    """
+    with machines.executor() as executor:
+        return bayesgeom.scorecard(list(make), list(worlds), steps=steps, rates=rates, seeds=seeds, executor=executor)
+
+
+@command("Train and exchange models")
 def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path, ...]] = None) -> int:
     """List available checkpoints with task, KL and entropy error, and packed trainings.
 

@@ -10,18 +10,18 @@ import time
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from bayesgeom.core import NO_LABEL, CheckpointFault, InvalidArgument, NonFinite, Trials, phase, unknown_name
-from bayesgeom.core.files import holds_others, read_json
+from bayesgeom.core.files import atomic_directory, holds_others, read_json, write_arrays
 from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
-from bayesgeom.models.checkpoint_files import checkpoints
+from bayesgeom.models.checkpoint_files import WEIGHTS, checkpoints
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import DerivedSeed, derived_seed
 from bayesgeom.training.environment import (
@@ -62,6 +62,38 @@ DATA, VALIDATION, LABELS = 0, 1, 2  # branches of the recipe's seed
 
 
 @final
+class Logits(nn.Module):
+    """A module of any kind as one that returns logits: those of a Hugging Face output, or the first of several."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        logits: Tensor = logits_of(self.net(tokens))
+        return logits
+
+
+def logits_of(output: Any) -> Any:
+    """Return the logits in what a module returned: the field `logits`, the first of several, or the output itself."""
+    match output:
+        case object(logits=logits):
+            return logits
+        case tuple() | list():
+            return output[0]
+    return output
+
+
+class Watch(Protocol):
+    """What a run calls after every step, such as `bayesgeom.monitor.Monitor`."""
+
+    should_stop: bool
+
+    def __call__(self, step: int) -> object:
+        """Look at the network after a step."""
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
 class Pace:
     """How often a run reports and saves. This does not affect the weights."""
@@ -69,6 +101,7 @@ class Pace:
     log_every: int = 100
     save_seconds: float = 60.0
     quiet: bool = False
+    watch: Watch | None = None  # it may end the run
 
 
 @with_torch_defaults
@@ -80,6 +113,7 @@ def train(
     device: str | torch.device = "cpu",
     precision: RequestedPrecision = "auto",
     pace: Pace = Pace(),
+    own: nn.Module | None = None,
 ) -> nn.Module:
     """Train a recipe in a directory, which then contains state, log and snapshots, and return the module.
 
@@ -92,6 +126,7 @@ def train(
         precision: Precision of matrix products. "auto": bfloat16 if `device` computes it natively, else float32. A
             resumed run keeps its precision.
         pace: How often the run reports and saves.
+        own: The network to train, of any kind; default: that of the recipe's sizes.
 
     Raises:
         InvalidArgument: `out` already contains a run and `resume` is false, `precision` or the kind of `device`
@@ -108,23 +143,24 @@ def train(
         if (out / RECIPE).exists():
             chosen = run_precision(recipe, out, precision, device)
         _record(recipe, out, resume=resume, device=device, precision=chosen)
-        return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace)
+        return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace, own=own)
 
 
 def _trained(
-    recipe: Recipe, out: Path, *, resume: bool, device: str | torch.device, precision: Precision, pace: Pace
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool,
+    device: str | torch.device,
+    precision: Precision,
+    pace: Pace,
+    own: nn.Module | None,
 ) -> nn.Module:
     """Train in a directory that is checked and locked."""
     has_state = resume and (out / STATE).exists()
-    module = recipe.model_config().build(seed=recipe.seed).to(device)
-    if recipe.after is not None and not has_state:
-        before = out / BEFORE
-        has_begun = (before / RECIPE).exists()
-        earlier = train(recipe.after, before, resume=has_begun, device=device, precision=precision, pace=pace)
-        module.load_state_dict(earlier.state_dict())
-    elif recipe.warm_start is not None and not has_state:
-        _start_from_shipped(recipe, module)
-    module.train()
+    module = (recipe.model_config().build(seed=recipe.seed) if own is None else Logits(own)).to(device)
+    if not has_state:
+        _start(recipe, module, out, device=device, precision=precision, pace=pace)
     optimizers = Optimizers(recipe, module, precision)
     start = restore_state(out / STATE, recipe, module, optimizers) if has_state else 0
     cut_log(out / LOG, start)
@@ -135,25 +171,46 @@ def _trained(
         for step in range(start, recipe.steps):
             if step in due:
                 _snapshot(recipe, module, out, step, precision)
-            loss = training_step(recipe, module, optimizers, step, device, precision)
+            loss = training_step(recipe, module.train(), optimizers, step, device, precision)
+            module.eval()
             ends = step + 1 == recipe.steps or is_learned(recipe, module, held_out, step + 1)
             if (step + 1) % pace.log_every == 0 or ends:
                 line = {"step": step + 1, "loss_nats": loss, "kl_bits": held_out_kl(module, held_out)}
                 append_log(out / LOG, line)
                 shown.set_postfix(loss=f"{loss:.4f}", kl_bits=f"{line['kl_bits']:.2e}")
             shown.update(1)
-            if ends:
+            if ends or _is_stopped(pace.watch, step):
                 break
             if time.monotonic() - saved_at > pace.save_seconds:
                 save_state(out / STATE, recipe, module, optimizers, step + 1)
                 saved_at = time.monotonic()
-    # Before the last state, which ends the run and does not state the step at which a stage ended early.
-    if recipe.until is None or start < recipe.steps:
-        _snapshot(recipe, module, out, recipe.steps if recipe.until is None else step + 1, precision)
+    # Before the last state, which ends the run and does not state the step at which it ended early.
+    if start < recipe.steps:
+        _snapshot(recipe, module, out, step + 1, precision)
+    elif recipe.until is None and pace.watch is None:
+        _snapshot(recipe, module, out, recipe.steps, precision)
     save_state(out / STATE, recipe, module, optimizers, recipe.steps)
     if recipe.until is not None and start < recipe.steps:
         _warn_unless_learned(recipe, module, held_out)
     return module.eval()
+
+
+def _is_stopped(watch: Watch | None, step: int) -> bool:
+    """Call the watch after a step, and return whether it ends the run."""
+    return watch is not None and (watch(step), watch.should_stop)[1]
+
+
+def _start(
+    recipe: Recipe, module: nn.Module, out: Path, *, device: str | torch.device, precision: Precision, pace: Pace
+) -> None:
+    """Give a module the weights from which the recipe starts, where it does not start from its initialization."""
+    if recipe.after is not None:
+        before = out / BEFORE
+        has_begun = (before / RECIPE).exists()
+        earlier = train(recipe.after, before, resume=has_begun, device=device, precision=precision, pace=pace)
+        module.load_state_dict(earlier.state_dict())
+    elif recipe.warm_start is not None:
+        _start_from_shipped(recipe, module)
 
 
 def check_startable(recipe: Recipe, out: Path, *, resume: bool, device: str | torch.device = "cpu") -> None:
@@ -203,7 +260,7 @@ def run_precision(
         InvalidArgument: Another precision is requested for an existing run.
     """
     if not (out / RECIPE).exists():
-        return resolve_precision(requested, recipe.model_config(), device)
+        return "float32" if requested == "float32" else resolve_precision(requested, recipe.model_config(), device)
     begun = recorded_precision(out)
     if requested not in ("auto", begun):
         raise InvalidArgument(
@@ -371,6 +428,11 @@ def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int, precision
     path = out / SNAPSHOTS / f"step-{step:07d}"
     if not path.exists():
         check_finite(recipe, module, step)
+        if isinstance(module, Logits):
+            with atomic_directory(path) as temporary:
+                tensors = {name: own.detach().cpu().contiguous() for name, own in module.net.state_dict().items()}
+                write_arrays(tensors, temporary / WEIGHTS, {"step": str(step)}, framework="pt")
+            return
         card = f"# {recipe.name} at step {step}\n\nWeights: `{{weights_hash}}`\n"
         made: dict[str, Any] = {"recipe": recipe.to_dict(), "step": step, "entries": {"precision": precision}}
         save_checkpoint(path, module, recipe.model_config(), card=card, **made)

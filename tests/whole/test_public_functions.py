@@ -61,6 +61,7 @@ CALLS: dict[str, Callable[[Path], Result]] = {  # of functions that need more, o
         [stored(folder, hmm_model(0)), stored(folder, hmm_model(1))], lengths=[7], n=5
     ),
     "sweep": lambda folder: bayesgeom.sweep(TASK, "n_pairs", [2, 3], stored(folder), n=5),
+    "scorecard": lambda _: bayesgeom.scorecard("lstm", "dice", steps=2, rates=1, seeds=1, batch_size=4),
     "compare": lambda folder: bayesgeom.compare([stored(folder), stored(folder / "b", lively(n_layers=1))], n=5),
 }
 N_MODELS = {  # that are resolved, where that is not one
@@ -69,6 +70,7 @@ N_MODELS = {  # that are resolved, where that is not one
     "gradient_movement": 2,
     "training_dynamics": 2,
     "length_generalization": 2,
+    "scorecard": 0,
     "compare": 2,
 }
 
@@ -275,7 +277,7 @@ def test_paths_are_text_or_path(result: Result, tmp_path: Path) -> None:
 def test_it_says_where_it_comes_from(result: Result) -> None:
     source: Mapping[str, Any] = result.provenance
     assert {"model", "task_label", "arguments", "versions"} <= source.keys()
-    assert "task" in source or source["task_label"] == "given pairs", "sequences may be given without a task"
+    assert "task" in source or source["task_label"] in ("given pairs", "worlds"), "there may be none, or several"
     assert source["model"]["name"] and source["model"]["architecture"] and source["task_label"]
     assert {"torch", "bayesgeom"} <= source["versions"].keys()
     arguments = source["arguments"]

@@ -1,0 +1,1 @@
+"""What architectures learn to infer: trained from scratch on worlds whose posterior is known, with equal budgets."""

@@ -1,0 +1,309 @@
+"""The report of a scorecard: architecture × world, made from the rows of its cells."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, final
+
+import numpy as np
+from jaxtyping import Float
+
+from bayesgeom.core import Verdict
+from bayesgeom.models.base import provenance
+from bayesgeom.report.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Unit
+from bayesgeom.report.findings import Finding, Opening
+from bayesgeom.report.panels import Panel
+from bayesgeom.report.report import Report
+from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.scorecards.cell import N_CURVE, Row
+from bayesgeom.scorecards.worlds import NAMED, World
+
+HAS, PARTLY, NOT_SHOWN, CANNOT_TELL, FAILED = "has", "partly", "not shown", "this world cannot tell", "failed"
+LEAST_BITS, LEAST_SHARE = 0.02, 0.05  # KL that the shortcut must leave, in bits and of the gap, for a world to tell
+_HALF, _CAPACITY_BITS, PARAMETERS = 0.5, 0.05, 100_000
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Scorecard(Report):
+    """What each architecture reached in each world, trained from scratch on equally many sequences.
+
+    A cell is the training at the best of the tried rates, which other sequences chose. It *has* what the world needs
+    if it transports (evidence older than ten symbols), if it binds the largest trained number of pairs, or elsewhere if
+    it closes more than half of what the strongest shortcut leaves, by the whole interval. *Partly*: in part, fewer
+    pairs, or more than nothing. *Not shown*: not within this budget, which does not say that it cannot be learned. A
+    world whose shortcut is nearly exact cannot tell. Chances of a better rate grow with the number of rates.
+
+    Fields: `beyond` is 1 − KL / KL of the strongest shortcut; `slope` that of the evidence response. `capacity` is the
+    largest number of stored pairs of which 97 % are named with at most 0.05 bits. `seed_kl_bits` are those of all
+    trainings at the best rate. `rate_kl_bits` and `curve_kl_bits` are of held-out sequences. `states` and `notes` go
+    through the worlds of the first architecture, then the second's.
+    """
+
+    name: ClassVar[str] = "scorecard"
+    is_behavioral: ClassVar[bool] = True
+    title: ClassVar[str] = "Scorecard: which architecture learned to infer what?"
+
+    architectures: tuple[str, ...]
+    worlds: tuple[str, ...]
+    primitives: Annotated[tuple[str, ...], "world"]
+    rates: tuple[str, ...]
+    kl_bits: Annotated[Estimate, NonNegative("architecture world", unit="bits", better="lower", label="KL")]
+    gap_closed: Annotated[Estimate, AtMostOne("architecture world", better="higher", label="share of the gap closed")]
+    beyond: Annotated[Estimate, AtMostOne("architecture world", better="higher", label="share beyond the shortcut")]
+    slope: Annotated[Estimate, Quantity("architecture world", label="evidence response older than 10")]
+    capacity: Annotated[Float[np.ndarray, "architecture world"], Unit("pairs")]
+    shortcuts: Annotated[tuple[str, ...], "world"]
+    shortcut_kl_bits: Annotated[Float[np.ndarray, " world"], Unit("bits")]
+    best_rate: Annotated[Float[np.ndarray, "architecture world"], Unit("1")]
+    parameters: Annotated[Float[np.ndarray, " architecture"], Unit("1")]
+    seconds: Annotated[Float[np.ndarray, "architecture world"], Unit("s")]
+    seed_kl_bits: Annotated[Float[np.ndarray, "architecture world seed"], Unit("bits")]
+    rate_kl_bits: Annotated[Float[np.ndarray, "architecture world rate"], Unit("bits")]
+    step: Annotated[Float[np.ndarray, " point"], Unit("steps")]
+    curve_kl_bits: Annotated[Float[np.ndarray, "architecture world point"], Unit("bits")]
+    states: tuple[str, ...]
+    notes: tuple[str, ...]
+    weights: tuple[str, ...]
+    n: int
+
+    def state(self, architecture: str, world: str) -> str:
+        """Return what an architecture has shown in a world: "has", "partly", "not shown", …"""
+        at = self.architectures.index(architecture) * len(self.worlds) + self.worlds.index(world)
+        return self.states[at]
+
+    def having(self, primitive: str, states: Sequence[str] = (HAS,)) -> list[str]:
+        """Return the architectures with these states in every world that needs a primitive and can tell."""
+        names = [name for name, own in zip(self.worlds, self.primitives, strict=True) if own == primitive]
+
+        def told(architecture: str) -> list[str]:
+            return [found for name in names if (found := self.state(architecture, name)) not in ("", CANNOT_TELL)]
+
+        return [own for own in self.architectures if told(own) and set(told(own)) <= set(states)]
+
+    def headlines(self) -> Sequence[Headline]:
+        lines = list[Headline]()
+        for at, architecture in enumerate(self.architectures):
+            for place, world in enumerate(self.worlds):
+                if np.isfinite(self.kl_bits.value[at, place]):
+                    verdict = self.state(architecture, world)
+                    label = f"{architecture} on {world}: KL"
+                    lines.append(headline_of(self, "kl_bits", (at, place), label, verdict=verdict))
+        return lines
+
+    def answer(self) -> Opening:
+        each = {own: self.having(own) or ["none"] for own in dict.fromkeys(self.primitives)}
+        return Finding.LEARNED.of(learned=each)
+
+    def table(self) -> str:
+        """Return architecture × world: KL and state; below, why cells are blank."""
+        from bayesgeom.core import number_text
+        from bayesgeom.core.text import aligned_table
+
+        rows = [("KL (bits)", *self.worlds)]
+        for at, architecture in enumerate(self.architectures):
+            cells = zip(self.kl_bits.value[at], self.worlds, strict=True)
+            rows.append((architecture, *(f"{number_text(kl)} {self.state(architecture, name)}" for kl, name in cells)))
+        levels = zip(self.shortcut_kl_bits, self.shortcuts, strict=True)
+        rows.append(("strongest shortcut", *(f"{number_text(kl)} {name}" for kl, name in levels)))
+        notes = zip((f"{own} on {name}" for own in self.architectures for name in self.worlds), self.notes, strict=True)
+        below = [f"{cell}: {note}" for cell, note in notes if note]
+        return "\n".join([*aligned_table(rows), *([""] if below else []), *below])
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.heat import add_heat
+
+        heat = Panel.blank("Share of the gap between no evidence and exact that each closed", is_wide=True)
+        names = [f"{world} ({own})" for world, own in zip(self.worlds, self.primitives, strict=True)]
+        closed = np.clip(self.gap_closed.value, 0, 1)
+        limits: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("world", "architecture")}
+        add_heat(heat.figure, closed, unit="share of the gap closed", names=(self.architectures, names), **limits)
+        return [heat, *self._primitive_panels(), *self._curves()]
+
+    def _primitive_panels(self) -> Iterator[Panel]:
+        from bayesgeom.charts.heat import add_heat
+
+        kinds = list(dict.fromkeys(self.primitives))
+        values = np.full((len(self.architectures), len(kinds)), np.nan)
+        for at, architecture in enumerate(self.architectures):
+            for place, kind in enumerate(kinds):
+                for value, states in ((0.0, (HAS, PARTLY, NOT_SHOWN, FAILED)), (0.5, (HAS, PARTLY)), (1.0, (HAS,))):
+                    if architecture in self.having(kind, states):
+                        values[at, place] = value
+        panel = Panel.blank("Has (1), partly (0.5), not shown within this budget (0)")
+        axes: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("primitive", "architecture")}
+        add_heat(panel.figure, values, unit="state", names=(self.architectures, kinds), **axes)
+        yield panel
+
+    def _curves(self) -> Iterator[Panel]:
+        from bayesgeom.charts.lines import add_line, add_reference
+        from bayesgeom.report.theme import SERIES, label_axes
+
+        rates = np.array(list(map(float, self.rates)))
+        for place, world in enumerate(self.worlds):
+            learning = Panel.blank(f"{world}: KL by step, at the best rate", is_folded=place > 0)
+            chosen = Panel.blank(f"{world}: KL by learning rate", is_folded=place > 0)
+            level = np.full(2, self.shortcut_kl_bits[place])
+            ends = self.step[np.isfinite(self.step) & (self.step > 0)]
+            if len(ends):
+                add_reference(learning.figure, ends[[0, -1]], level, name=self.shortcuts[place])
+            add_reference(chosen.figure, rates[[0, -1]], level, name=self.shortcuts[place])
+            for at, architecture in enumerate(self.architectures):
+                line: dict[str, Any] = {"name": architecture, "color": SERIES[at % len(SERIES)]}
+                add_line(learning.figure, self.step[1:], self.curve_kl_bits[at, place, 1:], **line)
+                add_line(chosen.figure, rates, self.rate_kl_bits[at, place], **line)
+            for panel, title in ((learning, "step"), (chosen, "peak learning rate")):
+                panel.figure.update_xaxes(type="log")
+                panel.figure.update_yaxes(type="log")
+                label_axes(panel.figure, title, "KL(exact ‖ model) (bits)")
+                yield panel
+
+
+def card_of(rows: Sequence[Row], worlds: Sequence[World], *, arguments: Mapping[str, Any]) -> Scorecard:
+    """Return the report of the rows of cells.
+
+    Args:
+        rows: The rows, of any architectures.
+        worlds: The worlds, in the order of the table.
+        arguments: Arguments of the scorecard, for its provenance.
+    """
+    architectures = tuple(dict.fromkeys(row.architecture for row in rows))
+    rates = tuple(sorted({row.rate for row in rows}))
+    n_seeds = 1 + max((row.seed for row in rows), default=0)
+    found = {
+        (own, world.name): _Found([row for row in rows if (row.architecture, row.world) == (own, world.name)], world)
+        for own in architectures
+        for world in worlds
+    }
+    shape = len(architectures), len(worlds)
+
+    def table(name: str, *more: int) -> Any:
+        values = [getattr(cell, name) for cell in found.values()]
+        return np.array(values, dtype=np.float64).reshape(*shape, *more)
+
+    def estimate(name: str, baselines: Sequence[Baseline] = ()) -> Estimate:
+        value, low, high = np.moveaxis(table(name, 3), -1, 0)
+        return Estimate.of(value, (low, high), n=len(value), baselines=baselines)
+
+    for cell in found.values():
+        cell.place(rates, n_seeds)
+    by_world = [[found[own, world.name] for own in architectures] for world in worlds]
+    shortcuts = [next((cell.shortcut for cell in cells if cell.shortcut[0]), ("", math.nan)) for cells in by_world]
+    levels = np.array([level for _, level in shortcuts])
+    steps = next((cell.steps for cell in found.values() if np.isfinite(cell.steps).any()), np.full(N_CURVE + 1, np.nan))
+    return Scorecard(
+        architectures=architectures,
+        worlds=tuple(world.name for world in worlds),
+        primitives=tuple(world.primitive for world in worlds),
+        rates=tuple(f"{rate:g}" for rate in rates),
+        kl_bits=estimate("kl_bits", [Baseline.of("baseline", "strongest shortcut", np.tile(levels, (shape[0], 1)))]),
+        gap_closed=estimate("gap_closed"),
+        beyond=estimate("beyond"),
+        slope=estimate("slope"),
+        capacity=table("capacity"),
+        shortcuts=tuple(name for name, _ in shortcuts),
+        shortcut_kl_bits=levels,
+        best_rate=table("rate"),
+        parameters=np.array([_first(row) for row in table("parameters")]),
+        seconds=table("seconds"),
+        seed_kl_bits=table("seed_kl_bits", n_seeds),
+        rate_kl_bits=table("rate_kl_bits", len(rates)),
+        step=steps,
+        curve_kl_bits=table("curve", len(steps)),
+        states=tuple(cell.state for cell in found.values()),
+        notes=tuple(cell.note for cell in found.values()),
+        weights=tuple(cell.weights for cell in found.values()),
+        n=max((row.seed for row in rows), default=0) + 1,
+        provenance=provenance(dict.fromkeys(("name", "architecture"), ", ".join(architectures)), "worlds", arguments),
+    )
+
+
+_NONE = (math.nan,) * 3
+
+
+def _first(values: Float[np.ndarray, " world"]) -> float:
+    """Return the first known value; NaN if there is none."""
+    return next((float(value) for value in values if not math.isnan(value)), math.nan)
+
+
+@final
+class _Found:
+    """What the rows of one architecture in one world say."""
+
+    def __init__(self, rows: Sequence[Row], world: World) -> None:
+        self._rows, self._world = rows, world
+        ends = {row.rate: row.value for row in sorted(self._all("validation_kl_bits"), key=lambda row: row.step)}
+        failed = self._all("failed")
+        self._scored = {row.rate for row in self._all("kl_bits")}
+        known = {rate: kl for rate, kl in ends.items() if rate in self._scored and math.isfinite(kl)}
+        self.rate = min(known, key=known.__getitem__) if known else math.nan
+        self._best = [row for row in rows if row.rate == self.rate]
+        own = [row for row in self._best if row.quantity == "kl_bits"]
+        kl = min(own, key=lambda row: row.value, default=None)
+        self.kl_bits = _NONE if kl is None else (kl.value, kl.lower, kl.upper)
+        self.weights, self.seconds = ("", math.nan) if kl is None else (kl.weights, kl.seconds)
+        self.note = failed[0].setting if failed and not known else ""
+        self.parameters = next((row.value for row in self._all("parameters")), math.nan)
+        level = next((row.value for row in self._all("context_free_kl_bits")), math.nan)
+        self.shortcut = next(((row.setting, row.value) for row in self._all("shortcut_kl_bits")), ("", math.nan))
+        self.gap_closed, self.beyond = _closed(self.kl_bits, level), _closed(self.kl_bits, self.shortcut[1])
+        can_tell = self.shortcut[1] >= max(LEAST_BITS, LEAST_SHARE * level)
+        response = next((row for row in self._best if row.quantity == "slope"), None)
+        self.slope = _NONE if response is None else (response.value, response.lower, response.upper)
+        named = {row.setting: row.value for row in self._best if row.quantity == "named"}
+        bits = {row.setting: row.value for row in self._best if row.quantity == "kl_bits_at"}
+        bound = [int(pairs) for pairs in named if named[pairs] >= NAMED and bits[pairs] <= _CAPACITY_BITS]
+        self.capacity = float(max(bound, default=0)) if named else math.nan
+        self.state = self._state(response, list(map(int, named)), can_tell=can_tell)
+        if not self.note and abs(self.parameters / PARAMETERS - 1) > 0.2:
+            self.note = f"{self.parameters:,.0f} parameters without embeddings; the reference has {PARAMETERS:,}"
+
+    def place(self, rates: Sequence[float], n_seeds: int) -> None:
+        """Set the numbers by rate, by seed and by step."""
+        ends = {row.rate: row.value for row in sorted(self._all("validation_kl_bits"), key=lambda row: row.step)}
+        self.rate_kl_bits = [ends.get(rate, math.nan) for rate in rates]
+        seeds = {row.seed: row.value for row in self._best if row.quantity == "kl_bits"}
+        self.seed_kl_bits = [seeds.get(seed, math.nan) for seed in range(n_seeds)]
+        first = [row for row in self._best if row.seed == 0 and row.quantity == "validation_kl_bits"]
+        padding = [math.nan] * (N_CURVE + 1 - len(first))
+        self.steps = np.array([row.step for row in first] + padding, dtype=np.float64)[: N_CURVE + 1]
+        self.curve = ([row.value for row in first] + padding)[: N_CURVE + 1]
+
+    def _all(self, quantity: str) -> list[Row]:
+        return [row for row in self._rows if row.quantity == quantity and row.seed == 0]
+
+    def _state(self, response: Row | None, trained: Sequence[int], *, can_tell: bool) -> str:
+        """Return what the cell shows of its world's primitive."""
+        if not self._rows:
+            return ""
+        if math.isnan(self.kl_bits[0]):
+            return FAILED
+        if response is not None:
+            return {Verdict.TRANSPORTS: HAS, Verdict.IN_PART: PARTLY}.get(Verdict(response.setting), NOT_SHOWN)
+        if self._world.primitive == "bind":
+            most = max(vars(task).get("n_pairs", 0) for task in self._world.stages)
+            return HAS if self.capacity >= most else PARTLY if self.capacity > 0 else NOT_SHOWN
+        if not can_tell:
+            return CANNOT_TELL
+        return HAS if self.beyond[1] > _HALF else PARTLY if self.beyond[1] > 0 else NOT_SHOWN
+
+
+def _closed(kl: tuple[float, ...], level: float) -> tuple[float, float, float]:
+    """Return 1 − KL / level, with its interval; that of the level, which has the same sequences, is left out."""
+    value, low, high = (1 - bits / level if level > 0 else math.nan for bits in (kl[0], kl[2], kl[1]))
+    return value, low, high
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """Write rows as a Parquet table, for `read_rows`."""
+    import pandas as pd
+
+    pd.DataFrame([vars(row) for row in rows]).to_parquet(path)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a Parquet table."""
+    import pandas as pd
+
+    return [Row(**line) for line in pd.read_parquet(path).to_dict("records")]

@@ -1,0 +1,156 @@
+"""`scorecard`: train architectures on worlds at several rates, then with more seeds at the best, and score them."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, final
+
+from bayesgeom.core import InvalidArgument, checked, phase
+from bayesgeom.executors import Batch, Executor, Job
+from bayesgeom.scorecards.architectures import architectures_of
+from bayesgeom.scorecards.cell import Cell, Row, cell_at, measured
+from bayesgeom.scorecards.report import Scorecard, card_of
+from bayesgeom.scorecards.worlds import worlds_of
+
+_MIDDLE, _STEP, _WIDEST = (
+    2e-3,
+    0.5,
+    2.0,
+)  # of rates: the middle one, decades between two, decades between the outer ones
+
+
+@checked()
+def scorecard(
+    make: Any,
+    worlds: Any = "core",
+    *,
+    steps: int = 2_000,
+    rates: int | Sequence[float] = 3,
+    seeds: int = 3,
+    batch_size: int = 64,
+    executor: Executor | Batch | None = None,
+) -> Scorecard:
+    """Train architectures from scratch on worlds whose posterior is known, and measure what each learned to infer.
+
+    Every cell has the same number of sequences. It is trained at every rate; the rate with the least KL on held-out
+    sequences gets the other seeds, and other sequences score it. A cell whose network fails or diverges has a reason
+    instead of numbers. Finished cells are kept in the folder of the executor, or in runs/jobs, if the architecture can
+    be found again by its text; a killed run then continues.
+
+    Args:
+        make: `make(d_vocab, n_ctx)`, which returns a module from ids to logits; "FILE.py:NAME" of such a function; a
+            name such as "lstm"; a configuration of Hugging Face; or a list of these, or a dictionary by name.
+        worlds: "core", "recall", "chains", "all", the name of one world, a task, a `World`, or a list of these.
+        steps: Training steps of a cell.
+        rates: Peak learning rates, or their number, log-spaced around 0.002 over at most two decades.
+        seeds: Number of trainings at the best rate.
+        batch_size: Sequences of a step.
+        executor: Where cells are trained, a job each (see `bayesgeom.executors`). Default: this process.
+
+    Returns:
+        What every architecture reached in every world.
+
+    Raises:
+        InvalidArgument: An argument is out of range, or `executor` is given and an architecture is only known here.
+        UnknownName: There is no such architecture or world.
+        ExecutorFault: A job failed; the others' results are kept.
+
+    Example:
+        >>> import bayesgeom
+        >>> card = bayesgeom.scorecard("lstm", "dice", steps=2, rates=1, seeds=1, batch_size=4)
+        >>> card.architectures, card.worlds
+        (('lstm',), ('dice',))
+    """
+    for name, number in (("steps", steps), ("seeds", seeds), ("batch_size", batch_size)):
+        if number < 1:
+            raise InvalidArgument(f"{name} must be at least 1, got {number}.")
+    architectures, places = architectures_of(make), worlds_of(worlds)
+    if len({own.name for own in architectures}) < len(architectures):
+        raise InvalidArgument("two architectures have the same name: pass a dictionary with names of your own.")
+    budget: dict[str, Any] = {"steps": steps, "batch_size": batch_size}
+    chosen = rates_of(rates)
+    pairs = list(itertools.product(architectures, places))
+    cell = partial(Cell, **budget)
+    rows = run_cells([cell(architecture=a, world=w, rate=rate, seed=0) for a, w in pairs for rate in chosen], executor)
+    best = best_rates(rows)
+    known = [(a, w, best[a.name, w.name]) for a, w in pairs if (a.name, w.name) in best]
+    further = [cell(architecture=a, world=w, rate=rate, seed=s) for a, w, rate in known for s in range(1, seeds)]
+    rows += run_cells(further, executor)
+    return card_of(rows, places, arguments={**budget, "rates": list(chosen), "seeds": seeds})
+
+
+def rates_of(given: int | Sequence[float]) -> tuple[float, ...]:
+    """Return the peak learning rates, in ascending order.
+
+    Example:
+        >>> [f"{rate:.2g}" for rate in rates_of(3)]
+        ['0.00063', '0.002', '0.0063']
+    """
+    if isinstance(given, int):
+        decades = min(_WIDEST, _STEP * (given - 1))
+        between = decades / max(1, given - 1)
+        found = [float(f"{_MIDDLE * 10 ** (between * index - decades / 2):.3g}") for index in range(given)]
+    else:
+        found = sorted(set(map(float, given)))
+    if not found or not all(0 < rate < math.inf for rate in found):
+        raise InvalidArgument(f"rates must be a number of at least 1, or positive learning rates; got {given!r}.")
+    return tuple(found)
+
+
+def best_rates(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
+    """Return the rate with the least KL on held-out sequences at the end, by architecture and world."""
+    last = dict[tuple[str, str], dict[float, tuple[int, float]]]()
+    failed = {(row.architecture, row.world, row.rate) for row in rows if row.quantity == "failed"}
+    for row in rows:
+        place = row.architecture, row.world
+        if row.quantity == "validation_kl_bits" and row.seed == 0 and (*place, row.rate) not in failed:
+            ends = last.setdefault(place, {})
+            ends[row.rate] = max(ends.get(row.rate, (-1, 0.0)), (row.step, row.value))
+    return {place: min(ends, key=lambda rate: ends[rate][1]) for place, ends in last.items()}
+
+
+def run_cells(cells: Sequence[Cell], executor: Executor | Batch | None) -> list[Row]:
+    """Return the rows of all cells, in their order."""
+    if not cells:
+        return []
+    own = [cell.architecture.name for cell in cells if not cell.architecture.text]
+    if own and executor is not None:
+        raise InvalidArgument(
+            f"a worker cannot find {own[0]}, which exists in this process only: pass FILE.py:NAME, or no executor."
+        )
+    if own:
+        rows = list[Row]()
+        with phase("cells", len(cells), "cell") as shown:
+            for cell in cells:
+                rows += measured(cell)
+                shown.update(1)
+        return rows
+    jobs = [Job(name=cell.name, function=cell_at, arguments=cell.arguments()) for cell in cells]
+    batch = Batch.of(_Here() if executor is None else executor)
+    return list(itertools.chain.from_iterable(batch.results(jobs, desc="cells")))
+
+
+@final
+class _Here:
+    """An executor that runs a job in this process, when its result is asked for."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> "_Later":
+        """Return a future that calls `fn(*args)`."""
+        return _Later(fn, args)
+
+
+@final
+class _Later:
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._call = iter([(fn, args)])
+        self._returned: Any = None
+
+    def exception(self) -> BaseException | None:
+        for fn, args in self._call:
+            self._returned = fn(*args)
+        return None
+
+    def result(self) -> Any:
+        self.exception()
+        return self._returned
