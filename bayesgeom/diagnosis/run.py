@@ -157,7 +157,7 @@ def _diagnosed(
     final = _ANSWER if n_first == n_untrained else _ANSWER[1:]
     rest = measured(plan.only([name for name in every if name not in final]), n_untrained, first)
     reports = {name: rest[name] for name in every if name in rest}
-    return replace(rest, reports=reports, skipped={**first.skipped, **rest.skipped})
+    return replace(rest, reports=reports, skipped=_with_faults(first.skipped, rest.skipped))
 
 
 def _answered(reports: Mapping[str, Report]) -> dict[str, Report]:

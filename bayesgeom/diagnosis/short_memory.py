@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float64
 
-from bayesgeom.core import Run, Verdict
+from bayesgeom.core import Ask, Run, Verdict
 from bayesgeom.measurements.calibration import CalibrationReport, gap_closed, references_of, sequence_kl_bits
 from bayesgeom.measurements.evidence_response import EvidenceResponseReport, response_until_decided
 from bayesgeom.models.base import LARGE, Model
-from bayesgeom.report.answer import is_reached, reached_by
+from bayesgeom.report.answer import answer_of, is_reached, reached_by
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.report import Report
 from bayesgeom.stats.behavior import predicted_behavior
@@ -34,12 +34,16 @@ def with_short_memory(
         seed: Seed of the diagnosis.
     """
     report, response = reports.get(CalibrationReport.name), reports.get(EvidenceResponseReport.name)
-    if not isinstance(report, CalibrationReport) or not (window := matching_window(report, task, run)):
+    answer = answer_of(reports)
+    if not isinstance(report, CalibrationReport) or answer is None or not answer.explains:
+        return {**reports}
+    if not (window := matching_window(report, task, run)):
         return {**reports}
     report = replace(report, matching_window=Estimate.of(float(window)))
     if isinstance(response, EvidenceResponseReport):
-        is_small = model.spec.n_parameters < LARGE
-        if str(window) not in response.ages or (is_small and response.verdict_at(window) == Verdict.UNDECIDED):
+        is_small = Ask.RERUN in model.asks and model.spec.n_parameters < LARGE  # predictions of a server may cost money
+        is_other = response.is_single or str(window) not in response.ages
+        if is_other or (is_small and response.verdict_at(window) == Verdict.UNDECIDED):
             response = response_until_decided(model, task, window, seed=seed)
         verdict = str(response.verdict_at(window))
         report = replace(report, older_slope=response.slope[response.ages.index(str(window))], older_verdict=verdict)

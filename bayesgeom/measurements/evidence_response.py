@@ -245,7 +245,7 @@ def _grown(
 ) -> EvidenceResponseReport:
     """Measure all ages, and those without one of these verdicts or so narrow an interval on twice as many sequences."""
     n, report = chosen.n, measured(chosen, model, task, n=chosen.n, seed=seed)
-    while n == report.n < MOST_N and model.spec.n_parameters < LARGE:
+    while n == report.n < MOST_N and Ask.RERUN in model.asks and model.spec.n_parameters < LARGE:
         wide = ~(report.slope.ends[1] - report.slope.ends[0] <= width)
         few = [at for at, verdict in enumerate(report.verdicts) if wide[at] and verdict not in enough]
         if not few:

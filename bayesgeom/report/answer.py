@@ -357,7 +357,8 @@ def _details(answer: Answer) -> Iterator[Opening]:
     if answer.failure_rate is not None and float(answer.failure_rate) >= 0 and answer.explains:
         rate, most = float(answer.failure_rate), float(answer.failure_rate.ends[1])
         finding = Finding.FAILURES if rate > 0 else Finding.NO_FAILURES
-        yield finding.of(rate=rate, most=most, n=answer.failure_rate.n, baseline=answer.baseline)
+        if most < 1:
+            yield finding.of(rate=rate, most=most, n=answer.failure_rate.n, baseline=answer.baseline)
     if answer.response is not None and answer.explains:
         yield _evidence_used(answer.response, answer.ages)
 

@@ -64,7 +64,7 @@ class Finding(Enum):
     NO_BETTER = "No: no better than {level} " + _LEVELS
     NOT_SHOWN_BETTER = "No: not shown to be better than {level} " + _LEVELS
     WORSE = "No: worse than {level} " + _LEVELS
-    UNDECIDED = "Undecided: " + _CLOSES + ", without an interval[ ({reason})]."
+    UNDECIDED = "Undecided: " + _CLOSES + ", without an interval[ ({reason})]" + _OFF
     NO_GAP = "No gap to close: without any evidence KL is {gap} bits; that of this model is {kl} bits" + _OFF
     UNLISTED = (
         "Not measured: answers with {unlisted:%} of the exact probability are not among the {top} tokens that the "

@@ -16,7 +16,7 @@ from bayesgeom.report.findings import Finding, Opening
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.scorecards.cell import N_CURVE, Row
+from bayesgeom.scorecards.cell import N_CURVE, SCORED, Row
 from bayesgeom.scorecards.worlds import NAMED, World
 
 HAS, PARTLY, NOT_SHOWN, CANNOT_TELL, FAILED = "has", "partly", "not shown", "this world cannot tell", "failed"
@@ -214,7 +214,7 @@ def card_of(rows: Sequence[Row], worlds: Sequence[World], *, arguments: Mapping[
         states=tuple(cell.state for cell in found.values()),
         notes=tuple(cell.note for cell in found.values()),
         weights=tuple(cell.weights for cell in found.values()),
-        n=max((row.seed for row in rows), default=0) + 1,
+        n=SCORED,
         provenance=provenance(dict.fromkeys(("name", "architecture"), ", ".join(architectures)), "worlds", arguments),
     )
 

@@ -9,7 +9,7 @@ from typing import Any, final
 from bayesgeom.core import InvalidArgument, checked, phase
 from bayesgeom.executors import Batch, Executor, Job
 from bayesgeom.scorecards.architectures import architectures_of
-from bayesgeom.scorecards.cell import Cell, Row, cell_at, measured
+from bayesgeom.scorecards.cell import SCORED, Cell, Row, cell_at, measured
 from bayesgeom.scorecards.report import Scorecard, card_of
 from bayesgeom.scorecards.worlds import worlds_of
 
@@ -77,7 +77,7 @@ def scorecard(
     known = [(a, w, best[a.name, w.name]) for a, w in pairs if (a.name, w.name) in best]
     further = [cell(architecture=a, world=w, rate=rate, seed=s) for a, w, rate in known for s in range(1, seeds)]
     rows += run_cells(further, executor)
-    return card_of(rows, places, arguments={**budget, "rates": list(chosen), "seeds": seeds})
+    return card_of(rows, places, arguments={**budget, "rates": list(chosen), "seeds": seeds, "n": SCORED, "seed": 0})
 
 
 def rates_of(given: int | Sequence[float]) -> tuple[float, ...]:

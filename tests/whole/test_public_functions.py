@@ -281,6 +281,9 @@ def test_it_says_where_it_comes_from(result: Result) -> None:
     assert source["model"]["name"] and source["model"]["architecture"] and source["task_label"]
     assert {"torch", "bayesgeom"} <= source["versions"].keys()
     arguments = source["arguments"]
+    if source["task_label"] == "worlds":  # a scorecard scores on sequences of its own, and has a hash for each cell
+        assert arguments["steps"] == 2 and all(result.weights)  # type: ignore[union-attr]
+        return
     assert (arguments["n"], arguments["seed"]) == (5, 0)
     hashes = source.get("weights") or {"model": source["model"]["weights_hash"]}
     assert hashes and all(hashes.values())

@@ -198,18 +198,19 @@ class AttentionWatch(TorchFunctionMode):
         if name == _OF_MODULE:
             with self:
                 return _INSIDE(*args, **given)
-        if name == _FUSED and args[0].ndim in (3, 4):
+        first: Any = args[0] if args else given.get("query", given.get("input"))
+        if name == _FUSED and first.ndim in (3, 4):
             return self._fused(func, args, given)
         if name in _PRODUCTS and (axes := _axes_of(name, args, self._n)) is not None:
             return self._product(func, args, given, axes)
         output = func(*args, **given)
         if self._scores is not None and isinstance(output, Tensor) and output.shape == self._scores.shape:
             if name == "tanh":
-                self._scores = replace(self._scores, capped=(args[0].clone(), output.clone()))
+                self._scores = replace(self._scores, capped=(first.clone(), output.clone()))
             elif name == "softmax" and (args[1:2] or (given.get("dim"),))[0] in (-1, output.ndim - 1):
                 if self.is_chosen(self._scores.number):
                     output = self._through(PATTERN, _as_heads(output, self._n)).reshape(output.shape)
-                self._softmax = _as_heads(args[0], self._n).clone()
+                self._softmax = _as_heads(first, self._n).clone()
         return output
 
     def is_chosen(self, number: int) -> bool:

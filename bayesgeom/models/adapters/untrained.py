@@ -1,7 +1,7 @@
 """Untrained copies of a module of a user: with its own constructor, or reset in the way in which its class does it."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import product
 
@@ -33,13 +33,14 @@ def initialized(net: nn.Module, name: str) -> nn.Module:
     torch.set_rng_state(state)  # a constructor may have set a seed of its own
     copy = deepcopy(net)
     unknown = dict(_reset(copy))
-    match copy:
-        case object(_init_weights=initialize):
-            for parameter in unknown.values():
-                nn.init.constant_(parameter, torch.nan)
-            for part in copy.modules():
-                initialize(part)  # type: ignore[operator]  # torch annotates attributes as tensors
-            unknown = {path: parameter for path, parameter in unknown.items() if bool(parameter.isnan().any())}
+    if (initialize := _initializer(copy)) is not None:
+        for parameter in unknown.values():
+            nn.init.constant_(parameter, torch.nan)
+        with Contained() as drawing:
+            initialize(copy)
+        if drawing.error is not None:
+            raise NoCopy(f"{name} has no untrained baselines: its _init_weights failed: {drawing.fault.rstrip('.')}.")
+        unknown = {path: parameter for path, parameter in unknown.items() if bool(parameter.isnan().any())}
     if unknown:
         raise NoCopy(
             f"{name} has no untrained baselines: {next(iter(unknown))} is a weight of a part without reset_parameters. "
@@ -50,10 +51,16 @@ def initialized(net: nn.Module, name: str) -> nn.Module:
 
 def is_owners(net: nn.Module) -> bool:
     """Return whether `initialized` draws the weights as the owner does: by the constructor or by `_init_weights`."""
+    return _initializer(net) is not None or _constructed(net) is not None
+
+
+def _initializer(net: nn.Module) -> Callable[[nn.Module], object] | None:
+    """Return what draws the weights of a module by its own `_init_weights`, of each part or of all; None without it."""
     match net:
         case object(_init_weights=initialize) if callable(initialize):
-            return True
-    return _constructed(net) is not None
+            takes_parts = bool(inspect.signature(initialize).parameters)
+            return lambda copy: copy.apply(initialize) if takes_parts else initialize()
+    return None
 
 
 def weights_differ(net: nn.Module, other: nn.Module) -> list[str]:

@@ -536,7 +536,9 @@ class WrappedModel(Reattachable):
             for matrix in matrices:
                 matrix.copy_(matrix.flatten()[torch.randperm(matrix.numel())].view_as(matrix))
         known = {**self._known, "name": f"{self.spec.name} at initialization {seed}"}
-        return WrappedModel(net, known, blocks=self._blocks, digest=untrained_hash(seed))
+        with Contained() as attaching:
+            return WrappedModel(net, known, blocks=self._blocks, digest=untrained_hash(seed))
+        raise NoCopy(f"a copy of {self.spec.name} with permuted weights cannot be run: {attaching.fault.rstrip('.')}.")
 
     def _rebuilt(self, rebuild: Callable[[], nn.Module]) -> nn.Module:
         """Return a module that a function builds; raise `NoCopy` if it has other parts or other weights."""
