@@ -15,6 +15,7 @@ OWN = f"{Path(recurrence.__file__)}:make"
 SMALL = {"steps": 6, "rates": 1, "seeds": 1, "batch_size": 4}
 
 
+@pytest.mark.exhaustive
 def test_an_own_layer_gets_its_row() -> None:
     card = scorecard({"mine": recurrence.make, "lstm": "lstm"}, ["dice", "rrxor"], **SMALL)
     assert card.architectures == ("mine", "lstm") and card.worlds == ("dice", "rrxor")
@@ -42,6 +43,7 @@ def test_the_rate_of_other_seeds_is_that_with_the_least_held_out_kl() -> None:
     assert (card.seed_kl_bits[0, 0] > 0).all() and card.seed_kl_bits[0, 0, 0] != card.seed_kl_bits[0, 0, 1]
 
 
+@pytest.mark.exhaustive
 def test_finished_cells_are_not_trained_again(tmp_path: Path) -> None:
     with connect("local:1") as executor:
         first = scorecard(OWN, "dice", **SMALL, executor=Batch(executor=executor, folder=tmp_path))
