@@ -425,7 +425,7 @@ class _Parts:
         if closed != Reason.NONE:
             return _missing(closed, "martingale_gap", "martingale_drift", "information_slope", "information_curvature")
 
-        def rows(answers: Sequence[Float64[Tensor, "row position answer"]]) -> np.ndarray:
+        def rows(answers: Sequence[Float64[Tensor, "_ position answer"]]) -> np.ndarray:
             together = torch.cat([each[:, 0] for each in answers]).cpu().numpy()
             return np.asarray(together.reshape(-1, together.shape[1] + 2, together.shape[1]))
 

@@ -10,7 +10,7 @@ import time
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -84,6 +84,7 @@ def logits_of(output: Any) -> Any:
     return output
 
 
+@runtime_checkable
 class Watch(Protocol):
     """What a run calls after every step, such as `bayesgeom.monitor.Monitor`."""
 

@@ -156,7 +156,7 @@ class _Scores:
     number: int
     q: Tensor
     k: Tensor
-    shape: torch.Size
+    shape: tuple[int, ...]
     capped: tuple[Tensor, Tensor] | None = None  # input and output of a tanh
 
 
