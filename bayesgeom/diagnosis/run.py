@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from bayesgeom.ablations.report import AblationReport
 from bayesgeom.core import N_RECORDED, Ask, InvalidArgument, NoCopy, NonFinite, Run, checked, phase
 from bayesgeom.diagnosis.measuring import Found, attempted, probed, usable
 from bayesgeom.diagnosis.passes import ModelPasses, passes
@@ -34,7 +33,6 @@ from bayesgeom.diagnosis.short_memory import with_short_memory
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.measurements.base import Subject
 from bayesgeom.measurements.calibration import CalibrationReport, compared, sequence_kl_bits
-from bayesgeom.measurements.evidence_response import EvidenceResponseReport
 from bayesgeom.models.base import (
     KERNELS,
     LARGE,
@@ -162,12 +160,9 @@ def _diagnosed(
 
 def _answered(reports: Mapping[str, Report]) -> dict[str, Report]:
     """Return the reports; those that claim use of evidence claim nothing if the answer is no better than its levels."""
-    answer, claims = answer_of(reports), dict[str, Report]()
-    if answer is not None and not answer.explains:
-        for report in reports.values():
-            if isinstance(report, EvidenceResponseReport | AblationReport):
-                claims[report.name] = report.no_better()
-    return {**reports, **claims}
+    answer = answer_of(reports)
+    is_no_better = answer is not None and not answer.explains
+    return {name: report.no_better() if is_no_better else report for name, report in reports.items()}
 
 
 def _untrained_reports(

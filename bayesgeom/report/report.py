@@ -143,6 +143,10 @@ class Report(ABC):
         """Return what the report says, as a code with its numbers; None: its first number with a verdict says it."""
         return None
 
+    def no_better(self) -> Self:
+        """Return the report of a model whose predictions use no evidence: it claims no use of any."""
+        return self
+
     @final
     def plot(self) -> "Figure":
         """Return a plotly figure of all panels."""

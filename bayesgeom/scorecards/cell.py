@@ -33,7 +33,7 @@ _CAUSAL = 1e-3  # of the largest logit: an earlier position may change by so muc
 @final
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One number of a cell, or why there is none; a line of the table `cells.parquet`.
+    """One number of a cell, or why there is none.
 
     `setting` is what else the number belongs to: a verdict, the number of stored pairs, the name of a shortcut, or the
     reason. `seconds` is the processor time of the training until then; `weights` their hash.

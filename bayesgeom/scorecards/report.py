@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -293,17 +292,3 @@ def _closed(kl: tuple[float, ...], level: float) -> tuple[float, float, float]:
     """Return 1 − KL / level, with its interval; that of the level, which has the same sequences, is left out."""
     value, low, high = (1 - bits / level if level > 0 else math.nan for bits in (kl[0], kl[2], kl[1]))
     return value, low, high
-
-
-def write_rows(rows: Sequence[Row], path: Path) -> None:
-    """Write rows as a Parquet table, for `read_rows`."""
-    import pandas as pd
-
-    pd.DataFrame([vars(row) for row in rows]).to_parquet(path)
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a Parquet table."""
-    import pandas as pd
-
-    return [Row(**line) for line in pd.read_parquet(path).to_dict("records")]
