@@ -640,6 +640,7 @@ def scorecard(
     steps: int = 2_000,
     rates: int = 3,
     seeds: int = 3,
+    beside: bool = True,
     machines: On = HERE,
 ) -> "Report":
     """Train architectures on worlds whose posterior is known, and show what each learned to infer.
@@ -654,9 +655,11 @@ def scorecard(
         steps: Training steps of a cell, of 64 sequences each.
         rates: Number of learning rates, around 0.002.
         seeds: Number of trainings at the best rate.
+        beside: Show the shipped rows of known architectures, too.
     """
+    settings: dict[str, Any] = {"steps": steps, "rates": rates, "seeds": seeds, "beside": beside}
     with machines.executor() as executor:
-        return bayesgeom.scorecard(list(make), list(worlds), steps=steps, rates=rates, seeds=seeds, executor=executor)
+        return bayesgeom.scorecard(list(make), list(worlds), **settings, executor=executor)
 
 
 @command("Train and exchange models")

@@ -28,6 +28,7 @@ def add_heat(
     names: tuple[Sequence[str] | range, Sequence[str] | range] | None = None,
     axes: tuple[str, str] = ("head", "layer"),
     limits: tuple[float, float] | None = None,
+    texts: Sequence[str] | None = None,
 ) -> None:
     """Add cells whose color is the distance from the baseline: blue shades, or orange above and purple below it.
 
@@ -42,6 +43,7 @@ def add_heat(
         names: Names or numbers of the rows, from the top, and of the columns. Default: from 0, rows upward.
         axes: Titles of x and y.
         limits: Range of the colors, which are clipped there. Default: that of the values and the baseline.
+        texts: What cells hold in place of their numbers, row by row.
     """
     known = values[np.isfinite(values)]
     if not len(known):
@@ -53,7 +55,7 @@ def add_heat(
     rows = rows if isinstance(rows, range) else categories([wrapped(name, _NAME) for name in rows])
     columns = columns if isinstance(columns, range) else categories([escaped(name) for name in columns])
     across, down, what = map(escaped, (*axes, unit))
-    texts = [_cell_text(value, _digits(known) if names is None else 4) for value in map(float, values.flat)]
+    texts = texts or [_cell_text(value, _digits(known) if names is None else 4) for value in map(float, values.flat)]
     has_numbers = len(columns) * max(map(len, texts)) <= _MOST_LETTERS and len(rows) <= _MOST_ROWS
     figure.add_trace(
         go.Heatmap(

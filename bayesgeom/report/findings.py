@@ -147,7 +147,7 @@ class Finding(Enum):
         "KL goes from {first} to {last} bits by step {step:,}[; it stays below a tenth of its start from step {rest:,}]"
         "[; attention patterns stay near their last state from step {patterns:,}].\n[The {baseline} has {level} bits.]"
     )
-    LEARNED = "{learned:verdicts}."
+    LEARNED = "[{learned:verdicts}.][ {pools:verdicts} (on new chains).]"
     ONE_SNAPSHOT = "At step {step:,} KL is {last} bits.\n[The {baseline} has {level} bits.]"
     MONITORED = (
         "At step {step:,} KL is[ {bits} bits (uniform {uniform})| {bits} bits| not known]. "

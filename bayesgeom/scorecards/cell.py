@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from bayesgeom.core import BayesGeomError, InvalidArgument, NonFinite, Trials, Verdict
 from bayesgeom.core.plugins import Contained
 from bayesgeom.diagnosis.run import diagnose
+from bayesgeom.measurements._audit_parts import mixture
 from bayesgeom.measurements.evidence_response import evidence_response
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import as_model
 from bayesgeom.report.estimate import Estimate, mean_estimate
 from bayesgeom.scorecards.architectures import Architecture, architectures_of
-from bayesgeom.scorecards.worlds import NAMED, TRANSPORT_AGE, World, world_from_config
+from bayesgeom.scorecards.worlds import MEMORIZE, NAMED, TRANSPORT_AGE, World, world_from_config
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks.base import DerivedSeed
 from bayesgeom.training.loop import Logits, held_out_kl, named_share
@@ -27,6 +28,7 @@ from bayesgeom.training.steps import Training
 
 HELD_OUT, SCORED, CHECK_EVERY, N_CURVE = 256, 512, 50, 12
 _VALIDATION, _SCORES = (DerivedSeed(1_000_003 + number) for number in range(2))  # of sequences that no step draws
+OBSERVERS, SEQUENCES = ("memorizing", "generalizing"), ("pool", "fresh")  # the exact observer of each kind of sequences
 _CAUSAL = 1e-3  # of the largest logit: an earlier position may change by so much, which is rounding
 
 
@@ -156,6 +158,8 @@ def _rows(cell: Cell, training: Training) -> Iterator[Row]:
         if training.step in due:
             kl = held_out_kl(training.evaluated(), validation)
             yield _row(cell, training, "validation_kl_bits", kl, setting=str(world.stages.index(stage) + 1))
+            if world.primitive == MEMORIZE:
+                yield from _mixture_rows(cell, training, HELD_OUT if not training.is_over else SCORED)
             module.train()
         if training.is_over:
             break
@@ -209,6 +213,24 @@ def _named(module: nn.Module, trials: Trials) -> Iterator[Float64[np.ndarray, " 
     has_stored = is_stored.any(1)
     yield kl_bits(exact, answers).mean(1).numpy()
     yield (is_right.sum(1)[has_stored].double() / is_stored.sum(1)[has_stored]).numpy()
+
+
+@torch.no_grad()
+def _mixture_rows(cell: Cell, training: Training, n: int) -> Iterator[Row]:
+    """Yield how much of the predictions is that of the observer who knows the pool, and of the one who does not.
+
+    They are the weights of the nearest mixture of all predictors of the task, as in an audit, on sequences of the pool
+    and on those of new chains, each with a part of the weights that belongs to neither.
+    """
+    for task, exactly, name in zip((cell.world.task, *cell.world.harder), OBSERVERS, SEQUENCES, strict=False):
+        trials = task.sample(n, seed=_SCORES)
+        predicted = {exactly: trials.at_scored(trials.predictive), **task.baseline_predictives(trials)}
+        answers = trials.at_scored(training.module(trials.tokens))[:, :, trials.answers].double().softmax(-1)
+        known = {observer: probs.numpy() for observer, probs in predicted.items()}
+        weights, left = mixture(answers.numpy(), known, seed=cell.seed)
+        for observer in OBSERVERS:
+            yield _row(cell, training, observer, weights[list(known).index(observer)], setting=name)
+        yield _row(cell, training, "mixture_kl_bits", float(left.mean()), setting=name)
 
 
 def _n_parameters(module: nn.Module, d_vocab: int) -> float:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, final
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import Float
@@ -15,10 +15,15 @@ from bayesgeom.report.findings import Finding, Opening
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.scorecards.cell import N_CURVE, SCORED, Row
-from bayesgeom.scorecards.worlds import NAMED, World
+from bayesgeom.scorecards.cell import N_CURVE, OBSERVERS, SCORED, SEQUENCES, Row
+from bayesgeom.scorecards.worlds import MEMORIZE, NAMED, World
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HAS, PARTLY, NOT_SHOWN, CANNOT_TELL, FAILED = "has", "partly", "not shown", "this world cannot tell", "failed"
+_STATES = (HAS, PARTLY, FAILED, NOT_SHOWN)
+SHIPPED = " (shipped)"  # at the end of the name of an architecture whose rows come with the package
 LEAST_BITS, LEAST_SHARE = 0.02, 0.05  # KL that the shortcut must leave, in bits and of the gap, for a world to tell
 _HALF, _CAPACITY_BITS, PARAMETERS = 0.5, 0.05, 100_000
 
@@ -33,6 +38,9 @@ class Scorecard(Report):
     it closes more than half of what the strongest shortcut leaves, by the whole interval. *Partly*: in part, fewer
     pairs, or more than nothing. *Not shown*: not within this budget, which does not say that it cannot be learned. A
     world whose shortcut is nearly exact cannot tell. Chances of a better rate grow with the number of rates.
+
+    Architectures marked as shipped were trained beforehand, as `docs/scorecard.md` says; the answer leaves them out
+    where there are others. `rows` are the numbers of all cells, by column, and `cells()` is their table.
 
     Fields: `beyond` is 1 − KL / KL of the strongest shortcut; `slope` that of the evidence response. `capacity` is the
     largest number of stored pairs of which 97 % are named with at most 0.05 bits. `seed_kl_bits` are those of all
@@ -65,7 +73,19 @@ class Scorecard(Report):
     states: tuple[str, ...]
     notes: tuple[str, ...]
     weights: tuple[str, ...]
+    rows: Mapping[str, tuple[Any, ...]]
     n: int
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The architectures that were trained for this report; all if none was."""
+        return tuple(name for name in self.architectures if not name.endswith(SHIPPED)) or self.architectures
+
+    def cells(self) -> "pd.DataFrame":
+        """Return a row for each number of each cell: architecture, world, rate, seed, step, quantity, value, …"""
+        import pandas as pd
+
+        return pd.DataFrame({name: list(values) for name, values in self.rows.items()})
 
     def state(self, architecture: str, world: str) -> str:
         """Return what an architecture has shown in a world: "has", "partly", "not shown", …"""
@@ -79,21 +99,28 @@ class Scorecard(Report):
         def told(architecture: str) -> list[str]:
             return [found for name in names if (found := self.state(architecture, name)) not in ("", CANNOT_TELL)]
 
-        return [own for own in self.architectures if told(own) and set(told(own)) <= set(states)]
+        return [name for name in self.architectures if told(name) and set(told(name)) <= set(states)]
 
     def headlines(self) -> Sequence[Headline]:
-        lines = list[Headline]()
-        for at, architecture in enumerate(self.architectures):
-            for place, world in enumerate(self.worlds):
-                if np.isfinite(self.kl_bits.value[at, place]):
-                    verdict = self.state(architecture, world)
-                    label = f"{architecture} on {world}: KL"
-                    lines.append(headline_of(self, "kl_bits", (at, place), label, verdict=verdict))
+        places = [(name, world) for name in self.own for world in self.worlds]
+        n_had = sum(self.state(*place) == HAS for place in places)
+        lines = [Headline(metric="states", label=f"has what a world needs, of {len(places)} cells", value=n_had)]
+        for name, world in places:
+            at = self.architectures.index(name), self.worlds.index(world)
+            if np.isfinite(self.kl_bits.value[at]):
+                verdict = self.state(name, world)
+                lines.append(headline_of(self, "kl_bits", at, f"{name} on {world}: KL", verdict=verdict))
         return lines
 
     def answer(self) -> Opening:
-        each = {own: self.having(own) or ["none"] for own in dict.fromkeys(self.primitives)}
-        return Finding.LEARNED.of(learned=each)
+        each, strategies = dict[str, list[str]](), dict[str, list[str]]()
+        for kind, world in zip(self.primitives, self.worlds, strict=True):
+            if kind != MEMORIZE:
+                each[kind] = [name for name in self.having(kind) if name in self.own] or ["none"]
+                continue
+            for name in self.own:
+                strategies.setdefault(self.state(name, world), []).append(f"{name} on {world}")
+        return Finding.LEARNED.of(learned=each, pools=strategies)
 
     def table(self) -> str:
         """Return architecture × world: KL and state; below, why cells are blank."""
@@ -112,28 +139,29 @@ class Scorecard(Report):
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
+        from bayesgeom.scorecards.pools import pool_panels
 
         heat = Panel.blank("Share of the gap between no evidence and exact that each closed", is_wide=True)
-        names = [f"{world} ({own})" for world, own in zip(self.worlds, self.primitives, strict=True)]
         closed = np.clip(self.gap_closed.value, 0, 1)
         limits: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("world", "architecture")}
-        add_heat(heat.figure, closed, unit="share of the gap closed", names=(self.architectures, names), **limits)
-        return [heat, *self._primitive_panels(), *self._curves()]
+        add_heat(heat.figure, closed, unit="share of the gap closed", names=(self.architectures, self.worlds), **limits)
+        return [self._primitive_panel(), heat, *pool_panels(self), *self._curves()]
 
-    def _primitive_panels(self) -> Iterator[Panel]:
+    def _primitive_panel(self) -> Panel:
         from bayesgeom.charts.heat import add_heat
 
         kinds = list(dict.fromkeys(self.primitives))
-        values = np.full((len(self.architectures), len(kinds)), np.nan)
+        values, texts = np.full((len(self.architectures), len(kinds)), np.nan), list[str]()
         for at, architecture in enumerate(self.architectures):
             for place, kind in enumerate(kinds):
-                for value, states in ((0.0, (HAS, PARTLY, NOT_SHOWN, FAILED)), (0.5, (HAS, PARTLY)), (1.0, (HAS,))):
+                texts.append("")
+                for value, states in ((0.0, _STATES), (0.5, (HAS, PARTLY)), (1.0, (HAS,))):
                     if architecture in self.having(kind, states):
-                        values[at, place] = value
-        panel = Panel.blank("Has (1), partly (0.5), not shown within this budget (0)")
-        axes: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("primitive", "architecture")}
+                        values[at, place], texts[-1] = value, states[-1]
+        panel = Panel.blank("Who infers what? Within this budget, at the best of these rates", is_wide=True)
+        axes: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("what worlds need", "architecture"), "texts": texts}
         add_heat(panel.figure, values, unit="state", names=(self.architectures, kinds), **axes)
-        yield panel
+        return panel
 
     def _curves(self) -> Iterator[Panel]:
         from bayesgeom.charts.lines import add_line, add_reference
@@ -159,14 +187,18 @@ class Scorecard(Report):
                 yield panel
 
 
-def card_of(rows: Sequence[Row], worlds: Sequence[World], *, arguments: Mapping[str, Any]) -> Scorecard:
+def card_of(
+    rows: Sequence[Row], worlds: Sequence[World], *, arguments: Mapping[str, Any], reference: Sequence[Row] = ()
+) -> Scorecard:
     """Return the report of the rows of cells.
 
     Args:
         rows: The rows, of any architectures.
         worlds: The worlds, in the order of the table.
         arguments: Arguments of the scorecard, for its provenance.
+        reference: Rows of networks that were trained beforehand.
     """
+    rows = [*rows, *(replace(row, architecture=row.architecture + SHIPPED) for row in reference)]
     architectures = tuple(dict.fromkeys(row.architecture for row in rows))
     rates = tuple(sorted({row.rate for row in rows}))
     n_seeds = 1 + max((row.seed for row in rows), default=0)
@@ -213,6 +245,7 @@ def card_of(rows: Sequence[Row], worlds: Sequence[World], *, arguments: Mapping[
         states=tuple(cell.state for cell in found.values()),
         notes=tuple(cell.note for cell in found.values()),
         weights=tuple(cell.weights for cell in found.values()),
+        rows={field.name: tuple(vars(row)[field.name] for row in rows) for field in fields(Row)},
         n=SCORED,
         provenance=provenance(dict.fromkeys(("name", "architecture"), ", ".join(architectures)), "worlds", arguments),
     )
@@ -283,9 +316,17 @@ class _Found:
         if self._world.primitive == "bind":
             most = max(vars(task).get("n_pairs", 0) for task in self._world.stages)
             return HAS if self.capacity >= most else PARTLY if self.capacity > 0 else NOT_SHOWN
+        if self._world.primitive == MEMORIZE:
+            return _strategy([row for row in self._best if row.step == max(each.step for each in self._best)])
         if not can_tell:
             return CANNOT_TELL
         return HAS if self.beyond[1] > _HALF else PARTLY if self.beyond[1] > 0 else NOT_SHOWN
+
+
+def _strategy(rows: Sequence[Row]) -> str:
+    """Return which observer the predictions are those of, by more than half of the weight on new chains."""
+    fresh = [row for row in rows if row.setting == SEQUENCES[1] and row.quantity in OBSERVERS]
+    return next((row.quantity for row in fresh if row.lower > _HALF), "neither")
 
 
 def _closed(kl: tuple[float, ...], level: float) -> tuple[float, float, float]:

@@ -3,21 +3,19 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import fields
+from importlib import resources
 from typing import Any, final
 
 from bayesgeom.core import InvalidArgument, checked, phase
 from bayesgeom.executors import Batch, Executor, Job
-from bayesgeom.scorecards.architectures import architectures_of
+from bayesgeom.scorecards.architectures import Architecture, architectures_of
 from bayesgeom.scorecards.cell import SCORED, Cell, Row, cell_at, measured
 from bayesgeom.scorecards.report import Scorecard, card_of
-from bayesgeom.scorecards.worlds import worlds_of
+from bayesgeom.scorecards.worlds import World, worlds_of
 
-_MIDDLE, _STEP, _WIDEST = (
-    2e-3,
-    0.5,
-    2.0,
-)  # of rates: the middle one, decades between two, decades between the outer ones
+REFERENCE = "reference.parquet"
+_MIDDLE, _STEP, _WIDEST = 2e-3, 0.5, 2.0  # of rates: the middle one, decades between two and between the outer ones
 
 
 @checked()
@@ -29,6 +27,7 @@ def scorecard(
     rates: int | Sequence[float] = 3,
     seeds: int = 3,
     batch_size: int = 64,
+    beside: bool = True,
     executor: Executor | Batch | None = None,
 ) -> Scorecard:
     """Train architectures from scratch on worlds whose posterior is known, and measure what each learned to infer.
@@ -46,6 +45,7 @@ def scorecard(
         rates: Peak learning rates, or their number, log-spaced around 0.002 over at most two decades.
         seeds: Number of trainings at the best rate.
         batch_size: Sequences of a step.
+        beside: Whether the report has the shipped rows of known architectures, too.
         executor: Where cells are trained, a job each (see `bayesgeom.executors`). Default: this process.
 
     Returns:
@@ -68,16 +68,35 @@ def scorecard(
     architectures, places = architectures_of(make), worlds_of(worlds)
     if len({own.name for own in architectures}) < len(architectures):
         raise InvalidArgument("two architectures have the same name: pass a dictionary with names of your own.")
-    budget: dict[str, Any] = {"steps": steps, "batch_size": batch_size}
-    chosen = rates_of(rates)
-    pairs = list(itertools.product(architectures, places))
-    cell = partial(Cell, **budget)
-    rows = run_cells([cell(architecture=a, world=w, rate=rate, seed=0) for a, w in pairs for rate in chosen], executor)
+    chosen, pairs = rates_of(rates), list(itertools.product(architectures, places))
+
+    def cell(architecture: Architecture, world: World, rate: float, seed: int) -> Cell:
+        budget = {"steps": max(1, round(steps * world.budget)), "batch_size": batch_size}
+        return Cell(architecture=architecture, world=world, rate=rate, seed=seed, **budget)
+
+    rows = run_cells([cell(*pair, rate, 0) for pair in pairs for rate in chosen], executor)
     best = best_rates(rows)
     known = [(a, w, best[a.name, w.name]) for a, w in pairs if (a.name, w.name) in best]
-    further = [cell(architecture=a, world=w, rate=rate, seed=s) for a, w, rate in known for s in range(1, seeds)]
-    rows += run_cells(further, executor)
-    return card_of(rows, places, arguments={**budget, "rates": list(chosen), "seeds": seeds, "n": SCORED, "seed": 0})
+    rows += run_cells([cell(*place, seed) for place in known for seed in range(1, seeds)], executor)
+    arguments = {
+        "steps": steps,
+        "batch_size": batch_size,
+        "rates": list(chosen),
+        "seeds": seeds,
+        "n": SCORED,
+        "seed": 0,
+    }
+    return card_of(rows, places, arguments=arguments, reference=reference_rows(places) if beside else ())
+
+
+def reference_rows(worlds: Sequence[World]) -> list[Row]:
+    """Return the shipped rows of these worlds, of networks that were trained as `docs/scorecard.md` says."""
+    import pandas as pd
+
+    known = {world.name for world in worlds if world in worlds_of("all") or world in worlds_of("chains")}
+    table = pd.read_parquet(str(resources.files("bayesgeom.scorecards") / REFERENCE))
+    table = table[table["world"].isin(known)]
+    return [Row(**{field.name: row[field.name] for field in fields(Row)}) for row in table.to_dict("records")]
 
 
 def rates_of(given: int | Sequence[float]) -> tuple[float, ...]:

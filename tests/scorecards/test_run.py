@@ -1,18 +1,25 @@
 """Scorecards: cells, the choice of rates, what fails, and what a killed run keeps."""
 
+import math
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import bayesgeom
 from bayesgeom.core import InvalidArgument
 from bayesgeom.executors import Batch, connect
-from bayesgeom.scorecards.report import FAILED
-from bayesgeom.scorecards.run import best_rates, rates_of, scorecard
+from bayesgeom.scorecards.cell import _SCORES, SCORED, Row
+from bayesgeom.scorecards.pools import crossing, pool_weights
+from bayesgeom.scorecards.report import FAILED, Scorecard, card_of
+from bayesgeom.scorecards.run import best_rates, rates_of, reference_rows, scorecard
+from bayesgeom.scorecards.worlds import World, worlds_of
 from tests.scorecards import recurrence
 
 OWN = f"{Path(recurrence.__file__)}:make"
-SMALL = {"steps": 6, "rates": 1, "seeds": 1, "batch_size": 4}
+SMALL = {"steps": 6, "rates": 1, "seeds": 1, "batch_size": 4, "beside": False}
 
 
 @pytest.mark.exhaustive
@@ -32,12 +39,12 @@ def test_a_fault_marks_its_cell_and_leaves_the_others() -> None:
 
 
 def test_a_training_that_diverges_marks_its_cell() -> None:
-    card = scorecard("lstm", "dice", steps=6, rates=[1e30], seeds=1, batch_size=4)
+    card = scorecard("lstm", "dice", steps=6, rates=[1e30], seeds=1, batch_size=4, beside=False)
     assert card.state("lstm", "dice") == FAILED and "diverged" in card.notes[0]
 
 
 def test_the_rate_of_other_seeds_is_that_with_the_least_held_out_kl() -> None:
-    card = scorecard("lstm", "dice", steps=40, rates=[1e-6, 1e-2], seeds=2, batch_size=8)
+    card = scorecard("lstm", "dice", steps=40, rates=[1e-6, 1e-2], seeds=2, batch_size=8, beside=False)
     assert float(card.best_rate[0, 0]) == 1e-2 and card.rates == ("1e-06", "0.01")
     assert card.rate_kl_bits[0, 0, 1] < card.rate_kl_bits[0, 0, 0]
     assert (card.seed_kl_bits[0, 0] > 0).all() and card.seed_kl_bits[0, 0, 0] != card.seed_kl_bits[0, 0, 1]
@@ -82,3 +89,53 @@ def test_bad_input(make: object, worlds: str, message: str) -> None:
 def test_an_architecture_of_this_process_cannot_be_sent() -> None:
     with connect("local:1") as executor, pytest.raises(InvalidArgument, match="this process only"):
         scorecard(recurrence.make, "dice", executor=executor)
+
+
+@pytest.mark.exhaustive
+def test_pools_have_the_weights_of_both_observers_by_step(tmp_path: Path) -> None:
+    settings = {"steps": 12, "rates": 1, "seeds": 2, "batch_size": 8}
+    card = scorecard("lstm", ["chains-4", "chains-64"], **settings, beside=False)
+    weights = pool_weights(card)
+    assert set(weights["pool"]) == {4, 64} and set(weights["sequences"]) == {"pool", "fresh"}
+    sums = weights.groupby(["pool", "seed", "step", "sequences"])["value"].sum()
+    assert ((sums >= 0) & (sums < 1.001)).all() and len(sums) == 2 * 2 * 2 * 4
+    card.save(tmp_path)
+    pd.testing.assert_frame_equal(bayesgeom.load_report(tmp_path).cells(), card.cells())
+
+
+def planted_pools(generalizing: list[list[float]]) -> Scorecard:
+    """A card of pools of 4, 16, 64 chains, with these weights by seed and pool."""
+    rows = []
+    for seed, values in enumerate(generalizing):
+        for pool, weight in zip((4, 16, 64), values, strict=True):
+            made = partial(Row, architecture="a", world=f"chains-{pool}", rate=1e-3, seed=seed, step=9)
+            rows += [made(quantity=name, value=0.1) for name in ("validation_kl_bits", "kl_bits")]
+            for name, value in (("generalizing", weight), ("memorizing", 1 - weight)):
+                rows.append(made(quantity=name, setting="fresh", value=value, lower=value - 0.1, upper=value + 0.1))
+    return card_of(rows, worlds_of(["chains-4", "chains-16", "chains-64"]), arguments={})
+
+
+def test_the_crossing_is_where_both_observers_have_the_same_weight() -> None:
+    card = planted_pools([[0.0, 0.25, 0.75], [0.0, 0.5, 0.9], [0.0, 0.25, 0.75]])
+    found = crossing(card, "a")
+    assert float(found) == pytest.approx(2 ** ((5 + 4 + 5) / 3)) and found.low < found.value < found.high
+    assert card.state("a", "chains-64") == "generalizing" and card.state("a", "chains-4") == "memorizing"
+    assert math.isnan(float(crossing(planted_pools([[0.0, 0.1, 0.2]]), "a"))), "no pool generalizes"
+
+
+def test_shipped_rows_stand_beside_and_do_not_answer() -> None:
+    rows = [
+        replace(row, architecture="lstm") for row in reference_rows(worlds_of("dice")) if row.architecture == "lstm"
+    ]
+    card = card_of([replace(row, architecture="mine") for row in rows], worlds_of("dice"), arguments={}, reference=rows)
+    assert card.architectures == ("mine", "lstm (shipped)") and card.own == ("mine",)
+    assert (card.kl_bits.value[0] == card.kl_bits.value[1]).all() and "shipped" not in str(card).splitlines()[1]
+
+
+@pytest.mark.parametrize("world", worlds_of("core"), ids=lambda world: world.name)
+def test_shipped_rows_are_of_the_worlds_as_they_are_now(world: World) -> None:
+    levels = [row.value for row in reference_rows([world]) if row.quantity == "context_free_kl_bits"]
+    settings = {"n": SCORED, "seed": _SCORES, "n_untrained": 0, "probes": ["calibration"]}
+    network = recurrence.Network(world.task.d_vocab)
+    found = bayesgeom.diagnose(network, world.task, **settings)["calibration"]
+    assert levels and levels == pytest.approx([float(found.reference_kl_bits[0])] * len(levels))
