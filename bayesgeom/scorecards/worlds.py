@@ -94,7 +94,7 @@ def _chains(pool: int) -> World:
 _CORE = (
     World(name="dice", primitive="accumulate", stages=(Dice(length=32),)),
     World(name="rrxor", primitive="transport", stages=(Process("rrxor", length=48),)),
-    _recall(10, 8, budget=1.5, n_queries=16, n_filler=0),
+    _recall(10, 8, n_queries=16, n_filler=0),
     World(name="change-point", primitive="revise", stages=(ChangePoint(),)),
     World(name="bijection", primitive="eliminate", stages=(Bijection(n_values=8, n_pairs=16, repeats=True),)),
 )
