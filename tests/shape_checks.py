@@ -24,6 +24,7 @@ from types import CodeType, FunctionType
 from typing import Any, ForwardRef, Literal, Self, TypeVar, get_args, get_origin
 
 import jaxtyping
+import torch
 from beartype import BeartypeConf, FrozenDict, beartype
 
 ARE_ON = os.environ.get("CHECK_ANNOTATIONS") == "1"
@@ -75,7 +76,8 @@ def _at_times(fn: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (with_shapes if _is_due(fn) else fn)(*args, **kwargs)
+        is_traced = torch.compiler.is_compiling()  # by torch.compile, which cannot follow the checks
+        return (fn if is_traced or not _is_due(fn) else with_shapes)(*args, **kwargs)
 
     return call
 

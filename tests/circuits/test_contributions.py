@@ -71,7 +71,6 @@ def test_where_no_part_helps_the_one_that_harms_most_is_named() -> None:
     assert raised.answer().finding is Finding.LARGEST_TERM and "most bits lost: embedding" in str(raised)
 
 
-@pytest.mark.filterwarnings("ignore:.*fused experts")
 @pytest.mark.parametrize("name", each([own for own in FAMILIES if own != "rwkv"]))
 def test_terms_of_every_family(name: str) -> None:
     assert_sums_to_the_logits(attached(tiny(name)))

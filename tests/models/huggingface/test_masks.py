@@ -90,7 +90,6 @@ def test_uniform_attention_in_a_window_has_all_of_its_entropy() -> None:
     assert "yes" not in report.entropy_bits.clears("lower"), "uniform attention beats no baseline"
 
 
-@pytest.mark.filterwarnings("ignore:.*fused experts")
 def test_a_sink_is_no_part_of_the_row() -> None:
     task = replace(TASK, length=16)
     model = built("gpt_oss", num_local_experts=2, num_experts_per_tok=1)
@@ -144,7 +143,6 @@ def test_rows_of_half_precision_are_divided_by_their_sum(dtype: torch.dtype) -> 
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*fused experts")
 def test_layers_of_several_kinds_keep_their_masks(
     kind: str, changed: dict[str, Any], seen: Callable[[int, int], range]
 ) -> None:
