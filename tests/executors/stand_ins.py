@@ -30,7 +30,7 @@ class AtOnce:
 
 @final
 class Backward:
-    """Runs `n` jobs in the reverse of the order of submission, when all are there."""
+    """Runs each `n` jobs in the reverse of the order of submission, when all of them are there."""
 
     def __init__(self, n: int) -> None:
         self.n, self._waiting = n, list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]]()
@@ -41,6 +41,7 @@ class Backward:
         if len(self._waiting) == self.n:
             for own, function, given in reversed(self._waiting):
                 own.set_result(function(*given))
+            self._waiting.clear()
         return future
 
 
