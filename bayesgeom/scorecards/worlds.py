@@ -75,13 +75,14 @@ def world_from_config(values: Mapping[str, Any]) -> World:
     return World(**{**values, "stages": stages, "harder": harder})
 
 
-def _recall(n_keys: int, most: int, *, budget: float = 1.0, **sizes: int) -> World:
-    """Return recall of 2, 4, … pairs.
+def _recall(n_keys: int, most: int, n_queries: int, *, budget: float = 1.0) -> World:
+    """Return recall of 2, 4, … pairs, all of which may be queried.
 
     Few keys are each seen often. With 10 keys and 16 queries a transformer begins to bind after 1,000 steps at a rate
     of 0.001; with 32 keys and 8 queries it names half of two pairs after 1,800.
     """
-    stored = partial(AssociativeRecall, n_keys=n_keys, n_values=n_keys, **sizes)
+    settings: dict[str, Any] = {"n_queries": n_queries, "n_filler": 0, "unstored_share": 0.0}
+    stored = partial(AssociativeRecall, n_keys=n_keys, n_values=n_keys, **settings)
     stages = tuple(stored(n_pairs=2**power) for power in range(1, most.bit_length()))
     return World(name=f"recall-{most}", primitive="bind", stages=stages, budget=budget)
 
@@ -94,7 +95,7 @@ def _chains(pool: int) -> World:
 _CORE = (
     World(name="dice", primitive="accumulate", stages=(Dice(length=32),)),
     World(name="rrxor", primitive="transport", stages=(Process("rrxor", length=48),)),
-    _recall(10, 8, n_queries=16, n_filler=0),
+    _recall(10, 8, 16),
     World(name="change-point", primitive="revise", stages=(ChangePoint(),)),
     World(name="bijection", primitive="eliminate", stages=(Bijection(n_values=8, n_pairs=16, repeats=True),)),
 )
@@ -104,7 +105,7 @@ _MORE = (
 )
 SETS: Mapping[str, tuple[World, ...]] = {
     "core": _CORE,
-    "recall": (_recall(96, 64, budget=4.0, n_queries=32, n_filler=0),),
+    "recall": (_recall(96, 64, 32, budget=4.0),),
     "chains": tuple(map(_chains, (4, 16, 24, 32, 48, 64, 256, 1024))),
     "all": (*_CORE, *_MORE),
 }
