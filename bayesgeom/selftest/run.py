@@ -103,16 +103,17 @@ def _verdicts(name: str, probe: AnyMeasurement) -> Iterator[ControlResult]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class InterventionControl:
-    """One subspace of one planted network, and the condition that its report must satisfy."""
+    """One subspace of one planted network, `n` pairs, and the condition that its report must satisfy."""
 
     label: str
     build: Callable[[], PlantedModel]
     fit: Fit
     holds: Callable[[InterventionReport], bool]
+    n: int = N
 
     def report(self) -> InterventionReport:
         """Return the report on a swap at the site that holds the planted features."""
-        return intervene(self.build(), None, self.fit, kind=_DESIGN, sites=InterventionSite(SITE, (LAYER,)), n=N)
+        return intervene(self.build(), None, self.fit, kind=_DESIGN, sites=InterventionSite(SITE, (LAYER,)), n=self.n)
 
 
 def intervention_controls() -> Iterator[InterventionControl]:
@@ -141,9 +142,8 @@ def planted_tables() -> Iterator[PlantedTable]:
     rows, passed = list[tuple[str, ...]](), True
     for name, build, expected in KINDS:
         for noise in NOISES:
-            control = InterventionControl(
-                label=name, build=partial(build, noise=noise), fit=covariance("entropy"), holds=_is_erased
-            )
+            network, fit = partial(build, noise=noise), covariance("entropy")
+            control = InterventionControl(label=name, build=network, fit=fit, holds=_is_erased, n=2 * N)
             report = control.report()
             movement, removal = report.movement[LAYER, 0], report.removal_kl_increase_bits[LAYER, 0]
             numbers = number_text(noise), number_text(report.unedited_kl_bits[0]), movement.text(), removal.text()
