@@ -222,15 +222,22 @@ def diagnose(
 
 
 @command("Measure one model")
-def view(source: Of, task: TaskOption = None, seed: Seed = 0, out: Path = Path("view.html")) -> int:
+def view(source: Of, task: TaskOption = None, live: bool = False, seed: Seed = 0, out: Path = Path("view.html")) -> int:
     """Write a page that shows the exact posterior next to the insides of a model, for eight sequences.
 
     It is part of the page of `diagnose`; alone it takes seconds.
 
     Args:
+        live: The page runs the model, while the reader edits the evidence: for small transformers of this package.
         out: File to write.
     """
-    bayesgeom.diagnose(source.load(), task, probes=["inside"], n=8, seed=seed, n_untrained=0).to_html(out)
+    if live:
+        from bayesgeom.diagnosis.live import live_html
+        from bayesgeom.report.storage import write_page
+
+        write_page(live_html(source.load(), task, seed=seed), out)
+    else:
+        bayesgeom.diagnose(source.load(), task, probes=["inside"], n=8, seed=seed, n_untrained=0).to_html(out)
     tell(f"page: {out}")
     return 0
 

@@ -1,11 +1,9 @@
-"""Hooks of the site: pages that lie outside docs/, notebooks, the gallery, the reference, and the live viewer."""
+"""Hooks of the site: pages that lie outside docs/, notebooks, the gallery, the reference, and the live page."""
 
 import json
 import os
 import posixpath
 import re
-import subprocess
-import sys
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -83,10 +81,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return _LINK.sub(moved, markdown)
 
 
-def on_post_build(config: Any) -> None:
-    """Make the live viewer of the first page."""
-    page = str(Path(config.site_dir) / "viewer.html")
-    subprocess.run([sys.executable, "-m", "bayesgeom", "view", "bijection-v20", "--out", page], check=True, cwd=ROOT)
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Put the live page of a small transformer into the first page."""
+    if PAGES.get(page.file.src_uri) != PAGES["index.md"]:
+        return html
+    import bayesgeom
+    from bayesgeom.diagnosis.live import live_html
+
+    before, mark, after = html.partition("<!-- live -->")
+    assert mark, "the first page has no place for the live page"
+    return before + live_html(bayesgeom.load("mess3-small"), is_part=True) + after
 
 
 def _reference() -> dict[str, str]:
