@@ -88,6 +88,8 @@ class Verdict(StrEnum):
     TRANSPORTS = "transports"
     """The answers follow evidence older than the stated age: the interval of their slope lies above the level and
     between one half and 2, and their changes have the direction of the exact ones (cosine above one half)."""
+    HAS = "has"
+    """A scorecard: the trained network has what its world needs, by the rule of that world."""
     IN_PART = "in part"
     """The answers follow evidence older than the stated age more than the level, and by less than one half."""
     NOT_AS_BAYES = "moves, but not as Bayes"

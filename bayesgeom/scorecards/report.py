@@ -21,8 +21,8 @@ from bayesgeom.scorecards.worlds import MEMORIZE, NAMED, World
 if TYPE_CHECKING:
     import pandas as pd
 
-HAS, PARTLY, NOT_SHOWN, CANNOT_TELL, FAILED = "has", "partly", "not shown", "this world cannot tell", "failed"
-_STATES = (HAS, PARTLY, FAILED, NOT_SHOWN)
+HAS, PARTLY, NOT_SHOWN, CANNOT_TELL, FAILED = str(Verdict.HAS), "partly", "not shown", "this world cannot tell", "failed"
+_MARKS = {"○": (HAS, PARTLY, FAILED, NOT_SHOWN), "◐": (HAS, PARTLY), "●": (HAS,)}  # and the states that reach it
 SHIPPED = " (shipped)"  # at the end of the name of an architecture whose rows come with the package
 LEAST_BITS, LEAST_SHARE = 0.02, 0.05  # KL that the shortcut must leave, in bits and of the gap, for a world to tell
 _HALF, _CAPACITY_BITS, PARAMETERS = 0.5, 0.05, 100_000
@@ -104,7 +104,9 @@ class Scorecard(Report):
     def headlines(self) -> Sequence[Headline]:
         places = [(name, world) for name in self.own for world in self.worlds]
         n_had = sum(self.state(*place) == HAS for place in places)
-        lines = [Headline(metric="states", label=f"has what a world needs, of {len(places)} cells", value=n_had)]
+        verdict = HAS if n_had == len(places) else PARTLY if n_had else NOT_SHOWN
+        label = f"worlds of {len(places)} whose needs are met"
+        lines = [Headline(metric="states", label=label, value=n_had, verdict=verdict)]
         for name, world in places:
             at = self.architectures.index(name), self.worlds.index(world)
             if np.isfinite(self.kl_bits.value[at]):
@@ -155,10 +157,11 @@ class Scorecard(Report):
         for at, architecture in enumerate(self.architectures):
             for place, kind in enumerate(kinds):
                 texts.append("")
-                for value, states in ((0.0, _STATES), (0.5, (HAS, PARTLY)), (1.0, (HAS,))):
+                for value, (mark, states) in enumerate(_MARKS.items()):
                     if architecture in self.having(kind, states):
-                        values[at, place], texts[-1] = value, states[-1]
-        panel = Panel.blank("Who infers what? Within this budget, at the best of these rates", is_wide=True)
+                        values[at, place], texts[-1] = value / 2, mark
+        marks = ", ".join(f"{mark} {states[-1]}" for mark, states in reversed(_MARKS.items()))
+        panel = Panel.blank(f"Who infers what? {marks} within this budget, at the best of these rates", is_wide=True)
         axes: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("what worlds need", "architecture"), "texts": texts}
         add_heat(panel.figure, values, unit="state", names=(self.architectures, kinds), **axes)
         return panel
