@@ -21,7 +21,8 @@ from bayesgeom.scorecards.worlds import MEMORIZE, NAMED, World
 if TYPE_CHECKING:
     import pandas as pd
 
-HAS, PARTLY, NOT_SHOWN, CANNOT_TELL, FAILED = str(Verdict.HAS), "partly", "not shown", "this world cannot tell", "failed"
+HAS, PARTLY, NOT_SHOWN = str(Verdict.HAS), "partly", "not shown"
+CANNOT_TELL, FAILED = "this world cannot tell", "failed"
 _MARKS = {"○": (HAS, PARTLY, FAILED, NOT_SHOWN), "◐": (HAS, PARTLY), "●": (HAS,)}  # and the states that reach it
 SHIPPED = " (shipped)"  # at the end of the name of an architecture whose rows come with the package
 LEAST_BITS, LEAST_SHARE = 0.02, 0.05  # KL that the shortcut must leave, in bits and of the gap, for a world to tell
