@@ -39,7 +39,7 @@ class Training:
     def __init__(
         self, recipe: Recipe, module: nn.Module, *, device: str = "cpu", precision: Precision = "float32"
     ) -> None:
-        self.recipe, self.module, self.device, self.precision = recipe, module.train(), device, precision
+        self.recipe, self.module, self.device, self.precision = recipe, module, device, precision
         self.optimizers = Optimizers(recipe, module, precision)
         self.step, self.seconds = 0, 0.0
 
@@ -59,12 +59,12 @@ class Training:
             NonFinite: The loss or the gradient is NaN or infinite. The weights are not changed.
         """
         start = time.process_time()
+        self.module.train()
         loss = training_step(self.recipe, self.module, self.optimizers, self.step, self.device, self.precision)
         self.step += 1
         self.seconds += time.process_time() - start
         return loss
 
-    @torch.no_grad()
     def evaluated(self) -> nn.Module:
         """Return the module in the mode in which it is measured; the next step sets it back."""
         return self.module.eval()

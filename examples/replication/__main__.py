@@ -27,9 +27,7 @@ COMMANDS = {  # name: "module:function", or a dataclass that is called
     "elimination": "measurements:elimination",
     "pass-thresholds": "measurements:pass_thresholds",
     "write-strength": "measurements:write_strength",
-    "share-controls": "measurements:share_controls",
     "value-readings": "measurements:value_readings",
-    "swap-shares": "measurements:swap_shares",
     "worlds": "worlds:worlds",
 }
 

@@ -65,36 +65,6 @@ def write_strength(
     _conclude(measured(load(checkpoint, device=device), task, subspace, n=n, seed=seed), out)
 
 
-def share_controls(
-    checkpoint: str,
-    /,
-    *,
-    subspace: str = "frame",
-    task: str | None = None,
-    n: int = 64,
-    seed: int = 0,
-    device: str = "cpu",
-    out: Path | None = None,
-) -> None:
-    """Compare a swap with swaps of random subspaces that exchange the same share of the donor's difference.
-
-    A shipped checkpoint takes about a minute on two CPU cores.
-
-    Args:
-        checkpoint: Name of a shipped checkpoint, or a directory.
-        subspace: The subspace, as for `bayesgeom intervene`.
-        task: Another task, as for `bayesgeom intervene`. Default: the checkpoint's own.
-        n: Number of pairs.
-        seed: Seed of pairs, controls and intervals.
-        device: Where to run: cpu, cuda, …
-        out: Directory for the report. Default: it is not saved.
-    """
-    from examples.replication.shares import share_controls as measured
-
-    _check(out)
-    _conclude(measured(load(checkpoint, device=device), task, subspace, n=n, seed=seed), out)
-
-
 def value_readings(
     checkpoint: str,
     /,
@@ -119,20 +89,6 @@ def value_readings(
 
     _check(out)
     _conclude(measured(load(checkpoint, device=device), task, n=n, seed=seed), out)
-
-
-def swap_shares(folder: Path, /, *, subspace: str = "frame", out: Path | None = None) -> None:
-    """Compare how far saved swaps of several networks move the answer with the share of the difference exchanged.
-
-    Args:
-        folder: A folder with a folder for each network, which holds its saved interventions.
-        subspace: Name of the intervention's folder in each of them.
-        out: Directory for the report. Default: it is not saved.
-    """
-    from examples.replication.shares import swap_shares as measured
-
-    _check(out)
-    _conclude(measured(folder, subspace), out)
 
 
 def pass_thresholds(

@@ -5,7 +5,6 @@ from examples.replication.comparison.report import ComparisonReport
 from examples.replication.elimination import EliminationReport
 from examples.replication.em.report import EMReport
 from examples.replication.settling import SettlingReport
-from examples.replication.shares import ShareControlsReport, SwapSharesReport
 from examples.replication.thresholds import PassThresholdsReport
 from examples.replication.values import ValueReadingsReport
 from examples.replication.writes import WriteReport
@@ -17,8 +16,6 @@ __all__ = [
     "PassThresholdsReport",
     "ReplicationReport",
     "SettlingReport",
-    "ShareControlsReport",
-    "SwapSharesReport",
     "ValueReadingsReport",
     "WriteReport",
 ]

@@ -9,7 +9,6 @@ With a matched donor both are the same, because both sequences show the same num
 """
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,9 +21,8 @@ from transformer_lens.hook_points import HookPoint
 import bayesgeom
 from bayesgeom.core import InvalidArgument
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.tasks import ModularRecurrence
-from examples.replication.sweeps import TABLE, Row, append
+from examples.replication.sweeps import TABLE, Row, append, numbered
 
 KINDS = {"matched": ("whole",), "crossed": ("whole", "update")}
 LATER = 6  # positions from the donor's place to the recipient's, as published
@@ -113,7 +111,5 @@ def _answers(
 
 
 def _row(at: str, block: int, quantity: str, is_right: Bool[Tensor, " pair"]) -> Row:
-    lower, upper = map(float, mean_interval(is_right.double().numpy(), seed=0, bounds=(0.0, 1.0)))
-    value = float(is_right.double().mean())
     named = Row(sweep="rescue", architecture="transformer", setting=f"block {block}", seed=0, lr=math.nan)
-    return replace(named, at=at, quantity=quantity, value=value, lower=lower, upper=upper)
+    return numbered(named, at, quantity, is_right.double())

@@ -1,48 +1,54 @@
 """Sweeps of small trainings into one table, `results/sweeps.csv`: pools of chains, capacity, depth, and mixtures.
 
-Every network is small, sees new sequences in every step, and is trained on sampled targets in one process.
-A cell of a sweep is one training. Cells that the table has are skipped, so an interrupted sweep continues.
+Every network is small, sees new sequences in every step, and is trained on sampled targets with one thread.
+A cell of a sweep is one training, and one job (`bayesgeom.executors`). Cells that the table has are skipped, and a
+finished job is not run again, so an interrupted sweep continues.
 """
 
 import csv
 import itertools
 import math
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal, final, get_type_hints
+from typing import Annotated, Any, Literal, final, get_type_hints
 
-import numpy as np
 import torch
 import tyro
 from jaxtyping import Float64
 from torch import Tensor, nn
 
+from bayesgeom.cli import Machines, On
 from bayesgeom.core import InvalidArgument, Trials, unknown_name
+from bayesgeom.executors import Job
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
+from bayesgeom.scorecards.worlds import NAMED
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.stats.intervals import UNBOUNDED
 from bayesgeom.tasks import AssociativeRecall, DirichletMarkov, Process, Product, WindTunnel
+from bayesgeom.tasks.base import task_from_config
 from bayesgeom.tasks.markov import MarkovProcess
-from bayesgeom.training.environment import Precision, resolve_precision
-from bayesgeom.training.loop import training_step
-from bayesgeom.training.optimizers import Optimizers
+from bayesgeom.training.environment import resolve_precision
+from bayesgeom.training.loop import CHECK_EVERY, named_share, snapshot_steps
 from bayesgeom.training.recipes import Recipe, recipe_from_dict
+from bayesgeom.training.steps import Training
 from examples.replication.capacity import capacity_matched, n_parameters
 
 TABLE = Path(__file__).parent / "results" / "sweeps.csv"
 POOLS, SYMBOLS, LENGTH = (4, 16, 64, 256, 1_024), 4, 64
-PAIRS, BEYOND, KEYS, NAMED, EVERY = (2, 4, 8, 16), (24, 28), 32, 0.97, 50
+PAIRS, BEYOND, KEYS = (2, 4, 8, 16), (24, 28), 32
 LONGEST = 129  # tokens of 16 pairs and 16 queries
 DEPTHS, LENGTHS = (1, 2, 3, 4), (8, 16, 32, 64)
 MIXED = ("mess3:x=0.05,a=0.85", "rrxor")  # two processes in one context
 COMPARED, RATES = ("transformer", "lstm", "mamba", "mamba2", "rwkv"), (2e-3, 4e-3)
 MATRIX = 5.0  # Muon's rate over that of AdamW, which trains what is no matrix of a block
 WIDTHS, N_HELD_OUT = (64, 128), 512  # width of the transformers of `pools` and `depth`, and of `capacity`
-_LOG_SECONDS, _HELD_OUT_SEED = 2.0, 1_000_003
+_HELD_OUT_SEED = 1_000_003
+ONE_PROCESS = Machines(on="local:1")
+
+Numbers = Iterator[tuple[str, str, Float64[Tensor, " batch"]]]  # where (default: the setting), quantity, values
 
 
 @final
@@ -68,61 +74,7 @@ class Row:
     seconds: float = 0.0
 
 
-@final
-@dataclass(kw_only=True)
-class Training:
-    """A network in training, with the clock of its budget and the rows of its cell."""
-
-    cell: Row
-    recipe: Recipe
-    module: nn.Module
-    minutes: float
-    step: int = 0
-    seconds: float = 0.0
-    rows: list[Row] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.precision: Precision = resolve_precision("auto", self.recipe.model_config(), "cpu")
-        self.optimizers = Optimizers(self.recipe, self.module, self.precision)
-        self._logged = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time or the steps are used up."""
-        return self.seconds > 60 * self.minutes or self.step >= self.recipe.steps
-
-    def advance(self) -> None:
-        """Train one step; write a line at most every two seconds."""
-        start = time.process_time()
-        loss = training_step(self.recipe, self.module, self.optimizers, self.step, "cpu", self.precision)
-        self.step += 1
-        self.seconds += time.process_time() - start
-        if self.seconds - self._logged > _LOG_SECONDS:
-            self._logged = self.seconds
-            cell = self.cell
-            print(
-                f"{cell.sweep} {cell.architecture} {cell.setting} seed {cell.seed} lr {cell.lr:g}: step {self.step:,} "
-                f"of {self.recipe.steps:,}, {self.seconds:.0f} of {60 * self.minutes:.0f} s, loss {loss:.4f} nats",
-                flush=True,
-            )
-
-    def add(self, at: str, quantity: str, per_sequence: Float64[Tensor, " batch"] | int) -> None:
-        """Record the mean over sequences with its interval, or a number without one."""
-        values = np.asarray(per_sequence, dtype=np.float64)
-        bounds = (0.0, 1.0) if quantity.startswith("share") else UNBOUNDED
-        lower, upper = map(float, mean_interval(values, seed=0, bounds=bounds)) if values.ndim else (math.nan, math.nan)
-        self.rows.append(
-            replace(
-                self.cell,
-                at=at,
-                step=self.step,
-                quantity=quantity,
-                value=float(values.mean()),
-                lower=lower,
-                upper=upper,
-                seconds=round(self.seconds, 1),
-            )
-        )
+Cell = tuple[Row, WindTunnel, dict[str, Any]]  # with its task and the sizes of its network
 
 
 def sweep(
@@ -135,8 +87,9 @@ def sweep(
     rates: int = 2,
     only: tuple[str, ...] = (),
     table: Path = TABLE,
+    machines: On = ONE_PROCESS,
 ) -> None:
-    """Train the cells of a sweep that the table lacks, measure them and append their rows. One thread.
+    """Train the cells of a sweep that the table lacks, measure them and append their rows. One thread each.
 
     Args:
         name: `pools`: chains from finite pools. `capacity`: recall of 2 to 16 pairs by five architectures. `depth`:
@@ -148,29 +101,63 @@ def sweep(
         rates: How many of the two learning rates `capacity` tries.
         only: Sizes of pools, architectures, lengths, or "both", "first", "second", to train only these. Default: all.
         table: The table.
+        machines: Where cells are trained.
 
     Raises:
         UnknownName: `only` has a name that is none of these.
+        ExecutorFault: A job failed; the results of the others are kept, and no row is added.
     """
-    allowed, made = {
-        "pools": ([str(pool) for pool in POOLS], _pools),
-        "capacity": ([*COMPARED], _capacity),
-        "depth": ([str(n) for n in LENGTHS], _whole),
-        "mixed": ([*_mixed_tasks()], _whole),
-    }[name]
-    for own in only:
-        if own not in allowed:
-            raise unknown_name(f"cell of {name}", own, allowed)
-    torch.set_num_threads(1)
-    known = {_key(row) for row in read(table)}
-    for seed in seeds:
-        for training in _trainings(name, seed, rates=rates, minutes=minutes, steps=steps):
-            names = {training.cell.architecture, training.cell.setting.split()[-1]}
-            if _key(training.cell) in known or (only and not names & set(only)):
-                continue
-            training.add("", "parameters", n_parameters(training.recipe.model_config()))
-            made(training)
-            append(table, training.rows)
+    known, jobs, allowed = {_key(row) for row in read(table)}, list[Job](), set[str]()
+    for cell, task, sizes in (own for seed in seeds for own in _cells(name, seed, rates)):
+        allowed |= (names := {cell.architecture if name == "capacity" else cell.setting.split()[-1]})
+        if _key(cell) not in known and (not only or names & set(only)):
+            budget = {"minutes": minutes, "steps": steps}
+            arguments = {"cell": asdict(cell), "task": task.config(), "sizes": sizes, **budget}
+            jobs.append(Job(name=" ".join(map(str, _key(cell))), function=cell_at, arguments=arguments))
+    if unknown := sorted(set(only) - allowed):
+        raise unknown_name(f"cell of {name}", unknown[0], sorted(allowed))
+    with machines.executor() as batch:
+        assert batch is not None, "an engine is named"
+        append(table, [*itertools.chain.from_iterable(batch.results(jobs, desc="cells"))])
+
+
+def cell_at(
+    *, cell: Mapping[str, Any], task: Mapping[str, Any], sizes: Mapping[str, Any], minutes: float, steps: int
+) -> list[Row]:
+    """Do the job of one cell: train it, and return its rows."""
+    own = Row(**cell)
+    recipe = Recipe(
+        name=own.sweep,
+        task=task_from_config(task),
+        sizes=sizes,
+        optimizer="muon" if own.sweep == "capacity" else "adamw",
+        lr=own.lr,
+        matrix_lr=MATRIX * own.lr,
+        steps=steps,
+        seed=own.seed,
+        float32_share=0.0,
+        snapshots=12,
+    )
+    config = recipe.model_config()
+    precision = resolve_precision("auto", config, "cpu")
+    training = Training(recipe, config.build(seed=own.seed), precision=precision)
+    measured = {"pools": _pools, "capacity": _capacity}.get(own.sweep, _whole)
+    rows = [_sized(own, n_parameters(config))]
+    for at, quantity, values in measured(training, 60 * minutes):
+        done = replace(own, step=training.step, seconds=round(training.seconds, 1))
+        rows.append(numbered(done, at or own.setting, quantity, values))
+    return rows
+
+
+def numbered(cell: Row, at: str, quantity: str, values: Float64[Tensor, " sequence"]) -> Row:
+    """Return the row of a mean over sequences, with its interval."""
+    bounds = (0.0, 1.0) if quantity.startswith("share") else UNBOUNDED
+    lower, upper = map(float, mean_interval(values.numpy(), seed=0, bounds=bounds))
+    return replace(cell, at=at, quantity=quantity, value=float(values.mean()), lower=lower, upper=upper)
+
+
+def _sized(cell: Row, n: int) -> Row:
+    return replace(cell, quantity="parameters", value=float(n))
 
 
 def read(table: Path = TABLE) -> list[Row]:
@@ -196,62 +183,47 @@ def _key(row: Row) -> tuple[str, str, str, int, float]:
     return row.sweep, row.architecture, row.setting, row.seed, row.lr
 
 
-def _trainings(name: str, seed: int, *, rates: int, minutes: float, steps: int) -> Iterator[Training]:
-    """Yield the cells of a sweep at their start."""
+def _cells(name: str, seed: int, rates: int) -> Iterator[Cell]:
+    """Yield the cells of a sweep."""
 
-    def made(setting: str, task: WindTunnel, sizes: dict[str, object], lr: float) -> Training:
-        recipe = Recipe(
-            name=name,
-            task=task,
-            sizes=sizes,
-            optimizer="muon" if name == "capacity" else "adamw",
-            lr=lr,
-            matrix_lr=MATRIX * lr,
-            steps=steps,
-            seed=seed,
-            float32_share=0.0,
-        )
-        cell = Row(sweep=name, architecture=str(sizes["architecture"]), setting=setting, seed=seed, lr=lr)
-        module = recipe.model_config().build(seed=seed)
-        return Training(cell=cell, recipe=recipe, module=module, minutes=minutes)
+    def made(setting: str, task: WindTunnel, sizes: dict[str, Any], lr: float = 3e-3) -> Cell:
+        architecture = str(sizes["architecture"])
+        return Row(sweep=name, architecture=architecture, setting=setting, seed=seed, lr=lr), task, sizes
 
     if name == "pools":
         for pool in POOLS:
             chains = DirichletMarkov(n_symbols=SYMBOLS, length=LENGTH, pool=pool)
-            yield made(f"pool {pool}", chains, _transformer(WIDTHS[0]), 3e-3)
+            yield made(f"pool {pool}", chains, _transformer(WIDTHS[0]))
     elif name == "capacity":
         longest, sizes = recall(max(PAIRS)), _transformer(WIDTHS[1])
         reference = Recipe(name=name, task=longest, sizes=sizes).model_config()
         for lr, architecture in itertools.product(RATES[:rates], COMPARED):
-            matched = {} if architecture == "transformer" else vars(capacity_matched(architecture, reference))
-            sizes_of = {**(matched or sizes), "architecture": architecture}
-            yield made(f"{KEYS} keys, muon", longest, sizes_of, lr)
+            matched = sizes if architecture == "transformer" else vars(capacity_matched(architecture, reference))
+            yield made(f"{KEYS} keys, muon", longest, {**matched, "architecture": architecture}, lr)
     elif name == "mixed":
         for setting, process in _mixed_tasks().items():
-            yield made(setting, process, _transformer(WIDTHS[0]), 3e-3)
+            yield made(setting, process, _transformer(WIDTHS[0]))
     else:
-        for length in LENGTHS:
-            filtering = Process("rrxor", length=length)
-            for depth in DEPTHS:
-                # Equal widths: the feed-forward layers have the parameters that the attention of more layers takes.
-                sizes = {
-                    **_transformer(WIDTHS[0]),
-                    "n_layers": depth,
-                    "d_mlp": (12 * WIDTHS[0]) // depth - 2 * WIDTHS[0],
-                }
-                yield made(f"depth {depth} length {length}", filtering, sizes, 3e-3)
+        for length, depth in itertools.product(LENGTHS, DEPTHS):
+            # Equal widths: the feed-forward layers have the parameters that the attention of more layers takes.
+            equal = {"n_layers": depth, "d_mlp": (12 * WIDTHS[0]) // depth - 2 * WIDTHS[0]}
+            setting = f"depth {depth} length {length}"
+            yield made(setting, Process("rrxor", length=length), {**_transformer(WIDTHS[0]), **equal})
 
 
-def _transformer(width: int) -> dict[str, object]:
+def _transformer(width: int) -> dict[str, Any]:
     sizes = {"n_layers": 2, "n_heads": 4, "d_model": width, "d_mlp": 4 * width}
     return {"architecture": "transformer", "positions": "rotary", "tied": False, **sizes}
 
 
-def _pools(training: Training) -> None:
+def _has_time(training: Training, seconds: float) -> bool:
+    return not training.is_over and training.seconds <= seconds
+
+
+def _pools(training: Training, seconds: float) -> Numbers:
     """Measure the distance to both observers at log-spaced steps, on chains of the pool and on new chains."""
-    task = training.recipe.task
+    task, due = training.recipe.task, snapshot_steps(training.recipe)
     assert isinstance(task, DirichletMarkov)
-    due = {0, *np.geomspace(min(10, training.recipe.steps), training.recipe.steps, 12).round().astype(int).tolist()}
     held_out = list[tuple[str, str, Trials, Float64[Tensor, "batch query_pos answer"]]]()
     for at, observers in (("pool", ("memorizing", "generalizing")), ("fresh", ("generalizing", "memorizing"))):
         data = replace(task, fresh=at == "fresh")
@@ -259,29 +231,51 @@ def _pools(training: Training) -> None:
         other = data.baseline_predictives(trials)[observers[1]]
         held_out += [(at, observers[0], trials, trials.at_scored(trials.predictive)), (at, observers[1], trials, other)]
     while True:
-        if training.step in due or training.is_over:
+        if training.step in due or not _has_time(training, seconds):
             for at, observer, trials, predictive in held_out:
-                training.add(at, f"kl_to_{observer}", kl_bits(predictive, _answers(training.module, trials)).mean(1))
-        if training.is_over:
+                yield at, f"kl_to_{observer}", kl_bits(predictive, _answers(training.evaluated(), trials)).mean(1)
+        if not _has_time(training, seconds):
             return
         training.advance()
 
 
-def _capacity(training: Training) -> None:
+def _capacity(training: Training, seconds: float) -> Numbers:
     """Train by a curriculum that doubles the pairs once enough stored values are named; then measure every number.
 
     A stage ends once the share is reached, or the time is over: later stages are then not reached.
     """
     for pairs in PAIRS:
-        stage = recall(pairs)
-        training.recipe = replace(training.recipe, task=stage)
+        training.on(stage := recall(pairs))
         checked = stage.sample(N_HELD_OUT // 4, seed=_HELD_OUT_SEED + 1)
-        while not training.is_over and (training.step % EVERY or named(training.module, checked).mean() < NAMED):
+        while _has_time(training, seconds):
+            if training.step % CHECK_EVERY == 0 and named_share(training.evaluated(), checked) >= NAMED:
+                break
             training.advance()
-        _measure(training, f"{pairs} pairs, trained to {pairs}", stage.sample(N_HELD_OUT, seed=_HELD_OUT_SEED))
-        if training.is_over:
+        yield from _recalled(training.evaluated(), f"{pairs} pairs, trained to {pairs}", pairs)
+        if not _has_time(training, seconds):
             break
-    _measure_every(training)
+    yield from _recalled_beyond(training.evaluated())
+
+
+def _whole(training: Training, seconds: float) -> Numbers:
+    """Train for the whole time; measure the KL to the exact observer, and that of each symbol of a pair."""
+    while _has_time(training, seconds):
+        training.advance()
+    task = training.recipe.task
+    held_out = task.sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
+    exact, answers = held_out.at_scored(held_out.predictive), _answers(training.evaluated(), held_out)
+    yield "", "kl_bits", kl_bits(exact, answers).mean(1)
+    if isinstance(task, Product):
+        sizes = [factor.d_vocab for factor in task.factors]
+        for own, other in (("first", -1), ("second", -2)):
+            of_factor = exact.unflatten(-1, sizes).sum(other), answers.unflatten(-1, sizes).logsumexp(other)
+            yield own, "kl_bits", kl_bits(*of_factor).mean(1)
+
+
+def _mixed_tasks() -> dict[str, MarkovProcess]:
+    """Return two processes in one context, as pairs of symbols, and each alone."""
+    both = Product(MIXED[0], MIXED[1], length=LENGTH)
+    return {"both": both, **dict(zip(("first", "second"), both.factors, strict=True))}
 
 
 def capacity(checkpoint: Annotated[str, tyro.conf.Positional], /, *, table: Path = TABLE) -> None:
@@ -299,50 +293,27 @@ def capacity(checkpoint: Annotated[str, tyro.conf.Positional], /, *, table: Path
     task, measured = recipe.task, recall(PAIRS[-1])
     if not isinstance(task, AssociativeRecall) or replace(task, n_pairs=1) != replace(measured, n_pairs=1):
         raise InvalidArgument(f"{checkpoint} was trained on {task}; this measures {measured}.")
-    setting = f"{KEYS} keys, {recipe.name}"
     cell = Row(
         sweep="capacity",
         architecture=str(recipe.sizes["architecture"]),
-        setting=setting,
+        setting=f"{KEYS} keys, {recipe.name}",
         seed=recipe.seed,
         lr=recipe.lr,
+        step=found.step,
     )
-    training = Training(cell=cell, recipe=recipe, module=found.module, minutes=0.0, step=found.step)
-    training.add("", "parameters", n_parameters(recipe.model_config()))
-    _measure_every(training)
-    append(table, training.rows)
+    rows = [numbered(cell, *number) for number in _recalled_beyond(found.module)]
+    append(table, [_sized(cell, n_parameters(recipe.model_config())), *rows])
 
 
-def _measure_every(training: Training) -> None:
-    for at in (*PAIRS, *BEYOND):
-        _measure(training, f"{at} pairs", recall(at).sample(N_HELD_OUT, seed=_HELD_OUT_SEED))
+def _recalled_beyond(module: nn.Module) -> Numbers:
+    for pairs in (*PAIRS, *BEYOND):
+        yield from _recalled(module, f"{pairs} pairs", pairs)
 
 
-def _whole(training: Training) -> None:
-    """Train for the whole time; measure the KL to the exact observer, and that of each symbol of a pair."""
-    while not training.is_over:
-        training.advance()
-    task = training.recipe.task
-    held_out = task.sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
-    exact, answers = held_out.at_scored(held_out.predictive), _answers(training.module, held_out)
-    training.add(training.cell.setting, "kl_bits", kl_bits(exact, answers).mean(1))
-    if isinstance(task, Product):
-        sizes = [factor.d_vocab for factor in task.factors]
-        for own, other in (("first", -1), ("second", -2)):
-            of_factor = exact.unflatten(-1, sizes).sum(other), answers.unflatten(-1, sizes).logsumexp(other)
-            training.add(own, "kl_bits", kl_bits(*of_factor).mean(1))
-
-
-def _mixed_tasks() -> dict[str, MarkovProcess]:
-    """Return two processes in one context, as pairs of symbols, and each alone."""
-    both = Product(MIXED[0], MIXED[1], length=LENGTH)
-    return {"both": both, **dict(zip(("first", "second"), both.factors, strict=True))}
-
-
-def _measure(training: Training, at: str, trials: Trials) -> None:
-    exact = trials.at_scored(trials.predictive)
-    training.add(at, "share_named", named(training.module, trials))
-    training.add(at, "kl_bits", kl_bits(exact, _answers(training.module, trials)).mean(1))
+def _recalled(module: nn.Module, at: str, pairs: int) -> Numbers:
+    trials = recall(pairs).sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
+    yield at, "share_named", named(module, trials)
+    yield at, "kl_bits", kl_bits(trials.at_scored(trials.predictive), _answers(module, trials)).mean(1)
 
 
 def recall(pairs: int) -> AssociativeRecall:

@@ -10,14 +10,11 @@ import pytest
 from bayesgeom.core.errors import OutputFault
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from examples.replication import measurements, reports
-from tests.pages import READINGS
 
-MODULES = ("settling", "shares", "values", "writes", "em.report")
+MODULES = ("settling", "values", "writes", "em.report")
 CALLS: dict[str, Callable[[Path], None]] = {
     "em_experiment": lambda out: measurements.em(seeds=2, steps=2, length=21, out=out),
     "write_strength": lambda out: measurements.write_strength("mess3-small", subspace="random:2", n=8, out=out),
-    "share_controls": lambda out: measurements.share_controls("mess3-small", subspace="random:2", n=8, out=out),
-    "swap_shares": lambda out: measurements.swap_shares(READINGS / "interventions", out=out),
     "value_readings": lambda out: measurements.value_readings("mess3-small", n=16, out=out),
     "pass_thresholds": lambda out: measurements.pass_thresholds("mess3-small", n=16, n_untrained=1, out=out),
 }

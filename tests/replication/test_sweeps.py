@@ -1,8 +1,13 @@
 """The sweeps: their cells, what each row states, and what an interrupted sweep leaves out."""
 
 import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +15,7 @@ from torch import nn
 
 from bayesgeom.core import Trials
 from bayesgeom.core.errors import InvalidArgument, UnknownName
+from bayesgeom.executors import Batch
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.training.recipes import Recipe
 from examples.replication import sweeps
@@ -17,12 +23,19 @@ from examples.replication import sweeps
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A table that small sweeps fill."""
+    """A table that small sweeps fill, in this process."""
+
+    @contextmanager
+    def executor() -> Iterator[Batch]:
+        with ThreadPoolExecutor(1) as pool:
+            yield Batch(executor=pool, folder=tmp_path / "jobs")
+
     small = {"POOLS": (2, 3), "SYMBOLS": 2, "LENGTH": 5, "PAIRS": (1, 2), "BEYOND": (3,), "KEYS": 5, "N_HELD_OUT": 16}
-    for name, value in {**small, "EVERY": 1, "WIDTHS": (64, 16), "DEPTHS": (1, 2), "LENGTHS": (3,)}.items():
+    for name, value in {**small, "CHECK_EVERY": 1, "WIDTHS": (64, 16), "DEPTHS": (1, 2), "LENGTHS": (3,)}.items():
         monkeypatch.setattr(sweeps, name, value)
     for name, names in {"RATES": (1e-3, 2e-3), "COMPARED": ("transformer", "lstm"), "LONGEST": 41}.items():
         monkeypatch.setattr(sweeps, name, names)
+    monkeypatch.setattr(sweeps, "sweep", partial(sweeps.sweep, machines=SimpleNamespace(executor=executor)))
     return tmp_path / "sweeps.csv"
 
 

@@ -13,9 +13,10 @@ from bayesgeom.core.text import number_text
 from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.render import markdown
+from bayesgeom.scorecards.worlds import NAMED
 from bayesgeom.stats.bootstrap import seed_interval
 from examples.replication.claims.plots import line, svg, text
-from examples.replication.sweeps import KEYS, MIXED, NAMED, TABLE, Row, read
+from examples.replication.sweeps import KEYS, MIXED, TABLE, Row, read
 
 RESULTS = TABLE.parent / "claims"
 BOUNDARY = {  # reports at all 16 positions

@@ -9,11 +9,8 @@ from examples.replication.comparison.verdict import has_published_sizes
 from examples.replication.training.recipes import (
     ALL_TASKS,
     ARCHITECTURES,
-    CHOSEN,
-    MULTIPLES,
     ON_REQUEST,
     architectures_of,
-    at_rates,
     compared,
     lengthened,
 )
@@ -21,7 +18,7 @@ from examples.replication.training.recipes import (
 _COMMON = "none: one setting for all, chosen on the transformer"
 _STAGED = "none: rates and the pooled first stage were tuned on the transformer"
 _DECAY = "none: the decay schedule was tuned on the transformer"
-_SEARCHED = {  # how the hyperparameters of each row were found, without a chosen multiple
+_SEARCHED = {  # how the hyperparameters of each row were found
     "bijection": _COMMON,
     "repeats": _STAGED,
     "recall": _STAGED,
@@ -54,14 +51,9 @@ class Cell:
         return self.task, self.architecture, self.is_check
 
     @property
-    def rate_trials(self) -> int:
-        """Number of learning rates tried for this architecture; 0 if none."""
-        return len(MULTIPLES) if self.architecture in CHOSEN else 0
-
-    @property
     def rate_search(self) -> str:
         """How the hyperparameters of this row were chosen."""
-        return f"{self.rate_trials} rates each" if self.rate_trials else _SEARCHED[self.task]
+        return _SEARCHED[self.task]
 
     @property
     def targets(self) -> str:
@@ -92,10 +84,7 @@ def cell(task: str, architecture: str, *, seed: int = 0, is_check: bool = False)
         raise unknown_name("compared architecture", architecture, (*ARCHITECTURES, *ON_REQUEST))
     if architecture not in architectures_of(task):
         raise unknown_name(f"architecture with a recipe on {task}", architecture, architectures_of(task))
-    recipe = compared()[f"{task}-{architecture}"]
-    if CHOSEN.get(architecture, 1.0) != 1.0:
-        recipe = at_rates(recipe, CHOSEN[architecture])
-    recipe = recipe.reseeded(seed)
+    recipe = compared()[f"{task}-{architecture}"].reseeded(seed)
     return Cell(
         task=task, architecture=architecture, recipe=lengthened(recipe, 2) if is_check else recipe, is_check=is_check
     )

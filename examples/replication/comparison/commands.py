@@ -1,25 +1,21 @@
 """The commands `compare`, `replicate`, `train` and `length`: a function each, whose arguments are the options."""
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from bayesgeom.core.errors import InvalidArgument
+from bayesgeom.cli import HERE, On
 from bayesgeom.core.files import RUNS
-from bayesgeom.executors import Executor, connect
 from bayesgeom.generalization.length import length_generalization
 from bayesgeom.models.checkpoint_files import FINISHED
 from bayesgeom.models.resolve import of_module
 from bayesgeom.report.report import Report
 from bayesgeom.training.publish import make_checkpoint
 from examples.replication.comparison import run
-from examples.replication.comparison.again import joinable, restated, with_rows_of
 from examples.replication.training import recipes
-from examples.replication.training.queue import progress, status_table
 from examples.replication.training.trained_models import TrainedModels
 from examples.replication.training.variants import variants_of_kinds
 
@@ -33,10 +29,7 @@ def compare(
     seed: int = 0,
     only_existing: bool = False,
     runs: Path = RUNS,
-    on: str | None = None,
-    on_options: Path | None = None,
-    from_report: Path | None = None,
-    rows_of: Path | None = None,
+    machines: On = HERE,
     out: Path | None = None,
 ) -> None:
     """Compare architectures: which one reaches the exact posterior on which task.
@@ -52,24 +45,10 @@ def compare(
         seed: Seed of these sequences and of the intervals.
         only_existing: Train nothing: report the models that exist, and list the missing ones.
         runs: Directory where missing models are trained and saved.
-        on: Where to train and score: local:N (processes here), slurm, ray, ray://ADDRESS or dask://HOST:PORT. Default:
-            this process.
-        on_options: TOML file with the options of these engines.
-        from_report: A saved comparison: recompute its baselines and verdicts by the current rules, without a model.
-        rows_of: A saved comparison on the same sequences: add its rows for trainings that are no longer there.
+        machines: Where models are trained and scored.
         out: Directory for the report. Default: it is not saved.
     """
-    if from_report is not None and rows_of is not None:
-        raise InvalidArgument("--from-report scores no model, so --rows-of cannot add to it; pass one of them.")
-    if from_report is not None:
-        _conclude(report := restated(from_report), out, report.table())
-        return
-    if rows_of is not None and out is not None and out.resolve() == rows_of.resolve():
-        raise InvalidArgument(f"--out {out} would replace the report that the rows come from: choose another --out.")
-    saved = None if rows_of is None else joinable(rows_of, n=n, seed=seed)
-    if not only_existing:
-        _note(str(run.plan_comparison(architectures, tasks, seeds=seeds, runs=runs)))
-    with _executor(on, on_options) as executor:
+    with machines.executor() as executor:
         report = run.compare(
             architectures,
             tasks,
@@ -79,9 +58,8 @@ def compare(
             runs=runs,
             train_missing=not only_existing,
             executor=executor,
+            announce=_note,
         )
-    if rows_of is not None:
-        report = with_rows_of(rows_of, report, saved=saved)
     _conclude(report, out, report.table())
 
 
@@ -93,8 +71,7 @@ def replicate(
     seed: int = 0,
     only_existing: bool = False,
     runs: Path = RUNS,
-    on: str | None = None,
-    on_options: Path | None = None,
+    machines: On = HERE,
     out: Path | None = None,
 ) -> None:
     """Train a recipe with several seeds, and report mean, spread and curves.
@@ -106,25 +83,26 @@ def replicate(
         seed: Seed of these sequences and of the intervals.
         only_existing: Train nothing: report the trainings that exist, and list the missing ones.
         runs: Directory of the trainings: existing ones are loaded, new ones are saved.
-        on: Where to train and score: local:N (processes here), slurm, ray, ray://ADDRESS or dask://HOST:PORT. Default:
-            this process.
-        on_options: TOML file with the options of these engines.
+        machines: Where models are trained and scored.
         out: Directory for the report. Default: it is not saved.
     """
-    chosen = recipes.recipe(recipe)
-    if not only_existing:
-        _note(str(run.plan_replication(chosen, seeds=seeds, runs=runs)))
-    with _executor(on, on_options) as executor:
+    with machines.executor() as executor:
         report = run.replicate(
-            chosen, seeds=seeds, n=n, seed=seed, runs=runs, train_missing=not only_existing, executor=executor
+            recipe,
+            seeds=seeds,
+            n=n,
+            seed=seed,
+            runs=runs,
+            train_missing=not only_existing,
+            executor=executor,
+            announce=_note,
         )
     _conclude(report, out, report.table(), *_missing(report.missing))
 
 
 def train(
-    recipe: Annotated[str, tyro.conf.Positional] = "",
+    recipe: Annotated[str, tyro.conf.Positional],
     *,
-    status: bool = False,
     seed: int = 0,
     steps: int | None = None,
     resume: bool = False,
@@ -132,21 +110,17 @@ def train(
     device: str = "cpu",
     precision: Literal["auto", "bfloat16", "float32"] = "auto",
 ) -> None:
-    """Train a recipe of the study or of a shipped checkpoint, or show the training queue.
+    """Train a recipe of the study or of a shipped checkpoint.
 
     Args:
         recipe: Name of the recipe. An unknown name lists the available recipes.
-        status: Train nothing: list the finished, running and waiting trainings of the queue, with estimated times.
         seed: Index of the recipe's seed: 0 is the recipe itself.
         steps: Number of steps of the last stage. Default: the recipe's.
         resume: Continue the run in its directory.
-        out: Directory of the run; with --status, of all runs. Default: runs/train/NAME[-seedK], or runs/train.
+        out: Directory of the run. Default: runs/train/NAME[-seedK].
         device: Where to train.
         precision: Precision of matrix products; auto: the fastest one that the device has.
     """
-    if status:
-        print(status_table(progress(RUNS if out is None else out)))
-        return
     chosen = recipes.recipe(recipe).reseeded(seed)
     folder = out or RUNS / chosen.name
     if steps is not None:
@@ -182,19 +156,14 @@ def length(
     """
     available = TrainedModels(runs=runs, train_missing=not only_existing)
     requested = variants_of_kinds(variants, kinds)
-    plan = available.plan(requested)
+    plan = available.plan(requested, _note)
     if plan.to_train:
-        _note(str(plan))
         blank = [of_module(own.model_config().build(seed=0), name=own.name, task=own.task) for own in requested]
         # What is refused is refused before anything is trained.
         length_generalization(blank, lengths=to or None, n=min(n, 2), seed=seed, threshold_bits=threshold)
     models = [available.model(own) for own in requested if own not in plan.missing]
     report = length_generalization(models, lengths=to or None, n=n, seed=seed, threshold_bits=threshold)
     _conclude(report, out, str(report), *_missing(tuple(own.name for own in plan.missing)))
-
-
-def _executor(on: str | None, options: Path | None) -> AbstractContextManager[Executor | None]:
-    return nullcontext() if on is None else connect(on, options)
 
 
 def _conclude(report: Report, out: Path | None, *lines: str) -> None:

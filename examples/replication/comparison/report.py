@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -26,7 +25,7 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, Level, headline_of
 from bayesgeom.stats.bootstrap import r2_interval, ratio_interval
 from bayesgeom.stats.windows import TRANSPORT_BITS, TRANSPORT_WINDOW
-from examples.replication.comparison.cell import Cell, cell
+from examples.replication.comparison.cell import Cell
 from examples.replication.comparison.scores import CONTEXT_FREE, Scores
 from examples.replication.comparison.state_size import state_floats
 from examples.replication.comparison.verdict import (
@@ -117,7 +116,7 @@ class ComparisonReport(Report):
     @property
     def cell_verdicts(self) -> tuple[str, ...]:
         """The verdict on the cell of each checkpoint, from all its trainings at the same budget."""
-        return _cell_verdicts(self._cells(), self.verdicts, self.size_of[0].tolist())
+        return _cell_verdicts(self._cells(), self.verdicts)
 
     @property
     def n_seeds(self) -> tuple[int, ...]:
@@ -273,12 +272,12 @@ def comparison_report(
     kl, free = _columns([own.kl_bits for own in scores]), _columns([own.context_free_kl_bits for own in scores])
     errors = _columns([own.entropy_error_bits for own in scores])
     free_errors = _columns([own.context_free_entropy_error_bits for own in scores])
-    levels = task_baselines(free.mean(axis=0), [own.baseline_kl_bits for own in scores])
+    levels = _task_baselines(free.mean(axis=0), [own.baseline_kl_bits for own in scores])
     with np.errstate(divide="ignore", invalid="ignore"):
         closed = 1 - kl.sum(axis=0) / free.sum(axis=0)
-        shares = with_interval(closed, r2_interval(kl, free, seed=seed), n=len(kl), baselines=shares_of(levels))
+        shares = with_interval(closed, r2_interval(kl, free, seed=seed), n=len(kl), baselines=_shares_of(levels))
     verdicts = [
-        verdict_on(cell.task, float(share), own.memory_symbols, own.window_gap_bits)
+        _verdict_on(cell.task, float(share), own.memory_symbols, own.window_gap_bits)
         for cell, own, share in zip(cells, scores, shares.value, strict=True)
     ]
     memory = np.array([own.memory_symbols for own in scores])
@@ -288,10 +287,10 @@ def comparison_report(
         task_of=tuple(cell.task for cell in cells),
         architecture_of=tuple(cell.architecture for cell in cells),
         is_check=tuple(cell.is_check for cell in cells),
-        **stated(cells, verdicts, [own.n_parameters for own in scores]),
+        **_stated(cells, verdicts),
         weights_hashes=tuple(own.weights_hash for own in scores),
         missing=tuple(missing),
-        **sizes(cells, [own.n_parameters for own in scores]),
+        **_sizes(cells, [own.n_parameters for own in scores]),
         kl_bits=mean_estimate(kl, seed=seed, baselines=levels),
         entropy_mae_bits=mean_estimate(
             errors, seed=seed, baselines=[Baseline.of("baseline", CONTEXT_FREE, free_errors.mean(axis=0))]
@@ -304,7 +303,7 @@ def comparison_report(
     )
 
 
-def task_baselines(
+def _task_baselines(
     context_free: Float[np.ndarray, " checkpoint"], levels: Sequence[Mapping[str, float]]
 ) -> tuple[Baseline, ...]:
     """Return the baselines of one quantity of each checkpoint; NaN if its task has none of that name.
@@ -318,16 +317,16 @@ def task_baselines(
     return Baseline.of("baseline", CONTEXT_FREE, context_free), *others
 
 
-def shares_of(levels: Sequence[Baseline]) -> tuple[Baseline, ...]:
+def _shares_of(levels: Sequence[Baseline]) -> tuple[Baseline, ...]:
     """Return the shares of the gap that baselines of the KL close: 0 for the context-free predictor."""
     (free,) = (own.value for own in levels if own.name == CONTEXT_FREE)
     with np.errstate(divide="ignore", invalid="ignore"):
         return tuple(Baseline.of("baseline", own.name, 1 - own.value / free) for own in levels)
 
 
-def stated(cells: Sequence[Cell], verdicts: Sequence[str], n_parameters: Sequence[int]) -> dict[str, Any]:
+def _stated(cells: Sequence[Cell], verdicts: Sequence[str]) -> dict[str, Any]:
     """Return the fields of a report that follow from the cells and the verdicts on their trainings."""
-    of_cell = _cell_verdicts([cell.place for cell in cells], verdicts, n_parameters)
+    of_cell = _cell_verdicts([cell.place for cell in cells], verdicts)
     return {
         "verdicts": tuple(verdicts),
         "published": tuple(map(_published, cells)),
@@ -340,29 +339,20 @@ def stated(cells: Sequence[Cell], verdicts: Sequence[str], n_parameters: Sequenc
     }
 
 
-def _cell_verdicts(
-    places: Sequence[tuple[str, str, bool]], verdicts: Sequence[str], n_parameters: Sequence[int]
-) -> tuple[str, ...]:
+def _cell_verdicts(places: Sequence[tuple[str, str, bool]], verdicts: Sequence[str]) -> tuple[str, ...]:
     """Return the verdict on the cell of each training."""
-    required = [
-        _required(task, architecture, size) for (task, architecture, _), size in zip(places, n_parameters, strict=True)
-    ]
+    required = [seeds_required(task, architecture) for task, architecture, _ in places]
     return tuple(map(cell_verdict, same_cell(places, verdicts), required))
 
 
-@cache
-def _required(task: str, architecture: str, n_parameters: int) -> int:
-    return seeds_required(cell(task, architecture).recipe, n_parameters)
-
-
-def sizes(cells: Sequence[Cell], n_parameters: Sequence[int]) -> dict[str, Any]:
+def _sizes(cells: Sequence[Cell], n_parameters: Sequence[int]) -> dict[str, Any]:
     """Return the sizes of each checkpoint as fields of a report: of the model, of its state, and of its training."""
     states = [state_floats(own.recipe.model_config(), own.recipe.task.n_pos) for own in cells]
     trained_on = [own.recipe.n_sequences for own in cells]
     return {"sizes": SIZES, "size_of": np.array([n_parameters, states, trained_on])}
 
 
-def verdict_on(task: str, share_closed: float, memory_symbols: float, window_gap_bits: float) -> str:
+def _verdict_on(task: str, share_closed: float, memory_symbols: float, window_gap_bits: float) -> str:
     """Return the verdict on one training: by equivalent window where the task has latent dynamics, else by share."""
     if task in TRANSPORT_TASKS:
         return transport_verdict(memory_symbols, window_gap_bits)
@@ -404,7 +394,7 @@ def _accuracy(scores: Sequence[Scores], seed: int) -> Estimate:
             correct.sum(axis=0) / known.sum(axis=0),
             ratio_interval(correct, known, seed=seed),
             n=len(known),
-            baselines=task_baselines(free.mean(axis=0) / share, levels),
+            baselines=_task_baselines(free.mean(axis=0) / share, levels),
         )
 
 

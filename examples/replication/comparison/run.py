@@ -3,15 +3,14 @@
 `replicate` does the same for one recipe with several seeds. Existing trainings are loaded, missing ones are trained.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.files import RUNS
 from bayesgeom.core.progress import phase
-from bayesgeom.executors import Executor
+from bayesgeom.executors import Batch, Executor, Job, check_same
 from bayesgeom.models.base import provenance
 from bayesgeom.report.report import with_provenance
 from bayesgeom.tasks.base import Branch, derived_seed
@@ -23,7 +22,7 @@ from examples.replication.comparison.report import ComparisonReport, comparison_
 from examples.replication.comparison.scores import N_SCORED, Scores, check_counts, score
 from examples.replication.training.recipes import ALL_TASKS, ARCHITECTURES, TASKS, architectures_of
 from examples.replication.training.recipes import recipe as named
-from examples.replication.training.trained_models import Plan, TrainedModels
+from examples.replication.training.trained_models import TrainedModels
 
 N_SEEDS = 5
 
@@ -37,7 +36,8 @@ def compare(
     seed: int = 0,
     runs: str | Path = RUNS,
     train_missing: bool = True,
-    executor: Executor | None = None,
+    executor: Executor | Batch | None = None,
+    announce: Callable[[str], object] = str,
 ) -> ComparisonReport:
     """Compare architectures on tasks: KL, entropy error, share of the gap closed, baselines, and a verdict per cell.
 
@@ -54,6 +54,7 @@ def compare(
         train_missing: Whether to train missing models, which takes hours; else they are omitted and listed.
         executor: Where models are trained and scored, one job each (see `bayesgeom.executors`); `runs` is then a
             directory that all workers see. Default: this process.
+        announce: Called with what is going to be trained.
 
     Returns:
         One cell for each architecture and task.
@@ -64,60 +65,43 @@ def compare(
         CheckpointFault: A checkpoint or run of this name was made by another recipe.
     """
     check_counts(seeds=seeds, n=n, seed=seed)
-    available, wanted = TrainedModels(runs=Path(runs), train_missing=train_missing), _cells(architectures, tasks, seeds)
-    report, trained = _compared(wanted, available, n=n, seed=seed, executor=executor)
-    model = {"name": ", ".join(_names(architectures)), "architecture": "several"}
-    where = provenance(model, ", ".join(_names(tasks)), {"seeds": seeds, "n": n, "seed": seed})
-    return with_provenance(report, where | trained)
-
-
-def _compared(
-    wanted: Sequence[Cell], available: TrainedModels, *, n: int, seed: int, executor: Executor | None
-) -> tuple[ComparisonReport, dict[str, Any]]:
-    """Return the report, and the tasks and weights for its provenance."""
-    checks = _checks(wanted)
-    plan = _planned(wanted, checks, available)
-    missing = [own.name for own in wanted if own.recipe in plan.missing]
-    cells = [own for own in wanted if own.name not in missing]
+    available = TrainedModels(runs=Path(runs), train_missing=train_missing)
+    wanted = _cells(architectures, tasks, seeds)
+    # Second seeds with twice the budget, which are never trained here.
+    checks = [cell(*row, seed=1, is_check=True) for row in dict.fromkeys((o.task, o.architecture) for o in wanted)]
+    available.check(own.recipe for own in checks)
+    plan = available.plan([own.recipe for own in wanted], announce)
+    cells = [own for own in wanted if own.recipe not in plan.missing]
     cells += [own for own in checks if available.has(own.recipe)]
     scores = _scores([own.recipe for own in cells], available, n=n, seed=seed, executor=executor)
+    missing = [own.name for own in plan.missing]
     report = comparison_report(cells, scores, seed=derived_seed(seed, Branch.RESAMPLING), missing=missing)
+    model = {"name": ", ".join(_names(architectures)), "architecture": "several"}
+    where = provenance(model, ", ".join(_names(tasks)), {"seeds": seeds, "n": n, "seed": seed})
     weights = dict(zip(report.checkpoints, report.weights_hashes, strict=True))
     by_task = {own.task: own.recipe.task.config() for own in cells}
-    return report, {"task": by_task, "weights": weights}
-
-
-def plan_comparison(
-    architectures: str | Sequence[str], tasks: str | Sequence[str], *, seeds: int = 1, runs: str | Path = RUNS
-) -> Plan:
-    """Return which models exist, and which `compare` would train, with the same arguments. Raises as `compare`."""
-    check_counts(seeds=seeds, n=N_SCORED, seed=0)
-    wanted = _cells(architectures, tasks, seeds)
-    return _planned(wanted, _checks(wanted), TrainedModels(runs=Path(runs), train_missing=True))
+    return with_provenance(report, where | {"task": by_task, "weights": weights})
 
 
 def replicate(
     recipe: str | Recipe,
     *,
     seeds: int = N_SEEDS,
-    runs: str | Path = RUNS,
     n: int = N_SCORED,
     seed: int = 0,
+    runs: str | Path = RUNS,
     train_missing: bool = True,
-    executor: Executor | None = None,
+    executor: Executor | Batch | None = None,
+    announce: Callable[[str], object] = str,
 ) -> ReplicationReport:
     """Measure mean and spread of a recipe's scores over several trainings.
 
-    Seed 0 is the recipe itself; the others count from it. All are scored on the same sequences.
+    Seed 0 is the recipe itself; the others count from it. All are scored on the same sequences. Other arguments are
+    those of `compare`.
 
     Args:
         recipe: Name of a recipe, or a recipe.
         seeds: Number of trainings.
-        runs: As in `compare`.
-        n: As in `compare`.
-        seed: As in `compare`.
-        train_missing: As in `compare`.
-        executor: As in `compare`.
 
     Returns:
         Scores of every training, with mean and interval over seeds.
@@ -128,10 +112,10 @@ def replicate(
         CheckpointFault: A checkpoint or run was made by another recipe.
     """
     check_counts(seeds=seeds, n=n, seed=seed)
-    chosen = named(recipe) if isinstance(recipe, str) else recipe
     available = TrainedModels(runs=Path(runs), train_missing=train_missing, is_run_first=True)
+    chosen = named(recipe) if isinstance(recipe, str) else recipe
     recipes = [chosen.reseeded(by) for by in range(seeds)]
-    plan = available.plan(recipes)
+    plan = available.plan(recipes, announce)
     wanted = [own for own in recipes if own not in plan.missing]
     scores = _scores(wanted, available, n=n, seed=seed, executor=executor)
     replicas = [
@@ -144,20 +128,6 @@ def replicate(
     where = provenance(model, chosen.task, {"seeds": seeds, "n": n, "seed": seed})
     weights = dict(zip(report.replicas, report.weights_hashes, strict=True))
     return with_provenance(report, where | {"weights": weights, "recipe": chosen.to_dict()})
-
-
-def plan_replication(recipe: str | Recipe, *, seeds: int = N_SEEDS, runs: str | Path = RUNS) -> Plan:
-    """Return which seeds exist, and which `replicate` would train, with the same arguments. Raises as `replicate`."""
-    check_counts(seeds=seeds, n=N_SCORED, seed=0)
-    chosen = named(recipe) if isinstance(recipe, str) else recipe
-    available = TrainedModels(runs=Path(runs), train_missing=True, is_run_first=True)
-    return available.plan(chosen.reseeded(by) for by in range(seeds))
-
-
-def _planned(wanted: Sequence[Cell], checks: Sequence[Cell], available: TrainedModels) -> Plan:
-    """Return which models exist and which must be trained; raise as `TrainedModels.plan`, for checks, too."""
-    available.check(own.recipe for own in checks)
-    return available.plan(own.recipe for own in wanted)
 
 
 def _cells(architectures: str | Sequence[str], tasks: str | Sequence[str], seeds: int) -> list[Cell]:
@@ -174,12 +144,6 @@ def _cells(architectures: str | Sequence[str], tasks: str | Sequence[str], seeds
     return found
 
 
-def _checks(wanted: Sequence[Cell]) -> list[Cell]:
-    """Return the checks: second seeds with twice the budget, which are never trained here."""
-    rows = dict.fromkeys((own.task, own.architecture) for own in wanted)
-    return [cell(*row, seed=1, is_check=True) for row in rows]
-
-
 def _names(requested: str | Sequence[str]) -> tuple[str, ...]:
     return (requested,) if isinstance(requested, str) else tuple(dict.fromkeys(requested))
 
@@ -190,22 +154,32 @@ def _log(path: Path) -> Mapping[int, tuple[float, float]]:
 
 
 def _scores(
-    recipes: Sequence[Recipe], available: TrainedModels, *, n: int, seed: int, executor: Executor | None
+    recipes: Sequence[Recipe], available: TrainedModels, *, n: int, seed: int, executor: Executor | Batch | None
 ) -> list[Scores]:
     """Return each recipe's scores, trained first where it is missing. One model is in memory at a time."""
-    if executor is None:
-        found = list[Scores]()
-        with phase("models", len(recipes), "model") as shown:
-            for recipe in recipes:
-                found.append(score(available.model(recipe), recipe.task, n=n, seed=seed))
-                shown.update(1)
-        return found
-    there = replace(available, runs=available.runs.resolve())  # a worker may be in another directory
-    jobs = [executor.submit(scored, recipe.to_dict(), there, n, seed) for recipe in recipes]
-    return [job.result() for job in jobs]
+    given: dict[str, Any] = {"runs": str(available.runs.resolve()), "is_run_first": available.is_run_first}
+    jobs = [
+        Job(
+            name=own.name,
+            function=scored,
+            arguments={**given, "recipe": own.to_dict(), "weights": available.weights(own), "n": n, "seed": seed},
+        )
+        for own in recipes
+    ]
+    if executor is not None:
+        return Batch.of(executor).results(jobs, desc="models")
+    found = list[Scores]()
+    with phase("models", len(jobs), "model") as shown:
+        for job in jobs:
+            found.append(scored(**job.arguments))
+            shown.update(1)
+    return found
 
 
-def scored(recipe: Mapping[str, Any], available: TrainedModels, n: int, seed: int) -> Scores:
-    """Do the job of one recipe: train it where it is missing, and score it."""
+def scored(
+    *, recipe: Mapping[str, Any], runs: str, is_run_first: bool, weights: str | None, n: int, seed: int
+) -> Scores:
+    """Do the job of one recipe: train it where it is missing, which has no `weights` yet, and score it."""
     own = recipe_from_dict(recipe)
-    return score(available.model(own), own.task, n=n, seed=seed)
+    model = TrainedModels(runs=Path(runs), is_run_first=is_run_first).model(own)
+    return score(model if weights is None else check_same(model, weights), own.task, n=n, seed=seed)

@@ -12,19 +12,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
-from bayesgeom.core.observers import STARTS
-from bayesgeom.core.run import Trials, WindowScores
+from bayesgeom.core.run import Trials
+from bayesgeom.measurements.calibration import wider_baselines
 from bayesgeom.models.base import Model
-from bayesgeom.stats.behavior import predicted_behavior
-from bayesgeom.stats.information import KNOWN_BITS, entropy_bits
-from bayesgeom.stats.windows import (
-    TRANSPORT_WINDOW,
-    equivalent_window,
-    joined,
-    wider_window,
-    window_name,
-    window_scores,
-)
+from bayesgeom.stats.information import KNOWN_BITS
+from bayesgeom.stats.windows import equivalent_window
 from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed
 from bayesgeom.tasks.bijection import Bijection, shown_before, uniform_on
 
@@ -99,7 +91,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
         context_free_known_correct=_mean(known * free.correct),
         n_parameters=model.spec.n_parameters,
         weights_hash=model.spec.weights_hash,
-        baseline_kl_bits=known_kl | ({} if memory is None else wider_kl(memory.kl_bits, memory.symbols)),
+        baseline_kl_bits=known_kl | {name: float(kl) for name, kl, _ in wider_baselines(run.windows, memory)},
         baseline_known_correct=hits,
         memory_symbols=math.nan if memory is None else memory.symbols,
         most_memory_symbols=math.nan if memory is None else memory.most_symbols,
@@ -107,71 +99,11 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
     )
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Levels:
-    """Scores of the baselines of a task, and of its window observers if it has latent dynamics.
-
-    Attributes:
-        kl_bits: Mean KL of every baseline.
-        entropy_error_bits: Mean entropy error of every baseline.
-        accuracy_where_known: How often a baseline is right where the answer is known; NaN if none is.
-        window_kl_bits: Mean KL of the window observers.
-    """
-
-    kl_bits: Mapping[str, float]
-    entropy_error_bits: Mapping[str, float]
-    accuracy_where_known: Mapping[str, float]
-    window_kl_bits: Float64[np.ndarray, "start window"]
-
-    @property
-    def window_gap_bits(self) -> float:
-        """KL of the stationary observer of the last ten symbols; NaN without latent dynamics."""
-        if not self.window_kl_bits.size:
-            return math.nan
-        return float(self.window_kl_bits[STARTS.index("stationary"), TRANSPORT_WINDOW:][:1].sum())
-
-    def against(self, symbols: float) -> dict[str, float]:
-        """Return the baselines of a model with this equivalent window, as `score` does."""
-        return dict(self.kl_bits) | wider_kl(self.window_kl_bits, symbols)
-
-
-def wider_kl(kl_bits: Float64[np.ndarray, "start window"], symbols: float) -> dict[str, float]:
-    """Return name and KL of the window observer that joins the task's baselines, if any; see `wider_window`."""
-    at = wider_window(kl_bits, symbols)
-    return {} if at is None else {window_name(at[1], STARTS[at[0]]): float(kl_bits[at])}
-
-
-def levels(task: WindTunnel, *, n: int, seed: int) -> Levels:
-    """Score the baselines only, on the sequences that `score` uses for the same `n` and `seed`."""
-    candidates = context_free(task, seed=seed)
-    total, windows = dict[str, np.ndarray](), list[WindowScores]()
-    n_known = n_scored = 0
-    for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS)):
-        known = entropy_bits(block.at_scored(block.predictive)).cpu().numpy() < KNOWN_BITS
-        n_known, n_scored = n_known + int(known.sum()), n_scored + known.size
-        for name, predictive in {**_expanded(candidates, block), **context_aware(task, block)}.items():
-            own = predicted_behavior(block, predictive)
-            scores = own.kl_bits, np.abs(own.model_entropy_bits - own.exact_entropy_bits), known * own.correct
-            total[name] = total.get(name, np.zeros(3)) + np.array([one.sum(dtype=np.float64) for one in scores])
-        of_windows = window_scores(block)
-        windows += [] if of_windows is None else [of_windows]
-    whole = joined(windows)
-    free = min((total.pop(name) for name in candidates), key=lambda sums: float(sums[0]))
-    found = {CONTEXT_FREE: free, **total}
-    return Levels(
-        kl_bits={name: float(sums[0]) / n_scored for name, sums in found.items()},
-        entropy_error_bits={name: float(sums[1]) / n_scored for name, sums in found.items()},
-        accuracy_where_known={name: float(sums[2]) / n_known if n_known else math.nan for name, sums in found.items()},
-        window_kl_bits=np.zeros((0, 0)) if whole is None else whole.kl_bits.mean(axis=2),
-    )
-
-
 def context_free(task: WindTunnel, *, seed: int) -> dict[str, Float64[Tensor, "query_pos answer"]]:
     """Return the candidates for the best context-free predictor, by name.
 
     The predictive averaged over all sequences has the least mean KL. Its estimate from `N_REFERENCE` sequences is worse
-    than the uniform predictor where the average is uniform. `score` and `levels` use the candidate with the lower KL.
+    than the uniform predictor where the average is uniform. `score` uses the candidate with the lower KL.
     """
     total, n = torch.zeros(1, dtype=torch.float64), 0
     for block in task.stream(N_REFERENCE, seed=derived_seed(seed, _REFERENCE)):

@@ -166,9 +166,6 @@ def _cell(row: str, architecture: str) -> Recipe:
 # Variants of a recipe: at other rates, at a quarter of the budget, and another seed at twice the budget.
 
 MULTIPLES = (0.3, 1.0, 3.0)
-# The multiple at which the comparison trains all rows of an architecture. Empty, although the sweep is complete: no row
-# was trained again at another rate at full budget (`comparison.md`, "Learning rates").
-CHOSEN: Mapping[str, float] = {}
 SWEPT_ROW = "recall"
 _QUARTER = 4
 _MULTIPLES = "|".join(re.escape(f"{own:g}") for own in MULTIPLES)

@@ -1,6 +1,6 @@
 """Models of recipes, from named checkpoints or a folder of runs; missing ones can be trained."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -48,11 +48,11 @@ class TrainedModels:
     """
 
     runs: Path
-    train_missing: bool
+    train_missing: bool = True
     is_run_first: bool = False
 
-    def plan(self, recipes: Iterable[Recipe]) -> Plan:
-        """Check these recipes before any training, and return which ones have a model.
+    def plan(self, recipes: Iterable[Recipe], announce: Callable[[str], object] = str) -> Plan:
+        """Check these recipes before any training, announce what is to be trained, and return which have a model.
 
         Raises:
             UnknownName: None of them has a model and `train_missing` is false.
@@ -69,7 +69,10 @@ class TrainedModels:
                 f"or request others."
             )
         to_train, missing = (absent, ()) if self.train_missing else ((), absent)
-        return Plan(there=there, to_train=to_train, missing=missing, runs=self.runs)
+        plan = Plan(there=there, to_train=to_train, missing=missing, runs=self.runs)
+        if to_train:
+            announce(str(plan))
+        return plan
 
     def check(self, recipes: Iterable[Recipe]) -> None:
         """Check that checkpoints and runs with the recipes' names were made by these recipes.
@@ -100,6 +103,10 @@ class TrainedModels:
         if self.is_run_first and (run / CONFIG).exists():
             return run
         return checkpoints().get(recipe.name, run)
+
+    def weights(self, recipe: Recipe) -> str | None:
+        """Return the hash of the weights of the recipe's checkpoint; None without one."""
+        return str(read_description(self.path(recipe))["weights_hash"]) if self.has(recipe) else None
 
     def has(self, recipe: Recipe) -> bool:
         """Return whether the recipe's checkpoint exists."""

@@ -13,20 +13,18 @@ import pytest
 import torch
 
 import bayesgeom
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault, UnknownName
+from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.executors import Batch
 from bayesgeom.measurements.calibration import CalibrationReport
-from bayesgeom.report.storage import parts_of
 from bayesgeom.report.theme import DARK
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import publish
 from bayesgeom.training.recipes import Recipe
 from examples.replication.capacity import n_parameters
 from examples.replication.comparison import cell as cells
-from examples.replication.comparison import commands
-from examples.replication.comparison.again import joinable, restated, with_rows_of
 from examples.replication.comparison.cell import cell
 from examples.replication.comparison.report import ComparisonReport, comparison_report
-from examples.replication.comparison.run import compare, plan_comparison, plan_replication, replicate
+from examples.replication.comparison.run import compare, replicate
 from examples.replication.comparison.scores import CONTEXT_FREE, Scores, check_counts, context_aware
 from examples.replication.comparison.state_size import state_floats
 from examples.replication.comparison.verdict import (
@@ -142,15 +140,9 @@ def test_transport_is_judged_by_memory_where_the_task_can_show_it(symbols: float
 def test_cells_state_their_terms() -> None:
     assert cell("hmm", "lstm").targets == "exact (distilled)" and cell("hmm-sampled", "lstm").targets == "sampled"
     assert cell("hmm", "lstm").rate_search == "none: the decay schedule was tuned on the transformer"
-    assert "pooled first stage" in cell("recall", "lstm").rate_search and cell("recall", "lstm").rate_trials == 0
+    assert "pooled first stage" in cell("recall", "lstm").rate_search
     with pytest.raises(UnknownName, match=r"architecture with a recipe on recall-64.*'mamba'.*mamba2"):
         cell("recall-64", "mamba")
-
-
-def test_the_rates_that_a_sweep_found_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "CHOSEN", {"lstm": 3.0, "mlp": 1.0})
-    assert cell("recall", "lstm", seed=1).name == "recall-lstm-lr3-seed1" and cell("recall", "lstm").rate_trials == 3
-    assert cell("recall", "mlp").name == "recall-mlp" and cell("recall", "mlp").rate_search == "3 rates each"
 
 
 # State, and baselines that see the context.
@@ -328,66 +320,6 @@ def test_what_is_missing_is_trained_and_checks_only_where_they_exist(
     report.save(tmp_path / "out")
     loaded = ComparisonReport.load(tmp_path / "out")
     assert loaded.table() == report.table()
-    assert parts_of(restated(tmp_path / "out"))[1].keys() == parts_of(report)[1].keys()
-    commands.compare(from_report=tmp_path / "out", out=tmp_path / "again")
-    assert ComparisonReport.load(tmp_path / "again").table() == report.table()
-    with pytest.raises(OutputFault, match="holds no readable report"):
-        restated(tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("quick")
-def test_rows_of_a_saved_comparison_join_those_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports on parts, joined, equal the report on all: values, baselines, verdicts and terms."""
-    monkeypatch.setattr("examples.replication.training.trained_models.checkpoints", dict)
-    TrainedModels(runs=tmp_path, train_missing=True).model(cell("bijection", "mlp", seed=1, is_check=True).recipe)
-    whole = compare(("transformer", "mlp"), ("bijection", "repeats"), seeds=2, n=5, runs=tmp_path)
-    compare(("mlp",), ("bijection", "repeats"), n=5, runs=tmp_path, seeds=2).save(tmp_path / "mlp")
-    rest = compare("transformer", ("bijection", "repeats"), seeds=2, n=5, runs=tmp_path)
-    joined = with_rows_of(tmp_path / "mlp", rest)
-    assert joined.table() == whole.table()
-    both, own = parts_of(joined)[1], parts_of(whole)[1]
-    assert both.keys() == own.keys()
-    for name, values in own.items():
-        # Baselines are scored in float64; a share is 1 minus a ratio of two of them.
-        atol = 1e-6 if name.startswith("share_closed") else 0
-        np.testing.assert_allclose(both[name], values, rtol=1e-6, atol=atol, err_msg=name)
-    assert joined.provenance["model"]["name"] == "transformer, mlp"
-    assert joined.provenance["task_label"] == "bijection, repeats"
-    copied = ["bijection-mlp", "bijection-mlp-seed1", "repeats-mlp", "repeats-mlp-seed1", "bijection-mlp-seed1-x2"]
-    assert joined.provenance["rows_of"] == dict.fromkeys(copied, (tmp_path / "mlp").as_posix())
-    joined.save(tmp_path / "joined")
-    once_more = with_rows_of(tmp_path / "joined", compare("mlp", "repeats", n=5, runs=tmp_path)).provenance["rows_of"]
-    at_source = {name: (tmp_path / "mlp").as_posix() for name in copied if name != "repeats-mlp"}
-    others = [name for name in whole.checkpoints if "transformer" in name]
-    assert once_more == at_source | dict.fromkeys(others, (tmp_path / "joined").as_posix()), "a copy keeps its source"
-    with pytest.raises(InvalidArgument, match="scored on other sequences"):
-        with_rows_of(tmp_path / "mlp", compare("transformer", "bijection", n=7, runs=tmp_path))
-    with pytest.raises(InvalidArgument, match=r"scored on other sequences .*Use its --n and --seed"):
-        joinable(tmp_path / "mlp", n=7, seed=0)
-    with pytest.raises(InvalidArgument, match="pass one of them"):
-        commands.compare(rows_of=tmp_path / "mlp", from_report=tmp_path / "mlp")
-    refuses_other_recipes(tmp_path / "mlp", rest)
-
-
-def refuses_other_recipes(path: Path, rest: ComparisonReport) -> None:
-    old = joinable(path, n=5, seed=0)
-    for change, named in (
-        ({"targets": ("exact", *old.targets[1:])}, "bijection-mlp was .*targets: exact against sampled"),
-        ({"size_of": old.size_of + np.array([[0], [0], [1]])}, r"trained on: \d+ against"),
-    ):
-        with pytest.raises(InvalidArgument, match=named):
-            with_rows_of(path, rest, saved=replace(old, **change))
-
-
-def test_a_report_is_not_its_own_source_of_rows(tmp_path: Path) -> None:
-    where = tmp_path / "saved"
-    compare("lstm", "hmm", n=5, runs=tmp_path, train_missing=False).save(where)
-    again = partial(commands.compare, ("lstm",), ("hmm",), n=5, runs=tmp_path, only_existing=True, rows_of=where)
-    with pytest.raises(InvalidArgument, match="would replace the report that the rows come from"):
-        again(out=where / ".." / "saved")
-    again(out=tmp_path / "other")
-    assert ComparisonReport.load(tmp_path / "other").checkpoints == ("hmm-lstm",)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.exhaustive), 3])
@@ -409,10 +341,14 @@ def test_a_comparison_gives_the_numbers_of_a_diagnosis(seed: int, tmp_path: Path
 def test_an_executor_gives_the_same_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("examples.replication.training.trained_models.checkpoints", dict)
     asked: dict[str, Any] = {"tasks": "bijection", "n": 5, "runs": tmp_path / "runs"}
+    announced = list[str]()
     with ThreadPoolExecutor(2) as pool:
-        sent = compare(("transformer", "mlp"), **asked, executor=pool)
+        batch = Batch(executor=pool, folder=tmp_path / "jobs")
+        sent = compare(("transformer", "mlp"), **asked, executor=batch, announce=announced.append)
+        again = compare(("transformer", "mlp"), **asked, executor=batch, announce=announced.append)
     here = compare(("transformer", "mlp"), **asked, train_missing=False)
-    assert sent.table() == here.table() and sent.provenance == here.provenance
+    assert sent.table() == again.table() == here.table() and sent.provenance == here.provenance
+    assert len(announced) == 1 and "bijection-mlp: 6 sequences in 3 steps" in announced[0], "nothing is trained again"
 
 
 @pytest.mark.usefixtures("quick")
@@ -457,14 +393,6 @@ def test_counts_that_are_none_are_named(asked: dict[str, Any], message: str) -> 
             ask(**asked)
     with pytest.raises(InvalidArgument, match=r"seeds, the number of trainings, .* got \[0, 1\]"):
         check_counts(seeds=[0, 1], n=5, seed=0)
-
-
-@pytest.mark.parametrize("seeds", [0, -1])
-def test_a_plan_without_seeds_is_refused(seeds: int) -> None:
-    """It was a plan of no training."""
-    for plan in (partial(plan_comparison, "lstm", "bijection"), partial(plan_replication, "bijection-lstm")):
-        with pytest.raises(InvalidArgument, match=rf"seeds, the number of trainings, .* at least 1, got {seeds}"):
-            plan(seeds=seeds)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from bayesgeom.training import publish
 from examples.replication.capacity import n_parameters
 from examples.replication.training.construction import HORIZON, PERCENT, constructed
-from examples.replication.training.queue import queue
 from examples.replication.training.recipes import RECIPES, recipe
 
 
@@ -20,12 +19,6 @@ def test_the_recipes_differ_in_what_their_names_say() -> None:
         loss = {"loss_positions": HORIZON if "first5" in name else None, "label_share": share}
         assert kind == replace(plain, name=name, task=replace(plain.task, **tasks.get(name, {})), **loss)
     assert HORIZON == 5 and PERCENT == (1, 5, 25)
-
-
-def test_the_queue_ends_with_two_trainings_of_each() -> None:
-    last = [(own.recipe, own.seed) for own in queue()[-14:]]
-    assert last == [(name, seed) for name in constructed() for seed in (0, 1)]
-    assert not any("recurrence" in own.recipe for own in queue()[:-14])
 
 
 def test_the_card_states_where_there_is_a_loss() -> None:

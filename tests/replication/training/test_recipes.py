@@ -1,9 +1,10 @@
-"""Recipes of the training queue: sizes, data, budgets, learning-rate sweep, and starts from shipped weights."""
+"""Recipes of the study: sizes, data, budgets, learning-rate sweep, and starts from shipped weights."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from bayesgeom.training.recipes import Recipe
 from examples.replication.capacity import n_parameters
 from examples.replication.comparison.cell import cell
 from examples.replication.training.recipes import FURTHER_TASKS, MULTIPLES, RECIPES, architectures_of, recipe, sweep
+from tests.pages import READINGS
 
 FURTHER = [f"{task}-{own}" for task in FURTHER_TASKS for own in architectures_of(task)]
 STEPPED = ["hmm-sampled-transformer", "hmm-sampled-lstm", *(name for name in FURTHER if name.startswith("recall"))]
@@ -43,7 +45,7 @@ TYPICAL = "recall-16-transformer"  # a step of the others takes as long or secon
 @pytest.mark.parametrize(
     "name", [pytest.param(own, marks=() if own == TYPICAL else pytest.mark.exhaustive) for own in STEPPED]
 )
-def test_every_stage_of_a_queued_recipe_takes_a_step(name: str) -> None:
+def test_every_stage_of_a_recipe_takes_a_step(name: str) -> None:
     module = recipe(name).model_config().build(seed=0)
     before = weights_hash(module.state_dict())
     for stage in stages(recipe(name)):
@@ -108,6 +110,24 @@ def test_a_check_is_found_by_its_name() -> None:
     for name in ("recall-lstm-seed0-x2", "recall-lstm-seed1-x3", "recall-rnn-seed1-x2"):
         with pytest.raises(UnknownName, match=name):
             recipe(name)
+
+
+def test_every_stored_training_has_a_recipe() -> None:
+    cards = sorted(path.stem for path in READINGS.glob("rates/*.md"))
+    names = [*pd.read_csv(READINGS / "trainings.csv").training, *cards]
+    assert len(cards) == 25 and len(names) == 60
+    for name in names:
+        base, _, seed = name.partition("-seed")
+        assert recipe(base).reseeded(int(seed or 0)).name == name
+
+
+def test_the_untied_control_of_the_flagships_size_differs_in_the_unembedding_alone() -> None:
+    tied: Recipe | None = recipe("bijection-v20")
+    for untied in stages(recipe("bijection-v20-untied")):
+        assert tied is not None and untied.sizes == {**tied.sizes, "tied": False}
+        assert replace(untied, name=tied.name, sizes=tied.sizes, after=tied.after) == tied
+        tied = tied.after
+    assert tied is None
 
 
 @pytest.mark.parametrize("name", ["bijection-v20-refined", "bijection-v20-refined-sampled"])
