@@ -1,6 +1,7 @@
 """Heat maps: numbers by layer and head, shares by task and model, attention; a cell of the baseline is as the page."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ _MOST_LETTERS, _MOST_ROWS = 40, 13  # of a row of cells, and rows, in which numb
 _ROW, _LINE, _AXES, _MOST_HEIGHT = 27, 16, 92, 340  # pixels: a row of cells, a line more, the axis texts, a panel
 _PART = 0.05  # of the range: values that lie less beyond the baseline get no colors of their own
 _NAME = 22  # letters of a line of a row's name
+_ACROSS, _MOST_NAMES = 44, 12  # letters that all columns have side by side on a small screen, and columns that share them
+_KEY = 34  # letters of a line of the names of numbered columns
 _DEEP = 0.75  # of a scale: from here on the text of a cell is in the other ink
 
 
@@ -51,7 +54,7 @@ def add_heat(
     scale, low, high, page = _scale(low, high, baseline)
     rows, columns = names or (range(len(values)), range(values.shape[1]))
     rows = rows if isinstance(rows, range) else categories([wrapped(name, _NAME) for name in rows])
-    columns = columns if isinstance(columns, range) else categories([escaped(name) for name in columns])
+    columns, ticks, key = (columns, (), "") if isinstance(columns, range) else _column_names(columns)
     across, down, what = map(escaped, (*axes, unit))
     texts = [_cell_text(value, _digits(known) if names is None else 4) for value in map(float, values.flat)]
     has_numbers = len(columns) * max(map(len, texts)) <= _MOST_LETTERS and len(rows) <= _MOST_ROWS
@@ -76,9 +79,28 @@ def add_heat(
         depth = np.abs(values - page) / max(high - page, page - low)
         _add_texts(figure, texts, (rows, columns), depth)
     _set_axis(figure.layout.xaxis, columns)
+    if ticks:
+        figure.layout.xaxis.update(tickvals=list(range(len(ticks))), ticktext=ticks, tickangle=0)
     _set_axis(figure.layout.yaxis, rows, is_turned=names is not None)
-    figure.layout.height = _height(rows)
     label_axes(figure, f"{axes[0]} ({'cells' if has_numbers else 'color'}: {unit})", axes[1])
+    figure.layout.xaxis.title.text += key
+    figure.layout.height = _height(rows) + _LINE * max(name.count("<br>") for name in (key, *ticks))
+
+
+def _column_names(names: Sequence[str]) -> tuple[Sequence[str], Sequence[str], str]:
+    """Return places of columns, their ticks that fit a small screen, and the names that the ticks only number.
+
+    Names wrap; those with a word that is too long are numbered. More columns than `_MOST_NAMES` have plotly's ticks.
+    """
+    letters = _ACROSS // len(names)
+    if len(names) > _MOST_NAMES:
+        return categories([escaped(name) for name in names]), (), ""
+    lines = [textwrap.wrap(name, letters, break_long_words=False) or [""] for name in names]
+    places = categories(["<br>".join(map(escaped, own)) for own in lines])
+    if max(len(line) for own in lines for line in own) <= letters:
+        return places, places, ""
+    numbered = [name if name.startswith(f"{at} ") else f"{at} {name}" for at, name in enumerate(names, start=1)]
+    return places, [str(at) for at in range(1, len(names) + 1)], f"<br>{wrapped('; '.join(numbered), _KEY)}"
 
 
 def _set_axis(axis: Any, names: Sequence[str] | range, *, is_turned: bool = False) -> None:

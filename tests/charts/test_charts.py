@@ -27,7 +27,6 @@ from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.estimate import Baseline, Estimate
 from bayesgeom.report.page import _drawn, _plain, _section, _tiles
 from bayesgeom.report.panels import Panel, figure_of
-from bayesgeom.report.svg import thumbnail
 from bayesgeom.report.theme import MEASURED, escaped, label_axes
 from tests.pages import READINGS
 
@@ -112,14 +111,6 @@ def test_sequences_with_the_curve_of_the_mean_are_not_drawn_again(
     assert len(panels) == n_panels and bool(panels[0].note) == (n_panels == 3)
     assert all("bits" in panel.figure.layout.yaxis.title.text for panel in panels)
     assert [panel.figure.layout.yaxis.type for panel in panels[:2]] == [None, "log"]
-
-
-def test_the_curve_of_a_tile_is_that_of_its_number(report: CalibrationReport) -> None:
-    """Below a KL stood the curve of the entropy."""
-    section = _section("calibration", report, None)
-    (tile,) = _tiles([section])
-    drawn = {panel.title: thumbnail(panel.plot) for panel in section["panels"]}
-    assert tile["thumbnail"] == drawn[f"{section['answer'].label} by position"] != drawn[section["panel"].title]
 
 
 def test_estimates_stand_on_their_nearest_baselines(rng: np.random.Generator) -> None:

@@ -16,8 +16,8 @@
     const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   };
-  let loading, figures;  // the library and the figures are unpacked once, before the first drawing or when the page is idle
-  const load = () => loading ??= (async () => {
+  let unpacking, figures;  // the library and the figures are unpacked once
+  const load = () => unpacking ??= (async () => {
     const [library, text] = await Promise.all([unpacked("library"), unpacked("figures")]);
     const script = document.createElement("script");
     script.textContent = library;
@@ -51,15 +51,36 @@
   };
   if (!("DecompressionStream" in window)) {
     places.forEach((place) => { place.textContent = "This browser is too old to unpack the figures. The tables hold the numbers."; });
+    loaded("figures");
     return;
   }
   folds.forEach((fold) => fold.addEventListener("toggle", async () => {
     await drawShown();
-    if (fold.open) fold.querySelectorAll(".js-plotly-plot").forEach((place) => { if (isShown(place)) Plotly.Plots.resize(place); });
+    if (fold.open) fold.querySelectorAll(".js-plotly-plot").forEach((place) => {  // drawn before the window changed
+      if (isShown(place) && place._fullLayout.width !== place.clientWidth) Plotly.Plots.resize(place);
+    });
   }));
+  const enter = (place, isIn) => {  // the tools of a plot are no tab stops until it is entered
+    place.classList.toggle("entered", isIn);
+    place.setAttribute("role", isIn ? "group" : "img");
+  };
+  places.forEach((place) => {
+    place.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && event.target === place) { enter(place, true); place.querySelector(".modebar-btn")?.focus(); }
+      else if (event.key === "Escape") { enter(place, false); place.focus(); }
+      else return;
+      event.preventDefault();
+    });
+    place.addEventListener("focusout", (event) => { if (!place.contains(event.relatedTarget)) enter(place, false); });
+  });
   prefersDark.addEventListener("change", drawShown);
-  addEventListener("beforeprint", () => { folds.forEach((fold) => { fold.open = true; }); draw("paper", 640); });
-  addEventListener("afterprint", drawShown);
+  let closed = [];
+  addEventListener("beforeprint", () => {
+    closed = [...folds].filter((fold) => !fold.open);
+    folds.forEach((fold) => { fold.open = true; });
+    draw("paper", 640);
+  });
+  addEventListener("afterprint", () => { closed.forEach((fold) => { fold.open = false; }); drawShown(); });
   document.querySelectorAll(".legend button").forEach((button) => button.addEventListener("click", () => {
     const isOn = button.getAttribute("aria-pressed") !== "true";
     const traces = JSON.parse(button.dataset.traces), id = button.dataset.plot;
@@ -69,7 +90,7 @@
   }));
   openTo(location.hash);
   drawShown();
-  if (places.length) (window.requestIdleCallback || setTimeout)(load);  // printing cannot wait for it
+  (places.length ? load() : Promise.resolve()).finally(() => loaded("figures"));
 
   const links = new Map([...document.querySelectorAll(".beside a")].map((link) => [link.hash.slice(1), link]));
   const seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
