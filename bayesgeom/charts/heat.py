@@ -17,7 +17,10 @@ _MOST_LETTERS, _MOST_ROWS = 40, 13  # of a row of cells, and rows, in which numb
 _ROW, _LINE, _AXES, _MOST_HEIGHT = 27, 16, 92, 340  # pixels: a row of cells, a line more, the axis texts, a panel
 _PART = 0.05  # of the range: values that lie less beyond the baseline get no colors of their own
 _NAME = 22  # letters of a line of a row's name
-_ACROSS, _MOST_NAMES = 44, 12  # letters that all columns have side by side on a small screen, and columns that share them
+_ACROSS, _MOST_NAMES = (
+    44,
+    12,
+)  # letters that all columns have side by side on a small screen, and columns that share them
 _KEY = 34  # letters of a line of the names of numbered columns
 _DEEP = 0.75  # of a scale: from here on the text of a cell is in the other ink
 

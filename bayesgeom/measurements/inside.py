@@ -102,7 +102,7 @@ class InsideReport(Report):
         return gzip.compress(save(arrays, {"about": json.dumps(about)}), compresslevel=9, mtime=0)
 
     def first_view(self) -> FirstView:
-        """Return what the viewer shows first: the position of the first sequence where a head matters most, or the last.
+        """Return what the viewer shows first: where a head matters most in the first sequence, or its last position.
 
         Answers are the eight most probable ones, of those with a probability of 0.0005 or more.
         """

@@ -25,7 +25,7 @@ from bayesgeom.charts.simplex import add_simplexes
 from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.estimate import Baseline, Estimate
-from bayesgeom.report.page import _drawn, _plain, _section, _tiles
+from bayesgeom.report.page import _drawn, _plain
 from bayesgeom.report.panels import Panel, figure_of
 from bayesgeom.report.theme import MEASURED, escaped, label_axes
 from tests.pages import READINGS
@@ -122,7 +122,7 @@ def test_estimates_stand_on_their_nearest_baselines(rng: np.random.Generator) ->
     assert names == [*(f"baseline: {k} away" for k in (1, 2, 3)), "model, 95 % interval", "model"]
     np.testing.assert_array_equal(figure.data[-1].y, values)
     (note,) = estimate_panel("x", ("layer", "y"), range(5), Estimate.of(np.full(5, np.nan))).figure.data
-    assert note.text == ("not defined here",)
+    assert note.text == ("Not defined here",)
 
 
 def test_forests_reach_to_their_intervals() -> None:

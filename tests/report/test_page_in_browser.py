@@ -1,6 +1,11 @@
-"""The page in a browser: short, drawn when it opens, readable without a script, by keyboard, on paper, at 400 px."""
+"""The page in a browser: short, drawn when it opens, readable without a script, by keyboard, on paper, at 400 px.
 
+`axe.min.js.gz` is axe-core 4.14.1 of npm, unchanged, under the Mozilla Public License 2.0.
+"""
+
+import gzip
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,6 +94,63 @@ def test_labels_of_the_gauge_lie_inside_and_apart(browser_page: Browsing) -> Non
                 assert is_beside or abs(one["y"] - other["y"]) >= 0.8 * one["height"]
 
 
+AXE = "axe.run().then((found) => found.violations.map((own) => [own.id, own.nodes.map((node) => node.html)]))"
+PAGES = (
+    "shipped",
+    "dynamics-bijection",
+    "length-hmm",
+    "relabeling/hmm-s5",
+    "claims/audit-bijection-v20",
+    "claims/gradients-bijection-v20",
+    "interventions/hmm-s5/leace-belief",
+)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing(name: str, browser_page: Browsing) -> None:
+    html = shipped() if name == "shipped" else load_report(READINGS / name).to_html()
+    page = browser_page(html, width=400 if name.startswith("claims") else 1280, dark="hmm" in name)
+    page.evaluate("document.querySelectorAll('details').forEach((own) => { own.open = true; })")
+    page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    page.evaluate(gzip.decompress((Path(__file__).parent / "axe.min.js.gz").read_bytes()).decode())
+    assert page.evaluate(AXE) == []
+    page.evaluate("document.querySelectorAll('.plot').forEach((own) => { own.removeAttribute('aria-label'); })")
+    assert [rule for rule, _ in page.evaluate(AXE)] == ["role-img-alt"], "it sees figures without a name"
+
+
+STOPS = """() => [...document.querySelectorAll(".modebar-btn")]
+  .filter((own) => own.checkVisibility({ visibilityProperty: true })).length"""
+
+
+def test_the_tools_of_a_plot_are_tab_stops_once_it_is_entered(browser_page: Browsing) -> None:
+    page = browser_page(load_report(READINGS / "relabeling" / "hmm-s5").to_html())
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    page.mouse.move(1, 1)
+    assert page.evaluate(STOPS) == 0 < page.locator(".modebar-btn").count()
+    page.locator(".plot").first.focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.className").startswith("modebar-btn") and page.evaluate(STOPS) > 3
+    assert page.locator(".plot").first.get_attribute("role") == "group"
+    page.keyboard.press("Escape")
+    assert page.evaluate(STOPS) == 0 and page.evaluate("document.activeElement.classList.contains('plot')")
+
+
+OPENING = """async () => {
+  const start = performance.now(), frame = () => new Promise((ready) => requestAnimationFrame(() => setTimeout(ready)));
+  document.querySelectorAll("details").forEach((own) => { own.open = true; });
+  await frame();
+  await frame();
+  return performance.now() - start;
+}"""
+
+
+def test_all_sections_open_in_two_seconds(browser_page: Browsing) -> None:
+    page = browser_page(shipped())
+    page.locator("#calibration").scroll_into_view_if_needed()
+    assert page.evaluate(OPENING) < 2000
+    page.wait_for_selector("#calibration .js-plotly-plot .main-svg")
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_texts_have_contrast(dark: bool, browser_page: Browsing) -> None:
     page = browser_page(shipped(), dark=dark)
@@ -112,16 +174,25 @@ def test_tables_are_there_without_a_script(browser_page: Browsing) -> None:
     path.write_text(shipped(), encoding="utf-8")
     page.goto(path.as_uri())
     page.locator("#calibration > summary").click()
-    assert page.locator("#calibration table").is_visible() and page.locator("noscript").is_visible()
+    assert page.locator("#calibration table").is_visible() and page.locator("noscript").last.is_visible()
+    first = page.locator("#inside table.first tbody tr")
+    shares = np.array([[float(own) for own in row.split()[-2:]] for row in first.all_inner_texts()])
+    assert (shares >= 0).all() and (shares.sum(axis=0) <= 1.002).all() and (np.abs(np.diff(shares)) < 0.1).all()
+    assert "The viewer needs JavaScript" in page.inner_text("#inside")
     context.close()
 
 
 def test_paper_holds_every_figure_with_a_break_before_each_section(browser_page: Browsing) -> None:
-    page = browser_page(shipped())
+    """Printing waits for the load event, and this one for the figures."""
+    page = browser_page(shipped(), dark=True)
     n_sections = page.locator("details.section").count()
-    page.wait_for_timeout(1500)  # idle, in which the library is unpacked
     assert page.pdf().count(b"/Type /Page\n") > n_sections
     assert page.evaluate(ALL_DRAWN)
+    assert page.locator("details[open]").count() == 0, "what was closed is closed again"
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.querySelector('.gauge i')).printColorAdjust") == "exact"
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(29, 31, 35)", "dark pages print in black"
+    assert not page.locator(".modebar:visible, #viewer .bar:visible").count()
 
 
 def test_a_single_report_is_drawn_at_once(browser_page: Browsing) -> None:

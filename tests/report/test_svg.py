@@ -1,5 +1,7 @@
 """Samples of lines in legends: their dash and marker, and no markup from a color."""
 
+from types import SimpleNamespace
+
 import plotly.graph_objects as go
 
 from bayesgeom.report.svg import swatch
@@ -19,6 +21,6 @@ def test_a_band_is_a_pale_area_in_the_color_of_its_line() -> None:
 
 
 def test_colors_are_no_markup() -> None:
-    trace = go.Scatter(marker={"symbol": "circle"})
-    trace.line._plotly_obj = None
-    assert "<script" not in swatch(trace)
+    line = SimpleNamespace(color='"/><script>alert(1)</script>', width=2, dash=None)
+    marker = SimpleNamespace(color=None, symbol=None)
+    assert "<script" not in swatch(SimpleNamespace(line=line, marker=marker, fill=None, mode="lines", opacity=None))
