@@ -139,7 +139,7 @@ def test_every_name_is_a_place_of_its_own_that_shows_it(names: list[str], rng: n
     [
         (["a", "b c"], ["a", "b c"], None),
         (["slow-hmm-lstm", "slow-hmm-transformer", "x y"], ["slow-hmm-lstm", "slow-hmm-<br>transformer", "x y"], None),
-        (["dice", "change-point (revise)", "a", "b", "recall-16 (bind)"], list("12345"), "2 change-point (revise)"),
+        (["dice", "bijection (eliminate)", "a", "b", "recall-16 (bind)"], list("12345"), "2 bijection (eliminate)"),
         (["1 the", "2 uncharacteristically", "3 a", "4 b"], list("1234"), "2 uncharacteristically"),
     ],
 )

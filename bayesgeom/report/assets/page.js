@@ -50,7 +50,7 @@
     document.documentElement.dataset.drawn = !next;
     if (!next || isWaiting) return;
     isWaiting = true;
-    (window.requestIdleCallback || setTimeout)(() => { isWaiting = false; draw(next, kindOfScreen()); drawRest(); });
+    setTimeout(() => { isWaiting = false; draw(next, kindOfScreen()); drawRest(); });
   };
   const drawShown = async () => {
     if (!places.some(isShown)) return;
