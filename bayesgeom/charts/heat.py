@@ -19,7 +19,7 @@ _PART = 0.05  # of the range: values that lie less beyond the baseline get no co
 _NAME = 22  # letters of a line of a row's name
 _ACROSS = 46  # letters of all columns and of a row's name, side by side on a small screen
 _MOST_NAMES = 12  # of columns that share them
-_KEY = 34  # letters of a line of the names of numbered columns
+_KEY = 24  # letters of a line of the names of numbered columns
 _DEEP = 0.75  # of a scale: from here on the text of a cell is in the other ink
 
 
