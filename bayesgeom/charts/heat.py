@@ -1,6 +1,7 @@
 """Heat maps: numbers by layer and head, shares by task and model, attention; a cell of the baseline is as the page."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ _MOST_LETTERS, _MOST_ROWS = 40, 13  # of a row of cells, and rows, in which numb
 _ROW, _LINE, _AXES, _MOST_HEIGHT = 27, 16, 92, 340  # pixels: a row of cells, a line more, the axis texts, a panel
 _PART = 0.05  # of the range: values that lie less beyond the baseline get no colors of their own
 _NAME = 22  # letters of a line of a row's name
+_ACROSS = 46  # letters of all columns and of a row's name, side by side on a small screen
+_MOST_NAMES = 12  # of columns that share them
+_KEY = 24  # letters of a line of the names of numbered columns
 _DEEP = 0.75  # of a scale: from here on the text of a cell is in the other ink
 
 
@@ -53,7 +57,7 @@ def add_heat(
     scale, low, high, page = _scale(low, high, baseline)
     rows, columns = names or (range(len(values)), range(values.shape[1]))
     rows = rows if isinstance(rows, range) else categories([wrapped(name, _NAME) for name in rows])
-    columns = columns if isinstance(columns, range) else categories([escaped(name) for name in columns])
+    columns, ticks, key = (columns, (), "") if isinstance(columns, range) else _column_names(columns, rows)
     across, down, what = map(escaped, (*axes, unit))
     texts = texts or [_cell_text(value, _digits(known) if names is None else 4) for value in map(float, values.flat)]
     has_numbers = len(columns) * max(map(len, texts)) <= _MOST_LETTERS and len(rows) <= _MOST_ROWS
@@ -75,16 +79,33 @@ def add_heat(
         )
     )
     if has_numbers:
-        depth = np.abs(values - page) / max(high - page, page - low)
-        _add_texts(figure, texts, (rows, columns), depth)
-    _set_axis(figure.layout.xaxis, columns)
+        _add_texts(figure, texts, (rows, columns), np.abs(values - page) / max(high - page, page - low))
+    _set_axis(figure.layout.xaxis, columns, ticks)
     _set_axis(figure.layout.yaxis, rows, is_turned=names is not None)
-    figure.layout.height = _height(rows)
     label_axes(figure, f"{axes[0]} ({'cells' if has_numbers else 'color'}: {unit})", axes[1])
+    figure.layout.xaxis.title.text += key
+    figure.layout.height = _height(rows) + _LINE * max(name.count("<br>") for name in (key, *ticks))
 
 
-def _set_axis(axis: Any, names: Sequence[str] | range, *, is_turned: bool = False) -> None:
-    """Set the range of an axis around its cells, and at most eight ticks at numbers."""
+def _column_names(names: Sequence[str], rows: Sequence[str] | range) -> tuple[Sequence[str], Sequence[str], str]:
+    """Return places of columns, ticks that fit a small screen beside the rows, and the names that ticks only number.
+
+    Names wrap; those with a word that is too long are numbered. More columns than `_MOST_NAMES` have plotly's ticks.
+    """
+    beside = 2 if isinstance(rows, range) else max(len(line) for name in rows for line in name.split("<br>"))
+    letters = (_ACROSS - beside) // len(names)
+    if len(names) > _MOST_NAMES:
+        return categories([escaped(name) for name in names]), (), ""
+    lines = [textwrap.wrap(name, letters, break_long_words=False) or [""] for name in names]
+    places = categories(["<br>".join(map(escaped, own)) for own in lines])
+    if max(len(line) for own in lines for line in own) <= letters:
+        return places, places, ""
+    numbered = [name if name.startswith(f"{at} ") else f"{at} {name}" for at, name in enumerate(names, start=1)]
+    return places, [str(at) for at in range(1, len(names) + 1)], f"<br>{wrapped('; '.join(numbered), _KEY)}"
+
+
+def _set_axis(axis: Any, names: Sequence[str] | range, ticks: Sequence[str] = (), *, is_turned: bool = False) -> None:
+    """Set the range of an axis around its cells, its ticks, and at most eight at numbers."""
     first, last = (names[0], names[-1]) if isinstance(names, range) else (0, len(names) - 1)
     ends = [last + 0.5, first - 0.5] if is_turned else [first - 0.5, last + 0.5]
     axis.update(showgrid=False, ticks="", range=ends)
@@ -92,6 +113,8 @@ def _set_axis(axis: Any, names: Sequence[str] | range, *, is_turned: bool = Fals
         axis.update(tickmode="linear", tick0=0, dtick=-(-len(names) // 8))
     else:
         axis.type = "category"  # plotly would take names such as "10", "2 3" and 2026-11-01 for numbers and dates
+    if ticks:
+        axis.update(tickvals=list(range(len(ticks))), ticktext=ticks, tickangle=0)
 
 
 def _height(rows: Sequence[str] | range) -> float:

@@ -220,8 +220,8 @@ def label_layers(figure: go.Figure, n_layers: int) -> None:
 
 
 def add_note(figure: go.Figure, text: str) -> None:
-    """Add a sentence in the middle of an empty panel, make it low, and hide its axes."""
-    shown = wrapped(text, 46)
+    """Add a sentence, which gets a capital, in the middle of an empty panel, make it low, and hide its axes."""
+    shown = wrapped(text[:1].upper() + text[1:], 46)
     figure.add_trace(
         go.Scatter(
             x=[0], y=[0], mode="text", text=[shown], textfont={"color": BASELINE}, hoverinfo="skip", showlegend=False

@@ -21,7 +21,7 @@ POINTS = "beliefs"  # the name of these traces, which need no legend
 _SIDE, _HEIGHTS = 8, (360, 290, 260)  # pixels around the plot, and of a panel of one, two or three sets
 _LINE = 170  # pixels of a panel of two hypotheses
 _CAPTION_LETTERS = 18  # of a line of the name of a set
-_ROOM, _LETTERS, _CAPTION = 0.16, 0.09, 0.2  # around a polygon of radius 1: points outside, corners' names, its own
+_ROOM, _LETTERS, _CAPTION = 0.26, 0.13, 0.2  # around a polygon of radius 1: points outside, corners' names, its own
 
 
 def corners(n: int) -> Float[np.ndarray, "corner xy"]:

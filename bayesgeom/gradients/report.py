@@ -33,6 +33,7 @@ from bayesgeom.stats.information import jensen_shannon_bits
 _LAYERS_SHOWN = 2  # pages fold the panels of other layers
 _FEWEST_PAIRS = 20  # minimum number of pairs in a bin for a meaningful mean
 _HEIGHT = 330
+_ADVANTAGE = "Advantage of a key: how far more attention to it would lower the loss, against the row's mean."
 TOGETHER = "both stable at the same step"
 _WITHIN = "within a tenth of their first distance"
 Moment = Mapping[str, np.ndarray]  # the numbers of a snapshot, by sequence or by layer
@@ -119,7 +120,7 @@ class GradientReport(Report):
         other, binned = self.correlation.baseline(OTHER).value, self.advantage_by_attention
         values = "Values: rms of ‖∂L/∂v‖·‖v‖, log10"
         return (
-            _heads_panel("Attention with advantage, within rows", self.correlation.value),
+            _heads_panel("Attention with advantage, within rows", self.correlation.value, note=_ADVANTAGE),
             _heads_panel("With another sequence's advantage (baseline)", other),
             _heads_panel("Routing: rms of ∂L/∂s, log10", self.routing_norm.value, is_norm=True),
             _heads_panel(values, self.value_elasticity.value, is_norm=True, head="key head"),
@@ -198,11 +199,12 @@ def _heads_panel(
     *,
     is_norm: bool = False,
     head: Literal["head", "key head"] = "head",
+    note: str = "",
 ) -> Panel:
     """Draw a rank correlation per layer and head, or a norm on a log scale, where zero norms are blank."""
     from bayesgeom.charts.heat import add_heat
 
-    panel = Panel.blank(title, is_folded=is_norm)
+    panel = Panel.blank(title, is_folded=is_norm, note=note)
     if is_norm:
         logs = np.log10(np.where(values > 0, values, np.nan))
         add_heat(panel.figure, logs, unit="log10 nats", axes=(head, "layer"))

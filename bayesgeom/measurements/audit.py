@@ -202,6 +202,7 @@ class AuditReport(Report):
         if not self._is_explained():
             title = f"No mixture of predictors is near: {brief(self.mixture_kl_bits.value)} bits are left"
         strategy = Panel.blank(title)
+        add_reference(strategy.figure, x, np.ones(len(x)), name="an exact observer")
         order = np.argsort(-np.nan_to_num(self.weights_by_position.value).max(axis=1), kind="stable")[:MOST_LINES]
         for at, color in zip(sorted(order), SERIES, strict=False):
             weights = self.weights_by_position[at]

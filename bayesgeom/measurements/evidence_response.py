@@ -170,10 +170,11 @@ class EvidenceResponseReport(Report):
         for panel, estimate in ((raw, self.slope), (scaled, self.relative_slope)):
             low, high = map(known, estimate.ends)
             add_line(panel.figure, x, known(estimate.value), name="model", band=(low, high))
-        place = "age of the replaced piece" if self.is_single else "newest pieces that stay"
+        place = "age of the replaced piece" if self.is_single else "newest pieces that stay (0: all is drawn again)"
+        first = "all" if self.is_single else "0"
         for panel, label in ((raw, "slope"), (scaled, "relative slope")):
             label_axes(panel.figure, place, label)
-            panel.figure.layout.xaxis.update(tickvals=x.tolist(), ticktext=["all", *self.ages[1:]])
+            panel.figure.layout.xaxis.update(tickvals=x.tolist(), ticktext=[first, *self.ages[1:]])
         return [raw, scaled]
 
     def _label(self, index: int) -> str:

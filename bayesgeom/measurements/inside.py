@@ -29,6 +29,7 @@ from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.models.resolve import ModelLike, as_model
 from bayesgeom.report.estimate import Coordinate, Unit
 from bayesgeom.report.report import Report
+from bayesgeom.report.tables import FirstView
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
 from bayesgeom.tasks.base import PromptTask, WindTunnel, at_most, derived_seed, task_from_config
@@ -99,6 +100,22 @@ class InsideReport(Report):
         rows = [self.texts[start : start + n_tokens] for start in range(0, len(self.texts), n_tokens)]
         about = {"answers": self.answers, "tokens": [_without_padding(row) for row in rows]}
         return gzip.compress(save(arrays, {"about": json.dumps(about)}), compresslevel=9, mtime=0)
+
+    def first_view(self) -> FirstView:
+        """Return what the viewer shows first: where a head matters most in the first sequence, or its last position.
+
+        Answers are the eight most probable ones, of those with a probability of 0.0005 or more.
+        """
+        row = int(np.argmax(self.training_steps == self.training_steps[-1]))
+        lost = self.edited_kl_bits[row] - self.kl_bits[row]
+        place = int(np.argmax(lost)) % lost.shape[-1] if lost.size else self.scored.shape[1] - 1
+        shares = np.stack([self.exact_probs[row, place], self.model_probs[row, place]], axis=1)
+        shown = [at for at in np.argsort(-shares.max(axis=1), kind="stable")[:8] if shares[at].max() >= 0.0005]
+        start = row * self.ids.shape[1]
+        return FirstView(
+            tokens=self.texts[start : start + int(self.scored[row, place]) + 1],
+            answers={self.answers[at]: (float(shares[at, 0]), float(shares[at, 1])) for at in sorted(shown)},
+        )
 
     def view(self, model: ModelLike | None = None) -> "AnyWidget":
         """Return the viewer as a widget for notebooks.

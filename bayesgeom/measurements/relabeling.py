@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bayesgeom.core import Ask, Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked
+from bayesgeom.core import Ask, Behavior, InvalidArgument, Run, TaskMismatch, Trials, Verdict, checked, number_text
 from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject, planted_run
 from bayesgeom.measurements.running import first_sequences, measured
 from bayesgeom.models.base import Model
@@ -26,6 +26,7 @@ from bayesgeom.tasks.bijection import Bijection
 
 STUCK = "answers do not change"
 _NAMES = 5  # branch of the seed
+_SPIKE = 4  # times the range of three quarters of the positions, and the bound: where a panel clips one that is alone
 SHARE, CEILING_SHARE, ROUNDING = 0.5, 0.01, 1e-3
 
 _FINDINGS: Mapping[str, Finding] = {
@@ -131,6 +132,12 @@ class RelabelingReport(Report):
             add_baseline(along.figure, x, level, name=name)
         add_line(along.figure, x, difference.value, name="difference", band=difference.ends)
         label_axes(along.figure, "scored position (1 is the first)", "KL after − before (bits)")
+        size = np.nanmax(np.abs([difference.value, *difference.ends]), axis=0)
+        reach, at = max(float(self.bound_bits), float(np.nanquantile(size, 0.75))), int(np.nanargmax(size))
+        if size[at] > _SPIKE * reach:  # one position would flatten the others
+            along.figure.update_yaxes(range=[-_SPIKE * reach, _SPIKE * reach])
+            at_most = f"up to {number_text(size[at])} bits at position {at + 1}"
+            along = replace(along, note=f"Clipped at ±{number_text(_SPIKE * reach)} bits: {at_most}.")
         return [along, points]
 
 

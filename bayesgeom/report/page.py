@@ -28,7 +28,7 @@ from bayesgeom.report.panels import Chart, Panel, listed
 from bayesgeom.report.render import interval_cell, tone, verdict_text
 from bayesgeom.report.sentences import opening_of, opening_of_all
 from bayesgeom.report.storage import fits
-from bayesgeom.report.svg import swatch, thumbnail
+from bayesgeom.report.svg import swatch
 from bayesgeom.report.tables import Headline, Reported, Viewed, model_name, settings_of
 from bayesgeom.report.theme import CONFIG, DARK, EXACT, FONT, rgb
 
@@ -39,7 +39,7 @@ TEMPLATE, BUNDLE = "page.html.jinja", "plotly-cartesian.min.js.gz"
 DIGITS = 5  # significant digits of a plotted number
 TILES, ROWS = 6, 12  # at most: tiles, and rows of a table before the others are folded
 _ORDER = ("calibration", "evidence_response", "ablation")  # sections that come first
-NARROWEST, LETTER, _NAME = 330, 7.0, 28  # pixels: a gauge on a telephone, a letter of its labels; letters of a name
+NARROWEST, LETTER, _NAME = 330, 7.0, 36  # pixels: a gauge on a telephone, a letter of its labels; letters of a name
 _LABEL = 90  # letters of the names of models; settings have twice as many
 _CONTAINED = frozenset(  # kinds of traces that the bundle draws; others need the whole library
     {"bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image", "pie", "scatter"}
@@ -98,7 +98,7 @@ def page_of(
         left_out: Reason by name of each diagnostic without a report.
         provenance: Model, weights, versions and arguments, as JSON values.
     """
-    viewed = [report.payload() for report in reports.values() if isinstance(report, Viewed)]
+    viewed = [report for report in reports.values() if isinstance(report, Viewed)]
     shown = [name for name, report in reports.items() if not isinstance(report, Viewed)]
     order = sorted(shown, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     answer, is_alone = answer_of(reports), len(shown) == 1
@@ -135,7 +135,8 @@ def page_of(
         colors=_color_rules(),
         library=_library(is_whole=not kinds <= _CONTAINED) if drawn else "",
         figures=_packed(json.dumps({own.id: compact(own.plot) for own in drawn}, separators=(",", ":"))),
-        viewer=base64.b64encode(viewed[0]).decode("ascii") if viewed else "",
+        viewer=base64.b64encode(viewed[0].payload()).decode("ascii") if viewed else "",
+        first=viewed[0].first_view() if viewed else None,
         viewer_js=_asset("viewer.js").decode(),
         settings=json.dumps({"colors": [*DARK.items(), *bands], "config": CONFIG}),
         font=FONT,
@@ -179,6 +180,8 @@ def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, An
     """Return what the template shows of a report: one panel, the others on request."""
     (short_title, _, question), lines = report.title.partition(": "), report.headlines()
     panels = [_drawn(own, f"{name}-{at}") for at, own in enumerate(_panels(report), start=1)]
+    if len({line.metric for line in lines}) == 1:  # along one axis, such as ages; the answer stands above
+        lines = sorted(lines, key=lambda line: line.at)
     first = next((own for own in panels if not own.is_folded), panels[0] if panels else None)
     return {
         "name": name,
@@ -218,12 +221,9 @@ def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
     found = list[dict[str, Any]]()
     for section in shown[:TILES]:
-        # The curve is that of the number, where a panel begins with its label.
-        of_number = (own for own in section["panels"] if own.title.startswith(section["answer"].label))
-        drawn = next(of_number, section["panel"])
         is_nothing = section["answer"].verdict == Verdict.NO and not section["is_behavioral"]
         says = "no claim" if is_nothing else verdict_text(section["answer"].verdict)
-        found.append({**section, "thumbnail": thumbnail(drawn.plot) if drawn else "", "verdict": says})
+        found.append({**section, "verdict": says})
     return found
 
 
@@ -323,7 +323,8 @@ def _drawn(own: Panel, identifier: str) -> Drawn:
     for axis in ("xaxis", "yaxis"):
         given = layout.get(axis, {})
         text = (given.get("title") or {}).get("text") or ""
-        lines = textwrap.wrap(text, 40 if axis == "xaxis" else 30, break_long_words=False)  # not inside "&lt;"
+        width = 40 if axis == "xaxis" else 30
+        lines = [line for part in text.split("<br>") for line in textwrap.wrap(part, width, break_long_words=False)]
         wrapped = {"title": {**given["title"], "text": "<br>".join(lines)}} if text else {}
         layout[axis] = {**given, "automargin": True, "ticklabeloverflow": "allow", **wrapped}
     clear = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}

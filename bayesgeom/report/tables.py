@@ -80,12 +80,24 @@ class Reported(Protocol):
         """Return the plots of the stored numbers."""
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class FirstView:
+    """What the viewer shows first: the tokens up to a position, and exact and model probability of each answer."""
+
+    tokens: tuple[str, ...]
+    answers: Mapping[str, tuple[float, float]]
+
+
 @runtime_checkable
 class Viewed(Protocol):
     """A report that the viewer shows: `InsideReport`, of a layer above."""
 
     def payload(self) -> bytes:
         """Return the data of the viewer."""
+
+    def first_view(self) -> FirstView:
+        """Return what the viewer shows first."""
 
     def view(self, model: Any = None) -> "AnyWidget":
         """Return the viewer as a widget for notebooks."""

@@ -10,11 +10,11 @@ from jaxtyping import Float
 
 from bayesgeom.core import number_text
 
-MEASURED, SECOND, THIRD, BASELINE, EXACT = "#2563a8", "#c2571a", "#7d4fa1", "#6b7280", "#1d1f23"
+MEASURED, SECOND, THIRD, BASELINE, EXACT = "#2563a8", "#c1571a", "#7d4fa1", "#6b7280", "#1d1f23"
 # Of named series. MEASURED is not among them: it is the only measured number of a panel. Green and red are verdicts.
-SERIES = (SECOND, THIRD, "#0f8b8d", "#b08900", "#6d4c2f", "#c2408f", "#3d3a8c", "#4b8fba", "#94785a")
-LAYERS = ("#eb568f", "#c64381", "#a33171", "#811f60", "#610d4d", "#420039", "#b98267", "#a06a4c", "#855036")  # by layer
-QUANTITIES = ("#4b5d16", "#680090", "#d860e0")  # of quantities, where colors stand for trainings elsewhere
+SERIES = (SECOND, THIRD, "#0e8385", "#927200", "#6d4c2f", "#c2408f", "#3d3a8c", "#417ca2", "#8c7155")
+LAYERS = ("#e20c79", "#bd0675", "#9a026d", "#780061", "#580151", "#3b0040", "#a06a4c", "#855036", "#63371c")  # by layer
+QUANTITIES = ("#4b5d16", "#680090", "#b04eb7")  # of quantities, where colors stand for trainings elsewhere
 DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot", "2px,6px", "9px,3px,2px,3px,2px,3px", "1px,3px")  # gray
 # Scales of cells: their first color is almost that of the page, in light as in dark mode, so that nothing looks like
 # nothing. At three quarters the luminance is 0.179 in both modes: there the text of a cell changes between INKS.
@@ -28,23 +28,23 @@ _DARK_PURPLES = ("#202327", "#3e2c56", "#614587", "#8964bd", "#d6cae8")
 SHADES, ABOVE, BELOW = (tuple(zip(_PLACES, own, strict=True)) for own in (_BLUES, _ORANGES, _PURPLES))
 PAPER = "#fefefe"  # under a text that a line may cross: the page
 INKS = ("#000001", "#fffffd")  # of texts on the pale and on the deep half of these scales
-SEQUENTIAL = ("#d07a10", "#b05c9c", "#7b2f9e", "#2b1b6b")  # of points: every color is visible on the page
-POSITIONS = ("#b07f2c", "#9c6a35", "#6b4526", "#35200f")  # of points, by their place in a sequence
+SEQUENTIAL = ("#ad650d", "#ab5998", "#7b2f9e", "#2b1b6b")  # of points: every color is visible on the page
+POSITIONS = ("#9a6d22", "#7f5a2b", "#5a3b20", "#35200f")  # of points, by their place in a sequence
 GRID, AXIS = "#e7eaee", "#b9bfc7"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 BACKGROUNDS = ("#ffffff", "#16181c")  # of the page: light, dark
 _DARK_SERIES = ("#f0935a", "#bd93e0", "#4cc3c5", "#e0c040", "#a87a4e", "#f27fc4", "#7d7bf5", "#a3d4f0", "#efdcc0")
-_DARK_LAYERS = ("#ac2b98", "#c54d9d", "#dc6ca3", "#ef8bad", "#ffabbb", "#ffd1d3", "#8f6b5a", "#a87d69", "#d3a48f")
+_DARK_LAYERS = ("#b561bb", "#d56cad", "#f280a0", "#ff9e9b", "#fec0a9", "#fedec4", "#9f7a68", "#bd917c", "#e3b9a4")
 DARK: Mapping[str, str] = {
     MEASURED: "#6aa9ee",
     **dict(zip(SERIES, _DARK_SERIES, strict=True)),
     **dict(zip(LAYERS, _DARK_LAYERS, strict=True)),
-    **dict(zip(QUANTITIES, ("#b7cf6f", "#9040c0", "#ff66ff"), strict=True)),
+    **dict(zip(QUANTITIES, ("#b7cf6f", "#a665cc", "#ff66ff"), strict=True)),
     **dict(zip(_BLUES + _ORANGES + _PURPLES, _DARK_BLUES + _DARK_ORANGES + _DARK_PURPLES, strict=True)),
     PAPER: "#17191d",
     **dict(zip(INKS, ("#fffffe", "#000002"), strict=True)),
-    **dict(zip(SEQUENTIAL, ("#6a64f0", "#b265e6", "#e59bc4", "#ffd98a"), strict=True)),
-    **dict(zip(POSITIONS, ("#8d6847", "#ab8256", "#d3b07e", "#f6e6c4"), strict=True)),
+    **dict(zip(SEQUENTIAL, ("#7570f1", "#b265e6", "#e59bc4", "#ffd98a"), strict=True)),
+    **dict(zip(POSITIONS, ("#a17a52", "#bb9568", "#dabb8f", "#f6e6c4"), strict=True)),
     BASELINE: "#9aa3af",
     EXACT: "#e8eaed",
     GRID: "#2d3238",
@@ -57,8 +57,8 @@ def rgb(color: str) -> tuple[int, int, int]:
     """Return red, green and blue of "#rrggbb".
 
     Example:
-        >>> rgb("#0f8b8d")
-        (15, 139, 141)
+        >>> rgb("#0e8385")
+        (14, 131, 133)
     """
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return red, green, blue

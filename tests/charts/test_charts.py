@@ -25,9 +25,8 @@ from bayesgeom.charts.simplex import add_simplexes
 from bayesgeom.measurements.calibration import CalibrationReport
 from bayesgeom.report.diagnosis import Diagnosis, load_report
 from bayesgeom.report.estimate import Baseline, Estimate
-from bayesgeom.report.page import _drawn, _plain, _section, _tiles
+from bayesgeom.report.page import _drawn, _plain
 from bayesgeom.report.panels import Panel, figure_of
-from bayesgeom.report.svg import thumbnail
 from bayesgeom.report.theme import MEASURED, escaped, label_axes
 from tests.pages import READINGS
 
@@ -114,14 +113,6 @@ def test_sequences_with_the_curve_of_the_mean_are_not_drawn_again(
     assert [panel.figure.layout.yaxis.type for panel in panels[:2]] == [None, "log"]
 
 
-def test_the_curve_of_a_tile_is_that_of_its_number(report: CalibrationReport) -> None:
-    """Below a KL stood the curve of the entropy."""
-    section = _section("calibration", report, None)
-    (tile,) = _tiles([section])
-    drawn = {panel.title: thumbnail(panel.plot) for panel in section["panels"]}
-    assert tile["thumbnail"] == drawn[f"{section['answer'].label} by position"] != drawn[section["panel"].title]
-
-
 def test_estimates_stand_on_their_nearest_baselines(rng: np.random.Generator) -> None:
     figure, values = Panel.blank().figure, rng.random(5)
     levels = [Baseline.of("baseline", f"{k} away", values + k) for k in (4, 1, 3, 2)]
@@ -131,7 +122,7 @@ def test_estimates_stand_on_their_nearest_baselines(rng: np.random.Generator) ->
     assert names == [*(f"baseline: {k} away" for k in (1, 2, 3)), "model, 95 % interval", "model"]
     np.testing.assert_array_equal(figure.data[-1].y, values)
     (note,) = estimate_panel("x", ("layer", "y"), range(5), Estimate.of(np.full(5, np.nan))).figure.data
-    assert note.text == ("not defined here",)
+    assert note.text == ("Not defined here",)
 
 
 def test_forests_reach_to_their_intervals() -> None:

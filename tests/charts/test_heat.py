@@ -102,7 +102,7 @@ def test_the_baseline_has_the_color_of_the_page(
 
 def test_heads_that_are_not_defined_say_so() -> None:
     (note,) = heat_map(np.full((2, 3), np.nan), baseline=0.25).data
-    assert note.mode == "text" and note.text == ("not defined here",)
+    assert note.mode == "text" and note.text == ("Not defined here",)
 
 
 def test_rows_with_names_begin_at_the_top(rng: np.random.Generator) -> None:
@@ -132,3 +132,24 @@ def test_every_name_is_a_place_of_its_own_that_shows_it(names: list[str], rng: n
         assert len(set(places)) == len(names) and dict.fromkeys(text[named]) == dict.fromkeys(places)
         assert [html.unescape(re.sub("<[^>]*>", "", place)) for place in places] == names
         assert list(cells[plain]) == [2, 3, 4] and sorted(figure.layout[f"{plain}axis"].range) == [1.5, 4.5]
+
+
+@pytest.mark.parametrize(
+    ("names", "ticks", "key"),
+    [
+        (["a", "b c"], ["a", "b c"], None),
+        (["slow-hmm-lstm", "slow-hmm-transformer", "x y"], ["slow-hmm-lstm", "slow-hmm-<br>transformer", "x y"], None),
+        (["dice", "bijection (eliminate)", "a", "b", "recall-16 (bind)"], list("12345"), "2 bijection (eliminate)"),
+        (["1 the", "2 uncharacteristically", "3 a", "4 b"], list("1234"), "2 uncharacteristically"),
+    ],
+)
+def test_names_of_columns_wrap_or_are_numbered(
+    names: list[str], ticks: list[str], key: str | None, rng: np.random.Generator
+) -> None:
+    """At 400 px they were turned, and the last one was cut."""
+    figure = heat_map(rng.random((2, len(names))), names=(["r", "s"], names))
+    axis, single = figure.layout.xaxis, heat_map(rng.random((2, 1)), names=(["r", "s"], ["a"]))
+    assert list(axis.ticktext) == ticks and list(axis.tickvals) == list(range(len(names))) and axis.tickangle == 0
+    listed = axis.title.text.replace("<br>", " ")
+    assert (key is None) == (listed == "head (cells: |cosine|)") and (key or "head") in listed
+    assert (figure.layout.height > single.layout.height) == ("<br>" in "".join(ticks) + axis.title.text)

@@ -40,7 +40,7 @@ def test_certainty_has_its_corner_s_color_and_doubt_a_mixture() -> None:
 
 def test_a_panel_that_cannot_be_drawn_states_the_reason() -> None:
     missing = np.full((5, 3), np.nan)
-    assert drawn(missing, np.eye(3)[[0] * 5]).data[0].text == ("not measured",)
+    assert drawn(missing, np.eye(3)[[0] * 5]).data[0].text == ("Not measured",)
 
 
 def test_sets_of_beliefs_stand_side_by_side(rng: np.random.Generator) -> None:

@@ -180,7 +180,7 @@ def test_too_many_hypotheses_are_measured_and_not_drawn() -> None:
     assert report.drawn_belief.shape == (0, 26)
     is_far = [report.r2.reason_at((0, layer)) == Reason.OUT_OF_RANGE for layer in range(3)]
     assert (np.isfinite(report.r2.value[0]) | is_far).all(), "an R² below −1 is not shown"
-    assert "not drawn: 26 hypotheses" in [t.text[0] for t in report.plot().data if t.mode == "text"]
+    assert "Not drawn: 26 hypotheses" in [t.text[0] for t in report.plot().data if t.mode == "text"]
 
 
 def test_the_read_out_reports_window_observers() -> None:

@@ -222,3 +222,17 @@ def test_callables_show_predictions_alone() -> None:
     twice = report().model_probs[:3].astype(np.float64) ** 2
     np.testing.assert_allclose(own.model_probs, twice / twice.sum(axis=-1, keepdims=True), atol=1e-6)
     assert own.attention.shape[1] == own.lens_probs.shape[1] == own.edited_probs.shape[1] == 0
+
+
+def test_the_first_view_is_where_a_head_matters_most() -> None:
+    own = report()
+    lost = own.edited_kl_bits[0] - own.kl_bits[0]
+    place = int(np.unravel_index(lost.argmax(), lost.shape)[-1])
+    found = own.first_view()
+    assert len(found.tokens) == own.scored[0, place] + 1
+    for answer, shares in found.answers.items():
+        at = own.answers.index(answer)
+        assert shares == (own.exact_probs[0, place, at], own.model_probs[0, place, at])
+    assert (
+        max(found.answers, key=lambda name: found.answers[name][0]) == own.answers[own.exact_probs[0, place].argmax()]
+    )

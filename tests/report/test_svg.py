@@ -1,63 +1,26 @@
-"""Thumbnails of panels: lines, points and cells of a plot, inside their frame, whatever its values are."""
+"""Samples of lines in legends: their dash and marker, and no markup from a color."""
 
-import re
-from typing import Any
+from types import SimpleNamespace
 
-import numpy as np
 import plotly.graph_objects as go
-import pytest
 
-from bayesgeom.report.svg import thumbnail
-
-
-def drawn(*traces: Any, **layout: Any) -> str:
-    figure = go.Figure(data=list(traces), layout=layout)
-    return thumbnail({"data": [own.to_plotly_json() for own in figure.data], "layout": figure.layout.to_plotly_json()})
+from bayesgeom.report.svg import swatch
+from bayesgeom.report.theme import BASELINE, MEASURED
 
 
-def places(svg: str) -> np.ndarray:
-    return np.array([[float(x), float(y)] for x, y in re.findall(r"[ML](\S+?) (\S+?)(?=[MLh\"])", svg)])
+def test_a_sample_has_the_dash_and_the_marker_of_its_line() -> None:
+    line, points = go.Scatter(line={"color": BASELINE, "dash": "dot"}), go.Scatter(mode="markers", marker_symbol="x")
+    assert "stroke-dasharray:2,3" in swatch(line) and f"--c{BASELINE[1:]}" in swatch(line)
+    assert "<path" in swatch(points) and "stroke-dasharray" not in swatch(points)
 
 
-@pytest.mark.parametrize("kind", ["linear", "log"])
-def test_lines_stay_inside_with_a_gap_where_a_value_is_missing(kind: str, rng: np.random.Generator) -> None:
-    y = rng.random(7) * 1000
-    y[3] = np.nan
-    svg = drawn(go.Scatter(x=np.arange(7), y=y), yaxis_type=kind)
-    found = places(svg)
-    assert svg.count("<path") == 1 and svg.count("M") == 2 and len(found) == 6
-    assert (found >= 0).all() and (found <= [160, 44]).all()
-    assert np.array_equal(np.argsort(found[:, 1]), np.argsort(-y[~np.isnan(y)])), "larger values lie higher"
+def test_a_band_is_a_pale_area_in_the_color_of_its_line() -> None:
+    red, green, blue = (int(MEASURED[at : at + 2], 16) for at in (1, 3, 5))
+    band = go.Scatter(fill="toself", fillcolor=f"rgba({red},{green},{blue},0.18)", line={"width": 0})
+    assert "<rect" in swatch(band) and f"--c{MEASURED[1:]}" in swatch(band)
 
 
-def test_zero_has_no_place_on_a_log_axis() -> None:
-    assert len(places(drawn(go.Scatter(x=[1, 2, 3], y=[0.0, 1.0, 2.0]), yaxis_type="log"))) == 2
-    assert drawn(go.Scatter(x=[1], y=[0.0]), yaxis_type="log") == ""
-
-
-def test_names_are_places_in_their_order_and_points_are_few() -> None:
-    assert len(places(drawn(go.Scatter(x=["a", "b", "a"], y=[1, 2, 3], mode="markers")))) == 3
-    named = drawn(go.Scatter(x=["7", "2000", "30"], y=[1, 2, 3], mode="markers"), xaxis_type="category")
-    assert np.ptp(np.diff(places(named)[:, 0])) == pytest.approx(0, abs=0.1), "evenly spaced, whatever they are"
-    cloud = drawn(go.Scatter(x=np.arange(10_000), y=np.arange(10_000), mode="markers"))
-    assert cloud.count("h0") <= 150
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (30, 700)])
-def test_cells_are_as_dark_as_they_are_large(shape: tuple[int, int], rng: np.random.Generator) -> None:
-    values = rng.random(shape)
-    svg = drawn(go.Heatmap(z=values))
-    shades = [float(shade) for shade in re.findall(r"fill-opacity:(\S+?)\"", svg)]
-    assert len(shades) <= 800 and max(shades) <= 1 and min(shades) >= 0.07
-    if values.size < 800:
-        assert np.array_equal(np.argsort(shades), np.argsort(values[::-1].ravel())), "the first row is the lowest"
-
-
-def test_texts_and_bands_are_left_out_and_colors_are_no_markup() -> None:
-    assert (
-        drawn(go.Scatter(x=[0], y=[0], mode="text", text=["none"]))
-        == ""
-        == drawn(go.Scatter(x=[0, 1], y=[0, 1], fill="toself"))
-    )
-    trace = {"type": "scatter", "x": [0, 1], "y": [0, 1], "line": {"color": '"/><script>alert(1)</script>'}}
-    assert "<script" not in thumbnail({"data": [trace], "layout": {}})
+def test_colors_are_no_markup() -> None:
+    line = SimpleNamespace(color='"/><script>alert(1)</script>', width=2, dash=None)
+    marker = SimpleNamespace(color=None, symbol=None)
+    assert "<script" not in swatch(SimpleNamespace(line=line, marker=marker, fill=None, mode="lines", opacity=None))

@@ -174,6 +174,44 @@ def luminance(color: list[float]) -> float:
     return float(np.dot((0.2126, 0.7152, 0.0722), linear))
 
 
+SHADES = """() => [...document.querySelectorAll("#viewer .tokens > *, #viewer .map .head")].map((own) => {
+  const back = getComputedStyle(own).backgroundColor, page = getComputedStyle(document.body).backgroundColor;
+  const scale = (color) => (color.startsWith("color(") ? 255 : 1);
+  const parts = (color) => color.match(/[0-9.]+/g).slice(0, 3).map((part) => scale(color) * part);
+  return [parts(getComputedStyle(own).color), parts(back === "rgba(0, 0, 0, 0)" ? page : back)];
+})"""
+
+
+RESTYLED = """(shade) => document.querySelectorAll("#viewer .tokens > :not(.later), #viewer .head").forEach((own) => {
+  own.style.setProperty("--p", shade);
+  own.classList.remove("dark", "mid");
+  if (shade > 61) own.classList.add(shade > 88 ? "dark" : "mid");
+})"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_token_and_effect_can_be_read_on_its_shade(browser_page: Browsing, dark: bool) -> None:
+    page = opened(browser_page, dark=dark)
+    for shade in range(0, 101, 4):
+        page.evaluate(RESTYLED, shade)
+        for text, back in page.evaluate(SHADES):
+            light, deep = sorted((luminance(text), luminance(back)), reverse=True)
+            assert (light + 0.05) / (deep + 0.05) >= 4.45, shade
+
+
+def test_shades_of_effects_are_the_same_in_every_sequence(browser_page: Browsing) -> None:
+    page = opened(browser_page)
+    for _ in range(3):
+        found = page.eval_on_selector_all(
+            "#viewer .map .head", "all => all.map(e => [Number(e.dataset.value), parseInt(e.style.cssText.slice(4))])"
+        )
+        for bits, shade in found:
+            expected = np.clip((np.log10(abs(bits) or 1e-9) + 3) / 4, 0, 1)
+            assert shade == pytest.approx(100 * expected, abs=0.51)
+        page.press("#viewer .bgv", "PageDown")
+    assert page.inner_text("#viewer .scale").split() == ["≤", "0.001", "0.01", "0.1", "1", "10", "bits"]
+
+
 WIDGET = """
 const numbers = (values) => new DataView(new Float32Array(values).buffer);
 const bytes = Uint8Array.from(atob(document.getElementById("viewer-data").textContent), (c) => c.charCodeAt(0));

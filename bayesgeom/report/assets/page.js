@@ -16,50 +16,81 @@
     const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   };
-  let loading, figures;  // the library and the figures are unpacked once, before the first drawing or when the page is idle
-  const load = () => loading ??= (async () => {
+  let unpacking, figures;  // the library and the figures are unpacked once
+  const load = () => unpacking ??= (async () => {
     const [library, text] = await Promise.all([unpacked("library"), unpacked("figures")]);
     const script = document.createElement("script");
     script.textContent = library;
     document.head.append(script);
-    figures = text;
+    figures = new Map(Object.entries(JSON.parse(text)).map(([id, own]) => [id, JSON.stringify(own)]));
   })();
 
   const { colors, config } = JSON.parse(document.getElementById("settings").textContent);
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
-  const inColors = (isDark) => JSON.parse(isDark ? colors.reduce((own, [light, dark]) => own.replaceAll(light, dark), figures) : figures);
   const hidden = {}, drawnAs = new Map();  // how each place was drawn last: "dark", "light" or "paper"
-  const draw = (kind, width) => {
-    if (!figures) return;
-    const due = places.filter((place) => (width || isShown(place)) && drawnAs.get(place) !== kind);
-    const all = due.length ? inColors(kind === "dark") : {};
-    for (const place of due) {
-      const own = all[place.id];
-      (hidden[place.id] || []).forEach((index) => { own.data[index].visible = "legendonly"; });
-      const height = Math.min(parseFloat(place.style.height), 600);  // a figure with its caption fits on a printed page
-      const layout = width ? { ...own.layout, width, height, autosize: false } : own.layout;
-      const drawn = Plotly.react(place, own.data, layout, config);
-      if (own.frames) drawn.then(() => Plotly.addFrames(place, own.frames));
-      drawnAs.set(place, kind);
-    }
-    document.documentElement.dataset.drawn = "true";
+  const kindOfScreen = () => (prefersDark.matches ? "dark" : "light");
+  const draw = (place, kind, width) => {
+    const text = figures?.get(place.id);
+    if (!text || drawnAs.get(place) === kind) return;
+    const own = JSON.parse(kind === "dark" ? colors.reduce((all, [light, dark]) => all.replaceAll(light, dark), text) : text);
+    (hidden[place.id] || []).forEach((index) => { own.data[index].visible = "legendonly"; });
+    const height = Math.min(parseFloat(place.style.height), 600);  // a figure with its caption fits on a printed page
+    const layout = width ? { ...own.layout, width, height, autosize: false } : own.layout;
+    const drawn = Plotly.react(place, own.data, layout, config);
+    if (own.frames) drawn.then(() => Plotly.addFrames(place, own.frames));
+    drawnAs.set(place, kind);
+  };
+  const drawNear = () => places.forEach((place) => {  // to the window, by half of its height
+    const { top, bottom } = place.getBoundingClientRect();
+    if (isShown(place) && top < 1.5 * innerHeight && bottom > -0.5 * innerHeight) draw(place, kindOfScreen());
+  });
+  let isWaiting = false;
+  const drawRest = () => {  // one by one, so that the page stays responsive
+    const next = places.find((place) => isShown(place) && drawnAs.get(place) !== kindOfScreen());
+    document.documentElement.dataset.drawn = !next;
+    if (!next || isWaiting) return;
+    isWaiting = true;
+    setTimeout(() => { isWaiting = false; draw(next, kindOfScreen()); drawRest(); });
   };
   const drawShown = async () => {
     if (!places.some(isShown)) return;
     await load();
-    draw(prefersDark.matches ? "dark" : "light");
+    drawNear();
+    drawRest();
   };
+  addEventListener("scroll", drawNear, { passive: true });
   if (!("DecompressionStream" in window)) {
     places.forEach((place) => { place.textContent = "This browser is too old to unpack the figures. The tables hold the numbers."; });
+    loaded("figures");
     return;
   }
   folds.forEach((fold) => fold.addEventListener("toggle", async () => {
     await drawShown();
-    if (fold.open) fold.querySelectorAll(".js-plotly-plot").forEach((place) => { if (isShown(place)) Plotly.Plots.resize(place); });
+    if (fold.open) fold.querySelectorAll(".js-plotly-plot").forEach((place) => {  // drawn before the window changed
+      if (isShown(place) && place._fullLayout.width !== place.clientWidth) Plotly.Plots.resize(place);
+    });
   }));
+  const enter = (place, isIn) => {  // the tools of a plot are no tab stops until it is entered
+    place.classList.toggle("entered", isIn);
+    place.setAttribute("role", isIn ? "group" : "img");
+  };
+  places.forEach((place) => {
+    place.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && event.target === place) { enter(place, true); place.querySelector(".modebar-btn")?.focus(); }
+      else if (event.key === "Escape") { enter(place, false); place.focus(); }
+      else return;
+      event.preventDefault();
+    });
+    place.addEventListener("focusout", (event) => { if (!place.contains(event.relatedTarget)) enter(place, false); });
+  });
   prefersDark.addEventListener("change", drawShown);
-  addEventListener("beforeprint", () => { folds.forEach((fold) => { fold.open = true; }); draw("paper", 640); });
-  addEventListener("afterprint", drawShown);
+  let closed = [];
+  addEventListener("beforeprint", () => {
+    closed = [...folds].filter((fold) => !fold.open);
+    folds.forEach((fold) => { fold.open = true; });
+    places.forEach((place) => draw(place, "paper", 640));
+  });
+  addEventListener("afterprint", () => { closed.forEach((fold) => { fold.open = false; }); drawShown(); });
   document.querySelectorAll(".legend button").forEach((button) => button.addEventListener("click", () => {
     const isOn = button.getAttribute("aria-pressed") !== "true";
     const traces = JSON.parse(button.dataset.traces), id = button.dataset.plot;
@@ -69,7 +100,7 @@
   }));
   openTo(location.hash);
   drawShown();
-  if (places.length) (window.requestIdleCallback || setTimeout)(load);  // printing cannot wait for it
+  (places.length ? load() : Promise.resolve()).finally(() => loaded("figures"));
 
   const links = new Map([...document.querySelectorAll(".beside a")].map((link) => [link.hash.slice(1), link]));
   const seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {

@@ -5,13 +5,13 @@
 const MOST_ANSWERS = 24, TOP_ANSWERS = 16, TOP_KEYS = 5;
 const STYLE = `
 .bgv { --v-text: #1d1f23; --v-soft: #5c6570; --v-line: #d9dde2; --v-back: #fff; --v-cell: #f1f3f6; --v-exact: #8a929d;
-  --v-model: #2563c9; --v-effect: #c2570c; --v-over: #fff; --v-mid: #1d1f23; color: var(--v-text); font-size: .9rem; line-height: 1.35;
+  --v-model: #2563c9; --v-effect: #a84a06; --v-over: #fff; --v-mid: #000; --v-ink: #1d1f23; color: var(--v-text); font-size: .9rem; line-height: 1.35;
   border: 1px solid var(--v-line); border-radius: 10px; padding: .8rem 1rem; text-align: left; container-type: inline-size; }
 @media screen and (prefers-color-scheme: dark) { body:not([data-jp-theme-light=true]) .bgv { --v-text: #e8eaed;
   --v-soft: #a4abb5; --v-line: #3a404a; --v-back: #16181c; --v-cell: #262b33; --v-exact: #8f98a5; --v-model: #6ea8ff;
-  --v-effect: #f59a4a; --v-over: #10131a; --v-mid: #10131a; } }
+  --v-effect: #ec9142; --v-over: #000; --v-mid: #000; --v-ink: #fff; } }
 body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v-line: #3a404a; --v-back: #16181c;
-  --v-cell: #262b33; --v-exact: #8f98a5; --v-model: #6ea8ff; --v-effect: #f59a4a; --v-over: #10131a; --v-mid: #10131a; }
+  --v-cell: #262b33; --v-exact: #8f98a5; --v-model: #6ea8ff; --v-effect: #ec9142; --v-over: #000; --v-mid: #000; --v-ink: #fff; }
 .bgv *, .bgv *::before { box-sizing: border-box; }
 .bgv:focus { outline: 2px solid var(--v-model); outline-offset: 2px; }
 .bgv:focus:not(:focus-visible) { outline: none; }
@@ -27,11 +27,11 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
 .bgv button:focus-visible { outline: 2px solid var(--v-model); outline-offset: 1px; }
 .bgv .tokens { display: flex; flex-wrap: wrap; gap: .25rem; max-height: 11.5rem; overflow: auto; margin: .5rem 0 .8rem;
   padding: 3px; position: relative; }
-.bgv .tokens span { white-space: pre; padding: .12rem .38rem; border-radius: 6px; border: 1px solid transparent; min-height: 1.55rem;
+.bgv .tokens span { white-space: pre; padding: .12rem .38rem; border-radius: 6px; border: 1px solid transparent; min-height: 1.55rem; color: var(--v-ink);
   background: color-mix(in srgb, var(--v-model) calc(var(--p, 0) * 1%), var(--v-cell)); }
-.bgv .dark { color: var(--v-over); } .bgv .mid { color: var(--v-mid); } .bgv .tokens sub { font-size: .75em; }
+.bgv .map .head { color: var(--v-ink); } .bgv .tokens .dark, .bgv .map .dark { color: var(--v-over); } .bgv .tokens .mid, .bgv .map .mid { color: var(--v-mid); } .bgv .tokens sub { font-size: .75em; }
 .bgv .tokens .scored { border-bottom-color: var(--v-soft); cursor: pointer; }
-.bgv .tokens .later { opacity: .42; } .bgv .tokens .here { border-color: var(--v-text); outline: 1px solid var(--v-text); }
+.bgv .tokens .later { color: var(--v-soft); background: none; } .bgv .tokens .here { border-color: var(--v-text); outline: 1px solid var(--v-text); }
 .bgv .grid { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 3.2fr) minmax(0, 3fr); gap: 1.1rem 1.4rem; }
 .bgv .grid.plain { grid-template-columns: minmax(0, 5fr) minmax(0, 3fr); }
 .bgv .table { display: grid; gap: 2px; align-items: center; font-size: .74rem; font-variant-numeric: tabular-nums; }
@@ -53,6 +53,8 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
   background: color-mix(in srgb, var(--v-hue, var(--v-effect)) calc(var(--p, 0) * 1%), var(--v-cell)); }
 .bgv .map .head.here { outline: 2px solid var(--v-text); }
 .bgv .map .head.off { text-decoration: line-through; box-shadow: inset 0 0 0 2px var(--v-effect); }
+.bgv .scale { display: grid; grid-template-columns: repeat(5, minmax(0, 1fr)); gap: 2px; margin: .3rem 0 0 2.2rem; font-size: .7rem; text-align: center; color: var(--v-soft); }
+.bgv .scale i { display: block; height: .5rem; border-radius: 2px; background: color-mix(in srgb, var(--v-hue, var(--v-effect)) calc(var(--p) * 1%), var(--v-cell)); }
 .bgv .attended { min-height: 6.6rem; align-content: start; display: grid; grid-template-columns: minmax(3.5rem, auto) minmax(0, 1fr) 3.2rem; gap: .1rem .5rem; align-items: center;
   font-size: .8rem; margin: .3rem 0 0; font-variant-numeric: tabular-nums; }
 .bgv .attended .word { white-space: pre; overflow: hidden; text-overflow: ellipsis; max-width: 8rem; }
@@ -72,7 +74,8 @@ body[data-jp-theme-light=false] .bgv { --v-text: #e8eaed; --v-soft: #a4abb5; --v
   .bgv .table { gap: 1px; font-size: .7rem; } .bgv .name.short { font-size: .6rem; } .bgv .name.short.odd { visibility: hidden; } .bgv .attended { min-height: 0; }
   .bgv .bar { gap: .35rem .6rem; } .bgv .step b { min-width: 1.7em; } }
 @media (max-width: 599px) { .bgv { padding: .7rem; } }
-@media print { .bgv { break-inside: avoid; } .bgv .bar, .bgv .keys { display: none; } }
+@media print { .bgv { break-inside: avoid; print-color-adjust: exact; padding: 0; border: 0; } .bgv .bar, .bgv .keys { display: none; }
+  .bgv .column { height: 5rem; } .bgv .plot, .bgv canvas { height: 4.5rem; } .bgv .attended { min-height: 0; } }
 `;
 
 // ---- data
@@ -136,7 +139,10 @@ const made = (html, className, tag = "div") => {
   own.innerHTML = html;
   return own;
 };
-const tone = (part) => (part > 0.8 ? "dark" : part > 0.5 ? "mid" : "");
+const tone = (part) => (part > 0.88 ? "dark" : part > 0.61 ? "mid" : "");  // where black and white text have equal contrast
+const DECADES = [0.001, 0.01, 0.1, 1, 10];  // bits: the shades of effects, the same in every sequence and page
+/** Return the shade of an effect, from 0 to 1. */
+const shadeOf = (bits) => Math.min(1, Math.max(0, (Math.log10(Math.abs(bits)) + 3) / 4));
 
 // ---- the viewer
 
@@ -219,8 +225,11 @@ class Viewer {
     const lens = this.hasLens ? '<p class="soft">each row: what the logit lens reads after this layer (model: layer ' + (this.lens_probs.shape[1] - 1) + ')<span class="intact"></span></p>' : "";
     grid.append(made(`<div class="legend"></div><div class="table" role="img" aria-label="probabilities by answer${this.hasLens ? ", and read after each layer" : ""}; the sentence at the end says the largest"></div>${lens}`, "answers"));
     if (this.hasHeads) {
+      const marks = this.hasEffects ? DECADES : [0, 0.25, 0.5, 0.75, 1], hue = this.hasEffects ? "" : ";--v-hue:var(--v-model)";
+      const scale = `<div class="scale">${marks.map((mark, at) => `<span><i style="--p:${25 * at}${hue}"></i>${at ? "" : this.hasEffects ? "≤ " : ""}${mark}${at === 4 && this.hasEffects ? " bits" : ""}</span>`).join("")}</div>` +
+        (this.hasEffects ? '<p class="soft">blue: the error falls without the head</p>' : "");
       const what = this.hasEffects ? "bits lost without each head" : "largest attention weight of each head";
-      grid.append(made(`<h3>${what} <span class="soft">in this sequence, at this position</span></h3><div class="map" role="img" aria-label="${what}: layers by heads; the sentence at the end says that of the chosen head"></div><div class="part"><h3 class="of-head"></h3><div class="attended"></div></div>`, "heads"));
+      grid.append(made(`<h3>${what} <span class="soft">in this sequence, at this position</span></h3><div class="map" role="img" aria-label="${what}: layers by heads; the sentence at the end says that of the chosen head"></div>${scale}<div class="part"><h3 class="of-head"></h3><div class="attended"></div></div>`, "heads"));
     }
     const pattern = '<div class="part"><h3 class="of-pattern"></h3><div class="pattern" role="img" aria-label="attention of the chosen head from every scored position"><canvas></canvas><div class="at"></div></div>' +
       '<div class="ends"><span>attended token →</span><span>scored position ↓</span></div></div>';
@@ -329,10 +338,6 @@ class Viewer {
     }).join("");
     this.part(".tokens").setAttribute("aria-label", `Tokens: ${texts.join(" ")}`);
     this.chips = [...this.part(".tokens").children], this.shades = null;
-    if (this.hasEffects) {
-      const kl = rows(this.kl_bits, this.row);  // the largest effect in this sequence has the full color
-      this.most = rows(this.edited_kl_bits, this.row).reduce((most, own, at) => Math.max(most, own - kl[at % this.nPlaces]), 0.001);
-    }
     this.drawCurve(".entropy", [["exact", this.exact_entropy_bits], ["model", this.model_entropy_bits]].map(([name, own]) => [name, rows(own, this.row)]));
     if (this.off.size && this.ask) this.run(); else this.draw();
   }
@@ -433,14 +438,13 @@ class Viewer {
 
   drawMap() {
     const value = (layer, head) => (this.hasEffects ? this.effect(layer, head) : this.sharpest(layer, head));
-    const most = this.hasEffects ? this.most : 1;
     const off = new Set(this.heads().map(String)), html = [], isRoomy = this.nHeads <= 8;
     for (let layer = this.nLayers - 1; layer >= 0; layer--) {
       html.push(`<span class="label">${layer}</span>`);
       for (let head = 0; head < this.nHeads; head++) {
-        const own = value(layer, head), part = Math.min(1, Math.abs(own) / most), p = this.hasEffects ? Math.sqrt(part) : part;
+        const own = value(layer, head), p = this.hasEffects ? shadeOf(own) : own;
         const classes = ["head", tone(p), layer === this.layer && head === this.head && "here", off.has(`${layer},${head}`) && "off"];
-        const text = isRoomy && p >= 0.5 ? number(own).replace(/^(−?)0\./, "$1.") : "";
+        const text = isRoomy && p >= 0.25 ? number(own).replace(/^(−?)0\./, "$1.") : "";
         html.push(`<span class="${classes.filter(Boolean).join(" ")}" style="--p:${Math.round(100 * p)}${own < 0 || !this.hasEffects ? ";--v-hue:var(--v-model)" : ""}"` +
           ` data-layer="${layer}" data-head="${head}" data-value="${own}" title="layer ${layer} head ${head}: ${number(own)}${this.hasEffects ? " bits" : ""}">${text}</span>`);
       }
