@@ -715,22 +715,28 @@ class Run:
         run = replace(self, trials=trials, log_answers=log_answers, recorded=static)
         return replace(self, streamed=replace(run, reduced=reduced, reduced_layers=layers))
 
-    def within(self, layers: Sequence[int], sites: Sequence[Site]) -> "Run":
-        """Return the run of a model that has only these layers, with sites and statistics that all of them have."""
+    def within(self, layers: Sequence[int], sites: Sequence[Site], partial: Sequence[Site] = ()) -> "Run":
+        """Return the run of a model that has only these layers, with sites and statistics that all of them have.
+
+        Of `sites`, those in `partial` are left where only some of the layers have them.
+        """
         every = tuple(range(self.spec.n_layers))
 
-        def cut(stored: Tensor, available: tuple[int, ...]) -> Tensor:
-            return stored if tuple(layers) == available else stored[[available.index(layer) for layer in layers]]
+        def cut(stored: Tensor, available: tuple[int, ...], kept: Sequence[int] = layers) -> Tensor:
+            return stored if tuple(kept) == available else stored[[available.index(layer) for layer in kept]]
 
-        recorded, reduced = dict[Site, Tensor](), dict[str, Tensor]()
-        for site in sites:
-            if site in self.recorded and set(layers) <= set(available := self.layers.get(site, every)):
-                recorded[site] = cut(self.recorded[site], available)
+        recorded, reduced, places = dict[Site, Tensor](), dict[str, Tensor](), dict[Site, tuple[int, ...]]()
+        for site in (site for site in sites if site in self.recorded):
+            available = self.layers.get(site, every)
+            at = tuple(place for place, layer in enumerate(layers) if layer in available)
+            if len(at) == len(layers) or (at and site in partial):
+                recorded[site] = cut(self.recorded[site], available, [layers[place] for place in at])
+                places |= {site: at} if len(at) < len(layers) else {}
         for name, stored in self.reduced.items():
             if set(layers) <= set(available := self.reduced_layers.get(name, every)):
                 reduced[name] = cut(stored, available)
         spec, masks = replace(self.spec, n_layers=len(layers)), tuple(self.masks[at] for at in layers if self.masks)
-        run = replace(self, spec=spec, recorded=recorded, masks=masks, layers={}, reduced=reduced)
+        run = replace(self, spec=spec, recorded=recorded, masks=masks, layers=places, reduced=reduced)
         return replace(run, reduced_layers={}, streamed=None)
 
     def reference_entropy_bits(self) -> Float[np.ndarray, "batch query_pos"]:
@@ -753,6 +759,12 @@ class Run:
         """
         site = site_of(site)
         return at_scored(site, self.at(site)[layer], self.trials, axes=("key_pos",)).flatten(2)
+
+    def rows_of(self, site: Site) -> list[int]:
+        """Return for every layer its row in `recorded`, or that of the nearest layer that has the site."""
+        every = range(self.spec.n_layers)
+        available = self.layers.get(site, every)
+        return [min(range(len(available)), key=lambda row: abs(available[row] - layer)) for layer in every]
 
     def visible(self, layer: int) -> Bool[Tensor, "batch query_pos key_pos"]:
         """Return which positions the mask of a layer lets every scored position see, in the recorded sequences."""
