@@ -306,16 +306,23 @@ class Trials:
         ids: Tensor = torch.cat([none, *self.token_sets.values()]).unique()
         return ids
 
-    def followed_by(self, ids: Sequence[int]) -> "Trials":
-        """Return a sequence for each scored position: it ends there, and these tokens follow, the last one scored."""
-        ends, device = self.scored_positions().flatten() + 1, self.tokens.device
-        tokens = torch.nn.functional.pad(self.tokens, (0, len(ids))).repeat_interleave(self.n_scored, dim=0)
-        pos = torch.arange(tokens.shape[1], device=device) - ends[:, None]
-        added = torch.tensor([*ids, 0], device=device)[pos.clamp(0, len(ids))]
+    def followed_by(self, texts: Sequence[Sequence[int]]) -> "Trials":
+        """Return a sequence for each scored position and each text: it ends there, and the text follows.
+
+        Its last token is scored.
+        """
+        (n, length), n_rows, device = self.tokens.shape, self.n_scored * len(texts), self.tokens.device
+        longest = max(map(len, texts))
+        ids = torch.tensor([[*text, *[0] * (longest + 1 - len(text))] for text in texts], device=device)
+        lengths = torch.tensor([*map(len, texts)], device=device).repeat(n * self.n_scored)
+        tokens = torch.nn.functional.pad(self.tokens, (0, longest)).repeat_interleave(n_rows, dim=0)
+        ends = self.scored_positions().flatten().repeat_interleave(len(texts)) + 1
+        pos = torch.arange(length + longest, device=device) - ends[:, None]
+        added = ids.repeat(n * self.n_scored, 1).gather(1, pos.clamp(0, longest))
         nothing = torch.zeros(*tokens.shape, 0, dtype=torch.float64, device=device)
         return Trials(
             tokens=torch.where(pos < 0, tokens, added),
-            scored=pos == len(ids) - 1,
+            scored=pos == lengths[:, None] - 1,
             answers=self.answers[:0],
             predictive=nothing,
             belief=nothing,

@@ -143,6 +143,31 @@ def test_probabilities_of_answers_are_sums_of_products_over_their_tokens(model: 
         assert found == pytest.approx([one / both for one in probability], rel=1e-3)
 
 
+def test_beginnings_of_answers_run_once_and_give_what_whole_passes_give(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = InContext(task=COIN, symbols=("Vorderseite", "Rückseite")).bind(chat_tokenizer(), d_vocab=WIDTH)
+    trials, counts = world.sample(5, seed=0), list[int]()
+    starts = {ids[:length] for each in trials.spellings for ids in each for length in range(1, len(ids))}
+    assert len(starts) > 5
+    embedding: Any = model.module.get_submodule("model.embed_tokens")
+    lookup = embedding.forward
+
+    def counted(ids: torch.Tensor) -> Any:
+        counts.append(ids.numel())
+        return lookup(ids)
+
+    monkeypatch.setitem(vars(embedding), "forward", counted)
+    model.run([trials], n_recorded=5)  # which proves the cache
+    counts.clear()
+    shared, n_shared = model.run([trials], n_recorded=5), sum(counts)
+    monkeypatch.setattr(model, "_prefixes", None)
+    counts.clear()
+    whole, n_whole = model.run([trials], n_recorded=5), sum(counts)
+    torch.testing.assert_close(shared.log_answers, whole.log_answers, atol=1e-5, rtol=1e-5)
+    assert n_whole > len(starts) * trials.n_scored * trials.tokens.numel() and n_shared < n_whole / 4
+
+
 def test_one_token_answers_given_as_spellings_have_the_probabilities_of_tokens(model: Model) -> None:
     plain = InContext(task=COIN, symbols=("dax", "wug")).bind(chat_tokenizer(), d_vocab=WIDTH).sample(5, seed=0)
     assert not plain.spellings

@@ -799,6 +799,9 @@ class HFModel(Reattachable):
             logits = None if prefixes is None else prefixes.logits(trials)
             return self._attached.forward.at_scored(trials) if logits is None else logits
 
+    def _runs_beginnings_once(self) -> bool:
+        return self._prefixes is not None and bool(self._prefixes.is_exact)
+
     def _prefixes_of(self, forward: Forward) -> Prefixes | None:
         """How sequences with common beginnings run; None if there is no cache, or a length decides on the rotation."""
         if not forward.takes("past_key_values") or forward.rotation is not None:
