@@ -15,7 +15,7 @@ import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model
-from bayesgeom.tasks.base import WindTunnel, task_from_config
+from bayesgeom.tasks.base import WindTunnel, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.change_point import ChangePoint
 from bayesgeom.tasks.dice import Dice
@@ -246,6 +246,16 @@ def test_answers_of_several_tokens_are_calibrated_and_refused_where_single_logit
     for call in (bayesgeom.ablate, bayesgeom.contributions):
         with pytest.raises(TaskMismatch, match="answers of several tokens"):
             call(model, task, n=8)
+
+
+def test_words_are_given_in_the_text_of_a_task() -> None:
+    text = "dice-in-context:n_faces=2,symbols=yes|Yes+12,style=instruct,turns=true,about=Flips of a coin."
+    expected = InContext(
+        task=Dice(n_faces=2), symbols=("yes|Yes", "12"), style="instruct", turns=True, about="Flips of a coin."
+    )
+    assert task_from_text(text) == expected
+    assert task_from_text("evidence:labels=grün+青,ks=1+2") == LabeledEvidence(labels=("grün", "青"), ks=(1, 2))
+    assert task_from_text("evidence:labels=1+") == LabeledEvidence(labels=("1",))
 
 
 SHARED = [("dax", "dax"), ("tails|dax", "dax"), ("Kopf", "Kopf hoch"), ("dax|dax hoch", "wug")]
