@@ -731,8 +731,8 @@ def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunne
 
     A text task that renders another task (`in-context`) is named after both: `bijection-in-context`. The parameters of
     both are listed together. Integers or words joined by + are a tuple: `ks=1+2+4`, `ks=8+`, `symbols=yes+no`. If NAME
-    is the name of `trained`,
-    the checkpoint's own task, other parameters are those of `trained`; otherwise they take their defaults.
+    is the name of `trained`, the checkpoint's own task, other parameters are those of `trained`; otherwise they take
+    their defaults.
 
     Raises:
         UnknownName: The task does not exist.

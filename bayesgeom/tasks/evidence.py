@@ -149,7 +149,7 @@ class LabeledEvidence(TextTask):
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundEvidence | BoundInContext":
         words = self._chosen(tokenizer, self.words or candidates("words"), self.n_words, "words")
-        is_exact = len(self.labels) == (4 if self.control == "remap" else 2)
+        is_exact = len(self.labels) == len({*self.labels}) == (4 if self.control == "remap" else 2)
         is_spelled = self.turns or (is_exact and len(single_tokens(tokenizer, self.labels)) < len(self.labels))
         labels = (
             dict.fromkeys(self.labels[-2:], -1)

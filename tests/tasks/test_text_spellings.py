@@ -218,6 +218,8 @@ def test_labels_of_evidence_may_have_several_tokens(model: Model) -> None:
     torch.testing.assert_close(run.log_answers.exp().sum(-1), torch.ones(5, 4, dtype=torch.float64))
     with pytest.raises(InvalidArgument, match=r"share the tokens \[\d+.*\], so that no probability"):
         LabeledEvidence(k_max=3, n_words=8, labels=("grün", "grün hoch")).bind(tokenizer, d_vocab=WIDTH)
+    with pytest.raises(InvalidArgument, match="needs 2 labels"):
+        LabeledEvidence(k_max=3, n_words=8, labels=("grün", "grün")).bind(tokenizer, d_vocab=WIDTH)
     with pytest.raises(InvalidArgument, match="turns=True needs style='chat' or 'instruct'"):
         LabeledEvidence(turns=True)
 

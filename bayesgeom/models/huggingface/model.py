@@ -282,6 +282,7 @@ class Forward:
 _FUSED = "grouped_mm"
 _OF_STATES = 1e-5  # relative error of what is read of states, in float32
 _STRONG = -1e8  # factor of an edit that must have an effect
+_MIXED = 0.05  # of the largest logit: quantized activations may share a scale over the batch, which rounds less
 _COARSE = 1e-4  # eps above which rounding could be mistaken for a factor near 1
 
 
@@ -568,6 +569,11 @@ class _Attaching:
         if tokens.shape[1] > 2 and not is_close(logits[:, 1:-1], self.logits[:, 1:-1]):
             raise InvalidArgument(
                 f"{self.spec.name} is not causal: changing the last token changes earlier predictions. Pass a decoder."
+            )
+        apart = (self.forward.logits(self.tokens[:1]) - self.logits[:1]).abs().max() / self.logits.abs().max()
+        if apart > _MIXED:
+            raise InvalidArgument(
+                f"{self.spec.name} mixes the sequences of a batch: without the others, the first has other logits."
             )
         if is_close(logits[:, 0], self.logits[:, 0]):
             withheld.setdefault(RESID_POST, f"edits without effect in layer {last}")

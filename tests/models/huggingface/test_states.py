@@ -137,6 +137,7 @@ def test_states_that_do_not_give_the_output_are_withheld(monkeypatch: pytest.Mon
     model = HFModel(hf)
     assert s.STATE not in model.sites and "what is read of state" in model.withheld[s.STATE]
     assert {s.RESID_PRE, s.RESID_POST} <= model.sites
+    assert not any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in hf.modules())
 
 
 def test_a_network_without_a_known_recurrence_says_so() -> None:
