@@ -114,7 +114,7 @@ def without_absent(report: R, layers: Mapping[Site, Sequence[int]]) -> R:
         report: A report with a field `sites`.
         layers: By site, the layers that have it.
     """
-    names, changed = vars(report)["sites"], dict[str, Any]()
+    names, changed = value_of(report, "sites"), dict[str, Any]()
     for name, axes in axes_of(type(report)).items():
         if not {"site", _AXIS} <= {*axes}:
             continue
