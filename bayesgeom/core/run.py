@@ -306,16 +306,23 @@ class Trials:
         ids: Tensor = torch.cat([none, *self.token_sets.values()]).unique()
         return ids
 
-    def followed_by(self, ids: Sequence[int]) -> "Trials":
-        """Return a sequence for each scored position: it ends there, and these tokens follow, the last one scored."""
-        ends, device = self.scored_positions().flatten() + 1, self.tokens.device
-        tokens = torch.nn.functional.pad(self.tokens, (0, len(ids))).repeat_interleave(self.n_scored, dim=0)
-        pos = torch.arange(tokens.shape[1], device=device) - ends[:, None]
-        added = torch.tensor([*ids, 0], device=device)[pos.clamp(0, len(ids))]
+    def followed_by(self, texts: Sequence[Sequence[int]]) -> "Trials":
+        """Return a sequence for each scored position and each text: it ends there, and the text follows.
+
+        Its last token is scored.
+        """
+        (n, length), n_rows, device = self.tokens.shape, self.n_scored * len(texts), self.tokens.device
+        longest = max(map(len, texts))
+        ids = torch.tensor([[*text, *[0] * (longest + 1 - len(text))] for text in texts], device=device)
+        lengths = torch.tensor([*map(len, texts)], device=device).repeat(n * self.n_scored)
+        tokens = torch.nn.functional.pad(self.tokens, (0, longest)).repeat_interleave(n_rows, dim=0)
+        ends = self.scored_positions().flatten().repeat_interleave(len(texts)) + 1
+        pos = torch.arange(length + longest, device=device) - ends[:, None]
+        added = ids.repeat(n * self.n_scored, 1).gather(1, pos.clamp(0, longest))
         nothing = torch.zeros(*tokens.shape, 0, dtype=torch.float64, device=device)
         return Trials(
             tokens=torch.where(pos < 0, tokens, added),
-            scored=pos == len(ids) - 1,
+            scored=pos == lengths[:, None] - 1,
             answers=self.answers[:0],
             predictive=nothing,
             belief=nothing,
@@ -715,22 +722,28 @@ class Run:
         run = replace(self, trials=trials, log_answers=log_answers, recorded=static)
         return replace(self, streamed=replace(run, reduced=reduced, reduced_layers=layers))
 
-    def within(self, layers: Sequence[int], sites: Sequence[Site]) -> "Run":
-        """Return the run of a model that has only these layers, with sites and statistics that all of them have."""
+    def within(self, layers: Sequence[int], sites: Sequence[Site], partial: Sequence[Site] = ()) -> "Run":
+        """Return the run of a model that has only these layers, with sites and statistics that all of them have.
+
+        Of `sites`, those in `partial` are left where only some of the layers have them.
+        """
         every = tuple(range(self.spec.n_layers))
 
-        def cut(stored: Tensor, available: tuple[int, ...]) -> Tensor:
-            return stored if tuple(layers) == available else stored[[available.index(layer) for layer in layers]]
+        def cut(stored: Tensor, available: tuple[int, ...], kept: Sequence[int] = layers) -> Tensor:
+            return stored if tuple(kept) == available else stored[[available.index(layer) for layer in kept]]
 
-        recorded, reduced = dict[Site, Tensor](), dict[str, Tensor]()
-        for site in sites:
-            if site in self.recorded and set(layers) <= set(available := self.layers.get(site, every)):
-                recorded[site] = cut(self.recorded[site], available)
+        recorded, reduced, places = dict[Site, Tensor](), dict[str, Tensor](), dict[Site, tuple[int, ...]]()
+        for site in (site for site in sites if site in self.recorded):
+            available = self.layers.get(site, every)
+            at = tuple(place for place, layer in enumerate(layers) if layer in available)
+            if len(at) == len(layers) or (at and site in partial):
+                recorded[site] = cut(self.recorded[site], available, [layers[place] for place in at])
+                places |= {site: at} if len(at) < len(layers) else {}
         for name, stored in self.reduced.items():
             if set(layers) <= set(available := self.reduced_layers.get(name, every)):
                 reduced[name] = cut(stored, available)
         spec, masks = replace(self.spec, n_layers=len(layers)), tuple(self.masks[at] for at in layers if self.masks)
-        run = replace(self, spec=spec, recorded=recorded, masks=masks, layers={}, reduced=reduced)
+        run = replace(self, spec=spec, recorded=recorded, masks=masks, layers=places, reduced=reduced)
         return replace(run, reduced_layers={}, streamed=None)
 
     def reference_entropy_bits(self) -> Float[np.ndarray, "batch query_pos"]:
@@ -753,6 +766,12 @@ class Run:
         """
         site = site_of(site)
         return at_scored(site, self.at(site)[layer], self.trials, axes=("key_pos",)).flatten(2)
+
+    def rows_of(self, site: Site) -> list[int]:
+        """Return for every layer its row in `recorded`, or that of the nearest layer that has the site."""
+        every = range(self.spec.n_layers)
+        available = self.layers.get(site, every)
+        return [min(range(len(available)), key=lambda row: abs(available[row] - layer)) for layer in every]
 
     def visible(self, layer: int) -> Bool[Tensor, "batch query_pos key_pos"]:
         """Return which positions the mask of a layer lets every scored position see, in the recorded sequences."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Shaped
 
-from bayesgeom.core import BayesGeomError, InvalidArgument, Run, phase
+from bayesgeom.core import BayesGeomError, InvalidArgument, Run, Site, phase
 from bayesgeom.core.plugins import Contained
 from bayesgeom.core.torch_state import side_by_side
 from bayesgeom.diagnosis.plan import Plan
@@ -45,8 +45,10 @@ def probed(
         probe = plan.supported[name]
         seen = run.streamed if name in plan.streamed else run
         assert seen is not None, "it was streamed if a probe of the plan is"
-        needed = (*probe.needs.sites, *probe.needs.optional)
-        report = probe.of(Subject(run=seen.within(plan.layers[name], needed)), untrained[name])
+        needed, partial = (*probe.needs.sites, *probe.needs.optional), probe.needs.partial
+        read = seen.within(plan.layers[name], needed, partial)
+        report = probe.of(Subject(run=read), untrained[name])
+        report = without_absent(report, read.layers) if on_all_layers and read.layers else report
         report = usable(report) if name in plan.contained else report
         is_partial = on_all_layers and len(plan.layers[name]) < run.spec.n_layers
         return on_layers(report, plan.layers[name], run.spec.n_layers) if is_partial else report
@@ -103,6 +105,30 @@ def usable(report: object) -> Report:
         raise InvalidArgument(f"its measure must return a Report, got {type(report).__name__} {report!r:.40}")
     report.headlines(), records_of(report), parts_of(report)
     return report
+
+
+def without_absent(report: R, layers: Mapping[Site, Sequence[int]]) -> R:
+    """Return the report with NaN in the layers that lack a site, where the probe read another layer instead.
+
+    Args:
+        report: A report with a field `sites`.
+        layers: By site, the layers that have it.
+    """
+    names, changed = value_of(report, "sites"), dict[str, Any]()
+    for name, axes in axes_of(type(report)).items():
+        if not {"site", _AXIS} <= {*axes}:
+            continue
+        at, field_value = (axes.index("site"), axes.index(_AXIS)), value_of(report, name)
+
+        def blank(values: Shaped[np.ndarray, "..."], at: tuple[int, int] = at) -> Shaped[np.ndarray, "..."]:
+            copied = np.array(values)
+            by_site = np.moveaxis(copied, at, (0, 1))
+            for site, there in layers.items():
+                by_site[names.index(site.name), [i for i in range(by_site.shape[1]) if i not in there]] = np.nan
+            return copied
+
+        changed[name] = field_value.mapped(blank) if isinstance(field_value, Estimate) else blank(field_value)
+    return replace(report, **changed)
 
 
 def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:

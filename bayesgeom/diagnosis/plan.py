@@ -296,10 +296,12 @@ def bytes_of_one(model: Model, sites: Iterable[Site], one: Trials) -> int:
 
 
 def sites_read(model: Model, probe: AnyMeasurement) -> tuple[Site, ...]:
-    """The sites that a probe requires, and the optional ones that exist in the same layers and are not too wide."""
-    needed = probe.needs.sites
-    layers, optional = model.layers_of(*needed), (site for site in probe.needs.optional if not is_wide(model, site))
-    return (*needed, *(site for site in optional if model.layers_of(site, *needed) == layers))
+    """The sites that a probe requires, and the optional ones that exist in these layers and are not too wide."""
+    needs = probe.needs
+    layers, optional = model.layers_of(*needs.sites), (site for site in needs.optional if not is_wide(model, site))
+    common = {site: model.layers_of(site, *needs.sites) for site in optional}
+    read = (site for site, own in common.items() if own == layers or (own and site in needs.partial))
+    return (*needs.sites, *read)
 
 
 def is_wide(model: Model, site: Site) -> bool:

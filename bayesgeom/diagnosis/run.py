@@ -401,7 +401,14 @@ def _provenance(
     streamed = [statistic.site for name in plan.streamed for statistic in plan.supported[name].needs.streamed]
     if kernels := kernels_of(model, [*plan.sites, *streamed], also_without=run.n_recorded < len(run.behavior.kl_bits)):
         where[KERNELS] = kernels
-    seen = {name: list(plan.layers[name]) for name in measured if name in plan.layers}
+    probes = {name: plan.supported[name] for name in measured if name in plan.supported}
+    seen = {name: list(plan.layers[name]) for name in probes}
+    seen |= {
+        f"{name} of {site.name}": list(model.layers_of(site))
+        for name, probe in probes.items()
+        for site in sites_read(model, probe)
+        if site in probe.needs.partial
+    }
     partly = {name: layers for name, layers in seen.items() if len(layers) < model.spec.n_layers}
     where |= {LAYERS: partly} if partly else {}
     where |= {STREAMED: dict.fromkeys(sorted(plan.streamed), plan.n_streamed)} if plan.streamed else {}

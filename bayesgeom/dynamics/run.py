@@ -219,7 +219,7 @@ class _Analysis:
             return None
         shared = {**vars(self.bench), "task": self.bench.task.config()}
         settings = {**shared, "device": torch.device(self.device).type}
-        decides = [_METHOD, run.hashes[at], run.hashes[-1], settings, numerics(), *named]
+        decides = [_METHOD, run.hashes[at], run.hashes[-1], settings, numerics(), *named, *filter(None, [run.made])]
         return folder / f"{hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:20]}.safetensors"
 
 

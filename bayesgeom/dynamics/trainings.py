@@ -1,5 +1,6 @@
 """Training runs: snapshots in order of step, from a run's directory, a packed training, checkpoints or weights."""
 
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -107,7 +108,8 @@ class TrainingRun:
     """One training: its snapshots in order of step, with architecture, task and recipe.
 
     `paths` are checkpoint directories, or the files of a packed training, of one `ModelConfig`; of `Snapshots` they are
-    these with a step, and there is no config. `folder` is the run's directory, where results may be saved, or None.
+    these with a step, there is no config, and `made` tells what `make` decides. `folder` is the run's directory, where
+    results may be saved, or None.
     """
 
     name: str
@@ -118,6 +120,7 @@ class TrainingRun:
     task: WindTunnel
     recipe: Mapping[str, Any]
     folder: Path | None = None
+    made: str = ""
 
     def load(self, index: int, *, device: str | torch.device = "cpu") -> Model:
         """Return the model of one snapshot."""
@@ -180,15 +183,25 @@ def _of_own(own: Snapshots) -> TrainingRun:
             f"{first.spec.name} has no blocks that training dynamics could follow: make=… must return "
             f"bayesgeom.wrap(net, blocks=…). bayesgeom.diagnose measures predictions alone."
         )
+    task = scored_task_of(first, own.task)
     return TrainingRun(
         name=first.spec.name,
         steps=steps,
         paths=tuple((own, step) for step in steps),
         hashes=hashes,
         config=None,
-        task=scored_task_of(first, own.task),
+        task=task,
         recipe={},
+        made=_made(first, task),
     )
+
+
+def _made(model: Model, task: WindTunnel) -> str:
+    """Return a hash of what the weights do not determine: class, sizes, sites, and predictions on a few sequences."""
+    answers = model.run([task.sample(4, seed=0, device=model.spec.device)], n_recorded=4).log_answers
+    sites = sorted(site.name for site in model.sites)
+    decides = (type(model.module).__qualname__, model.spec.to_dict(), sites, answers.round(decimals=4).tolist())
+    return hashlib.sha256(repr(decides).encode()).hexdigest()
 
 
 def run_of(source: Source | Sequence[Source]) -> TrainingRun:

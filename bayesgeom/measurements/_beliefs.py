@@ -87,7 +87,7 @@ def _points(run: Run, site: Site, trials: Trials, *, n_layers: int | None = None
         if key not in known:
             layers = stored[:n_layers, : len(trials)].flatten(1, 2)
             known[key] = torch.stack([leading_coordinates(x, MAX_WIDTH, n_fit=n_fit, seed=run.seed) for x in layers])
-    return known[key]
+    return known[key][run.rows_of(site)] if site in run.layers else known[key]
 
 
 def rows_of(trials: Trials) -> Float64[Tensor, "sequence position kind hypothesis"]:

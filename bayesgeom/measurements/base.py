@@ -45,6 +45,7 @@ R = TypeVar("R", bound=Report)
 class Needs:
     """Requirements of a measurement: `sites` that it requires, and `optional` ones that it uses if the model has them.
 
+    `partial`: optional sites that it also uses if only some layers have them; the other layers become NaN.
     `posterior`: the exact posterior must be known. `groups`: sequences must be of several kinds. `factors`: the belief
     must be over pairs of independent factors. `statistics`: the task must declare statistics of the belief. `streamed`:
     statistics that replace the activations if these do not fit into memory; a measurement without any needs stored
@@ -53,6 +54,7 @@ class Needs:
 
     sites: tuple[Site, ...] = ()
     optional: tuple[Site, ...] = ()
+    partial: tuple[Site, ...] = ()
     posterior: bool = False
     groups: bool = False
     factors: bool = False

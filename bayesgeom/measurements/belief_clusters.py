@@ -177,7 +177,7 @@ class BeliefClusters(Probe[BeliefClustersReport]):
 
     name: ClassVar[str] = "belief_clusters"
     follows: ClassVar[str] = "belief_readout"
-    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(STATE,), posterior=True)
+    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(STATE,), partial=(STATE,), posterior=True)
     relative_time: ClassVar[int] = 3
 
     def measure(self, run: Run, untrained: Sequence[BeliefClustersReport] = ()) -> BeliefClustersReport:

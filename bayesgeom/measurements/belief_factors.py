@@ -108,7 +108,9 @@ class BeliefFactors(Probe[BeliefFactorsReport]):
 
     name: ClassVar[str] = "belief_factors"
     follows: ClassVar[str] = "belief_readout"
-    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(STATE,), posterior=True, factors=True)
+    needs: ClassVar[Needs] = Needs(
+        sites=(RESID_POST,), optional=(STATE,), partial=(STATE,), posterior=True, factors=True
+    )
     relative_time: ClassVar[int] = 2
 
     def measure(self, run: Run, untrained: Sequence[BeliefFactorsReport] = ()) -> BeliefFactorsReport:

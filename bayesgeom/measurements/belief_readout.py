@@ -207,7 +207,7 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
     """
 
     name: ClassVar[str] = "belief_readout"
-    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(RESID_PRE, STATE), posterior=True)
+    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(RESID_PRE, STATE), partial=(STATE,), posterior=True)
     relative_time: ClassVar[int] = 6
 
     def measure(self, run: Run, untrained: Sequence[BeliefReadoutReport] = ()) -> BeliefReadoutReport:

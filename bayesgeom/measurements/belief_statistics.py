@@ -102,7 +102,9 @@ class BeliefStatistics(Probe[BeliefStatisticsReport]):
 
     name: ClassVar[str] = "belief_statistics"
     follows: ClassVar[str] = "belief_readout"
-    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(RESID_PRE, STATE), posterior=True, statistics=True)
+    needs: ClassVar[Needs] = Needs(
+        sites=(RESID_POST,), optional=(RESID_PRE, STATE), partial=(STATE,), posterior=True, statistics=True
+    )
     relative_time: ClassVar[int] = 5
 
     def measure(self, run: Run, untrained: Sequence[BeliefStatisticsReport] = ()) -> BeliefStatisticsReport:

@@ -218,7 +218,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
     """
 
     name: ClassVar[str] = "value_manifold"
-    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V, Z, ATTN_OUT, STATE))
+    needs: ClassVar[Needs] = Needs(sites=(RESID_POST,), optional=(V, Z, ATTN_OUT, STATE), partial=(STATE,))
     relative_time: ClassVar[int] = 5
     standardized: bool = False
 
@@ -231,7 +231,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
         scale = shuffled_scale(entropy, level, shuffles=SHUFFLES, seed=run.seed)
 
         def recorded_points(site: Site, layer: int) -> Float[Tensor, "point d"]:
-            points = run.vectors(site, layer)[:n].flatten(0, 1)
+            points = run.vectors(site, run.rows_of(site)[layer])[:n].flatten(0, 1)
             return standardized(points) if self.standardized else points
 
         points_of = _spanned(recorded_points)

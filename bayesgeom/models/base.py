@@ -508,6 +508,10 @@ class Model(ABC):
         """Return what the provenance of a diagnosis says of this model besides what it says of every model."""
         return {}
 
+    def _runs_beginnings_once(self) -> bool:
+        """Return whether `logits` computes tokens that several sequences begin with once."""
+        return False
+
     def begin(self) -> None:  # noqa: B027  # most models have nothing to prepare
         """Prepare for a new diagnosis: a server counts its replies anew."""
 
@@ -819,20 +823,27 @@ class Model(ABC):
         self, logits: Float[Tensor, "batch query_pos d_vocab"], trials: Trials
     ) -> Float64[Tensor, "batch query_pos answer"]:
         """Return the log-probability of each answer: of all its spellings, each the sum over its tokens."""
-        nodes = {ids[:length] for each in trials.spellings for ids in each for length in range(1, len(ids) + 1)}
+        nodes = sorted({ids[:length] for each in trials.spellings for ids in each for length in range(1, len(ids) + 1)})
+        starts = sorted({ids[:-1] for ids in nodes}, key=len)
+
+        def steps(after: Tensor, start: tuple[int, ...]) -> Tensor:
+            last = [ids[-1] for ids in nodes if ids[:-1] == start]
+            return token_log_probabilities(after, torch.tensor(last, device=logits.device))
+
+        after, given = {start: [steps(logits, start)] if not start else [] for start in starts}, starts[1:]
+        for group in trials.batches(at_most=max(1, len(trials) // len(given))) if given else ():
+            forced = group.followed_by(given)  # the tokens before the next one are given: teacher forcing
+            self.check_fits(forced)
+            most = len(forced) if self._runs_beginnings_once() else len(trials)
+            parts = (part for batch in forced.batches(at_most=most) for part in self._rotated_alike(batch))
+            found = torch.cat([self.logits(part) for part in parts]).unflatten(0, (len(group), -1, len(given)))
+            for at, start in enumerate(given):
+                after[start].append(steps(found[:, :, at, 0], start))
         log_prob: dict[tuple[int, ...], Tensor] = {(): logits.new_zeros(logits.shape[:2], dtype=torch.float64)}
-        for start in sorted({ids[:-1] for ids in nodes}, key=len):
-            after, further = logits, sorted(ids for ids in nodes if ids[:-1] == start)
-            if start:  # the tokens before the next one are given: teacher forcing
-                forced = trials.followed_by(start)
-                self.check_fits(forced)
-                most = trials.n_scored * max(
-                    1, len(trials) // trials.n_scored
-                )  # whole sequences share their beginnings
-                parts = (part for batch in forced.batches(at_most=most) for part in self._rotated_alike(batch))
-                after = torch.cat([self.logits(part) for part in parts]).reshape(logits.shape)
-            steps = token_log_probabilities(after, torch.tensor([ids[-1] for ids in further], device=logits.device))
-            log_prob |= {ids: log_prob[start] + step for ids, step in zip(further, steps.unbind(-1), strict=True)}
+        for start in starts:
+            each = torch.cat(after[start]).unbind(-1)
+            further = (ids for ids in nodes if ids[:-1] == start)
+            log_prob |= {ids: log_prob[start] + step for ids, step in zip(further, each, strict=True)}
         return torch.stack(
             [torch.stack([log_prob[ids] for ids in each]).logsumexp(0) for each in trials.spellings], dim=-1
         )

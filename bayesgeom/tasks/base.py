@@ -730,15 +730,22 @@ def task_from_text(text: str, *, trained: WindTunnel | None = None) -> WindTunne
     """Build the task that a text such as NAME or NAME:key=value,key=value describes, as on the command line.
 
     A text task that renders another task (`in-context`) is named after both: `bijection-in-context`. The parameters of
-    both are listed together. Integers joined by + are a tuple: `ks=1+2+4`, `ks=8+`. If NAME is the name of `trained`,
-    the checkpoint's own task, other parameters are those of `trained`; otherwise they take their defaults.
+    both are listed together. Integers or words joined by + are a tuple: `ks=1+2+4`, `ks=8+`, `symbols=yes+no`. If NAME
+    is the name of `trained`, the checkpoint's own task, other parameters are those of `trained`; otherwise they take
+    their defaults.
 
     Raises:
         UnknownName: The task does not exist.
         InvalidArgument: The text is not of this form, or the task does not take these parameters.
     """
-    name, parameters = _parsed(text)
+    name, texts = _parsed(text)
     kind, wrapper = _kind_of(name)
+    kinds: tuple[Any, ...] = (kind, wrapper) if wrapper else (kind,)
+    types = {own.name: own.type for each in kinds for own in fields(each)}
+    parameters = {
+        key: tuple(value.removesuffix("+").split("+")) if types.get(key) == tuple[str, ...] else literal(value)
+        for key, value in texts.items()
+    }
     if issubclass(kind, WindTunnel):
         named = name if wrapper is None else name.removesuffix(f"-{wrapper.name}")
         parameters = {**kind.presets.get(named, {}), **parameters}
@@ -766,14 +773,14 @@ def check_text(text: str) -> set[str]:
     return known
 
 
-def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+def _parsed(text: str) -> tuple[str, dict[str, str]]:
     name, _, listed = text.partition(":")
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, str] = {}
     for pair in filter(None, listed.split(",")):
         key, equals, value = pair.partition("=")
         if not equals:
             raise InvalidArgument(f"{pair!r} in {text!r} is not key=value; write a task as NAME:key=value,key=value.")
-        parameters[key.strip()] = literal(value.strip())
+        parameters[key.strip()] = value.strip()
     return name.strip(), parameters
 
 

@@ -26,7 +26,16 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Tokenizer, Trials
-from bayesgeom.core.tokenizer import chat_prompts, check_ids, first_symbols, prefix_ids, punctuation_id, token_names
+from bayesgeom.core.tokenizer import (
+    chat_prompts,
+    check_ids,
+    check_spellings,
+    first_symbols,
+    prefix_ids,
+    punctuation_id,
+    single_tokens,
+    token_names,
+)
 from bayesgeom.tasks.base import (
     ExchangeableTask,
     TextTask,
@@ -38,6 +47,7 @@ from bayesgeom.tasks.base import (
     trials_at,
     without_prefixes,
 )
+from bayesgeom.tasks.in_context import BoundInContext, spelled_ids, symbol_ids, turn_parts
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
 Query = Literal["latent", "next"]
@@ -73,7 +83,10 @@ class LabeledEvidence(TextTask):
 
     `style` changes the beginning for instruct models. In `chat` the lines are the assistant's answer, in the
     tokenizer's chat template, to a user who asks to continue the list. In `instruct` the user also explains how labels
-    are generated. Words, labels and posterior are the same in all styles.
+    are generated. With `turns`, each word is a turn of the user and each label one of the assistant, without colon and
+    separator. Words, labels and posterior are the same in all styles.
+
+    Two `labels` (`remap`: four) may have several tokens each.
 
     Args:
         k_max: Lines with a label.
@@ -83,11 +96,12 @@ class LabeledEvidence(TextTask):
         control: How the evidence is removed or renamed, as above.
         n_words: Words from which lines draw theirs.
         words: These words, each one token; empty: the project's.
-        labels: Two labels, each one token; empty: the project's.
+        labels: Two labels; empty: the project's.
         colon: Text between word and label.
         separator: Text between lines.
         bos: Whether a prompt begins with the tokenizer's beginning-of-sequence token.
         style: How a prompt begins, as above.
+        turns: Whether words and labels are turns of a chat.
 
     Raises:
         InvalidArgument: A parameter has the wrong type or is out of range; the message states the range.
@@ -111,9 +125,12 @@ class LabeledEvidence(TextTask):
     separator: str = ","
     bos: bool = True
     style: Style = "plain"
+    turns: bool = False
 
     def __post_init__(self) -> None:
         check_parameters(self)
+        if self.turns and self.style == "plain":
+            raise InvalidArgument("turns=True needs style='chat' or 'instruct'.")
         if not 0.5 < self.reliability < 1:
             raise InvalidArgument(f"reliability must lie between 0.5 and 1, both excluded, got {self.reliability}.")
         if self.k_max < 0 or any(not 0 <= k <= self.k_max for k in self.ks) or len({*self.ks}) < len(self.ks):
@@ -130,14 +147,20 @@ class LabeledEvidence(TextTask):
     def _least_words(self) -> int:
         return 2 * self.k_max + 1 if self.control == "filler" else self.k_max + 1
 
-    def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundEvidence":
+    def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundEvidence | BoundInContext":
         words = self._chosen(tokenizer, self.words or candidates("words"), self.n_words, "words")
-        labels = self._chosen(tokenizer, without_prefixes(self.labels or candidates("labels")), 2, "labels")
+        is_exact = len(self.labels) == len({*self.labels}) == (4 if self.control == "remap" else 2)
+        is_spelled = self.turns or (is_exact and len(single_tokens(tokenizer, self.labels)) < len(self.labels))
+        labels = (
+            dict.fromkeys(self.labels[-2:], -1)
+            if is_exact and is_spelled
+            else self._chosen(tokenizer, without_prefixes(self.labels or candidates("labels")), 2, "labels")
+        )
         some_word, masks = next(iter(words)), dict[str, int]()
         if self.control == "masked":
             free = [text for text in candidates("masks") if text not in (self.colon, self.separator)]
             masks = first_symbols(tokenizer, free, 1, kind="masks", remedy="Use control='filler', which needs no mask.")
-        prefix = prefix_ids(tokenizer, some_word) if self.bos and self.style == "plain" else ()
+        prefix, message = prefix_ids(tokenizer, some_word) if self.bos and self.style == "plain" else (), ""
         if self.style != "plain":
             message = MESSAGES[self.style].format(reliability=self.reliability, rest=1 - self.reliability)
             (prefix,) = chat_prompts(tokenizer, [message])
@@ -157,11 +180,49 @@ class LabeledEvidence(TextTask):
             control=self.control,
             style=self.style,
         )
+        if is_spelled:
+            return self._spelled(tokenizer, bound, [*words, *labels, *masks], message)
         check_ids(bound.ids, d_vocab)
         body = bound.ids[len(bound.prefix) :]
         if len({*body}) < len(body) or {*bound.prefix} & {*bound.label_ids, *bound.mask_ids}:
             raise InvalidArgument(f"words and labels must be distinct: {', '.join((*words, *labels))}.")
         return bound
+
+    def _spelled(
+        self, tokenizer: Tokenizer, bound: "BoundEvidence", texts: Sequence[str], message: str
+    ) -> BoundInContext:
+        """Return the task with labels of several tokens, or in turns, between which parts of the template stand."""
+        before, prefix = "", bound.prefix
+        marks: tuple[tuple[int, ...], ...] = ((bound.colon_id,), (bound.separator_id,))
+        if self.turns:
+            before, prefix, (asking, closing, *_) = turn_parts(tokenizer, message, bound.labels[0])
+            marks = (asking, closing)
+        symbols, n_words = (*texts, "colon", "separator"), len(bound.words)
+        written = (*(spelled_ids(tokenizer, text, before) for text in texts), *marks)
+        check_spellings([*zip(symbols, written, strict=True)])
+        check_ids((i for ids in (prefix, *written) for i in ids), bound.n_ids)
+        n, shown = len(symbols), written[:-2] if self.control == "filler" else written[n_words:-2]
+        return BoundInContext(
+            task=replace(
+                bound,
+                n_ids=n,
+                prefix=(),
+                word_ids=tuple(range(n_words)),
+                label_ids=(n_words, n_words + 1),
+                mask_ids=tuple(range(n_words + 2, n - 2)),
+                colon_id=n - 2,
+                separator_id=n - 1,
+                style="plain",
+            ),
+            n_ids=bound.n_ids,
+            prefix=prefix,
+            separator_ids=(),
+            symbols=symbols,
+            symbol_ids=symbol_ids([[ids] for ids in written], bound.n_ids),
+            style=self.style,
+            spellings=tuple((ids,) for ids in written),
+            widths=tuple(max(map(len, each)) for each in (written[:n_words], marks[:1], shown, marks[1:])),
+        )
 
     def _chosen(self, tokenizer: Tokenizer, tried: Sequence[str], n: int, kind: str) -> dict[str, int]:
         """Return the first n single-token candidates, or for `remap` the next n."""

@@ -98,7 +98,7 @@ class InContext(TextTask):
             raise InvalidArgument("turns=True needs style='chat' or 'instruct', and no separator.")
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundInContext":
-        is_exact, n = len(self.symbols) == self.task.d_vocab, self.task.d_vocab
+        is_exact = len(self.symbols) == self.task.d_vocab
         known = [symbol.split(OR) for symbol in self.symbols if is_exact] or self._first(tokenizer)
         names = tuple(spelled[0] for spelled in known)
         prefix = prefix_ids(tokenizer, names[0]) if self.bos and self.style == "plain" else ()
@@ -106,23 +106,19 @@ class InContext(TextTask):
             (prefix,) = chat_prompts(tokenizer, [self._message(names)])
         before, turn_ids = "", tuple[tuple[int, ...], ...]()
         if self.turns:
-            opening, asking, closing = chat_turns(tokenizer, self._message(names))
-            before, prefix = f"{opening}{names[0]}{asking}", tuple(encoded_text(tokenizer, opening))
-            ends = (asking, closing, f"{closing}{NEXT}{asking}", "\n")
-            turn_ids = tuple(_between(tokenizer, f"{before}{names[0]}", text) for text in ends)
-        spellings = tuple(tuple(_ids(tokenizer, one, before) for one in spelled) for spelled in known)
+            before, prefix, turn_ids = turn_parts(tokenizer, self._message(names), names[0])
+        spellings = tuple(tuple(spelled_ids(tokenizer, one, before) for one in spelled) for spelled in known)
         check_spellings([*zip(chain(*known), chain(*spellings), strict=True)])
-        is_single = all(len(each) == len(each[0]) == 1 for each in spellings)
         bound = BoundInContext(
             task=self.task,
             n_ids=d_vocab,
             prefix=prefix,
             separator_ids=(punctuation_id(tokenizer, self.separator, after=names[0]),) if self.separator else (),
             symbols=names,
-            symbol_ids=tuple(each[0][0] for each in spellings) if is_single else tuple(range(d_vocab, d_vocab + n)),
+            symbol_ids=symbol_ids(spellings, d_vocab),
             style=self.style,
             turn_ids=turn_ids,
-            spellings=() if is_single else spellings,
+            spellings=() if all(map(_is_token, spellings)) else spellings,
         )
         check_ids(chain(prefix, bound.separator_ids, *turn_ids, *chain(*spellings)), d_vocab)
         return bound
@@ -149,18 +145,35 @@ class InContext(TextTask):
         )
 
 
-def _ids(tokenizer: Tokenizer, symbol: str, before: str) -> tuple[int, ...]:
+def _is_token(spelled: Sequence[Sequence[int]]) -> bool:
+    return sum(map(len, spelled)) == 1
+
+
+def symbol_ids(spellings: Sequence[Sequence[Sequence[int]]], d_vocab: int) -> tuple[int, ...]:
+    """Return the id of each symbol that is one token, and ids beyond the vocabulary for the others."""
+    return tuple(each[0][0] if _is_token(each) else d_vocab + at for at, each in enumerate(spellings))
+
+
+def turn_parts(
+    tokenizer: Tokenizer, message: str, symbol: str
+) -> tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return the text before an answer, the ids before the first input, and those between symbols.
+
+    The latter are those up to an answer, up to an input, both, and between two inputs.
+    """
+    opening, asking, closing = chat_turns(tokenizer, message)
+    before = f"{opening}{symbol}{asking}"
+    start, ends = encoded_text(tokenizer, before + symbol), (asking, closing, f"{closing}{NEXT}{asking}", "\n")
+    between = tuple(tuple(encoded_text(tokenizer, before + symbol + text)[len(start) :]) for text in ends)
+    return before, tuple(encoded_text(tokenizer, opening)), between
+
+
+def spelled_ids(tokenizer: Tokenizer, symbol: str, before: str) -> tuple[int, ...]:
     """Return the ids of a symbol in a turn, after a text, or else in a list, where a space stands before it."""
     if before:
         return joined_ids(tokenizer, before, symbol)
     single = single_tokens(tokenizer, [symbol]).get(symbol)
     return joined_ids(tokenizer, "a", f" {symbol}") if single is None else (single,)
-
-
-def _between(tokenizer: Tokenizer, before: str, text: str) -> tuple[int, ...]:
-    """Return the ids of a part of a chat template."""
-    start = encoded_text(tokenizer, before)
-    return tuple(encoded_text(tokenizer, before + text)[len(start) :])
 
 
 @final
@@ -180,10 +193,11 @@ class BoundInContext(ExchangeableTask):
     prefix: tuple[int, ...]
     separator_ids: tuple[int, ...]  # at most one
     symbols: tuple[str, ...]
-    symbol_ids: tuple[int, ...]  # beyond the vocabulary if there are spellings
+    symbol_ids: tuple[int, ...]  # beyond the vocabulary for a symbol of several tokens or spellings
     style: Style = "plain"
     turn_ids: tuple[tuple[int, ...], ...] = ()  # up to an answer, up to an input, both, and between two inputs
     spellings: Spellings = ()  # where not every symbol is one token
+    widths: tuple[int, ...] = ()  # most tokens of a symbol at position 0, 1, …, then again; empty: those of the longest
 
     def __post_init__(self) -> None:
         ids, n = (*self.symbol_ids, *self.separator_ids), self.task.d_vocab
@@ -204,8 +218,7 @@ class BoundInContext(ExchangeableTask):
 
     @property
     def n_pos(self) -> int:
-        pieces = self._pieces(self.task.sample(1, seed=0))
-        return sum(map(len, pieces)) + self._table.shape[1] * (len(pieces) - 1)
+        return self._size(self._pieces(self.task.sample(1, seed=0)))
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
         return self.rendered(self.task.draw(n, generator))
@@ -220,8 +233,8 @@ class BoundInContext(ExchangeableTask):
         used = {*self.prefix, *self.separator_ids, *(i for each in self.spellings for i in each[0])}
         filler = next(i for i in range(self.n_ids + 1) if i not in used) if self.spellings else 0
         places, asked = self._places(symbols, pieces, trials.scored)
-        size = (len(trials), sum(map(len, pieces)) + table.shape[1] * symbols.shape[1])
-        tokens, start = symbols.new_full(size, filler), places + 1 - self._lengths(symbols)
+        n_pos, start = self._size(pieces), places + 1 - self._lengths(symbols)
+        tokens = symbols.new_full((len(trials), n_pos + table.shape[1]), filler)  # room for what fills up the last one
         for at, piece in enumerate(pieces):  # what fills up a short symbol is overwritten by what follows
             if at:
                 written = table[symbols[:, at - 1]]
@@ -235,14 +248,15 @@ class BoundInContext(ExchangeableTask):
         def spread(values: Tensor, fill: float | bool, axis: int) -> Tensor:
             """Move the position axis to the rendered positions: of keys to symbols, of the rest to queries."""
             index = _along(values, places if axis == 2 else asked, axis)
-            shape = (*values.shape[:axis], size[1], *values.shape[axis + 1 :])
+            shape = (*values.shape[:axis], n_pos, *values.shape[axis + 1 :])
             return values.new_full(shape, fill).scatter(axis, index, values)
 
         ids = torch.tensor(self.symbol_ids, device=tokens.device)
-        carried = _carried(trials, tokens, lambda own: ids[own], spread)
+        carried = _carried(trials, tokens[:, :n_pos], lambda own: ids[own], spread)
         if not self.spellings:
             return carried
         answers = tuple(self.spellings[i] for i in trials.answers.tolist())
+        answers = () if all(map(_is_token, answers)) else answers
         return replace(carried, spellings=answers, token_sets={})  # sets are of ids whose keys are compared
 
     def unrendered(self, trials: Trials) -> Trials:
@@ -342,6 +356,11 @@ class BoundInContext(ExchangeableTask):
         for asked, answered in zip(is_scored, [False, *is_scored], strict=False):
             pieces.append((both if answered else asking) if asked else (closing if answered else line))
         return pieces if is_scored[-1] else [*pieces[:-1], ()]
+
+    def _size(self, pieces: Sequence[Sequence[int]]) -> int:
+        """Return the tokens of the longest sequence with these pieces."""
+        widths = self.widths or (self._table.shape[1],)
+        return sum(map(len, pieces)) + sum(widths[at % len(widths)] for at in range(len(pieces) - 1))
 
     def _places(
         self, symbols: Int64[Tensor, "batch pos"], pieces: Sequence[Sequence[int]], scored: Bool[Tensor, "batch pos"]

@@ -94,6 +94,17 @@ def test_a_stopped_analysis_goes_on_and_other_weights_are_measured_again(
     curves(Snapshots({**given, 20: states()[20] | {"unembed.bias": torch.ones(TASK.d_vocab)}}, Net, TASK), out=tmp_path)
     assert len(measured) == 4  # the last snapshot, with which all are compared, is the same
 
+    class Doubled(Net):
+        def forward(self, ids: Tensor) -> Tensor:
+            return 2 * super().forward(ids)
+
+    Doubled.__name__ = Doubled.__qualname__ = Net.__qualname__
+    doubled = curves(Snapshots(given, Doubled, TASK), out=tmp_path)
+    assert len(measured) == 7, "another make of the same weights"
+    assert not np.array_equal(first.kl_bits.value, doubled.kl_bits.value)
+    last = curves(Snapshots(given, Net, TASK), out=tmp_path)
+    assert len(measured) == 7 and np.array_equal(first.kl_bits.value, last.kl_bits.value)
+
 
 def test_a_task_of_functions_is_measured_and_not_saved(tmp_path: Path) -> None:
     def draw(n: int, rng: np.random.Generator) -> np.ndarray:

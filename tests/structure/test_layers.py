@@ -19,7 +19,7 @@ from tests.structure.source import PACKAGE, ROOT, Source, assert_none, findings,
 EDGES = 164  # pairs of units of which one imports the other: half of the 328 before the units were merged
 # Folders of plug-ins, and in each the modules that every plug-in may import.
 SHARED = {
-    "tasks": {"base", "cost", "markov"},
+    "tasks": {"base", "cost", "in_context", "markov"},
     "charts": {"lines", "heat"},
     "measurements": {"base", "running", "evidence_response", "inside", "posterior_lens"},
 }

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ import bayesgeom
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import as_model
-from bayesgeom.tasks.base import WindTunnel, task_from_config
+from bayesgeom.tasks.base import WindTunnel, task_from_config, task_from_text
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.change_point import ChangePoint
 from bayesgeom.tasks.dice import Dice
+from bayesgeom.tasks.evidence import BoundEvidence, LabeledEvidence
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.tasks.in_context import BoundInContext, InContext
 from tests.families import lively
@@ -141,12 +143,92 @@ def test_probabilities_of_answers_are_sums_of_products_over_their_tokens(model: 
         assert found == pytest.approx([one / both for one in probability], rel=1e-3)
 
 
+def test_beginnings_of_answers_run_once_and_give_what_whole_passes_give(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = InContext(task=COIN, symbols=("Vorderseite", "Rückseite")).bind(chat_tokenizer(), d_vocab=WIDTH)
+    trials, counts = world.sample(5, seed=0), list[int]()
+    starts = {ids[:length] for each in trials.spellings for ids in each for length in range(1, len(ids))}
+    assert len(starts) > 5
+    embedding: Any = model.module.get_submodule("model.embed_tokens")
+    lookup = embedding.forward
+
+    def counted(ids: torch.Tensor) -> Any:
+        counts.append(ids.numel())
+        return lookup(ids)
+
+    monkeypatch.setitem(vars(embedding), "forward", counted)
+    model.run([trials], n_recorded=5)  # which proves the cache
+    counts.clear()
+    shared, n_shared = model.run([trials], n_recorded=5), sum(counts)
+    monkeypatch.setattr(model, "_prefixes", None)
+    counts.clear()
+    whole, n_whole = model.run([trials], n_recorded=5), sum(counts)
+    torch.testing.assert_close(shared.log_answers, whole.log_answers, atol=1e-5, rtol=1e-5)
+    assert n_whole > len(starts) * trials.n_scored * trials.tokens.numel() and n_shared < n_whole / 4
+
+
 def test_one_token_answers_given_as_spellings_have_the_probabilities_of_tokens(model: Model) -> None:
     plain = InContext(task=COIN, symbols=("dax", "wug")).bind(chat_tokenizer(), d_vocab=WIDTH).sample(5, seed=0)
     assert not plain.spellings
     spelled = tuple(((i,),) for i in plain.answers.tolist())
     runs = [model.run([own], n_recorded=5) for own in (plain, replace(plain, spellings=spelled))]
     torch.testing.assert_close(runs[0].log_answers, runs[1].log_answers)
+
+
+CONTROLS = ["none", "filler", "shuffled", "masked", "remap"]
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_evidence_in_turns_is_the_chat_of_the_template_with_the_same_posterior(control: Any) -> None:
+    spec, tokenizer = LabeledEvidence(k_max=3, reliability=0.8, n_words=8, control=control), chat_tokenizer()
+    plain = spec.bind(tokenizer, d_vocab=WIDTH)
+    world = replace(spec, style="chat", turns=True).bind(tokenizer, d_vocab=WIDTH)
+    assert isinstance(plain, BoundEvidence) and isinstance(world, BoundInContext)
+    shown, trials = plain.sample(11, seed=3), world.sample(11, seed=3)
+    assert trials.tokens.shape == (11, world.n_pos) and world.n_pos <= int(trials.ends().max()) + 16
+    for name in ("predictive", "belief"):
+        exact = [own.at_scored(vars(own)[name]) for own in (shown, trials)]
+        assert torch.equal(*exact)
+    for row in range(11):
+        lines = tokenizer.decode(shown.tokens[row].tolist()).split(",")
+        pairs = [[part.strip() for part in line.split(":")] for line in lines]
+        chat = [{"role": "user", "content": f"Continue the list.\n{pairs[0][0]}"}]
+        for (_, label), (word, _) in pairwise(pairs):
+            chat += [{"role": "assistant", "content": label}, {"role": "user", "content": word}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        assert tokenizer.decode(trials.tokens[row, : int(trials.ends()[row])].tolist()) == text
+    back = world.unrendered(trials)
+    assert torch.equal(back.tokens, world.task.sample(11, seed=3).tokens)
+    again = task_from_config(json.loads(json.dumps(world.config())))
+    assert_equal(again.sample(5, seed=1), world.sample(5, seed=1))
+    baselines = [task.baseline_predictives(own) for task, own in ((plain, shown), (world, trials))]
+    assert baselines[0].keys() == baselines[1].keys()
+    assert all(torch.equal(baselines[0][name], baselines[1][name]) for name in baselines[0])
+
+
+def test_labels_of_evidence_may_have_several_tokens(model: Model) -> None:
+    labels, tokenizer = ("grün", "青"), chat_tokenizer()
+    world = LabeledEvidence(k_max=3, n_words=8, labels=labels).bind(tokenizer, d_vocab=WIDTH)
+    trials = world.sample(5, seed=0)
+    assert [len(ids) for ((ids),) in trials.spellings] == [4, 4]
+    text = tokenizer.decode(trials.tokens[0, : int(trials.ends()[0])].tolist())
+    assert {part.split(":")[1].strip() for part in text.split(",")[:-1]} <= {*labels}
+    run = model.run([trials], n_recorded=5)
+    torch.testing.assert_close(run.log_answers.exp().sum(-1), torch.ones(5, 4, dtype=torch.float64))
+    with pytest.raises(InvalidArgument, match=r"share the tokens \[\d+.*\], so that no probability"):
+        LabeledEvidence(k_max=3, n_words=8, labels=("grün", "grün hoch")).bind(tokenizer, d_vocab=WIDTH)
+    with pytest.raises(InvalidArgument, match="needs 2 labels"):
+        LabeledEvidence(k_max=3, n_words=8, labels=("grün", "grün")).bind(tokenizer, d_vocab=WIDTH)
+    with pytest.raises(InvalidArgument, match="turns=True needs style='chat' or 'instruct'"):
+        LabeledEvidence(turns=True)
+
+
+def test_answers_that_are_tokens_have_a_lens_whatever_the_inputs_are(model: Model) -> None:
+    task = InContext(task=Bijection(n_values=2, n_pairs=2), symbols=("Kopf hoch", "grün", "dax", "wug"), style="chat")
+    trials = task.bind(chat_tokenizer(), d_vocab=WIDTH).sample(5, seed=0)
+    assert not trials.spellings and chat_tokenizer().decode(trials.answer_ids.tolist()) == " dax wug"
+    assert bayesgeom.diagnose(model, task, probes=["posterior_lens"], n=8, n_untrained=0).keys() == {"posterior_lens"}
 
 
 @pytest.mark.exhaustive
@@ -166,6 +248,16 @@ def test_answers_of_several_tokens_are_calibrated_and_refused_where_single_logit
     for call in (bayesgeom.ablate, bayesgeom.contributions):
         with pytest.raises(TaskMismatch, match="answers of several tokens"):
             call(model, task, n=8)
+
+
+def test_words_are_given_in_the_text_of_a_task() -> None:
+    text = "dice-in-context:n_faces=2,symbols=yes|Yes+12,style=instruct,turns=true,about=Flips of a coin."
+    expected = InContext(
+        task=Dice(n_faces=2), symbols=("yes|Yes", "12"), style="instruct", turns=True, about="Flips of a coin."
+    )
+    assert task_from_text(text) == expected
+    assert task_from_text("evidence:labels=grün+青,ks=1+2") == LabeledEvidence(labels=("grün", "青"), ks=(1, 2))
+    assert task_from_text("evidence:labels=1+") == LabeledEvidence(labels=("1",))
 
 
 SHARED = [("dax", "dax"), ("tails|dax", "dax"), ("Kopf", "Kopf hoch"), ("dax|dax hoch", "wug")]

@@ -282,6 +282,7 @@ class Forward:
 _FUSED = "grouped_mm"
 _OF_STATES = 1e-5  # relative error of what is read of states, in float32
 _STRONG = -1e8  # factor of an edit that must have an effect
+_MIXED = 0.05  # of the largest logit: quantized activations may share a scale over the batch, which rounds less
 _COARSE = 1e-4  # eps above which rounding could be mistaken for a factor near 1
 
 
@@ -569,6 +570,11 @@ class _Attaching:
             raise InvalidArgument(
                 f"{self.spec.name} is not causal: changing the last token changes earlier predictions. Pass a decoder."
             )
+        apart = (self.forward.logits(self.tokens[:1]) - self.logits[:1]).abs().max() / self.logits.abs().max()
+        if apart > _MIXED:
+            raise InvalidArgument(
+                f"{self.spec.name} mixes the sequences of a batch: without the others, the first has other logits."
+            )
         if is_close(logits[:, 0], self.logits[:, 0]):
             withheld.setdefault(RESID_POST, f"edits without effect in layer {last}")
 
@@ -798,6 +804,9 @@ class HFModel(Reattachable):
             prefixes = None if self._is_watched() else self._prefixes
             logits = None if prefixes is None else prefixes.logits(trials)
             return self._attached.forward.at_scored(trials) if logits is None else logits
+
+    def _runs_beginnings_once(self) -> bool:
+        return self._prefixes is not None and bool(self._prefixes.is_exact)
 
     def _prefixes_of(self, forward: Forward) -> Prefixes | None:
         """How sequences with common beginnings run; None if there is no cache, or a length decides on the rotation."""

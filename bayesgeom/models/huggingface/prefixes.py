@@ -38,31 +38,32 @@ class Prefixes:
         self, continued: Continued, whole: Callable[[Trials], Tensor], *, tolerance: float, token_bytes: int
     ) -> None:
         self._continued, self._whole, self._tolerance, self._token_bytes = continued, whole, tolerance, token_bytes
-        self._is_exact: bool | None = None  # until it is tried
+        self.is_exact: bool | None = None  # whether they gave those logits; None until it is tried
 
     @torch.no_grad()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"] | None:
         """Return the logits at the scored positions. None: the model has no such cache, or it would save too little."""
-        if self._is_exact is False or len(trials) < 2:
+        if self.is_exact is False or len(trials) < 2:
             return None
         ends = trials.ends()
         tokens = trials.tokens[:, : int(ends.max())]
         numbers = beginnings(tokens)
         price = _PASS_TOKENS.get(tokens.device.type, _PASS_TOKENS["cuda"])
         counts = [int(number.max()) + 1 for number in numbers]
-        cuts, cost = cheapest_cuts(
-            counts,
-            price,
-            (lambda start, stop: len(numbers[stop - 1][ends > start].unique())) if (ends != ends[0]).any() else None,
-        )
+
+        def running(start: int, stop: int) -> int:
+            return len(numbers[stop - 1][ends > start].unique())
+
+        cuts, cost = cheapest_cuts(counts, price, running if (ends != ends[0]).any() else None)
         if cost > (1 - LEAST_SAVED) * tokens.numel() + price:
             return None
         order = numbers[-1].argsort(stable=True)  # neighbors have the most in common
-        if self._is_exact is None:
-            self._is_exact = self._is_proved(trials.rows(order[[0, 0, -1]]), cuts)
-        if not self._is_exact:
+        if self.is_exact is None:
+            self.is_exact = self._is_proved(trials.rows(order[[0, 0, -1]]), cuts)
+        if not self.is_exact:
             return None
-        at_once = max(1, CACHE_BYTES // (self._token_bytes * tokens.shape[1]))
+        most = max(running(start, stop) for start, stop in pairwise([0, *cuts]))  # beginnings that run together
+        at_once = max(1, CACHE_BYTES // (self._token_bytes * tokens.shape[1]) * len(trials) // most)
         parts = [self._by_parts(trials.rows(rows), cuts) for rows in order.split(at_once)]
         return torch.cat([part for part in parts if part is not None])[order.argsort()]
 

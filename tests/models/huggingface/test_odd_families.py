@@ -267,6 +267,16 @@ def test_heads_before_a_gate_or_a_norm(kind: str) -> None:
     assert (heads == 0).tolist() == [False, False, False, False, True, False]
 
 
+def test_a_model_that_mixes_its_batch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    hf = tiny("llama")
+    norm = hf.model.norm
+    own = norm.forward
+    monkeypatch.setattr(norm, "forward", lambda x: own(x - x.mean(0)))
+    with pytest.raises(InvalidArgument, match=r"^\w+ mixes the sequences of a batch: without the others, .*logits\.$"):
+        HFModel(hf)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in hf.modules())
+
+
 def test_a_gate_with_a_bias_withholds_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     hf = built("BitNet")
     norm = hf.model.layers[1].self_attn.attn_sub_norm

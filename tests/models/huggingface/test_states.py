@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +15,13 @@ from torch import Tensor
 from bayesgeom import diagnose
 from bayesgeom.core import run as s
 from bayesgeom.diagnosis import plan
+from bayesgeom.measurements.base import Subject
 from bayesgeom.models.huggingface.model import HFModel
 from bayesgeom.models.native.wrapped import Mamba2Config
+from bayesgeom.tasks.base import Branch, derived_seed
 from bayesgeom.tasks.hmm import HMM
+from bayesgeom.tasks.process import Mess3
+from tests.families import each
 from tests.models.huggingface.test_sites import edited_logits, text
 from tests.supported import tiny
 
@@ -132,6 +137,7 @@ def test_states_that_do_not_give_the_output_are_withheld(monkeypatch: pytest.Mon
     model = HFModel(hf)
     assert s.STATE not in model.sites and "what is read of state" in model.withheld[s.STATE]
     assert {s.RESID_PRE, s.RESID_POST} <= model.sites
+    assert not any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in hf.modules())
 
 
 def test_a_network_without_a_known_recurrence_says_so() -> None:
@@ -166,3 +172,36 @@ def test_probes_read_states_that_are_not_too_wide(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(plan, "_WIDEST_STATE", 2047)
     report = diagnose(model, task, probes=names, n=32, n_untrained=0)
     assert "state" not in report["belief_readout"].sites and "2,048 numbers" in report.skipped["state"]
+
+
+@pytest.mark.parametrize("name", ["recurrent_gemma", *each(("qwen3_next", "jamba (with attention)"))])
+def test_probes_measure_states_in_the_layers_that_have_them(name: str) -> None:
+    model, task = HFModel(tiny(name)), Mess3(length=11)
+    names = ("belief_readout", "belief_clusters", "value_manifold")
+    layers = list(model.partial_sites[s.STATE])
+    absent = [layer for layer in range(3) if layer not in layers]
+    assert layers and absent
+    found = diagnose(model, task, probes=names, n=24, n_untrained=1)
+    whole = model.run(
+        task.stream(24, seed=derived_seed(0, Branch.TRIALS)),
+        record=(s.RESID_PRE, s.RESID_POST, s.STATE),
+        n_recorded=24,
+        seed=derived_seed(0, Branch.RESAMPLING),
+    )
+    for probe, field in zip(names, ("r2", "nearest_centroid_accuracy", "pc1_share"), strict=True):
+        report, kind = found[probe], plan.all_probes()[probe]
+        estimate, state = getattr(report, field), report.sites.index("state")
+        assert np.isnan(estimate.value[state, absent]).all()
+        assert all(np.isnan(end[state, absent]).all() for end in estimate.ends)
+        assert all(np.isnan(level.value[state, absent]).all() for level in estimate.baselines)
+        assert found.provenance["layers"][f"{probe} of state"] == layers
+        assert f"{probe} of state: only layers {', '.join(map(str, layers))}" in found.summary()
+        # The same numbers as of a model that has these layers alone, and of one without a state.
+        alone = whole.within(layers, (s.RESID_POST, s.STATE))
+        stream = whole.within(range(3), (s.RESID_PRE, s.RESID_POST))
+        own = kind.of(Subject(run=alone))
+        expected = getattr(own, field).value[own.sites.index("state")]
+        np.testing.assert_allclose(estimate.value[state, layers], expected, rtol=1e-6)
+        rows = [row for row, site in enumerate(report.sites) if site == "resid_post"]
+        expected = getattr(kind.of(Subject(run=stream)), field).value
+        np.testing.assert_allclose(estimate.value[rows], expected, rtol=1e-6)
