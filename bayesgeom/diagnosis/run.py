@@ -47,7 +47,7 @@ from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names,
 from bayesgeom.report.answer import N_COPIES, answer_of
 from bayesgeom.report.diagnosis import LAYERS, STREAMED, Diagnosis
 from bayesgeom.report.report import Report
-from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 _PREDICTIONS = CalibrationReport.name
@@ -123,7 +123,7 @@ def _diagnosed(
     chosen, n_untrained = task_of(subject, task), arguments["n_untrained"]
     n, seed = subject.sequences(chosen, n=arguments["n"], seed=arguments["seed"])
     subject.check_fits(one := chosen.sample(1, seed=seed))
-    check_room(chosen, n)  # before untrained networks run
+    check_count(n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
     plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, ablations=arguments["ablations"])
     plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))

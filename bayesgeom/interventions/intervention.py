@@ -44,7 +44,7 @@ from bayesgeom.tasks.base import (
     LabeledTask,
     WindTunnel,
     at_most,
-    check_room,
+    check_count,
     derived_seed,
     fit_task,
     score_task,
@@ -86,7 +86,7 @@ class Intervention:
         seed: int,
     ) -> "Intervention":
         """Check all arguments before anything runs."""
-        n = at_most(score_task(task), check_room(task, n))
+        n = at_most(score_task(task), check_count(n))
         if isinstance(task, LabeledTask) and task.n_sequences < _LEAST_TEXTS:
             raise InvalidArgument(f"intervene scores a half of the texts: pass at least {_LEAST_TEXTS}, got {task}.")
         place.check_in(model)

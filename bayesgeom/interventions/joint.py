@@ -31,7 +31,7 @@ from bayesgeom.stats.regression import absolute_interval, ranks, without_level_m
 from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
-from bayesgeom.tasks.base import WindTunnel, at_most, check_room, derived_seed, fit_task, score_task
+from bayesgeom.tasks.base import WindTunnel, at_most, check_count, derived_seed, fit_task, score_task
 
 N_RANDOM = 20  # random subspaces of the same rank
 N_KEPT = 256  # sequences whose coordinates are correlated with entropy
@@ -69,7 +69,7 @@ class JointIntervention:
             )
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for a correlation; got {n}.")
-        n = at_most(score_task(task), check_room(task, n))
+        n = at_most(score_task(task), check_count(n))
         if not sites or len({place.site for place in sites}) > 1:
             named = ", ".join(dict.fromkeys(place.site.name for place in sites)) or "(none)"
             raise InvalidArgument(

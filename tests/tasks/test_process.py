@@ -194,7 +194,7 @@ def test_impossible_starts_are_refused(initial: tuple[float, ...]) -> None:
     ("kind", "parameters", "message"),
     [
         (Mess3, {"x": 0.6}, r"0 ≤ x ≤ ½ and 0 ≤ a ≤ 1, got x=0\.6"),
-        (Mess3, {"a": float("nan")}, r"a must be a number, got nan"),
+        (Mess3, {"a": float("nan")}, r"a must be float, got nan"),
         (Mess3, {"length": 0}, r"at least 1, got 0"),
         (StickyMarkov, {"n_states": 1}, r"n_states ≥ 2, got 1"),
         (StickyMarkov, {"self_probability": 1.1}, r"probabilities, got 1\.1 and 0\.3"),
