@@ -27,7 +27,7 @@ from tyro.conf import DisallowNone, OmitArgPrefixes, Positional, UseAppendAction
 
 import bayesgeom
 from bayesgeom.core import BayesGeomError, InvalidArgument, OutputFault, number_text, phase, unknown_name
-from bayesgeom.core.errors import is_encodable, is_whole_number, on_lines, quoted
+from bayesgeom.core.errors import is_whole_number, on_lines, quoted
 from bayesgeom.core.files import JOBS, RUNS, is_temporary
 from bayesgeom.core.plugins import declared, plugin_values
 from bayesgeom.core.progress import bars_cleared, phases_shown
@@ -759,22 +759,20 @@ def pack(
 
 
 @command("Train and exchange models")
-def export(checkpoint: Checkpoint, out: Path, to: Literal["hf", "bayesgeom"] = "hf") -> int:
-    """Export a bayesgeom transformer as a Hugging Face directory, or import one.
+def export(checkpoint: Checkpoint, out: Path) -> int:
+    """Export a bayesgeom transformer as a Hugging Face directory.
 
     A shipped checkpoint takes about 20 seconds on two CPU cores.
 
     Args:
-        checkpoint: A shipped checkpoint or a directory; for --to bayesgeom, an export.
+        checkpoint: A shipped checkpoint or a directory.
         out: Directory to write.
-        to: Target format: hf for the transformers library, or bayesgeom.
     """
-    from bayesgeom.models.export import export_checkpoint, import_checkpoint
+    from bayesgeom.models.export import export_checkpoint
     from bayesgeom.report.storage import check_target
 
     check_target(out)
-    write = export_checkpoint if to == "hf" else import_checkpoint
-    tell(f"{write(checkpoint, out)}: {out}")
+    tell(f"{export_checkpoint(checkpoint, out)}: {out}")
     return 0
 
 
@@ -808,13 +806,6 @@ Example:
 {commands}
 
 bayesgeom COMMAND --help lists the options of a command. bayesgeom --version prints the version."""
-_REWORDED = {  # messages of Python and tyro, and how to say them
-    r"no type matching \S+ could be instantiated from .*Got errors: - <class '\w+'>: ": "",
-    r"invalid literal for int\(\) with base 10: (.*)": r"expected a whole number, got \1",
-    r"could not convert string to float: (.*)": r"expected a number, got \1",
-    r"invalid choice ('.*') for argument '(.*)'\. Expected one of \((.*)\)": r"\2 must be one of \3; got \1",
-    r"Missing value for argument '(?:source\.)?(.*)'\. Expected .*": r"\1 needs a value",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -862,9 +853,6 @@ def _reporting(given: Sequence[str]) -> Iterator[None]:
 
 def parsed(given: Sequence[str]) -> "partial[int]":
     """Return the requested call of `run`, with the options as its keywords; `InvalidArgument` if tyro rejects them."""
-    for place, text in enumerate(given, 1):
-        if not is_encodable(text):
-            raise InvalidArgument(f"argument {place} holds characters that no command line can: {quoted(text)}.")
     name = given[0] if given else ""
     if name in ("--help", "-h"):
         tell(_HELP.format(commands="\n".join(_overview())))
@@ -876,9 +864,8 @@ def parsed(given: Sequence[str]) -> "partial[int]":
         problem = unknown_name("command", name, known) if name else f"name a command: {', '.join(known)}."
         problem = f"{name} is no command: use bayesgeom.{name} in Python." if name in dir(bayesgeom) else problem
         raise InvalidArgument(f"{problem} See bayesgeom --help.")
-    written = io.StringIO()
     try:
-        with contextlib.redirect_stderr(written), writing_output():
+        with writing_output():
             call, text = _call_of(known[name]), "\n\n".join(map(_folded, _description(name, known[name])))
             return tyro.cli(call, prog=f"bayesgeom {name}", description=text, args=given[1:], config=(DisallowNone,))
     except SystemExit as stopped:
@@ -886,7 +873,7 @@ def parsed(given: Sequence[str]) -> "partial[int]":
             with writing_output():
                 print(end="", flush=True)
             raise
-        raise InvalidArgument(f"{_one_line(written.getvalue())}. See bayesgeom {name} --help.") from None
+        raise InvalidArgument(f"the options above are invalid. See bayesgeom {name} --help.") from None
 
 
 def _overview() -> Iterator[str]:
@@ -924,19 +911,6 @@ def _call_of(command: Callable[..., Any]) -> Callable[..., "partial[int]"]:
     vars(call)["__signature__"] = inspect.Signature(list(parameters.values()))
     vars(call).pop("__wrapped__", None)  # under run-time checks of annotations; tyro would read those of what is inside
     return described(call)
-
-
-def _one_line(box: str) -> str:
-    """Return the message in tyro's box, without frame, title and quoted help."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    inside = " ".join(line.strip("│╰╯ ") for line in plain.splitlines()[1:])  # the first is the title
-    parts = (" ".join(part.split()).strip(" .") for part in re.split(r"[─-]{5,}", inside))  # by horizontal rules
-    message = next(filter(None, parts), "")
-    for theirs, ours in _REWORDED.items():
-        message = re.sub(theirs, ours, message)
-    near = dict.fromkeys(re.findall(r"(?<!\S)--[a-z]+", inside.partition("Perhaps you meant")[2]))
-    meant = " or ".join(option for option in near if option != "--help")
-    return f"{message}. Perhaps you meant {meant}" if meant else message
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
