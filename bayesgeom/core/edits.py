@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, final, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int64, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
@@ -100,11 +100,6 @@ class Replace(Edit):
     def uses_donor(self) -> bool:
         """Whether the edit reads the activation of another sequence."""
         return self.mode == "resample" if self.by is None else self.by.uses_donor
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether the replacement is known to be independent of the activation that it replaces."""
-        return self.by is None and self.mode != "nothing"
 
     @property
     def label(self) -> str:
@@ -225,29 +220,24 @@ class InSubspace(Edit):
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtPositions(Edit):
-    """Apply an edit at the masked positions only, which may differ between sequences.
-
-    `rows` are the scored positions: the last layer may be computed at these positions only.
-    """
+    """Apply an edit at the masked positions only, which may differ between sequences."""
 
     edit: Edit
     mask: Bool[Tensor, "*batch pos"]
-    rows: Int64[Tensor, " query_pos"]
     site: Site
     layer: int
 
     @classmethod
-    def of(cls, edit: Edit, mask: Bool[Tensor, "*batch pos"], rows: Int64[Tensor, " query_pos"]) -> "AtPositions":
+    def of(cls, edit: Edit, mask: Bool[Tensor, "*batch pos"]) -> "AtPositions":
         """Return the edit, limited to these positions."""
-        return cls(edit=edit, mask=mask, rows=rows, site=edit.site, layer=edit.layer)
+        return cls(edit=edit, mask=mask, site=edit.site, layer=edit.layer)
 
     @property
     def label(self) -> str:
         return f"{self.edit.label} at {int(self.mask.sum())} positions"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
-        mask = self.mask if values.shape[1] == self.mask.shape[-1] else self.mask[..., self.rows]
-        chosen = mask.reshape(*mask.shape, *(1,) * (values.ndim - 2)).to(values.device)
+        chosen = self.mask.reshape(*self.mask.shape, *(1,) * (values.ndim - 2)).to(values.device)
         return torch.where(chosen, self.edit.applied(values, reference), values)
 
 
@@ -259,15 +249,13 @@ class Subtract(Edit):
     site: Site
     layer: int
     amount: Float[Tensor, "batch pos d"]
-    rows: Int64[Tensor, " query_pos"]
 
     @property
     def label(self) -> str:
         return f"subtract at L{self.layer} {self.site.name}"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
-        amount = self.amount if values.shape[1] == self.amount.shape[1] else self.amount[:, self.rows]
-        return values - amount.to(values)
+        return values - self.amount.to(values)
 
 
 def check_dual(basis: Float[Tensor, "d r"], dual: Float[Tensor, "d r"]) -> None:

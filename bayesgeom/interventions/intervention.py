@@ -306,7 +306,7 @@ class Intervention:
         def variants(batch: PairPass) -> list[Variant]:
             mask, edited = self.positions.mask(batch.baseline.trials, batch.number), list[Variant]()
             for edits in conditions.values():
-                limited = [edit if mask is None else AtPositions.of(edit, mask, batch.baseline.rows) for edit in edits]
+                limited = [edit if mask is None else AtPositions.of(edit, mask) for edit in edits]
                 edited += [(edit,) for edit in limited]
                 edited += [batch.without_direct_path(limited[index], self.model.spec) for index in chosen]
             return edited

@@ -218,8 +218,7 @@ class _ReadAlong(Edit):
         return f"read along an axis at L{self.layer} {self.site.name}"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference | None = None) -> Shaped[Tensor, "..."]:
-        at_rows = values if values.shape[1] == len(self.rows) else values[:, self.rows.to(values.device)]
-        flat = at_rows[: len(self.into)].flatten(2).double()
+        flat = values[: len(self.into), self.rows.to(values.device)].flatten(2).double()
         self.into[:] = (flat @ self.axis.to(flat))[..., 0].cpu().numpy()
         return values
 
@@ -239,7 +238,8 @@ class _Coordinates:
 
     def conditions(self, batch: PairPass) -> Sequence[Variant]:
         """Return the edits of each condition, with those that read coordinates if the batch is among the first."""
-        trials, rows = batch.baseline.trials, batch.baseline.rows
+        trials = batch.baseline.trials
+        rows = trials.scored_positions()[0]
         self._room -= (kept := min(self._room, len(trials)))
         shape = 1 + len(self._edits), self._n_layers, kept, len(rows)
         self._along.append(np.full(shape, np.nan))

@@ -73,8 +73,6 @@ class EraseByRole(Edit):
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
         edited, mask = values.clone(), self.mask.to(values.device)
-        if values.shape[1] != len(mask):  # values hold the scored positions only
-            mask = mask[mask]
         for at, role in zip((mask, ~mask), self.roles, strict=True):
             if role is not None and bool(at.any()):
                 part = values[:, at]
