@@ -93,7 +93,6 @@ class BaselinePass:
     """The result of one unedited pass: activations by site and layer at all positions, and logits at scored rows."""
 
     trials: Trials
-    rows: Int64[Tensor, " query_pos"]
     stored: Mapping[tuple[Site, int], Float[Tensor, "batch pos *rest"]]
     logits: Float[Tensor, "batch query_pos d_vocab"]
 
@@ -236,7 +235,6 @@ class Recorder:
         self._module, self._point = module, point
         self._storage: dict[Site | str, Tensor] = {}
         self._same = self._recorded_as_another()
-        self._is_chained = False  # whether a block's input is stored as the output of the block before
         self.room = self._filled = self._reduced = 0
 
     @property
@@ -315,29 +313,10 @@ class Recorder:
         def store(output: Tensor) -> None:
             kept, rows = self._seen(site, layer, output, trials), slice(self._filled, self._filled + len(trials))
             if site not in self._storage:
-                self._allocate(site, kept)
-            place = self._storage[site][row, rows]
-            if site == RESID_PRE and row and self._is_chained:
-                if bool((place == kept).all()):  # stored as the output of the block before
-                    return
-                self._is_chained = False  # RWKV halves the stream between two blocks
-                self._storage[site] = self._storage[site].clone()
-                place = self._storage[site][row, rows]
-            place.copy_(kept)
+                self._storage[site] = allocated((len(self.layers[site]), self.room, *kept.shape[1:]), kept.device)
+            self._storage[site][row, rows] = kept
 
         return store
-
-    def _allocate(self, site: Site, kept: Shaped[Tensor, "batch *axes"]) -> None:
-        """Allocate the storage of a site; where every block's input and output are recorded, that of both together."""
-        shape, n = (self.room, *kept.shape[1:]), len(self.layers[site])
-        every, chain = tuple(range(self.spec.n_layers)), (RESID_PRE, RESID_POST)
-        if site in chain and all(
-            tuple(self.layers.get(member, ())) == every and member not in self._same for member in chain
-        ):
-            both, self._is_chained = allocated((n + 1, *shape), kept.device), True
-            self._storage |= {RESID_PRE: both[:-1], RESID_POST: both[1:]}
-        else:
-            self._storage[site] = allocated((n, *shape), kept.device)
 
     def _seen(self, site: Site, layer: int, output: Tensor, trials: Trials) -> Shaped[Tensor, "*axes"]:
         """Return what is recorded of the activation at the point of a site."""
