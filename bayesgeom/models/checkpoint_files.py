@@ -24,11 +24,6 @@ CONFIG_HASH = "config_hash"  # key of the hash over everything else in the file
 SOURCE = "exported_from"  # key of the transformer config and the task in an exported Hugging Face directory
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "card.md"
 FINISHED = "checkpoint"  # folder of a run's finished checkpoint
-WELL_KNOWN = {  # names that the hub once had without an owner
-    **{f"gpt2{size}": f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl")},
-    "openai-gpt": "openai-community/openai-gpt",
-    "distilgpt2": "distilbert/distilgpt2",
-}
 _HUB_NAME, _LONGEST = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII), 96
 VERSIONED = ("torch", "transformer-lens", "numpy", "safetensors")
 
@@ -264,8 +259,6 @@ def path_of(name: str | Path, *, base_url: str | None = None) -> Path | None:
         where = "" if Path(name).is_absolute() else f" ({Path(name).absolute()})"
         raise UnknownName(f"there is no directory {str(name)!r}{where}; `bayesgeom checkpoints` lists names.")
     if not is_hub_name(name):
-        if (full := WELL_KNOWN.get(str(name))) is not None:
-            raise UnknownName(f"there is no checkpoint named {str(name)!r}. On the Hugging Face hub it is {full!r}.")
         missing = unknown_name("checkpoint", str(name), checkpoints())
         raise UnknownName(
             f"{missing} Specify a directory by its path, and a model on the Hugging Face hub as owner/name."

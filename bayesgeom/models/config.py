@@ -1,18 +1,14 @@
-"""Model configs: frozen dataclasses that hold the sizes of bayesgeom's own architectures and build them.
-
-`shapes_only` builds a module without values, for its shapes: no memory for weights, and no initialization.
-"""
+"""Model configs: frozen dataclasses that hold the sizes of bayesgeom's own architectures and build them."""
 
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from bayesgeom.core import InvalidArgument, check_types, checked
 from bayesgeom.core.errors import check_fields, check_known
@@ -22,46 +18,6 @@ from bayesgeom.tasks.base import WindTunnel, torch_seed
 
 if TYPE_CHECKING:
     from bayesgeom.models.base import Model
-
-# On the meta device torch computes these in Python: four fifths of the time to build a module.
-_DRAWS = {
-    *(fill for name, fill in vars(nn.init).items() if name.endswith("_") and not name.startswith("_")),
-    *(Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_, Tensor.log_normal_),
-}
-
-
-@contextlib.contextmanager
-def shapes_only() -> Iterator[None]:
-    """Build modules on torch's meta device inside the block, without drawing their weights.
-
-    Example:
-        >>> import torch
-        >>> with shapes_only():
-        ...     torch.nn.Linear(3, 2).weight
-        Parameter containing:
-        tensor(..., device='meta', size=(2, 3), requires_grad=True)
-    """
-    with torch.device("meta"), _WithoutDraws():
-        yield
-
-
-@final
-class _WithoutDraws(TorchFunctionMode):
-    """Leave tensors as they are where a random number generator or a function of `torch.nn.init` would fill them."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Return the tensor to be filled, or the result of any other function."""
-        named = kwargs or {}
-        if func in _DRAWS:
-            return args[0] if args else named["tensor"]
-        return func(*args, **named)
-
 
 INIT_STD = 0.02  # of the weights of models that this package builds
 # They warn where transformers imports torchao. A kernel that is missing when it is called still ends in an error.

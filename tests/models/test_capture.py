@@ -246,13 +246,6 @@ EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "another model's name": lambda data: data["spec"].update(name="another"),
     "other baselines": lambda data: data.update(untrained=[5]),
 }
-FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
-    "layers exchanged": EDITS["layers exchanged"],
-    "no such layer": lambda data: data["layers"].update(k=[0, 7]),
-    "shards without end": lambda data: data.update(n=10**12, rows=1),
-    "layers without end": lambda data: data["spec"].update(n_layers=10**12),
-    "a list of shards": lambda data: data.update(shards=[]),
-}
 
 
 @pytest.fixture
@@ -270,13 +263,6 @@ def test_an_edited_manifest_is_refused(small_capture: Path) -> None:
         edit(data)
         file.write_text(json.dumps(data))
         with pytest.raises(CheckpointFault, match=r"capture\.json was changed after it was written"):
-            CapturedModel(small_capture)
-    for forge in FORGED.values():
-        data = json.loads(whole)
-        del data["hash"]
-        forge(data)
-        file.write_text(json.dumps({**data, "hash": config_hash(data)}))
-        with pytest.raises(CheckpointFault, match="is not the manifest of a capture"):
             CapturedModel(small_capture)
 
 
