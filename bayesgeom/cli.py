@@ -376,7 +376,6 @@ def length(
     n: N = 512,
     seed: Seed = 0,
     threshold: float = 0.01,
-    top_attention_off: int = 0,
     untrained_rows: bool = False,
     machines: On = HERE,
 ) -> "Report":
@@ -389,7 +388,6 @@ def length(
         to: Lengths to report, joined by commas: 50,100. They end where a learned position table does (see
             --untrained-rows), or a bijection has no further key. Default: up to 5 times the training length.
         threshold: KL in bits above which a position counts as failed.
-        top_attention_off: Number of top layers whose attention is ablated.
         untrained_rows: Extend learned position tables that are too short with random rows, which are not trained.
     """
     parts = [] if to is None else [part.strip() for part in to.split(",")]
@@ -405,7 +403,7 @@ def length(
         models = [with_room(model, task, at, seed=seed) for model in models]
     measured = partial(bayesgeom.length_generalization, models, task, at, n=n, seed=seed, threshold_bits=threshold)
     with machines.executor() as executor:
-        return measured(top_attention_off=top_attention_off, executor=executor)
+        return measured(executor=executor)
 
 
 @command("Measure one model")
@@ -559,7 +557,6 @@ def dynamics(
     runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN …", help_behavior_hint="(required)")],
     n: N = 256,
     seed: Seed = 0,
-    maps_at: Maybe[tuple[int, ...]] = None,
     device: Device = "cpu",
     out: Out = None,
     machines: On = HERE,
@@ -570,12 +567,9 @@ def dynamics(
 
     Args:
         runs: Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training.
-        maps_at: Steps whose attention is plotted. Default: four, from first to last.
     """
     with machines.executor() as executor:
-        return bayesgeom.training_dynamics(
-            *runs, n=n, seed=seed, device=device, maps_at=maps_at or None, out=out, executor=executor
-        )
+        return bayesgeom.training_dynamics(*runs, n=n, seed=seed, device=device, out=out, executor=executor)
 
 
 @command("Train and exchange models")
@@ -843,10 +837,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _reporting(given: Sequence[str]) -> Iterator[None]:
-    """One line on standard error before a command of the shell and one after it; elapsed time on a terminal."""
+    """One line on standard error before a command of the shell and one after it, and one for each phase."""
     begun, what = time.monotonic(), f"bayesgeom {given[0]}"
     note(textwrap.shorten(f"{what}: {' '.join(given[1:])}".rstrip(": "), 100, placeholder=" …") + " …")
-    with phases_shown(what):
+    with phases_shown():
         yield
     note(f"{what}: finished in {time.monotonic() - begun:.3g} s")
 

@@ -1,4 +1,4 @@
-"""Longer versions of a task, and models with positions for them, or without attention in their top layers."""
+"""Longer versions of a task, and models with positions for them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -195,26 +195,3 @@ def with_untrained_positions(model: Model, n_ctx: int, *, seed: int = 0) -> Mode
     weights[_TABLE] = torch.cat([weights[_TABLE], rows[len(weights[_TABLE]) :]])
     longer.load_state_dict(weights, strict=True)
     return HookedModel(longer.eval(), name=f"{model.spec.name} + untrained rows", task=model.task)
-
-
-def without_top_attention(model: Model, n_layers: int) -> Model:
-    """Return a copy of the transformer without attention in the top `n_layers` layers; with 0, the model itself.
-
-    Raises:
-        InvalidArgument: The model is not a bayesgeom transformer, or has fewer layers.
-    """
-    module = model.module
-    if not n_layers:
-        return model
-    if not isinstance(module, Transformer):
-        raise InvalidArgument(
-            f"attention can be switched off in the top layers of bayesgeom's own transformers; {model.spec.name} is a "
-            f"{model.spec.architecture}: ablate its attention with bayesgeom.ablate."
-        )
-    config = replace(module.config, top_attention_off=n_layers)
-    silenced = Transformer(config, seed=0).to(model.spec.device)
-    off = {f"blocks.{layer}.attn.W_O.weight" for layer in range(config.n_layers - n_layers, config.n_layers)}
-    weights = {name: tensor * 0 if name in off else tensor for name, tensor in module.state_dict().items()}
-    silenced.load_state_dict(weights, strict=True)
-    name = f"{model.spec.name} without attention in {n_layers} top layer{'s' if n_layers > 1 else ''}"
-    return HookedModel(silenced.eval(), name=name, task=model.task)
