@@ -402,7 +402,8 @@ def allowed_values(hint: Any) -> str:
     """
     hint = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-    return re.sub(r"(?<![\w'\"])(?:\w+\.)+(?=[A-Za-z])", "", text)
+    text = re.sub(r"(?<![\w'\"])(?:\w+\.)+(?=[A-Za-z])", "", text)
+    return re.sub(r"Literal\[(.+?)\]", lambda found: found[1].replace(", ", " or "), text)
 
 
 def _fits_collection(value: Any, origin: type, inside: tuple[Any, ...], fits: Callable[[Any, Any], bool]) -> bool:

@@ -281,8 +281,9 @@ def _unwritable(folder: Path, error: OSError) -> OutputFault:
 
 def _reason(error: BaseException) -> str:
     """The reason for a failed write, in the operating system's words if available."""
-    is_of_system = isinstance(error, OSError) and error.errno is not None
-    return os.strerror(error.errno) if is_of_system else str(error).rstrip(".")
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return str(error).rstrip(".")
 
 
 def differences(there: Mapping[str, Any], requested: Mapping[str, Any]) -> str:

@@ -176,6 +176,8 @@ class WindTunnel(ABC):
             raise InvalidArgument(f"task {self.name!r} has {self.n_pos:,} positions, too many to draw: lower a size.")
         try:
             return draw()
+        except NotImplementedError:  # it draws no pairs
+            raise
         except (RuntimeError, MemoryError, OverflowError) as error:
             reason = str(error).partition("\n")[0]
             raise InvalidArgument(f"task {self.name!r} cannot be drawn ({reason}): lower n or a size.") from error

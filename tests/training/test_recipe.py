@@ -124,7 +124,7 @@ def test_impossible_recipes_are_refused(change: dict[str, int], message: str) ->
         ("decay_steps", 2.5, r"must be int \| None, got 2\.5"),
         ("loss_positions", 1.5, r"must be int \| None, got 1\.5"),
         ("lr", math.nan, r"must be float, got nan"),
-        ("after", "tiny", r"must be Recipe or None, got 'tiny'"),
+        ("after", "tiny", r"must be Recipe \| None, got 'tiny'"),
     ],
 )
 def test_values_of_another_type_are_refused(field: str, value: object, message: str) -> None:
