@@ -502,7 +502,7 @@ def capture(
     task: TaskOption = None,
     sites: Maybe[tuple[str, ...]] = None,
     layers: Maybe[tuple[int, ...]] = None,
-    save_dtype: str = "float32",
+    save_dtype: Literal["float32", "float16", "bfloat16"] = "float32",
     n: N = 512,
     seed: Seed = 0,
     n_untrained: int = 0,
@@ -973,16 +973,13 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None, told: 
     if out is None:
         tell(summary, "\nreport: not saved; --out DIRECTORY saves a page with all numbers and figures")
         return 0
-    reports = [diagnosis]
+    is_saved = False
     with contextlib.suppress(BayesGeomError):  # there is none, or it cannot be read
-        reports.append(bayesgeom.Diagnosis.load(out))
-    title, *before = (f"{report.title} ({', '.join(report.reports)})" for report in reports)
-    stored = reports[-1]  # with the viewer, where the command saved it
-    is_saved = stored is not diagnosis and all(stored.get(name) == part for name, part in diagnosis.items())
-    is_saved &= (out / HTML).is_file()
-    replaced = [f"It replaces that of {other}." for other in before if other != title and not is_saved]
+        stored = bayesgeom.Diagnosis.load(out)  # with the viewer, where the command saved it
+        is_saved = all(stored.get(name) == part for name, part in diagnosis.items()) and (out / HTML).is_file()
+        is_saved &= encoded_json(stored.provenance) == encoded_json(diagnosis.provenance)
     try:
-        if not is_saved or encoded_json(stored.provenance) != encoded_json(diagnosis.provenance):
+        if not is_saved:
             with phase("writing the report"):
                 diagnosis.save(out)
     except OutputFault:
@@ -990,7 +987,7 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None, told: 
             tell(measured.summary())
         raise
     try:
-        tell(summary, f"report: {out / HTML}", *replaced)
+        tell(summary, f"report: {out / HTML}")
     except OutputFault as fault:
         raise OutputFault(f"{fault} The report is complete: {out / HTML}.") from fault
     return 0

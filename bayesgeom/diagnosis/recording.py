@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 import torch
 
@@ -29,7 +29,7 @@ from bayesgeom.models.captured.model import UNTRAINED, Manifest, rows_per_shard,
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.tasks.base import Branch, WindTunnel, at_most, block_size, derived_seed, task_from_config
 
-DTYPES = ("float32", "float16", "bfloat16")
+Dtype = Literal["float32", "float16", "bfloat16"]
 
 
 @final
@@ -52,13 +52,11 @@ class Selection:
 
     sites: str | Sequence[str] | None = None
     layers: Sequence[int] | None = None
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
         check_types(self)
         _check_sites(self.sites)
-        if self.dtype not in DTYPES:
-            raise InvalidArgument(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
 
 
 @checked("model", "task")

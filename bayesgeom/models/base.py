@@ -66,7 +66,7 @@ from bayesgeom.core.torch_state import (
     site_hook,
 )
 from bayesgeom.models.checkpoint_files import versions
-from bayesgeom.models.unembedding import Unembedding, saturated_cap, unembedding_of
+from bayesgeom.models.unembedding import Unembedding, unembedding_of
 from bayesgeom.stats.behavior import (
     BehaviorLog,
     answer_log_probabilities,
@@ -234,7 +234,6 @@ class Recorder:
         self.masks: tuple[Bool[Tensor, "from_pos key_pos"], ...] = ()
         self._module, self._point = module, point
         self._storage: dict[Site | str, Tensor] = {}
-        self._same = self._recorded_as_another()
         self.room = self._filled = self._reduced = 0
 
     @property
@@ -253,7 +252,7 @@ class Recorder:
         is_stored, is_streamed = self._filled < self.room, self._reduced < self.n_streamed
         changes = list[tuple[SiteLayer, Change]]()
         for site, layers in self.layers.items() if is_stored else ():
-            for layer in layers if site not in self._same else ():
+            for layer in layers:
                 changes.append(((site, layer), self._storing(site, layer, trials)))
         if self.stream is not None and is_streamed:
             rows = slice(self._reduced, self._reduced + len(trials))
@@ -276,18 +275,7 @@ class Recorder:
 
     def finished(self) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         """Return the recorded activations by site; the first axis is that of its layers."""
-        stored = {site: buffer[:, : self._filled] for site, buffer in self._storage.items() if isinstance(site, Site)}
-        return stored | {site: stored[other] for site, other in self._same.items() if other in stored}
-
-    def _recorded_as_another(self) -> dict[Site, Site]:
-        """Return sites at the same modules as another site, such as rotated keys of a model that rotates nothing."""
-        first: dict[tuple[object, ...], Site] = {}
-        same: dict[Site, Site] = {}
-        for site, layers in self.layers.items():
-            place = (site.axes, *((layer, self._point(_read_at(site), layer)) for layer in layers))
-            if (other := first.setdefault(place, site)) != site:
-                same[site] = other
-        return same
+        return {site: buffer[:, : self._filled] for site, buffer in self._storage.items() if isinstance(site, Site)}
 
     def reduced(self) -> dict[str, Shaped[Tensor, "layer *reduced"]]:
         """Return the statistics that were computed during the passes, by the name of their reduction."""
@@ -571,8 +559,6 @@ class Model(ABC):
             return f"it is read from {missing[0].name}, which is missing{': ' if why else ''}{why}"
         if self.unembedding():
             return ""
-        if (cap := saturated_cap(self.logits, self.spec)) is not None:
-            return f"a soft cap saturates its logits: many are {cap:.4g} or −{cap:.4g}, whatever the residual is"
         return "no path from resid_post of the last layer to its logits was found"
 
     @final

@@ -444,8 +444,6 @@ def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
         )
     chosen = _bound(model, given) if isinstance(given, TextTask) else given
     check_draws(chosen)
-    if isinstance(chosen, FiniteTask):
-        _check_lengths(model, chosen)
     if isinstance(chosen, FiniteTask) and chosen.is_selective:
         everything = chosen.in_order(device=model.spec.device)
         run = model.run(everything.batches(at_most=_AT_A_TIME))
@@ -482,19 +480,6 @@ def _bound(model: Model, task: TextTask) -> WindTunnel:
             f"one, or name one with --tokenizer (Python: as_model(model, tokenizer=…))."
         )
     return task.bind(model.tokenizer, d_vocab=model.spec.d_vocab)
-
-
-def _check_lengths(model: Model, task: FiniteTask) -> None:
-    """Raise `TaskMismatch` for the first sequence of a list that is too long for the model."""
-    n_ctx = model.spec.n_ctx
-    if n_ctx is None or task.n_pos <= n_ctx:
-        return
-    lengths = task.in_order().ends().tolist()
-    number = next(at for at, length in enumerate(lengths, 1) if length > n_ctx)
-    raise TaskMismatch(
-        f"prompt {number} (in a file: line {number}) has {lengths[number - 1]:,} tokens; {model.spec.name} has "
-        f"positions for {n_ctx:,}. Shorten or remove it."
-    )
 
 
 def _is_foreign(path: Path) -> bool:

@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
         bayesgeom.capture(lively(), out=tmp_path / "c", sites="keys")
     with pytest.raises(InvalidArgument, match=r"layers must be from 0 to 1, got 2"):
         bayesgeom.capture(lively(), out=tmp_path / "c", sites=Selection(layers=[2]))
-    with pytest.raises(InvalidArgument, match=r"dtype must be one of float32, float16, bfloat16, got 'int8'"):
+    with pytest.raises(InvalidArgument, match=r"dtype must be 'float32' or 'float16' or 'bfloat16', got 'int8'"):
         Selection(dtype="int8")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("x")

@@ -219,27 +219,6 @@ def test_an_interrupt_ends_a_download_at_once_and_leaves_nothing(served: Served,
     assert left(tmp_path / "cache") == [] and time.monotonic() - begun < 10
 
 
-@pytest.mark.parametrize("fault", ["bits", "cut", "config", "lost"])
-def test_a_fetched_checkpoint_that_was_damaged_says_what_to_delete(fault: str, served: Served) -> None:
-    folder = fetched("tiny")
-    content = bytearray((folder / WEIGHTS).read_bytes())
-    content[-1] ^= 1
-    match fault:
-        case "bits":
-            (folder / WEIGHTS).write_bytes(content)
-        case "cut":
-            (folder / WEIGHTS).write_bytes(content[:100])
-        case "config":
-            (folder / CONFIG).write_text("{}")
-        case "lost":
-            (folder / CONFIG).unlink()
-    for use in (lambda: bayesgeom.load("tiny"), lambda: checkpoints()["tiny"]):
-        with pytest.raises(CheckpointFault, match=rf"delete {folder}, it is fetched again\.$"):
-            use()
-    shutil.rmtree(folder)
-    assert bayesgeom.load("tiny").spec.name == "tiny"
-
-
 @pytest.mark.parametrize(
     "login", ["ada:secret", "ada:se:cret", "ada:se/cret", "ada:123/cret", "ada:s@ secret", "secret"]
 )
