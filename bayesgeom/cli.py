@@ -252,11 +252,7 @@ def _text_task(task: str | None, domain: str | None, texts: Path | None, *, chat
 
     if not isinstance(chosen := as_task(written or name, trained=None), Prompts):
         raise InvalidArgument(f"--texts are your own prompts, and --task {task} draws others: leave one of them out.")
-    prompts = texts_in(texts)
-    if ends := [line for line, prompt in enumerate(prompts, 1) if prompt != prompt.rstrip()]:
-        lines = ", ".join(map(str, ends[:5])) + (", …" if len(ends) > 5 else "")
-        note(f"prompts of {texts} that end in a space, which the model reads, too: {len(ends)} (line {lines})")
-    return replace(chosen, texts=prompts)
+    return replace(chosen, texts=texts_in(texts))
 
 
 @command("Measure one model")

@@ -230,15 +230,11 @@ def test_invalid_options_are_named_by_tyro_before_the_last_line(line: str, capsy
     assert INVALID_OPTIONS[line] in "".join(box)
 
 
-def test_prompts_that_end_in_a_space_are_named_and_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompts_of_a_file_stay_as_they_are(tmp_path: Path) -> None:
     given = ["One", "Two ", *["Three\t"] * 6]
     (tmp_path / "a.txt").write_text("\n".join(given) + "\n", encoding="utf-16")
     task = _text_task(None, None, tmp_path / "a.txt", chat=False)
     assert isinstance(task, Prompts) and task.texts == tuple(given)
-    assert capsys.readouterr().err.endswith(": 7 (line 2, 3, 4, 5, 6, …)\n")
-    (tmp_path / "a.txt").write_text("One\n\n")
-    _text_task(None, None, tmp_path / "a.txt", chat=False)
-    assert capsys.readouterr() == ("", "")
 
 
 def test_help_lists_the_measurements_and_tasks_that_discovery_finds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +270,7 @@ def test_a_command_of_the_shell_says_when_it_begins_and_ends(
     assert first.startswith("bayesgeom diagnose: tiny --n") and re.fullmatch(
         r"bayesgeom diagnose: finished in [\d.e-]+ s", last
     )
-    assert phases == ["  loading libraries", "  loading tiny", "  tiny (7 sequences)"]
+    assert phases == ["  loading libraries", "  loading tiny", "  tiny (7 sequences)", "  tiny: probes (1 probe)"]
 
 
 def test_an_interrupted_command_that_keeps_its_progress_says_where(

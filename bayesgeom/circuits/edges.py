@@ -54,7 +54,7 @@ from bayesgeom.models.base import BaselinePass, Model, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay, mlp_reads
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.report.report import with_provenance
-from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, check_count, derived_seed
 
 MOST_EDGES = 20_000
 N_DRAWS = 20  # random directions of each of the strongest edges
@@ -116,8 +116,7 @@ def paths(
         >>> bayesgeom.paths(config.build(seed=0), task, n=9, receivers=["L0 mlp", "output"]).edges
         ('embedding → L0 mlp', 'L0H0 → L0 mlp', 'embedding → output', 'L0H0 → output', 'L0 mlp → output')
     """
-    if n < 1:
-        raise InvalidArgument(f"n, the number of sequences, must be at least 1, got {n}.")
+    check_count(n)
     subject = model_for(model, task)
     return PathsRun.of(subject, scored_task_of(subject, task), senders, receivers).report(n, seed)
 

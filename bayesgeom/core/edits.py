@@ -162,8 +162,6 @@ class InSubspace(Edit):
     name: str = "subspace"
 
     def __post_init__(self) -> None:
-        if self.kind not in SUBSPACE_KINDS:
-            raise InvalidArgument(f"kind must be one of {', '.join(SUBSPACE_KINDS)}; got {self.kind!r}.")
         check_orthonormal(self.basis)
         if self.dual is not None:
             check_dual(self.basis, self.dual)

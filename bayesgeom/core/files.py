@@ -16,7 +16,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,7 +105,6 @@ def decoded_json(value: Any) -> Any:
 
 
 Framework = Literal["numpy", "pt"]  # of the arrays in a safetensors file, as safetensors names them
-_LONGEST = 40  # characters of a quoted value in a message
 RUNS = Path("runs/train")  # default folder of training runs, where other commands look for finished ones
 JOBS = Path("runs/jobs")  # default folder of the results of jobs
 _TEMPORARY, _FORMER = ".tmp", ".former"
@@ -302,16 +301,7 @@ def _differences(there: Mapping[str, Any], requested: Mapping[str, Any], at: str
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differences(one, other, f"{at}{key}.")
         elif one != other:
-            shown = [_short(value) for value in (one, other)]
-            apart = f"{shown[0]} there, {shown[1]} requested" if shown[0] != shown[1] else "another one"
-            yield f"{at}{key}: {apart}"
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
-    if len(text) <= _LONGEST:
-        return text
-    return f"{len(value)} entries" if isinstance(value, Sized) and not isinstance(value, str) else f"{text[:_LONGEST]}…"
+            yield f"{at}{key}: {one!s:.40} there, {other!s:.40} requested"
 
 
 def read_safetensors(path: Path, *, framework: Framework) -> tuple[dict[str, Any], dict[str, str]]:

@@ -47,10 +47,7 @@ class Contained:
         if not self._is_foreign or error is None or isinstance(error, KeyboardInterrupt):
             return False
         self.error = error
-        name, message = type(error).__name__, ""
-        with Contained() as describing:  # an exception's own `__str__` is third-party code, too
-            message = " ".join(str(error).split())
-        message = message or (describing.fault and f"(its text cannot be read: {describing.fault.partition(':')[0]})")
+        name, message = type(error).__name__, " ".join(str(error).split())
         self.fault = f"{name}: {message}" if message else name
         return True
 

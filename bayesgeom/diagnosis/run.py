@@ -97,7 +97,7 @@ def diagnose(
         The reports by the name of their measurement.
 
     Raises:
-        InvalidArgument: n is below 1, n_untrained below 0 or above 1,000, or the list of measurements is empty.
+        InvalidArgument: n is below 1, n_untrained below 0, or the list of measurements is empty.
         UnknownName: A measurement or checkpoint does not exist.
         TaskMismatch: Ids or length of the task do not fit the model, or a named measurement needs another kind of task.
         MissingSite: A named measurement reads a site that the model does not provide.

@@ -1,13 +1,12 @@
 """Longer versions of a task, and models with positions for them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
 
 from bayesgeom.core import InvalidArgument, ModelSpec, TaskMismatch
-from bayesgeom.core.errors import integer_of
 from bayesgeom.generalization.curves import N_TREND
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
@@ -78,15 +77,12 @@ def checked_lengths(length_field: LengthField, trained: int, lengths: Sequence[i
         times = TIMES if length_field.is_prefix else DISTANCES
         lengths = [*(round(share * trained) for share in times), *(() if trained else (1, 2, 4, 8, 16, 32))]
     least = 1 if length_field.is_prefix else 0
-    given: Any = lengths
-    listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
-    whole = [integer for length in listed if (integer := integer_of(length)) is not None]
-    if not whole or len(whole) < len(listed) or min(whole) < least or max(whole) <= trained:
+    if not lengths or min(lengths) < least or max(lengths) <= trained:
         raise InvalidArgument(
-            f"lengths must be a list of whole numbers, at least {least}, with one beyond the training length "
-            f"({length_field.field}={trained}); got {', '.join(map(str, listed)) or repr(given)}."
+            f"lengths must be whole numbers, at least {least}, with one beyond the training length "
+            f"({length_field.field}={trained}); got {', '.join(map(str, lengths)) or 'none'}."
         )
-    return tuple(sorted({*whole, trained}))
+    return tuple(sorted({*lengths, trained}))
 
 
 def with_room_for(

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -142,42 +142,20 @@ def checkpoint_folder() -> Path:
 
 
 @final
-class Named(Mapping[str, Path]):
-    """Directories by name. Looking one up fetches it if this installation lacks its weights; listing names does not.
-
-    Attributes:
-        folders: The directories here; some may hold a description without weights.
-    """
-
-    def __init__(self, folders: Mapping[str, Path]) -> None:
-        self.folders = folders
+class Named(dict[str, Path]):
+    """Directories by name. Looking one up fetches it if this installation lacks its weights; listing names does not."""
 
     def __getitem__(self, name: str) -> Path:
         return self.complete(name)
 
-    def __contains__(self, name: object) -> bool:  # that of `Mapping` would look it up
-        return name in self.folders
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.folders)
-
-    def __len__(self) -> int:
-        return len(self.folders)
-
-    def __repr__(self) -> str:
-        return repr(self.folders)
-
-    def items(self) -> ItemsView[str, Path]:
-        """Return names and directories here; none is fetched, as in `values`."""
-        return self.folders.items()
-
-    def values(self) -> ValuesView[Path]:
-        """Return the directories here."""
-        return self.folders.values()
+    @property
+    def folders(self) -> dict[str, Path]:
+        """The directories here; some may hold a description without weights."""
+        return {**self}
 
     def complete(self, name: str, base_url: str | None = None) -> Path:
         """Return the directory with all files: this one, or that in the cache (see `fetching.fetched`)."""
-        folder = self.folders[name]
+        folder = super().__getitem__(name)
         return fetched(name, base_url=base_url) if bytes_to_fetch(folder) else folder
 
 
@@ -189,14 +167,10 @@ def bytes_to_fetch(folder: Path) -> int:
 def checkpoints() -> Named:
     """Return the directories of all named checkpoints.
 
-    Unreadable directories are included; loading one reports the error. A directory that a killed process had moved away
-    is restored first.
+    A directory that a killed process had moved away is restored first.
 
     Returns:
         Directory of each checkpoint, by name. A wheel carries the weights of a few; looking up another one fetches it.
-
-    Raises:
-        CheckpointFault: The folder itself cannot be listed.
 
     Example:
         >>> import bayesgeom
@@ -205,24 +179,8 @@ def checkpoints() -> Named:
     """
     folder = checkpoint_folder()
     restore_directories(folder)
-    try:
-        entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:
-        raise CheckpointFault(
-            f"the checkpoint folder {folder} cannot be listed: {error.strerror or error}. Make it readable, or set "
-            f"${FOLDER_VARIABLE} to another one."
-        ) from error
-    return Named({path.name: path for path in entries if not is_temporary(path.name) and _holds_config(path)})
-
-
-def _holds_config(path: Path) -> bool:
-    """Whether there is a config, of any kind; true if that cannot be determined."""
-    try:
-        return path.is_dir() and bool((path / CONFIG).lstat())
-    except FileNotFoundError:
-        return False
-    except OSError:  # no permission to look
-        return True
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    return Named({path.name: path for path in entries if not is_temporary(path.name) and os.path.exists(path / CONFIG)})  # noqa: PTH110  (false without permission)
 
 
 def path_of(name: str | Path, *, base_url: str | None = None) -> Path | None:
@@ -234,7 +192,7 @@ def path_of(name: str | Path, *, base_url: str | None = None) -> Path | None:
 
     Raises:
         UnknownName: There is no such directory and no such checkpoint.
-        CheckpointFault: The folder of checkpoints cannot be listed, or the checkpoint cannot be fetched.
+        CheckpointFault: The checkpoint cannot be fetched.
     """
     path = Path(name)
     if not _has_separator(str(name)) and str(name) in (named := checkpoints()):  # a path needs no list of names

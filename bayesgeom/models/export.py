@@ -2,19 +2,16 @@
 
     rotary, RMSNorm                          Llama     its MLP gate is kept open: up(x) = 0·x + 1
     learned, sinusoidal or none, LayerNorm   GPT-2     sinusoids are stored as a table, no positions as zeros
-    rotary, LayerNorm                        GPT-NeoX  in its sequential form
-    none, RMSNorm                            SmolLM3   with rotations switched off
 
 No architecture supports learned positions with RMSNorm, ALiBi with these slopes, or another positional prior.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument
@@ -138,15 +135,11 @@ def target_of(config: TransformerConfig) -> Target:
     match config.norm, config.positions:
         case "rmsnorm", "rotary":
             return LLAMA
-        case "rmsnorm", "none":
-            return SMOLLM3
         case "layernorm", "learned" | "sinusoidal" | "none":
             return GPT2
-        case "layernorm", "rotary":
-            return GPT_NEOX
     raise InvalidArgument(
-        f"no Hugging Face architecture supports {config.positions} positions with {config.norm}. Supported: rotary "
-        f"or no positions with either norm, and learned or sinusoidal positions with layernorm."
+        f"{config.positions} positions with {config.norm} cannot be exported. Supported: rotary with rmsnorm, and "
+        f"learned, sinusoidal or none with layernorm."
     )
 
 
@@ -189,11 +182,6 @@ LLAMA = Target(
     },
     joined=_open_gate,
 )
-SMOLLM3 = replace(
-    LLAMA,
-    name="smollm3",
-    sizes=lambda config: {**_llama_sizes(config), "no_rope_layers": [0] * config.n_layers},
-)
 _QKV = ("attn.W_Q.weight", "attn.W_K.weight", "attn.W_V.weight")
 _TURNED = {  # GPT-2 stores these matrices transposed
     "attn.W_O.weight": "attn.c_proj.weight",
@@ -227,37 +215,6 @@ GPT2 = Target(
         "mlp.W_out.bias": "mlp.c_proj.bias",
     },
     joined=_gpt2_joined,
-)
-
-
-def _neox_joined(config: TransformerConfig, block: Weights) -> Weights:
-    parts = torch.stack([block[name] for name in _QKV])
-    by_head = rearrange(parts, "three (h d) m -> (h three d) m", h=config.n_heads)
-    return {"attention.query_key_value.weight": by_head}
-
-
-GPT_NEOX = Target(
-    name="gpt_neox",
-    sizes=lambda own: {
-        "intermediate_size": own.d_mlp,
-        "hidden_act": "gelu",
-        "layer_norm_eps": EPS,
-        "attention_bias": False,
-        "use_parallel_residual": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
-    },
-    layers="gpt_neox.layers",
-    outer={"embed.weight": "gpt_neox.embed_in.weight"} | _layernorm("ln_final", "gpt_neox.final_layer_norm"),
-    inner={
-        **_layernorm("ln1", "input_layernorm"),
-        **_layernorm("ln2", "post_attention_layernorm"),
-        "attn.W_O.weight": "attention.dense.weight",
-        "mlp.W_in.weight": "mlp.dense_h_to_4h.weight",
-        "mlp.W_in.bias": "mlp.dense_h_to_4h.bias",
-        "mlp.W_out.weight": "mlp.dense_4h_to_h.weight",
-        "mlp.W_out.bias": "mlp.dense_4h_to_h.bias",
-    },
-    joined=_neox_joined,
 )
 
 

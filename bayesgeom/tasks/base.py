@@ -143,8 +143,7 @@ class WindTunnel(ABC):
             InvalidArgument: `n` is below 1, the sequences are too large, or `seed` is not a non-negative integer.
         """
         n = check_count(n)
-        generator = _generator(device, seed)
-        drawn = checked_trials(self._afforded(lambda: self.draw(n, generator)), task=self.name)
+        drawn = checked_trials(self._afforded(lambda: self.draw(n, _generator(device, seed))), task=self.name)
         if drawn.has_posterior != self.has_posterior:
             raise InvalidArgument(
                 f"task {self.name!r} has has_posterior = {self.has_posterior}, but its sequences have "
@@ -165,8 +164,7 @@ class WindTunnel(ABC):
             InvalidArgument: As in `sample`.
         """
         n = check_count(n)
-        generator = _generator(device, seed)
-        original, donor = self._afforded(lambda: self.draw_pair(n, generator))
+        original, donor = self._afforded(lambda: self.draw_pair(n, _generator(device, seed)))
         return checked_trials(original, task=self.name), checked_trials(donor, task=self.name)
 
     @final
@@ -180,7 +178,9 @@ class WindTunnel(ABC):
             raise
         except (RuntimeError, MemoryError, OverflowError) as error:
             reason = str(error).partition("\n")[0]
-            raise InvalidArgument(f"task {self.name!r} cannot be drawn ({reason}): lower n or a size.") from error
+            raise InvalidArgument(
+                f"task {self.name!r} cannot be drawn ({reason}). If it is too large, lower n or a size."
+            ) from error
 
     @final
     def stream(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> Iterator[Trials]:
@@ -905,20 +905,9 @@ def torch_seed(seed: Any) -> int:
 
 
 def _generator(device: str | torch.device, seed: int) -> torch.Generator:
-    """Return torch's generator on a device.
-
-    Raises:
-        InvalidArgument: There is no such device, or the seed is not a non-negative integer.
-    """
-    start = torch_seed(seed)
+    """Return torch's generator on a device."""
     check_argument("device", device, str | torch.device)
-    try:
-        return torch.Generator(device).manual_seed(start)
-    except (RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InvalidArgument(
-            f"device {quoted(str(device))} draws no random numbers here ({reason}); use cpu."
-        ) from error
+    return torch.Generator(device).manual_seed(torch_seed(seed))
 
 
 @unique

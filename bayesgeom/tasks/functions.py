@@ -299,10 +299,6 @@ def _called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
     result: Any = None
     with Contained() as calling:
         result = function(*arguments)
-    if isinstance(calling.error, TypeError) and "numpy.random" in calling.fault and "torch" in calling.fault:
-        raise InvalidArgument(
-            f"{what} hands its NumPy generator to torch: draw with rng.random, rng.integers or rng.choice instead."
-        ) from calling.error
     if calling.error is not None:
         raise InvalidArgument(f"{what} failed: {calling.fault.rstrip('.')}.") from calling.error
     return result

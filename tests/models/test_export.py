@@ -18,11 +18,9 @@ from tests.weights import perturbed
 TASK = Bijection(n_values=11, n_pairs=7)
 HELD = {
     ("rmsnorm", "rotary"): "llama",
-    ("rmsnorm", "none"): "smollm3",
     ("layernorm", "learned"): "gpt2",
     ("layernorm", "sinusoidal"): "gpt2",
     ("layernorm", "none"): "gpt2",
-    ("layernorm", "rotary"): "gpt_neox",
 }
 
 
@@ -63,8 +61,6 @@ def test_the_export_has_the_same_anatomy(kind: tuple[str, str], tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", sorted(set(itertools.product(NORMS, POSITIONS)) - HELD.keys()))
 def test_what_no_architecture_holds_is_refused(kind: tuple[str, str], tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidArgument, match=rf"no Hugging Face architecture supports {kind[1]} positions with {kind[0]}"
-    ):
+    with pytest.raises(InvalidArgument, match=rf"{kind[1]} positions with {kind[0]} cannot be exported"):
         export_huggingface(lively(*kind), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -87,6 +87,10 @@ class _NativeModel(Reattachable, ABC):
         check_weights(self.module, self.spec.name)
         return weights_hash(self.module.state_dict())
 
+    @final
+    def replayer(self) -> Replayer:
+        return prefix_replayer(self, tuple(self.module.blocks))
+
 
 @final
 class HookedModel(_NativeModel):
@@ -156,9 +160,6 @@ class HookedModel(_NativeModel):
         return HookedModel(
             module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained_hash(seed)
         )
-
-    def replayer(self) -> Replayer:
-        return prefix_replayer(self, tuple(self._transformer.blocks))
 
     def _is_plain(self) -> bool:
         """Whether a pass may leave out positions that no logit depends on: no part has a hook or was replaced."""
@@ -294,9 +295,6 @@ class ResidualModel(_NativeModel):
         return ResidualModel(
             module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained_hash(seed)
         )
-
-    def replayer(self) -> Replayer:
-        return prefix_replayer(self, tuple(self._module.blocks))
 
     def _absent(self) -> dict[Site, str]:
         absent = (ATTN_OUT, RESID_MID, *{STATE, MLP_OUT}.difference(self._points))

@@ -146,14 +146,8 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
     schema = stored.get("schema") if isinstance(stored, dict) else None
     if type(schema) is not int or schema != SCHEMA:
-        is_newer = type(schema) is int and schema > SCHEMA
         raise CheckpointFault(
-            f"{path} has schema {quoted(schema)}; this bayesgeom reads schema {SCHEMA}. "
-            + (
-                "Upgrade bayesgeom."
-                if is_newer
-                else "Make it again with `bayesgeom capture MODEL --out NEW-DIRECTORY`."
-            )
+            f"{path} has schema {quoted(schema)}; this bayesgeom reads schema {SCHEMA}. Capture again, or upgrade."
         )
     stated = stored.pop(_HASH, None)
     if stated != config_hash(stored):

@@ -79,10 +79,10 @@ class Client:
             ServerFault: It cannot be reached, or gives another kind of reply.
         """
         reply = self._reply("/models", None)
-        entries = reply.get("data") if isinstance(reply, dict) else None
-        names = (
-            [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else [None]
-        )
+        try:
+            names = [entry["id"] for entry in reply["data"]]
+        except (TypeError, KeyError):
+            names = [None]
         usable = [name for name in names if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST]
         if len(usable) < len(names):
             raise ServerFault(

@@ -99,7 +99,7 @@ class TrainedModels:
         run = self.runs / recipe.name / FINISHED
         if self.is_run_first and (run / CONFIG).exists():
             return run
-        return checkpoints().get(recipe.name, run)
+        return named[recipe.name] if recipe.name in (named := checkpoints()) else run
 
     def has(self, recipe: Recipe) -> bool:
         """Return whether the recipe's checkpoint exists."""
