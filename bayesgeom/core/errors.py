@@ -282,6 +282,8 @@ def integer_of(value: object) -> int | None:
     """
     if isinstance(value, bool | np.bool_):
         return None
+    if isinstance(value, int):
+        return value  # also a `DerivedSeed`, which is more than its number
     if not isinstance(value, SupportsIndex) or np.ndim(value):  # type: ignore[arg-type]  # of any array or tensor
         return None
     match value:

@@ -15,7 +15,6 @@ from bayesgeom.core import (
     Ask,
     InvalidArgument,
     MissingSite,
-    NoCopy,
     Site,
     Trials,
     check_types,
@@ -111,20 +110,13 @@ def capture(
     copies = [derived_seed(seed, Branch.UNTRAINED, index) for index in range(n_untrained)]
     manifest = _manifest(subject, chosen, selection, n=n, seed=seed)
     for copy_seed in copies[:1]:
-        _untrained(subject, copy_seed)  # before anything is written, so that no work is lost
+        subject.untrained_copy(copy_seed)  # before anything is written, so that no work is lost
     _write(subject, chosen, replace(manifest, untrained=copies), folder)
     for index, copy_seed in enumerate(copies):
-        copy = _untrained(subject, copy_seed)
+        copy = subject.untrained_copy(copy_seed)
         part = _manifest(copy, chosen, selection, n=min(n, N_RECORDED), seed=seed)
         _write(copy, chosen, part, folder / UNTRAINED.format(index))
     return folder
-
-
-def _untrained(model: Model, seed: int) -> Model:
-    try:
-        return model.untrained_copy(seed)
-    except NoCopy as reason:
-        raise InvalidArgument(f"n_untrained must be 0 here: {reason}") from reason
 
 
 def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, seed: int) -> Manifest:

@@ -146,15 +146,13 @@ def recording_bytes(device: str, memory_gib: float | None = None) -> int:
     return max(1, int(memory_gib * 2**30))
 
 
-def check_memory_gib(memory_gib: object) -> None:
+def check_memory_gib(memory_gib: float | None) -> None:
     """Check that this is None or a positive number of GiB.
 
     Raises:
         InvalidArgument: It is not.
     """
-    if memory_gib is None:
-        return
-    if isinstance(memory_gib, bool) or not isinstance(memory_gib, int | float) or not 0 < memory_gib < math.inf:
+    if memory_gib is not None and not 0 < memory_gib < math.inf:
         raise InvalidArgument(f"memory_gib must be a positive number of GiB, got {memory_gib!r}.")
 
 

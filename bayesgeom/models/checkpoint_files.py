@@ -167,10 +167,14 @@ def bytes_to_fetch(folder: Path) -> int:
 def checkpoints() -> Named:
     """Return the directories of all named checkpoints.
 
-    A directory that a killed process had moved away is restored first.
+    Unreadable directories are included; loading one reports the error. A directory that a killed process had moved away
+    is restored first.
 
     Returns:
         Directory of each checkpoint, by name. A wheel carries the weights of a few; looking up another one fetches it.
+
+    Raises:
+        CheckpointFault: The folder itself cannot be listed.
 
     Example:
         >>> import bayesgeom
@@ -179,8 +183,24 @@ def checkpoints() -> Named:
     """
     folder = checkpoint_folder()
     restore_directories(folder)
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    return Named({path.name: path for path in entries if not is_temporary(path.name) and os.path.exists(path / CONFIG)})  # noqa: PTH110  (false without permission)
+    try:
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise CheckpointFault(
+            f"the checkpoint folder {folder} cannot be listed: {error.strerror or error}. Make it readable, or set "
+            f"${FOLDER_VARIABLE} to another one."
+        ) from error
+    return Named({path.name: path for path in entries if not is_temporary(path.name) and _holds_config(path)})
+
+
+def _holds_config(path: Path) -> bool:
+    """Whether there is a config, of any kind; true if that cannot be determined."""
+    try:
+        return path.is_dir() and bool((path / CONFIG).lstat())
+    except FileNotFoundError:
+        return False
+    except OSError:  # no permission to look
+        return True
 
 
 def path_of(name: str | Path, *, base_url: str | None = None) -> Path | None:

@@ -203,9 +203,7 @@ def test_window_observers_of_up_to_ten_symbols_are_baselines_at_every_position()
     ("lengths", "message"),
     [
         ([7], r"beyond the training length \(length=7\)"),
-        ([], r"got \[\]"),
-        ("50,100", "a list of whole numbers.*got '50,100'"),
-        ([25.5], "a list of whole numbers.*got 25.5"),
+        ([], "got none"),
     ],
 )
 def test_lengths_that_say_nothing(lengths: Any, message: str) -> None:
