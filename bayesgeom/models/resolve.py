@@ -266,12 +266,9 @@ def check_device(device: str | torch.device) -> None:
     check_argument("device", device, str | torch.device)
     try:
         torch.empty(1, device=device)
-        is_real = torch.device(device).type != "meta"
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidArgument(f"device {quoted(str(device))} cannot be used here ({reason}); use cpu.") from error
-    if not is_real:
-        raise InvalidArgument("device 'meta' holds no numbers, so nothing can be measured on it; use cpu.")
 
 
 @checked("model")
