@@ -27,7 +27,7 @@ from tyro.conf import DisallowNone, OmitArgPrefixes, Positional, UseAppendAction
 
 import bayesgeom
 from bayesgeom.core import BayesGeomError, InvalidArgument, OutputFault, number_text, phase, unknown_name
-from bayesgeom.core.errors import is_encodable, is_whole_number, on_lines, quoted
+from bayesgeom.core.errors import is_whole_number, on_lines, quoted
 from bayesgeom.core.files import JOBS, RUNS, is_temporary
 from bayesgeom.core.plugins import declared, plugin_values
 from bayesgeom.core.progress import bars_cleared, phases_shown
@@ -259,11 +259,7 @@ def _text_task(task: str | None, domain: str | None, texts: Path | None, *, chat
 
     if not isinstance(chosen := as_task(written or name, trained=None), Prompts):
         raise InvalidArgument(f"--texts are your own prompts, and --task {task} draws others: leave one of them out.")
-    prompts = texts_in(texts)
-    if ends := [line for line, prompt in enumerate(prompts, 1) if prompt != prompt.rstrip()]:
-        lines = ", ".join(map(str, ends[:5])) + (", …" if len(ends) > 5 else "")
-        note(f"prompts of {texts} that end in a space, which the model reads, too: {len(ends)} (line {lines})")
-    return replace(chosen, texts=prompts)
+    return replace(chosen, texts=texts_in(texts))
 
 
 @command("Measure one model")
@@ -383,7 +379,6 @@ def length(
     n: N = 512,
     seed: Seed = 0,
     threshold: float = 0.01,
-    top_attention_off: int = 0,
     untrained_rows: bool = False,
     machines: On = HERE,
 ) -> "Report":
@@ -396,7 +391,6 @@ def length(
         to: Lengths to report, joined by commas: 50,100. They end where a learned position table does (see
             --untrained-rows), or a bijection has no further key. Default: up to 5 times the training length.
         threshold: KL in bits above which a position counts as failed.
-        top_attention_off: Number of top layers whose attention is ablated.
         untrained_rows: Extend learned position tables that are too short with random rows, which are not trained.
     """
     parts = [] if to is None else [part.strip() for part in to.split(",")]
@@ -412,7 +406,7 @@ def length(
         models = [with_room(model, task, at, seed=seed) for model in models]
     measured = partial(bayesgeom.length_generalization, models, task, at, n=n, seed=seed, threshold_bits=threshold)
     with machines.executor() as executor:
-        return measured(top_attention_off=top_attention_off, executor=executor)
+        return measured(executor=executor)
 
 
 @command("Measure one model")
@@ -511,7 +505,7 @@ def capture(
     task: TaskOption = None,
     sites: Maybe[tuple[str, ...]] = None,
     layers: Maybe[tuple[int, ...]] = None,
-    save_dtype: str = "float32",
+    save_dtype: Literal["float32", "float16", "bfloat16"] = "float32",
     n: N = 512,
     seed: Seed = 0,
     n_untrained: int = 0,
@@ -566,7 +560,6 @@ def dynamics(
     runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN …", help_behavior_hint="(required)")],
     n: N = 256,
     seed: Seed = 0,
-    maps_at: Maybe[tuple[int, ...]] = None,
     device: Device = "cpu",
     out: Out = None,
     machines: On = HERE,
@@ -577,12 +570,9 @@ def dynamics(
 
     Args:
         runs: Directories of runs, or names of packed trainings, one per seed; or the checkpoints of a single training.
-        maps_at: Steps whose attention is plotted. Default: four, from first to last.
     """
     with machines.executor() as executor:
-        return bayesgeom.training_dynamics(
-            *runs, n=n, seed=seed, device=device, maps_at=maps_at or None, out=out, executor=executor
-        )
+        return bayesgeom.training_dynamics(*runs, n=n, seed=seed, device=device, out=out, executor=executor)
 
 
 @command("Train and exchange models")
@@ -769,22 +759,20 @@ def pack(
 
 
 @command("Train and exchange models")
-def export(checkpoint: Checkpoint, out: Path, to: Literal["hf", "bayesgeom"] = "hf") -> int:
-    """Export a bayesgeom transformer as a Hugging Face directory, or import one.
+def export(checkpoint: Checkpoint, out: Path) -> int:
+    """Export a bayesgeom transformer as a Hugging Face directory.
 
     A shipped checkpoint takes about 20 seconds on two CPU cores.
 
     Args:
-        checkpoint: A shipped checkpoint or a directory; for --to bayesgeom, an export.
+        checkpoint: A shipped checkpoint or a directory.
         out: Directory to write.
-        to: Target format: hf for the transformers library, or bayesgeom.
     """
-    from bayesgeom.models.export import export_checkpoint, import_checkpoint
+    from bayesgeom.models.export import export_checkpoint
     from bayesgeom.report.storage import check_target
 
     check_target(out)
-    write = export_checkpoint if to == "hf" else import_checkpoint
-    tell(f"{write(checkpoint, out)}: {out}")
+    tell(f"{export_checkpoint(checkpoint, out)}: {out}")
     return 0
 
 
@@ -818,13 +806,6 @@ Example:
 {commands}
 
 bayesgeom COMMAND --help lists the options of a command. bayesgeom --version prints the version."""
-_REWORDED = {  # messages of Python and tyro, and how to say them
-    r"no type matching \S+ could be instantiated from .*Got errors: - <class '\w+'>: ": "",
-    r"invalid literal for int\(\) with base 10: (.*)": r"expected a whole number, got \1",
-    r"could not convert string to float: (.*)": r"expected a number, got \1",
-    r"invalid choice ('.*') for argument '(.*)'\. Expected one of \((.*)\)": r"\2 must be one of \3; got \1",
-    r"Missing value for argument '(?:source\.)?(.*)'\. Expected .*": r"\1 needs a value",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -862,19 +843,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _reporting(given: Sequence[str]) -> Iterator[None]:
-    """One line on standard error before a command of the shell and one after it; elapsed time on a terminal."""
+    """One line on standard error before a command of the shell and one after it, and one for each phase."""
     begun, what = time.monotonic(), f"bayesgeom {given[0]}"
     note(textwrap.shorten(f"{what}: {' '.join(given[1:])}".rstrip(": "), 100, placeholder=" …") + " …")
-    with phases_shown(what):
+    with phases_shown():
         yield
     note(f"{what}: finished in {time.monotonic() - begun:.3g} s")
 
 
 def parsed(given: Sequence[str]) -> "partial[int]":
     """Return the requested call of `run`, with the options as its keywords; `InvalidArgument` if tyro rejects them."""
-    for place, text in enumerate(given, 1):
-        if not is_encodable(text):
-            raise InvalidArgument(f"argument {place} holds characters that no command line can: {quoted(text)}.")
     name = given[0] if given else ""
     if name in ("--help", "-h"):
         tell(_HELP.format(commands="\n".join(_overview())))
@@ -886,9 +864,8 @@ def parsed(given: Sequence[str]) -> "partial[int]":
         problem = unknown_name("command", name, known) if name else f"name a command: {', '.join(known)}."
         problem = f"{name} is no command: use bayesgeom.{name} in Python." if name in dir(bayesgeom) else problem
         raise InvalidArgument(f"{problem} See bayesgeom --help.")
-    written = io.StringIO()
     try:
-        with contextlib.redirect_stderr(written), writing_output():
+        with writing_output():
             call, text = _call_of(known[name]), "\n\n".join(map(_folded, _description(name, known[name])))
             return tyro.cli(call, prog=f"bayesgeom {name}", description=text, args=given[1:], config=(DisallowNone,))
     except SystemExit as stopped:
@@ -896,7 +873,7 @@ def parsed(given: Sequence[str]) -> "partial[int]":
             with writing_output():
                 print(end="", flush=True)
             raise
-        raise InvalidArgument(f"{_one_line(written.getvalue())}. See bayesgeom {name} --help.") from None
+        raise InvalidArgument(f"the options above are invalid. See bayesgeom {name} --help.") from None
 
 
 def _overview() -> Iterator[str]:
@@ -934,19 +911,6 @@ def _call_of(command: Callable[..., Any]) -> Callable[..., "partial[int]"]:
     vars(call)["__signature__"] = inspect.Signature(list(parameters.values()))
     vars(call).pop("__wrapped__", None)  # under run-time checks of annotations; tyro would read those of what is inside
     return described(call)
-
-
-def _one_line(box: str) -> str:
-    """Return the message in tyro's box, without frame, title and quoted help."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    inside = " ".join(line.strip("│╰╯ ") for line in plain.splitlines()[1:])  # the first is the title
-    parts = (" ".join(part.split()).strip(" .") for part in re.split(r"[─-]{5,}", inside))  # by horizontal rules
-    message = next(filter(None, parts), "")
-    for theirs, ours in _REWORDED.items():
-        message = re.sub(theirs, ours, message)
-    near = dict.fromkeys(re.findall(r"(?<!\S)--[a-z]+", inside.partition("Perhaps you meant")[2]))
-    meant = " or ".join(option for option in near if option != "--help")
-    return f"{message}. Perhaps you meant {meant}" if meant else message
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -1015,16 +979,13 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None, told: 
     if out is None:
         tell(summary, "\nreport: not saved; --out DIRECTORY saves a page with all numbers and figures")
         return 0
-    reports = [diagnosis]
+    is_saved = False
     with contextlib.suppress(BayesGeomError):  # there is none, or it cannot be read
-        reports.append(bayesgeom.Diagnosis.load(out))
-    title, *before = (f"{report.title} ({', '.join(report.reports)})" for report in reports)
-    stored = reports[-1]  # with the viewer, where the command saved it
-    is_saved = stored is not diagnosis and all(stored.get(name) == part for name, part in diagnosis.items())
-    is_saved &= (out / HTML).is_file()
-    replaced = [f"It replaces that of {other}." for other in before if other != title and not is_saved]
+        stored = bayesgeom.Diagnosis.load(out)  # with the viewer, where the command saved it
+        is_saved = all(stored.get(name) == part for name, part in diagnosis.items()) and (out / HTML).is_file()
+        is_saved &= encoded_json(stored.provenance) == encoded_json(diagnosis.provenance)
     try:
-        if not is_saved or encoded_json(stored.provenance) != encoded_json(diagnosis.provenance):
+        if not is_saved:
             with phase("writing the report"):
                 diagnosis.save(out)
     except OutputFault:
@@ -1032,7 +993,7 @@ def _conclude(measured: "bayesgeom.Diagnosis | Report", out: Path | None, told: 
             tell(measured.summary())
         raise
     try:
-        tell(summary, f"report: {out / HTML}", *replaced)
+        tell(summary, f"report: {out / HTML}")
     except OutputFault as fault:
         raise OutputFault(f"{fault} The report is complete: {out / HTML}.") from fault
     return 0

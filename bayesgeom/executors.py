@@ -32,7 +32,7 @@ from bayesgeom.core import (
     checked,
     phase,
 )
-from bayesgeom.core.errors import integer_of, optional_package, quoted
+from bayesgeom.core.errors import optional_package, quoted
 from bayesgeom.core.files import JOBS
 from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.core.plugins import Contained
@@ -93,7 +93,6 @@ class Batch:
         if self.threads < 1:
             raise InvalidArgument(f"threads must be at least 1, got {self.threads}.")
         object.__setattr__(self, "folder", Path(self.folder))
-        object.__setattr__(self, "threads", integer_of(self.threads))
 
     @classmethod
     def of(cls, executor: Any) -> "Batch":

@@ -39,7 +39,7 @@ from bayesgeom.tasks.base import derived_seed
 
 BATCH = 64
 Result = TypeVar("Result")
-TARGET_SPEED, TARGET_FLOOR = 2.5, 1.5
+TARGET_SPEED, TARGET_FLOOR = 1.2, 3.5
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 POINTS = {"head": "attn.hook_z", "attention": "hook_attn_out", "mlp": "hook_mlp_out"}
 

@@ -24,7 +24,7 @@ from bayesgeom.ablations.run import N_REFERENCE
 from bayesgeom.circuits.edges import Edge, EdgeReplay, PathsRun
 from bayesgeom.core.run import Trials
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.models.replay.transformer import Replay
+from bayesgeom.models.replay.hooked import PrefixReplay
 from bayesgeom.models.resolve import load
 
 TARGET = 5.0
@@ -91,7 +91,7 @@ def main() -> None:
     module, task = model.module, model.task
     assert isinstance(module, Transformer) and task is not None
     run, replayer = PathsRun.of(model, task, None, None), model.replayer()
-    assert isinstance(replayer, Replay)
+    assert isinstance(replayer, PrefixReplay)
     trials = task.sample(given.n, seed=1)
     means = position_means(replayer, task.stream(N_REFERENCE, seed=2), model.spec, run.writers.places(), N_REFERENCE)
     named = {

@@ -12,11 +12,11 @@ from typing import Any, Self, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError
 
 from bayesgeom.ablations.engine import METRICS, BatchScores
 from bayesgeom.core import OutputFault
-from bayesgeom.core.files import atomic_file, differences, read_safetensors, write_arrays
+from bayesgeom.core.files import differences
+from bayesgeom.core.parcels import read_parcel, write_parcel
 from bayesgeom.report.storage import PROGRESS
 
 MAX_UNITS, MIN_UNITS = 4_096, 256
@@ -92,12 +92,7 @@ class Tally:
 
     def save(self, folder: Path, job: dict[str, Any]) -> None:
         """Write the tally; `job` describes the battery that it belongs to."""
-        arrays = {
-            name: np.ascontiguousarray(value) for name, value in vars(self).items() if isinstance(value, np.ndarray)
-        }
-        metadata = {"job": json.dumps(job, sort_keys=True), "per_unit": str(self.per_unit), "done": str(self.done)}
-        with atomic_file(folder / PROGRESS) as temporary:
-            write_arrays(arrays, temporary, metadata)
+        write_parcel(folder / PROGRESS, {"job": json.loads(json.dumps(job)), "tally": self})
 
     @classmethod
     def load(cls, folder: Path, job: dict[str, Any]) -> "Tally | None":
@@ -108,15 +103,11 @@ class Tally:
         """
         if not (folder / PROGRESS).exists():
             return None
-        try:
-            arrays, metadata = read_safetensors(folder / PROGRESS, framework="numpy")
-            there = dict(json.loads(metadata["job"]))
-            tally = cls(per_unit=int(metadata["per_unit"]), done=int(metadata["done"]), **arrays)
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-            raise OutputFault(f"{folder / PROGRESS} cannot be read ({error}); delete it and start again.") from error
-        if other := differences(there, json.loads(json.dumps(job))):
+        stored = read_parcel(folder / PROGRESS)
+        if other := differences(stored["job"], json.loads(json.dumps(job))):
             raise OutputFault(
                 f"{folder} holds the progress of another battery ({other}): repeat that battery, in its environment, "
                 f"to continue it, use another directory, or delete {PROGRESS} there."
             )
+        tally: Tally = stored["tally"]
         return tally

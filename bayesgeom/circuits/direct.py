@@ -44,7 +44,7 @@ from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.information import NATS_PER_BIT, kl_bits
-from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, check_count, derived_seed
 
 _MEANS = 3  # branch of the seed
 _N_ROWS = 12  # of a panel
@@ -156,8 +156,7 @@ def contributions(
         >>> bayesgeom.contributions(config.build(seed=0), task, n=9).components
         ('embedding', 'positions', 'L0H0', 'L0 mlp', 'biases')
     """
-    if n < 1:
-        raise InvalidArgument(f"n, the number of sequences, must be at least 1, got {n}.")
+    check_count(n)
     subject = model_for(model, task)
     return _report(_Terms(subject, scored_task_of(subject, task)), n, seed)
 

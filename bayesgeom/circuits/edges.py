@@ -21,7 +21,7 @@ from typing import ClassVar, TypeVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from bayesgeom.ablations.engine import BatchReference, Exact, Means, batches, edited_logits, position_means
@@ -52,10 +52,9 @@ from bayesgeom.core import (
 from bayesgeom.core.errors import suggestion
 from bayesgeom.models.base import BaselinePass, Model, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay, mlp_reads
-from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.report.report import with_provenance
-from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, check_count, derived_seed
 
 MOST_EDGES = 20_000
 N_DRAWS = 20  # random directions of each of the strongest edges
@@ -66,17 +65,15 @@ _AT_ONCE = 8  # senders whose receivers are replayed together
 @final
 @dataclass(frozen=True, eq=False)
 class _Given(AblationMode):
-    """Replace an activation by this one, at all positions or at the scored ones; at site z by that of one head."""
+    """Replace an activation by this one; at site z by that of one head."""
 
     name: ClassVar[str] = "given"
     values: Tensor
-    rows: Tensor
 
     def replacement(
         self, values: Shaped[Tensor, "..."], site: Site, layer: int, reference: Reference
     ) -> Shaped[Tensor, "..."]:
-        chosen = self.values if self.values.shape[1] == values.shape[1] else self.values[:, self.rows]
-        return chosen[:, :, None] if site == Z else chosen
+        return self.values[:, :, None] if site == Z else self.values
 
 
 Edge = tuple[Writer, Receiver]
@@ -119,8 +116,7 @@ def paths(
         >>> bayesgeom.paths(config.build(seed=0), task, n=9, receivers=["L0 mlp", "output"]).edges
         ('embedding → L0 mlp', 'L0H0 → L0 mlp', 'embedding → output', 'L0H0 → output', 'L0 mlp → output')
     """
-    if n < 1:
-        raise InvalidArgument(f"n, the number of sequences, must be at least 1, got {n}.")
+    check_count(n)
     subject = model_for(model, task)
     return PathsRun.of(subject, scored_task_of(subject, task), senders, receivers).report(n, seed)
 
@@ -160,7 +156,7 @@ class PathsRun:
     def report(self, n: int, seed: int) -> PathsReport:
         """Measure `n` sequences, with means of others, and the strongest edges with random changes."""
         engine, spec = self.model.replayer(), self.model.spec
-        replayer = engine if isinstance(engine, Replay | PrefixReplay) else PlainLoop(self.model)
+        replayer = engine if isinstance(engine, PrefixReplay) else PlainLoop(self.model)
         with phase("means"):
             n_others = at_most(self.task, N_REFERENCE)
             others = self._blocks(n_others, derived_seed(seed, _MEANS))
@@ -211,7 +207,7 @@ class EdgeReplay:
     """Replays edges, each removed alone."""
 
     writers: Writers
-    replayer: Replay | PrefixReplay | PlainLoop
+    replayer: PrefixReplay | PlainLoop
     means: Means
 
     def kl_bits(
@@ -261,7 +257,7 @@ class EdgeReplay:
                 chosen = listed[start : start + _AT_ONCE]
                 received = self._received(baseline, kind, layer, [changes[writer] for writer in chosen])
                 each = [
-                    (number, (_edit(receiver, values, baseline.rows),))
+                    (number, (_edit(receiver, values),))
                     for sender, values in zip(chosen, received, strict=True)
                     for number, receiver in by_sender[sender]
                 ]
@@ -279,12 +275,12 @@ class EdgeReplay:
         return (baseline.stored[RESID_POST, layer - 1] + change for change in changes)
 
 
-def _edit(receiver: Receiver, values: Tensor, rows: Int64[Tensor, " query_pos"]) -> Replace:
+def _edit(receiver: Receiver, values: Tensor) -> Replace:
     """Return the edit by which what a receiver writes takes these values."""
     if receiver.head >= 0:
-        by = _Given(values[HEAD_INPUTS.index(receiver.input), :, :, receiver.head], rows)
+        by = _Given(values[HEAD_INPUTS.index(receiver.input), :, :, receiver.head])
         return Replace(site=Z, layer=receiver.layer, mode=by.name, heads=(receiver.head,), by=by)
-    by = _Given(values, rows)
+    by = _Given(values)
     if receiver.input == "mlp":
         return Replace(site=MLP_OUT, layer=receiver.layer, mode=by.name, by=by)
     return Replace(site=RESID_POST, layer=receiver.layer - 1, mode=by.name, by=by)

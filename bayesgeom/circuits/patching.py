@@ -39,7 +39,6 @@ from bayesgeom.core.run import site_of
 from bayesgeom.core.tokenizer import decoded_text, encoded_text, prompt_ids
 from bayesgeom.models.base import STAGES, Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.hooked import PlainLoop, PrefixReplay
-from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.models.resolve import ModelLike, as_model
 from bayesgeom.report.estimate import Coordinate, Estimate, Quantity, mean_estimate, with_interval
 from bayesgeom.report.findings import Finding, Opening
@@ -389,11 +388,8 @@ def _replayer(model: Model, site: Site) -> Replayer:
     engine = model.replayer()
     if site in STAGES:
         return engine
-    match engine:
-        case PrefixReplay():
-            return PrefixReplay(model, engine.blocks, also=(site,))
-        case Replay():
-            return PrefixReplay(model, tuple(engine.module.blocks), also=(site,))
+    if isinstance(engine, PrefixReplay):
+        return PrefixReplay(model, engine.blocks, also=(site,))
     return PlainLoop(model, also=(site,))
 
 
@@ -420,9 +416,7 @@ def _measured(
             both = np.stack([batch.bits(each.logits) for each in (donor, baseline)])
             values = np.full((len(batch.clean), model.spec.n_layers, len(parts), n_pos), np.nan)
             values[:, list(layers)] = both[1][:, None, None, None]  # equal tokens so far: the run is unchanged
-            variants = [
-                _variant(site, layer, parts[part], position, baseline.rows, n_pos) for layer, part, position in places
-            ]
+            variants = [_variant(site, layer, parts[part], position, n_pos) for layer, part, position in places]
             reference = BatchReference(means={}, baseline=baseline, before=donor)
             for chosen, logits in edited_logits(replayer, baseline, variants, reference):
                 for index, patched in zip(chosen, logits, strict=True):
@@ -433,14 +427,12 @@ def _measured(
     return np.concatenate(measured), np.concatenate(ends, axis=1)
 
 
-def _variant(
-    site: Site, layer: int, head: int | None, position: int, rows: Int64[Tensor, " query_pos"], n_pos: int
-) -> Variant:
+def _variant(site: Site, layer: int, head: int | None, position: int, n_pos: int) -> Variant:
     """Return the edit of one position."""
-    mask = torch.zeros(n_pos, dtype=torch.bool, device=rows.device)
+    mask = torch.zeros(n_pos, dtype=torch.bool)
     mask[position] = True
     heads = None if head is None else (head,)
-    return (AtPositions.of(Replace(site=site, layer=layer, mode="resample", heads=heads), mask, rows),)
+    return (AtPositions.of(Replace(site=site, layer=layer, mode="resample", heads=heads), mask),)
 
 
 def _report(

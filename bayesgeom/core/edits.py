@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, final, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int64, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
@@ -102,11 +102,6 @@ class Replace(Edit):
         return self.mode == "resample" if self.by is None else self.by.uses_donor
 
     @property
-    def is_constant(self) -> bool:
-        """Whether the replacement is known to be independent of the activation that it replaces."""
-        return self.by is None and self.mode != "nothing"
-
-    @property
     def label(self) -> str:
         if self.heads is None and self.units is None:
             return f"{self.mode} L{self.layer} {self.site.name}"
@@ -167,8 +162,6 @@ class InSubspace(Edit):
     name: str = "subspace"
 
     def __post_init__(self) -> None:
-        if self.kind not in SUBSPACE_KINDS:
-            raise InvalidArgument(f"kind must be one of {', '.join(SUBSPACE_KINDS)}; got {self.kind!r}.")
         check_orthonormal(self.basis)
         if self.dual is not None:
             check_dual(self.basis, self.dual)
@@ -225,29 +218,24 @@ class InSubspace(Edit):
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtPositions(Edit):
-    """Apply an edit at the masked positions only, which may differ between sequences.
-
-    `rows` are the scored positions: the last layer may be computed at these positions only.
-    """
+    """Apply an edit at the masked positions only, which may differ between sequences."""
 
     edit: Edit
     mask: Bool[Tensor, "*batch pos"]
-    rows: Int64[Tensor, " query_pos"]
     site: Site
     layer: int
 
     @classmethod
-    def of(cls, edit: Edit, mask: Bool[Tensor, "*batch pos"], rows: Int64[Tensor, " query_pos"]) -> "AtPositions":
+    def of(cls, edit: Edit, mask: Bool[Tensor, "*batch pos"]) -> "AtPositions":
         """Return the edit, limited to these positions."""
-        return cls(edit=edit, mask=mask, rows=rows, site=edit.site, layer=edit.layer)
+        return cls(edit=edit, mask=mask, site=edit.site, layer=edit.layer)
 
     @property
     def label(self) -> str:
         return f"{self.edit.label} at {int(self.mask.sum())} positions"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
-        mask = self.mask if values.shape[1] == self.mask.shape[-1] else self.mask[..., self.rows]
-        chosen = mask.reshape(*mask.shape, *(1,) * (values.ndim - 2)).to(values.device)
+        chosen = self.mask.reshape(*self.mask.shape, *(1,) * (values.ndim - 2)).to(values.device)
         return torch.where(chosen, self.edit.applied(values, reference), values)
 
 
@@ -259,15 +247,13 @@ class Subtract(Edit):
     site: Site
     layer: int
     amount: Float[Tensor, "batch pos d"]
-    rows: Int64[Tensor, " query_pos"]
 
     @property
     def label(self) -> str:
         return f"subtract at L{self.layer} {self.site.name}"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
-        amount = self.amount if values.shape[1] == self.amount.shape[1] else self.amount[:, self.rows]
-        return values - amount.to(values)
+        return values - self.amount.to(values)
 
 
 def check_dual(basis: Float[Tensor, "d r"], dual: Float[Tensor, "d r"]) -> None:

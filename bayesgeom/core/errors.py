@@ -213,16 +213,6 @@ def _all(names: Collection[str]) -> str:
 P = ParamSpec("P")
 R = TypeVar("R")
 _NAME_BYTES = 255  # of a file name on the systems in use
-_KINDS: dict[Any, tuple[str, str]] = {  # one, and several
-    int: ("an integer", "integers"),
-    float: ("a number", "numbers"),
-    bool: ("True or False", "truth values"),
-    str: ("text", "texts"),
-    Path: ("a path", "paths"),
-    os.PathLike: ("a path", "paths"),
-    type(None): ("None", "None"),
-    Callable: ("a function", "functions"),
-}
 
 
 def checked(*besides: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -241,7 +231,7 @@ def checked(*besides: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         ...     return 2 * n
         >>> doubled("x")
         Traceback (most recent call last):
-        bayesgeom.core.errors.InvalidArgument: n must be an integer, got 'x'.
+        bayesgeom.core.errors.InvalidArgument: n must be int, got 'x'.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -278,10 +268,7 @@ def check_argument(name: str, value: object, hint: Any) -> None:
     """
     if fits(value, hint):
         return
-    is_path = isinstance(value, str | Path) and "a path" in allowed_values(hint)
-    raise InvalidArgument(
-        f"{name} must be {'a path that the system can take' if is_path else allowed_values(hint)}, got {quoted(value)}."
-    )
+    raise InvalidArgument(f"{name} must be {allowed_values(hint)}, got {quoted(value)}.")
 
 
 def integer_of(value: object) -> int | None:
@@ -296,7 +283,7 @@ def integer_of(value: object) -> int | None:
     if isinstance(value, bool | np.bool_):
         return None
     if isinstance(value, int):
-        return value
+        return value  # also a `DerivedSeed`, which is more than its number
     if not isinstance(value, SupportsIndex) or np.ndim(value):  # type: ignore[arg-type]  # of any array or tensor
         return None
     match value:
@@ -407,8 +394,16 @@ def fits(value: Any, hint: Any, *, with_nan: bool = False) -> bool:
 
 
 def allowed_values(hint: Any) -> str:
-    """Return the values that an annotation allows, in words: "an integer or None"."""
-    return " or ".join(dict.fromkeys(_words(hint, place=0)))
+    """Return an annotation as Python writes it, without the names of modules.
+
+    Example:
+        >>> allowed_values(Path | None)
+        'Path | None'
+    """
+    hint = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+    text = re.sub(r"(?<![\w'\"])(?:\w+\.)+(?=[A-Za-z])", "", text)
+    return re.sub(r"Literal\[(.+?)\]", lambda found: found[1].replace(", ", " or "), text)
 
 
 def _fits_collection(value: Any, origin: type, inside: tuple[Any, ...], fits: Callable[[Any, Any], bool]) -> bool:
@@ -463,29 +458,6 @@ def _is_path(text: object) -> bool:
     if not isinstance(text, str) or not is_encodable(text):
         return False
     return all(len(os.fsencode(part)) <= _NAME_BYTES for part in Path(text).parts)
-
-
-def _words(hint: Any, *, place: int) -> list[str]:
-    """Return the alternatives of an annotation in words; `place` 0 is singular, 1 plural."""
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return [word for one in inside for word in _words(one, place=place)]
-    if origin is Annotated:
-        return _words(inside[0], place=place)
-    if origin is Literal:
-        return [repr(one) for one in inside]
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return ["a mapping"]
-    if isinstance(origin, type) and issubclass(origin, Iterable):
-        items = [item for item in inside if item is not ...]
-        several = (
-            f" of {' or '.join(dict.fromkeys(_words(items[0], place=1)))}" if items and items[0] is not Any else ""
-        )
-        return [f"{'sequences' if place else 'a sequence'}{several}"]
-    if isinstance(hint, type) and issubclass(hint, AbstractArray):
-        return [f"a {hint.array_type.__name__}"]
-    known = _KINDS.get(type(None) if hint is None else origin or hint)
-    return [known[place] if known else getattr(origin or hint, "__name__")]  # noqa: B009  (any class, or a special form)
 
 
 @functools.cache

@@ -1,8 +1,6 @@
 """Reading and writing of files: untrusted files are read safely, and everything is written atomically.
 
-Opening a named pipe or reading a device may never return, and a small file can make a parser exhaust memory or
-recursion. Only regular files are read, and JSON of bounded size and depth. Each other case raises an error that names
-it, before the file is opened or used.
+Opening a named pipe or reading a device may never return, so only regular files are read.
 
 Files and directories are written under a temporary name, `.NAME.RANDOM.tmp`, then renamed. A directory takes two
 renames: the old one gets the marker `….tmp.former` until the new one has its name. If a process is killed between the
@@ -10,7 +8,6 @@ two, the next read or write puts the old directory back.
 """
 
 import contextlib
-import errno
 import importlib
 import json
 import math
@@ -19,24 +16,13 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument, OutputFault
-
-LEVELS = 64  # lists and objects inside each other; a config has about five
-JSON_BYTES = 64 * 2**20
-GIGABYTE = 1e9
-_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
-)
 
 
 def check_regular(path: Path) -> None:
@@ -53,16 +39,14 @@ def check_regular(path: Path) -> None:
     except OSError as error:
         raise CheckpointFault(f"{path} cannot be read: {error.strerror or error}.") from error
     if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "not a regular file")
-        raise CheckpointFault(f"{path} is {kind}; only regular files are read. Put the file itself there.")
+        raise CheckpointFault(f"{path} is no regular file, and only these are read. Put the file itself there.")
 
 
-def read_json(path: Path, *, is_ours: bool = False) -> Any:
+def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Args:
-        path: A regular file of at most 64 MiB, in UTF-8, with at most 64 levels of lists and objects.
-        is_ours: Whether bayesgeom wrote it: then no name occurs twice in an object, and all text can be encoded.
+        path: A regular file in UTF-8.
 
     Returns:
         The parsed content.
@@ -81,54 +65,9 @@ def read_json(path: Path, *, is_ours: bool = False) -> Any:
     """
     check_regular(path)
     try:
-        size = path.stat().st_size
-        if size > JSON_BYTES:
-            raise CheckpointFault(
-                f"{path} has {size / GIGABYTE:.3g} GB; JSON is read up to {JSON_BYTES / GIGABYTE:.3g} GB. Restore it "
-                f"from a copy."
-            )
-        stored = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys if is_ours else None)
-    except RecursionError as error:
-        raise _too_deep(path) from error
-    except (OSError, ValueError) as error:  # ValueError: invalid JSON or UTF-8, or more than 4,300 digits
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointFault(f"{path} cannot be read as JSON: {error}. Restore it from a copy.") from error
-    if _levels_exceed(stored, LEVELS):
-        raise _too_deep(path)
-    if is_ours:
-        try:
-            json.dumps(stored, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise CheckpointFault(f"{path} holds half of a surrogate pair, which is no text. Restore it.") from error
-    return stored
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON. Readers differ in which value of a name that occurs twice they take.
-
-    Raises:
-        ValueError: A name occurs twice.
-    """
-    stored = dict(pairs)
-    if len(stored) < len(pairs):
-        seen = [name for name, _ in pairs]
-        twice = next(name for name in seen if seen.count(name) > 1)
-        raise ValueError(f"{twice!r} occurs twice in an object")
-    return stored
-
-
-def _too_deep(path: Path) -> CheckpointFault:
-    return CheckpointFault(f"{path} is nested more than {LEVELS} deep, which no config is. Restore it from a copy.")
-
-
-def _levels_exceed(stored: Any, allowed: int) -> bool:
-    """Whether lists and objects are nested more than `allowed` deep."""
-    level: list[Any] = [stored]
-    for _ in range(allowed + 1):
-        level = [inner for inner in level if isinstance(inner, dict | list)]
-        if not level:
-            return False
-        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
-    return True
 
 
 def encoded_json(value: Any) -> Any:
@@ -166,8 +105,6 @@ def decoded_json(value: Any) -> Any:
 
 
 Framework = Literal["numpy", "pt"]  # of the arrays in a safetensors file, as safetensors names them
-_LONGEST = 40  # characters of a quoted value in a message
-_ATTEMPTS = 20  # to take the place of a directory that other processes replace at the same time
 RUNS = Path("runs/train")  # default folder of training runs, where other commands look for finished ones
 JOBS = Path("runs/jobs")  # default folder of the results of jobs
 _TEMPORARY, _FORMER = ".tmp", ".former"
@@ -304,39 +241,18 @@ def write_arrays(
 
 
 def _take_place(temporary: Path, target: Path) -> None:
-    """Rename a directory to `target`, replacing a directory there.
-
-    Other processes may replace it at the same time. The last one to do so wins, and none of them fails.
-    """
-    for attempt in range(_ATTEMPTS):
-        former = temporary.with_name(f"{temporary.name}{_FORMER}")
-        try:
-            try:
-                os.replace(target, former)
-            except FileNotFoundError:  # there is none, or another process has just moved it away
-                if not temporary.exists():
-                    raise
-            os.replace(temporary, target)
-        except OSError as error:
-            _restore(former, target)
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt == _ATTEMPTS - 1:
-                raise
-        except BaseException:
-            _restore(former, target)
-            raise
-        else:
-            with contextlib.suppress(OSError):  # there was none
-                os.replace(former, temporary)  # the caller that made the temporary directory removes it
-            return
-
-
-def _restore(former: Path, target: Path) -> None:
-    """Move the former directory back, or remove it where another process has put its own there."""
-    with contextlib.suppress(OSError):
-        if former.exists() and not target.exists():
+    """Rename a directory to `target`, replacing a directory there."""
+    former = temporary.with_name(f"{temporary.name}{_FORMER}")
+    try:
+        with contextlib.suppress(FileNotFoundError):  # there is none
+            os.replace(target, former)
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
             os.replace(former, target)
-    if target.exists():
-        shutil.rmtree(former, ignore_errors=True)
+        raise
+    with contextlib.suppress(OSError):  # there was none
+        os.replace(former, temporary)  # the caller that made the temporary directory removes it
 
 
 def _new_directory(target: Path) -> Path:
@@ -347,50 +263,26 @@ def _new_directory(target: Path) -> Path:
 
 
 def _target(path: Path) -> Path:
-    """The path that is written: the target of a symbolic link, so that the link is kept.
-
-    Raises:
-        OutputFault: The link leads back to itself.
-    """
-    if ".." in path.parts:  # `report/../report` leads nowhere while the old report is moved away
-        return Path(os.path.realpath(path))
-    try:
-        if not path.is_symlink():
-            return path
-    except OSError as error:  # a name that is too long
-        raise OutputFault(f"cannot write {path}: {_reason(error)}.") from error
-    end = Path(os.path.realpath(path))
-    if end.is_symlink():
-        raise OutputFault(f"{path} is a symbolic link that leads back to itself; name another path.")
-    return end
+    """The path that is written: the target of a symbolic link, so that the link is kept."""
+    return Path(os.path.realpath(path))
 
 
 def _make_parent(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        file = next((parent for parent in path.parents if parent.is_file()), None)
-        reason = _reason(error) if file is None else f"{file} is a file"
-        raise OutputFault(f"cannot make the folder {path.parent}: {reason}. Name another directory.") from error
+        raise OutputFault(f"cannot make the folder {path.parent}: {_reason(error)}. Name another directory.") from error
 
 
 def _unwritable(folder: Path, error: OSError) -> OutputFault:
-    # Creating a file in /proc or /sys fails with "No such file or directory".
-    is_virtual = error.errno == errno.ENOENT
-    return OutputFault(
-        f"cannot write to {folder}: {'nothing can be created in it' if is_virtual else _reason(error)}. "
-        f"Name a directory that you can write to."
-    )
+    return OutputFault(f"cannot write to {folder}: {_reason(error)}. Name a directory that you can write to.")
 
 
 def _reason(error: BaseException) -> str:
     """The reason for a failed write, in the operating system's words if available."""
-    if isinstance(error, OutputFault) and error.__cause__ is not None:
-        return _reason(error.__cause__)
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
-    matched = re.search(r"I/O error: (.+?) \(os error \d+\)", str(error))  # safetensors
-    return " ".join((matched[1] if matched else str(error)).split()).rstrip(".")
+    return str(error).rstrip(".")
 
 
 def differences(there: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
@@ -409,16 +301,7 @@ def _differences(there: Mapping[str, Any], requested: Mapping[str, Any], at: str
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differences(one, other, f"{at}{key}.")
         elif one != other:
-            shown = [_short(value) for value in (one, other)]
-            apart = f"{shown[0]} there, {shown[1]} requested" if shown[0] != shown[1] else "another one"
-            yield f"{at}{key}: {apart}"
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
-    if len(text) <= _LONGEST:
-        return text
-    return f"{len(value)} entries" if isinstance(value, Sized) and not isinstance(value, str) else f"{text[:_LONGEST]}…"
+            yield f"{at}{key}: {one!s:.40} there, {other!s:.40} requested"
 
 
 def read_safetensors(path: Path, *, framework: Framework) -> tuple[dict[str, Any], dict[str, str]]:

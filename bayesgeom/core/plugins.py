@@ -14,12 +14,12 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, EntryPoints, distributions, entry_points
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
-from bayesgeom.core.errors import InvalidArgument, quoted, unknown_name
+from bayesgeom.core.errors import InvalidArgument, unknown_name
 
 T = TypeVar("T")
 
@@ -47,10 +47,7 @@ class Contained:
         if not self._is_foreign or error is None or isinstance(error, KeyboardInterrupt):
             return False
         self.error = error
-        name, message = type(error).__name__, ""
-        with Contained() as describing:  # an exception's own `__str__` is third-party code, too
-            message = " ".join(str(error).split())
-        message = message or (describing.fault and f"(its text cannot be read: {describing.fault.partition(':')[0]})")
+        name, message = type(error).__name__, " ".join(str(error).split())
         self.fault = f"{name}: {message}" if message else name
         return True
 
@@ -87,7 +84,7 @@ def plugins_and_faults(
         _check_name(plugin, kinds, base)
         kinds[vars(plugin)["name"]] = plugin
     broken: dict[str, str] = {}
-    for entry in _entry_points(group or package, _places()):
+    for entry in _entry_points(group or package, tuple(sys.path)):
         members, fault = _loaded(entry, package, base)
         try:
             for kind in members:
@@ -112,7 +109,7 @@ def plugin_values(group: str, kind: type[T], *, taken: Collection[str]) -> dict[
         The objects by name.
     """
     members = dict[str, T]()
-    for entry in _entry_points(group, _places()):
+    for entry in _entry_points(group, tuple(sys.path)):
         fault = f"a {kind.__name__} of this name exists" if entry.name in {*taken, *members} else ""
         with Contained() as loading:
             member = entry.load()
@@ -174,33 +171,10 @@ def _is_defined_in(member: object, module: str) -> bool:
     return isinstance(member, type) and member.__module__ == module
 
 
-def _places() -> tuple[tuple[str, int], ...]:
-    """Every folder on `sys.path` and its time of modification, which changes when a package is installed."""
-    places = list[tuple[str, int]]()
-    for place in sys.path:
-        try:
-            places.append((place, Path(place).stat().st_mtime_ns))
-        except (OSError, ValueError):  # it does not exist or cannot be looked at; ValueError: a NUL in the name
-            places.append((place, 0))
-    return tuple(places)
-
-
 @lru_cache(maxsize=64)
-def _entry_points(group: str, _places: tuple[tuple[str, int], ...]) -> EntryPoints:
-    """The entry points of a group, cached by `_places`: reading them opens a file of every installed package."""
-    try:
-        return entry_points(group=group)
-    except (OSError, ValueError):  # a file that is not readable, or not UTF-8; the other packages are used
-        pass
-    readable: list[EntryPoint] = []
-    for package in distributions():
-        name = ""
-        with Contained() as reading:
-            name = package.name
-            readable += package.entry_points.select(group=group)
-        if reading.fault:
-            warnings.warn(f"the plug-ins of package {quoted(name)} cannot be read: {reading.fault}.", stacklevel=4)
-    return EntryPoints(readable)
+def _entry_points(group: str, _path: tuple[str, ...]) -> EntryPoints:
+    """The entry points of a group, cached: reading them opens a file of every installed package."""
+    return entry_points(group=group)
 
 
 def _reason(entry: Any, fault: str) -> str:

@@ -1,10 +1,7 @@
 """Phases of long work, with progress bars on a terminal, and notes about saved progress when work is interrupted."""
 
 import contextlib
-import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +12,10 @@ from bayesgeom.core.errors import OutputFault
 from bayesgeom.core.files import is_temporary
 from bayesgeom.core.text import count_text, shortened
 
-_SECOND = 1.0  # until the line of elapsed time appears, and between its updates
 _NAME = 32  # letters before a bar: it fits 80 columns with its numbers
 _FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}s [{elapsed}<{remaining}]"
-_COLUMNS, _ROWS = 80, 24  # for a terminal that does not report its size
-_open: list[tuple[str, bool]] = []  # the phases that run, the outermost first, and whether a bar shows each
-_listening: list[Callable[[str], None]] = []  # what is told of outermost phases, outside of terminals
+_open: list[str] = []  # the phases that run, the outermost first
+_listening: list[Callable[[str], None]] = []  # what is told of outermost phases
 
 
 @contextlib.contextmanager
@@ -57,75 +52,32 @@ def phase(
         size = "" if total is None else f" ({count_text(total - done, unit)})"
         for tell in _listening:
             tell(f"{what}{size}")
-    with _bar(what, total, unit, done=done, leave=leave, is_hidden=is_quiet) as shown:
-        entry = (what, not shown.disable)
-        if not is_quiet:
-            _open.append(entry)
+    is_hidden = is_quiet or total is None or sys.stderr is None  # None: the process has no standard error
+    options = {"total": total, "desc": shortened(what, _NAME), "unit": f" {unit}", "bar_format": _FORMAT}
+    with tqdm(**options, initial=done, leave=leave, disable=True if is_hidden else None) as shown:
+        _open.extend([] if is_quiet else [what])
         try:
             yield shown
         finally:
             if not is_quiet:
-                _open.remove(entry)
-
-
-def _bar(what: str, total: int | None, unit: str, *, done: int, leave: bool, is_hidden: bool) -> Any:
-    """Return a tqdm bar, hidden where there is nothing to draw."""
-    is_hidden = is_hidden or total is None or sys.stderr is None  # None: the process has no standard error
-    size = {} if is_hidden else _size_of(sys.stderr)
-    disable = True if is_hidden else None
-    options = {"total": total, "desc": shortened(what, _NAME), "unit": f" {unit}", "bar_format": _FORMAT}
-    return tqdm(**options, initial=done, leave=leave, disable=disable, **size)
-
-
-def _size_of(stream: Any) -> dict[str, Any]:
-    """Return tqdm's options for the size of a terminal that does not report one, as those of containers may."""
-    with contextlib.suppress(OSError, ValueError):  # not a terminal, or an object without a file descriptor
-        if os.get_terminal_size(stream.fileno()).columns <= 0:
-            return {"ncols": _COLUMNS, "nrows": _ROWS}
-    return {}
+                _open.remove(what)
 
 
 @contextlib.contextmanager
-def phases_shown(what: str) -> Iterator[None]:
-    """Around a command: show its phases on standard error.
-
-    On a terminal, a line above all bars names the phase and counts the seconds; it appears after a second and vanishes
-    at the end. Elsewhere each phase that is not part of another is a line.
-    """
+def phases_shown() -> Iterator[None]:
+    """Around a command: write a line on standard error for each phase that is not part of another."""
     stream = sys.stderr
-    if stream is None:
-        yield
-        return
-    if not stream.isatty():
 
-        def tell(line: str) -> None:
-            with contextlib.suppress(OSError):
-                print(f"  {line}", file=stream, flush=True)
+    def tell(line: str) -> None:
+        with contextlib.suppress(OSError):
+            print(f"  {line}", file=stream, flush=True)
 
+    if stream is not None:
         _listening.append(tell)
-        try:
-            yield
-        finally:
-            _listening.remove(tell)
-        return
-    ended, begun = threading.Event(), time.monotonic()
-
-    def count() -> None:
-        if ended.wait(_SECOND):
-            return
-        with tqdm(bar_format="{desc}", leave=False, file=stream, **_size_of(stream)) as line:
-            while not ended.is_set():
-                known = [name for name, is_drawn in [*_open] if not is_drawn]
-                line.set_description_str(f"{': '.join([what, *known[-1:]])}: {time.monotonic() - begun:.0f} s")
-                ended.wait(_SECOND)
-
-    counting = threading.Thread(target=count, name="elapsed", daemon=True)
-    counting.start()
     try:
         yield
     finally:
-        ended.set()
-        counting.join()
+        _listening.clear()
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ always removed again.
 The random state and the default dtype belong to the process. Code that changes one of them temporarily holds
 `PROCESS_STATE`. To hold both locks, take the module's lock first.
 
-The number of threads of a matrix product also belongs to the process. Only `limited` changes it, and `side_by_side`
-holds a lock while it does. Code that runs a module in the steps of `side_by_side` takes the module's lock first.
+The number of threads of a matrix product also belongs to the process. Only `limited_threads` changes it, and
+`side_by_side` holds a lock while it does.
 
 A default device or a precision that the caller has set would change numbers. The first is refused, the second is
 recorded in the provenance.
@@ -20,7 +20,7 @@ recorded in the provenance.
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
@@ -43,7 +43,6 @@ PROCESS_STATE = threading.RLock()
 _LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()  # Any: RLock is a function, not a class
 _MAKING = threading.Lock()
 _SIDE_BY_SIDE = threading.RLock()
-_OVER = object()
 
 
 def lock_of(module: nn.Module) -> Any:
@@ -139,7 +138,7 @@ def limited_threads(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def side_by_side(works: Sequence[Callable[[], R]], meanwhile: Iterable[object] = ()) -> Iterator[tuple[int, R]]:
+def side_by_side(works: Sequence[Callable[[], R]]) -> Iterator[tuple[int, R]]:
     """Do many small pieces of work, as many at a time as torch has threads, each of them in one thread.
 
     Operations on small arrays gain nothing from a second thread, and lose where two libraries compete for the cores.
@@ -147,8 +146,6 @@ def side_by_side(works: Sequence[Callable[[], R]], meanwhile: Iterable[object] =
 
     Args:
         works: Functions that share no state that they change. They are started in this order.
-        meanwhile: Steps of longer work, taken in this thread while works are unfinished. The rest is left to the
-            caller; with one thread, all of it.
 
     Yields:
         The place in `works` and the result of each one, about in the order in which they end. The first exception
@@ -158,7 +155,7 @@ def side_by_side(works: Sequence[Callable[[], R]], meanwhile: Iterable[object] =
         >>> sorted(side_by_side([lambda: "a", lambda: "b"]))
         [(0, 'a'), (1, 'b')]
     """
-    n_threads, is_differentiated, steps = torch.get_num_threads(), torch.is_grad_enabled(), iter(meanwhile)
+    n_threads, is_differentiated = torch.get_num_threads(), torch.is_grad_enabled()
 
     def done(work: Callable[[], R]) -> R:
         with torch.set_grad_enabled(is_differentiated):  # a new thread would start with True
@@ -168,17 +165,11 @@ def side_by_side(works: Sequence[Callable[[], R]], meanwhile: Iterable[object] =
         if n_threads < 2 or not works:
             yield from ((place, work()) for place, work in enumerate(works))
             return
-        pool = ThreadPoolExecutor(n_threads - 1, thread_name_prefix="side-by-side")
+        pool = ThreadPoolExecutor(n_threads, thread_name_prefix="side-by-side")
         try:
-            waiting = {pool.submit(done, work): place for place, work in enumerate(works)}
-            while waiting:
-                if next(steps, _OVER) is _OVER:
-                    if canceled := next((future for future in waiting if future.cancel()), None):  # it has not begun
-                        yield (place := waiting.pop(canceled)), works[place]()
-                    else:
-                        wait(waiting, return_when=FIRST_COMPLETED)
-                for future in [future for future in waiting if future.done()]:
-                    yield waiting.pop(future), future.result()
+            places = {pool.submit(done, work): place for place, work in enumerate(works)}
+            for future in as_completed(places):
+                yield places[future], future.result()
         finally:
             pool.shutdown(cancel_futures=True)
 

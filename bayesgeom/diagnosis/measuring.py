@@ -1,6 +1,6 @@
 """The probes of a plan, measured on one run: what each reads of it, and reports on some of a model's layers."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from bayesgeom.core.plugins import Contained
 from bayesgeom.core.torch_state import side_by_side
 from bayesgeom.diagnosis.plan import Plan
 from bayesgeom.measurements.base import Subject
-from bayesgeom.models.base import LARGE, return_freed_memory
+from bayesgeom.models.base import return_freed_memory
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import axes_of, parts_of, value_of
@@ -33,12 +33,10 @@ def probed(
     untrained: Mapping[str, Sequence[Report]],
     *,
     on_all_layers: bool = False,
-    meanwhile: Iterable[object] = (),
 ) -> Found:
     """Return the reports of the probes in `untrained` on a run, and why plug-ins failed.
 
     A report on some layers gets NaN in the others if `on_all_layers`; those of untrained networks keep their layers.
-    `meanwhile` are steps of other work, some of which are taken while probes are measured side by side.
     """
 
     def measured(name: str) -> Report:
@@ -65,8 +63,7 @@ def probed(
         names.sort(key=lambda name: plan.supported[name].relative_time, reverse=True)  # no thread waits long at the end
         # Side by side, if probes gain from it and the memory holds what several of them compute at a time.
         is_small = sum(values.nbytes for values in run.recorded.values()) < _MOST_STORED
-        steps = meanwhile if run.spec.n_parameters < LARGE else ()  # passes of a large model need all threads
-        each = side_by_side([partial(measured, name) for name in names], steps) if is_small else one_by_one()
+        each = side_by_side([partial(measured, name) for name in names]) if is_small else one_by_one()
         for place, report in each:
             reports[names[place]] = report
             shown.update()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 import torch
 
@@ -15,7 +15,6 @@ from bayesgeom.core import (
     Ask,
     InvalidArgument,
     MissingSite,
-    NoCopy,
     Site,
     Trials,
     check_types,
@@ -29,7 +28,7 @@ from bayesgeom.models.captured.model import UNTRAINED, Manifest, rows_per_shard,
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.tasks.base import Branch, WindTunnel, at_most, block_size, derived_seed, task_from_config
 
-DTYPES = ("float32", "float16", "bfloat16")
+Dtype = Literal["float32", "float16", "bfloat16"]
 
 
 @final
@@ -52,13 +51,11 @@ class Selection:
 
     sites: str | Sequence[str] | None = None
     layers: Sequence[int] | None = None
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
         check_types(self)
         _check_sites(self.sites)
-        if self.dtype not in DTYPES:
-            raise InvalidArgument(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
 
 
 @checked("model", "task")
@@ -113,20 +110,13 @@ def capture(
     copies = [derived_seed(seed, Branch.UNTRAINED, index) for index in range(n_untrained)]
     manifest = _manifest(subject, chosen, selection, n=n, seed=seed)
     for copy_seed in copies[:1]:
-        _untrained(subject, copy_seed)  # before anything is written, so that no work is lost
+        subject.untrained_copy(copy_seed)  # before anything is written, so that no work is lost
     _write(subject, chosen, replace(manifest, untrained=copies), folder)
     for index, copy_seed in enumerate(copies):
-        copy = _untrained(subject, copy_seed)
+        copy = subject.untrained_copy(copy_seed)
         part = _manifest(copy, chosen, selection, n=min(n, N_RECORDED), seed=seed)
         _write(copy, chosen, part, folder / UNTRAINED.format(index))
     return folder
-
-
-def _untrained(model: Model, seed: int) -> Model:
-    try:
-        return model.untrained_copy(seed)
-    except NoCopy as reason:
-        raise InvalidArgument(f"n_untrained must be 0 here: {reason}") from reason
 
 
 def _manifest(model: Model, task: WindTunnel, selection: Selection, *, n: int, seed: int) -> Manifest:

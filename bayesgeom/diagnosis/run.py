@@ -1,7 +1,6 @@
 """`diagnose`: measure everything that applies in one pass over new sequences, and on untrained networks."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -13,7 +12,7 @@ from jaxtyping import Float64
 
 from bayesgeom.core import N_RECORDED, Ask, InvalidArgument, NoCopy, NonFinite, Run, checked, phase
 from bayesgeom.diagnosis.measuring import Found, attempted, probed, usable
-from bayesgeom.diagnosis.passes import ModelPasses, passes
+from bayesgeom.diagnosis.passes import whole_run
 from bayesgeom.diagnosis.plan import (
     AnyMeasurement,
     Named,
@@ -33,6 +32,7 @@ from bayesgeom.diagnosis.short_memory import with_short_memory
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.measurements.base import Subject
 from bayesgeom.measurements.calibration import CalibrationReport, compared, sequence_kl_bits
+from bayesgeom.measurements.running import further_runs
 from bayesgeom.models.base import (
     KERNELS,
     LARGE,
@@ -47,7 +47,7 @@ from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names,
 from bayesgeom.report.answer import N_COPIES, answer_of
 from bayesgeom.report.diagnosis import LAYERS, STREAMED, Diagnosis
 from bayesgeom.report.report import Report
-from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, task_from_config
+from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
 _PREDICTIONS = CalibrationReport.name
@@ -97,7 +97,7 @@ def diagnose(
         The reports by the name of their measurement.
 
     Raises:
-        InvalidArgument: n is below 1, n_untrained below 0 or above 1,000, or the list of measurements is empty.
+        InvalidArgument: n is below 1, n_untrained below 0, or the list of measurements is empty.
         UnknownName: A measurement or checkpoint does not exist.
         TaskMismatch: Ids or length of the task do not fit the model, or a named measurement needs another kind of task.
         MissingSite: A named measurement reads a site that the model does not provide.
@@ -123,7 +123,7 @@ def _diagnosed(
     chosen, n_untrained = task_of(subject, task), arguments["n_untrained"]
     n, seed = subject.sequences(chosen, n=arguments["n"], seed=arguments["seed"])
     subject.check_fits(one := chosen.sample(1, seed=seed))
-    check_room(chosen, n)  # before untrained networks run
+    check_count(n)  # before untrained networks run
     budget = recording_bytes(subject.spec.device, subject.memory_gib)  # also of untrained networks, to compare with
     plan = plan_of(subject, chosen, one, probes, n=n, seed=seed, ablations=arguments["ablations"])
     plan = affordable(plan, subject, one, budget, min(n, N_RECORDED))
@@ -135,11 +135,11 @@ def _diagnosed(
         copies, skipped = _copies(subject, chosen, untrained, skipped, n_untrained, sequences, executor)
         subject.begin()
         before = {name: reports for name, reports in untrained.items() if name not in skipped}
-        with passes(subject, chosen, part, n=n, seed=seed, budget=budget) as model_passes, model_passes.locked():
-            run, further, (reports, faults) = _measured(model_passes, part, before)
+        run = whole_run(subject, chosen, part, n=n, seed=seed, budget=budget)
+        reports, faults = probed(part, run, before, on_all_layers=True)
         if isinstance(calibration := reports.get(_PREDICTIONS), CalibrationReport):
             reports[_PREDICTIONS] = compared(calibration, run, copies)
-        again, reasons = _measured_again(subject, chosen, part, run, further, seed=seed, n_untrained=n_untrained)
+        again, reasons = _measured_again(subject, chosen, part, run, seed=seed, n_untrained=n_untrained)
         reports, skipped = _answered({**known, **reports, **again}), skipped | faults | reasons
         if _PREDICTIONS in part.supported:
             reports = with_short_memory(reports, subject, chosen, run, seed=seed)
@@ -318,48 +318,24 @@ def _spelled(probe: AnyMeasurement) -> str:
     return spelled
 
 
-def _measured(
-    model_passes: ModelPasses, plan: Plan, untrained: Mapping[str, Sequence[Report]]
-) -> tuple[Run, dict[str, tuple[Run, ...]], Found]:
-    """Return the run, the runs of further sequences, and the reports. Most probes are measured during the passes."""
-    first, further, lost = model_passes.first(), dict[str, tuple[Run, ...]](), dict[str, str]()
-
-    def others() -> Iterator[None]:
-        for name, measurement in plan.again.items():
-            runs = attempted(plan, name, partial(model_passes.further, measurement, first), lost)
-            further.update({} if runs is None else {name: runs})
-            yield
-        yield from model_passes.others()
-
-    # These read the scores of sequences whose activations are not recorded; a probe of a plug-in may do so.
-    last = {name for name in untrained if not plan.supported[name].needs.sites or name in plan.contained}
-    steps = others()
-    early = {name: copies for name, copies in untrained.items() if name not in last}
-    measured, faults = probed(plan, first, early, on_all_layers=True, meanwhile=steps)
-    deque(steps, maxlen=0)
-    run = model_passes.whole(first)
-    rest, more = probed(plan, run, {name: untrained[name] for name in untrained if name in last}, on_all_layers=True)
-    measured |= rest
-    reports = {name: measured[name] for name in untrained if name in measured}
-    return run, further, (reports, faults | more | lost)
-
-
 def _measured_again(
     model: Model,
     task: WindTunnel,
     plan: Plan,
     run: Run,
-    further: Mapping[str, tuple[Run, ...]],
     *,
     seed: int,
     n_untrained: int,
 ) -> Found:
     """Return the reports of what runs the model again; one that fails must not lose the earlier measurements."""
     reports, faults = dict[str, Report](), dict[str, str]()
-    for name in further:
-        subject = Subject(run=run, task=task, seed=seed, further=further[name], n_untrained=n_untrained, model=model)
+    for name, measurement in plan.again.items():
+        runs = attempted(plan, name, partial(further_runs, model, measurement, task, run, seed=seed), faults)
+        if runs is None:
+            continue
+        subject = Subject(run=run, task=task, seed=seed, further=runs, n_untrained=n_untrained, model=model)
         with phase(f"{model.spec.name}: {name}"):
-            report = attempted(plan, name, partial(_reported, plan.again[name], subject), faults)
+            report = attempted(plan, name, partial(_reported, measurement, subject), faults)
         reports |= {} if report is None else {name: report}
     return reports, faults
 
@@ -378,10 +354,8 @@ def _untrained(model: Model, plan: Plan, task: WindTunnel, index: int, *, n: int
             why = network.withheld.get(lacking[0], "its network does not provide it")
             return {}, {_INITIALIZATION: f"untrained network {index} was left out: it lacks {lacking[0].name} ({why})."}
         return_freed_memory()  # of loading and of building, before the pass allocates its own
-        with passes(network, task, plan, n=n, seed=seed, budget=budget) as network_passes:
-            del network
-            run = network_passes.first()
-        del network_passes
+        run = whole_run(network, task, plan, n=n, seed=seed, budget=budget)
+        del network
     except NoCopy as reason:
         return {}, {_INITIALIZATION: str(reason)}
     except RuntimeError as error:

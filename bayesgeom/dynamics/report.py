@@ -476,13 +476,11 @@ def viewed(task: WindTunnel, steps: Steps, snapshots: Sequence[SnapshotNumbers])
     return inside_report(numbers | {"answer_ids": parts[0]["answer_ids"]}, task)
 
 
-def attention_maps(
-    run: str, steps: Steps, snapshots: Sequence[SnapshotNumbers], at: Sequence[int] | None
-) -> AttentionMapsReport | None:
-    """Return attention maps at the chosen steps, by default a few from first to last; None without attention."""
+def attention_maps(run: str, steps: Steps, snapshots: Sequence[SnapshotNumbers]) -> AttentionMapsReport | None:
+    """Return attention maps at a few steps from first to last; None without attention."""
     if "maps" not in snapshots[-1].arrays:
         return None
-    shown = chosen_among(len(steps), N_MAPS) if at is None else [steps.index(step) for step in at]
+    shown = chosen_among(len(steps), N_MAPS)
     whole = np.stack([snapshots[index].arrays["maps"] for index in shown])
     layers = chosen_among(whole.shape[1], MAX_ROWS)
     maps = whole[:, layers]

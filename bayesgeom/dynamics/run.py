@@ -44,7 +44,6 @@ def training_dynamics(
     n: int = 256,
     seed: int = 0,
     device: str = "cpu",
-    maps_at: Sequence[int] | None = None,
     probes: Named | Sequence[Named] | None = None,
     out: str | Path | None = None,
     executor: Executor | Batch | None = None,
@@ -60,7 +59,6 @@ def training_dynamics(
         n: Number of sequences: at least 4.
         seed: Seed of the sequences and of the intervals.
         device: Device: "cpu", "cuda", …
-        maps_at: Steps whose attention is drawn. Default: a few.
         probes: Further measurements of every snapshot of the first training, as in `diagnose`; each at its own cost.
         out: Directory for progress and the report, so that an interrupted analysis continues.
         executor: Where snapshots are measured, a job each (see `bayesgeom.executors`). Default: this process.
@@ -91,30 +89,17 @@ def training_dynamics(
         check_device(device)
     _check_probes(probes)
     trainings = runs_of(runs)
-    chosen = _steps_of_maps(maps_at, trainings[0].steps)
     budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
     bench = Bench.of(_like(trainings[0], device), trainings[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
     progress, further = None if out is None else Path(out) / PARTS, tuple(listed(probes) or ())
     analysis = _Analysis(runs=trainings, bench=bench, device=device, probes=further, progress=progress, batch=batch)
-    return analysis.diagnosis(chosen)
+    return analysis.diagnosis()
 
 
 def _like(run: TrainingRun, device: str) -> Model:
     """Return a model with the sites and sizes of the snapshots."""
     config = run.config
     return _model_at((run.paths[0], ""), device) if config is None else of_module(config.build(seed=0))
-
-
-def _steps_of_maps(maps_at: Sequence[int] | None, steps: Sequence[int]) -> list[int] | None:
-    """Return the steps whose attention is drawn, in order; None: a few."""
-    if maps_at is None:
-        return None
-    if not len(maps_at):
-        raise InvalidArgument("maps_at names no step: leave it out for a few, or name snapshots.")
-    if unknown := [step for step in maps_at if step not in steps]:
-        available = ", ".join(map(str, steps))
-        raise InvalidArgument(f"there is no snapshot at step {unknown[0]}; available: {available}.")
-    return sorted(set(maps_at))
 
 
 def _check_probes(probes: Named | Sequence[Named] | None) -> None:
@@ -136,7 +121,7 @@ class _Analysis:
     progress: Path | None
     batch: Batch | None
 
-    def diagnosis(self, maps_at: Sequence[int] | None) -> Diagnosis:
+    def diagnosis(self) -> Diagnosis:
         """Measure the missing snapshots and return all reports; the pictures and `probes` are of the first training."""
         n, first = self.bench.n, self.runs[0]
         snapshots = self._measured()
@@ -145,7 +130,7 @@ class _Analysis:
         reports = (
             dynamics_report([run.name for run in self.runs], first.steps, numbers, n=n),
             film(first.name, first.steps, numbers[0]),
-            attention_maps(first.name, first.steps, numbers[0], maps_at),
+            attention_maps(first.name, first.steps, numbers[0]),
             viewed(self.bench.task, first.steps, numbers[0]),
         )
         arguments = {"n": n, "seed": self.bench.seed, "runs": [run.name for run in self.runs]}

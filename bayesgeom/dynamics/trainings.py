@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from bayesgeom.core import CheckpointFault, InvalidArgument, UnknownName, check_types
 from bayesgeom.core.errors import quoted, suggestion
-from bayesgeom.core.files import read_safetensors
-from bayesgeom.core.plugins import Contained
+from bayesgeom.core.files import differences, read_safetensors
 from bayesgeom.core.text import count_text
 from bayesgeom.models.base import Model, Reattachable
 from bayesgeom.models.checkpoint import load_checkpoint, weights_hash
@@ -81,19 +80,14 @@ class Snapshots:
         """Return the model of a step.
 
         Raises:
-            InvalidArgument: `make` makes no module, or one with other weights.
+            InvalidArgument: `make` makes no module.
+            RuntimeError: It makes one with other weights.
         """
-        made: Any = None
-        with Contained() as making:
-            made = self.make()
+        made: Any = self.make()
         module = made.module if isinstance(made, Model) else made
-        if making.fault or not isinstance(module, nn.Module):
-            raise InvalidArgument(f"make=… must return a new module: {making.fault or f'got {quoted(made)}'}.")
-        weights = self.weights(step)
-        with Contained() as filling:
-            module.load_state_dict(weights)
-        if filling.fault:
-            raise InvalidArgument(f"the weights of step {step:,} do not fit what make=… returns: {filling.fault}.")
+        if not isinstance(module, nn.Module):
+            raise InvalidArgument(f"make=… must return a new module, got {quoted(made)}.")
+        module.load_state_dict(self.weights(step))
         module.to(device)
         if not isinstance(made, Reattachable):
             return as_model(made)
@@ -291,11 +285,10 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
     for run in runs[1:]:
         _check_alike(first, run, "trainings")
         if _seedless(run.recipe) != _seedless(first.recipe):
-            one, other = _seedless(first.recipe), _seedless(run.recipe)
-            apart = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+            apart = differences(_seedless(first.recipe), _seedless(run.recipe))
             raise InvalidArgument(
-                f"{first.name} and {run.name} were made by recipes that differ in more than the seed, in "
-                f"{', '.join(apart)}. Pass trainings of one recipe."
+                f"{first.name} and {run.name} were made by recipes that differ in more than the seed ({apart}). Pass "
+                f"trainings of one recipe."
             )
         if run.steps != first.steps:
             raise InvalidArgument(
@@ -303,8 +296,6 @@ def _check_seeds(runs: Sequence[TrainingRun]) -> None:
                 f"{len(run.steps)} up to {run.steps[-1]:,}: seeds are compared at the same steps."
             )
     for other, run in itertools.combinations(runs, 2):
-        if run.hashes == other.hashes:
-            raise InvalidArgument(f"{run.name} is given twice: a second seed must be another training.")
         if _seeds(run.recipe) == _seeds(other.recipe):
             one, two = (own.folder or own.paths[0].parent for own in (other, run))
             raise InvalidArgument(
@@ -330,11 +321,8 @@ def _check_alike(one: TrainingRun, other: TrainingRun, what: str) -> None:
         ("architectures", one.config.to_dict(), other.config.to_dict()),
         ("tasks", one.task.config(), other.task.config()),
     ):
-        apart = [key for key, value in a.items() if b.get(key) != value]
-        if not apart:
+        if not (apart := differences(a, b)):
             continue
-        shown = apart[:1] if apart[0] in ("architecture", "name") else apart
-        here, there = (", ".join(f"{key} {own[key]}" for key in shown) for own in (a, b))
         raise InvalidArgument(
-            f"{what} of different {plural} cannot be put together: {one.name} has {here}, {other.name} has {there}."
+            f"{what} of different {plural} cannot be put together: {one.name} and {other.name} differ ({apart})."
         )

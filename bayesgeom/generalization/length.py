@@ -42,7 +42,6 @@ from bayesgeom.generalization.longer_tasks import (
     untrained_rows,
     with_room_for,
     with_untrained_positions,
-    without_top_attention,
 )
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.checkpoint import Checkpoint
@@ -66,7 +65,6 @@ def length_generalization(
     n: int = 512,
     seed: int = 0,
     threshold_bits: float = 0.01,
-    top_attention_off: int = 0,
     executor: Executor | Batch | None = None,
 ) -> LengthReport:
     """Measure errors at and beyond the training length, for one model or several.
@@ -82,7 +80,6 @@ def length_generalization(
         n: Number of sequences.
         seed: Seed of the sequences and of the intervals.
         threshold_bits: KL above which a position counts as failed.
-        top_attention_off: Number of top layers without attention.
         executor: Where models are measured, a job each (see `bayesgeom.executors`); they are then given by their names
             or directories. Default: this process.
 
@@ -104,14 +101,14 @@ def length_generalization(
     models: list[ModelLike] = [model] if is_one else list(model)  # type: ignore[arg-type, list-item]
     names = None if executor is None else [name_of(item) for item in models]
     _check(models, task, n=n, seed=seed, threshold_bits=threshold_bits)
-    subjects = [without_top_attention(as_model(item), top_attention_off) for item in models]
+    subjects = [as_model(item) for item in models]
     setting = LengthSetting.of(subjects, task, lengths, n=n, seed=seed, threshold_bits=threshold_bits)
     if executor is None or names is None:
         measured = [_errors(subject, setting) for subject in subjects]
     else:
-        jobs = [_job(name, subject, setting, top_attention_off) for name, subject in zip(names, subjects, strict=True)]
+        jobs = [_job(name, subject, setting) for name, subject in zip(names, subjects, strict=True)]
         measured = Batch.of(executor).results(jobs, desc="models")
-    return _with_source(length_report(measured, setting), subjects, setting, top_attention_off)
+    return _with_source(length_report(measured, setting), subjects, setting)
 
 
 def _check(models: Sequence[ModelLike], task: TaskLike | None, *, n: int, seed: int, threshold_bits: float) -> None:
@@ -178,12 +175,10 @@ def _trained_on(model: Model, task: TaskLike | None) -> tuple[WindTunnel, Length
     return chosen, length_field, length_field.of(known)
 
 
-def _with_source(
-    report: LengthReport, models: Sequence[Model], setting: LengthSetting, top_attention_off: int
-) -> LengthReport:
+def _with_source(report: LengthReport, models: Sequence[Model], setting: LengthSetting) -> LengthReport:
     """Add the provenance: names and hashes of several models, or the description of one."""
     names = ("lengths", "n", "seed", "threshold_bits")
-    arguments = {name: vars(setting)[name] for name in names} | {"top_attention_off": top_attention_off}
+    arguments = {name: vars(setting)[name] for name in names}
     trained = {"trained_task": str(setting.length_field.to(setting.task, setting.trained))}
     if len(models) == 1:
         spec = replace(models[0].spec, weights_hash=report.weights_hashes[0])
@@ -193,9 +188,9 @@ def _with_source(
     return with_provenance(report, provenance(named, setting.task, arguments) | weights | trained)
 
 
-def _job(name: str, model: Model, setting: LengthSetting, top_attention_off: int) -> Job:
+def _job(name: str, model: Model, setting: LengthSetting) -> Job:
     options = {key: value for key, value in vars(setting).items() if key != "task"}
-    arguments = job_arguments(name, model.spec, setting.task, top_attention_off=top_attention_off, setting=options)
+    arguments = job_arguments(name, model.spec, setting.task, setting=options)
     return Job(name=model.spec.name, function=errors_at, arguments=arguments)
 
 
@@ -205,11 +200,10 @@ def errors_at(
     weights: str,
     device: str,
     task: Mapping[str, Any],
-    top_attention_off: int,
     setting: Mapping[str, Any],
 ) -> "ModelErrors":
     """Do the job of one model."""
-    subject = check_same(without_top_attention(load(model, device=device), top_attention_off), weights)
+    subject = check_same(load(model, device=device), weights)
     lengths = tuple(setting["lengths"])
     return _errors(subject, LengthSetting(**{**setting, "task": task_from_config(task), "lengths": lengths}))
 

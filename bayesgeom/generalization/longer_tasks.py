@@ -1,13 +1,12 @@
-"""Longer versions of a task, and models with positions for them, or without attention in their top layers."""
+"""Longer versions of a task, and models with positions for them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
 
 from bayesgeom.core import InvalidArgument, ModelSpec, TaskMismatch
-from bayesgeom.core.errors import integer_of
 from bayesgeom.generalization.curves import N_TREND
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.base import Model
@@ -78,15 +77,12 @@ def checked_lengths(length_field: LengthField, trained: int, lengths: Sequence[i
         times = TIMES if length_field.is_prefix else DISTANCES
         lengths = [*(round(share * trained) for share in times), *(() if trained else (1, 2, 4, 8, 16, 32))]
     least = 1 if length_field.is_prefix else 0
-    given: Any = lengths
-    listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
-    whole = [integer for length in listed if (integer := integer_of(length)) is not None]
-    if not whole or len(whole) < len(listed) or min(whole) < least or max(whole) <= trained:
+    if not lengths or min(lengths) < least or max(lengths) <= trained:
         raise InvalidArgument(
-            f"lengths must be a list of whole numbers, at least {least}, with one beyond the training length "
-            f"({length_field.field}={trained}); got {', '.join(map(str, listed)) or repr(given)}."
+            f"lengths must be whole numbers, at least {least}, with one beyond the training length "
+            f"({length_field.field}={trained}); got {', '.join(map(str, lengths)) or 'none'}."
         )
-    return tuple(sorted({*whole, trained}))
+    return tuple(sorted({*lengths, trained}))
 
 
 def with_room_for(
@@ -195,26 +191,3 @@ def with_untrained_positions(model: Model, n_ctx: int, *, seed: int = 0) -> Mode
     weights[_TABLE] = torch.cat([weights[_TABLE], rows[len(weights[_TABLE]) :]])
     longer.load_state_dict(weights, strict=True)
     return HookedModel(longer.eval(), name=f"{model.spec.name} + untrained rows", task=model.task)
-
-
-def without_top_attention(model: Model, n_layers: int) -> Model:
-    """Return a copy of the transformer without attention in the top `n_layers` layers; with 0, the model itself.
-
-    Raises:
-        InvalidArgument: The model is not a bayesgeom transformer, or has fewer layers.
-    """
-    module = model.module
-    if not n_layers:
-        return model
-    if not isinstance(module, Transformer):
-        raise InvalidArgument(
-            f"attention can be switched off in the top layers of bayesgeom's own transformers; {model.spec.name} is a "
-            f"{model.spec.architecture}: ablate its attention with bayesgeom.ablate."
-        )
-    config = replace(module.config, top_attention_off=n_layers)
-    silenced = Transformer(config, seed=0).to(model.spec.device)
-    off = {f"blocks.{layer}.attn.W_O.weight" for layer in range(config.n_layers - n_layers, config.n_layers)}
-    weights = {name: tensor * 0 if name in off else tensor for name, tensor in module.state_dict().items()}
-    silenced.load_state_dict(weights, strict=True)
-    name = f"{model.spec.name} without attention in {n_layers} top layer{'s' if n_layers > 1 else ''}"
-    return HookedModel(silenced.eval(), name=name, task=model.task)

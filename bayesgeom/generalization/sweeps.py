@@ -359,10 +359,7 @@ def _no_parameter(task: object, vary: str, known: Iterable[str]) -> InvalidArgum
 
 def _listed(values: Any) -> list[Any]:
     """Return the values of a list or an array as Python values; raise if there are none."""
-    try:
-        listed = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
-    except TypeError:  # an array without axes
-        listed = []
+    listed = list(values)
     if not listed:
         raise InvalidArgument(f"values must be a list with at least one value; got {values!r}.")
     return [value.item() if isinstance(value, np.generic) else value for value in listed]

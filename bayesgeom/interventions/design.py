@@ -10,13 +10,11 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from bayesgeom.core import Edit, InSubspace, InvalidArgument, Replace, Site, SubspaceKind, Trials, check_types
-from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.report.tables import MOST
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Subspace
 
 Donors = Literal["auto", "paired", "independent"]
-DONORS = ("auto", "paired", "independent")
 RANDOM, MATCHED = "random subspaces", "variance-matched subspaces"
 RANDOM_MOST, MATCHED_MOST = f"{RANDOM}{MOST}", f"{MATCHED}{MOST}"  # where only the largest effect is stored
 ERASED = "random erasures"  # of the same rank; its value is their median
@@ -64,10 +62,6 @@ class Design:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.kind not in SUBSPACE_KINDS:
-            raise InvalidArgument(f"kind must be one of {', '.join(SUBSPACE_KINDS)}; got {self.kind!r}.")
-        if self.donors not in DONORS:
-            raise InvalidArgument(f"donors must be one of {', '.join(DONORS)}; got {self.donors!r}.")
         if min(self.n_random, self.n_matched, self.n_control) < 1 or self.n_untrained < 0 or self.n_fit < 2:
             raise InvalidArgument(
                 f"n_random, n_matched and n_control must be at least 1, n_fit at least 2 and n_untrained at least 0; "

@@ -85,7 +85,7 @@ class PairPass:
         """Return the edit, and one that subtracts what it added to the residual stream before the final norm."""
         unedited = self.baseline.stored[edit.site, edit.layer]
         added = edit.applied(unedited, self.reference) - unedited
-        return edit, Subtract(site=RESID_POST, layer=spec.n_layers - 1, amount=added, rows=self.baseline.rows)
+        return edit, Subtract(site=RESID_POST, layer=spec.n_layers - 1, amount=added)
 
 
 @final

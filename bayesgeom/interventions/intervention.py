@@ -44,7 +44,7 @@ from bayesgeom.tasks.base import (
     LabeledTask,
     WindTunnel,
     at_most,
-    check_room,
+    check_count,
     derived_seed,
     fit_task,
     score_task,
@@ -86,7 +86,7 @@ class Intervention:
         seed: int,
     ) -> "Intervention":
         """Check all arguments before anything runs."""
-        n = at_most(score_task(task), check_room(task, n))
+        n = at_most(score_task(task), check_count(n))
         if isinstance(task, LabeledTask) and task.n_sequences < _LEAST_TEXTS:
             raise InvalidArgument(f"intervene scores a half of the texts: pass at least {_LEAST_TEXTS}, got {task}.")
         place.check_in(model)
@@ -306,7 +306,7 @@ class Intervention:
         def variants(batch: PairPass) -> list[Variant]:
             mask, edited = self.positions.mask(batch.baseline.trials, batch.number), list[Variant]()
             for edits in conditions.values():
-                limited = [edit if mask is None else AtPositions.of(edit, mask, batch.baseline.rows) for edit in edits]
+                limited = [edit if mask is None else AtPositions.of(edit, mask) for edit in edits]
                 edited += [(edit,) for edit in limited]
                 edited += [batch.without_direct_path(limited[index], self.model.spec) for index in chosen]
             return edited

@@ -31,7 +31,7 @@ from bayesgeom.stats.regression import absolute_interval, ranks, without_level_m
 from bayesgeom.stats.resampling import resampled_correlation_at_position, resampled_spearman
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
-from bayesgeom.tasks.base import WindTunnel, at_most, check_room, derived_seed, fit_task, score_task
+from bayesgeom.tasks.base import WindTunnel, at_most, check_count, derived_seed, fit_task, score_task
 
 N_RANDOM = 20  # random subspaces of the same rank
 N_KEPT = 256  # sequences whose coordinates are correlated with entropy
@@ -69,7 +69,7 @@ class JointIntervention:
             )
         if n < 2:
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for a correlation; got {n}.")
-        n = at_most(score_task(task), check_room(task, n))
+        n = at_most(score_task(task), check_count(n))
         if not sites or len({place.site for place in sites}) > 1:
             named = ", ".join(dict.fromkeys(place.site.name for place in sites)) or "(none)"
             raise InvalidArgument(
@@ -218,8 +218,7 @@ class _ReadAlong(Edit):
         return f"read along an axis at L{self.layer} {self.site.name}"
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference | None = None) -> Shaped[Tensor, "..."]:
-        at_rows = values if values.shape[1] == len(self.rows) else values[:, self.rows.to(values.device)]
-        flat = at_rows[: len(self.into)].flatten(2).double()
+        flat = values[: len(self.into), self.rows.to(values.device)].flatten(2).double()
         self.into[:] = (flat @ self.axis.to(flat))[..., 0].cpu().numpy()
         return values
 
@@ -239,7 +238,8 @@ class _Coordinates:
 
     def conditions(self, batch: PairPass) -> Sequence[Variant]:
         """Return the edits of each condition, with those that read coordinates if the batch is among the first."""
-        trials, rows = batch.baseline.trials, batch.baseline.rows
+        trials = batch.baseline.trials
+        rows = trials.scored_positions()[0]
         self._room -= (kept := min(self._room, len(trials)))
         shape = 1 + len(self._edits), self._n_layers, kept, len(rows)
         self._along.append(np.full(shape, np.nan))

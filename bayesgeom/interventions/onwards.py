@@ -34,7 +34,7 @@ from bayesgeom.stats.subspace import covariance, random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Subspace
 from bayesgeom.subspaces.erasers import JointMoments, covariance_subspace, leace_subspace
 from bayesgeom.subspaces.quantity import PosteriorQuantity, is_function_of_position
-from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_count, check_room, derived_seed
+from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, check_count, derived_seed
 
 N_FIT, N_READ, N_HELD_OUT = 768, 256, 128  # sequences to fit erasers, to fit read-outs and to score read-outs
 N_RANDOM, N_CONTROL = 20, 16  # random (and matched) subspaces, and the sequences on which they are scored
@@ -73,8 +73,6 @@ class EraseByRole(Edit):
 
     def applied(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:
         edited, mask = values.clone(), self.mask.to(values.device)
-        if values.shape[1] != len(mask):  # values hold the scored positions only
-            mask = mask[mask]
         for at, role in zip((mask, ~mask), self.roles, strict=True):
             if role is not None and bool(at.any()):
                 part = values[:, at]
@@ -284,7 +282,6 @@ def erase_onwards(
     device, n_layers = subject.spec.device, subject.spec.n_layers
     subject.check_fits(one := chosen.sample(1, seed=seed, device=device))
     quantity.check(one)
-    check_room(chosen, n)
     firsts = tuple(range(min(1, n_layers - 1), n_layers)) if place.layers is None else tuple(place.layers)
     scrubber = Scrubber(model=subject, site=place.site, quantity=quantity, oblique=oblique)
     trials = concatenate(list(chosen.stream(N_FIT + N_READ + N_HELD_OUT, seed=derived_seed(seed, _FIT), device=device)))

@@ -16,7 +16,7 @@ from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, task_of
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.behavior import predicted_behavior
-from bayesgeom.tasks.base import Branch, WindTunnel, check_room, derived_seed, scored_once
+from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed, scored_once
 
 AT_ONCE = 64  # sequences of a block of answers
 
@@ -47,7 +47,7 @@ def measured(
     n, seed = subject.sequences(chosen, n=n, seed=seed)
     prepared = measurement.prepared(subject, chosen, n=n, seed=seed)
     subject.check_fits(chosen.sample(1, seed=0))
-    check_room(chosen, n)
+    check_count(n)
     subject.begin()
     run = first_run(subject, chosen, n=n, seed=seed)
     further = further_runs(subject, prepared, chosen, run, seed=seed)

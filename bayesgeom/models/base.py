@@ -66,7 +66,7 @@ from bayesgeom.core.torch_state import (
     site_hook,
 )
 from bayesgeom.models.checkpoint_files import versions
-from bayesgeom.models.unembedding import Unembedding, saturated_cap, unembedding_of
+from bayesgeom.models.unembedding import Unembedding, unembedding_of
 from bayesgeom.stats.behavior import (
     BehaviorLog,
     answer_log_probabilities,
@@ -93,7 +93,6 @@ class BaselinePass:
     """The result of one unedited pass: activations by site and layer at all positions, and logits at scored rows."""
 
     trials: Trials
-    rows: Int64[Tensor, " query_pos"]
     stored: Mapping[tuple[Site, int], Float[Tensor, "batch pos *rest"]]
     logits: Float[Tensor, "batch query_pos d_vocab"]
 
@@ -147,15 +146,13 @@ def recording_bytes(device: str, memory_gib: float | None = None) -> int:
     return max(1, int(memory_gib * 2**30))
 
 
-def check_memory_gib(memory_gib: object) -> None:
+def check_memory_gib(memory_gib: float | None) -> None:
     """Check that this is None or a positive number of GiB.
 
     Raises:
         InvalidArgument: It is not.
     """
-    if memory_gib is None:
-        return
-    if isinstance(memory_gib, bool) or not isinstance(memory_gib, int | float) or not 0 < memory_gib < math.inf:
+    if memory_gib is not None and not 0 < memory_gib < math.inf:
         raise InvalidArgument(f"memory_gib must be a positive number of GiB, got {memory_gib!r}.")
 
 
@@ -235,8 +232,6 @@ class Recorder:
         self.masks: tuple[Bool[Tensor, "from_pos key_pos"], ...] = ()
         self._module, self._point = module, point
         self._storage: dict[Site | str, Tensor] = {}
-        self._same = self._recorded_as_another()
-        self._is_chained = False  # whether a block's input is stored as the output of the block before
         self.room = self._filled = self._reduced = 0
 
     @property
@@ -255,7 +250,7 @@ class Recorder:
         is_stored, is_streamed = self._filled < self.room, self._reduced < self.n_streamed
         changes = list[tuple[SiteLayer, Change]]()
         for site, layers in self.layers.items() if is_stored else ():
-            for layer in layers if site not in self._same else ():
+            for layer in layers:
                 changes.append(((site, layer), self._storing(site, layer, trials)))
         if self.stream is not None and is_streamed:
             rows = slice(self._reduced, self._reduced + len(trials))
@@ -278,18 +273,7 @@ class Recorder:
 
     def finished(self) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         """Return the recorded activations by site; the first axis is that of its layers."""
-        stored = {site: buffer[:, : self._filled] for site, buffer in self._storage.items() if isinstance(site, Site)}
-        return stored | {site: stored[other] for site, other in self._same.items() if other in stored}
-
-    def _recorded_as_another(self) -> dict[Site, Site]:
-        """Return sites at the same modules as another site, such as rotated keys of a model that rotates nothing."""
-        first: dict[tuple[object, ...], Site] = {}
-        same: dict[Site, Site] = {}
-        for site, layers in self.layers.items():
-            place = (site.axes, *((layer, self._point(_read_at(site), layer)) for layer in layers))
-            if (other := first.setdefault(place, site)) != site:
-                same[site] = other
-        return same
+        return {site: buffer[:, : self._filled] for site, buffer in self._storage.items() if isinstance(site, Site)}
 
     def reduced(self) -> dict[str, Shaped[Tensor, "layer *reduced"]]:
         """Return the statistics that were computed during the passes, by the name of their reduction."""
@@ -315,29 +299,10 @@ class Recorder:
         def store(output: Tensor) -> None:
             kept, rows = self._seen(site, layer, output, trials), slice(self._filled, self._filled + len(trials))
             if site not in self._storage:
-                self._allocate(site, kept)
-            place = self._storage[site][row, rows]
-            if site == RESID_PRE and row and self._is_chained:
-                if bool((place == kept).all()):  # stored as the output of the block before
-                    return
-                self._is_chained = False  # RWKV halves the stream between two blocks
-                self._storage[site] = self._storage[site].clone()
-                place = self._storage[site][row, rows]
-            place.copy_(kept)
+                self._storage[site] = allocated((len(self.layers[site]), self.room, *kept.shape[1:]), kept.device)
+            self._storage[site][row, rows] = kept
 
         return store
-
-    def _allocate(self, site: Site, kept: Shaped[Tensor, "batch *axes"]) -> None:
-        """Allocate the storage of a site; where every block's input and output are recorded, that of both together."""
-        shape, n = (self.room, *kept.shape[1:]), len(self.layers[site])
-        every, chain = tuple(range(self.spec.n_layers)), (RESID_PRE, RESID_POST)
-        if site in chain and all(
-            tuple(self.layers.get(member, ())) == every and member not in self._same for member in chain
-        ):
-            both, self._is_chained = allocated((n + 1, *shape), kept.device), True
-            self._storage |= {RESID_PRE: both[:-1], RESID_POST: both[1:]}
-        else:
-            self._storage[site] = allocated((n, *shape), kept.device)
 
     def _seen(self, site: Site, layer: int, output: Tensor, trials: Trials) -> Shaped[Tensor, "*axes"]:
         """Return what is recorded of the activation at the point of a site."""
@@ -596,8 +561,6 @@ class Model(ABC):
             return f"it is read from {missing[0].name}, which is missing{': ' if why else ''}{why}"
         if self.unembedding():
             return ""
-        if (cap := saturated_cap(self.logits, self.spec)) is not None:
-            return f"a soft cap saturates its logits: many are {cap:.4g} or −{cap:.4g}, whatever the residual is"
         return "no path from resid_post of the last layer to its logits was found"
 
     @final

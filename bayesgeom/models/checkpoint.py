@@ -1,16 +1,12 @@
 """Checkpoints: directories of `model.safetensors`, `config.json` and `card.md`, loaded strictly.
 
-Nothing in a checkpoint is executed: weights are safetensors, the rest is JSON and text. Every fault has its own error
-message. A config is compared with the file of weights before the model is built or the weights are read: a small config
-can declare any number of layers or any width, but the header of a safetensors file states every tensor's shape and must
-match the length of the file, so it bounds the sizes in the config.
+Nothing in a checkpoint is executed: weights are safetensors, the rest is JSON and text.
 """
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -35,36 +31,8 @@ from bayesgeom.models.checkpoint_files import (
     read_description,
     versions,
 )
-from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only
+from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.base import WindTunnel, task_from_config
-
-Shapes = Mapping[str, tuple[int, ...]]
-_NO_SHAPE = {"n_ctx"}  # often not the size of any tensor; where it is, the comparison of shapes covers it
-_FLOATING = {"F64", "F32", "F16", "BF16"}
-
-
-def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shape of every tensor from a safetensors header, without reading weights.
-
-    Args:
-        file: The file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        CheckpointFault: It is not a regular file, is truncated, or has tensors that are not floating-point.
-    """
-    try:
-        shapes, types = read_header(file)
-    except FileNotFoundError:
-        raise
-    except (SafetensorError, OSError) as error:
-        raise CheckpointFault(f"{file} is truncated or not a safetensors file ({error}). Copy it again.") from error
-    if wrong := [name for name, kind in types.items() if kind not in _FLOATING]:
-        raise CheckpointFault(
-            f"{file}: {wrong[0]} has type {types[wrong[0]]}; weights must be {', '.join(sorted(_FLOATING))}. "
-            f"Save it again."
-        )
-    return shapes
 
 
 def read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -81,60 +49,6 @@ def read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]
         types = {name: str(entry.get_dtype()) for name, entry in slices.items()}
         shapes = {name: tuple(entry.get_shape()) for name, entry in slices.items()}
     return shapes, types
-
-
-def check_declared(config: ModelConfig, found: Shapes, file: Path) -> None:
-    """Check that a config describes exactly the tensors in a file.
-
-    Sizes are first bounded by the header. Then the model is built on torch's meta device, without memory for weights.
-
-    Args:
-        config: The config.
-        found: The file's shapes, from `tensor_shapes`.
-        file: The file, for the error message.
-
-    Raises:
-        CheckpointFault: It describes other tensors.
-    """
-    _check_bounds(config, found, file)
-    try:
-        with shapes_only():
-            expected = {name: tuple(tensor.shape) for name, tensor in config.build(seed=0).state_dict().items()}
-    except BayesGeomError:
-        raise
-    except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointFault(
-            f"{config} cannot be built ({reason}), so it is not the config of {file}. Restore both files."
-        ) from error
-    missing, unknown = expected.keys() - found.keys(), found.keys() - expected.keys()
-    for names, verb, noun in ((missing, "lacks", "tensor"), (unknown, "has", "unknown tensor")):
-        if names:
-            raise CheckpointFault(
-                f"{file} {verb} {count_text(len(names), noun)}: {', '.join(sorted(names)[:6])}. Restore it and its "
-                f"config."
-            )
-    for name, shape in found.items():
-        if shape != expected[name]:
-            raise CheckpointFault(
-                f"{file}: {name} has shape {shape}, the config requires {expected[name]}. Restore both files."
-            )
-
-
-def _check_bounds(config: ModelConfig, found: Shapes, file: Path) -> None:
-    """Check that there is a tensor per layer, and that no other size exceeds the number of weights."""
-    assert is_dataclass(config), "a model config is a dataclass"
-    n_weights = sum(map(math.prod, found.values()))
-    for field in fields(config):
-        size = vars(config)[field.name]
-        if field.type is not int or field.name in _NO_SHAPE:
-            continue
-        most, there = (len(found), "tensors") if field.name == "n_layers" else (n_weights, "weights")
-        if size > most:
-            raise CheckpointFault(
-                f"{field.name} is {size:,} in the config, but {file} holds {most:,} {there}: the two do not belong "
-                f"together. Restore both files."
-            )
 
 
 @final
@@ -229,11 +143,12 @@ def assembled(
     except BayesGeomError as error:
         raise CheckpointFault(f"{path / CONFIG}: {error}") from error
     try:
-        check_declared(config, tensor_shapes(file), file)
+        check_regular(file)
+        weights = load_file(file)
     except FileNotFoundError as error:
         raise missing_file(file) from error
-    weights = load_file(file)  # the header was read, so the file is whole
-    module = config.build(seed=0)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointFault(f"{file} is truncated or not a safetensors file ({error}). Copy it again.") from error
     for entry, tensor in weights.items():
         if n_bad := int((~tensor.isfinite()).sum()):
             raise CheckpointFault(
@@ -245,7 +160,14 @@ def assembled(
             f"the weights in {path} have hash {digest}, their config says {description['weights_hash']}: one of the "
             f"two files was replaced or edited. Restore both files."
         )
-    module.load_state_dict(weights, strict=True)
+    try:
+        module = config.build(seed=0)
+        module.load_state_dict(weights, strict=True)
+    except BayesGeomError:
+        raise
+    except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError) as error:
+        reason = " ".join(str(error).split())[:400] or type(error).__name__
+        raise CheckpointFault(f"{file} does not fit its {CONFIG} ({reason}). Restore both files.") from error
     return Checkpoint(
         name=name,
         module=module.to(device).eval(),

@@ -1,71 +1,24 @@
-"""Model configs: frozen dataclasses that hold the sizes of bayesgeom's own architectures and build them.
-
-`shapes_only` builds a module without values, for its shapes: no memory for weights, and no initialization.
-"""
+"""Model configs: frozen dataclasses that hold the sizes of bayesgeom's own architectures and build them."""
 
 import contextlib
 import logging
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from bayesgeom.core import InvalidArgument, check_types, checked
 from bayesgeom.core.errors import check_fields, check_known
 from bayesgeom.core.plugins import discover, field_names, find_plugin
 from bayesgeom.core.torch_state import PROCESS_STATE, default_dtype
-from bayesgeom.tasks.base import WindTunnel, check_memory, torch_seed
+from bayesgeom.tasks.base import WindTunnel, torch_seed
 
 if TYPE_CHECKING:
     from bayesgeom.models.base import Model
 
-# On the meta device torch computes these in Python: four fifths of the time to build a module.
-_DRAWS = {
-    *(fill for name, fill in vars(nn.init).items() if name.endswith("_") and not name.startswith("_")),
-    *(Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_, Tensor.log_normal_),
-}
-
-
-@contextlib.contextmanager
-def shapes_only() -> Iterator[None]:
-    """Build modules on torch's meta device inside the block, without drawing their weights.
-
-    Example:
-        >>> import torch
-        >>> with shapes_only():
-        ...     torch.nn.Linear(3, 2).weight
-        Parameter containing:
-        tensor(..., device='meta', size=(2, 3), requires_grad=True)
-    """
-    with torch.device("meta"), _WithoutDraws():
-        yield
-
-
-@final
-class _WithoutDraws(TorchFunctionMode):
-    """Leave tensors as they are where a random number generator or a function of `torch.nn.init` would fill them."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Return the tensor to be filled, or the result of any other function."""
-        named = kwargs or {}
-        if func in _DRAWS:
-            return args[0] if args else named["tensor"]
-        return func(*args, **named)
-
-
-_DEPTHS = ("n_layers", "top_attention_off")  # the sizes that count blocks
-_SMALL = 2**24  # product of the three largest sizes, below which every network is built without counting
 INIT_STD = 0.02  # of the weights of models that this package builds
 # They warn where transformers imports torchao. A kernel that is missing when it is called still ends in an error.
 _NOISY = ("torchao", "torch.utils._pytree")
@@ -105,31 +58,9 @@ class ModelConfig(ABC):
 
         Args:
             seed: Seed of the weights.
-
-        Raises:
-            InvalidArgument: The memory of this machine does not hold the weights.
         """
         with PROCESS_STATE, default_dtype(torch.float32), torch.random.fork_rng(devices=()):
-            self._check_memory()
             return self._build(seed=torch_seed(seed))
-
-    def _check_memory(self) -> None:
-        """Check that the memory holds all weights: those of two layers, and as many more for each further one."""
-        sizes = {name: size for name, size in self.to_dict().items() if type(size) is int}
-        if torch.get_default_device().type == "meta" or math.prod(sorted(sizes.values())[-3:]) < _SMALL:
-            return
-        depth, n_bytes = sizes.get("n_layers", 1), list[float]()
-        for n_layers in (2, 3):
-            fewer = {name: min(n_layers, size) for name, size in sizes.items() if name in _DEPTHS}
-            try:
-                with shapes_only():
-                    module = replace(self, **fewer).build(seed=0)  # type: ignore[type-var]
-            except (RuntimeError, OverflowError, TypeError):
-                n_bytes.append(2.0**63)  # torch cannot count so many
-            else:
-                n_bytes.append(sum(float(tensor.nbytes) for tensor in (*module.parameters(), *module.buffers())))
-        two, three = n_bytes
-        check_memory(f"{self} needs", two if two == three else two + (depth - 2) * (three - two), "Lower a size.")
 
     @abstractmethod
     def _build(self, *, seed: int) -> nn.Module:

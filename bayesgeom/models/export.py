@@ -1,33 +1,28 @@
-"""Export of a `Transformer` to a Hugging Face directory with the same logits, and bit-exact import.
+"""Export of a `Transformer` to a Hugging Face directory with the same logits.
 
     rotary, RMSNorm                          Llama     its MLP gate is kept open: up(x) = 0·x + 1
     learned, sinusoidal or none, LayerNorm   GPT-2     sinusoids are stored as a table, no positions as zeros
-    rotary, LayerNorm                        GPT-NeoX  in its sequential form
-    none, RMSNorm                            SmolLM3   with rotations switched off
 
 No architecture supports learned positions with RMSNorm, ALiBi with these slopes, or another positional prior.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from einops import rearrange
-from safetensors import SafetensorError
 from torch import Tensor
 
-from bayesgeom.core import CheckpointFault, InvalidArgument
-from bayesgeom.core.files import atomic_directory, read_json
+from bayesgeom.core import InvalidArgument
+from bayesgeom.core.files import atomic_directory
 from bayesgeom.models.adapters.proof import sentinel_trials
-from bayesgeom.models.checkpoint import save_checkpoint
-from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
-from bayesgeom.models.config import config_from_dict, quiet
+from bayesgeom.models.checkpoint_files import SOURCE
+from bayesgeom.models.config import quiet
 from bayesgeom.models.native.positions import sinusoids
 from bayesgeom.models.native.transformer import EPS, Transformer, TransformerConfig
 from bayesgeom.models.resolve import load
-from bayesgeom.tasks.base import WindTunnel, task_from_config
+from bayesgeom.tasks.base import WindTunnel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,7 +43,6 @@ class Target:
         outer: Its names of our weights outside of blocks.
         inner: Its names of our weights inside a block.
         joined: Returns its other weights of a block, given ours.
-        parted: Returns our other weights of a block, given its own.
     """
 
     name: str
@@ -57,7 +51,6 @@ class Target:
     outer: Mapping[str, str]
     inner: Mapping[str, str]
     joined: Callable[[TransformerConfig, Weights], Weights]
-    parted: Callable[[TransformerConfig, Weights], Weights]
 
     def build(self, config: TransformerConfig) -> "PreTrainedModel":
         """Return a model of these sizes."""
@@ -87,14 +80,6 @@ class Target:
             table = sinusoids(config.n_ctx, config.d_model, own["embed.weight"])
             converted["transformer.wpe.weight"] = table if config.positions == "sinusoidal" else torch.zeros_like(table)
         return converted
-
-    def ours(self, config: TransformerConfig, found: Weights) -> Weights:
-        """Return our weights, given its own."""
-        native = {ours: found[theirs] for ours, theirs in self._names(config).items()}
-        for layer in range(config.n_layers):
-            parted = self.parted(config, _inside(f"{self.layers}.{layer}.", found))
-            native |= {f"blocks.{layer}.{name}": tensor for name, tensor in parted.items()}
-        return native
 
     def _names(self, config: TransformerConfig) -> dict[str, str]:
         names = dict(self.outer) | ({} if config.tied else {"unembed.weight": "lm_head.weight"})
@@ -141,38 +126,6 @@ def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | No
     return target.name
 
 
-def import_huggingface(path: Path) -> Transformer:
-    """Return the transformer that was exported to this directory.
-
-    Raises:
-        CheckpointFault: It is not such an export, or it is broken.
-    """
-    source = exported_from(path)
-    if source is None:
-        raise CheckpointFault(f"{path} is not an export of a bayesgeom transformer: its {CONFIG} has no {SOURCE!r}.")
-    config = config_from_dict(source["model"])
-    assert isinstance(config, TransformerConfig), "only transformers are exported"
-    module, target = config.build(seed=0), target_of(config)
-    assert isinstance(module, Transformer)
-    try:
-        with quiet():
-            state = type(target.build(config)).from_pretrained(path, use_safetensors=True).state_dict()
-        module.load_state_dict(target.ours(config, state), strict=True)
-    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-        raise CheckpointFault(f"{path} does not hold the transformer that its {CONFIG} names: {error}.") from error
-    return module.eval()
-
-
-def exported_from(path: Path) -> Mapping[str, Any] | None:
-    """Return the config of the transformer and of its task from an exported directory; None for any other model."""
-    try:
-        config = read_json(path / CONFIG)
-    except (OSError, CheckpointFault):
-        return None
-    source = config.get(SOURCE) if isinstance(config, dict) else None
-    return source if isinstance(source, dict) else None
-
-
 def target_of(config: TransformerConfig) -> Target:
     """Return the Hugging Face architecture that can represent a transformer of this shape.
 
@@ -182,15 +135,11 @@ def target_of(config: TransformerConfig) -> Target:
     match config.norm, config.positions:
         case "rmsnorm", "rotary":
             return LLAMA
-        case "rmsnorm", "none":
-            return SMOLLM3
         case "layernorm", "learned" | "sinusoidal" | "none":
             return GPT2
-        case "layernorm", "rotary":
-            return GPT_NEOX
     raise InvalidArgument(
-        f"no Hugging Face architecture supports {config.positions} positions with {config.norm}. Supported: rotary "
-        f"or no positions with either norm, and learned or sinusoidal positions with layernorm."
+        f"{config.positions} positions with {config.norm} cannot be exported. Supported: rotary with rmsnorm, and "
+        f"learned, sinusoidal or none with layernorm."
     )
 
 
@@ -232,12 +181,6 @@ LLAMA = Target(
         "mlp.W_out.bias": "mlp.down_proj.bias",
     },
     joined=_open_gate,
-    parted=lambda _config, _block: {},
-)
-SMOLLM3 = replace(
-    LLAMA,
-    name="smollm3",
-    sizes=lambda config: {**_llama_sizes(config), "no_rope_layers": [0] * config.n_layers},
 )
 _QKV = ("attn.W_Q.weight", "attn.W_K.weight", "attn.W_V.weight")
 _TURNED = {  # GPT-2 stores these matrices transposed
@@ -260,11 +203,6 @@ def _gpt2_joined(config: TransformerConfig, block: Weights) -> Weights:
     }
 
 
-def _gpt2_parted(_config: TransformerConfig, block: Weights) -> Weights:
-    parts = block["attn.c_attn.weight"].T.chunk(3)
-    return {ours: block[theirs].T for ours, theirs in _TURNED.items()} | dict(zip(_QKV, parts, strict=True))
-
-
 GPT2 = Target(
     name="gpt2",
     sizes=lambda own: {"n_inner": own.d_mlp, "activation_function": "gelu", "layer_norm_epsilon": EPS},
@@ -277,45 +215,6 @@ GPT2 = Target(
         "mlp.W_out.bias": "mlp.c_proj.bias",
     },
     joined=_gpt2_joined,
-    parted=_gpt2_parted,
-)
-
-
-def _neox_joined(config: TransformerConfig, block: Weights) -> Weights:
-    parts = torch.stack([block[name] for name in _QKV])
-    by_head = rearrange(parts, "three (h d) m -> (h three d) m", h=config.n_heads)
-    return {"attention.query_key_value.weight": by_head}
-
-
-def _neox_parted(config: TransformerConfig, block: Weights) -> Weights:
-    by_head = block["attention.query_key_value.weight"]
-    parts = rearrange(by_head, "(h three d) m -> three (h d) m", h=config.n_heads, three=3)
-    return dict(zip(_QKV, parts, strict=True))
-
-
-GPT_NEOX = Target(
-    name="gpt_neox",
-    sizes=lambda own: {
-        "intermediate_size": own.d_mlp,
-        "hidden_act": "gelu",
-        "layer_norm_eps": EPS,
-        "attention_bias": False,
-        "use_parallel_residual": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
-    },
-    layers="gpt_neox.layers",
-    outer={"embed.weight": "gpt_neox.embed_in.weight"} | _layernorm("ln_final", "gpt_neox.final_layer_norm"),
-    inner={
-        **_layernorm("ln1", "input_layernorm"),
-        **_layernorm("ln2", "post_attention_layernorm"),
-        "attn.W_O.weight": "attention.dense.weight",
-        "mlp.W_in.weight": "mlp.dense_h_to_4h.weight",
-        "mlp.W_in.bias": "mlp.dense_h_to_4h.bias",
-        "mlp.W_out.weight": "mlp.dense_4h_to_h.weight",
-        "mlp.W_out.bias": "mlp.dense_4h_to_h.bias",
-    },
-    joined=_neox_joined,
-    parted=_neox_parted,
 )
 
 
@@ -339,35 +238,3 @@ def export_checkpoint(name: str | Path, out: Path) -> str:
             f"model that Hugging Face's transformers loaded needs no export."
         )
     return export_huggingface(model.module, out, task=model.task)
-
-
-def import_checkpoint(name: str | Path, out: Path) -> str:
-    """Convert the output of `export_checkpoint` back to a bayesgeom checkpoint.
-
-    Args:
-        name: Directory that `export_checkpoint` wrote.
-        out: Directory to write.
-
-    Returns:
-        Name of the architecture.
-
-    Raises:
-        CheckpointFault: The directory is not such an export.
-    """
-    path = Path(name)
-    module = import_huggingface(path)
-    task = (exported_from(path) or {}).get("task")
-    if task is None:
-        raise CheckpointFault(
-            f"{path} does not state the task of its transformer, which a checkpoint needs. Export a model with a task."
-        )
-    save_checkpoint(
-        out,
-        module,
-        module.config,
-        recipe={"task": task},
-        step=0,
-        card=f"# {path.name}\n\nTask: `{task_from_config(task)}`\nWeights: `{{weights_hash}}`\n\n"
-        f"Read back from a Hugging Face directory.\n",
-    )
-    return module.config.name

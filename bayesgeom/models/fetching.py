@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import os
 import re
-import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -22,8 +21,7 @@ from bayesgeom.core.files import atomic_directory, is_file
 
 BASE_VARIABLE, CACHE_VARIABLE = "BAYESGEOM_CHECKPOINTS_URL", "BAYESGEOM_CACHE"
 REGISTRY = Path(__file__).with_name("registry.json")
-_SILENT_S, _IDLE_S = 1.0, 30.0  # waiting for another process, before a warning says so; without a byte of a reply
-_PATIENCE_S, _SLOWEST = 60.0, 20_000  # for a reply, and in addition a second for every so many bytes
+_IDLE_S = 30.0  # without a byte of a reply
 _LOGIN = re.compile(r"(?:(?<=://)|^(?!\w+://))(?:\S*:\S*|[^/\s]*)@")  # also where a password breaks the address's form
 
 
@@ -53,7 +51,7 @@ def fetched(name: str, *, base_url: str | None = None) -> Path:
         base_url: Address of a folder of checkpoints. Default: $BAYESGEOM_CHECKPOINTS_URL, or the project's repository.
 
     Raises:
-        CheckpointFault: It cannot be fetched, or a file, there or in the cache, has another size or hash.
+        CheckpointFault: It cannot be fetched, or a file has another hash.
         InvalidArgument: The packages that fetch are not installed.
         OutputFault: The cache cannot be written.
     """
@@ -66,12 +64,12 @@ def fetched(name: str, *, base_url: str | None = None) -> Path:
     digest = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:16]
     target = root.absolute() / digest / name
     if not missing_bytes(target):
-        return _intact(target)
+        return target
     base = (base_url or os.environ.get(BASE_VARIABLE) or _of_release()).rstrip("/")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(target.parent / ".lock")  # of this checkpoint alone
-        with phase(f"fetching {name}", len(entry["files"]), "file") as shown, _acquired(lock, name):
+        with phase(f"fetching {name}", len(entry["files"]), "file") as shown, lock:
             if missing_bytes(target):  # otherwise another process has just fetched it
                 with atomic_directory(target) as temporary:
                     for file, expected in entry["files"].items():
@@ -80,30 +78,7 @@ def fetched(name: str, *, base_url: str | None = None) -> Path:
     except OSError as error:  # among them an `OutputFault`
         reason = error if isinstance(error, OutputFault) else f"cannot write {root}: {error.strerror or error}."
         raise OutputFault(f"{reason} Set ${CACHE_VARIABLE} to a folder for fetched checkpoints.") from error
-    return _intact(target)
-
-
-def _acquired(lock: Any, name: str) -> Any:
-    """The lock, which a `with` releases; a warning says that another process has it."""
-    from filelock import Timeout
-
-    try:
-        return lock.acquire(timeout=_SILENT_S)
-    except Timeout:
-        warnings.warn(f"waiting for another process, which is fetching {name} ({lock.lock_file}).", stacklevel=4)
-    return lock.acquire()
-
-
-def _intact(folder: Path) -> Path:
-    """The directory of a checkpoint in the cache, whose files may have been damaged since they were fetched."""
-    for file, expected in registered()[folder.name]["files"].items():
-        try:
-            digest = hashlib.sha256((folder / file).read_bytes()).hexdigest()
-        except OSError:
-            digest = ""
-        if digest != expected["sha256"]:
-            raise CheckpointFault(f"{folder / file} is damaged or unreadable: delete {folder}, it is fetched again.")
-    return folder
+    return target
 
 
 def without_login(text: str) -> str:
@@ -121,52 +96,26 @@ def _of_release() -> str:
 
 
 def _fetch(url: str, file: Path, expected: Mapping[str, Any]) -> None:
-    """Write the file at an address, BASE/NAME/FILE, and check its size and hash."""
+    """Write the file at an address, BASE/NAME/FILE, and check its hash."""
     import httpx
-    from anyio.from_thread import start_blocking_portal
 
-    name, size = url.split("/")[-2], expected["bytes"]
+    name = url.split("/")[-2]
     recipe = registered()[name]["recipe"]
     made = f"bayesgeom train {recipe}{', then bayesgeom pack' if recipe != name else ''}"
-    limit_s = _PATIENCE_S + size / _SLOWEST
     try:
-        with start_blocking_portal() as portal:  # its thread can be left at any time, also while headers arrive
-            content = portal.start_task_soon(_content, url, size).result(limit_s)
-    except TimeoutError:
-        reason = f"incomplete after {limit_s:.0f} s"
-    except httpx.TimeoutException:
-        reason = f"no byte in {_IDLE_S:g} s"
+        response = httpx.get(url, timeout=_IDLE_S, follow_redirects=True)
+        content = response.content if response.is_success else b""
+        reason = f"status {response.status_code}"
     except httpx.HTTPError as error:
-        reason = without_login(" ".join(str(error).split())).rstrip(".") or type(error).__name__
+        content, reason = b"", without_login(" ".join(str(error).split())).rstrip(".") or type(error).__name__
     except (httpx.InvalidURL, ValueError):  # their messages may quote a password
-        reason = "it is no valid address"
-    else:
-        digest = hashlib.sha256(content).hexdigest()
-        if digest == expected["sha256"]:
-            file.write_bytes(content)
-            return
-        amount = f"{len(content):,} bytes and SHA-256 {digest[:16]}…" if len(content) <= size else "more bytes"
-        listed = f"{size:,} bytes and SHA-256 {expected['sha256'][:16]}…"
-        reason = f"it has {amount}, the registry of this version says {listed}: it is damaged or of another version"
+        content, reason = b"", "it is no valid address"
+    if hashlib.sha256(content).hexdigest() == expected["sha256"]:
+        file.write_bytes(content)
+        return
+    if content:
+        reason = "it has another hash than the registry of this version says: it is damaged or of another version"
     raise CheckpointFault(
         f"this installation lacks the weights of {name}, and {without_login(url.replace(' ', '%20'))} cannot be "
         f"fetched ({reason}). Name another address by ${BASE_VARIABLE}, or train it: {made}."
     )
-
-
-async def _content(url: str, size: int) -> bytes:
-    """The body of the reply from an address, until it exceeds the size."""
-    import httpx
-
-    address, content = httpx.URL(url), bytearray()
-    login = (address.username, address.password) if address.userinfo else None
-    public = address.copy_with(username=None, password=None)  # the client logs it
-    client = httpx.AsyncClient(auth=login, timeout=_IDLE_S, follow_redirects=True)
-    async with client, client.stream("GET", public, headers={"Accept-Encoding": "identity"}) as response:
-        if not response.is_success:
-            raise httpx.HTTPError(f"{response.status_code} {httpx.codes.get_reason_phrase(response.status_code)}")
-        async for part in response.aiter_raw():
-            content += part
-            if len(content) > size:
-                break
-    return bytes(content)

@@ -1,6 +1,5 @@
 """Publication of a checkpoint on the Hugging Face hub: a model card and an upload."""
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,7 +10,6 @@ from bayesgeom.models.checkpoint_files import CARD, CONFIG, WEIGHTS, is_hub_name
 from bayesgeom.models.fetching import without_login
 
 MODEL_CARD = "README.md"  # which the hub shows
-_ODD = (AttributeError, LookupError, RecursionError, TypeError)  # the hub's library on a reply of another form
 
 
 @checked("token")
@@ -61,10 +59,8 @@ def publish(directory: str | Path, *, repo: str, private: bool = False, token: s
                     shutil.copyfile(path / name, Path(folder) / name)
                 (Path(folder) / MODEL_CARD).write_text(card, encoding="utf-8")
                 return str(api.upload_folder(repo_id=repo, folder_path=folder))
-        except (OSError, HTTPError, ValueError, *_ODD) as error:
+        except (OSError, HTTPError, ValueError, AttributeError, LookupError, RecursionError, TypeError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            if isinstance(error, (*_ODD, json.JSONDecodeError)):
-                reason = f"its reply is none of a hub ({type(error).__name__}: {reason}); check $HF_ENDPOINT"
             raise OutputFault(
                 f"{path} cannot be published as {repo}: {without_login(reason)}. Log in by `hf auth login` with a "
                 f"token that may write there, or pass token=…."

@@ -26,7 +26,6 @@ _LONGEST = 4  # parts between the last block and the output matrix
 _LARGE = 64.0  # size at which the ε of a norm is negligible; exact in half precision
 _AT_ONCE = 64  # unit vectors in a product that gives a matrix
 _ROUNDING = 1e-3  # of a factor of many bfloat16 numbers
-_SATURATED = 0.1  # share of logits of one size from which on a soft cap is named
 
 
 @final
@@ -213,16 +212,6 @@ class _Call:
     part: nn.Module
     given: Tensor
     gave: Tensor
-
-
-@torch.no_grad()
-def saturated_cap(
-    logits: Callable[[Trials], Float[Tensor, "batch query_pos d_vocab"]], spec: ModelSpec
-) -> float | None:
-    """Return the largest absolute logit on a few tokens if many logits have it; else None."""
-    sizes = logits(sentinel_trials(spec.d_vocab, spec.n_ctx, spec.device)).abs().double()
-    is_saturated = float((sizes >= (1 - _ROUNDING) * sizes.max()).double().mean()) > _SATURATED
-    return float(sizes.max()) if is_saturated else None
 
 
 @torch.no_grad()

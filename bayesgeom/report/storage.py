@@ -95,7 +95,7 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
     if missing := [name for name in (JSON, ARRAYS) if not (path / name).is_file()]:
         raise OutputFault(f"{unreadable}: it lacks {' and '.join(missing)}. Name the directory of a saved report.")
     try:
-        stored, arrays = read_json(path / JSON, is_ours=True), load_file(path / ARRAYS)
+        stored, arrays = read_json(path / JSON), load_file(path / ARRAYS)
     except (OSError, ValueError, SafetensorError, CheckpointFault) as error:
         raise OutputFault(f"{unreadable}: {str(error).rstrip('.')}.") from error
     if not isinstance(stored, dict) or not isinstance(schema := stored.get("schema"), int):

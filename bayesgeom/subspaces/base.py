@@ -75,8 +75,6 @@ class InterventionSite:
                 raise InvalidArgument(
                     "a carried state is edited after one position: use InterventionSite(CARRIED, score_after=True)."
                 )
-        if self.positions not in (None, "all", "scored"):
-            raise InvalidArgument(f"positions must be 'all' or 'scored'; got {self.positions!r}.")
         n_layers = model.spec.n_layers
         chosen = self.layers_of(model.spec)
         if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= layer < n_layers for layer in chosen):

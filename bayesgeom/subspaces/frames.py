@@ -18,7 +18,6 @@ from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, span
 
 FrameKind = Literal["embedding", "keys", "ov"]
-FRAMES = ("embedding", "keys", "ov")
 EMBEDDING_SITES = (TOKEN_EMBEDDINGS,)
 PULLBACK_SITES = (TOKEN_INPUTS, NORM_WEIGHT, W_K)
 WRITE_SITES = (TOKEN_INPUTS, W_V, W_O)
@@ -88,8 +87,6 @@ class TokenFrame(Fit):
 
     def check(self, setting: Setting) -> None:
         spec, place = setting.model.spec, setting.place
-        if self.kind not in FRAMES:
-            raise InvalidArgument(f"the kind of a frame must be one of {', '.join(FRAMES)}; got {self.kind!r}.")
         if not place.is_residual and (self.kind != "embedding" or place.site != CARRIED):
             raise InvalidArgument(
                 f"a frame ({self.kind}) lies in the residual stream; {place.site.name!r} has other coordinates."

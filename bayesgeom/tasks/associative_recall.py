@@ -27,7 +27,6 @@ from bayesgeom.core.run import with_renamed_answers
 from bayesgeom.tasks.base import (
     EvidenceTask,
     SymmetricTask,
-    check_affordable,
     check_parameters,
     random_completion,
     trials_at,
@@ -102,12 +101,6 @@ class AssociativeRecall(SymmetricTask, EvidenceTask):
                 f"all {self.n_keys} keys are stored, so no unstored key is left for unstored_share="
                 f"{self.unstored_share}: use more keys, or unstored_share=0."
             )
-        n_queries, per_value = float(self.n_queries), 8 * self.n_pos + 96 * self.n_queries + 24 * self.n_pairs + 12
-        check_affordable(
-            self,
-            per_value * float(self.n_values) + 12 * self.n_keys + n_queries * self.n_pairs,
-            on=("n_pairs", "n_keys", "n_values", "n_queries", "n_filler"),
-        )
 
     @property
     def n_between(self) -> int:

@@ -1,13 +1,8 @@
 """Base classes of tasks: a wind tunnel draws its own sequences and knows its exact posterior.
 
 A text task becomes a wind tunnel when it is bound to a tokenizer.
-
-A block of sequences must fit the memory and take less than ten minutes. Costs are estimates, within a factor of two of
-measurements on one core for every task here. The limits are far above any experiment of the papers. They guard against
-typing errors and faulty configs.
 """
 
-import os
 import tomllib
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -38,15 +33,12 @@ from bayesgeom.core.run import checked_trials
 
 BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
-MOST_BYTES, MOST_SECONDS = 4e9, 600.0
+MOST_POSITIONS = 10**8  # of a sequence; more are a typing error
 MOST_BITS = 63  # of an integer: torch's largest
 _MOST_CONCENTRATION = 1e6  # there log Γ has an error of 1e-9, and a sequence tells next to nothing
 MAX_INPUTS = 64  # ids of prompts whose keys are compared: the most frequent ones, which recur often enough
 _EXAMPLE, _ANSWERS = 12, 2  # tokens and answers of the example on pages
 _COMPARED = 16  # sequences of two draws that are compared
-_TOKEN_BYTES = 25  # per position, without its posterior: id, scored flag, label, id for the model
-_LABEL_BYTES = 100  # per id: its label in tables and plots
-_BYTES_PER_SECOND, _STEP_SECONDS = 2e8, 2e-4
 
 
 def block_size(n_pos: int) -> int:
@@ -59,48 +51,7 @@ def block_size(n_pos: int) -> int:
     return max(1, min(BLOCK, BLOCK_TOKENS // n_pos))
 
 
-def check_affordable(
-    task: Any,
-    posterior_bytes: float,
-    *,
-    n_steps: float = 0.0,
-    constant_bytes: float = 0.0,
-    sequence_seconds: float = 0.0,
-    constant_seconds: float = 0.0,
-    on: Sequence[str],
-) -> None:
-    """Check that one block of a task can be drawn, with its posterior and its baselines.
-
-    Args:
-        task: The task; its `name`, `n_pos` and `d_vocab` are read.
-        posterior_bytes: Peak memory of one sequence's posterior and baselines.
-        n_steps: Number of steps drawn one after another.
-        constant_bytes: Memory independent of the number of sequences.
-        sequence_seconds: Time per sequence in addition to writing its memory.
-        constant_seconds: Time independent of the number of sequences.
-        on: Parameters that determine the cost, for the message.
-
-    Raises:
-        InvalidArgument: The block needs more than 4 GB or 10 minutes; the message states the estimate.
-    """
-    n_pos, d_vocab = task.n_pos, task.d_vocab
-    n = block_size(n_pos)
-    each = posterior_bytes + _TOKEN_BYTES * float(n_pos)
-    n_bytes = n * each + constant_bytes + _LABEL_BYTES * float(d_vocab)
-    seconds = n * each / _BYTES_PER_SECOND + n_steps * _STEP_SECONDS + n * sequence_seconds + constant_seconds
-    if n_bytes <= MOST_BYTES and seconds <= MOST_SECONDS:
-        return
-    given = ", ".join(f"{name}={getattr(task, name)}" for name in on)
-    raise InvalidArgument(
-        f"task {task.name!r} with {given} needs about {n_bytes / 1e9:.3g} GB of memory and {seconds / 60:.3g} minutes "
-        f"to draw one block of sequences ({n}); the limits are {MOST_BYTES / 1e9:.3g} GB and {MOST_SECONDS / 60:.3g} "
-        f"minutes. Choose a smaller task."
-    )
-
-
 _LEAST_VARIANCE = 1e-9  # of a belief: of a certain one the log would be infinite
-_SCORE_BYTES = 4  # of one number per position, which no measurement can do without
-_PEAK = 4  # peak memory of drawing sequences, as a multiple of their own size
 FORGETTING = 0.8  # weight of a piece of evidence relative to the next one, for a baseline that forgets
 FUNCTIONS = "functions"  # the parameter of a task that was made of two functions
 _WRAPPED = "task"  # the field in which a text task holds the task that it renders
@@ -189,10 +140,10 @@ class WindTunnel(ABC):
             device: Where the tensors are placed.
 
         Raises:
-            InvalidArgument: `n` is below 1 or needs more memory than there is, or `seed` is not a non-negative integer.
+            InvalidArgument: `n` is below 1, the sequences are too large, or `seed` is not a non-negative integer.
         """
-        n = self._check_count(n)
-        drawn = checked_trials(self.draw(n, _generator(device, seed)), task=self.name)
+        n = check_count(n)
+        drawn = checked_trials(self._afforded(lambda: self.draw(n, _generator(device, seed))), task=self.name)
         if drawn.has_posterior != self.has_posterior:
             raise InvalidArgument(
                 f"task {self.name!r} has has_posterior = {self.has_posterior}, but its sequences have "
@@ -212,9 +163,24 @@ class WindTunnel(ABC):
         Raises:
             InvalidArgument: As in `sample`.
         """
-        n = self._check_count(n)
-        original, donor = self.draw_pair(n, _generator(device, seed))
+        n = check_count(n)
+        original, donor = self._afforded(lambda: self.draw_pair(n, _generator(device, seed)))
         return checked_trials(original, task=self.name), checked_trials(donor, task=self.name)
+
+    @final
+    def _afforded(self, draw: Callable[[], T]) -> T:
+        """Return what is drawn; sequences that are too large raise `InvalidArgument`."""
+        if self.n_pos > MOST_POSITIONS:
+            raise InvalidArgument(f"task {self.name!r} has {self.n_pos:,} positions, too many to draw: lower a size.")
+        try:
+            return draw()
+        except NotImplementedError:  # it draws no pairs
+            raise
+        except (RuntimeError, MemoryError, OverflowError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InvalidArgument(
+                f"task {self.name!r} cannot be drawn ({reason}). If it is too large, lower n or a size."
+            ) from error
 
     @final
     def stream(self, n: int, *, seed: int, device: str | torch.device = "cpu") -> Iterator[Trials]:
@@ -228,10 +194,9 @@ class WindTunnel(ABC):
             device: Where the tensors are placed.
 
         Raises:
-            InvalidArgument: `n` is below 1, or so large that the memory does not hold a number for each position;
-                raised before anything is drawn.
+            InvalidArgument: `n` is below 1; raised before anything is drawn.
         """
-        n = check_room(self, n)
+        n = check_count(n)
         if isinstance(self, FiniteTask):  # each sequence occurs once, in one of the blocks
             whole = self.sample(n, seed=derived_seed(seed, 0), device=device)
             return (whole.rows(slice(start, start + BLOCK)) for start in range(0, n, BLOCK))
@@ -283,40 +248,6 @@ class WindTunnel(ABC):
                 name: answers[name] for name in sorted(answers, key=lambda name: -max(answers[name]))[:_ANSWERS]
             },
         }
-
-    @final
-    def _check_count(self, n: object) -> int:
-        """Return `check_count`, or raise `InvalidArgument` if so many sequences exceed the memory."""
-        count = check_count(n)
-        if count <= BLOCK or count * self.n_pos <= BLOCK_TOKENS or isinstance(self, FiniteTask):
-            return count
-        one = self.draw(1, torch.Generator().manual_seed(0))
-        stored = (one.tokens, one.scored, one.predictive, one.belief, one.labels)
-        n_bytes = _PEAK * float(count) * sum(part.numel() * part.element_size() for part in stored)
-        check_memory(f"{count:,} sequences need", n_bytes, "Lower n, or use stream(n, seed=…).")
-        return count
-
-
-def check_room(task: WindTunnel, n: Any) -> int:
-    """Return a number of sequences as Python's integer.
-
-    Raises:
-        InvalidArgument: It is no positive integer, or the memory does not hold a number for each of their positions.
-    """
-    count = check_count(n)
-    check_memory(f"{count:,} sequences need", _SCORE_BYTES * float(count) * task.n_pos, "Lower n.")
-    return count
-
-
-def check_memory(what: str, n_bytes: float, advice: str) -> None:
-    """Raise `InvalidArgument`, which begins with what needs so many bytes, if this machine has less memory."""
-    if os.name != "posix":
-        return
-    available = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
-    if n_bytes > available:
-        raise InvalidArgument(
-            f"{what} about {n_bytes / 1e9:.3g} GB of memory; this machine has {available / 1e9:.3g} GB. {advice}"
-        )
 
 
 def check_draws(task: WindTunnel) -> None:
@@ -981,20 +912,9 @@ def torch_seed(seed: Any) -> int:
 
 
 def _generator(device: str | torch.device, seed: int) -> torch.Generator:
-    """Return torch's generator on a device.
-
-    Raises:
-        InvalidArgument: There is no such device, or the seed is not a non-negative integer.
-    """
-    start = torch_seed(seed)
+    """Return torch's generator on a device."""
     check_argument("device", device, str | torch.device)
-    try:
-        return torch.Generator(device).manual_seed(start)
-    except (RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InvalidArgument(
-            f"device {quoted(str(device))} draws no random numbers here ({reason}); use cpu."
-        ) from error
+    return torch.Generator(device).manual_seed(torch_seed(seed))
 
 
 @unique

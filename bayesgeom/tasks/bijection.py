@@ -21,14 +21,11 @@ from bayesgeom.core.run import with_renamed_answers
 from bayesgeom.tasks.base import (
     ExchangeableTask,
     SymmetricTask,
-    check_affordable,
     check_parameters,
     random_completion,
     random_order,
     trials_at,
 )
-
-_CELL_BYTES = 52.0  # a pair and a value: counts of both kinds of ids, masks and the posterior
 
 
 @final
@@ -84,7 +81,6 @@ class Bijection(SymmetricTask, ExchangeableTask):
             )
         if self.pooled_keys and not self.repeats:
             raise InvalidArgument("pooled_keys draws keys with replacement from a subset: it needs repeats=True.")
-        check_affordable(self, _CELL_BYTES * self.n_pairs * self.n_values, on=("n_values", "n_pairs"))
 
     @property
     def d_vocab(self) -> int:

@@ -31,11 +31,9 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_concentration, check_parameters, trials_at
+from bayesgeom.tasks.base import EvidenceTask, check_concentration, check_parameters, trials_at
 
 _FEWEST, _MOST = 2, 4  # variables
-_GRAPH_BYTES, _FAMILY_BYTES = 40.0, 24.0  # a row and a graph; a row, a variable, a set of parents and a combination
-_GRAPH_SECONDS = 2e-8  # a row, a graph and a combination, on one core
 _Rows = Int64[Tensor, "batch row variable"]
 _PerRow = Int64[Tensor, "batch row"]
 
@@ -84,15 +82,6 @@ class CausalGraph(EvidenceTask):
         if not 0 <= self.intervened <= 1:
             raise InvalidArgument(f"intervened must be a probability, got {self.intervened}.")
         check_concentration(self.concentration)
-        n_graphs, combinations = float(len(self.graphs())), 2.0**self.n_variables
-        families = self.n_variables * combinations**2
-        check_affordable(
-            self,
-            self.n_rows * (_GRAPH_BYTES * n_graphs * combinations + _FAMILY_BYTES * families),
-            n_steps=self.n_rows * self.n_variables,
-            sequence_seconds=_GRAPH_SECONDS * self.n_rows * n_graphs * combinations,
-            on=("n_variables", "n_rows"),
-        )
 
     @property
     def d_vocab(self) -> int:

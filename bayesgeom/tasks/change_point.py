@@ -23,9 +23,8 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Trials
 from bayesgeom.stats.windows import WIDEST_BASELINE
-from bayesgeom.tasks.base import SymbolTask, check_affordable, check_concentration, check_parameters
+from bayesgeom.tasks.base import SymbolTask, check_concentration, check_parameters
 
-_CELL_BYTES, _RUN_BYTES = 120.0, 32.0  # a step and a symbol; a step and a run length
 _Runs = Float64[Tensor, "batch pos run"]
 _Shown = Float64[Tensor, "batch pos symbol"]
 
@@ -77,13 +76,6 @@ class ChangePoint(SymbolTask):
         if not 0 < self.hazard < 1:
             raise InvalidArgument(f"a change point task needs 0 < hazard < 1, got {self.hazard}.")
         check_concentration(self.concentration)
-        length = float(self.length)
-        check_affordable(
-            self,
-            length * (_CELL_BYTES * self.n_symbols + _RUN_BYTES * length) + 8 * length * self.n_symbols,
-            n_steps=3 * length,
-            on=("n_symbols", "length"),
-        )
 
     @property
     def d_vocab(self) -> int:

@@ -24,14 +24,12 @@ from bayesgeom.tasks.base import (
     FORGETTING,
     ExchangeableTask,
     SymbolTask,
-    check_affordable,
     check_concentration,
     check_parameters,
     discounted_sums,
 )
 
 PLUG_IN = 0.01  # pseudo-count, so that no face is impossible
-_FACE_BYTES = 40.0  # per roll and face: counts, posterior and baselines
 
 
 @final
@@ -71,9 +69,6 @@ class Dice(SymbolTask, ExchangeableTask):
         if self.n_faces < 2 or self.length < 1:
             raise InvalidArgument(f"dice need n_faces ≥ 2 and length ≥ 1, got {self.n_faces} and {self.length}.")
         check_concentration(self.concentration)
-        check_affordable(
-            self, _FACE_BYTES * self.length * self.n_faces, n_steps=float(self.length), on=("n_faces", "length")
-        )
 
     @property
     def d_vocab(self) -> int:

@@ -25,10 +25,9 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Trials
-from bayesgeom.tasks.base import SymbolTask, check_affordable, check_concentration, check_parameters, checked_seed
+from bayesgeom.tasks.base import SymbolTask, check_concentration, check_parameters, checked_seed
 
 PLUG_IN = 0.01  # pseudo-count of the plug-in baseline, so that no transition is impossible
-_CELL_BYTES, _CHAIN_BYTES = 56.0, 24.0  # a step and a pair of symbols; a step and a chain
 _LEAST = 1e-300  # a probability that rounds to 0, of a chain in the pool
 _MOST_TRIES = 10_000  # of drawing symbols between kept ones
 _Shown = Float64[Tensor, "batch pos symbol"]
@@ -80,14 +79,6 @@ class DirichletMarkov(SymbolTask):
         if self.fresh and not self.pool:
             raise InvalidArgument("fresh=True draws chains that are not in the pool: it needs pool=K with K ≥ 1.")
         checked_seed(self.pool_seed)
-        pairs = float(self.n_symbols) ** 2
-        check_affordable(
-            self,
-            self.length * (_CELL_BYTES * pairs + _CHAIN_BYTES * self.pool),
-            n_steps=self.length,
-            constant_bytes=24 * pairs * self.pool,
-            on=("n_symbols", "length", "pool"),
-        )
 
     @property
     def d_vocab(self) -> int:

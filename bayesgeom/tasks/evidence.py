@@ -40,7 +40,6 @@ from bayesgeom.tasks.base import (
     ExchangeableTask,
     TextTask,
     candidates,
-    check_affordable,
     check_parameters,
     discounted_sums,
     random_order,
@@ -53,7 +52,6 @@ Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
 Query = Literal["latent", "next"]
 Style = Literal["plain", "chat", "instruct"]
 FLAT = ("filler", "shuffled", "masked")  # controls whose labels carry no information about y
-_POSITION_BYTES = 64.0  # belief and predictive over two labels, and the counts behind them
 MESSAGES = {
     "chat": "Continue the list.",
     "instruct": (
@@ -262,9 +260,6 @@ class BoundEvidence(ExchangeableTask):
     query: Query
     control: Evidence
     style: Style = "plain"
-
-    def __post_init__(self) -> None:
-        check_affordable(self, _POSITION_BYTES * self.n_pos, on=("n_pos", "n_ids"))
 
     def __repr__(self) -> str:
         ks, style = ", ".join(map(str, self.ks)), "" if self.style == "plain" else f", style={self.style!r}"

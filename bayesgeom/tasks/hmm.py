@@ -24,11 +24,10 @@ from torch import Tensor
 from bayesgeom.core import InvalidArgument, Relations, Trials
 from bayesgeom.core.observers import Beliefs, Filter, exact_beliefs, full_support
 from bayesgeom.core.run import with_renamed_answers
-from bayesgeom.tasks.base import SymmetricTask, check_affordable, check_parameters, trials_at
+from bayesgeom.tasks.base import SymmetricTask, check_parameters, trials_at
 from bayesgeom.tasks.markov import DynamicTask, mixing_times, redrawn, stationary_rows
 
 _FINEST = 1e-12  # a finer grid has steps that float64 cannot distinguish
-_REPAIR_SECONDS = 1.5e-4  # time to move one grid step of the surplus left by raising entries to the floor
 N_SPECIALS = 4  # transition marker, emission marker, separator, step marker
 
 
@@ -88,14 +87,6 @@ class HMM(SymmetricTask, DynamicTask):
             )
         if self.stay is not None:
             self._check_stay(self.stay)
-        n_states, raised = float(self.n_states), self.floor * max(self.n_states, self.n_symbols)
-        check_affordable(
-            self,
-            8 * n_states * self.n_pos + 160 * n_states * self.length,
-            n_steps=self.length,
-            constant_seconds=_REPAIR_SECONDS * self._steps * raised**2 / (1 + raised),
-            on=("n_states", "n_symbols", "length", "grid"),
-        )
 
     def _check_stay(self, stay: float) -> None:
         steps = round(stay / self.grid) if 0 < stay < 1 else 0  # infinity has none

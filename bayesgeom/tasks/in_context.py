@@ -36,7 +36,6 @@ from bayesgeom.tasks.base import (
     TextTask,
     WindTunnel,
     candidates,
-    check_affordable,
     without_prefixes,
 )
 
@@ -45,7 +44,6 @@ Spellings = tuple[tuple[tuple[int, ...], ...], ...]  # of each symbol, the first
 MESSAGE, NEXT = "Continue the sequence.", "Next."
 EXPLAINED = "{about} The symbols are {shown}. Continue the sequence: write only the next symbol, which is {answers}."
 OR = "|"  # between the spellings of a symbol
-_MAP_BYTES = 8.0  # per pair of positions: relations, at the task's positions and at the rendered ones
 
 
 @final
@@ -205,8 +203,6 @@ class BoundInContext(ExchangeableTask):
             raise InvalidArgument(
                 f"{self.task} needs {n} distinct symbols, and a separator that is not one of them; got the ids {ids}."
             )
-        length = float(self.task.n_pos)
-        check_affordable(self.task, _MAP_BYTES * length**2, on=("n_pos", "d_vocab"))
 
     def __repr__(self) -> str:
         style = "" if self.style == "plain" else f", {'turns of' if self.turn_ids else 'as'} a chat"

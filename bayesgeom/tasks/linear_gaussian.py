@@ -30,15 +30,13 @@ from torch import Tensor
 from bayesgeom.core import InvalidArgument, Relations, Trials
 from bayesgeom.core.observers import Beliefs, Filter, exact_beliefs
 from bayesgeom.stats.information import log_bin_probabilities
-from bayesgeom.tasks.base import check_affordable, check_parameters, moments, trials_at
+from bayesgeom.tasks.base import check_parameters, moments, trials_at
 from bayesgeom.tasks.markov import DynamicTask
 
 _WIDEST_STATE, _WIDEST_BIN = 7.0, 3.0  # ends of the grid, beyond which N(0, 1) has 3e-12, and of the bins
 _SPACING = 0.9  # of the grid, as a share of the standard deviation of the narrowest integrand
 _MOST_NOISE = 1000.0  # there observations tell nothing of the state
 _FLOOR = 1e-6  # share of the uniform distribution in a baseline, so that no bin is impossible
-_STATE_BYTES, _BIN_BYTES = 48.0, 160.0  # a position and a state; a position and a bin
-_PRODUCT_SECONDS = 5e-9  # one entry of the transition at one position, with the window observers, on one core
 _Observed = Int64[Tensor, "batch step"]
 
 
@@ -97,15 +95,6 @@ class LinearGaussian(DynamicTask):
                     f"a linear-Gaussian task needs {form}: one number, or a tuple of distinct ones; got "
                     f"{name}={vars(self)[name]}."
                 )
-        n_states = float(self._n_states)
-        check_affordable(
-            self,
-            self.length * (_STATE_BYTES * n_states + _BIN_BYTES * self.n_bins) + 8 * n_states * self.n_bins,
-            n_steps=3 * self.length,
-            constant_bytes=32 * n_states * (n_states * len(decays) + self.n_bins * len(noises)),
-            sequence_seconds=_PRODUCT_SECONDS * self.length * n_states**2,
-            on=("decay", "noise", "n_bins", "length"),
-        )
 
     @property
     def _possible(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

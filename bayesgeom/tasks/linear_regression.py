@@ -25,13 +25,12 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
 from bayesgeom.stats.information import log_bin_probabilities
-from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, checked_seed, moments, trials_at
+from bayesgeom.tasks.base import EvidenceTask, check_parameters, checked_seed, moments, trials_at
 
 _WIDEST_WEIGHT, _WIDEST_OUTPUT = 2.5, 3.0  # ends of the grid and of the bins; standard deviation of a weight is 1
 _LEAST_NOISE, _MOST_NOISE = 1e-100, 1000.0  # squares of less overflow; at the most, outputs tell nothing of the weights
 _FLOOR = 1e-6  # share of the uniform distribution in a baseline, so that no output is impossible
 _LEAST = 1e-300  # probability of an output that would round to 0, so that logs of predictions stay finite
-_CELL_BYTES, _OUTPUT_BYTES = 32.0, 120.0  # a point and a hypothesis; a point and an output
 _Points = Float64[Tensor, "batch point"]
 _Shown = Float64[Tensor, "batch point output"]
 
@@ -96,15 +95,6 @@ class LinearRegression(EvidenceTask):
         if self.fresh and not self.pool:
             raise InvalidArgument("fresh=True draws weights that are not in the pool: it needs pool=K with K ≥ 1.")
         checked_seed(self.pool_seed)
-        n_weights = float(self.n_grid) ** self.n_dims + self.pool
-        table = float(self.n_inputs) ** self.n_dims * n_weights * self.n_bins
-        check_affordable(
-            self,
-            self.n_points * (_CELL_BYTES * n_weights + _OUTPUT_BYTES * self.n_bins),
-            constant_bytes=16 * table,
-            sequence_seconds=1e-9 * self.n_points * n_weights * self.n_bins,
-            on=("n_dims", "n_inputs", "n_bins", "n_points", "n_grid", "pool"),
-        )
 
     @property
     def d_vocab(self) -> int:

@@ -33,11 +33,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.tasks.base import EvidenceTask, check_affordable, check_parameters, random_order, trials_at
+from bayesgeom.tasks.base import EvidenceTask, check_parameters, random_order, trials_at
 
-_CELL_BYTES = 36.0  # a position and a hypothesis: successors, whether it fits, beliefs
-_HEADER_BYTES = 8.0  # a position of the header and a hypothesis: its belief is NaN
-_PREFIX_BYTES = 40.0  # a prefix: its hash, and whether it and its rule are allowed
 _PREFIX = 3  # numbers that determine the bucket
 _Numbers = Int64[Tensor, "batch pos_and_one"]
 
@@ -100,16 +97,6 @@ class ModularRecurrence(EvidenceTask):
                 f"scored numbers need 0 ≤ scored_from < scored_to ≤ length, got {self.scored_from}, "
                 f"{self.scored_to} and length {self.length}."
             )
-        cells = float(self.n_hypotheses) * self.length
-        header = _HEADER_BYTES * self.n_hypotheses * self.n_header
-        prefixes = 0.0 if self.prefixes == "all" else _PREFIX_BYTES * float(self.modulus) ** _PREFIX
-        check_affordable(
-            self,
-            _CELL_BYTES * cells + header,
-            n_steps=self.length,
-            constant_bytes=prefixes,
-            on=("modulus", "length"),
-        )
         self._check_prefixes()
 
     @property

@@ -28,7 +28,7 @@ from bayesgeom.core import InvalidArgument, unknown_name
 from bayesgeom.core.errors import quoted
 from bayesgeom.stats.mixed_states import IMPOSSIBLE
 from bayesgeom.tasks.base import check_parameters
-from bayesgeom.tasks.markov import MarkovProcess, check_process, negative_probability, stationary
+from bayesgeom.tasks.markov import MarkovProcess, check_length, negative_probability, stationary
 
 Matrices = (
     str
@@ -138,7 +138,7 @@ class Process(MarkovProcess):
             raise InvalidArgument(
                 f"transition_tensors must hold one square matrix per symbol, got {n_symbols} of {n_states}×{n_next}."
             )
-        check_process(self, n_states=n_states, on=("length",))
+        check_length(self)
         is_wrong = ~(np.isfinite(tensors) & (self.generalized | (tensors >= 0)))
         if is_wrong.any():
             raise InvalidArgument(
@@ -248,7 +248,7 @@ class Mess3(MarkovProcess):
         check_parameters(self)
         if not (0 <= self.x <= 0.5 and 0 <= self.a <= 1):
             raise InvalidArgument(f"Mess3 needs 0 ≤ x ≤ ½ and 0 ≤ a ≤ 1, got x={self.x}, a={self.a}.")
-        check_process(self, n_states=3, on=("length",))
+        check_length(self)
 
     @property
     def d_vocab(self) -> int:

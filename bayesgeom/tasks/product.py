@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument
 from bayesgeom.tasks.base import check_parameters, task_from_text
-from bayesgeom.tasks.markov import MarkovProcess, check_process
+from bayesgeom.tasks.markov import MarkovProcess, check_length
 
 
 @final
@@ -64,7 +64,7 @@ class Product(MarkovProcess):
                 )
             assert is_dataclass(factor), "a task is a dataclass"
             object.__setattr__(self, name, replace(factor, length=max(1, self.length)))
-        check_process(self, n_states=self._n_states, on=("length",))
+        check_length(self)
 
     @property
     def d_vocab(self) -> int:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument
 from bayesgeom.tasks.base import check_parameters
-from bayesgeom.tasks.markov import MarkovProcess, check_process
+from bayesgeom.tasks.markov import MarkovProcess, check_length
 
 
 @final
@@ -66,7 +66,7 @@ class StickyMarkov(MarkovProcess):
             raise InvalidArgument(
                 f"self_probability and noise must be probabilities, got {self.self_probability} and {self.noise}."
             )
-        check_process(self, n_states=self.n_states, on=("n_states", "length"))
+        check_length(self)
 
     @property
     def d_vocab(self) -> int:

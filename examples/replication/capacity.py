@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import final
 
+import torch
+
 from bayesgeom.core import InvalidArgument
-from bayesgeom.models.config import ModelConfig, config_from_dict, shapes_only
+from bayesgeom.models.config import ModelConfig, config_from_dict
 
 TOLERANCE = 0.01
 # Widths are multiples of one of these; the value is the penalty, in doublings of the depth.
@@ -55,7 +57,7 @@ def capacity_matched(architecture: str, reference: ModelConfig) -> ModelConfig:
 
 def n_parameters(config: ModelConfig) -> int:
     """Return the number of parameters of the module that the config builds; shared parameters count once."""
-    with shapes_only():
+    with torch.device("meta"):
         return sum(parameter.numel() for parameter in config.build(seed=0).parameters())
 
 

@@ -13,7 +13,6 @@ from bayesgeom.ablations.engine import (
     BATCH_BYTES,
     METRICS,
     BatchScores,
-    Exact,
     Means,
     batches,
     batches_with_donors,
@@ -21,13 +20,10 @@ from bayesgeom.ablations.engine import (
     variants_at_once,
 )
 from bayesgeom.core.edits import Replace
-from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import ATTN_OUT, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE, Site, Trials, Z
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import NORMS, POSITIONS
-from bayesgeom.models.replay import transformer as replay_layer
 from bayesgeom.models.replay.hooked import PlainLoop
-from bayesgeom.models.replay.transformer import ReplayLayer
 from tests.ablations.plain import HEADS, LAYERS, TASK, Plain, heads, lively, n_hooks, scored, some_sets
 
 POINTS = {Z: "attn.hook_z", ATTN_OUT: "hook_attn_out", MLP_OUT: "hook_mlp_out"}
@@ -198,37 +194,6 @@ def test_a_replay_leaves_its_baseline_as_it_was() -> None:
     assert all(torch.equal(stored[place], values) for place, values in baseline.stored.items())
 
 
-def test_what_is_replaced_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last layer's block, and attention off everywhere with its MLPs: products of neither are asked for."""
-    model, plain = lively(), Plain.of(lively().module, TRIALS, OTHERS)
-    replayer = model.replayer()
-    reference = engine.BatchReference(means_of(plain), replayer.baseline(TRIALS))
-    for name in ("z", "attn_out", "add_attn_out", "hidden", "hidden_of", "out_of", "add_mlp_out", "add_heads_and_mlp"):
-        monkeypatch.delattr(ReplayLayer, name)
-    parts = [
-        (Component(2, "block"),),
-        tuple(Component(layer, kind) for layer in LAYERS for kind in ("attention", "mlp")),
-    ]
-    for ablation in map(Ablation, parts):
-        (logits,) = replayer.logits(reference.baseline, [ablation.edits("zero")], reference)
-        np.testing.assert_allclose(Exact.of(TRIALS).scores(logits), plain.scores(ablation, "zero"), atol=BITS, rtol=0)
-
-
-# Tiles.
-
-
-@pytest.mark.parametrize("rows", [1, 13, 31, 10_000])
-def test_head_outputs_do_not_depend_on_how_many_sequences_attend_at_once(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where a row would be less than a sequence."""
-    plain = lively()
-    stored = plain.replayer().baseline(TRIALS).stored
-    monkeypatch.setattr(replay_layer, "ATTENTION_ROWS", rows)
-    for place, values in plain.replayer().baseline(TRIALS).stored.items():
-        torch.testing.assert_close(values, stored[place], atol=1e-5, rtol=1e-5)
-
-
 def test_every_trial_is_resampled_from_the_one_before_it_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "TARGET_ROWS", 31)
     donors = [torch.cat([before.tokens, batch.tokens[:-1]]) for batch, before in batches_with_donors(TRIALS, SPEC)]
@@ -263,13 +228,3 @@ def test_a_tile_stays_within_the_budget_whatever_the_vocabulary(d_vocab: int) ->
 
 
 # Faults.
-
-
-def test_sequences_that_score_different_positions_are_refused() -> None:
-    shifted = replace(TRIALS, scored=torch.stack([row.roll(i % 2) for i, row in enumerate(TRIALS.scored)]))
-    first = int(shifted.scored[1].nonzero()[0])
-    with pytest.raises(
-        InvalidArgument,
-        match=rf"every sequence to score the same positions; sequence 0 scores .*, sequence 1 scores \[{first}, ",
-    ):
-        lively().replayer().baseline(shifted)

@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 import bayesgeom
 from bayesgeom.ablations import Ablation, Component
-from bayesgeom.ablations.engine import Exact, score_batch
+from bayesgeom.ablations.engine import score_batch
 from bayesgeom.core import run as s
 from bayesgeom.core.errors import InvalidArgument, MissingSite
 from bayesgeom.models.adapters.hooked import HookedModel
@@ -20,10 +20,8 @@ from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.models.native.mamba import MambaConfig
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.replay.hooked import PlainLoop
-from bayesgeom.models.replay.transformer import Replay
 from bayesgeom.models.resolve import as_model
 from tests.ablations.plain import TASK, Plain, heads, lively, scored
-from tests.shape_checks import ARE_ON
 
 TRIALS, LAST = TASK.sample(17, seed=2), TASK.sample(17, seed=2).rows(slice(-1, None))
 BATTERY = [Ablation(heads(place)) for place in ((0, 1), (1, 4))] + [Ablation((Component(1, "mlp"),))]
@@ -135,31 +133,6 @@ def test_ablations_are_those_of_the_model_as_it_runs(change: Callable[[Transform
     unablated = bayesgeom.ablate(model, n=23, battery="mlps").unablated_kl_bits.value
     calibration = bayesgeom.diagnose(model, n=23, n_untrained=1, probes=["calibration"])["calibration"]
     assert float(unablated) == pytest.approx(float(calibration.kl_bits.value), abs=1e-5)
-
-
-def test_parts_that_replay_only_looks_at_keep_it_fast() -> None:
-    model, seen = lively(), list[int]()
-    model.module.embed.register_forward_hook(lambda *_: seen.append(1))
-    assert isinstance(model.replayer(), Replay) and isinstance(lively().replayer(), Replay)
-
-
-@pytest.mark.skipif(ARE_ON, reason="zero needs no reference, and none is given")
-def test_a_weight_that_is_not_what_is_computed_is_noticed_by_the_logits() -> None:
-    """The parts are as they were built, but another function of torch computes: only the logits tell."""
-    model = lively()
-    replayer, plain = model.replayer(), nn.functional.gelu
-    assert isinstance(replayer, Replay)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nn.functional, "gelu", lambda x: 2 * plain(x))
-        with pytest.warns(UserWarning, match="every ablation runs a full forward pass"):
-            baseline = replayer.baseline(TRIALS)
-        expected = Exact.of(TRIALS).scores(model.logits(TRIALS).detach())
-        loop = PlainLoop(model)
-        variants = [BATTERY[0].edits("zero")]
-        assert torch.equal(
-            replayer.logits(baseline, variants, None), loop.logits(loop.baseline(TRIALS), variants, None)
-        )
-    np.testing.assert_allclose(Exact.of(TRIALS).scores(baseline.logits), expected, atol=1e-5)
 
 
 def test_sites_of_replaced_attention_are_withheld() -> None:

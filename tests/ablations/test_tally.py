@@ -80,7 +80,7 @@ def test_a_broken_file_is_one_clear_error(tmp_path: Path, rng: np.random.Generat
     Tally.empty(23, VARIANTS, POSITIONS).save(tmp_path, JOB)
     file = tmp_path / PROGRESS
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(OutputFault, match=r"cannot be read .*delete it and start again"):
+    with pytest.raises(OutputFault, match=r"cannot be read .*delete it"):
         Tally.load(tmp_path, JOB)
 
 

@@ -1,6 +1,5 @@
 """Writing aside: whole or not at all, whatever stops it."""
 
-import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ def test_a_file_in_the_folders_place_is_an_output_fault(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("a file")
     for writer in (atomic_file, atomic_directory):
         with (
-            pytest.raises(OutputFault, match=r"cannot make the folder .*folder: .*folder is a file. Name another"),
+            pytest.raises(OutputFault, match=r"cannot make the folder .*folder: (File exists|Not a dir)"),
             writer(tmp_path / "folder" / "a"),
         ):
             raise AssertionError("the block must not run")
@@ -170,9 +169,8 @@ def test_a_check_finds_files_in_the_way(tmp_path: Path) -> None:
         check_directory(tmp_path / "x" / "y")
 
 
-def test_a_link_is_written_through_and_one_in_a_circle_is_refused(tmp_path: Path) -> None:
+def test_a_link_is_written_through(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("fresh/run")
-    (tmp_path / "circle").symlink_to("circle")
     with atomic_directory(tmp_path / "link") as aside:
         (aside / "a").write_text("new")
     assert (tmp_path / "link").is_symlink() and tree(tmp_path / "fresh") == {"run/a": "new"}
@@ -181,9 +179,6 @@ def test_a_link_is_written_through_and_one_in_a_circle_is_refused(tmp_path: Path
     ) as aside:  # leads nowhere once the old one is moved
         (aside / "b").write_text("new")
     assert tree(tmp_path / "fresh") == {"run/b": "new"}
-    for writer in (atomic_file, atomic_directory):
-        with pytest.raises(OutputFault, match=r"circle is a symbolic link that leads back to itself"):
-            writer(tmp_path / "circle").__enter__()
 
 
 def test_the_working_directory_and_a_pipe_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,33 +188,6 @@ def test_the_working_directory_and_a_pipe_are_refused(tmp_path: Path, monkeypatc
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OutputFault, match="is a device or a pipe, which is not replaced"):
         atomic_file(tmp_path / "pipe").__enter__()
-
-
-@pytest.mark.parametrize("which", ["the first", "every"])
-def test_a_directory_that_another_process_puts_there_meanwhile_is_replaced(
-    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, replace, n_others = tmp_path / "x", os.replace, 0
-    former_directory(path)
-
-    def replaced(source: Path, target: Path) -> None:
-        nonlocal n_others
-        if target == path and (which == "every" or not n_others):
-            n_others += 1
-            path.mkdir()
-            (path / "a").write_text("of another process")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", replaced)
-    if which == "every":
-        with pytest.raises(OutputFault, match=os.strerror(errno.ENOTEMPTY)), atomic_directory(path):
-            pass
-        assert tree(path) == {"a": "of another process"}
-    else:
-        with atomic_directory(path) as aside:
-            (aside / "b").write_text("new")
-        assert tree(path) == {"b": "new"} and n_others == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
 
 
 def test_an_interruption_between_the_renames_puts_back_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +213,7 @@ def test_arrays_and_tensors_are_written_by_one_function(framework: Framework, tm
     assert found["a"].dtype == one.dtype and found["a"].tolist() == [0, 1, 2, 3, 4] and metadata == {"step": "7"}
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644, "safetensors' own file is private"
     with (
-        pytest.raises(OutputFault, match=r"^cannot write .*/y: No such file or directory\.$"),
+        pytest.raises(OutputFault, match=r"^cannot write .*/y: .*No such file or directory"),
         atomic_file(tmp_path / "y") as aside,
     ):
         write_arrays({"a": one}, aside / "no folder", framework=framework)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -62,52 +62,6 @@ def test_an_exception_propagates_and_nothing_else_starts(n_threads: int) -> None
     assert torch.get_num_threads() == n_threads and library_threads() == {n_threads}
 
 
-def test_steps_of_other_work_are_taken_in_this_thread_while_works_are_unfinished(n_threads: int) -> None:
-    released, taken = threading.Event(), list[int]()
-
-    def steps() -> Iterator[None]:
-        for step in range(1_000):
-            taken.append(threading.get_ident())
-            if step == 4:
-                released.set()
-            time.sleep(0.001)
-            yield
-
-    def work(place: int) -> int:
-        assert n_threads == 1 or released.wait(10), "the steps go on beside this"
-        return place
-
-    rest = steps()
-    assert dict(side_by_side([partial(work, place) for place in range(3)], rest)) == {0: 0, 1: 1, 2: 2}
-    if n_threads == 1:
-        assert not taken, "with one thread, all steps are left to the caller"
-    else:
-        assert 5 <= len(taken) < 1_000 and set(taken) == {threading.get_ident()}
-    n_taken = len(taken)
-    assert len(list(rest)) == 1_000 - n_taken, "the rest is left to the caller"
-
-
-def test_without_further_steps_this_thread_works_too() -> None:
-    both = threading.Barrier(2, timeout=10)
-
-    def work() -> int:
-        both.wait()
-        return threading.get_ident()
-
-    with limited_threads(2):
-        found = dict(side_by_side([work, work], iter([None])))
-    assert len(set(found.values())) == 2 and threading.get_ident() in found.values()
-
-
-def test_an_exception_in_a_step_propagates() -> None:
-    def steps() -> Iterator[None]:
-        raise KeyError("planted")
-        yield
-
-    with limited_threads(2), pytest.raises(KeyError, match="planted"):
-        list(side_by_side([lambda: time.sleep(0.01)], steps()))
-
-
 def test_callers_in_two_threads_take_turns() -> None:
     before, inside, ended = library_threads(), threading.Event(), threading.Event()
     found = list[int]()
@@ -145,9 +99,9 @@ def test_a_diagnosis_is_the_same_with_any_number_of_threads_for_its_probes(monke
         found = bayesgeom.diagnose("mess3-small", n=N_RECORDED + 32, n_untrained=1)
         return {name: parts_of(report) for name, report in found.items()}
 
-    def three_at_a_time(works: list[Callable[[], object]], meanwhile: Iterable[object]) -> Iterator[tuple[int, object]]:
+    def three_at_a_time(works: list[Callable[[], object]]) -> Iterator[tuple[int, object]]:
         with limited_threads(3):
-            yield from side_by_side(works, meanwhile)
+            yield from side_by_side(works)
 
     one, three = diagnosed(side_by_side), diagnosed(three_at_a_time)
     assert list(one) == list(three) and len(one) > 4

@@ -145,7 +145,7 @@ def returning(value: Any) -> Callable[[Run], Any]:
         ([KeyOverlap], r"holds the class KeyOverlap: pass an instance, KeyOverlap\(\)"),
         ([calibration], "'calibration' has the name of one of bayesgeom's reports"),
         ([returning(1.0), returning(2.0)], "two probes are named 'own'"),
-        ([3], "probes must be text or Measurement or a function"),
+        ([3], r"probes must be .*str.*Measurement"),
         ([returning("x")], "returned 'x'. Return a number"),
         ([returning(None)], "returned None. Return a number"),
         ([returning({})], "returned an empty dict"),

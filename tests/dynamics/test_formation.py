@@ -95,7 +95,7 @@ def test_what_was_edited_or_is_too_new_is_refused(run: Path, tmp_path: Path) -> 
         load_packed(file)
     data["snapshots"][0]["weights_hash"] = "0" * 16
     (folder / "formation.json").write_text(json.dumps(data))
-    with pytest.raises(CheckpointFault, match=r"formation\.json was edited after it was written"):
+    with pytest.raises(CheckpointFault, match=r"formation\.json does not have its config_hash"):
         load_packed(file)
     (folder / "formation.json").write_text(json.dumps(hashed(data)))
     with pytest.raises(CheckpointFault, match=r"replaced or edited"):

@@ -113,7 +113,7 @@ def test_probes_are_sent_by_name(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_training_dynamics(tmp_path: Path) -> None:
     seeds = [a_run(tmp_path / name, a_recipe(seed=seed)) for name, seed in (("one", 0), ("two", 7))]
-    asked: dict[str, Any] = {"n": 16, "maps_at": (0, 100)}
+    asked: dict[str, Any] = {"n": 16}
     batch = Batch(executor=(first := AtOnce()), folder=tmp_path / "jobs")
     sent = training_dynamics(*seeds, **asked, executor=batch)
     assert first.n == 2 * len(STEPS)
@@ -170,9 +170,6 @@ def test_length(tmp_path: Path) -> None:
     models, asked = [tmp_path / "one", tmp_path / "two"], {"n": 16, "lengths": (9, 13)}
     batch = Batch(executor=Backward(2), folder=tmp_path / "jobs")
     assert_same(length_generalization(models, **asked, executor=batch), length_generalization(models, **asked))
-    silent = {**asked, "top_attention_off": 1}
-    more = Batch(executor=AtOnce(), folder=tmp_path / "jobs")
-    assert_same(length_generalization(models[0], **silent, executor=more), length_generalization(models[0], **silent))
 
 
 def test_models_are_sent_by_name(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

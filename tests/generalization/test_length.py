@@ -23,7 +23,6 @@ from bayesgeom.generalization.longer_tasks import (
     checked_lengths,
     length_field_of,
     with_untrained_positions,
-    without_top_attention,
 )
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.checkpoint import save_checkpoint
@@ -151,34 +150,12 @@ def test_a_row_that_only_the_last_placeholder_reaches_was_never_trained() -> Non
     assert found.unreached_rows.tolist() == [[task.n_pos, 61]]
 
 
-def test_silenced_attention_is_attention_that_writes_nothing() -> None:
-    model = small("learned")
-    silenced = without_top_attention(model, 1)
-    trials = TASK.sample(5, seed=3)
-
-    def nothing(out: Tensor, hook: object) -> Tensor:
-        return torch.zeros_like(out)
-
-    module = model.module
-    assert isinstance(module, Transformer)
-    with torch.no_grad():
-        before = model.logits(trials)
-        hooked = trials.at_scored(module.run_with_hooks(trials.tokens, fwd_hooks=[("blocks.1.hook_attn_out", nothing)]))
-        torch.testing.assert_close(silenced.logits(trials), hooked, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(model.logits(trials), before, atol=0, rtol=0)
-    assert (hooked - before).abs().max() > 1e-4
-    report = length_generalization(model, lengths=[11], n=7, top_attention_off=2)
-    assert report.models == ("learned 0 without attention in 2 top layers",)
-
-
 def test_other_architectures_have_curves_and_no_layers() -> None:
     lstm = LSTMConfig(d_vocab=TASK.d_vocab, n_ctx=61, n_layers=3, d_model=11).build(seed=0)
     model = of_module(lstm, name="lstm", task=TASK)
     found = length_generalization([small(), model], lengths=[11], n=7)
     assert found.position_kinds == ("rotary", "lstm") and found.layer_excess_bits.value.shape == (2, 3)
     assert np.isnan(found.layer_excess_bits.value[1]).all() and np.isfinite(found.layer_excess_bits.value[0, :2]).all()
-    with pytest.raises(InvalidArgument, match=r"own transformers; lstm is a"):
-        length_generalization(model, lengths=[11], n=7, top_attention_off=1)
 
 
 def test_models_of_one_name_are_numbered(two_models: LengthReport) -> None:
@@ -226,9 +203,7 @@ def test_window_observers_of_up_to_ten_symbols_are_baselines_at_every_position()
     ("lengths", "message"),
     [
         ([7], r"beyond the training length \(length=7\)"),
-        ([], r"got \[\]"),
-        ("50,100", "a list of whole numbers.*got '50,100'"),
-        ([25.5], "a list of whole numbers.*got 25.5"),
+        ([], "got none"),
     ],
 )
 def test_lengths_that_say_nothing(lengths: Any, message: str) -> None:

@@ -130,10 +130,10 @@ def test_lengths_may_vary_too() -> None:
     ("vary", "value", "message"),
     [
         ("flor", 0.1, r"has no parameter 'flor' to vary. It has: floor, grid, length, n_states, n_symbols"),
-        ("floor", "high", "floor must be a number, got 'high'"),
-        ("length", 2.5, "length must be an integer, got 2.5"),
-        ("length", True, "length must be an integer, got True"),
-        ("stay", "long", "stay must be a number or None, got 'long'"),
+        ("floor", "high", "floor must be float, got 'high'"),
+        ("length", 2.5, "length must be int, got 2.5"),
+        ("length", True, "length must be int, got True"),
+        ("stay", "long", r"stay must be float \| None, got 'long'"),
         ("floor", 0.6, "exceeds a sum of 1"),
     ],
 )
@@ -152,8 +152,6 @@ def test_a_parameter_that_is_none_by_default_takes_its_annotated_type() -> None:
     [
         ("hm", [0.1], r"no task named 'hm'"),
         (HMM, [0.1], "got the class HMM"),
-        (TASK, 0.1, "must be a list with at least one value; got 0.1"),
-        (TASK, "0.1,0.2", "must be a list with at least one value"),
         (TASK, [], "must be a list with at least one value"),
     ],
 )

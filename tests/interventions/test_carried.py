@@ -49,12 +49,12 @@ def test_the_baseline_is_a_plain_pass_and_an_edit_is_carried_by_a_loop_over_posi
     replayer = CarriedReplayer(model)
     own, other = replayer.baseline(originals), replayer.baseline(donors)
     torch.testing.assert_close(own.logits, model.logits(originals), atol=1e-5, rtol=1e-5)
-    at = int(own.rows[4])
+    at = int(own.trials.scored_positions()[0][4])
     mask = torch.arange(13) == at
     basis = random_subspaces(34, 5, draws=1, seed=0)[0].float()
     swap = InSubspace(site=CARRIED, layer=0, kind="swap", basis=basis)
     whole = Replace(site=CARRIED, layer=0, mode="resample")
-    variants = [(AtPositions.of(edit, mask, own.rows),) for edit in (swap, whole)]
+    variants = [(AtPositions.of(edit, mask),) for edit in (swap, whole)]
     found = replayer.logits(own, variants, PairReference({}, other))
     first, second = model.module.blocks
     for edited, projector in zip(found, (basis @ basis.T, torch.eye(34)), strict=True):
@@ -72,7 +72,7 @@ def test_the_baseline_is_a_plain_pass_and_an_edit_is_carried_by_a_loop_over_posi
                 steps.append(h)
             resid = second(embedded + torch.stack(steps, dim=1))
             logits = model.module.ln_final(resid) @ model.module.embed.weight.T
-        torch.testing.assert_close(edited, logits[:, own.rows], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(edited, logits[:, own.trials.scored_positions()[0]], atol=1e-4, rtol=1e-4)
         assert float((edited - own.logits)[:, 5:].abs().max()) > 1e-3, "later positions see it"
         torch.testing.assert_close(edited[:, :4], own.logits[:, :4], atol=1e-5, rtol=1e-5)
 

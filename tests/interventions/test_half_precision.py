@@ -11,7 +11,6 @@ from bayesgeom.interventions.onwards import erase_onwards
 from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer
-from bayesgeom.models.replay.transformer import Scratch
 from bayesgeom.subspaces import fits
 from bayesgeom.subspaces.base import Fit, InterventionSite
 from tests.interventions.worlds import SIZES, TASK
@@ -62,20 +61,6 @@ def test_every_kind_of_edit_runs_in_half_precision(kind: str) -> None:
     ]
     half, whole = (own.kl_increase_bits.value[1, 0] for own in reports)
     assert half == pytest.approx(whole, abs=0.05)
-
-
-def test_what_a_buffer_held_before_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of bfloat16 read columns beyond those of a product; garbage there was NaN in one run of five."""
-    take = Scratch.take
-
-    def filled(self: Scratch, name: str, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-        return take(self, name, shape, like).fill_(torch.nan)
-
-    monkeypatch.setattr(Scratch, "take", filled)
-    place, design = InterventionSite(RESID_PRE, (1,)), Design("remove", **_FEW)  # type: ignore[arg-type]
-    for dtype in (*HALF.values(), torch.float32):
-        report = intervene(model_in(dtype), subspace="covariance:entropy", kind=design, sites=place, n=17)
-        assert np.isfinite(report.kl_increase_bits.value[1]).all()
 
 
 _FEW = {"n_random": 2, "n_matched": 2, "n_control": 5, "n_untrained": 0, "n_fit": 101}

@@ -13,7 +13,7 @@ from bayesgeom.interventions.engine import PairReference
 from bayesgeom.models.replay.hooked import PlainLoop
 from bayesgeom.stats.information import NATS_PER_BIT
 from bayesgeom.stats.subspace import random_subspaces
-from tests.interventions.worlds import TASK, lively, past_type_checks
+from tests.interventions.worlds import TASK, lively
 
 D, R = 7, 3
 SHAPE = (5, 11, D)
@@ -109,8 +109,6 @@ def test_what_goes_with_which_kind() -> None:
     for wrong in ({"kind": "rotate"}, {"kind": "add", "turn": TURN}, {"kind": "swap", "shift": drawn(R, seed=0)}):
         with pytest.raises(InvalidArgument, match="`turn` is required for 'rotate' and `shift` for 'add'"):
             InSubspace(site=RESID_PRE, layer=0, basis=BASIS, **wrong)
-    with pytest.raises(InvalidArgument, match="kind must be one of swap, remove, keep, rotate, add; got 'twist'"):
-        past_type_checks(edit("remove"), kind="twist").__post_init__()
     with pytest.raises(InvalidArgument, match="the basis has 5 dimensions, the site 7"):
         edit("remove", random_subspaces(5, 2, draws=1, seed=0)[0]).applied(VALUES, REFERENCE)
 

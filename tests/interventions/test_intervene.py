@@ -315,7 +315,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[BayesGeomError], str]] = {
         "has no pairs. Use donors='independent' or 'auto'",
     ),
     "n_fit": (lambda: intervene(lively(), n_fit=1), InvalidArgument, "n_fit at least 2"),
-    "float": (lambda: intervene(lively(), n_fit=8.5), InvalidArgument, "n_fit must be an integer, got 8.5"),  # type: ignore[call-overload]
+    "float": (lambda: intervene(lively(), n_fit=8.5), InvalidArgument, "n_fit must be int, got 8.5"),  # type: ignore[call-overload]
     "controls": (lambda: Design(n_random=0), InvalidArgument, "at least 1"),
     "hypothesis": (lambda: intervene(lively(), subspace=fits.leace("log_odds:11")), InvalidArgument, "0 … 10"),
     "statistic": (

@@ -90,7 +90,7 @@ def test_the_martingale_gap_appends_every_answer() -> None:
 
 def test_the_cost_of_a_large_model_comes_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setattr(audit_module, "LARGE", 1)
-    with phases_shown("audit"):
+    with phases_shown():
         found = bayesgeom.audit(lively(), n=12)
     first, *others = capsys.readouterr().err.splitlines()
     n_answers, n_ages, n_orders = 5, len(found.ages), 8

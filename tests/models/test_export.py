@@ -1,16 +1,15 @@
-"""Export to Hugging Face: the same logits there, the same weights back."""
+"""Export to Hugging Face: the same logits there."""
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from bayesgeom.core import run as s
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument
+from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.adapters.hooked import HookedModel
-from bayesgeom.models.export import export_huggingface, import_huggingface
+from bayesgeom.models.export import export_huggingface
 from bayesgeom.models.native.transformer import NORMS, POSITIONS, Transformer, TransformerConfig
 from bayesgeom.models.resolve import load
 from bayesgeom.tasks.bijection import Bijection
@@ -19,11 +18,9 @@ from tests.weights import perturbed
 TASK = Bijection(n_values=11, n_pairs=7)
 HELD = {
     ("rmsnorm", "rotary"): "llama",
-    ("rmsnorm", "none"): "smollm3",
     ("layernorm", "learned"): "gpt2",
     ("layernorm", "sinusoidal"): "gpt2",
     ("layernorm", "none"): "gpt2",
-    ("layernorm", "rotary"): "gpt_neox",
 }
 
 
@@ -35,7 +32,7 @@ def lively(norm: str, positions: str, tied: bool = True) -> Transformer:
 
 
 @pytest.mark.parametrize(("kind", "tied"), list(itertools.product(HELD, (True, False))))
-def test_logits_are_equal_and_weights_come_back(kind: tuple[str, str], tied: bool, tmp_path: Path) -> None:
+def test_logits_are_equal(kind: tuple[str, str], tied: bool, tmp_path: Path) -> None:
     import transformers
 
     module, trials = lively(*kind, tied=tied), TASK.sample(5, seed=0)
@@ -44,9 +41,6 @@ def test_logits_are_equal_and_weights_come_back(kind: tuple[str, str], tied: boo
     assert hf.config.model_type == HELD[kind] and hf.config.tie_word_embeddings == tied
     with torch.no_grad():
         torch.testing.assert_close(hf(trials.tokens).logits, module(trials.tokens), atol=1e-5, rtol=1e-5)
-    back = import_huggingface(tmp_path / "out")
-    assert back.config == module.config
-    assert all(torch.equal(back.state_dict()[name], tensor) for name, tensor in module.state_dict().items())
 
 
 @pytest.mark.parametrize("kind", HELD)
@@ -67,23 +61,6 @@ def test_the_export_has_the_same_anatomy(kind: tuple[str, str], tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", sorted(set(itertools.product(NORMS, POSITIONS)) - HELD.keys()))
 def test_what_no_architecture_holds_is_refused(kind: tuple[str, str], tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidArgument, match=rf"no Hugging Face architecture supports {kind[1]} positions with {kind[0]}"
-    ):
+    with pytest.raises(InvalidArgument, match=rf"{kind[1]} positions with {kind[0]} cannot be exported"):
         export_huggingface(lively(*kind), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_other_directories_are_no_exports(tmp_path: Path) -> None:
-    export_huggingface(lively("rmsnorm", "rotary"), tmp_path / "out")
-    assert load(tmp_path / "out").task is None
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    source = config.pop("exported_from")
-    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    for path in (tmp_path / "out", tmp_path / "nowhere"):
-        with pytest.raises(CheckpointFault, match=r"is not an export of a bayesgeom transformer"):
-            import_huggingface(path)
-    source["model"]["d_mlp"] = 19
-    (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"exported_from": source}))
-    with pytest.raises(CheckpointFault, match=r"does not hold the transformer that its config\.json names"):
-        import_huggingface(tmp_path / "out")

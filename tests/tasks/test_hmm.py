@@ -179,5 +179,5 @@ def test_an_unreachable_mixing_time_is_refused_by_name() -> None:
     for wrong in (0.0, 1.0, 0.955, float("inf")):
         with pytest.raises(InvalidArgument, match="stay must be None or a probability"):
             HMM(stay=wrong, floor=0.01)
-    with pytest.raises(InvalidArgument, match="task 'hmm': stay must be a number or None, got 'often'"):
+    with pytest.raises(InvalidArgument, match=r"task 'hmm': stay must be float \| None, got 'often'"):
         task_from_text("hmm:stay=often,floor=0.01")

@@ -48,10 +48,9 @@ def test_a_factor_goes_by_its_name_or_its_task() -> None:
     [
         ("product:a=dice", r"a of a product must be a process, .*, got dice\."),
         ("product:b=evidence", r"b of a product must be a process, .*, got evidence\."),
-        ("product:a=5", r"a must be MarkovProcess or text, got 5"),
+        ("product:a=5", r"a must be MarkovProcess .* str, got 5"),
         ("product:a=rrxr", r"no task named 'rrxr'.*Perhaps you meant 'rrxor'"),
         ("product:length=0", "at least 1, got 0"),
-        ("product:a=sticky-markov:n_states=99,b=sticky-markov:n_states=99", r"length=24 needs about .* GB of memory"),
     ],
 )
 def test_refusals(text: str, told: str) -> None:

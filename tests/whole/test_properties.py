@@ -141,7 +141,7 @@ def calls() -> dict[str, Call]:
         "scorecard": {"make": "lstm", "worlds": "dice", "steps": 2, "rates": 1, "seeds": 1, "batch_size": 4},
         "sweep": {"task": model.task, "vary": "n_pairs", "values": [2, 3], "threshold_bits": 0.1},
         "train": {"model": deepcopy(model.module), "steps": 2, "lr": 1e-3, "out": None},
-        "training_dynamics": {"runs": folder / "training", "device": "cpu", "maps_at": None},
+        "training_dynamics": {"runs": folder / "training", "device": "cpu"},
         "TransformerConfig": sizes | {"norm": "rmsnorm", "positions": "learned", "tied": True},
         "wrap": {"net": model.module, "blocks": "blocks", "attn": "attn", "mlp": "mlp", "n_heads": 0, "n_ctx": 5},
     }
@@ -220,7 +220,7 @@ OPTIONS = {
     "capture model --n 4 --out held": "--sites --layers --save-dtype --n --n-untrained",
     "compare model model --n 4": "--task --n --seed",
     "diagnose model --n 4 --n-untrained 0 --probes calibration": "--n --n-untrained --probes --task --on --dtype",
-    "dynamics training --n 4": "--n --seed --maps-at --device",
+    "dynamics training --n 4": "--n --seed --device",
     "gradients model --n 4": "--targets --n --task",
     "intervene model --n 4 --subspace random:2 --kind remove --controls 1": "--subspace --kind --layers --site",
     "relabel model --n 4": "--n --task --seed",

@@ -66,8 +66,7 @@ from bayesgeom.models.native.mamba import Mamba, MambaBlock
 from bayesgeom.models.native.mlp import PositionwiseMLP
 from bayesgeom.models.native.positions import PositionalPrior, causal_mask
 from bayesgeom.models.native.transformer import MLP, Block, MultiHeadAttention, Norm, Transformer
-from bayesgeom.models.replay.hooked import PlainLoop, prefix_replayer, warn_of_full_passes
-from bayesgeom.models.replay.transformer import Replay
+from bayesgeom.models.replay.hooked import prefix_replayer
 from bayesgeom.tasks.base import WindTunnel
 
 POINTS: Mapping[Site, tuple[str, ...]] = {site: site.hook_points for site in ALL_SITES if site.hook_points}
@@ -87,6 +86,10 @@ class _NativeModel(Reattachable, ABC):
     def digest(self) -> str:
         check_weights(self.module, self.spec.name)
         return weights_hash(self.module.state_dict())
+
+    @final
+    def replayer(self) -> Replayer:
+        return prefix_replayer(self, tuple(self.module.blocks))
 
 
 @final
@@ -157,15 +160,6 @@ class HookedModel(_NativeModel):
         return HookedModel(
             module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained_hash(seed)
         )
-
-    @holding_lock()
-    def replayer(self) -> Replayer:
-        # The replay runs the embedding itself, so hooks there are harmless.
-        foreign = [name for name in self.foreign_hooks() if name not in ("embed", "hook_embed", "pos_embed")]
-        if foreign or not _as_built(self._transformer.modules()):
-            warn_of_full_passes(self.spec.name, "parts of it were replaced or have hooks that bayesgeom did not set")
-            return PlainLoop(self)
-        return Replay(self, self._transformer)
 
     def _is_plain(self) -> bool:
         """Whether a pass may leave out positions that no logit depends on: no part has a hook or was replaced."""
@@ -301,9 +295,6 @@ class ResidualModel(_NativeModel):
         return ResidualModel(
             module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained_hash(seed)
         )
-
-    def replayer(self) -> Replayer:
-        return prefix_replayer(self, tuple(self._module.blocks))
 
     def _absent(self) -> dict[Site, str]:
         absent = (ATTN_OUT, RESID_MID, *{STATE, MLP_OUT}.difference(self._points))

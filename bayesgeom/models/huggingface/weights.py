@@ -27,7 +27,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bayesgeom.core import BayesGeomError, CheckpointFault, InvalidArgument
 from bayesgeom.models.checkpoint_files import CONFIG
-from bayesgeom.models.config import shapes_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,7 +88,7 @@ def n_parameters(hf: "PreTrainedModel") -> int:
     if not _format(hf)[0]:
         return sum(parameter.numel() for parameter in hf.parameters())
     plain = type(hf.config).from_dict({key: value for key, value in hf.config.to_dict().items() if key != QUANTIZATION})
-    with shapes_only():
+    with torch.device("meta"):
         return sum(parameter.numel() for parameter in type(hf)(plain).parameters())
 
 

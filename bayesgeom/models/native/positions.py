@@ -12,7 +12,7 @@ from typing import final
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bayesgeom.core import InvalidArgument
@@ -91,17 +91,9 @@ def sinusoids(n_pos: int, d_model: int, like: Tensor) -> Float[Tensor, "pos d_mo
     return (waves * (INIT_STD * math.sqrt(2))).to(like.dtype)
 
 
-def rotated(
-    x: Float[Tensor, "batch pos head d_head"], at: Int64[Tensor, " pos"] | None = None
-) -> Float[Tensor, "batch pos head d_head"]:
-    """Return `x` with coordinates i and i + d/2 rotated by pos / 10000^(2i/d), the layout of Llama's checkpoints.
-
-    Args:
-        x: Queries or keys.
-        at: Position of each row. None: 0, 1, 2, …
-    """
-    angles = _angles(x.shape[1] if at is None else int(at.max()) + 1, x.shape[3], x)
-    angles = angles if at is None else angles[at]
+def rotated(x: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos head d_head"]:
+    """Return `x` with coordinates i and i + d/2 rotated by pos / 10000^(2i/d), the layout of Llama's checkpoints."""
+    angles = _angles(x.shape[1], x.shape[3], x)
     cos, sin = (rearrange(f(angles), "p d -> p 1 d").to(x.dtype) for f in (torch.cos, torch.sin))
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -1,4 +1,4 @@
-"""The selective scan of Mamba-1 and its convolution, faster on a CPU than plain autograd over positions.
+"""The selective scan of Mamba-1, faster on a CPU than plain autograd over positions, and its convolution.
 
     h_t = exp(Δ_t A) ∘ h_{t−1} + (Δ_t x_t) B_t   out_t = (C_t h_t + D ∘ x_t) ∘ SiLU(z_t)   Δ = softplus(δ)   h_{−1} = 0
 
@@ -14,8 +14,7 @@ channels last, so every product runs along whole rows; recomputes states in the 
 and has no autograd node per position. Sums are in float32 or wider for any input dtype.
 
 The convolution is SiLU of a causal depthwise one, c_t = b + Σ_k w_k x_{t − K + 1 + k}, k = 0 … K − 1, each channel for
-itself, out = c σ(c). On a CPU, torch's grouped convolution takes most of the time of a small Mamba's step; shifts and
-sums in the cache are faster.
+itself, out = c σ(c).
 
 Reference: Gu & Dao 2023, arXiv:2312.00752, algorithm 2 and section 3.3.
 """
@@ -32,77 +31,22 @@ from torch.nn.functional import silu, softplus
 from bayesgeom.core import InvalidArgument
 from bayesgeom.core.batching import even_slices
 
-# Size of one buffer of a chunk: a share of a CPU's second-level cache. A GPU processes the whole batch at once.
+# Size of a chunk's states at one position: a share of a CPU's second-level cache. A GPU processes all at once.
 _CPU_BYTES, _GPU_BYTES = 2**18, 2**30
+_SEGMENT = 4  # positions between stored states; those in between are recomputed in the backward pass
+_N_GIVEN = 7
 
 
 def causal_conv_silu(
     x: Float[Tensor, "batch pos channel"], weight: Float[Tensor, "channel tap"], bias: Float[Tensor, " channel"]
 ) -> Float[Tensor, "batch pos channel"]:
     """Return SiLU of the causal convolution of each channel, in x's dtype. The last tap is the current position."""
-    out: Tensor = _Convolution.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return out
-
-
-@final
-class _Convolution(torch.autograd.Function):
-    """`causal_conv_silu`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        for rows, chunk in _chunks(x):
-            out[rows] = torch.nn.functional.silu(_convolved(chunk, weight, bias))
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        x, weight, bias = ctx.saved_tensors
-        gx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        gweight, gbias = torch.zeros_like(weight), torch.zeros_like(bias)
-        for rows, chunk in _chunks(x):
-            c = _convolved(chunk, weight, bias)
-            gate = c.sigmoid()
-            of_c = grad[rows] * gate * (1 + c * (1 - gate))
-            gbias += of_c.sum((0, 1))
-            of_x = of_c * weight[:, -1]
-            for tap, back in _taps(weight):
-                if back < x.shape[1]:
-                    early, late = of_x[:, : x.shape[1] - back], of_c[:, back:]
-                    gweight[:, tap] += (late * chunk[:, : x.shape[1] - back]).sum((0, 1))
-                    if back:
-                        early.addcmul_(late, weight[:, tap])
-            gx[rows] = of_x
-        return gx, gweight, gbias
-
-
-def _convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    c = torch.addcmul(bias, x, weight[:, -1])
-    for tap, back in _taps(weight):
-        if 0 < back < x.shape[1]:
-            c[:, back:].addcmul_(x[:, : x.shape[1] - back], weight[:, tap])
-    return c
-
-
-def _taps(weight: Tensor) -> list[tuple[int, int]]:
-    """Each tap and its offset: the number of positions that it looks back."""
-    n = weight.shape[1]
-    return [(tap, n - 1 - tap) for tap in range(n)]
-
-
-def _chunks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of the batch and their values, in float32 or wider."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    room = _CPU_BYTES if x.device.type == "cpu" else _GPU_BYTES
-    at_once = max(1, room // (x.shape[1] * x.shape[2] * dtype.itemsize))
-    for rows in even_slices(len(x), at_most=at_once):
-        yield rows, x[rows].to(dtype)
-
-
-# Size of a chunk's states at one position: a share of a CPU's second-level cache. A GPU processes all at once.
-_SEGMENT = 4  # positions between stored states; those in between are recomputed in the backward pass
-_N_GIVEN = 7
+    wide, n_taps = _wide(x), weight.shape[1]
+    padded = torch.nn.functional.pad(wide, (0, 0, n_taps - 1, 0))
+    c = torch.addcmul(bias, wide, weight[:, -1])
+    for tap in range(n_taps - 1):
+        c = torch.addcmul(c, padded[:, tap : tap + x.shape[1]], weight[:, tap])
+    return silu(c).to(x.dtype)
 
 
 def selective_scan(

@@ -56,8 +56,7 @@ class CarriedReplayer:
             stored[RESID_PRE, layer] = resid
             stored[CARRIED, layer] = states = states_of(block, resid)
             resid = resid + states[..., : resid.shape[-1]]
-        rows = trials.scored_positions()[0]
-        return BaselinePass(trials=trials, rows=rows, stored=stored, logits=_unembedded(self.module, resid[:, rows]))
+        return BaselinePass(trials=trials, stored=stored, logits=_unembedded(self.module, trials.at_scored(resid)))
 
     @torch.no_grad()
     def logits(
@@ -82,7 +81,7 @@ class CarriedReplayer:
         resid = resid + torch.cat(written, dim=1)
         for later in self._blocks()[edit.layer + 1 :]:
             resid = later(resid)
-        return _unembedded(self.module, resid[:, baseline.rows])
+        return _unembedded(self.module, baseline.trials.at_scored(resid))
 
     def _blocks(self) -> list[LSTMBlock]:
         blocks = [block for block in self.module.blocks if isinstance(block, LSTMBlock)]

@@ -102,7 +102,7 @@ class PlainLoop(_Receiving):
         places = [(site, layer) for site in (*self._sites, *also) for layer in self.model.layers_of(site)]
         with hooked_sites(self.model, {place: _copying(stored, place) for place in places}):
             logits = self.model.logits(trials)
-        return BaselinePass(trials=trials, rows=trials.scored_positions()[0], stored=stored, logits=logits)
+        return BaselinePass(trials=trials, stored=stored, logits=logits)
 
     @holding_lock("model.module")
     @torch.no_grad()
@@ -323,16 +323,12 @@ def prefix_replayer(model: Model, blocks: tuple[nn.Module, ...]) -> "PrefixRepla
     replay = PrefixReplay(model, blocks)
     if (layer := replay.inexact_from()) is None:
         return replay
-    warn_of_full_passes(model.spec.name, f"block {layer} reads more than the residual stream")
-    return PlainLoop(model)
-
-
-def warn_of_full_passes(name: str, reason: str) -> None:
-    """Warn that nothing of a pass can be reused."""
     warnings.warn(
-        f"{name} cannot be replayed with the same logits, because {reason}: every ablation runs a full forward pass.",
-        stacklevel=3,
+        f"{model.spec.name} cannot be replayed with the same logits, because block {layer} reads more than the "
+        f"residual stream: every ablation runs a full forward pass.",
+        stacklevel=2,
     )
+    return PlainLoop(model)
 
 
 def _passing_on(form: Form) -> Callable[..., Any]:

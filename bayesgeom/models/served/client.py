@@ -3,37 +3,30 @@
 vLLM, SGLang and the server of llama.cpp offer it. One request asks for one token after one prompt, with the
 log-probabilities of the k most probable tokens. Only these are read. vLLM adds the sampled token if it is not among
 them; it is dropped, because it differs from call to call and is no bound for the tokens that are not listed. Requests
-go to no other host, and there is one deadline for a whole reply.
+go to no other host.
 """
 
-import asyncio
 import contextlib
-import http
 import json
 import math
-import os
 import re
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, final
 
 from bayesgeom.core import InvalidArgument, ServerFault
 from bayesgeom.core.errors import is_whole_number, optional_package
-from bayesgeom.core.files import unique_keys
 
 if TYPE_CHECKING:
-    import httpx
+    pass
 
 TOP = 20  # the most that vLLM lists unless it is started with --max-logprobs
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _WAIT_S, _LONGEST = 0.5, 200  # first wait between attempts, doubled each time; characters of a quoted reply
 _PATIENCE_S = 600.0  # longest wait in all that a busy server may ask of one request in `Retry-After`
-_LONG_KEY = 12  # characters
-_MOST = 4 * 2**20  # bytes of a reply
 _SUM = 1e-3  # rounding of the log-probabilities in a reply
 _VISIBLE = re.compile(r"[!-~]*")  # printable ASCII without the space
 
@@ -59,7 +52,7 @@ class Client:
         key: Bearer token, which no message contains; None without one. It goes to this address only: a
             request that is redirected is an error.
         top: Number of most probable tokens to request.
-        timeout_s: Seconds in which the whole reply must arrive.
+        timeout_s: Seconds without a byte of a reply.
         attempts: Number of attempts of a request that failed for a reason that may pass.
 
     Raises:
@@ -86,10 +79,10 @@ class Client:
             ServerFault: It cannot be reached, or gives another kind of reply.
         """
         reply = self._reply("/models", None)
-        entries = reply.get("data") if isinstance(reply, dict) else None
-        names = (
-            [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else [None]
-        )
+        try:
+            names = [entry["id"] for entry in reply["data"]]
+        except (TypeError, KeyError):
+            names = [None]
         usable = [name for name in names if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST]
         if len(usable) < len(names):
             raise ServerFault(
@@ -124,10 +117,10 @@ class Client:
             f"log-probabilities then. Use prompts after which such tokens are improbable, or another server."
         )
 
-    def quoted(self, reply: object, *, is_masked: bool = True) -> str:
+    def quoted(self, reply: object) -> str:
         """Return what a server wrote, for a message: on one line, without the key, then shortened."""
         text = " ".join((reply if isinstance(reply, str) else json.dumps(reply, default=str)).split())
-        if self.key and is_masked:
+        if self.key:
             # The longest form first, because the key may be a part of it.
             forms = {self.key, json.dumps(self.key)[1:-1], json.dumps(json.dumps(self.key)[1:-1])[1:-1]}
             forms |= {repr(self.key)[1:-1], urllib.parse.quote(self.key), urllib.parse.quote(self.key, safe="")}
@@ -174,9 +167,11 @@ class Client:
         while attempt < self.attempts:
             attempt += 1
             try:
-                status, headed, reply = _fetched(request, self.timeout_s)
+                with httpx.Client(timeout=self.timeout_s) as client:  # redirects are not followed
+                    response = client.send(request)
+                status, headed, reply = response.status_code, response.headers, response.content
             except (OSError, httpx.HTTPError) as error:
-                reason, status = self.quoted(_reason(error)), None
+                reason, status = self.quoted(str(error) or type(error).__name__), None
                 time.sleep(_WAIT_S * 2 ** (attempt - 1) * (attempt < self.attempts))
                 continue
             if status < 300:
@@ -188,9 +183,7 @@ class Client:
                     f"address.",
                     status=status,
                 )
-            # The end of a longer text could be a part of the key.
-            text = reply.decode("utf-8", "replace") if len(reply) <= _MOST else http.HTTPStatus(status).phrase
-            reason = f"status {status} ({self.quoted(text)})"
+            reason = f"status {status} ({self.quoted(reply.decode('utf-8', 'replace'))})"
             if status not in _RETRIED:
                 raise ServerFault(f"{self.url}{path} refused the request with {reason}.", status=status)
             seconds = _seconds(headed.get("Retry-After", ""))
@@ -210,13 +203,9 @@ class Client:
         )
 
     def _parsed(self, path: str, content: bytes) -> Any:
-        if len(content) > _MOST:
-            raise ServerFault(
-                f"{self.url}{path} replied with more than {_MOST // 2**20} MiB, which are not read. Check the address."
-            )
         text = content.decode("utf-8", "replace")
         try:
-            return json.loads(text, object_pairs_hook=unique_keys)
+            return json.loads(text)
         except (ValueError, RecursionError):
             quoted = self.quoted(text)
             raise ServerFault(f"{self.url}{path} replied with no JSON: {quoted}. Check the address.") from None
@@ -237,10 +226,6 @@ def client_of(address: str, *, key: str | None = None, top: int = TOP) -> Client
     """
     url, model = parts_of(address)
     client = Client(url=url, key=key, top=top)
-    # A short key, such as "local", may be a part of any host's name.
-    secret = url if len(key or "") >= _LONG_KEY else urllib.parse.urlsplit(url).path.removesuffix("/v1")
-    if client.quoted(secret) != client.quoted(secret, is_masked=False):
-        raise InvalidArgument("leave the server's key out of the address, which reports contain.")
     there = client.models()
     listed = client.quoted(", ".join(there[:8])) or "none"
     if not model and len(there) != 1:
@@ -318,41 +303,3 @@ def _seconds(told: str) -> float | None:
         return max(0.0, parsedate_to_datetime(told).timestamp() - time.time())
     except (ValueError, OverflowError, OSError):
         return None
-
-
-def _fetched(request: "httpx.Request", limit_s: float) -> tuple[int, Mapping[str, str], bytes]:
-    """The status, the headers and the body of a reply; of a long body one byte more than the limit.
-
-    A redirect is not followed, because the key would go to the other host. The limit is that of the whole reply. A
-    thread of its own runs it, because notebooks run a loop of events in theirs.
-    """
-    import httpx
-
-    async def exchanged() -> tuple[int, Mapping[str, str], bytes]:
-        async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113  (the limit is below)
-            response = await client.send(request, stream=True)
-            content = b""
-            async for part in response.aiter_raw():
-                content += part
-                if len(content) > _MOST:
-                    break
-            await response.aclose()
-            return response.status_code, response.headers, content
-
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            return pool.submit(asyncio.run, asyncio.wait_for(exchanged(), limit_s)).result()
-        except TimeoutError:
-            pass
-    raise TimeoutError("timed out")
-
-
-def _reason(error: BaseException) -> str:
-    """Why a request failed, from the first of the exceptions that led to this one."""
-    while (before := error.__cause__ or error.__context__) is not None:
-        error = before
-    if isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno) if error.errno > 0 else error.strerror or str(error)
-    return str(error) or type(error).__name__

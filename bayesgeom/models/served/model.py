@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from difflib import SequenceMatcher
 from typing import Any, NoReturn, final
 
 import torch
@@ -271,14 +270,10 @@ class _Texts:
     def mismatch(self, replies: Sequence[Sequence[Listed]], answers: Sequence[int]) -> str:
         """Return what is wrong where replies list nearly all probability, and no answer."""
         first = [self.of(entry.id) if entry.id is not None else entry.text for entry in replies[0]]
-        pairs = ((answer, text) for answer in map(self.of, answers) for text in first)
-        answer, near = max(
-            pairs, key=lambda pair: SequenceMatcher(None, pair[0].casefold(), pair[1].casefold()).ratio()
-        )
         return (
             f"no answer is among the tokens that the server lists, which have at least {_COMPLETE:.0%} of the "
-            f"probability: nearest to the answer {answer!r} is the token {near!r}, and the most probable one is "
-            f"{first[0]!r}. Use answers that are such tokens, and the tokenizer of the served model."
+            f"probability: the answers are {', '.join(map(repr, map(self.of, answers[:4])))}, …, and the most probable "
+            f"token is {first[0]!r}. Use answers that are such tokens, and the tokenizer of the served model."
         )
 
     def text(self, ids: Sequence[int]) -> str:

@@ -102,7 +102,7 @@ class TrainedModels:
         run = self.runs / recipe.name / FINISHED
         if self.is_run_first and (run / CONFIG).exists():
             return run
-        return checkpoints().get(recipe.name, run)
+        return named[recipe.name] if recipe.name in (named := checkpoints()) else run
 
     def weights(self, recipe: Recipe) -> str | None:
         """Return the hash of the weights of the recipe's checkpoint; None without one."""
