@@ -32,7 +32,6 @@ def add_heat(
     names: tuple[Sequence[str] | range, Sequence[str] | range] | None = None,
     axes: tuple[str, str] = ("head", "layer"),
     limits: tuple[float, float] | None = None,
-    texts: Sequence[str] | None = None,
 ) -> None:
     """Add cells whose color is the distance from the baseline: blue shades, or orange above and purple below it.
 
@@ -47,7 +46,6 @@ def add_heat(
         names: Names or numbers of the rows, from the top, and of the columns. Default: from 0, rows upward.
         axes: Titles of x and y.
         limits: Range of the colors, which are clipped there. Default: that of the values and the baseline.
-        texts: What cells hold in place of their numbers, row by row.
     """
     known = values[np.isfinite(values)]
     if not len(known):
@@ -59,7 +57,7 @@ def add_heat(
     rows = rows if isinstance(rows, range) else categories([wrapped(name, _NAME) for name in rows])
     columns, ticks, key = (columns, (), "") if isinstance(columns, range) else _column_names(columns, rows)
     across, down, what = map(escaped, (*axes, unit))
-    texts = texts or [_cell_text(value, _digits(known) if names is None else 4) for value in map(float, values.flat)]
+    texts = [_cell_text(value, _digits(known) if names is None else 4) for value in map(float, values.flat)]
     has_numbers = len(columns) * max(map(len, texts)) <= _MOST_LETTERS and len(rows) <= _MOST_ROWS
     figure.add_trace(
         go.Heatmap(
@@ -93,7 +91,7 @@ def _column_names(names: Sequence[str], rows: Sequence[str] | range) -> tuple[Se
     Names wrap; those with a word that is too long are numbered. More columns than `_MOST_NAMES` have plotly's ticks.
     """
     beside = 2 if isinstance(rows, range) else max(len(line) for name in rows for line in name.split("<br>"))
-    letters = (_ACROSS - beside) // len(names)
+    letters = max(1, (_ACROSS - beside) // len(names))
     if len(names) > _MOST_NAMES:
         return categories([escaped(name) for name in names]), (), ""
     lines = [textwrap.wrap(name, letters, break_long_words=False) or [""] for name in names]

@@ -9,41 +9,40 @@ from jaxtyping import Float64
 
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.scorecards.cell import OBSERVERS, SEQUENCES
-from bayesgeom.scorecards.worlds import MEMORIZE
 from bayesgeom.stats.bootstrap import seed_interval
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from bayesgeom.report.panels import Panel
-    from bayesgeom.scorecards.report import Scorecard
 
 
-def pool_weights(card: "Scorecard") -> "pd.DataFrame":
+def pool_weights(cells: "pd.DataFrame") -> "pd.DataFrame":
     """Return the weights of the two observers: a row for each pool, architecture, seed, step and kind of sequences.
 
     `pool` is the number of chains. Weights are those of the nearest mixture of predictors; they need not sum to 1. Only
     trainings at the best rate are listed.
+
+    Args:
+        cells: The table of `Scorecard.cells`.
     """
-    table = card.cells()
-    table = table[table["quantity"].isin(OBSERVERS)].rename(columns={"setting": "sequences", "quantity": "observer"})
-    table["pool"] = table["world"].str.extract(r"(\d+)$", expand=False).astype(float)
-    best = [
-        card.best_rate[card.architectures.index(row.architecture), card.worlds.index(row.world)]
-        for row in table.itertuples()
-    ]
-    return table[np.isclose(table["rate"], best)].sort_values(["architecture", "pool", "seed", "step"])
+    table = cells[cells["quantity"].isin(OBSERVERS) & cells["is_best"]]
+    table = table.rename(columns={"setting": "sequences", "quantity": "observer"})
+    pool = table["world"].str.extract(r"(\d+)$", expand=False).astype(float)
+    return table.assign(pool=pool).sort_values(["architecture", "pool", "seed", "step"])
 
 
-def crossing(card: "Scorecard", architecture: str) -> Estimate:
+def crossing(cells: "pd.DataFrame", architecture: str) -> Estimate:
     """Return the number of chains in the pool at which both observers have the same weight on new chains.
 
-    It is interpolated in the logarithm of the pool, in each seed. The interval is over seeds, and needs three of them.
+    It is interpolated in the logarithm of the pool, in each seed. The interval is over seeds. NaN if the weights do not
+    cross in one of them.
 
-    Raises:
-        KeyError: The report has no pools.
+    Args:
+        cells: The table of `Scorecard.cells`.
+        architecture: The architecture.
     """
-    table = pool_weights(card)
+    table = pool_weights(cells)
     table = table[(table["architecture"] == architecture) & (table["sequences"] == SEQUENCES[1])]
     last = table.groupby(["seed", "pool", "observer"])["value"].last().unstack("observer")
     found = [
@@ -67,18 +66,16 @@ def _zero(x: Float64[np.ndarray, " pool"], y: Float64[np.ndarray, " pool"]) -> f
     return math.nan
 
 
-def pool_panels(card: "Scorecard") -> Iterator["Panel"]:
-    """Draw the weights at the end by pool, then by step for each pool."""
+def pool_panels(cells: "pd.DataFrame") -> Iterator["Panel"]:
+    """Draw the weights at the end by pool, then by step for each pool; nothing without pools."""
     from bayesgeom.charts.lines import add_line
     from bayesgeom.report.panels import Panel
     from bayesgeom.report.theme import SERIES, label_axes
 
-    if MEMORIZE not in card.primitives:
-        return
-    table = pool_weights(card)
+    table = pool_weights(cells)
     table = table[table["sequences"] == SEQUENCES[1]]
     for architecture, rows in table.groupby("architecture"):
-        place = crossing(card, str(architecture))
+        place = crossing(cells, str(architecture))
         at = "" if math.isnan(float(place)) else f"; they cross at {place.text()} chains"
         by_pool = Panel.blank(f"{architecture}: weight on new chains, by the number of chains in training{at}")
         ends = (

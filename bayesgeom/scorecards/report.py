@@ -1,5 +1,6 @@
 """The report of a scorecard: architecture × world, made from the rows of its cells."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -83,10 +84,15 @@ class Scorecard(Report):
         return tuple(name for name in self.architectures if not name.endswith(SHIPPED)) or self.architectures
 
     def cells(self) -> "pd.DataFrame":
-        """Return a row for each number of each cell: architecture, world, rate, seed, step, quantity, value, …"""
+        """Return a row for each number of each cell: architecture, world, rate, seed, step, quantity, value, …
+
+        `is_best` says whether the cell was trained at the best rate.
+        """
         import pandas as pd
 
-        return pd.DataFrame({name: list(values) for name, values in self.rows.items()})
+        table = pd.DataFrame({name: list(values) for name, values in self.rows.items()})
+        rows, columns = table["architecture"].map(self.architectures.index), table["world"].map(self.worlds.index)
+        return table.assign(is_best=table["rate"] == self.best_rate[rows.to_numpy(), columns.to_numpy()])
 
     def state(self, architecture: str, world: str) -> str:
         """Return what an architecture has shown in a world: "has", "partly", "not shown", …"""
@@ -148,7 +154,7 @@ class Scorecard(Report):
         closed = np.clip(self.gap_closed.value, 0, 1)
         limits: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("world", "architecture")}
         add_heat(heat.figure, closed, unit="share of the gap closed", names=(self.architectures, self.worlds), **limits)
-        return [self._primitive_panel(), heat, *pool_panels(self), *self._curves()]
+        return [self._primitive_panel(), heat, *pool_panels(self.cells()), *self._curves()]
 
     def _primitive_panel(self) -> Panel:
         from bayesgeom.charts.heat import add_heat
@@ -163,8 +169,9 @@ class Scorecard(Report):
                         values[at, place], texts[-1] = value / 2, mark
         marks = ", ".join(f"{mark} {states[-1]}" for mark, states in reversed(_MARKS.items()))
         panel = Panel.blank(f"Who infers what? {marks} within this budget, at the best of these rates", is_wide=True)
-        axes: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("what worlds need", "architecture"), "texts": texts}
+        axes: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("what worlds need", "architecture")}
         add_heat(panel.figure, values, unit="state", names=(self.architectures, kinds), **axes)
+        panel.figure.update_traces(text=texts, selector={"name": "cells"})
         return panel
 
     def _curves(self) -> Iterator[Panel]:
@@ -208,8 +215,7 @@ def card_of(
     n_seeds = 1 + max((row.seed for row in rows), default=0)
     found = {
         (own, world.name): _Found([row for row in rows if (row.architecture, row.world) == (own, world.name)], world)
-        for own in architectures
-        for world in worlds
+        for own, world in itertools.product(architectures, worlds)
     }
     shape = len(architectures), len(worlds)
 
@@ -223,8 +229,7 @@ def card_of(
 
     for cell in found.values():
         cell.place(rates, n_seeds)
-    by_world = [[found[own, world.name] for own in architectures] for world in worlds]
-    shortcuts = [next((cell.shortcut for cell in cells if cell.shortcut[0]), ("", math.nan)) for cells in by_world]
+    shortcuts = [_shortcut([found[own, world.name] for own in architectures]) for world in worlds]
     levels = np.array([level for _, level in shortcuts])
     steps = next((cell.steps for cell in found.values() if np.isfinite(cell.steps).any()), np.full(N_CURVE + 1, np.nan))
     return Scorecard(
@@ -261,6 +266,11 @@ _NONE = (math.nan,) * 3
 def _first(values: Float[np.ndarray, " world"]) -> float:
     """Return the first known value; NaN if there is none."""
     return next((float(value) for value in values if not math.isnan(value)), math.nan)
+
+
+def _shortcut(cells: "Sequence[_Found]") -> tuple[str, float]:
+    """Return name and KL of the strongest shortcut of a world, from the first cell that was scored."""
+    return next((cell.shortcut for cell in cells if cell.shortcut[0]), ("", math.nan))
 
 
 @final

@@ -59,7 +59,7 @@ def scorecard(
     Example:
         >>> import bayesgeom
         >>> card = bayesgeom.scorecard("lstm", "dice", steps=2, rates=1, seeds=1, batch_size=4)
-        >>> card.architectures, card.worlds
+        >>> card.own, card.worlds
         (('lstm',), ('dice',))
     """
     for name, number in (("steps", steps), ("seeds", seeds), ("batch_size", batch_size)):
@@ -68,25 +68,34 @@ def scorecard(
     architectures, places = architectures_of(make), worlds_of(worlds)
     if len({own.name for own in architectures}) < len(architectures):
         raise InvalidArgument("two architectures have the same name: pass a dictionary with names of your own.")
-    chosen, pairs = rates_of(rates), list(itertools.product(architectures, places))
+    chosen = rates_of(rates)
+    rows = _trained(architectures, places, chosen, seeds, executor, steps=steps, batch_size=batch_size)
+    budget = {"steps": steps, "batch_size": batch_size, "rates": list(chosen), "seeds": seeds}
+    reference = reference_rows(places) if beside else ()
+    return card_of(rows, places, arguments={**budget, "n": SCORED, "seed": 0}, reference=reference)
+
+
+def _trained(
+    architectures: Sequence[Architecture],
+    worlds: Sequence[World],
+    rates: Sequence[float],
+    seeds: int,
+    executor: Executor | Batch | None,
+    *,
+    steps: int,
+    batch_size: int,
+) -> list[Row]:
+    """Return the rows of all cells: one at each rate, then the other seeds at the best."""
 
     def cell(architecture: Architecture, world: World, rate: float, seed: int) -> Cell:
         budget = {"steps": max(1, round(steps * world.budget)), "batch_size": batch_size}
         return Cell(architecture=architecture, world=world, rate=rate, seed=seed, **budget)
 
-    rows = run_cells([cell(*pair, rate, 0) for pair in pairs for rate in chosen], executor)
+    pairs = list(itertools.product(architectures, worlds))
+    rows = run_cells([cell(*pair, rate, 0) for pair in pairs for rate in rates], executor)
     best = best_rates(rows)
-    known = [(a, w, best[a.name, w.name]) for a, w in pairs if (a.name, w.name) in best]
-    rows += run_cells([cell(*place, seed) for place in known for seed in range(1, seeds)], executor)
-    arguments = {
-        "steps": steps,
-        "batch_size": batch_size,
-        "rates": list(chosen),
-        "seeds": seeds,
-        "n": SCORED,
-        "seed": 0,
-    }
-    return card_of(rows, places, arguments=arguments, reference=reference_rows(places) if beside else ())
+    places = [(*pair, best[pair[0].name, pair[1].name]) for pair in pairs if (pair[0].name, pair[1].name) in best]
+    return rows + run_cells([cell(*place, seed) for place in places for seed in range(1, seeds)], executor)
 
 
 def reference_rows(worlds: Sequence[World]) -> list[Row]:

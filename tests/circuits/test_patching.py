@@ -135,7 +135,7 @@ def test_the_only_different_token_recovers_everything_at_the_embedding(model: Mo
     report.save(tmp_path / "run")
     assert PatchReport.load(tmp_path / "run") == report
     (panel,) = report.panels()
-    assert "L0, #1 | #3" in report.headlines()[0].label and panel.figure.data[0].x[1] == "2 #1 | #3", "from 1"
+    assert "L0, #1 | #3" in report.headlines()[0].label and panel.figure.data[0].x[1] == "2 #1 |<br>#3", "from 1"
 
 
 def test_a_small_share_has_its_digits(model: Model) -> None:

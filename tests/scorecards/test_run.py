@@ -96,7 +96,7 @@ def test_an_architecture_of_this_process_cannot_be_sent() -> None:
 def test_pools_have_the_weights_of_both_observers_by_step(tmp_path: Path) -> None:
     settings: Any = {"steps": 12, "rates": 1, "seeds": 2, "batch_size": 8}
     card = scorecard("lstm", ["chains-4", "chains-64"], **settings, beside=False)
-    weights = pool_weights(card)
+    weights = pool_weights(card.cells())
     assert set(weights["pool"]) == {4, 64} and set(weights["sequences"]) == {"pool", "fresh"}
     sums = weights.groupby(["pool", "seed", "step", "sequences"])["value"].sum()
     assert ((sums >= 0) & (sums < 1.001)).all() and len(sums) == 2 * 2 * 2 * 4
@@ -118,10 +118,10 @@ def planted_pools(generalizing: list[list[float]]) -> Scorecard:
 
 def test_the_crossing_is_where_both_observers_have_the_same_weight() -> None:
     card = planted_pools([[0.0, 0.25, 0.75], [0.0, 0.5, 0.9], [0.0, 0.25, 0.75]])
-    found = crossing(card, "a")
+    found = crossing(card.cells(), "a")
     assert float(found) == pytest.approx(2 ** ((5 + 4 + 5) / 3)) and found.low < found.value < found.high
     assert card.state("a", "chains-64") == "generalizing" and card.state("a", "chains-4") == "memorizing"
-    assert math.isnan(float(crossing(planted_pools([[0.0, 0.1, 0.2]]), "a"))), "no pool generalizes"
+    assert math.isnan(float(crossing(planted_pools([[0.0, 0.1, 0.2]]).cells(), "a"))), "no pool generalizes"
 
 
 def test_shipped_rows_stand_beside_and_do_not_answer() -> None:
