@@ -111,40 +111,50 @@ def paper_figure(panel: Panel, inches: float) -> go.Figure:
 def _mark(figure: go.Figure) -> list[str]:
     """Thin the lines of a figure, tell them apart without colors, and return the entries of its legend.
 
-    Lines in color differ by their markers, gray ones by their dashes; the first band says what bands are.
+    The first band says what bands are.
     """
-    entries = listed(figure)
+    entries, lines = listed(figure), list(figure.select_traces({"type": "scatter"}))
     first_of = {places[0] for places in entries.values()}
-    of_trace = {index: name for name, places in entries.items() for index in places}
-    symbols, dashes = iter(_SYMBOLS), iter(DASHES)
-    style = {
-        name: next(dashes if figure.data[places[0]].line.color == BASELINE else symbols, None)
-        for name, places in entries.items()
-        if (figure.data[places[0]].line.width or 0) < _WIDE  # which tells references apart
-    }
-    for at, trace in enumerate(figure.data):
-        if trace.type == "heatmap":
-            trace.colorbar.update(thickness=8, len=1, outlinewidth=0, tickfont_size=_SMALL, title_font_size=_SMALL)
-        if trace.type != "scatter":
-            continue
-        own = style.get(of_trace.get(at, ""))
+    for at, own in _styles(figure, entries).items():
+        trace = figure.data[at]
         if own in DASHES:
             trace.line.dash = own
-        elif own and trace.marker.symbol is None:
+        elif trace.marker.symbol is None:
             trace.marker.symbol = own
             if "lines" in (trace.mode or ""):
                 trace.update(mode="lines+markers", marker_size=6, marker_maxdisplayed=_MARKS)
-        if isinstance(trace.marker.size, int | float):
-            trace.marker.size *= _LOW
-        trace.line.width = _THIN * (2 if trace.line.width is None else trace.line.width)
-        trace.update(showlegend=at in first_of, textfont_size=_SMALL, error_y_thickness=_THIN)
-    bands = [trace for trace in figure.select_traces({"type": "scatter"}) if trace.fill]
-    for band in [trace for trace in bands if (trace.name or "").endswith(INTERVAL)][:1]:
+    for at, trace in enumerate(figure.data):
+        if trace.type == "heatmap":
+            trace.colorbar.update(thickness=8, len=1, outlinewidth=0, tickfont_size=_SMALL, title_font_size=_SMALL)
+        elif trace.type == "scatter":
+            trace.line.width = _THIN * (2 if trace.line.width is None else trace.line.width)
+            if isinstance(trace.marker.size, int | float):  # and no array
+                trace.marker.size *= _LOW
+            trace.update(showlegend=at in first_of, textfont_size=_SMALL, error_y_thickness=_THIN)
+    for band in [trace for trace in lines if trace.fill and (trace.name or "").endswith(INTERVAL)][:1]:
         band.update(showlegend=True, name=INTERVAL)
         entries[INTERVAL] = []
-    for trace in figure.select_traces({"type": "scatter"}):
+    for trace in lines:
         trace.name = wrapped(html.unescape(trace.name or ""), _NAME) or None
     return [html.unescape(name) for name in entries]
+
+
+def _styles(figure: go.Figure, entries: Mapping[str, Sequence[int]]) -> dict[int, str]:
+    """Return the marker of each line in color, open for the baseline of a series in its color, and the dash of gray ones.
+
+    Wide pale lines, such as exact ones, are told apart by their width.
+    """
+    symbols, dashes, found = iter(_SYMBOLS), iter(DASHES), dict[int, str]()
+    of_color = dict[str | None, str]()
+    for places in entries.values():
+        line = figure.data[places[0]].line
+        own = "" if (line.width or 0) >= _WIDE else next(dashes if line.color == BASELINE else symbols, "")
+        found |= {at: own for at in places if own}
+        of_color.setdefault(line.color, "" if line.color in (None, BASELINE) else own)
+    for at, trace in enumerate(figure.data):
+        if trace.type == "scatter" and trace.line.dash and at not in found and of_color.get(trace.line.color):
+            found[at] = f"{of_color[trace.line.color]}-open"
+    return found
 
 
 def image_of(figure: go.Figure, kind: str) -> bytes:
