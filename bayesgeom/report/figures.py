@@ -116,13 +116,7 @@ def _mark(figure: go.Figure) -> list[str]:
     entries, lines = listed(figure), list(figure.select_traces({"type": "scatter"}))
     first_of = {places[0] for places in entries.values()}
     for at, own in _styles(figure, entries).items():
-        trace = figure.data[at]
-        if own in DASHES:
-            trace.line.dash = own
-        elif trace.marker.symbol is None:
-            trace.marker.symbol = own
-            if "lines" in (trace.mode or ""):
-                trace.update(mode="lines+markers", marker_size=6, marker_maxdisplayed=_MARKS)
+        _set_style(figure.data[at], own)
     for at, trace in enumerate(figure.data):
         if trace.type == "heatmap":
             trace.colorbar.update(thickness=8, len=1, outlinewidth=0, tickfont_size=_SMALL, title_font_size=_SMALL)
@@ -139,8 +133,17 @@ def _mark(figure: go.Figure) -> list[str]:
     return [html.unescape(name) for name in entries]
 
 
+def _set_style(trace: go.Scatter, own: str) -> None:
+    if own in DASHES:
+        trace.line.dash = own
+    elif trace.marker.symbol is None:
+        trace.marker.symbol = own
+        if "lines" in (trace.mode or ""):
+            trace.update(mode="lines+markers", marker_size=6, marker_maxdisplayed=_MARKS)
+
+
 def _styles(figure: go.Figure, entries: Mapping[str, Sequence[int]]) -> dict[int, str]:
-    """Return the marker of each line in color, open for the baseline of a series in its color, and the dash of gray ones.
+    """Return the dash of each gray line, and the marker of each line in color, open for the baseline of a series.
 
     Wide pale lines, such as exact ones, are told apart by their width.
     """
