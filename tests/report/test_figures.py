@@ -12,6 +12,7 @@ from bayesgeom.core import InvalidArgument, UnknownName
 from bayesgeom.report.figures import image_of, panel_named, paper_figure
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.theme import BASELINE
+from tests.browser import Browsing
 from tests.report.planted import planted
 
 CURVE, SCORES, MAP = np.array([0.5, 0.25, 0.125]), np.array([0.3, 0.7]), np.array([[0.1, 0.2], [0.4, 0.9]])
@@ -97,3 +98,12 @@ def test_images_are_written_by_a_browser(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
     with pytest.raises(InvalidArgument, match=r"could not start.*BROWSER_PATH.*saves it as SVG"):
         image_of(figure, "pdf")
+
+
+@pytest.mark.exhaustive
+def test_the_camera_of_a_page_saves_svg(browser_page: Browsing, rng: np.random.Generator) -> None:
+    page = browser_page(planted(rng).to_html())
+    page.locator(".js-plotly-plot").first.hover()
+    with page.expect_download() as saved:
+        page.locator(".modebar-btn[data-title^='Download plot']").first.click()
+    assert saved.value.suggested_filename.endswith(".svg")
