@@ -70,12 +70,11 @@ def width_in_inches(width: str | float) -> float:
     """
     inches = WIDTHS.get(width, math.nan) if isinstance(width, str) else float(width)
     if not 1 <= inches <= 20:
-        named = " or ".join(f'"{name}" ({own} in)' for name, own in WIDTHS.items())
-        raise InvalidArgument(f"width must be {named}, or a number of inches from 1 to 20; got {quoted(width)}.")
+        raise InvalidArgument(f"width must be {', '.join(WIDTHS)}, or inches from 1 to 20; got {quoted(width)}.")
     return inches
 
 
-def format_of(path: Path | None, given: str | None) -> str:
+def format_of(path: Path | None, given: str) -> str:
     """Return the format of an image: the given one, or that of the path's ending; PDF without both.
 
     Raises:
@@ -84,8 +83,8 @@ def format_of(path: Path | None, given: str | None) -> str:
     ending = "" if path is None else path.suffix.lower().removeprefix(".")
     chosen = given or ending or FORMATS[0]
     if chosen not in FORMATS or ending not in ("", chosen):
-        asked = " and ".join(filter(None, [given and f"format {given!r}", ending and f"a path that ends in .{ending}"]))
-        raise InvalidArgument(f"a figure is written as {', '.join(FORMATS)}; got {asked}.")
+        asked = f"{chosen!r} for {path}" if path else repr(chosen)
+        raise InvalidArgument(f"format must be {', '.join(FORMATS)}, as the ending of the path; got {asked}.")
     return chosen
 
 
@@ -147,8 +146,7 @@ def _styles(figure: go.Figure, entries: Mapping[str, Sequence[int]]) -> dict[int
 
     Wide pale lines, such as exact ones, are told apart by their width.
     """
-    symbols, dashes, found = iter(_SYMBOLS), iter(DASHES), dict[int, str]()
-    of_color = dict[str | None, str]()
+    symbols, dashes, found, of_color = iter(_SYMBOLS), iter(DASHES), dict[int, str](), dict[str | None, str]()
     for places in entries.values():
         line = figure.data[places[0]].line
         own = "" if (line.width or 0) >= _WIDE else next(dashes if line.color == BASELINE else symbols, "")
@@ -168,8 +166,8 @@ def image_of(figure: go.Figure, kind: str) -> bytes:
     """
     with optional_package("figures", "figure()"):
         import kaleido
-    options = {"format": kind, "width": figure.layout.width, "height": figure.layout.height}
-    options |= {"scale": _DOTS} if kind == "png" else {}
+    scale = _DOTS if kind == "png" else 1
+    options = {"format": kind, "width": figure.layout.width, "height": figure.layout.height, "scale": scale}
     try:
         image: bytes = kaleido.calc_fig_sync(figure, opts=options, kopts={"mathjax": False})
     except (RuntimeError, OSError) as error:

@@ -176,12 +176,7 @@ class Report(ABC):
     @final
     @checked()
     def figure(
-        self,
-        name: str,
-        *,
-        width: str | float = "column",
-        format: str | None = None,  # noqa: A002
-        path: str | PathLike[str] | None = None,
+        self, name: str, *, width: str | float = "column", format: str = "", path: str | PathLike[str] | None = None
     ) -> bytes:
         """Return one panel as an image for a paper; with a path, also write it there.
 
@@ -191,7 +186,7 @@ class Report(ABC):
         Args:
             name: The panel, as for `panel`.
             width: "column" (3.25 in), "text" (6.75 in), or a number of inches.
-            format: "pdf", "svg" or "png" with 300 pixels an inch. Default: the ending of the path, else "pdf".
+            format: "pdf", "svg" or "png" with 300 pixels an inch. Default: the ending of the path, else pdf.
             path: The file to write; None writes nothing.
 
         Returns:

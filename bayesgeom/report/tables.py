@@ -387,10 +387,9 @@ def frame(records: Sequence[Record], provenance: Mapping[str, Any]) -> "pd.DataF
     table = pd.DataFrame({name: [vars(record)[name] for record in records] for name in fixed[:at]})
     for name, column in renamed.items():
         values = [record.places.get(name) for record in records]
-        if name == "position":  # arrays count from 0, and what people read from 1
-            values = [place if place is None else int(place) + 1 for place in values]
         is_whole = name in INDICES.values() or not any(isinstance(value, str) for value in values)
         table[column] = pd.array(values, dtype="Int64") if is_whole else pd.Series(values, dtype=object)
+    table["position"] += 1  # arrays count from 0, and what people read from 1
     for name in fixed[at:]:
         table[name] = [vars(record)[name] for record in records]
     model = provenance.get("model", {})
