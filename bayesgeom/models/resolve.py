@@ -277,8 +277,8 @@ def as_model(model: ModelLike, tokenizer: Tokenizer | None = None) -> Model:
 
     Args:
         model: A `Model`, a checkpoint's name or directory, a module built from a `ModelConfig`, a Hugging Face causal
-            language model, a model of transformer-lens, or any causal module or function of token ids. Parts of your
-            own module are found as by `bayesgeom.wrap`, which also takes their names.
+            language model, a model of transformer-lens, nnsight or nnterp, or any causal module or function of token
+            ids. Parts of your own module are found as by `bayesgeom.wrap`, which also takes their names.
         tokenizer: The model's tokenizer, which text tasks and prompts need. The result has it; `model` is not changed.
 
     Returns:
@@ -351,6 +351,11 @@ def _of_object(model: Any) -> Model:
     """The adapter of a module that bayesgeom, Hugging Face, transformer-lens or a plug-in built."""
     if isinstance(model, type):
         raise InvalidArgument(f"got the class {model.__name__}: pass an instance of it.")
+    if "nnsight" in sys.modules:  # a model of nnsight or nnterp holds the module that it traces
+        from nnsight import Envoy
+
+        if isinstance(model, Envoy):
+            return _with_tokenizer(_of_object(model._module), vars(model).get("tokenizer"))  # noqa: SLF001
     model = unwrapped(uncompiled(model) if isinstance(model, nn.Module) else model)
     # transformer-lens imports transformers itself, but no models of it, which take seconds and write warnings.
     if "transformers.modeling_utils" in sys.modules:

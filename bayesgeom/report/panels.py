@@ -59,7 +59,7 @@ class Panel:
     def finished(self) -> go.Figure:
         """Return the plot as it is shown: with names at the ends of few lines, hover texts and whole ticks."""
         figure = go.Figure(self.figure)
-        _tick_whole_numbers(figure)
+        tick_whole_numbers(figure)
         _describe_on_hover(figure)
         _label_ends(figure)
         return figure
@@ -110,7 +110,7 @@ def listed(figure: go.Figure) -> dict[str, list[int]]:
     return found
 
 
-def _tick_whole_numbers(figure: go.Figure) -> None:
+def tick_whole_numbers(figure: go.Figure) -> None:
     """Set at most about eight ticks, at whole numbers, on an x axis of layers, heads or positions."""
     axis = figure.layout.xaxis
     places = [np.asarray(trace.x) for trace in figure.data if trace.type == "scatter" and trace.x is not None]
@@ -156,7 +156,7 @@ def _label_ends(figure: go.Figure) -> None:
     lines = dict[str, tuple[Any, float]]()
     for name, places in listed(figure).items():
         traces = [figure.data[at] for at in places]
-        known = [(trace, own[-1]) for trace in traces if len(own := _known(trace.y))]
+        known = [(trace, own[-1]) for trace in traces if len(own := known_numbers(trace.y))]
         if known and all("lines" in (trace.mode or "") and not trace.fill for trace in traces):
             lines[name] = known[0]
     texts = [_label(figure, name) for name in lines]
@@ -212,7 +212,8 @@ def _has_bar(figure: go.Figure) -> bool:
     return any(own is not None and "colorbar" in own and own.colorbar.to_plotly_json() for own in scales)
 
 
-def _known(values: Any) -> Float[np.ndarray, " value"]:
+def known_numbers(values: Any) -> Float[np.ndarray, " value"]:
+    """Return the finite numbers of an array as a row; none of what holds no numbers."""
     own = np.asarray(() if values is None else values)
     own = own.astype(float) if np.issubdtype(own.dtype, np.number) else np.zeros(0)
     return own[np.isfinite(own)]
@@ -222,11 +223,11 @@ def _range_of_y(figure: go.Figure) -> tuple[float, float]:
     """Return the range of the y axis, on a log axis of logarithms, and fix it as plotly would choose it."""
     axis = figure.layout.yaxis
     if axis.range is None:
-        ends = [_known(trace.y) for trace in figure.data if trace.type == "scatter"]
+        ends = [known_numbers(trace.y) for trace in figure.data if trace.type == "scatter"]
         for trace in (trace for trace in figure.data if trace.type == "scatter" and trace.error_y.array is not None):
             y, up = np.asarray(trace.y, dtype=float), np.asarray(trace.error_y.array, dtype=float)
             down = up if trace.error_y.arrayminus is None else np.asarray(trace.error_y.arrayminus, dtype=float)
-            ends += [_known(y + up), _known(y - down)]
+            ends += [known_numbers(y + up), known_numbers(y - down)]
         values = np.concatenate(ends)
         values = np.log10(values[values > 0]) if axis.type == "log" else values
         low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
 import numpy as np
 
 from bayesgeom.core import InvalidArgument, OutputFault, checked
+from bayesgeom.core.files import atomic_file
 from bayesgeom.core.text import labeled_text, shortened
 from bayesgeom.report import storage
 from bayesgeom.report.estimate import Estimate, within
@@ -153,6 +154,58 @@ class Report(ABC):
         from bayesgeom.report.panels import figure_of
 
         return figure_of(f"{self._subject()}{self.title}", self.panels())
+
+    @final
+    def panel(self, name: str) -> "Panel":
+        """Return one panel: its `figure` is plotly's, and its `title` says what is seen.
+
+        Args:
+            name: The field that it draws, such as "kl_bits", which also finds "kl_bits_by_position"; or its title, at
+                least up to the colon.
+
+        Returns:
+            The first panel of this name.
+
+        Raises:
+            UnknownName: There is no such panel; the message lists those there are.
+        """
+        from bayesgeom.report.figures import panel_named
+
+        return panel_named(name, self.panels(), storage.values_of(self))
+
+    @final
+    @checked()
+    def figure(
+        self, name: str, *, width: str | float = "column", format: str = "", path: str | PathLike[str] | None = None
+    ) -> bytes:
+        """Return one panel as an image for a paper; with a path, also write it there.
+
+        Letters have 7 and 8 points in print, the legend is on top, and lines differ without colors. There is no title:
+        `panel(name).title` is one for the caption.
+
+        Args:
+            name: The panel, as for `panel`.
+            width: "column" (3.25 in), "text" (6.75 in), or a number of inches.
+            format: "pdf", "svg" or "png" with 300 pixels an inch. Default: the ending of the path, else pdf.
+            path: The file to write; None writes nothing.
+
+        Returns:
+            The contents of the file.
+
+        Raises:
+            UnknownName: There is no such panel.
+            InvalidArgument: Width or format is none of these, or the extra `figures` or a browser is missing.
+            OutputFault: The file cannot be written.
+        """
+        from bayesgeom.report import figures
+
+        file = None if path is None else Path(path)
+        inches, kind = figures.width_in_inches(width), figures.format_of(file, format)
+        image = figures.image_of(figures.paper_figure(self.panel(name), inches), kind)
+        if file is not None:
+            with atomic_file(file) as temporary:
+                temporary.write_bytes(image)
+        return image
 
     @final
     def summary(self, page: str = "") -> str:

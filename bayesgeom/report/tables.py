@@ -1,8 +1,8 @@
 """Results as rows: headlines, the tidy table, and a labeled dataset.
 
-Every axis of a quantity is a column of the tidy table. Layers, heads and positions are integers, the indices of arrays
-from 0. Any other axis has the names of its entries, as integers if all of them are. Fields marked as a `Coordinate` of
-an axis are also columns: rows of an ablation have layer and head of the ablated component.
+Every axis of a quantity is a column of the tidy table. Layers and heads are integers from 0, as in arrays; positions
+count from 1, as on pages. Any other axis has the names of its entries, as integers if all of them are. Fields marked as
+a `Coordinate` of an axis are also columns: rows of an ablation have layer and head of the ablated component.
 """
 
 import dataclasses
@@ -401,10 +401,13 @@ def frame(records: Sequence[Record], provenance: Mapping[str, Any]) -> "pd.DataF
         values = [record.places.get(name) for record in records]
         is_whole = name in INDICES.values() or not any(isinstance(value, str) for value in values)
         table[column] = pd.array(values, dtype="Int64") if is_whole else pd.Series(values, dtype=object)
+    table["position"] += 1  # arrays count from 0, and what people read from 1
     for name in fixed[at:]:
         table[name] = [vars(record)[name] for record in records]
     model = provenance.get("model", {})
     first = {"model": model.get("architecture"), "checkpoint": model.get("name"), "task": provenance.get("task_label")}
+    parameters = pd.json_normalize({"task": provenance.get("task", {})}).to_dict("records")
+    first |= {name: own for name, own in parameters[0].items() if isinstance(own, str | int | float | None)}
     for place, (column, value) in enumerate(first.items()):
         table.insert(place, column, value)
     return table

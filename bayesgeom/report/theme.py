@@ -50,7 +50,7 @@ DARK: Mapping[str, str] = {
     GRID: "#2d3238",
     AXIS: "#59616c",
 }
-CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
+CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True, "toImageButtonOptions": {"format": "svg"}}
 
 
 def rgb(color: str) -> tuple[int, int, int]:

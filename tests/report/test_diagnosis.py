@@ -95,6 +95,8 @@ def test_the_table_holds_every_record(whole: Diagnosis, tmp_path: Path) -> None:
     ) == sum(len(records_of(report)) for report in whole.values())
     assert set(table["model"]) == {"transformer"} and set(table["checkpoint"]) == {"tiny <b>"}
     assert set(table["task"]) == {str(TASK)} and set(table["probe"]) == set(whole)
+    for name, value in TASK.config().items():  # parameters are columns
+        assert set(table[f"task.{name}"]) == {value}
     assert {str(table[column].dtype) for column in ("layer", "head", "position")} == {"Int64"}
     assert {str(table[column].dtype) for column in ("value", "low", "high", "baseline")} == {"float64"}
     calibration = table[table["probe"] == "calibration"]
@@ -103,7 +105,7 @@ def test_the_table_holds_every_record(whole: Diagnosis, tmp_path: Path) -> None:
     assert kl.low <= kl.value <= kl.high and kl.baseline_name == "uniform"
     profile = calibration[calibration["metric"] == "kl_bits_by_position"].sort_values("position")
     np.testing.assert_array_equal(profile["value"], whole["calibration"].kl_bits_by_position.value)  # type: ignore[attr-defined]
-    assert profile["position"].tolist() == [0, 1, 2, 3, 4] and profile["layer"].isna().all()
+    assert profile["position"].tolist() == [1, 2, 3, 4, 5] and profile["layer"].isna().all()
 
 
 def test_saving_does_not_delete_other_files(whole: Diagnosis, tmp_path: Path) -> None:
