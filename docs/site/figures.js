@@ -4,13 +4,22 @@ function draw() {
     const { data, layout } = JSON.parse(stored.textContent);
     const { width, title, ...rest } = layout;
     const place = document.getElementById(stored.dataset.figure);
+    const frame = place.parentElement;
     if (title?.text) {
       // As text of the page it breaks lines on a narrow screen, which a figure's title does not.
       const caption = Object.assign(document.createElement("p"), { className: "caption", innerHTML: title.text });
-      place.parentElement.before(caption);
+      frame.before(caption);
       rest.margin = { ...rest.margin, t: Math.max((rest.margin?.t ?? 100) - 40, 30) };
     }
+    const starts = Object.keys(rest).filter((key) => key.startsWith("xaxis")).map((key) => rest[key].domain?.[0] ?? 0);
+    place.classList.toggle("columns", Math.max(...starts) > 0.2);
     Plotly.newPlot(place, data, { ...rest, autosize: true }, { responsive: true, displaylogo: false });
+    const cue = Object.assign(document.createElement("p"), { className: "cue", textContent: "Scroll sideways: the figure goes on →" });
+    frame.before(cue);
+    new ResizeObserver(() => {
+      cue.hidden = frame.scrollWidth <= frame.clientWidth;
+      cue.hidden ? frame.removeAttribute("tabindex") : (frame.tabIndex = 0); // then arrow keys scroll it
+    }).observe(frame);
   }
 }
 
