@@ -9,6 +9,7 @@ PYTEST_ARGS ?=
 LOWEST_ARGS ?=
 PUSH ?=
 VERSION ?=
+ALIAS ?= latest
 WORKERS ?= 2
 
 # Compiled files of the first run save the next ones, and every process that a test starts, seconds.
@@ -18,11 +19,12 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DOCS := $(VENV)/.installed-docs
+PACKAGE_VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' bayesgeom/__init__.py)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 NUMERICAL := $(addprefix tests/,stats measurements diagnosis models training monitor ablations interventions tasks gradients generalization dynamics)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dist docs docs-version test test-all test-tiers test-avx2 test-lowest test-slow test-hub real-model test-real lint format bench clean
+.PHONY: help demo version dist docs docs-version test test-dist test-all test-tiers test-avx2 test-lowest test-slow test-hub real-model test-real lint format bench clean
 
 help: ## list what can be made
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -56,18 +58,33 @@ test-lowest: ## the default tests with the lowest versions that pyproject.toml a
 	VIRTUAL_ENV=$(VENV)-lowest $(VENV)-lowest/bin/uv pip install --resolution lowest-direct $(LOWEST_ARGS) -e '.[test]'
 	$(VENV)-lowest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+version: ## print the package's version, which a release's tag repeats
+	@echo $(PACKAGE_VERSION)
+
 dist: $(BIN)/python ## build the wheel and the source distribution into dist/
 	$(BIN)/python -m pip install --quiet build
+	rm -rf dist
 	$(BIN)/python -m build
 
-docs: $(INSTALLED_DOCS) ## build the site into site/; a broken link or an unknown reference fails
+# In build/, so that Python finds the installed package and not the checkout.
+test-dist: dist ## check dist/, install its wheel in an empty environment, and run the README's first code there
+	$(BIN)/python -m pip install --quiet twine
+	$(BIN)/python -m twine check --strict dist/*
+	rm -rf $(VENV)-wheel build && mkdir build
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip install $(PIP_ARGS) dist/*.whl
+	awk '/^```python/ { on = 1; next } /^```/ && on { exit } on' README.md > build/first.py
+	cd build && $(abspath $(VENV))-wheel/bin/python first.py
+
+docs: $(INSTALLED_DOCS) ## build the site into site/, and check it; a broken link or an unknown reference fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	SITE="$(abspath site)" $(BIN)/python -m pytest tests/whole/test_site.py
 
 # Without a network, unless `PUSH=--push` sends the branch to the server. The site then shows a choice of its versions.
-docs-version: $(INSTALLED_DOCS) ## store the site in the branch gh-pages, as VERSION (default: the package's)
+docs-version: $(INSTALLED_DOCS) ## store the site in the branch gh-pages, as VERSION (default: the package's) and ALIAS
 	PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 mike --quiet deploy --update-aliases $(PUSH) \
-		$(or $(VERSION),$$($(BIN)/python -c "import bayesgeom; print(bayesgeom.__version__)")) latest
-	$(BIN)/mike set-default $(PUSH) latest
+		$(or $(VERSION),$(PACKAGE_VERSION)) $(ALIAS)
+	$(if $(ALIAS),$(BIN)/mike set-default $(PUSH) $(ALIAS))
 
 test-slow: $(INSTALLED) ## the slow tests alone
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -1,19 +1,21 @@
-"""Hooks of the site: pages that lie outside docs/, notebooks, the gallery, the reference, and the live page."""
+"""Hooks of the site: pages that lie outside docs/, notebooks, the gallery, the reference, the live page and search."""
 
+import gzip
 import json
 import os
 import posixpath
 import re
 import tomllib
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import nbformat
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from nbclient import NotebookClient
-from plotly.offline import get_plotlyjs
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = "examples/replication"
@@ -33,9 +35,17 @@ PAGES = {
 SHOWN_AT = {origin: page for page, origin in PAGES.items()}
 # Where the repository lies stands in pyproject.toml alone.
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+PLOTS = ROOT / "bayesgeom/report/assets/plotly-cartesian.min.js.gz"  # a third of the whole library
 COLAB = REPOSITORY.replace("https://github.com/", "https://colab.research.google.com/github/") + "/blob/main"
 PLOTLY, WIDGET = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json"
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
+
+
+def on_config(config: Any) -> Any:
+    """Offer a choice of versions where mike stores them: elsewhere each page would ask for a list that is not there."""
+    if "MIKE_DOCS_VERSION" not in os.environ:
+        del config.extra["version"]
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -57,7 +67,7 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"study/plots/{path.name}", abs_src_path=str(path)))
     for kind, name in (("stylesheets", "site.css"), ("javascripts", "figures.js")):
         files.append(File.generated(config, f"{kind}/{name}", abs_src_path=str(ROOT / "docs/site" / name)))
-    files.append(File.generated(config, "javascripts/plotly.min.js", content=get_plotlyjs()))
+    files.append(File.generated(config, "javascripts/plotly.min.js", content=gzip.decompress(PLOTS.read_bytes())))
     return files
 
 
@@ -93,20 +103,60 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     return before + live_html(bayesgeom.load("mess3-small"), is_part=True) + after
 
 
+@event_priority(-100)  # after the search plugin has written its index
+def on_post_build(config: Any) -> None:
+    """Let the search find a name with or without its accents: the index gets both, and shows one."""
+    path = Path(config.site_dir) / "search/search_index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    for section in index["docs"]:
+        words = {word: _without_accents(word) for word in re.findall(r"\w+", section["text"])}
+        plain = sorted({bare for word, bare in words.items() if bare != word})
+        section["text"] += f"<span hidden>{' '.join(plain)}</span>" if plain else ""
+    path.write_text(json.dumps(index, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+
+
+def _without_accents(word: str) -> str:
+    return "".join(sign for sign in unicodedata.normalize("NFD", word) if not unicodedata.combining(sign))
+
+
 def _reference() -> dict[str, str]:
     """Return the pages of the reference: the public functions, and the tasks."""
     import bayesgeom
     from bayesgeom import tasks
 
     def page(title: str, opening: str, module: ModuleType) -> str:
-        offered = [getattr(module, name) for name in sorted(module.__all__)]
-        named = [f"::: {own.__module__}.{own.__name__}" for own in offered if not isinstance(own, ModuleType)]
-        return "\n\n".join([f"# {title}", opening, *named])
+        parts, groups = [f"# {title}", opening], _groups(module)
+        for purpose, names in groups.items():
+            parts += [f"## {purpose}", *(entry for name in names for entry in _entries(getattr(module, name)))]
+        return "\n\n".join(parts)
 
     return {
         "functions": page("Functions", "`help(bayesgeom.NAME)` prints the same.", bayesgeom),
         "tasks": page("Tasks", "Names of `bayesgeom.tasks`. [Which task](../tasks.md) compares them.", tasks),
     }
+
+
+def _groups(module: ModuleType) -> dict[str, list[str]]:
+    """Return a module's public names by purpose, as its docstring lists them; last those that are in no list."""
+    groups, purpose = dict[str, list[str]](), ""
+    for line in (module.__doc__ or "").splitlines():
+        if re.fullmatch(r"\w.*:", line):
+            purpose = line[:-1]
+        elif purpose and (listed := re.match(r" {4}(\w+(?:, \w+)*) {2,}\S", line)):
+            groups.setdefault(purpose, []).extend(listed[1].split(", "))
+    grouped = {name for names in groups.values() for name in names}
+    offered = [name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)]
+    return groups | {"Classes": sorted(set(offered) - grouped)}
+
+
+def _entries(member: Any) -> list[str]:
+    """Return the entry of a public name, and one for what its docstring leaves to `Options`."""
+    entries = [f"::: {member.__module__}.{member.__name__}"]
+    if "`Options`" in (member.__doc__ or ""):
+        heading = f"Options of {member.__name__}"
+        options = f"    options: {{ heading: {heading}, toc_label: {heading}, heading_level: 4 }}"
+        entries.append(f"::: {member.__module__}.Options\n{options}")
+    return entries
 
 
 def _executed(path: Path) -> str:

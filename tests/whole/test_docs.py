@@ -2,7 +2,7 @@
 
 A comment before a code block says what the tests do with it; readers do not see it.
 
-    <!-- runs -->           run it, in one namespace per page, in an empty folder, with tiny checkpoints
+    <!-- runs -->           run it, in one namespace per page, in an empty folder, with tiny checkpoints and a nanoGPT
     <!-- file: PATH -->     what the file of this path holds, to the letter
     <!-- output -->         what the block before prints, to the letter
     <!-- output: words -->  the same but for numbers, spacing, answers, verdicts and which baseline leads
@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
@@ -24,10 +25,12 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, final
 
 import pytest
+import torch
+from torch import nn
 
 import bayesgeom
 from bayesgeom.cli import COMMANDS, Machines, Source
@@ -37,6 +40,7 @@ from bayesgeom.measurements.base import Probe
 from bayesgeom.models.base import Model
 from bayesgeom.subspaces.base import Sample
 from bayesgeom.tasks.base import WindTunnel
+from tests.models.own_modules import WIDTH, NanoGPT
 from tests.structure.source import ROOT, assert_none
 from tests.structure.test_machine_paths import project_files
 from tests.third_party.installed import PACKAGE, install
@@ -153,6 +157,24 @@ SLOW = ("ablations", "architectures", "dynamics", "interventions", "training")
 LONG = {"README.md"} | {f"docs/{own}.md" for own in SLOW}
 
 
+class GPT(NanoGPT):
+    """A nanoGPT with the vocabulary and the length of its configuration, as the README's `model.py` has one."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        torch.manual_seed(0)
+        super().__init__(SimpleNamespace(flash=True, **vars(config)))
+        self.lm_head = nn.Linear(WIDTH, config.vocab_size, bias=False)
+        self.transformer.wte = nn.Embedding(config.vocab_size, WIDTH, _weight=self.lm_head.weight)
+        self.transformer.wpe = nn.Embedding(config.block_size, WIDTH)
+
+
+@pytest.fixture(autouse=True)
+def nanogpt(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("model")
+    module.GPT, module.GPTConfig = GPT, SimpleNamespace
+    monkeypatch.setitem(sys.modules, "model", module)
+
+
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=pytest.mark.examples if label(path) in LONG else ()) for path in RUNNABLE],
@@ -163,6 +185,49 @@ def test_page_runs_as_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(read(path), label(path))
+
+
+# The first code of a guide takes little time: with tiny checkpoints and a limit that leaves room for a busy machine.
+
+ELSEWHERE = {
+    "servers": "a server",
+    "clusters": "a cluster",
+    "pretrained": "a directory with weights",
+    "security": "a model of the hub",
+}  # what their first code needs
+SECONDS = 30
+
+
+def first_code(page: str) -> Block | None:
+    return next((block for block in blocks(page) if block.language == "python"), None)
+
+
+def guides() -> list[Path]:
+    """The pages of the site's section "Guides"."""
+    section = re.search(r"(?ms)^  - Guides:\n(.*?)^  - ", read(ROOT / "mkdocs.yml"))
+    assert section is not None
+    names = re.findall(r": ([\w-]+)\.md$", section[1], re.MULTILINE)
+    return [ROOT / f"docs/{name}.md" for name in names if name not in ELSEWHERE]
+
+
+def test_the_first_code_of_each_guide_is_run() -> None:
+    assert len(guides()) > 18
+    missing = [path for path in guides() if (block := first_code(read(path))) is None or block.mark != "runs"]
+    assert_none(f"{label(path)}: its first code is not run" for path in missing)
+
+
+@pytest.mark.examples
+@pytest.mark.parametrize("path", guides(), ids=label)
+def test_the_first_code_of_a_guide_takes_little_time(
+    path: Path, tmp_path: Path, tiny_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    block = first_code(read(path))
+    assert block is not None
+    start = time.process_time()  # of this process: others may keep the machine busy
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile("\n" * block.line + block.text, label(path), "exec"), {"__name__": "__main__"})
+    assert time.process_time() - start < SECONDS
 
 
 @pytest.mark.parametrize("path", PAGES, ids=label)
