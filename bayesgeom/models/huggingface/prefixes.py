@@ -6,6 +6,7 @@ that several rows compute each. The number of tokens decides, with a price for e
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, final
 
@@ -69,7 +70,9 @@ class Prefixes:
 
     def _is_proved(self, trials: Trials, cuts: Sequence[int]) -> bool:
         """Whether the passes from cut to cut give the logits of whole passes, on these sequences."""
-        logits = self._by_parts(trials, cuts)
+        logits = None
+        with suppress(ValueError, RuntimeError):  # caches of recurrent layers alone do not know their length
+            logits = self._by_parts(trials, cuts)
         if logits is None:
             return False
         whole = self._whole(trials).double()
