@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
+from bayesgeom.core.plugins import _entry_points
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import ARRAYS, HASH, JSON, hashed
 
@@ -20,3 +21,4 @@ def write_resealed(path: Path, data: dict[str, Any]) -> None:
 def as_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget every class of report without an entry point, as a process that has not imported it."""
     monkeypatch.setattr(Report, "__subclasses__", list)
+    _entry_points.cache_clear()

@@ -136,7 +136,7 @@ def test_norms_of_the_stream_itself_are_refused() -> None:
 
 def test_refusals() -> None:
     model = as_model(transformer())
-    with pytest.raises(InvalidArgument, match="n, the number of sequences, must be at least 1, got 0"):
+    with pytest.raises(InvalidArgument, match="n, the number of sequences to draw, must be a positive integer, got 0"):
         bayesgeom.contributions(model, TASK, n=0)
     with pytest.raises(MissingSite, match=r"contributions requires site 'logit_lens', which .* does not provide"):
         bayesgeom.contributions(lambda ids: torch.zeros(*ids.shape, 97), TASK)

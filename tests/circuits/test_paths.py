@@ -224,7 +224,7 @@ def test_edges_of_every_family(name: str, tmp_path: Path) -> None:
             TaskMismatch,
             "the task uses ids 0 … 17; transformer has 10",
         ),
-        ({"n": 0}, InvalidArgument, "n, the number of sequences, must be at least 1, got 0"),
+        ({"n": 0}, InvalidArgument, "n, the number of sequences to draw, must be a positive integer, got 0"),
         (
             {"senders": ["L0H9"]},
             UnknownName,

@@ -234,5 +234,6 @@ def test_what_differs_is_named_field_by_field() -> None:
     assert differences(there, there) == ""
     assert differences(there, asked | {"seed": 0}) == (
         "steps: 30 there, 600 requested; task.length: 20 there, 10 requested; "
-        "after: nothing there, {'steps': 5} requested; battery: another one"
+        "after: None there, {'steps': 5} requested; "
+        "battery: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1 there, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,  requested"
     )

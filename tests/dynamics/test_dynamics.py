@@ -340,7 +340,7 @@ def test_different_trainings_are_not_mixed(run: Path, tmp_path: Path) -> None:
             training_dynamics(run, other)
         with pytest.raises(InvalidArgument, match=word if word != "seed" else "different trainings"):
             training_dynamics(run / "snapshots" / "step-0000000", other / "snapshots" / "step-0000100")
-    apart = r"architectures .*: small has d_mlp 13, norm rmsnorm, small has d_mlp 17, norm layernorm\.$"
+    apart = r"architectures .*\(d_mlp: 13 there, 17 requested; norm: rmsnorm there, layernorm requested\)\.$"
     with pytest.raises(InvalidArgument, match=apart):  # and no word of the fields in which they agree
         training_dynamics(run, tmp_path / "architectures")
     lstm = a_run(tmp_path / "lstm", a_recipe(sizes={"architecture": "lstm", "n_layers": 2, "d_model": 22}))

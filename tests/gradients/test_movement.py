@@ -156,7 +156,7 @@ def test_bad_input_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="at least 2 for the baseline; got 1"):
         gradient_movement(run, n=1)
     for changed, message in (
-        ({"task": Bijection(n_values=7, n_pairs=5, repeats=True)}, "different tasks.*has repeats False.*repeats True"),
+        ({"task": Bijection(n_values=7, n_pairs=5, repeats=True)}, "different tasks.*repeats: False.*True"),
         ({"sizes": {**TINY.sizes, "d_mlp": 9}}, "different architectures.*has d_mlp 7.*has d_mlp 9"),
         ({"seed": 3}, "different trainings"),
     ):

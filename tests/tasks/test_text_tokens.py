@@ -130,7 +130,7 @@ def test_unknown_names_list_what_can_be_written(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("evidence:ks=3", r"task 'evidence': ks must be a sequence of integers, got 3"),
+        ("evidence:ks=3", r"task 'evidence': ks must be tuple\[int, \.\.\.\], got 3"),
         ("evidence:k=3", r"task 'evidence' has no parameter 'k'. It has: .*ks"),
         (
             "bijection-in-context:n_value=3",

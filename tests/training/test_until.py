@@ -111,7 +111,7 @@ class _Says(nn.Module):
 
 @pytest.mark.parametrize("until", [-0.1, 1.1, float("nan")])
 def test_only_shares_are_allowed(until: float) -> None:
-    with pytest.raises(InvalidArgument, match=r"until must be (between 0 and 1|a number)"):
+    with pytest.raises(InvalidArgument, match=r"until must be"):
         replace(TINY, until=until)
 
 
