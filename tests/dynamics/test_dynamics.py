@@ -344,7 +344,7 @@ def test_different_trainings_are_not_mixed(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=apart):  # and no word of the fields in which they agree
         training_dynamics(run, tmp_path / "architectures")
     lstm = a_run(tmp_path / "lstm", a_recipe(sizes={"architecture": "lstm", "n_layers": 2, "d_model": 22}))
-    with pytest.raises(InvalidArgument, match=r"small has architecture transformer, small has architecture lstm\.$"):
+    with pytest.raises(InvalidArgument, match=r"architecture: transformer there, lstm requested"):
         training_dynamics(run, lstm)
     with pytest.raises(InvalidArgument, match=r"is given twice"):
         training_dynamics(run, run)
