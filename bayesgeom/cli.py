@@ -600,7 +600,7 @@ def train(
     """Train a recipe.
 
     An interrupted run continues with --resume, and ends with the same weights on the same kind of CPU with as many
-    threads. Recipes take between five minutes and several hours; the estimate for this machine is printed first.
+    threads. Recipes take between five minutes and several hours; the progress bar shows the time that remains.
 
     Args:
         name: Name of the recipe. An unknown name lists the available recipes.
@@ -620,7 +620,7 @@ def train(
     asked: dict[str, Any] = {"steps": steps, "snapshots": keep}
     chosen = replace(chosen, **{option: value for option, value in asked.items() if value is not None})
     out = out or RUNS / chosen.name
-    scores = make_checkpoint(chosen, out, resume=resume, device=device, precision=precision, announce=note)
+    scores = make_checkpoint(chosen, out, resume=resume, device=device, precision=precision)
     tell(*map(str, scores.headlines()), f"\ncheckpoint: {out / FINISHED}")
     return 0
 

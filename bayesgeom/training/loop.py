@@ -271,14 +271,6 @@ def run_precision(
     return begun
 
 
-def remaining_stages(recipe: Recipe, out: Path) -> list[tuple[Recipe, int]]:
-    """Return the remaining stages of the run in `out`, each with the step at which it starts."""
-    if (out / STATE).exists():
-        return [(recipe, steps_done(out / STATE, recipe))]
-    earlier = [] if recipe.after is None else remaining_stages(recipe.after, out / BEFORE)
-    return [*earlier, (recipe, 0)]
-
-
 def check_run(recipe: Recipe, out: Path) -> None:
     """Check that a run in `out`, if there is one, is of this recipe.
 

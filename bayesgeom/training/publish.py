@@ -1,18 +1,13 @@
-"""Making of a checkpoint: train a recipe, score the module, write it with its card; and how long the training takes."""
+"""Making of a checkpoint: train a recipe, score the module, write it with its card."""
 
-import itertools
 import json
 import shlex
 import shutil
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import nn
 
 from bayesgeom.core import BayesGeomError, CheckpointFault, number_text
@@ -27,21 +22,14 @@ from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.environment import Precision
 from bayesgeom.training.loop import (
-    Pace,
     check_startable,
-    held_out_kl,
-    held_out_trials,
-    remaining_stages,
     run_precision,
     train,
-    training_step,
 )
-from bayesgeom.training.optimizers import Optimizers
 from bayesgeom.training.recipes import RECIPES, Recipe, deciding, plugin_recipes, recipe_from_dict
 from bayesgeom.training.state import STATE
 
 N_SCORED = 2_000
-TIMED_STEPS, SECONDS = 3, 3.0  # for each batch size and precision, after one step of the stage that warms up
 _MADE = "## How it was made"
 _VARIANT = ("prior_", "top_")  # first parts of names
 _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and validation data
@@ -77,7 +65,6 @@ def make_checkpoint(
     resume: bool = False,
     device: str = "cpu",
     precision: Literal["auto", "bfloat16", "float32"] = "auto",
-    announce: Callable[[str], None] | None = None,
 ) -> CalibrationReport:
     """Train a recipe in a directory and publish the checkpoint there, in the folder "checkpoint".
 
@@ -87,7 +74,6 @@ def make_checkpoint(
         resume: Whether to continue the run in that directory.
         device: Where to train.
         precision: Precision of matrix products; "auto" is that of the run, or the fastest one that the device has.
-        announce: Called once before the training, with the number of steps and the estimated time. None: no estimate.
 
     Returns:
         The scores of the checkpoint.
@@ -100,11 +86,6 @@ def make_checkpoint(
     check_startable(recipe, out, resume=resume, device=device)
     check_directory(out)
     used = run_precision(recipe, out, precision, device)
-    if announce is not None:
-        stages = remaining_stages(recipe, out)
-        seconds = estimated_seconds(stages, device=device, precision=used)
-        n_steps = sum(stage.steps - start for stage, start in stages)
-        announce(f"{n_steps:,} steps in {used}, about {as_duration(seconds)}")
     with progress_in(out, "repeat the command with --resume", saved=f"**/{STATE}"):
         module = train(recipe, out, resume=resume, device=device, precision=used)
     return score_and_save(recipe, module, out / FINISHED, precision=used)
@@ -253,68 +234,3 @@ def _story(recipe: Recipe, precision: Precision | None) -> str:
         also = [f"also {other}" for other in stage.also]
         lines.append(f"- {stage.task}: {', '.join([*(f'{key} {value}' for key, value in settings.items()), *also])}")
     return "\n".join([*lines, f"- precision {precision or 'not recorded'}"])
-
-
-def estimated_seconds(
-    stages: Sequence[tuple[Recipe, int]],
-    *,
-    device: str | torch.device = "cpu",
-    precision: Precision,
-) -> float:
-    """Estimate the training time of these stages on this machine under its current load.
-
-    Each stage is divided into segments of one batch size and one precision. In each segment a few steps of a temporary
-    network are timed on real batches, and once a measurement of the held-out KL. The run's network and the global
-    random state are not changed.
-
-    Args:
-        stages: Recipes with the step at which each one starts (`loop.remaining_stages`).
-        device: Device of the training.
-        precision: Precision of the run's matrix products.
-
-    Returns:
-        Seconds, without the time to save states and snapshots.
-    """
-    devices, seconds = [torch.device(device)] if torch.device(device).type == "cuda" else [], 0.0
-    with torch.random.fork_rng(devices):
-        for recipe, start in stages:
-            module = recipe.model_config().build(seed=recipe.seed).to(device).train()
-            timed = partial(training_step, recipe, module, Optimizers(recipe, module, precision))
-            segments, kinds = _segments(recipe, start, precision), 1 + len(recipe.also)  # each task is timed
-            if segments:
-                timed(segments[0][0], device, precision)  # warms up
-            for first, end in segments:
-                n_timed, began = 0, time.perf_counter()
-                while n_timed < kinds or (n_timed < TIMED_STEPS and time.perf_counter() - began < SECONDS):
-                    timed(first + n_timed % kinds, device, precision)
-                    n_timed += 1
-                seconds += (end - first) * (time.perf_counter() - began) / n_timed
-            if n_reports := -(-(recipe.steps - start) // Pace.log_every):
-                held_out, began = held_out_trials(recipe, device), time.perf_counter()
-                held_out_kl(module, held_out)
-                seconds += n_reports * (time.perf_counter() - began)
-    return seconds
-
-
-def as_duration(seconds: float) -> str:
-    """Return a duration as text, in its two largest units.
-
-    Example:
-        >>> as_duration(41.3), as_duration(754), as_duration(5_500), as_duration(100_000)
-        ('41 s', '12 min 34 s', '1 h 31 min', '27 h 46 min')
-    """
-    whole = max(1, round(seconds))
-    hours, minutes = whole // 3_600, whole // 60
-    if hours:
-        return f"{hours} h {minutes % 60} min"
-    return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
-
-
-def _segments(recipe: Recipe, start: int, precision: Precision) -> list[tuple[int, int]]:
-    """First step and end of each run of steps with one batch size and one precision."""
-
-    def kind(step: int) -> tuple[int, bool]:
-        return recipe.batch_size_at(step), precision == "float32" or recipe.is_float32_at(step)
-
-    groups = (list(steps) for _, steps in itertools.groupby(range(start, recipe.steps), kind))
-    return [(steps[0], steps[-1] + 1) for steps in groups]

@@ -15,7 +15,7 @@ from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import environment as precision
 from bayesgeom.training import loop
 from bayesgeom.training.environment import missing_kernel, recorded_precision, resolve_precision
-from bayesgeom.training.loop import Pace, remaining_stages, run_precision, train
+from bayesgeom.training.loop import Pace, run_precision, train
 from bayesgeom.training.publish import score_and_save
 from bayesgeom.training.recipes import deciding
 from tests.dynamics.trainings import a_recipe
@@ -124,7 +124,6 @@ def test_a_run_keeps_the_precision_it_was_begun_with(is_fast: bool, tmp_path: Pa
         with pytest.raises(KeyboardInterrupt):
             train(own, out, precision=begun, pace=Pace(quiet=True, save_seconds=0.0))
     assert run_precision(own, out, "auto") == begun
-    assert remaining_stages(own, out) == [(own, 4)]
     for other in {"bfloat16", "float32"} - {begun}:
         with pytest.raises(InvalidArgument, match=rf"was started in {begun} and cannot continue in {other}"):
             train(own, out, resume=True, precision=other, pace=QUIET)
@@ -140,12 +139,10 @@ def test_a_missing_or_spoilt_record_is_named(text: str, tmp_path: Path) -> None:
         recorded_precision(tmp_path)
 
 
-def test_stages_share_the_precision_and_are_counted(tmp_path: Path) -> None:
+def test_stages_share_the_precision(tmp_path: Path) -> None:
     staged = replace(TINY, name="second", after=TINY)
-    assert remaining_stages(staged, tmp_path / "run") == [(TINY, 0), (staged, 0)]
     train(staged, tmp_path / "run", precision="float32", pace=QUIET)
     assert recorded_precision(tmp_path / "run") == recorded_precision(tmp_path / "run" / "before") == "float32"
-    assert remaining_stages(staged, tmp_path / "run") == [(staged, 7)]
 
 
 def _stopping(step: object, *given: object) -> float:
