@@ -670,23 +670,17 @@ def scorecard(
 
 
 @command("Train and exchange models")
-def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path, ...]] = None) -> int:
-    """List available checkpoints with task, KL and entropy error, and packed trainings.
-
-    Listing takes seconds. With --rescore, a shipped checkpoint takes about 15 seconds on two CPU cores.
+def checkpoints(seal: Maybe[tuple[Path, ...]] = None) -> int:
+    """List available checkpoints with task, KL and entropy error, and packed trainings; this takes seconds.
 
     Args:
         seal: Instead of listing: recompute the stored config hashes of these directories, whose weights are the same.
-        rescore: Instead of listing: score the checkpoints in these directories again; card and scores are replaced.
     """
-    if rescore or seal:
-        from bayesgeom.training import formation, publish
+    if seal:
+        from bayesgeom.training.formation import seal as sealed
 
-        for directory in seal or ():
-            tell(f"{directory}: {formation.seal(directory)}")
-        for directory in rescore or ():
-            publish.rescore(directory)
-            tell(f"{directory}:", *_described_at(directory))
+        for directory in seal:
+            tell(f"{directory}: {sealed(directory)}")
         return 0
     from bayesgeom.models.checkpoint_files import WEIGHTS, bytes_to_fetch, checkpoint_folder
     from bayesgeom.training.packed import formations

@@ -298,9 +298,8 @@ def test_an_interrupted_command_that_keeps_its_progress_says_where(
     assert capsys.readouterr() == ("", "bayesgeom: interrupted\n")
 
 
-def test_a_training_is_estimated_and_records_its_precision(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_records_its_precision(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", TINY.name, "--steps", "3", "--precision", "float32"]) == 0
-    assert re.fullmatch(r"3 steps in float32, about \d+ s\n", capsys.readouterr().err)
     made = Path("runs/train") / TINY.name / "checkpoint"
     assert json.loads((made / "config.json").read_text())["precision"] == "float32"
     assert "\n- precision float32\n" in (made / "card.md").read_text()

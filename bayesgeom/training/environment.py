@@ -5,14 +5,11 @@ torch. Sums in another order differ in the last digits, and training amplifies t
 difference. Each kind of device draws other data from the same seed.
 
 Matrix products run in bfloat16 if the processor computes it fast, else in float32. A processor without bfloat16
-instructions emulates them 20 to 200 times slower than float32, and not for LSTMs. The decision is made by a timed
-product instead of by instruction set names, because a virtual machine, an environment variable or another library can
-disable instructions.
+instructions emulates them 20 to 200 times slower than float32, and not for LSTMs. torch reports which processors have
+them.
 """
 
-import functools
 import json
-import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,8 +27,6 @@ Precision = Literal["bfloat16", "float32"]
 RequestedPrecision = Literal["auto", "bfloat16", "float32"]
 REQUESTS = ("auto", "bfloat16", "float32")
 PRECISION = "precision.json"
-# At this size a native bfloat16 product takes half the time of float32, and an emulated one 20 to 200 times the time.
-_PROBE_SIZE, _PROBE_ROUNDS, _HOPELESS = 256, 16, 8.0
 _NO_KERNEL = ("could not create a primitive", "not implemented for 'BFloat16'", "Unsupported dtype")
 
 
@@ -79,9 +74,7 @@ def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
         started: Any = read_json(out / ENVIRONMENT)
     except FileNotFoundError:
         return None
-    kinds = {name: type(value) for name, value in environment("cpu").items()}
-    entries = started.items() if isinstance(started, dict) else [("", started)]
-    if {name: type(value) for name, value in entries} != kinds:
+    if not isinstance(started, dict) or started.keys() != environment("cpu").keys():
         raise CheckpointFault(
             f"{out / ENVIRONMENT} names no environment. Restore it, or delete it to resume without this check."
         )
@@ -133,10 +126,8 @@ def resolve_precision(requested: RequestedPrecision, config: ModelConfig, device
         device: Device of the training.
 
     Raises:
-        InvalidArgument: The precision is unknown, or bfloat16 has no kernel for the architecture.
+        InvalidArgument: bfloat16 has no kernel for the architecture.
     """
-    if requested not in REQUESTS:
-        raise InvalidArgument(f"precision must be one of {', '.join(REQUESTS)}, got {requested!r}.")
     kind = torch.device(device).type
     if requested == "float32" or (requested == "auto" and not is_bfloat16_fast(kind)):
         return "float32"
@@ -149,12 +140,8 @@ def resolve_precision(requested: RequestedPrecision, config: ModelConfig, device
     return "float32" if missing else "bfloat16"
 
 
-@functools.cache
 def is_bfloat16_fast(kind: str) -> bool:
-    """Return whether bfloat16 products take no longer than float32 products on this kind of device.
-
-    On a CPU this is measured once per process. Products of both kinds alternate and the least processor time of each
-    counts, so that other programs do not affect the result. For a GPU, torch reports it. False for other devices.
+    """Return whether torch reports that this kind of device computes bfloat16 products natively.
 
     Example:
         >>> is_bfloat16_fast("meta")
@@ -162,7 +149,7 @@ def is_bfloat16_fast(kind: str) -> bool:
     """
     if kind == "cuda":
         return bool(torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False))
-    return kind == "cpu" and _is_measured_fast()
+    return kind == "cpu" and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  (torch has no public way to ask)
 
 
 def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
@@ -205,20 +192,3 @@ def recorded_precision(out: Path) -> Precision:
 def record_precision(out: Path, precision: Precision) -> None:
     """Write the precision of the run in `out`, for `recorded_precision`."""
     write_json(out / PRECISION, {"precision": precision})
-
-
-def _is_measured_fast() -> bool:
-    generator = torch.Generator().manual_seed(0)
-    whole = torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=generator)
-    half, half_seconds, other = whole.bfloat16(), float("inf"), float("inf")
-    for index in range(_PROBE_ROUNDS):
-        other, half_seconds = min(other, _product_seconds(whole)), min(half_seconds, _product_seconds(half))
-        if index >= 2 and half_seconds > _HOPELESS * other:  # the first ones include allocation
-            return False
-    return half_seconds <= other
-
-
-def _product_seconds(square: torch.Tensor) -> float:
-    start = time.process_time()
-    square @ square
-    return time.process_time() - start

@@ -1,22 +1,18 @@
 """Making of a checkpoint: train a recipe, score the module, write it with its card."""
 
-import json
-import shlex
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 
-from bayesgeom.core import BayesGeomError, CheckpointFault, number_text
-from bayesgeom.core.files import atomic_directory, check_directory, read_json
+from bayesgeom.core import number_text
+from bayesgeom.core.files import check_directory
 from bayesgeom.core.progress import progress_in
 from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.measurements.calibration import Calibration, CalibrationReport
-from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
-from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
+from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.models.checkpoint_files import FINISHED
 from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.tasks.base import derived_seed
@@ -26,11 +22,10 @@ from bayesgeom.training.loop import (
     run_precision,
     train,
 )
-from bayesgeom.training.recipes import RECIPES, Recipe, deciding, plugin_recipes, recipe_from_dict
+from bayesgeom.training.recipes import Recipe
 from bayesgeom.training.state import STATE
 
 N_SCORED = 2_000
-_MADE = "## How it was made"
 _VARIANT = ("prior_", "top_")  # first parts of names
 _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and validation data
 
@@ -91,44 +86,6 @@ def make_checkpoint(
     return score_and_save(recipe, module, out / FINISHED, precision=used)
 
 
-@with_torch_defaults
-def rescore(path: Path) -> CalibrationReport:
-    """Score a checkpoint again, on the sequences of its first scores, and write scores and baselines of today.
-
-    Weights, recipe, versions and the card's text on the training stay. Baselines that were added since appear, such as
-    window observers.
-
-    Args:
-        path: Directory of the checkpoint.
-
-    Returns:
-        The scores.
-
-    Raises:
-        CheckpointFault: The checkpoint cannot be used, or has no card.
-        OutputFault: It cannot be written.
-    """
-    checkpoint = load_checkpoint(path)
-    recipe = recipe_from_dict(checkpoint.recipe)
-    scores, entries, n_parameters = _scored(recipe, checkpoint.module)
-    whole = read_json(path / CONFIG)
-    description = whole.get(OURS, whole)
-    description["scores"] = entries
-    try:
-        before = (path / CARD).read_text(encoding="utf-8")
-    except OSError as error:
-        raise CheckpointFault(f"{path / CARD} cannot be read: {error}. Restore the card.") from error
-    made = card(recipe, n_parameters, scores, description.get("precision"))
-    made = made.replace("{weights_hash}", checkpoint.weights_hash)
-    if _MADE in before:  # what an earlier version wrote on the training, such as its precision, may be known there only
-        made = made.partition(_MADE)[0] + "".join(before.partition(_MADE)[1:])
-    with atomic_directory(path) as temporary:  # config and card change together
-        shutil.copytree(path, temporary, symlinks=True, dirs_exist_ok=True)
-        for name, text in ((CONFIG, json.dumps(hashed(whole), indent=2) + "\n"), (CARD, made)):
-            (temporary / name).write_text(text, encoding="utf-8")
-    return scores
-
-
 def _scored(recipe: Recipe, module: nn.Module) -> tuple[CalibrationReport, dict[str, Any], int]:
     """Measure the calibration on the sequences that score this recipe.
 
@@ -159,8 +116,6 @@ def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision
     mae, kl = scores.entropy_mae_bits.text(), scores.kl_bits.text()
     means_first, elsewhere = scores.entropy_mae_of_means_bits, float(scores.off_answer_prob)
     sizes = ", ".join(f"{key} {value}" for key, value in _sizes(recipe.model_config()).items())
-    made_by = command(recipe)
-    how = f"`{made_by}`" if made_by else "No `bayesgeom train` command makes this recipe"
     return f"""# {recipe.name}
 
 Task: `{recipe.task}`
@@ -179,43 +134,12 @@ On {scores.n:,} fresh sequences, against the exact posterior; 95 % bootstrap int
 Entropy error with entropies averaged over sequences first: {number_text(means_first)} bits. Probability
 outside the answers: {number_text(elsewhere)}.
 
-{_MADE}
+## How it was made
 
-{how}. The whole recipe is in `config.json`; its stages:
+By the recipe {recipe.name}, which is in `config.json` as a whole; its stages:
 
 {_story(recipe, precision)}
 """
-
-
-def command(recipe: Recipe) -> str | None:
-    """Return the command that trains this recipe: of a committed one, with its seed and options; None if none does.
-
-    Example:
-        >>> command(replace(RECIPES["recall-lstm"].reseeded(1), steps=300))
-        'bayesgeom train recall-lstm --seed 1 --steps 300'
-    """
-    whole, _, number = recipe.name.rpartition("-seed")
-    name, seed = (whole, int(number)) if number.isdecimal() else (recipe.name, 0)
-    known = {**RECIPES, **plugin_recipes()}
-    bases = [base for base in known if name == base or name.startswith(f"{base}-")]
-    if not bases or not (seed or name == recipe.name):
-        return None
-    base = known[max(bases, key=len)]
-    settings = {**recipe.sizes, **recipe.task.config()}
-    settings |= {"batch_size": recipe.batch_size, "late_batch_size": recipe.late_batch_size}
-    stated = f"{name.removeprefix(base.name)}-"  # what `resized` added to the name
-    changes = {key: value for key, value in settings.items() if f"-{key}{value}-" in stated}
-    changes = dict(sorted(changes.items(), key=lambda change: stated.index(f"-{change[0]}{change[1]}-")))
-    try:
-        made = replace(base.resized(changes).reseeded(seed), steps=recipe.steps)
-    except BayesGeomError:  # no change of sizes gives this one
-        return None
-    if deciding(made.to_dict()) != deciding(recipe.to_dict()):
-        return None
-    options = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in changes.items()]
-    options += [f"--seed {seed}"] if seed else []
-    options += [f"--steps {recipe.steps}"] if recipe.steps != base.steps else []
-    return " ".join([f"bayesgeom train {base.name}", *options])
 
 
 def _sizes(config: ModelConfig) -> dict[str, Any]:
