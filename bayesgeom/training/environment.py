@@ -20,14 +20,12 @@ import torch
 from bayesgeom.core import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import atomic_file, read_json
 from bayesgeom.core.torch_state import reduced_precision
-from bayesgeom.models.config import ModelConfig
 
 ENVIRONMENT = "environment.json"
 Precision = Literal["bfloat16", "float32"]
 RequestedPrecision = Literal["auto", "bfloat16", "float32"]
 REQUESTS = ("auto", "bfloat16", "float32")
 PRECISION = "precision.json"
-_NO_KERNEL = ("could not create a primitive", "not implemented for 'BFloat16'", "Unsupported dtype")
 
 
 def environment(device: str | torch.device) -> dict[str, str | int | bool]:
@@ -116,28 +114,11 @@ def warn_of_changes(out: Path, device: str | torch.device) -> None:
         )
 
 
-def resolve_precision(requested: RequestedPrecision, config: ModelConfig, device: str | torch.device) -> Precision:
-    """Return the precision of a training of this architecture on this device.
-
-    Args:
-        requested: "auto": bfloat16 if the device computes it at least as fast as float32 and has a kernel for every
-            layer of the architecture, else float32.
-        config: Config of the model.
-        device: Device of the training.
-
-    Raises:
-        InvalidArgument: bfloat16 has no kernel for the architecture.
-    """
-    kind = torch.device(device).type
-    if requested == "float32" or (requested == "auto" and not is_bfloat16_fast(kind)):
-        return "float32"
-    missing = missing_kernel(config, device)
-    if missing and requested == "bfloat16":
-        raise InvalidArgument(
-            f"{config.name} cannot be trained in bfloat16 on this {kind}: {missing}. "
-            f"Use --precision float32 (Python: precision='float32')."
-        )
-    return "float32" if missing else "bfloat16"
+def resolve_precision(requested: RequestedPrecision, device: str | torch.device) -> Precision:
+    """Return the precision of a training on this device: for "auto", bfloat16 where it is native, else float32."""
+    if requested != "auto":
+        return requested
+    return "bfloat16" if is_bfloat16_fast(torch.device(device).type) else "float32"
 
 
 def is_bfloat16_fast(kind: str) -> bool:
@@ -150,27 +131,6 @@ def is_bfloat16_fast(kind: str) -> bool:
     if kind == "cuda":
         return bool(torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False))
     return kind == "cpu" and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  (torch has no public way to ask)
-
-
-def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
-    """Return torch's message if a kernel is missing to train on one full-length sequence in bfloat16, else "".
-
-    The length matters: on a CPU, long sequences are trained with fused attention.
-    """
-    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        module = config.build(seed=0).to(device)
-    tokens = torch.zeros(1, config.n_ctx, dtype=torch.int64, device=device)
-    try:
-        with torch.autocast(torch.device(device).type, torch.bfloat16):
-            logits = module(tokens)
-        logits.float().sum().backward()
-    except RuntimeError as error:
-        message = str(error)
-        if not any(known in message for known in _NO_KERNEL):
-            raise
-        return message.split(". ", maxsplit=1)[0].rstrip(".")
-    return ""
 
 
 def recorded_precision(out: Path) -> Precision:

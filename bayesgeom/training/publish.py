@@ -80,7 +80,7 @@ def make_checkpoint(
     check_device(device)
     check_startable(recipe, out, resume=resume, device=device)
     check_directory(out)
-    used = run_precision(recipe, out, precision, device)
+    used = run_precision(out, precision, device)
     with progress_in(out, "repeat the command with --resume", saved=f"**/{STATE}"):
         module = train(recipe, out, resume=resume, device=device, precision=used)
     return score_and_save(recipe, module, out / FINISHED, precision=used)

@@ -13,7 +13,7 @@ from bayesgeom.models.checkpoint_files import read_description
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.training import environment as precision
 from bayesgeom.training import loop
-from bayesgeom.training.environment import missing_kernel, recorded_precision, resolve_precision
+from bayesgeom.training.environment import recorded_precision, resolve_precision
 from bayesgeom.training.loop import Pace, run_precision, train
 from bayesgeom.training.publish import score_and_save
 from bayesgeom.training.recipes import deciding
@@ -29,7 +29,6 @@ TINY = a_recipe(
     snapshots=0,
 )
 CONFIG, QUIET = TINY.model_config(), Pace(quiet=True)
-HAS_KERNEL = not missing_kernel(CONFIG, "cpu")
 
 
 @pytest.fixture(params=[True, False], ids=["fast", "slow"])
@@ -39,48 +38,10 @@ def is_fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return bool(request.param)
 
 
-def test_auto_is_what_the_processor_is_fast_at_and_has_a_kernel_for(is_fast: bool) -> None:
-    expected = "bfloat16" if is_fast and HAS_KERNEL else "float32"
-    assert resolve_precision("auto", CONFIG, "cpu") == expected
-    assert resolve_precision("float32", CONFIG, "cpu") == "float32"
-
-
-def test_a_missing_kernel_is_float32_where_left_open_and_refused_where_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without(*given: object) -> None:
-        raise RuntimeError("could not create a primitive descriptor for the LSTM. Run workload with environment …")
-
-    monkeypatch.setattr(precision, "is_bfloat16_fast", lambda kind: True)
-    monkeypatch.setattr(torch.nn.LSTM, "forward", without)
-    assert missing_kernel(CONFIG, "cpu") == "could not create a primitive descriptor for the LSTM"
-    assert resolve_precision("auto", CONFIG, "cpu") == "float32"
-    with pytest.raises(InvalidArgument, match=r"lstm cannot be trained in bfloat16 on this cpu: could not.*float32"):
-        resolve_precision("bfloat16", CONFIG, "cpu")
-
-
-def test_kernels_are_looked_for_at_the_length_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = list[int]()
-
-    def without(module: torch.nn.LSTM, vectors: torch.Tensor, *given: object) -> None:
-        lengths.append(vectors.shape[1])
-        raise RuntimeError("lstm not implemented for 'BFloat16'")
-
-    monkeypatch.setattr(torch.nn.LSTM, "forward", without)
-    assert missing_kernel(CONFIG, "cpu") and lengths == [TINY.task.n_pos] == [5]
-
-
-def test_other_errors_of_a_pass_are_not_taken_for_a_missing_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*given: object) -> None:
-        raise RuntimeError("shapes do not fit")
-
-    monkeypatch.setattr(torch.nn.LSTM, "forward", broken)
-    with pytest.raises(RuntimeError, match="shapes do not fit"):
-        missing_kernel(CONFIG, "cpu")
-
-
-def test_asking_for_kernels_leaves_the_random_state_alone() -> None:
-    before = torch.random.get_rng_state()
-    missing_kernel(CONFIG, "cpu")
-    assert torch.equal(torch.random.get_rng_state(), before)
+def test_auto_is_what_the_processor_is_fast_at(is_fast: bool) -> None:
+    expected = "bfloat16" if is_fast else "float32"
+    assert resolve_precision("auto", "cpu") == expected
+    assert resolve_precision("float32", "cpu") == "float32"
 
 
 def test_float32_differs_from_bfloat16_in_weights_and_not_in_its_recipe(tmp_path: Path) -> None:
@@ -110,7 +71,7 @@ def test_a_run_keeps_the_precision_it_was_begun_with(is_fast: bool, tmp_path: Pa
         patch.setattr(loop, "training_step", lambda *given: _stopping(step, *given))
         with pytest.raises(KeyboardInterrupt):
             train(own, out, precision=begun, pace=Pace(quiet=True, save_seconds=0.0))
-    assert run_precision(own, out, "auto") == begun
+    assert run_precision(out, "auto") == begun
     for other in {"bfloat16", "float32"} - {begun}:
         with pytest.raises(InvalidArgument, match=rf"was started in {begun} and cannot continue in {other}"):
             train(own, out, resume=True, precision=other, pace=QUIET)
