@@ -1,6 +1,5 @@
 """`audit`: is a predictor Bayesian, and if not, in which way? From its predictions alone."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,7 +12,6 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from bayesgeom.core import Ask, InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked, unknown_name
-from bayesgeom.core.progress import phase
 from bayesgeom.measurements._audit_parts import (
     information_curve,
     kl_in_bits,
@@ -26,7 +24,7 @@ from bayesgeom.measurements._audit_parts import (
 from bayesgeom.measurements.base import Control, Further, Measurement, Needs, Subject, planted_run
 from bayesgeom.measurements.evidence_response import EvidenceResponse
 from bayesgeom.measurements.running import at_last, measured
-from bayesgeom.models.base import LARGE, Model
+from bayesgeom.models.base import Model
 from bayesgeom.models.resolve import ModelLike, TaskLike
 from bayesgeom.report.answer import OFF_ANSWER
 from bayesgeom.report.estimate import (
@@ -65,7 +63,6 @@ _SEEN = 0.02  # weight below which a predictor is not drawn
 Predictor = Callable[[Trials], Float64[Tensor, "batch query_pos answer"]]
 N_CONTINUED, N_ORDERED = 128, 64  # most sequences to which every answer is appended, and whose evidence is permuted
 N_ORDERS = 8  # permutations of the evidence of each
-_TIMED = 8  # prompts whose time tells the cost
 _ORDERS, _STEPS = 7, 8  # branches of the seed
 _SMALL = 0.01  # share of the gap that a mixture may leave to name a predictor
 _FORGETTING = "forgetting"
@@ -234,7 +231,7 @@ def audit(
         task: A task with an exact posterior, or its text as on the command line. Default: the task that the model was
             trained on.
         n: Number of sequences. The martingale gap uses at most 128 of them, each with every answer appended at one
-            step, and the order 64, in 8 orders. Of a language model, the cost is shown first.
+            step, and the order 64, in 8 orders.
         parts: Parts that run the model on further sequences: "response", "martingale", "order". The others need one
             pass: with none of these, an audit costs as much as a calibration.
         predictors: More predictors for the strategy, by name: functions of the sequences that return answer
@@ -286,10 +283,7 @@ class Audit(Measurement[AuditReport]):
         closed = {part: self._closed(part, model, task) for part in PARTS}
         is_open = closed["response"] == Reason.NONE
         response = EvidenceResponse(n=n).prepared(model, task, n=n, seed=seed) if is_open else None
-        chosen = replace(self, closed=closed, response=response)
-        if model.spec.n_parameters >= LARGE and Ask.PREDICT in model.asks:
-            _show_cost(model, task, n, chosen)
-        return chosen
+        return replace(self, closed=closed, response=response)
 
     def _closed(self, part: str, model: Model, task: WindTunnel) -> Reason:
         """Return why a part cannot run further sequences; `NONE` if it can."""
@@ -504,19 +498,6 @@ class _Parts:
         }
 
 
-def _show_cost(model: Model, task: WindTunnel, n: int, audit: Audit) -> None:
-    """Show how many prompts run, most of which differ, and how many seconds that takes at the speed of a few."""
-    trials, begun = task.sample(_TIMED, seed=0), time.perf_counter()
-    model.run([trials], n_recorded=_TIMED)
-    ages = () if audit.response is None else audit.response.ages or ()
-    n_continued = min(n, N_CONTINUED) * (audit.closed["martingale"] == Reason.NONE)
-    n_ordered = min(n, N_ORDERED) * (audit.closed["order"] == Reason.NONE)
-    passes = n * (1 + len(ages)) + n_continued * (trials.answers.numel() + 2) + n_ordered * N_ORDERS
-    seconds = (time.perf_counter() - begun) / _TIMED * passes
-    with phase(f"audit of {n} prompts: {seconds:.0f} s", passes, "run", leave=True):
-        pass
-
-
 def _missing(reason: Reason, *names: str) -> dict[str, Any]:
     """Return scalars that are not known, with a code."""
     return {name: Estimate.of(np.nan, (np.nan, np.nan), reason=reason) for name in names}
@@ -555,10 +536,7 @@ def _probabilities(name: str, returned: Any, trials: Trials) -> np.ndarray:
     shape = (len(trials), trials.n_scored, len(trials.answers))
     if isinstance(returned, Tensor):
         returned = returned.detach().double().cpu().numpy()
-    try:
-        probs = np.asarray(returned, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"predictor {name!r} must return an array, got a {type(returned).__name__}.") from error
+    probs = np.asarray(returned, dtype=np.float64)
     if probs.shape != shape or not (probs >= 0).all() or not np.allclose(probs.sum(axis=-1), 1, atol=1e-6):
         raise InvalidArgument(
             f"predictor {name!r} must return probabilities of shape {shape} (sequence, scored position, answer), "

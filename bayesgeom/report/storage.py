@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from bayesgeom.core import CheckpointFault, InvalidArgument, OutputFault, Reason
-from bayesgeom.core.errors import allowed_values, quoted
 from bayesgeom.core.errors import fits as fits_type
+from bayesgeom.core.errors import quoted
 from bayesgeom.core.files import (
     atomic_directory,
     atomic_file,
@@ -328,7 +328,7 @@ def check_fields(kind: type, values: Mapping[str, Any], where: str) -> None:
     hints = {own.name: own.type for own in _stored(kind)}
     for name, value in values.items():
         if not fits(value, hints[name]):
-            raise OutputFault(f"{where}: field {name!r} holds {quoted(value)}, which is not {_named(hints[name])}.")
+            raise OutputFault(f"{where}: field {name!r} holds {quoted(value)}, which does not fit its annotation.")
     try:
         check_axes(kind, values, where)
     except ValueError as error:
@@ -396,12 +396,6 @@ def _along(hint: object) -> tuple[str, ...]:
     """Return the axes whose entries a tuple describes one by one: "layer" in `Annotated[tuple[str, ...], "layer"]`."""
     parts = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
     return tuple(part for part in parts if isinstance(part, str))
-
-
-def _named(hint: Any) -> str:
-    if (quantity := quantity_of(hint)) is not None:
-        return f"an estimate along ({quantity.axes})"
-    return allowed_values(hint) if (array := _array(hint)) is None else array.__name__
 
 
 def write_run(

@@ -351,7 +351,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a type": (
         change_json(lambda data: data["reports"]["planted"].update(share="deep")),
-        r"report 'planted': field 'share' holds 'deep', which is not a number",
+        r"report 'planted': field 'share' holds 'deep', which does not fit",
     ),
     "no estimate": (
         change_json(lambda data: data["reports"]["planted"].update(depth=0.5)),
