@@ -13,7 +13,6 @@ from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.measurements.calibration import Calibration, CalibrationReport
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.checkpoint_files import FINISHED
-from bayesgeom.models.config import ModelConfig
 from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.environment import Precision
@@ -26,7 +25,6 @@ from bayesgeom.training.recipes import Recipe
 from bayesgeom.training.state import STATE
 
 N_SCORED = 2_000
-_VARIANT = ("prior_", "top_")  # first parts of names
 _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and validation data
 
 
@@ -115,7 +113,7 @@ def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision
     )
     mae, kl = scores.entropy_mae_bits.text(), scores.kl_bits.text()
     means_first, elsewhere = scores.entropy_mae_of_means_bits, float(scores.off_answer_prob)
-    sizes = ", ".join(f"{key} {value}" for key, value in _sizes(recipe.model_config()).items())
+    sizes = ", ".join(f"{key} {value}" for key, value in recipe.model_config().to_dict().items())
     return f"""# {recipe.name}
 
 Task: `{recipe.task}`
@@ -140,13 +138,6 @@ By the recipe {recipe.name}, which is in `config.json` as a whole; its stages:
 
 {_story(recipe, precision)}
 """
-
-
-def _sizes(config: ModelConfig) -> dict[str, Any]:
-    """The config of a model, without the parameters of variants where these are off."""
-    defaults = type(config)(**{name: getattr(config, name) for name in ("d_vocab", "n_ctx")}).to_dict()
-    sizes = config.to_dict()
-    return {key: sizes[key] for key in sizes if not (key.startswith(_VARIANT) and sizes[key] == defaults[key])}
 
 
 def _story(recipe: Recipe, precision: Precision | None) -> str:

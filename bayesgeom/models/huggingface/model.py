@@ -89,7 +89,6 @@ from bayesgeom.models.huggingface.attention import Handed, Route, routed, watche
 from bayesgeom.models.huggingface.sites import By, SiteHooks, StaticSites, call, embedded
 from bayesgeom.models.huggingface.weights import (
     n_parameters,
-    named_faults,
     quantization_of,
     weights_identity,
 )
@@ -298,7 +297,7 @@ def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
         raise InvalidArgument(
             f"{type(hf).__name__} is an encoder with a decoder, not a causal language model. Pass a decoder alone."
         )
-    with lock_of(hf), evaluating(hf), named_faults(hf):
+    with lock_of(hf), evaluating(hf):
         return _Attaching(hf, name, digest).attached()
 
 

@@ -23,7 +23,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from bayesgeom.core import BayesGeomError, CheckpointFault, InvalidArgument
+from bayesgeom.core import CheckpointFault, InvalidArgument
 from bayesgeom.models.checkpoint_files import CONFIG
 from bayesgeom.models.config import shapes_only
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 QUANTIZATION = "quantization_config"
 _BITSANDBYTES = "bitsandbytes"
-_OF_LIBRARIES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError)
 
 
 def check_readable(raw: Mapping[str, Any], source: str | Path) -> None:
@@ -109,22 +108,6 @@ def unlisted_state(module: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "...
         yield from _tensors(name, members.get("quant_state") if _library(module) == _BITSANDBYTES else members)
     if _library(module) == _BITSANDBYTES and (state := vars(module).get("state")) is not None:
         yield from _tensors("SCB", vars(state).get("SCB"))  # its other tensors are of the last input
-
-
-@contextlib.contextmanager
-def named_faults(hf: "PreTrainedModel") -> Iterator[None]:
-    """Convert what a quantization library raises in a pass to one sentence that names the format."""
-    try:
-        yield
-    except BayesGeomError:
-        raise
-    except (*_OF_LIBRARIES, ValueError) as error:
-        if not (stored := quantization_of(hf)):
-            raise
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InvalidArgument(
-            f"{type(hf).__name__} is quantized ({stored}), and cannot be run here: {first}. Load another copy."
-        ) from error
 
 
 def _format(hf: "PreTrainedModel") -> tuple[str, int | None]:
