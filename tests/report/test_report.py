@@ -333,11 +333,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "newer": (
         change_json(lambda data: data.update(schema=SCHEMA + 1, reports=7)),
-        rf"planted was written by another version; this one reads schema {SCHEMA}\.",
+        rf"planted was written by another version: this bayesgeom reads schema {SCHEMA}\.",
     ),
     "older": (
         change_json(lambda data: data.update(schema=2)),
-        r"planted was written by another version; this one reads schema 4\. Make it again\.$",
+        r"planted was written by another version: this bayesgeom reads schema 4\. Make it again\.$",
     ),
     "a name twice": (
         lambda path: (path / "report.json").write_text(
