@@ -508,6 +508,10 @@ class Model(ABC):
         """Return what the provenance of a diagnosis says of this model besides what it says of every model."""
         return {}
 
+    def _runs_beginnings_once(self) -> bool:
+        """Return whether `logits` computes tokens that several sequences begin with once."""
+        return False
+
     def begin(self) -> None:  # noqa: B027  # most models have nothing to prepare
         """Prepare for a new diagnosis: a server counts its replies anew."""
 
@@ -830,7 +834,8 @@ class Model(ABC):
         for group in trials.batches(at_most=max(1, len(trials) // len(given))) if given else ():
             forced = group.followed_by(given)  # the tokens before the next one are given: teacher forcing
             self.check_fits(forced)
-            parts = (part for batch in forced.batches(at_most=len(trials)) for part in self._rotated_alike(batch))
+            most = len(forced) if self._runs_beginnings_once() else len(trials)
+            parts = (part for batch in forced.batches(at_most=most) for part in self._rotated_alike(batch))
             found = torch.cat([self.logits(part) for part in parts]).unflatten(0, (len(group), -1, len(given)))
             for at, start in enumerate(given):
                 after[start].append(steps(found[:, :, at, 0], start))

@@ -86,6 +86,7 @@ from bayesgeom.models.huggingface.anatomy import (
     turned_of,
 )
 from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
+from bayesgeom.models.huggingface.prefixes import Prefixes
 from bayesgeom.models.huggingface.sites import By, SiteHooks, StaticSites, call, embedded
 from bayesgeom.models.huggingface.weights import (
     n_parameters,
@@ -204,6 +205,10 @@ class Forward:
             dim=-1,
         )
 
+    def takes(self, option: str) -> bool:
+        """Return whether the model's forward pass has this option."""
+        return option in self._takes
+
     def logits(self, tokens: Int64[Tensor, "batch pos"], **options: Any) -> Float[Tensor, "batch *kept_d_vocab"]:
         """Return the logits at every position, or at those in the option `logits_to_keep`.
 
@@ -212,6 +217,21 @@ class Forward:
         """
         logits: Tensor = self._output(tokens, **options)["logits"]
         return logits
+
+    def continued(
+        self, tokens: Int64[Tensor, "batch pos"], start: int, kept: Int64[Tensor, " query_pos"], cache: Any
+    ) -> tuple[Float[Tensor, "batch query_pos d_vocab"], Any]:
+        """Run the tokens from `start` on, after those in the cache.
+
+        Returns:
+            The logits at the positions `kept`, counted from `start`, and the cache with these tokens, None without one.
+        """
+        options: dict[str, Any] = {"use_cache": True, "past_key_values": cache}
+        if self.takes("logits_to_keep"):
+            options["logits_to_keep"] = kept
+        output = self._output(tokens[:, start:], attention_mask=torch.ones_like(tokens), **options)
+        logits = output["logits"] if self.takes("logits_to_keep") else output["logits"][:, kept]
+        return logits, output.get("past_key_values")
 
     def _output(self, tokens: Int64[Tensor, "batch pos"], **options: Any) -> Mapping[str, Any]:
         for config in (self._hf.config, self._hf.config.get_text_config(decoder=True)):
@@ -725,6 +745,7 @@ class HFModel(Reattachable):
         if self.spec.n_heads:
             self.attention_kernel = lambda: str(hf.config._attn_implementation or "eager")  # noqa: SLF001
         self.rotation = self._attached.forward.rotation
+        self._prefixes = self._prefixes_of(self._attached.forward)
         every = tuple(range(self.spec.n_layers))
         self.partial_sites = {site: layers for site, layers in self._attached.layers.items() if layers != every}
 
@@ -764,7 +785,29 @@ class HFModel(Reattachable):
     @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         with evaluating(self._hf), self._attached.site_hooks.open():
-            return self._attached.forward.at_scored(trials)
+            prefixes = None if self._is_watched() else self._prefixes
+            logits = None if prefixes is None else prefixes.logits(trials)
+            return self._attached.forward.at_scored(trials) if logits is None else logits
+
+    def _runs_beginnings_once(self) -> bool:
+        return self._prefixes is not None and bool(self._prefixes.is_exact)
+
+    def _prefixes_of(self, forward: Forward) -> Prefixes | None:
+        """How sequences with common beginnings run; None if there is no cache, or a length decides on the rotation."""
+        if not forward.takes("past_key_values") or forward.rotation is not None:
+            return None
+        spec = self.spec
+        of_token = (
+            spec.n_layers * spec.n_kv_heads * (spec.d_head + (spec.d_value or spec.d_head)) * self._hf.dtype.itemsize
+        )
+        tolerance = tolerance_of(spec.dtype) / 10
+        return Prefixes(forward.continued, forward.at_scored, tolerance=tolerance, token_bytes=max(1, of_token))
+
+    def _is_watched(self) -> bool:
+        """Whether a hook or a gradient reads the pass, so that it must be whole."""
+        taps = self._attached.site_hooks.taps
+        is_tapped = any(taps.is_watched(layer, *taps.sites()) for layer in range(taps.n_layers))
+        return is_tapped or torch.is_grad_enabled() or bool(self.foreign_hooks())
 
     def untrained_copy(self, seed: int) -> "HFModel":
         places: dict[str, Any] = vars(self._hf).get(
