@@ -590,7 +590,7 @@ def train(
     """Train a recipe.
 
     An interrupted run continues with --resume, and ends with the same weights on the same kind of CPU with as many
-    threads. Recipes take between five minutes and several hours; the estimate for this machine is printed first.
+    threads. Recipes take between five minutes and several hours; the progress bar shows the time that remains.
 
     Args:
         name: Name of the recipe. An unknown name lists the available recipes.
@@ -610,7 +610,7 @@ def train(
     asked: dict[str, Any] = {"steps": steps, "snapshots": keep}
     chosen = replace(chosen, **{option: value for option, value in asked.items() if value is not None})
     out = out or RUNS / chosen.name
-    scores = make_checkpoint(chosen, out, resume=resume, device=device, precision=precision, announce=note)
+    scores = make_checkpoint(chosen, out, resume=resume, device=device, precision=precision)
     tell(*map(str, scores.headlines()), f"\ncheckpoint: {out / FINISHED}")
     return 0
 
@@ -660,23 +660,17 @@ def scorecard(
 
 
 @command("Train and exchange models")
-def checkpoints(seal: Maybe[tuple[Path, ...]] = None, rescore: Maybe[tuple[Path, ...]] = None) -> int:
-    """List available checkpoints with task, KL and entropy error, and packed trainings.
-
-    Listing takes seconds. With --rescore, a shipped checkpoint takes about 15 seconds on two CPU cores.
+def checkpoints(seal: Maybe[tuple[Path, ...]] = None) -> int:
+    """List available checkpoints with task, KL and entropy error, and packed trainings; this takes seconds.
 
     Args:
         seal: Instead of listing: recompute the stored config hashes of these directories, whose weights are the same.
-        rescore: Instead of listing: score the checkpoints in these directories again; card and scores are replaced.
     """
-    if rescore or seal:
-        from bayesgeom.training import formation, publish
+    if seal:
+        from bayesgeom.training.formation import seal as sealed
 
-        for directory in seal or ():
-            tell(f"{directory}: {formation.seal(directory)}")
-        for directory in rescore or ():
-            publish.rescore(directory)
-            tell(f"{directory}:", *_described_at(directory))
+        for directory in seal:
+            tell(f"{directory}: {sealed(directory)}")
         return 0
     from bayesgeom.models.checkpoint_files import WEIGHTS, bytes_to_fetch, checkpoint_folder
     from bayesgeom.training.packed import formations

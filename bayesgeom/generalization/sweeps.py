@@ -23,10 +23,10 @@ from bayesgeom.core import (
     phase,
 )
 from bayesgeom.core.errors import check_fields
-from bayesgeom.core.observers import STARTS
 from bayesgeom.core.text import aligned_table
 from bayesgeom.executors import Batch, Executor, Job, check_same, name_of
 from bayesgeom.generalization.curves import floor_bits, strongest, tokens_to_converge
+from bayesgeom.measurements.calibration import wider_baselines
 from bayesgeom.models.base import Model, provenance
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, as_task, check_names, load, task_of
 from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Unit, mean_estimate, stacked
@@ -35,7 +35,7 @@ from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.behavior import BehaviorLog
-from bayesgeom.stats.windows import equivalent_window, wider_window, window_name
+from bayesgeom.stats.windows import equivalent_window
 from bayesgeom.tasks.base import Branch, TextTask, WindTunnel, check_draws, checked_seed, derived_seed, task_from_config
 
 Task = WindTunnel | TextTask
@@ -311,10 +311,8 @@ def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: i
     if windows is not None:  # the window observer that decides may be none of the task's own baselines
         resamples = derived_seed(seed, Branch.RESAMPLING)
         symbols = math.nan if of_model is None else equivalent_window(windows, of_model.kl_bits, seed=resamples).symbols
-        means = windows.kl_bits.mean(axis=2)
-        if (at := wider_window(means, symbols)) is not None:
-            name = window_name(at[1], STARTS[at[0]])
-            kl[name], errors[name] = means[at][None], float(windows.entropy_error_bits[at].mean())
+        for name, wider_kl, profile in wider_baselines(windows, symbols):
+            kl[name], errors[name] = np.array([wider_kl]), float(profile.mean())
     best = strongest(kl)
     shortcut = best, float(kl[best].mean()), errors[best]
     return Value(label=label, note=note, exact_entropy_bits=entropies_bits, behavior=of_model, shortcut=shortcut)

@@ -5,16 +5,14 @@ Maps are fitted on the first half of the sequences and scored on the others; at 
 principal axes.
 """
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from bayesgeom.core import RESID_POST, RESID_PRE, STATE, Run, Site, Trials
 from bayesgeom.measurements.base import known
@@ -41,8 +39,6 @@ IDENTIFIED = 0.99  # an R² of that distribution from here on leaves nothing to 
 MAX_POINTS, MAX_WIDTH = 3_072, 192
 MIN_SEQUENCES = 16  # used however long they are
 SHUFFLES, N_SUBSPACES = 5, 20
-_REDUCED: MutableMapping[Tensor, dict[object, Tensor]] = WeakIdKeyDictionary()  # several probes read one run
-_REDUCING = Lock()
 
 
 @final
@@ -81,13 +77,9 @@ def clouds_of(run: Run) -> Clouds:
 
 def _points(run: Run, site: Site, trials: Trials, *, n_layers: int | None = None) -> Float[Tensor, "layer point axis"]:
     stored, n_fit = run.at(site), -(-len(trials) // 2) * trials.n_scored
-    key = (len(trials), n_fit, n_layers, run.seed)
-    with _REDUCING:
-        known = _REDUCED.setdefault(stored, {})
-        if key not in known:
-            layers = stored[:n_layers, : len(trials)].flatten(1, 2)
-            known[key] = torch.stack([leading_coordinates(x, MAX_WIDTH, n_fit=n_fit, seed=run.seed) for x in layers])
-    return known[key][run.rows_of(site)] if site in run.layers else known[key]
+    layers = stored[:n_layers, : len(trials)].flatten(1, 2)
+    points = torch.stack([leading_coordinates(x, MAX_WIDTH, n_fit=n_fit, seed=run.seed) for x in layers])
+    return points[run.rows_of(site)] if site in run.layers else points
 
 
 def rows_of(trials: Trials) -> Float64[Tensor, "sequence position kind hypothesis"]:

@@ -67,26 +67,14 @@ class Needs:
         Raises:
             TaskMismatch: It has not.
         """
-        if self.posterior and not task.has_posterior:
-            raise TaskMismatch(
-                f"{by} requires an exact posterior, which task {task.name!r} does not have. Use a task that has one."
-            )
-        if self.groups and len(trials.group_names) < 2:
-            kinds = ", ".join(trials.group_names) or "one kind"
-            raise TaskMismatch(
-                f"{by} requires sequences of several kinds; task {task.name!r} has only {kinds}. Use a task with two "
-                f"or more, such as prompts of several domains."
-            )
-        if self.factors and not trials.factor_sizes:
-            raise TaskMismatch(
-                f"{by} requires a belief over independent factors, and task {task.name!r} has one factor only. Use a "
-                f"product of two processes."
-            )
-        if self.statistics and not trials.statistics:
-            raise TaskMismatch(
-                f"{by} requires statistics of the belief, and task {task.name!r} declares none. Use a task that does, "
-                f"such as linear-gaussian."
-            )
+        lacks = {
+            "an exact posterior": self.posterior and not task.has_posterior,
+            "sequences of several kinds": self.groups and len(trials.group_names) < 2,
+            "a belief over independent factors": self.factors and not trials.factor_sizes,
+            "declared statistics of the belief": self.statistics and not trials.statistics,
+        }
+        if what := next((what for what, is_lacking in lacks.items() if is_lacking), ""):
+            raise TaskMismatch(f"{by} requires {what}, which task {task.name!r} does not have.")
 
 
 @final

@@ -55,7 +55,6 @@ class BeliefClustersReport(Report):
     name: ClassVar[str] = "belief_clusters"
     title: ClassVar[str] = "Belief clusters: do activations cluster by best guess?"
     limit: ClassVar[str] = "at most 3,072 scored positions"
-    split_from: ClassVar[str] = "belief_readout"
 
     silhouette: Annotated[Estimate, Signed("site layer cluster_count", better="higher", label="silhouette of clusters")]
     rand_index: Annotated[

@@ -63,7 +63,6 @@ class BeliefFactorsReport(Report):
     name: ClassVar[str] = "belief_factors"
     title: ClassVar[str] = "Belief factors: is a product held as its factors?"
     limit: ClassVar[str] = "at most 3,072 scored positions"
-    split_from: ClassVar[str] = "belief_readout"
 
     factored_share: Annotated[Estimate, Share("site layer", better="higher", label="explained by the factors")]
     belief_dimension: Annotated[Estimate, NonNegative("site layer", better="lower", label="dimension of the belief")]

@@ -56,7 +56,6 @@ class BeliefStatisticsReport(Report):
     name: ClassVar[str] = "belief_statistics"
     title: ClassVar[str] = "Belief statistics: are they linear in the activations?"
     limit: ClassVar[str] = "at most 3,072 scored positions"
-    split_from: ClassVar[str] = "belief_readout"
 
     statistic_r2: Annotated[Estimate, R2("statistic site layer", better="higher", label="R² of a statistic")]
     drawn_statistic: Annotated[Float[np.ndarray, "statistic held_point"], Unit("1")]

@@ -298,7 +298,7 @@ class Calibration(Probe[CalibrationReport]):
         error_of = {name: values.mean() for name, values in predicted.items()}
         profiles = {name: values.mean(axis=0) for name, values in predicted.items()}
         window = None if run.windows is None else equivalent_window(run.windows, run.behavior.kl_bits, seed=run.seed)
-        for name, wider_kl, profile in wider_baselines(run.windows, window):
+        for name, wider_kl, profile in wider_baselines(run.windows, math.nan if window is None else window.symbols):
             kl[name], error_of[name], profiles[name] = wider_kl, profile.mean(), profile
         scores = sequence_scores(run.behavior)
         estimate, positive = partial(mean_estimate, seed=run.seed), (0.0, np.inf)
@@ -386,11 +386,17 @@ def sequence_scores(seen: Behavior) -> Float64[np.ndarray, "sequence score"]:
 
 
 def wider_baselines(
-    windows: WindowScores | None, window: EquivalentWindow | None
+    windows: WindowScores | None, symbols: float
 ) -> Iterator[tuple[str, np.float64, Float64[np.ndarray, " position"]]]:
-    """Yield name, KL and entropy error by position of the window observer that joins a task's own baselines, if any."""
-    if windows is not None and window is not None and (at := wider_window(window.kl_bits, window.symbols)) is not None:
-        yield window_name(at[1], STARTS[at[0]]), np.float64(window.kl_bits[at]), windows.entropy_error_bits[at]
+    """Yield name, KL and entropy error by position of the window observer that joins a task's own baselines, if any.
+
+    Args:
+        windows: The scores of all window observers; None if the task has none.
+        symbols: The equivalent window of the model, or NaN.
+    """
+    means = None if windows is None else windows.kl_bits.mean(axis=2)
+    if windows is not None and means is not None and (at := wider_window(means, symbols)) is not None:
+        yield window_name(at[1], STARTS[at[0]]), np.float64(means[at]), windows.entropy_error_bits[at]
 
 
 def _answer_fields(run: Run) -> dict[str, Any]:

@@ -19,10 +19,8 @@ References:
     Workspace in Language Models" (J-lens).
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, final
 
@@ -45,7 +43,6 @@ from bayesgeom.core import (
     concatenate,
     phase,
 )
-from bayesgeom.core.errors import suggestion
 from bayesgeom.core.plugins import Contained
 from bayesgeom.core.torch_state import check_differentiable
 from bayesgeom.measurements.base import Control, Further, Measurement, Subject, planted_run
@@ -478,15 +475,6 @@ class JacobianMap:
             raise InvalidArgument(
                 f"fitted_lens:{name} loads a J-lens by transformer-lens 4.3 or later: pip install -U transformer-lens."
             ) from error
-        listed = json.loads((files("transformer_lens.tools.analysis") / REGISTRY).read_text(encoding="utf-8"))
-        published = {
-            alias: key for key, entry in listed.items() if isinstance(entry, dict) for alias in (key, *entry["aliases"])
-        }
-        if not Path(name).is_file() and name not in published:
-            raise InvalidArgument(
-                f"there is no file {name!r} and no published J-lens of this name.{suggestion(name, published)} Pass a "
-                f"name of transformer-lens's registry, such as gemma-2-2b, or a file that its JacobianLens.save wrote."
-            )
         with Contained() as loading:
             lens = JacobianLens.from_pretrained(name)
         if loading.error is not None:

@@ -7,11 +7,9 @@ each of them, so its mean has an interval.
 
 import functools
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Annotated, Any, ClassVar, final
 
@@ -146,8 +144,8 @@ class FunctionProbe(Probe[FunctionReport]):
         for name, array in numbers.items():
             if self._shape(name, array) != self.shapes.get(name):
                 raise InvalidArgument(
-                    f"function {self.name!r} returned {_described(numbers)}, and in its trial {_layout(self.shapes)}: "
-                    f"names and shapes must not depend on the sequences."
+                    f"function {self.name!r} returned other names or shapes than in its trial: {name!r} has "
+                    f"{array.shape}. They must not depend on the sequences."
                 )
             if name in self.per_sequence:
                 flat = array.reshape(len(array), -1)
@@ -252,12 +250,9 @@ def tried(function: Function, model: Model, task: WindTunnel, *, seed: int) -> F
             raise InvalidArgument(f"function {name!r} returns other names for other sequences: return the same ones.")
         grows = (earlier.shape[:1], array.shape[:1]) == ((sizes[0],), (sizes[1],)) and sizes[0] != sizes[1]
         if earlier.shape[grows:] != array.shape[grows:]:
-            is_second = (*earlier.shape[1:2], *array.shape[1:2]) == sizes
             raise InvalidArgument(
-                f"function {name!r} returns {_described(first)} for {sizes[0]} sequences and {_described(second)} for "
-                f"{sizes[1]}: only a first axis may grow, with one entry per sequence."
-                + " Activations begin with the layer: x.movedim(1, 0) moves the sequences to the front."
-                * is_second
+                f"function {name!r} returns shape {earlier.shape} for {sizes[0]} sequences and {array.shape} for "
+                f"{sizes[1]}: only a first axis may grow, with one entry per sequence: x.movedim(1, 0)."
             )
         shapes[key] = array.shape[grows:]
         per_sequence |= {key} if grows else set()
@@ -307,9 +302,7 @@ def _called(function: Function, name: str, run: Run, *, is_trial: bool = False) 
     if is_trial and isinstance(error, KeyError) and error.args and isinstance(error.args[0], Site):
         raise _Asked(error.args[0], f"function {name!r} failed: {calling.fault}")  # of `run.recorded[site]`
     if error is not None:
-        when = f" in a trial on {len(run.trials)} sequences" if is_trial else ""
-        fault = calling.fault.rstrip(".")
-        raise InvalidArgument(f"function {name!r} failed{when}: {fault}{_line(function, error)}.") from error
+        raise InvalidArgument(f"function {name!r} failed: {calling.fault.rstrip('.')}.") from error
     given = value if isinstance(value, Mapping) else {"": value}
     numbers = {key: _numbers(item, f"function {name!r} returned", key) for key, item in given.items()}
     if not numbers:
@@ -328,22 +321,11 @@ def _numbers(value: Any, what: str, key: Any) -> Float64[np.ndarray, "..."]:
         array = np.asarray(plain)
     except (ValueError, TypeError, RuntimeError):  # rows of several lengths
         array = np.asarray(None)
-    if array.dtype.kind not in "biuf":
-        kind = "rows of several lengths" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
-        is_text = isinstance(value, str | None)
-        raise InvalidArgument(f"{what} {quoted(value) if is_text else kind}{where}. {_RETURNS}")
-    if not array.size:
-        raise InvalidArgument(f"{what} an array of shape {array.shape}{where}, which holds no number. {_RETURNS}")
+    if array.dtype.kind not in "biuf" or not array.size:
+        raise InvalidArgument(f"{what} a {type(value).__name__} without numbers{where}. {_RETURNS}")
     if np.isinf(array.astype(np.float64)).any():
         raise InvalidArgument(f"{what} an infinite number{where}: return NaN where a value is not defined.")
     return array.astype(np.float64)
-
-
-def _line(function: Function, error: BaseException) -> str:
-    """Return the last line of the function's own file in a traceback, in words."""
-    code = inspect.unwrap(function).__code__ if isinstance(function, FunctionType) else None
-    lines = [call for call in traceback.extract_tb(error.__traceback__) if code and call.filename == code.co_filename]
-    return f" (line {lines[-1].lineno} of {Path(lines[-1].filename).name})" if lines else ""
 
 
 def _named(function: str, key: str) -> str:
@@ -356,11 +338,3 @@ def _labels(name: str, shape: tuple[int, ...], has_heads: bool) -> Iterator[str]
     for index in np.ndindex(shape):
         places = [f"L{index[0]}H{index[1]}", *map(str, index[2:])] if has_heads else map(str, index)
         yield f"{name}[{', '.join(places)}]" if shape else name
-
-
-def _described(numbers: Numbers) -> str:
-    return _layout({name: array.shape for name, array in numbers.items()})
-
-
-def _layout(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{f'{name!r} of ' if name else ''}shape {shape}" for name, shape in shapes.items())

@@ -221,10 +221,8 @@ class Estimate:
         """Return the value of a scalar.
 
         Raises:
-            InvalidArgument: The estimate has axes.
+            TypeError: The estimate has axes.
         """
-        if self.value.ndim:
-            raise InvalidArgument(f"an estimate of shape {self.value.shape} is not a single number: index it first.")
         return float(self.value)
 
     def __getitem__(self, index: Any) -> Self:

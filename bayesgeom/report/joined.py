@@ -33,8 +33,6 @@ def join(reports: Sequence[Report], labels: Sequence[str], *, axis: str = TRAINI
     Raises:
         InvalidArgument: The reports differ in kind, or in the names of their axes.
     """
-    if not reports or len(labels) != len(reports):
-        raise InvalidArgument(f"join takes reports and a label for each; got {len(reports)} and {len(labels)}.")
     first, every = reports[0], [values_of(report) for report in reports]
     if len({type(report) for report in reports}) > 1:
         raise InvalidArgument(

@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from bayesgeom.core import CheckpointFault, InvalidArgument, OutputFault, Reason
-from bayesgeom.core.errors import allowed_values, quoted
 from bayesgeom.core.errors import fits as fits_type
+from bayesgeom.core.errors import quoted
 from bayesgeom.core.files import (
     atomic_directory,
     atomic_file,
@@ -35,7 +35,7 @@ from bayesgeom.core.files import (
     restore_directory,
     write_arrays,
 )
-from bayesgeom.report.estimate import KINDS, Baseline, Coordinate, Estimate, Quantity, Unit
+from bayesgeom.report.estimate import Baseline, Coordinate, Estimate, Quantity, Unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,6 @@ R = TypeVar("R")  # a report
 SCHEMA = 4  # a number is an estimate, with the code of a reason by entry
 JSON, ARRAYS = "report.json", "arrays.safetensors"
 HASH, ORIGIN = "hash", "provenance"
-OTHER_VERSION = "other_version"  # key of the provenance: by report, the fields that a file lacks or that are ignored
 _IN_ARRAYS = "array"  # in place of a number: the value is among the arrays
 _LEVELS = ("value", "low", "high")
 PROGRESS = "progress.safetensors"  # of an interrupted battery
@@ -54,12 +53,6 @@ METRICS, HTML = "metrics.parquet", "report.html"
 ALONE = "alone"  # whether a folder holds one report, not a diagnosis
 JOINED = "joined_along"  # field of a joined report: the axis along which reports of its kind were joined
 VIEWER = "inside"  # the report that may be saved with one that is alone
-_PROVENANCE: Mapping[str, Any] = {  # what tables and pages read, where it is present
-    **dict.fromkeys(("arguments", "recipe", "task", "task_in_words"), Mapping[str, Any]),
-    **dict.fromkeys(("attention_kernels", "foreign_hooks"), tuple[str, ...]),
-    "layers": Mapping[str, tuple[int, ...]],
-    **dict.fromkeys(("served", "streamed"), Mapping[str, float]),
-}
 _OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # macOS creates .DS_Store
 Parts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]  # scalars and arrays by report
 
@@ -98,34 +91,20 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
         stored, arrays = read_json(path / JSON), load_file(path / ARRAYS)
     except (OSError, ValueError, SafetensorError, CheckpointFault) as error:
         raise OutputFault(f"{unreadable}: {str(error).rstrip('.')}.") from error
-    if not isinstance(stored, dict) or not isinstance(schema := stored.get("schema"), int):
-        raise OutputFault(f"{unreadable}: {JSON} has no schema number.")
-    if schema > SCHEMA:
-        raise OutputFault(f"{path} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
-    if schema < SCHEMA:
+    if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:
         raise OutputFault(
-            f"{path} has schema {schema}; this bayesgeom reads {SCHEMA}. Run the command that made it again."
+            f"{path} was written by another version: this bayesgeom reads schema {SCHEMA}. Make it again."
         )
     stated = stored.pop(HASH, None)
     if stated != hashed(stored, arrays):
         raise OutputFault(f"{path} was changed after it was written: {JSON} and {ARRAYS} do not match their hash.")
-    if not isinstance(scalars := stored.pop("reports", None), dict):
-        raise OutputFault(f"{unreadable}: {JSON} lists none.")
+    scalars = stored.pop("reports")
     del stored["schema"]
-    _check_owned(path, arrays, scalars)
     parts = {}
     for key, values in scalars.items():
-        if not isinstance(values, dict):
-            raise OutputFault(f"{path}: report {key!r} is not a table of fields.")
         own = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith(f"{key}/")}
         parts[key] = ({name: decoded_json(value) for name, value in values.items()}, own)
     return parts, decoded_json(stored)
-
-
-def _check_owned(path: Path, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) -> None:
-    """Raise `OutputFault` if the file holds an array that belongs to no report: it would be lost without notice."""
-    if stray := sorted(name for name in arrays if name.partition("/")[0] not in scalars or "/" not in name):
-        raise OutputFault(f"{path}: {ARRAYS} holds arrays of no report: {', '.join(stray[:3])}. Make it again.")
 
 
 def estimate_parts(name: str, estimate: Estimate) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -164,59 +143,27 @@ def estimate_of(name: str, stored: Any, arrays: Mapping[str, np.ndarray], where:
     Raises:
         OutputFault: A part is missing or of another form.
     """
-    form = f"{where}: field {name!r} holds no estimate"
-    wanted = {*_LEVELS, "resampled", "n", "baselines"}
-    is_known = isinstance(stored, Mapping) and wanted <= stored.keys()
-    if not is_known or not fits(stored["baselines"], tuple[Mapping[str, Any], ...]):
-        raise OutputFault(f"{form}: its parts are not {', '.join(sorted(wanted))}.")
-    if not fits((stored["resampled"], stored["n"]), tuple[str, int]):
-        raise OutputFault(f"{form}: resampled or n is of another type.")
-
-    def level(own: Mapping[str, Any], key: str, part: str) -> np.ndarray:
-        value = own[part]
-        if value == _IN_ARRAYS and (array := arrays.get(f"{key}.{part}")) is not None:
-            return array
-        if isinstance(value, str) or not fits(value, float):
-            raise OutputFault(f"{form}: {key}.{part} is {_described(value)}, which is no number and no stored array.")
-        return np.asarray(value, dtype=np.float64)
+    if not isinstance(stored, Mapping) or not {*_LEVELS, "resampled", "n", "baselines"} <= stored.keys():
+        raise OutputFault(f"{where}: field {name!r} holds no estimate.")
 
     def levels(own: Mapping[str, Any], key: str) -> dict[str, Any]:
-        return {part: None if part != "value" and own[part] is None else level(own, key, part) for part in _LEVELS}
+        found = {part: arrays[f"{key}.{part}"] if own[part] == _IN_ARRAYS else own[part] for part in _LEVELS}
+        return {part: None if value is None else np.asarray(value, np.float64) for part, value in found.items()}
 
-    whole = levels(stored, name)
-    baselines = []
-    for index, own in enumerate(stored["baselines"]):
-        if own.keys() != {"kind", "name", *_LEVELS} or own["kind"] not in KINDS or not isinstance(own["name"], str):
-            raise OutputFault(f"{form}: baseline {index} needs kind ({', '.join(KINDS)}), name, value, low and high.")
-        baselines.append(Baseline(kind=own["kind"], name=own["name"], **levels(own, f"{name}.{index}")))
-    shapes = {np.shape(part) for part in whole.values() if part is not None}
-    shapes |= {part.shape for own in baselines for part in (own.value, own.low, own.high) if part is not None}
-    kinds = {part.dtype.kind for part in whole.values() if part is not None}
-    if len(shapes) != 1 or kinds != {"f"}:
-        raise OutputFault(f"{form}: value, ends and baselines have shapes {sorted(shapes)}.")
-    return Estimate(
-        **whole,
-        resampled=stored["resampled"],
-        n=stored["n"],
-        reason=_reason_of(stored, arrays.get(f"{name}.reason"), whole["value"].shape, form),
-        baselines=tuple(baselines),
-    )
-
-
-def _reason_of(
-    stored: Mapping[str, Any], array: np.ndarray | None, shape: tuple[int, ...], form: str
-) -> np.ndarray | None:
-    """Return the codes of an estimate."""
-    if "reason" not in stored:
-        return np.full(shape, int(Reason.NOT_STORED)) if stored["low"] is not None else None
-    codes = array if stored["reason"] == _IN_ARRAYS else stored["reason"]
-    if codes is None and stored["reason"] is None:
-        return None
-    known_codes = [int(code) for code in Reason]
-    are_numbers = isinstance(codes, np.ndarray) or fits(codes, int)
-    if codes is None or not are_numbers or not np.isin(codes, known_codes).all() or np.shape(codes) != shape:
-        raise OutputFault(f"{form}: its reason is not the number of a code for each entry.")
-    return np.asarray(codes, dtype=np.int64)
+    try:
+        whole, reason = levels(stored, name), stored.get("reason", int(Reason.NOT_STORED))
+        if reason == _IN_ARRAYS:
+            reason = arrays[f"{name}.reason"]
+        elif "reason" not in stored and whole["low"] is None:
+            reason = None
+        codes = None if reason is None else np.broadcast_to(np.asarray(reason, np.int64), whole["value"].shape)
+        baselines = (
+            Baseline(kind=own["kind"], name=own["name"], **levels(own, f"{name}.{index}"))
+            for index, own in enumerate(stored["baselines"])
+        )
+        return Estimate(**whole, resampled=stored["resampled"], n=stored["n"], reason=codes, baselines=tuple(baselines))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise OutputFault(f"{where}: field {name!r} holds no estimate ({error}).") from error
 
 
 def quantity_of(hint: Any) -> Quantity | None:
@@ -316,7 +263,7 @@ def fields_of(kind: type, scalars: Mapping[str, Any], arrays: Mapping[str, np.nd
     return found
 
 
-def completed(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+def completed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a report of another version: those it lacks are missing values, unknown ones are left out.
 
     A field with another number of axes is one that the file lacks.
@@ -326,21 +273,19 @@ def completed(kind: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], di
         values: Field values by name.
 
     Returns:
-        The field values, and the names of fields that the file lacks and of those that are ignored; empty without any.
+        The field values.
     """
     hints = {own.name: own.type for own in _stored(kind)}
     optional = {own.name for own in _stored(kind) if own.default is not MISSING or own.default_factory is not MISSING}
     found = {name: value for name, value in values.items() if name in hints and _has_axes(value, hints[name])}
     lacks = sorted(hints.keys() - found.keys())
-    ignored = sorted(values.keys() - found.keys() - vars(kind).keys())  # a constant of the class is not lost
     sizes: dict[str, int] = {}
     for name, value in found.items():
         array = value.value if isinstance(value, Estimate) else value
         sizes |= dict(zip(_axes(hints[name]), np.shape(array), strict=False)) if isinstance(array, np.ndarray) else {}
         if isinstance(value, tuple) and name.endswith("s"):
             sizes.setdefault(name.removesuffix("s"), len(value))
-    found |= {name: _not_stored(name, hints[name], sizes) for name in lacks if name not in optional}
-    return found, {what: names for what, names in (("lacks", lacks), ("ignored", ignored)) if names}
+    return found | {name: _not_stored(name, hints[name], sizes) for name in lacks if name not in optional}
 
 
 def _has_axes(value: Any, hint: Any) -> bool:
@@ -383,7 +328,7 @@ def check_fields(kind: type, values: Mapping[str, Any], where: str) -> None:
     hints = {own.name: own.type for own in _stored(kind)}
     for name, value in values.items():
         if not fits(value, hints[name]):
-            raise OutputFault(f"{where}: field {name!r} holds {_described(value)}, which is not {_named(hints[name])}.")
+            raise OutputFault(f"{where}: field {name!r} holds {quoted(value)}, which does not fit its annotation.")
     try:
         check_axes(kind, values, where)
     except ValueError as error:
@@ -453,20 +398,6 @@ def _along(hint: object) -> tuple[str, ...]:
     return tuple(part for part in parts if isinstance(part, str))
 
 
-def _described(value: object) -> str:
-    if isinstance(value, Estimate):
-        return f"an estimate of shape {value.value.shape}"
-    if isinstance(value, np.ndarray):
-        return f"an array of {value.dtype} with shape {value.shape}"
-    return quoted(value)
-
-
-def _named(hint: Any) -> str:
-    if (quantity := quantity_of(hint)) is not None:
-        return f"an estimate along ({quantity.axes})"
-    return allowed_values(hint) if (array := _array(hint)) is None else array.__name__
-
-
 def write_run(
     path: Path, reports: Mapping[str, object], extra: Mapping[str, Any], table: "pd.DataFrame", page: Callable[[], str]
 ) -> None:
@@ -510,65 +441,21 @@ def read_parts(
         OutputFault: The folder has no complete report, one with fields of other types, or a provenance of another form.
     """
     parts, extra = read(path)
-    if "skipped" not in extra or not _is_provenance(extra.get(ORIGIN)):
+    if not {"skipped", ORIGIN} <= extra.keys():
         raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
-    if not fits((extra["skipped"], extra.get("inapplicable", {})), tuple[Mapping[str, str], ...]):
-        raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
     # A function that was passed as a probe has a name of its own: its report states the kind.
-    whole = _split(parts, kinds)
-    found = {key: kinds.get(key) or kinds.get(str(own.get("made_by"))) for key, (own, _) in whole.items()}
+    found = {key: kinds.get(key) or kinds.get(str(own.get("made_by"))) for key, (own, _) in parts.items()}
     unknown = tuple(sorted(key for key, kind in found.items() if kind is None))
-    reports, notes = dict[str, R](), dict[str, dict[str, list[str]]]()
-    for key, (scalars, arrays) in whole.items():
+    reports = dict[str, R]()
+    for key, (scalars, arrays) in parts.items():
         if (kind := found[key]) is None:
             continue
         kind = joined(kind, str(scalars[JOINED])) if joined and JOINED in scalars else kind
         where = f"{path}: report {key!r}"
-        values, noted = completed(kind, fields_of(kind, scalars, arrays, where))
-        notes |= {key: noted} if noted else {}
+        values = completed(kind, fields_of(kind, scalars, arrays, where))
         check_fields(kind, values, where)
         reports[key] = kind(**values)
-    if notes:
-        extra = {**extra, ORIGIN: {**extra[ORIGIN], OTHER_VERSION: notes}}
     return reports, extra, unknown
-
-
-def _split(parts: Parts, kinds: Mapping[str, type[R]]) -> Parts:
-    """Return the parts, with fields that a report had up to version 0.2 as the reports that have them now.
-
-    Such a report is left out if all of its numbers are missing: it did not apply to the task.
-    """
-    whole = dict(parts)
-    for name, kind in kinds.items():
-        source = vars(kind).get("split_from", "")
-        if source not in parts or source not in kinds or name in parts:
-            continue
-        names, kept = ({field.name for field in _stored(each)} for each in (kind, kinds[source]))
-        moved = _fields_within(parts[source], names)
-        if any(array.dtype.kind == "f" and np.isfinite(array).any() for array in moved[1].values()):
-            whole[name] = moved
-        scalars, arrays = whole[source]
-        stays = {key.split(".", maxsplit=1)[0] for key in (*scalars, *arrays)} - (names - kept)
-        whole[source] = _fields_within(whole[source], stays)
-    return whole
-
-
-def _fields_within(
-    part: tuple[Mapping[str, Any], Mapping[str, np.ndarray]], names: set[str]
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    scalars, arrays = part
-    chosen = {key: array for key, array in arrays.items() if key.split(".", maxsplit=1)[0] in names}
-    return {key: value for key, value in scalars.items() if key in names}, chosen
-
-
-def _is_provenance(stored: object) -> bool:
-    """Return whether it names model and task; an empty provenance is that of reports made by hand."""
-    match stored:
-        case {"model": {"name": str(), "architecture": str()}, "task_label": str(), **rest}:
-            return all(fits(rest[key], hint) for key, hint in _PROVENANCE.items() if key in rest)
-        case {}:
-            return stored.keys() <= {OTHER_VERSION}
-    return False
 
 
 def check_target(path: Path) -> None:

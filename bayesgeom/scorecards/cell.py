@@ -198,13 +198,13 @@ def _scores(cell: Cell, training: Training) -> Iterator[Row]:
         for task in (*world.stages, *world.harder):
             trials = task.sample(HELD_OUT, seed=_SCORES)
             pairs = str(vars(task).get("n_pairs", task))
-            kl, share = (mean_estimate(values, seed=cell.seed) for values in _named(module, trials))
+            kl, share = (mean_estimate(values, seed=cell.seed) for values in named_scores(module, trials))
             yield _row(cell, training, "named", share, setting=pairs)
             yield _row(cell, training, "kl_bits_at", kl, setting=pairs)
 
 
 @torch.no_grad()
-def _named(module: nn.Module, trials: Trials) -> Iterator[Float64[np.ndarray, " batch"]]:
+def named_scores(module: nn.Module, trials: Trials) -> Iterator[Float64[np.ndarray, " batch"]]:
     """Yield, by sequence, the KL, and the share of the answers with a probability above 0.99 that are named."""
     exact = trials.at_scored(trials.predictive)
     answers = trials.at_scored(module(trials.tokens))[:, :, trials.answers].double().log_softmax(-1)

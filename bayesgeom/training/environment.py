@@ -5,14 +5,11 @@ torch. Sums in another order differ in the last digits, and training amplifies t
 difference. Each kind of device draws other data from the same seed.
 
 Matrix products run in bfloat16 if the processor computes it fast, else in float32. A processor without bfloat16
-instructions emulates them 20 to 200 times slower than float32, and not for LSTMs. The decision is made by a timed
-product instead of by instruction set names, because a virtual machine, an environment variable or another library can
-disable instructions.
+instructions emulates them 20 to 200 times slower than float32, and not for LSTMs. torch reports which processors have
+them.
 """
 
-import functools
 import json
-import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,16 +20,12 @@ import torch
 from bayesgeom.core import CheckpointFault, InvalidArgument
 from bayesgeom.core.files import atomic_file, read_json
 from bayesgeom.core.torch_state import reduced_precision
-from bayesgeom.models.config import ModelConfig
 
 ENVIRONMENT = "environment.json"
 Precision = Literal["bfloat16", "float32"]
 RequestedPrecision = Literal["auto", "bfloat16", "float32"]
 REQUESTS = ("auto", "bfloat16", "float32")
 PRECISION = "precision.json"
-# At this size a native bfloat16 product takes half the time of float32, and an emulated one 20 to 200 times the time.
-_PROBE_SIZE, _PROBE_ROUNDS, _HOPELESS = 256, 16, 8.0
-_NO_KERNEL = ("could not create a primitive", "not implemented for 'BFloat16'", "Unsupported dtype")
 
 
 def environment(device: str | torch.device) -> dict[str, str | int | bool]:
@@ -79,9 +72,7 @@ def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
         started: Any = read_json(out / ENVIRONMENT)
     except FileNotFoundError:
         return None
-    kinds = {name: type(value) for name, value in environment("cpu").items()}
-    entries = started.items() if isinstance(started, dict) else [("", started)]
-    if {name: type(value) for name, value in entries} != kinds:
+    if not isinstance(started, dict) or started.keys() != environment("cpu").keys():
         raise CheckpointFault(
             f"{out / ENVIRONMENT} names no environment. Restore it, or delete it to resume without this check."
         )
@@ -123,38 +114,15 @@ def warn_of_changes(out: Path, device: str | torch.device) -> None:
         )
 
 
-def resolve_precision(requested: RequestedPrecision, config: ModelConfig, device: str | torch.device) -> Precision:
-    """Return the precision of a training of this architecture on this device.
-
-    Args:
-        requested: "auto": bfloat16 if the device computes it at least as fast as float32 and has a kernel for every
-            layer of the architecture, else float32.
-        config: Config of the model.
-        device: Device of the training.
-
-    Raises:
-        InvalidArgument: The precision is unknown, or bfloat16 has no kernel for the architecture.
-    """
-    if requested not in REQUESTS:
-        raise InvalidArgument(f"precision must be one of {', '.join(REQUESTS)}, got {requested!r}.")
-    kind = torch.device(device).type
-    if requested == "float32" or (requested == "auto" and not is_bfloat16_fast(kind)):
-        return "float32"
-    missing = missing_kernel(config, device)
-    if missing and requested == "bfloat16":
-        raise InvalidArgument(
-            f"{config.name} cannot be trained in bfloat16 on this {kind}: {missing}. "
-            f"Use --precision float32 (Python: precision='float32')."
-        )
-    return "float32" if missing else "bfloat16"
+def resolve_precision(requested: RequestedPrecision, device: str | torch.device) -> Precision:
+    """Return the precision of a training on this device: for "auto", bfloat16 where it is native, else float32."""
+    if requested != "auto":
+        return requested
+    return "bfloat16" if is_bfloat16_fast(torch.device(device).type) else "float32"
 
 
-@functools.cache
 def is_bfloat16_fast(kind: str) -> bool:
-    """Return whether bfloat16 products take no longer than float32 products on this kind of device.
-
-    On a CPU this is measured once per process. Products of both kinds alternate and the least processor time of each
-    counts, so that other programs do not affect the result. For a GPU, torch reports it. False for other devices.
+    """Return whether torch reports that this kind of device computes bfloat16 products natively.
 
     Example:
         >>> is_bfloat16_fast("meta")
@@ -162,28 +130,7 @@ def is_bfloat16_fast(kind: str) -> bool:
     """
     if kind == "cuda":
         return bool(torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False))
-    return kind == "cpu" and _is_measured_fast()
-
-
-def missing_kernel(config: ModelConfig, device: str | torch.device) -> str:
-    """Return torch's message if a kernel is missing to train on one full-length sequence in bfloat16, else "".
-
-    The length matters: on a CPU, long sequences are trained with fused attention.
-    """
-    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        module = config.build(seed=0).to(device)
-    tokens = torch.zeros(1, config.n_ctx, dtype=torch.int64, device=device)
-    try:
-        with torch.autocast(torch.device(device).type, torch.bfloat16):
-            logits = module(tokens)
-        logits.float().sum().backward()
-    except RuntimeError as error:
-        message = str(error)
-        if not any(known in message for known in _NO_KERNEL):
-            raise
-        return message.split(". ", maxsplit=1)[0].rstrip(".")
-    return ""
+    return kind == "cpu" and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  (torch has no public way to ask)
 
 
 def recorded_precision(out: Path) -> Precision:
@@ -205,20 +152,3 @@ def recorded_precision(out: Path) -> Precision:
 def record_precision(out: Path, precision: Precision) -> None:
     """Write the precision of the run in `out`, for `recorded_precision`."""
     write_json(out / PRECISION, {"precision": precision})
-
-
-def _is_measured_fast() -> bool:
-    generator = torch.Generator().manual_seed(0)
-    whole = torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=generator)
-    half, half_seconds, other = whole.bfloat16(), float("inf"), float("inf")
-    for index in range(_PROBE_ROUNDS):
-        other, half_seconds = min(other, _product_seconds(whole)), min(half_seconds, _product_seconds(half))
-        if index >= 2 and half_seconds > _HOPELESS * other:  # the first ones include allocation
-            return False
-    return half_seconds <= other
-
-
-def _product_seconds(square: torch.Tensor) -> float:
-    start = time.process_time()
-    square @ square
-    return time.process_time() - start

@@ -131,18 +131,17 @@ def train(
 
     Raises:
         InvalidArgument: `out` already contains a run and `resume` is false, `precision` or the kind of `device`
-            differs from that of the run, `precision` has no kernel for the architecture, or another process trains in
-            `out`.
+            differs from that of the run, or another process trains in `out`.
         CheckpointFault: `out` contains a run of another recipe, or a corrupt state.
         NonFinite: Loss, gradients or weights are NaN or infinite. The saved state is from before that step.
         OutputFault: A file could not be written. Free some space and continue with `resume`.
     """
     check_startable(recipe, out, resume=resume, device=device)
-    chosen = run_precision(recipe, out, precision, device)  # before the lock, which makes the directory
+    chosen = run_precision(out, precision, device)  # before the lock, which makes the directory
     with locked(out):
         _check_run_in(recipe, out, resume=resume, device=device)  # another process may have started one just now
         if (out / RECIPE).exists():
-            chosen = run_precision(recipe, out, precision, device)
+            chosen = run_precision(out, precision, device)
         _record(recipe, out, resume=resume, device=device, precision=chosen)
         return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace, own=own)
 
@@ -252,16 +251,14 @@ def _continued_stage(recipe: Recipe, out: Path) -> Path | None:
     return before if is_next else None
 
 
-def run_precision(
-    recipe: Recipe, out: Path, requested: RequestedPrecision, device: str | torch.device = "cpu"
-) -> Precision:
+def run_precision(out: Path, requested: RequestedPrecision, device: str | torch.device = "cpu") -> Precision:
     """Return the precision of the run in `out`; for a new run, the resolved one.
 
     Raises:
         InvalidArgument: Another precision is requested for an existing run.
     """
     if not (out / RECIPE).exists():
-        return "float32" if requested == "float32" else resolve_precision(requested, recipe.model_config(), device)
+        return resolve_precision(requested, device)
     begun = recorded_precision(out)
     if requested not in ("auto", begun):
         raise InvalidArgument(
@@ -269,14 +266,6 @@ def run_precision(
             f"of neither. Omit the precision, or train in another directory."
         )
     return begun
-
-
-def remaining_stages(recipe: Recipe, out: Path) -> list[tuple[Recipe, int]]:
-    """Return the remaining stages of the run in `out`, each with the step at which it starts."""
-    if (out / STATE).exists():
-        return [(recipe, steps_done(out / STATE, recipe))]
-    earlier = [] if recipe.after is None else remaining_stages(recipe.after, out / BEFORE)
-    return [*earlier, (recipe, 0)]
 
 
 def check_run(recipe: Recipe, out: Path) -> None:

@@ -1,49 +1,30 @@
-"""Making of a checkpoint: train a recipe, score the module, write it with its card; and how long the training takes."""
+"""Making of a checkpoint: train a recipe, score the module, write it with its card."""
 
-import itertools
-import json
-import shlex
-import shutil
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import nn
 
-from bayesgeom.core import BayesGeomError, CheckpointFault, number_text
-from bayesgeom.core.files import atomic_directory, check_directory, read_json
+from bayesgeom.core import number_text
+from bayesgeom.core.files import check_directory
 from bayesgeom.core.progress import progress_in
 from bayesgeom.core.torch_state import with_torch_defaults
 from bayesgeom.measurements.calibration import Calibration, CalibrationReport
-from bayesgeom.models.checkpoint import load_checkpoint, save_checkpoint
-from bayesgeom.models.checkpoint_files import CARD, CONFIG, FINISHED, OURS, hashed
-from bayesgeom.models.config import ModelConfig
+from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.models.checkpoint_files import FINISHED
 from bayesgeom.models.resolve import check_device, of_module
 from bayesgeom.tasks.base import derived_seed
 from bayesgeom.training.environment import Precision
 from bayesgeom.training.loop import (
-    Pace,
     check_startable,
-    held_out_kl,
-    held_out_trials,
-    remaining_stages,
     run_precision,
     train,
-    training_step,
 )
-from bayesgeom.training.optimizers import Optimizers
-from bayesgeom.training.recipes import RECIPES, Recipe, deciding, plugin_recipes, recipe_from_dict
+from bayesgeom.training.recipes import Recipe
 from bayesgeom.training.state import STATE
 
 N_SCORED = 2_000
-TIMED_STEPS, SECONDS = 3, 3.0  # for each batch size and precision, after one step of the stage that warms up
-_MADE = "## How it was made"
-_VARIANT = ("prior_", "top_")  # first parts of names
 _SCORING = 2  # branch of the recipe's seed; 0 and 1 are its training and validation data
 
 
@@ -77,7 +58,6 @@ def make_checkpoint(
     resume: bool = False,
     device: str = "cpu",
     precision: Literal["auto", "bfloat16", "float32"] = "auto",
-    announce: Callable[[str], None] | None = None,
 ) -> CalibrationReport:
     """Train a recipe in a directory and publish the checkpoint there, in the folder "checkpoint".
 
@@ -87,7 +67,6 @@ def make_checkpoint(
         resume: Whether to continue the run in that directory.
         device: Where to train.
         precision: Precision of matrix products; "auto" is that of the run, or the fastest one that the device has.
-        announce: Called once before the training, with the number of steps and the estimated time. None: no estimate.
 
     Returns:
         The scores of the checkpoint.
@@ -99,53 +78,10 @@ def make_checkpoint(
     check_device(device)
     check_startable(recipe, out, resume=resume, device=device)
     check_directory(out)
-    used = run_precision(recipe, out, precision, device)
-    if announce is not None:
-        stages = remaining_stages(recipe, out)
-        seconds = estimated_seconds(stages, device=device, precision=used)
-        n_steps = sum(stage.steps - start for stage, start in stages)
-        announce(f"{n_steps:,} steps in {used}, about {as_duration(seconds)}")
+    used = run_precision(out, precision, device)
     with progress_in(out, "repeat the command with --resume", saved=f"**/{STATE}"):
         module = train(recipe, out, resume=resume, device=device, precision=used)
     return score_and_save(recipe, module, out / FINISHED, precision=used)
-
-
-@with_torch_defaults
-def rescore(path: Path) -> CalibrationReport:
-    """Score a checkpoint again, on the sequences of its first scores, and write scores and baselines of today.
-
-    Weights, recipe, versions and the card's text on the training stay. Baselines that were added since appear, such as
-    window observers.
-
-    Args:
-        path: Directory of the checkpoint.
-
-    Returns:
-        The scores.
-
-    Raises:
-        CheckpointFault: The checkpoint cannot be used, or has no card.
-        OutputFault: It cannot be written.
-    """
-    checkpoint = load_checkpoint(path)
-    recipe = recipe_from_dict(checkpoint.recipe)
-    scores, entries, n_parameters = _scored(recipe, checkpoint.module)
-    whole = read_json(path / CONFIG)
-    description = whole.get(OURS, whole)
-    description["scores"] = entries
-    try:
-        before = (path / CARD).read_text(encoding="utf-8")
-    except OSError as error:
-        raise CheckpointFault(f"{path / CARD} cannot be read: {error}. Restore the card.") from error
-    made = card(recipe, n_parameters, scores, description.get("precision"))
-    made = made.replace("{weights_hash}", checkpoint.weights_hash)
-    if _MADE in before:  # what an earlier version wrote on the training, such as its precision, may be known there only
-        made = made.partition(_MADE)[0] + "".join(before.partition(_MADE)[1:])
-    with atomic_directory(path) as temporary:  # config and card change together
-        shutil.copytree(path, temporary, symlinks=True, dirs_exist_ok=True)
-        for name, text in ((CONFIG, json.dumps(hashed(whole), indent=2) + "\n"), (CARD, made)):
-            (temporary / name).write_text(text, encoding="utf-8")
-    return scores
 
 
 def _scored(recipe: Recipe, module: nn.Module) -> tuple[CalibrationReport, dict[str, Any], int]:
@@ -177,9 +113,7 @@ def card(recipe: Recipe, n_parameters: int, scores: CalibrationReport, precision
     )
     mae, kl = scores.entropy_mae_bits.text(), scores.kl_bits.text()
     means_first, elsewhere = scores.entropy_mae_of_means_bits, float(scores.off_answer_prob)
-    sizes = ", ".join(f"{key} {value}" for key, value in _sizes(recipe.model_config()).items())
-    made_by = command(recipe)
-    how = f"`{made_by}`" if made_by else "No `bayesgeom train` command makes this recipe"
+    sizes = ", ".join(f"{key} {value}" for key, value in recipe.model_config().to_dict().items())
     return f"""# {recipe.name}
 
 Task: `{recipe.task}`
@@ -198,50 +132,12 @@ On {scores.n:,} fresh sequences, against the exact posterior; 95 % bootstrap int
 Entropy error with entropies averaged over sequences first: {number_text(means_first)} bits. Probability
 outside the answers: {number_text(elsewhere)}.
 
-{_MADE}
+## How it was made
 
-{how}. The whole recipe is in `config.json`; its stages:
+By the recipe {recipe.name}, which is in `config.json` as a whole; its stages:
 
 {_story(recipe, precision)}
 """
-
-
-def command(recipe: Recipe) -> str | None:
-    """Return the command that trains this recipe: of a committed one, with its seed and options; None if none does.
-
-    Example:
-        >>> command(replace(RECIPES["recall-lstm"].reseeded(1), steps=300))
-        'bayesgeom train recall-lstm --seed 1 --steps 300'
-    """
-    whole, _, number = recipe.name.rpartition("-seed")
-    name, seed = (whole, int(number)) if number.isdecimal() else (recipe.name, 0)
-    known = {**RECIPES, **plugin_recipes()}
-    bases = [base for base in known if name == base or name.startswith(f"{base}-")]
-    if not bases or not (seed or name == recipe.name):
-        return None
-    base = known[max(bases, key=len)]
-    settings = {**recipe.sizes, **recipe.task.config()}
-    settings |= {"batch_size": recipe.batch_size, "late_batch_size": recipe.late_batch_size}
-    stated = f"{name.removeprefix(base.name)}-"  # what `resized` added to the name
-    changes = {key: value for key, value in settings.items() if f"-{key}{value}-" in stated}
-    changes = dict(sorted(changes.items(), key=lambda change: stated.index(f"-{change[0]}{change[1]}-")))
-    try:
-        made = replace(base.resized(changes).reseeded(seed), steps=recipe.steps)
-    except BayesGeomError:  # no change of sizes gives this one
-        return None
-    if deciding(made.to_dict()) != deciding(recipe.to_dict()):
-        return None
-    options = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in changes.items()]
-    options += [f"--seed {seed}"] if seed else []
-    options += [f"--steps {recipe.steps}"] if recipe.steps != base.steps else []
-    return " ".join([f"bayesgeom train {base.name}", *options])
-
-
-def _sizes(config: ModelConfig) -> dict[str, Any]:
-    """The config of a model, without the parameters of variants where these are off."""
-    defaults = type(config)(**{name: getattr(config, name) for name in ("d_vocab", "n_ctx")}).to_dict()
-    sizes = config.to_dict()
-    return {key: sizes[key] for key in sizes if not (key.startswith(_VARIANT) and sizes[key] == defaults[key])}
 
 
 def _story(recipe: Recipe, precision: Precision | None) -> str:
@@ -253,68 +149,3 @@ def _story(recipe: Recipe, precision: Precision | None) -> str:
         also = [f"also {other}" for other in stage.also]
         lines.append(f"- {stage.task}: {', '.join([*(f'{key} {value}' for key, value in settings.items()), *also])}")
     return "\n".join([*lines, f"- precision {precision or 'not recorded'}"])
-
-
-def estimated_seconds(
-    stages: Sequence[tuple[Recipe, int]],
-    *,
-    device: str | torch.device = "cpu",
-    precision: Precision,
-) -> float:
-    """Estimate the training time of these stages on this machine under its current load.
-
-    Each stage is divided into segments of one batch size and one precision. In each segment a few steps of a temporary
-    network are timed on real batches, and once a measurement of the held-out KL. The run's network and the global
-    random state are not changed.
-
-    Args:
-        stages: Recipes with the step at which each one starts (`loop.remaining_stages`).
-        device: Device of the training.
-        precision: Precision of the run's matrix products.
-
-    Returns:
-        Seconds, without the time to save states and snapshots.
-    """
-    devices, seconds = [torch.device(device)] if torch.device(device).type == "cuda" else [], 0.0
-    with torch.random.fork_rng(devices):
-        for recipe, start in stages:
-            module = recipe.model_config().build(seed=recipe.seed).to(device).train()
-            timed = partial(training_step, recipe, module, Optimizers(recipe, module, precision))
-            segments, kinds = _segments(recipe, start, precision), 1 + len(recipe.also)  # each task is timed
-            if segments:
-                timed(segments[0][0], device, precision)  # warms up
-            for first, end in segments:
-                n_timed, began = 0, time.perf_counter()
-                while n_timed < kinds or (n_timed < TIMED_STEPS and time.perf_counter() - began < SECONDS):
-                    timed(first + n_timed % kinds, device, precision)
-                    n_timed += 1
-                seconds += (end - first) * (time.perf_counter() - began) / n_timed
-            if n_reports := -(-(recipe.steps - start) // Pace.log_every):
-                held_out, began = held_out_trials(recipe, device), time.perf_counter()
-                held_out_kl(module, held_out)
-                seconds += n_reports * (time.perf_counter() - began)
-    return seconds
-
-
-def as_duration(seconds: float) -> str:
-    """Return a duration as text, in its two largest units.
-
-    Example:
-        >>> as_duration(41.3), as_duration(754), as_duration(5_500), as_duration(100_000)
-        ('41 s', '12 min 34 s', '1 h 31 min', '27 h 46 min')
-    """
-    whole = max(1, round(seconds))
-    hours, minutes = whole // 3_600, whole // 60
-    if hours:
-        return f"{hours} h {minutes % 60} min"
-    return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
-
-
-def _segments(recipe: Recipe, start: int, precision: Precision) -> list[tuple[int, int]]:
-    """First step and end of each run of steps with one batch size and one precision."""
-
-    def kind(step: int) -> tuple[int, bool]:
-        return recipe.batch_size_at(step), precision == "float32" or recipe.is_float32_at(step)
-
-    groups = (list(steps) for _, steps in itertools.groupby(range(start, recipe.steps), kind))
-    return [(steps[0], steps[-1] + 1) for steps in groups]

@@ -183,12 +183,9 @@ def _read(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any], dic
 
 
 def _own(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The metadata that `save_state` stored with the tensors; empty if missing or unreadable."""
-    try:
-        stored = json.loads(metadata.get(_OWN, "{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return stored if isinstance(stored, dict) else {}
+    """The metadata that `save_state` stored with the tensors; empty if missing."""
+    stored: dict[str, Any] = json.loads(metadata.get(_OWN, "{}"))
+    return stored
 
 
 def _step(own: Mapping[str, Any], path: Path, recipe: Recipe) -> int:

@@ -23,6 +23,7 @@ from bayesgeom.core import InvalidArgument, Trials, unknown_name
 from bayesgeom.executors import Job
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
+from bayesgeom.scorecards.cell import named_scores
 from bayesgeom.scorecards.worlds import NAMED
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import kl_bits
@@ -139,7 +140,7 @@ def cell_at(
         snapshots=12,
     )
     config = recipe.model_config()
-    precision = resolve_precision("auto", config, "cpu")
+    precision = resolve_precision("auto", "cpu")
     training = Training(recipe, config.build(seed=own.seed), precision=precision)
     measured = {"pools": _pools, "capacity": _capacity}.get(own.sweep, _whole)
     rows = [_sized(own, n_parameters(config))]
@@ -312,8 +313,9 @@ def _recalled_beyond(module: nn.Module) -> Numbers:
 
 def _recalled(module: nn.Module, at: str, pairs: int) -> Numbers:
     trials = recall(pairs).sample(N_HELD_OUT, seed=_HELD_OUT_SEED)
-    yield at, "share_named", named(module, trials)
-    yield at, "kl_bits", kl_bits(trials.at_scored(trials.predictive), _answers(module, trials)).mean(1)
+    kl, share = map(torch.from_numpy, named_scores(module, trials))
+    yield at, "share_named", share
+    yield at, "kl_bits", kl
 
 
 def recall(pairs: int) -> AssociativeRecall:
@@ -326,12 +328,3 @@ def recall(pairs: int) -> AssociativeRecall:
 def _answers(module: nn.Module, trials: Trials) -> Float64[Tensor, "batch query_pos answer"]:
     """Return the log-probabilities of the answers at the scored positions."""
     return trials.at_scored(module(trials.tokens))[:, :, trials.answers].double().log_softmax(-1)
-
-
-def named(module: nn.Module, trials: Trials) -> Float64[Tensor, " batch"]:
-    """Return the share of the stored values, among those asked for, that each sequence's answers name."""
-    exact = trials.at_scored(trials.predictive)
-    is_stored = exact.amax(-1) > 0.99
-    is_right = (_answers(module, trials).argmax(-1) == exact.argmax(-1)) & is_stored
-    has_stored = is_stored.any(1)
-    return is_right.sum(1)[has_stored].double() / is_stored.sum(1)[has_stored]

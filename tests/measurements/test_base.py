@@ -66,7 +66,7 @@ def test_needs_name_what_a_task_lacks() -> None:
     prompts = Prompts(texts=("apple river", "stone")).bind(word_tokenizer(), d_vocab=257)
     with pytest.raises(TaskMismatch, match="lens requires an exact posterior, which task 'prompts' does not have"):
         Needs(posterior=True).check_task(prompts, Bijection().sample(2, seed=0), by="lens")
-    with pytest.raises(TaskMismatch, match="lens requires sequences of several kinds; task 'bijection' has only"):
+    with pytest.raises(TaskMismatch, match="requires sequences of several kinds, which task 'bijection' does not"):
         Needs(groups=True).check_task(Bijection(), Bijection().sample(2, seed=0), by="lens")
     Needs(posterior=True, sites=(RESID_PRE,)).check_task(Bijection(), Bijection().sample(2, seed=0), by="lens")
 

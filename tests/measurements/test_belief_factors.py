@@ -82,5 +82,5 @@ def test_a_product_is_measured_and_other_tasks_are_not() -> None:
         assert any(line.metric == name for line in report.headlines())
     assert np.isfinite(report.factor_angle.baseline(RANDOM_PAIRS).value).all()
     assert len(report.panels()) == len(NAMES)
-    with pytest.raises(TaskMismatch, match=r"requires a belief over independent factors, and task 'mess3' has one"):
+    with pytest.raises(TaskMismatch, match=r"requires a belief over independent factors, which task 'mess3' does"):
         diagnose(as_model(config.build(seed=0)), Mess3(length=8), probes=[BeliefFactors()], n=64)

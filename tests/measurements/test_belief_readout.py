@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from functools import cache
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +16,8 @@ from bayesgeom.core.verdict import Reason
 from bayesgeom.measurements import _beliefs
 from bayesgeom.measurements._beliefs import EMBEDDING, N_SUBSPACES, SHUFFLE, SUBSPACES
 from bayesgeom.measurements.base import planted_chain, planted_run
-from bayesgeom.measurements.belief_clusters import BeliefClusters
-from bayesgeom.measurements.belief_factors import BeliefFactorsReport
 from bayesgeom.measurements.belief_readout import STAGES, BeliefReadout, BeliefReadoutReport, window_levels
-from bayesgeom.report.diagnosis import Diagnosis
 from bayesgeom.report.estimate import Estimate
-from bayesgeom.report.storage import parts_of, write
 from bayesgeom.report.tables import records_of
 from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
@@ -233,20 +228,3 @@ def test_each_window_level_is_that_of_the_better_start(
     assert [float(level.value) for level in found] == [best[width] for width in shown]
     np.testing.assert_allclose([level.bar("higher") - level.value for level in found], 0.2)
     assert window_levels(*[Estimate.of(np.zeros((0, 0)), (0.0, 0.0))] * 2, []) == ()
-
-
-def test_a_report_of_version_0_2_loads_as_the_reports_that_have_its_fields_now(tmp_path: Path) -> None:
-    """It had clusters, factors and statistics too; numbers that did not apply to the task make no report."""
-    clusters = BeliefClusters().measure(planted(CHAIN))
-    parts = [parts_of(read(CHAIN)), parts_of(clusters)]
-    nothing = Estimate.of(np.full((1, LAYERS), np.nan), n=clusters.n)
-    numbers = dict.fromkeys(("factored_share", "belief_dimension", "factor_angle"), nothing)
-    missing = parts_of(BeliefFactorsReport(**numbers, sites=clusters.sites, n=clusters.n))
-    scalars, arrays = ({name: value for each in (*parts, missing) for name, value in each[at].items()} for at in (0, 1))
-    del scalars["n_hypotheses"]
-    extra = {"skipped": {}, "inapplicable": {}, "provenance": {}}
-    write(tmp_path, {"belief_readout": (scalars | {"stages": list(STAGES)}, arrays)}, extra)
-    found = Diagnosis.load(tmp_path)
-    assert found["belief_readout"] == read(CHAIN)
-    assert found["belief_clusters"] == replace(clusters, n_hypotheses=-1) and len(found) == 2
-    assert found.provenance["other_version"] == {"belief_clusters": {"lacks": ["n_hypotheses"]}}

@@ -25,5 +25,5 @@ def test_what_the_answers_say_of_a_statistic_is_its_baseline() -> None:
 def test_other_tasks_have_none() -> None:
     sizes = TransformerConfig(d_vocab=CHAIN.d_vocab, n_ctx=CHAIN.n_pos, n_layers=1, n_heads=1, d_model=7, d_mlp=7)
     model = HookedModel(Transformer(sizes, seed=0), name="tiny", task=CHAIN)
-    with pytest.raises(TaskMismatch, match=r"requires statistics of the belief, and task 'hmm' declares none"):
+    with pytest.raises(TaskMismatch, match=r"declared statistics of the belief, which task 'hmm' does not have"):
         diagnose(model, n=8, n_untrained=0, probes=["belief_statistics"])

@@ -192,8 +192,9 @@ def test_a_config_without_its_hash_does_not_load_until_it_is_sealed(tmp_path: Pa
     assert main(["checkpoints", "--seal", str(tmp_path / "tiny")]) == 0
     assert load_checkpoint(tmp_path / "tiny").step == 17
     change_weights(tmp_path / "tiny", fill_one(1.5), rehash=False)
+    seal(tmp_path / "tiny")
     with pytest.raises(CheckpointFault, match="replaced or edited"):
-        seal(tmp_path / "tiny")
+        load_checkpoint(tmp_path / "tiny")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])

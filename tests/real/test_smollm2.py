@@ -48,7 +48,7 @@ def test_it_knows_the_capital_of_france(model: Model) -> None:
 def test_every_site_is_proven(model: Model) -> None:
     assert model.withheld == {}
     assert {"v", "z", "pattern", "q_rot", "k_rot", "resid_mid"} <= {site.name for site in model.sites}
-    assert model.spec.quantization.startswith("dequantized from 4 bits (GGUF: Q4_1 in 210 tensors")
+    assert model.spec.quantization.startswith("read from GGUF (Q4_1 in 210 tensors")
 
 
 def test_labeled_evidence_is_worse_than_the_last_label(model: Model) -> None:

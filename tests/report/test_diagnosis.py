@@ -149,7 +149,7 @@ def test_what_is_no_diagnosis_is_refused(whole: Diagnosis, tmp_path: Path) -> No
         Diagnosis.load(tmp_path / "nowhere")
     whole.save(tmp_path / "of no task")
     data = json.loads((tmp_path / "of no task" / "report.json").read_text())
-    del data["provenance"]["task_label"]
+    del data["provenance"]
     write_resealed(tmp_path / "of no task", data)
     with pytest.raises(OutputFault, match=r"of no task does not say of what model and task"):
         Diagnosis.load(tmp_path / "of no task")

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.run import NO_LABEL, Trials
-from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.modular_recurrence import ModularRecurrence
 from bayesgeom.training import loop
 from bayesgeom.training.loop import Pace, labeled, loss_nats, train
@@ -104,10 +103,7 @@ def test_a_stopped_run_trains_on_the_same_labels(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loss_positions": 8}, r"between 1 and 7, the number of scored positions of the task; tiny has 8"),
         ({"label_share": 1.5}, r"label_share must be between 0 and 1, got 1\.5"),
-        ({"loss_positions": None}, r"tiny has 0\.3 with loss_positions=None"),
-        ({"task": Bijection(n_values=5, n_pairs=1)}, r"between 1 and 1, .* tiny has 2"),
     ],
 )
 def test_impossible_horizons_are_refused(change: dict[str, Any], message: str) -> None:

@@ -277,22 +277,6 @@ def test_a_run_that_another_process_starts_meanwhile_is_not_continued(
     assert tree(tmp_path / "run") == before
 
 
-def test_the_precision_is_chosen_once_and_without_an_autocast_of_the_caller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The choice times a product in float32 against one in bfloat16, and an autocast makes both the same."""
-    resolve, is_cast = loop.resolve_precision, list[bool]()
-
-    def watched(*given: Any) -> Any:
-        is_cast.append(torch.is_autocast_enabled("cpu"))
-        return resolve(*given)
-
-    monkeypatch.setattr(loop, "resolve_precision", watched)
-    with torch.autocast("cpu", torch.bfloat16):
-        train(TINY, tmp_path / "run", pace=QUIET)
-    assert is_cast == [False]
-
-
 @pytest.mark.parametrize("bad", ["loss", "gradients"])
 @pytest.mark.parametrize("at", [STOP_AT, TINY.steps - 1])
 def test_a_step_that_diverges_ends_the_run_and_spoils_no_state(

@@ -11,7 +11,6 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.models.checkpoint_files import checkpoints, read_description
 from bayesgeom.models.native.transformer import TransformerConfig
-from bayesgeom.tasks.base import WindTunnel
 from bayesgeom.tasks.bijection import Bijection
 from bayesgeom.tasks.hmm import HMM
 from bayesgeom.training.optimizers import Optimizers, schedule
@@ -67,14 +66,6 @@ def test_tasks_take_turns_and_those_without_others_read_as_ever() -> None:
     ]
     assert {TINY.task_at(step) for step in range(5)} == {TINY.task} and "also" not in TINY.to_dict()
     assert replace(TINY, also=SHORTER).reseeded(3).also == SHORTER
-
-
-@pytest.mark.parametrize("other", [HMM(), Bijection(n_values=6, n_pairs=3), Bijection(n_values=5, n_pairs=4)])
-def test_what_takes_turns_is_of_the_tasks_kind(other: WindTunnel) -> None:
-    with pytest.raises(
-        InvalidArgument, match=r"must be of the same kind as .*, with the same ids, and not longer.*tiny also has "
-    ):
-        replace(TINY, also=(other,))
 
 
 def test_the_architecture_is_fitted_to_the_task() -> None:

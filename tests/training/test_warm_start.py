@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bayesgeom.core.errors import CheckpointFault, InvalidArgument, UnknownName
+from bayesgeom.core.errors import CheckpointFault, UnknownName
 from bayesgeom.models.checkpoint import load_checkpoint
 from bayesgeom.models.checkpoint_files import checkpoints
 from bayesgeom.training.loop import Pace, train
@@ -46,6 +46,3 @@ def test_weights_that_were_replaced_are_refused(tmp_path: Path) -> None:
     other = replace(warm(), sizes={**warm().sizes, "n_layers": 2})
     with pytest.raises(CheckpointFault, match=r"warm builds .* but sticky-small is "):
         train(other, tmp_path / "c", pace=Pace(quiet=True))
-    for wrong in ({"warm_start": "sticky-small"}, {"after": recipe(SHIPPED)}):
-        with pytest.raises(InvalidArgument, match=r"'checkpoint@hash' in a recipe without after"):
-            replace(warm(), **wrong)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import FunctionType, MethodType
-from typing import Any, TypedDict, Unpack, cast, final, get_type_hints
+from typing import Any, TypedDict, Unpack, cast, final
 
 import numpy as np
 import torch
@@ -45,11 +45,10 @@ from bayesgeom.core import (
     Trials,
     V,
     Z,
-    check_argument,
     checked,
     unknown_name,
 )
-from bayesgeom.core.errors import quoted, suggestion, with_plain_integers
+from bayesgeom.core.errors import quoted, with_plain_integers
 from bayesgeom.core.plugins import Contained
 from bayesgeom.core.run import untrained_hash
 from bayesgeom.core.text import aligned_table
@@ -214,19 +213,10 @@ def wrap(
     if not isinstance(net, nn.Module):
         advice = "pass an instance of it" if isinstance(net, type) else "diagnose takes functions and Models"
         raise InvalidArgument(f"wrap needs a torch module, got a {type(net).__name__}: {advice}.")
-    if any(parameter.is_meta for parameter in net.parameters()):
-        raise InvalidArgument(f"{type(net).__name__} is on device meta, without numbers: load its weights first.")
     for unknown in options.keys() - Options.__annotations__.keys():
         raise unknown_name("option of wrap", unknown, [*Options.__annotations__, "blocks", "attn", "mlp", "n_heads"])
     given = {name: value for name, value in options.items() if value is not None}
-    hints = get_type_hints(Options)
-    for name, value in given.items():
-        check_argument(name, value, hints[name])
-    chosen = with_plain_integers(given)
-    for name, least, count in (("n_kv_heads", 1, chosen.get("n_kv_heads")), ("n_ctx", 2, chosen.get("n_ctx"))):
-        if count is not None and count < least:
-            raise InvalidArgument(f"{name} must be an integer of at least {least}, got {count}.")
-    known = {"blocks": blocks, "attn": attn, "mlp": mlp, "n_heads": n_heads or None, **chosen}
+    known = {"blocks": blocks, "attn": attn, "mlp": mlp, "n_heads": n_heads or None, **with_plain_integers(given)}
     return WrappedModel(uncompiled(net), {name: value for name, value in known.items() if value is not None})
 
 
@@ -327,7 +317,7 @@ def _declared(
         sizes = _declared_sizes(parts, n_heads, known.get("n_kv_heads", n_heads), seen)
     if sizes is None:
         return block
-    _check_heads(sizes, parts, known, seen)
+    _check_heads(sizes, known)
     if not projected:
         return replace(block, sizes=sizes)
     layout: ProjectionLayout = "stacked" if "qkv" in parts else "own"
@@ -337,20 +327,14 @@ def _declared(
     return replace(block, sizes=sizes, projections=projections, turned_norms={}, is_plain=False)
 
 
-def _check_heads(sizes: HeadSizes, parts: Mapping[str, str], known: Mapping[str, Any], seen: Observation) -> None:
-    """Raise `InvalidArgument` if attention runs with other numbers of heads, or declared parts have other widths."""
+def _check_heads(sizes: HeadSizes, known: Mapping[str, Any]) -> None:
+    """Raise `InvalidArgument` if attention runs with other numbers of heads than are declared."""
     n, kv = sizes.n_heads, sizes.n_kv_heads
     n_heads, n_kv_heads = known.get("n_heads", n), known.get("n_kv_heads", known.get("n_heads", kv))
-    widths = {name: count * sizes.d_head for name, count in (("q", n), ("k", kv), ("v", kv), ("qkv", n + 2 * kv))}
-    widths["out"], says = n * (sizes.d_value or sizes.d_head), ""
-    for name in (name for name in widths if name in parts and parts[name] in seen.calls):
-        side = seen.calls[parts[name]].given if name == "out" else seen.calls[parts[name]].gave
-        if side is not None and side.shape[-1] != widths[name]:
-            says = f"{name}=… has a width of {side.shape[-1]}, and the heads of {widths[name]}"
     if (n_heads, n_kv_heads) != (n, kv):
-        says = f"attention runs with {n} heads and {kv} key-value heads, not {n_heads} and {n_kv_heads}"
-    if says:
-        raise InvalidArgument(f"{says}: check n_heads=… and n_kv_heads=…, and that out=… is {_LAST_OF} heads.")
+        raise InvalidArgument(
+            f"attention runs with {n} heads and {kv} key-value heads, not {n_heads} and {n_kv_heads}: check n_heads=…."
+        )
 
 
 def _declared_sizes(parts: Mapping[str, str], n_heads: int, n_kv_heads: int, seen: Observation) -> HeadSizes:
@@ -415,13 +399,10 @@ def _found(owner: Any, where: Where, what: str) -> Any:
         return owner.get_submodule(where) if isinstance(where, str) else where(owner)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(where, str):
-            paths = [path for path, part in owner.named_modules() if path]
-            lists = [path for path in paths if isinstance(owner.get_submodule(path), nn.ModuleList | nn.Sequential)]
-            alike = next((path for path in lists if path.endswith(f".{where}")), None)
-            known = lists_of(owner) if what == "blocks" else f"Its parts: {', '.join(paths) or 'none'}."
-            hint = f" Did you mean {alike!r}?" if alike else suggestion(where, lists if what == "blocks" else paths)
+            parts = ", ".join(path for path, _ in owner.named_modules() if path)
+            known = lists_of(owner) if what == "blocks" else f"Its parts: {parts or 'none'}."
             raise InvalidArgument(
-                f"{what}={quoted(where)}: {type(owner).__name__} has no part of this name. {known}{hint}"
+                f"{what}={quoted(where)}: {type(owner).__name__} has no part of this name. {known}"
             ) from error
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidArgument(f"the function {what}=… failed on a {type(owner).__name__}: {reason[0]}") from error
@@ -542,17 +523,12 @@ class WrappedModel(Reattachable):
 
     def _rebuilt(self, rebuild: Callable[[], nn.Module]) -> nn.Module:
         """Return a module that a function builds; raise `NoCopy` if it has other parts or other weights."""
-        built: Any = None
         with Contained() as building:
             built = rebuild()
-        name = f"{self.spec.name} has no untrained baselines: rebuild=…"
-        if building.fault:
-            raise NoCopy(f"{name} failed: {building.fault.rstrip('.')}.") from building.error
-        if not isinstance(built, nn.Module):
-            raise NoCopy(f"{name} returned a {type(built).__name__}; it must return a new module.")
-        if differing := weights_differ(self._net, built):
-            raise NoCopy(f"{name} returned a module with other weights: {', '.join(differing[:3])} differ.")
-        return built.to(self.spec.device).eval()
+            if not (differing := weights_differ(self._net, built)):
+                return built.to(self.spec.device).eval()
+        says = building.fault.rstrip(".") or f"returned a module with other weights: {', '.join(differing[:3])} differ"
+        raise NoCopy(f"{self.spec.name} has no untrained baselines: rebuild=… failed: {says}.") from building.error
 
     @holding_lock()
     def replayer(self) -> Replayer:
@@ -834,13 +810,11 @@ class WrappedModel(Reattachable):
 
     def _check_logits(self, tokens: Int64[Tensor, "batch pos"], d_vocab: int, bound: float) -> None:
         """Raise `InvalidArgument` if the outputs are not logits that follow from the tokens up to each position."""
-        changed, given, name = tokens.clone(), tokens.clone(), self._name
+        changed, name = tokens.clone(), self._name
         changed[:, -1] = (changed[:, -1] + 1) % d_vocab
-        whole, same, changed_last = (self._forward(ids) for ids in (given, tokens.clone(), changed))
+        whole, same, changed_last = (self._forward(ids) for ids in (tokens, tokens, changed))
         if not torch.isfinite(whole).all():
             raise NonFinite(f"{name} returned NaN or infinite logits. Check its weights.")
-        if not torch.equal(given, tokens):
-            raise InvalidArgument(f"{name} changes its token ids in place: let it work on ids.clone().")
         if bool((whole >= 0).all()) and bool(((whole.sum(-1) - 1).abs() < _SLACK).all()):
             raise InvalidArgument(f"{name} returns probabilities, not logits: return their logarithms.")
         alone = self._forward(tokens[:1].clone())

@@ -24,13 +24,10 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
-from typing import Any, final
-from unittest import mock
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 
@@ -40,7 +37,6 @@ from bayesgeom.core.files import read_json
 from bayesgeom.core.plugins import Contained
 from bayesgeom.core.text import count_text
 from bayesgeom.core.torch_state import PROCESS_STATE
-from bayesgeom.models.checkpoint import read_header
 from bayesgeom.models.checkpoint_files import CONFIG, SOURCE
 from bayesgeom.models.config import quiet
 from bayesgeom.models.fetching import without_login
@@ -51,7 +47,6 @@ from bayesgeom.tasks.base import task_from_config
 
 SUFFIX = ".gguf"
 _N_LAYERS, _LAYER = ".block_count", re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
-_PLAIN = ("F64", "F32", "F16", "BF16")
 
 
 def gguf_in(path: Path) -> Path | None:
@@ -87,8 +82,10 @@ def checked_header(file: Path) -> Any:
     Raises:
         CheckpointFault: It is not a complete GGUF file, or it declares another number of layers than it holds.
     """
+    from gguf import GGUFReader
+
     try:
-        reader = _reader(file)
+        reader = GGUFReader(file)
         declared = [
             int(entry.parts[entry.data[0]][0]) for key, entry in reader.fields.items() if key.endswith(_N_LAYERS)
         ]
@@ -99,55 +96,10 @@ def checked_header(file: Path) -> Any:
         ) from error
     if not sum(int(tensor.n_elements) for tensor in reader.tensors):
         raise CheckpointFault(f"{file} contains no tensors. It is a vocabulary only; use the file of a complete model.")
-    if not declared:
-        raise CheckpointFault(f"{file} does not state its number of layers (…{_N_LAYERS}). Copy or download it again.")
     layers = [int(match[1]) for tensor in reader.tensors if (match := _LAYER.match(tensor.name))]
-    if declared[0] != (n_found := max(layers, default=-1) + 1):
-        raise CheckpointFault(
-            f"{file} declares {declared[0]:,} layers and holds tensors of {n_found:,}. Copy or download it again."
-        )
+    if declared != [n_found := max(layers, default=-1) + 1]:
+        raise CheckpointFault(f"{file} declares layers {declared} and holds tensors of {n_found}. Copy it again.")
     return reader
-
-
-def storage_of(reader: Any) -> str:
-    """Describe from the header of a GGUF file how its weights are stored, for provenance.
-
-    Returns:
-        The types and their bits: "dequantized from 4 bits (GGUF: Q4_1 in 2 tensors, F32 in 1; 5.42 bits a weight with
-        scales)".
-    """
-    from gguf import GGML_QUANT_SIZES
-
-    tensors = Counter(tensor.tensor_type for tensor in reader.tensors)
-    weights = Counter[Any]()
-    for tensor in reader.tensors:
-        weights[tensor.tensor_type] += int(tensor.n_elements)
-    most, *others = sorted(tensors, key=lambda kind: -weights[kind])
-    stored = f"{most.name} in {tensors[most]} tensors"
-    stored += "".join(f", {kind.name} in {tensors[kind]}" for kind in others)
-    if most.name in _PLAIN:
-        return f"read from GGUF ({stored})"
-    sizes = {kind: GGML_QUANT_SIZES[kind] for kind in tensors}  # weights and bytes of a block
-    each = sum(weights[kind] * 8 * n_bytes / n for kind, (n, n_bytes) in sizes.items()) / weights.total()
-    bits = "".join(filter(str.isdigit, most.name.partition("_")[0]))
-    return f"dequantized from {bits} bits (GGUF: {stored}; {each:.3g} bits a weight with scales)"
-
-
-def _reader(file: Path) -> Any:
-    """The reader of a file's header. gguf's own would go on for ever where a count leads beyond the end of the file."""
-    from gguf import GGUFReader
-
-    @final
-    class Bounded(GGUFReader):
-        def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
-            order = override_order or self.byte_order
-            kind = np.dtype(dtype) if order == "I" else np.dtype(dtype).newbyteorder(order)
-            if offset + kind.itemsize * int(count) > len(self.data):
-                raise ValueError("it ends early")
-            # gguf slices the memory map, which takes many times as long.
-            return np.frombuffer(self.data, kind, int(count), int(offset))
-
-    return Bounded(file)
 
 
 def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, Any] | None) -> tuple[Any, Any]:
@@ -281,22 +233,16 @@ def load_gguf(
         InvalidArgument: The package gguf is not installed, or this is not a causal language model.
         CheckpointFault: The file is corrupt, or of a kind that transformers cannot read.
     """
-    import gguf
-
-    reader, kind = checked_header(file), gguf.GGUFReader
+    reader = checked_header(file)
     chosen = torch.float32 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    # transformers would parse the header three times, and build gguf's table of names for every module.
-    once = mock.patch.multiple(
-        gguf,
-        GGUFReader=lambda path: reader if Path(path) == file else kind(path),
-        get_tensor_name_map=cache(gguf.get_tensor_name_map),
-    )
-    with PROCESS_STATE, quiet(), _translated(file.parent), torch.random.fork_rng(devices=()), once:
+    with PROCESS_STATE, quiet(), _translated(file.parent), torch.random.fork_rng(devices=()):
         hf, tokenizer = dequantized(file, dtype=chosen, device_map=device_map)
     if device_map is None:
         hf = hf.to(device)
     model = HFModel(hf, name=file.stem, tokenizer=tokenizer)
-    model.spec = replace(model.spec, quantization=storage_of(reader))
+    kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+    stored = ", ".join(f"{kind} in {count} tensors" for kind, count in kinds.most_common())
+    model.spec = replace(model.spec, quantization=f"read from GGUF ({stored})")
     return model
 
 
@@ -308,7 +254,6 @@ def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: b
     if not trust_remote_code:
         check_config(raw, source)
         check_readable(raw, source)
-        _check_depth(raw, Path(source))
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING and not trust_remote_code:
         reason = "its config names own code" if "auto_map" in raw else f"transformers knows no type {kind!r}"
@@ -344,8 +289,6 @@ def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remo
         **{"dtype": "auto", **given},
     )
     hf, info = loaded
-    if not Path(source).is_dir() and (index := _hub_file(str(source), _INDEX, fetched)) is not None:
-        _check_shards(index.parent)  # all files are there by now
     check_weights(hf, info, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
     return hf
 
@@ -388,23 +331,23 @@ def _tokenizer(source: str | Path, options: dict[str, Any]) -> Any:
 def _read_tokenizer(source: str | Path, options: Mapping[str, Any]) -> Any:
     """Read a tokenizer with transformers, and encode and decode a text with it.
 
-    Raises `CheckpointFault` for a `tokenizer.json` that cannot be used, and what transformers raises without one.
+    Raises `CheckpointFault` for one that cannot be used, and what transformers raises without a `tokenizer.json`.
     """
     from transformers import AutoTokenizer
 
     file = Path(source) / "tokenizer.json"
-    if not Path(source).is_dir():
-        file = _hub_file(str(source), file.name, {name: options[name] for name in FETCHING if name in options}) or file
     with Contained() as reading:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         tokenizer.decode(tokenizer.encode("a: 1", add_special_tokens=True))
         return tokenizer
-    if file.is_file() and "gguf_file" not in options:
-        raise CheckpointFault(f"{file} cannot be used: {reading.fault}. Restore it from the tokenizer's own files.")
     assert reading.error is not None, "it did not return"
-    if isinstance(reading.error, (OSError, ValueError, ImportError)):
+    if isinstance(reading.error, (OSError, ValueError, ImportError)) and ("gguf_file" in options or not file.is_file()):
         raise reading.error
     raise CheckpointFault(f"the tokenizer of {source} cannot be used: {reading.fault}. Restore its files.")
+
+
+# What transformers raises on values that it does not expect.
+_OF_TRANSFORMERS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, ValueError)
 
 
 @contextlib.contextmanager
@@ -421,19 +364,11 @@ def _translated(source: str | Path) -> Iterator[None]:
     except ImportError as error:
         raise InvalidArgument(f"{source} cannot be loaded like this: {_reason(error)}") from error
     except OSError as error:
-        if Path(source).is_dir():
-            raise CheckpointFault(f"{source} cannot be loaded: {_reason(error)}") from error
-        raise CheckpointFault(
-            f"{str(source)!r} is neither a checkpoint's name nor a directory, and it could not be loaded from the "
-            f"Hugging Face hub: {_reason(error)} Check the name, or pass a saved directory."
-        ) from error
-    except (StrictDataclassError, ValueError, RuntimeError, TypeError, ArithmeticError, MemoryError) as error:
+        known = "" if Path(source).is_dir() else "is neither a checkpoint's name nor a directory, and it "
+        where = "" if Path(source).is_dir() else " from the Hugging Face hub"
+        raise CheckpointFault(f"{str(source)!r} {known}could not be loaded{where}: {_reason(error)}") from error
+    except (StrictDataclassError, TypeError, *_OF_TRANSFORMERS) as error:
         raise CheckpointFault(f"{source} cannot be loaded: {_reason(error)}") from error
-    except (AttributeError, LookupError, AssertionError) as error:  # a value of a kind that transformers never expects
-        raise CheckpointFault(
-            f"{source} cannot be loaded: transformers fails on a value in its JSON files ({_reason(error)}). Restore "
-            f"its {CONFIG}."
-        ) from error
 
 
 def _reason(error: Exception) -> str:
@@ -446,7 +381,6 @@ def _reason(error: Exception) -> str:
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
 _WEIGHTS, _WHOLE, _INDEX = ".safetensors", "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _NAMES_A_FILE = "transformers_weights"  # a key of config.json that replaces the usual file names
 
 
@@ -472,17 +406,6 @@ def check_config(raw: Mapping[str, Any], source: str | Path) -> None:
         raise InvalidArgument(
             f"the config of {source} sets {_NAMES_A_FILE} to {named!r}, no *{_WEIGHTS} file beside it. Remove this."
         )
-
-
-def _check_depth(raw: Mapping[str, Any], path: Path) -> None:
-    """Check that a directory holds a tensor for each layer of its config: transformers would build a billion layers."""
-    n_tensors = sum(len(read_header(file)[0]) for file in path.glob(f"*{_WEIGHTS}"))
-    for key in _DEPTHS:
-        if n_tensors and type(raw.get(key)) is int and raw[key] > n_tensors:
-            raise CheckpointFault(
-                f"{path / CONFIG} sets {key} to {raw[key]:,}, but the files there hold {n_tensors:,} tensors. "
-                f"Restore it."
-            )
 
 
 def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = None) -> None:
@@ -512,21 +435,8 @@ def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = N
     for index in sorted(path.glob("*.index.json")):
         if _WEIGHTS in index.name:  # with use_safetensors transformers reads no other index
             _check_index(index, path)
-    if (path / _INDEX).is_file():
-        _check_shards(path)
-
-
-def _check_shards(path: Path) -> None:
-    """Check that each tensor is in the file that the index names, and in no other: transformers reads all files."""
-    place: dict[str, str] = read_json(path / _INDEX)["weight_map"]
-    if (path / _WHOLE).is_file() and set(place.values()) != {_WHOLE}:
+    if (path / _INDEX).is_file() and (path / _WHOLE).is_file():
         raise CheckpointFault(f"{path} holds {_WHOLE} and {_INDEX}, which may differ. Remove the one that is stale.")
-    for file in sorted(set(place.values())):
-        for name in read_header(path / file)[0]:
-            if place.setdefault(name, file) != file:
-                raise CheckpointFault(
-                    f"{path} holds the tensor {name} in {file} and, by its index, in {place[name]}. Restore its files."
-                )
 
 
 def _check_index(index: Path, folder: Path | None) -> None:

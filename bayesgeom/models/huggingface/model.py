@@ -90,9 +90,7 @@ from bayesgeom.models.huggingface.prefixes import Prefixes
 from bayesgeom.models.huggingface.sites import By, SiteHooks, StaticSites, call, embedded
 from bayesgeom.models.huggingface.weights import (
     n_parameters,
-    named_faults,
     quantization_of,
-    unreachable,
     weights_identity,
 )
 from bayesgeom.models.replay.hooked import prefix_replayer
@@ -135,10 +133,6 @@ def spec_of(hf: "PreTrainedModel", name: str, digest: str | None) -> ModelSpec:
         )
     if n_layers < 1:
         raise InvalidArgument(f"{name} has {n_layers} layers; a model needs at least one to be measured.")
-    if min(sizes.n_heads, sizes.n_kv_heads, sizes.d_head) < 0:
-        raise InvalidArgument(
-            f"{name} has {sizes.n_heads} heads, {sizes.n_kv_heads} key-value heads, width {sizes.d_head}: none is < 0."
-        )
     weight = hf.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     return ModelSpec(
@@ -300,14 +294,6 @@ class Attached:
     errors: Mapping[Site, float]
 
 
-def _check_reachable(hf: "PreTrainedModel") -> None:
-    """Raise `InvalidArgument` if weights have shapes and no numbers."""
-    if (missing := unreachable(hf)) is not None:
-        raise InvalidArgument(
-            f"{missing} of {type(hf).__name__} is on torch's meta device: it has a shape but no weights. Load them."
-        )
-
-
 @torch.no_grad()
 def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
     """Locate and verify the sites of a model; its training mode is restored.
@@ -331,8 +317,7 @@ def attach(hf: "PreTrainedModel", name: str, digest: str | None) -> Attached:
         raise InvalidArgument(
             f"{type(hf).__name__} is an encoder with a decoder, not a causal language model. Pass a decoder alone."
         )
-    _check_reachable(hf)
-    with lock_of(hf), evaluating(hf), named_faults(hf):
+    with lock_of(hf), evaluating(hf):
         return _Attaching(hf, name, digest).attached()
 
 
@@ -780,7 +765,6 @@ class HFModel(Reattachable):
 
     def digest(self) -> str:
         """Return the hash of the weights as they are now, made as that of the spec."""
-        _check_reachable(self._hf)
         return weights_hash(self._hf.state_dict()) if self._is_plain_hash else weights_identity(self._hf)
 
     def attached_again(self, digest: str) -> "HFModel":

@@ -62,8 +62,6 @@ def base_of(path: Path) -> tuple[str, str | None]:
             f"{path / ADAPTER} names no base model, but {quoted(base)}. Write its directory or hub name there as "
             f"base_model_name_or_path, or merge the adapter with peft's merge_and_unload and save the model."
         )
-    if revision is not None and not isinstance(revision, str):
-        raise CheckpointFault(f"{path / ADAPTER} names the revision {revision!r}; it must be text. Restore the file.")
     if not (path / ADAPTER_WEIGHTS).is_file():
         raise CheckpointFault(f"{path} holds no {ADAPTER_WEIGHTS}; adapters in pickles are not read. Save it again.")
     initial = known.get("init_lora_weights")

@@ -13,10 +13,8 @@ import contextlib
 import enum
 import hashlib
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from bayesgeom.core import BayesGeomError, CheckpointFault, InvalidArgument
+from bayesgeom.core import CheckpointFault, InvalidArgument
 from bayesgeom.models.checkpoint_files import CONFIG
 
 if TYPE_CHECKING:
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 
 QUANTIZATION = "quantization_config"
 _BITSANDBYTES = "bitsandbytes"
-_REPEATED = "bitsandbytes.autograd._functions"  # its logger, which warns in every product
-_OF_LIBRARIES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError)
 
 
 def check_readable(raw: Mapping[str, Any], source: str | Path) -> None:
@@ -99,15 +95,7 @@ def settle(module: nn.Module, dtype: torch.dtype) -> None:
     It packs codes and moves scales then, so that hashes before and after would differ.
     """
     if _library(module) == _BITSANDBYTES and isinstance(module, nn.Linear):
-        _mute_repeats()
         module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))
-
-
-@cache
-def _mute_repeats() -> None:
-    """Let bitsandbytes' logger pass each message once."""
-    first: dict[object, logging.LogRecord] = {}
-    logging.getLogger(_REPEATED).addFilter(lambda record: first.setdefault(record.msg, record) is record)
 
 
 def unlisted_state(module: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
@@ -119,22 +107,6 @@ def unlisted_state(module: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "...
         yield from _tensors(name, members.get("quant_state") if _library(module) == _BITSANDBYTES else members)
     if _library(module) == _BITSANDBYTES and (state := vars(module).get("state")) is not None:
         yield from _tensors("SCB", vars(state).get("SCB"))  # its other tensors are of the last input
-
-
-@contextlib.contextmanager
-def named_faults(hf: "PreTrainedModel") -> Iterator[None]:
-    """Convert what a quantization library raises in a pass to one sentence that names the format."""
-    try:
-        yield
-    except BayesGeomError:
-        raise
-    except (*_OF_LIBRARIES, ValueError) as error:
-        if not (stored := quantization_of(hf)):
-            raise
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InvalidArgument(
-            f"{type(hf).__name__} is quantized ({stored}), and cannot be run here: {first}. Load another copy."
-        ) from error
 
 
 def _format(hf: "PreTrainedModel") -> tuple[str, int | None]:
@@ -176,9 +148,6 @@ def weights_identity(hf: "PreTrainedModel") -> str:
 
     Two models have the same hash only if they compute the same function with the same numbers. It does not depend on
     the device of the weights or on the directory they came from.
-
-    Raises:
-        InvalidArgument: Weights are on the meta device and have no values.
     """
     digest = hashlib.sha256(json.dumps(config_of(hf), sort_keys=True).encode())
     known: dict[tuple[Any, ...], bytes] = {}  # by storage: a matrix that is used twice is read once
@@ -206,20 +175,6 @@ def config_of(hf: "PreTrainedModel") -> dict[str, Any]:
     """Return the config as JSON types, without entries about its origin or its file format."""
     config: dict[str, Any] = json.loads(hf.config.to_json_string(use_diff=False))
     return {key: value for key, value in config.items() if key not in _NOT_THE_FUNCTION}
-
-
-def unreachable(hf: nn.Module) -> str | None:
-    """Return the name of the first parameter or buffer on the meta device without values, or None.
-
-    A forward pass of such a model returns no numbers.
-    """
-    for path, module in hf.named_modules():
-        if _is_offloaded(module):
-            continue
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            if tensor.device.type == "meta":
-                return f"{path}.{name}" if path else name
-    return None
 
 
 @contextlib.contextmanager

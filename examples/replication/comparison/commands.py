@@ -125,7 +125,7 @@ def train(
     folder = out or RUNS / chosen.name
     if steps is not None:
         chosen = replace(chosen, steps=steps)
-    scores = make_checkpoint(chosen, folder, resume=resume, device=device, precision=precision, announce=_note)
+    scores = make_checkpoint(chosen, folder, resume=resume, device=device, precision=precision)
     print(*scores.headlines(), f"checkpoint: {folder / FINISHED}", sep="\n")
 
 

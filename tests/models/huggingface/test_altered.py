@@ -78,10 +78,6 @@ def test_altered_models_are_measured_as_they_run(alter: Callable[[Any], None]) -
     assert float(report.unablated_kl_bits.value) == pytest.approx(float(calibration.kl_bits.value), abs=1e-5)
 
 
-def hollow(hf: Any) -> None:
-    hf.model.layers[1].to("meta")
-
-
 def mixed(hf: Any) -> None:
     hf.model.layers[0].half()
 
@@ -101,13 +97,12 @@ def tuples(hf: Any) -> None:
 @pytest.mark.parametrize(
     ("alter", "message"),
     [
-        (hollow, r"model\.layers\.1\..* LlamaForCausalLM"),
         (mixed, "LlamaForCausalLM .*7 random tokens.* dtype"),
         (mixed_norm, "LlamaForCausalLM .*7 random tokens.* dtype"),
         (short, "LlamaForCausalLM .* 3 blocks"),
         (tuples, "LlamaForCausalLM .*return_dict=False"),
     ],
-    ids=["hollow", "mixed", "mixed norm", "short", "tuples"],
+    ids=["mixed", "mixed norm", "short", "tuples"],
 )
 def test_models_that_cannot_run_are_refused(alter: Callable[[Any], None], message: str) -> None:
     hf, attached = llama(), as_model(llama())

@@ -3,20 +3,17 @@
 import struct
 import sys
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFReader, GGUFWriter, quants
+from gguf import GGUFWriter, quants
 
 import bayesgeom
 from bayesgeom.core.errors import CheckpointFault, InvalidArgument
 from bayesgeom.core.run import Trials
 from bayesgeom.models.base import Model
-from bayesgeom.models.huggingface.loading import checked_header, storage_of
 
 D, D_MLP, N_VOCAB, N_LAYERS, N_HEADS = 64, 96, 37, 2, 2
 
@@ -68,9 +65,7 @@ def test_weights_are_those_that_the_blocks_stand_for(tiny: tuple[Path, dict[str,
         for ours, theirs in (("down", "down_proj"), ("gate", "gate_proj"), ("up", "up_proj")):
             found = weights[f"model.layers.{i}.mlp.{theirs}.weight"].numpy()
             np.testing.assert_array_equal(found, stored[f"blk.{i}.ffn_{ours}"])
-    assert model.spec.quantization == (
-        "dequantized from 4 bits (GGUF: Q4_0 in 16 tensors, F32 in 5; 4.62 bits a weight with scales)"
-    )
+    assert model.spec.quantization == "read from GGUF (Q4_0 in 16 tensors, F32 in 5 tensors)"
     assert model.spec.to_dict()["quantization"] == model.spec.quantization
     assert model.spec.name == "tiny"
 
@@ -96,21 +91,6 @@ def test_it_can_be_saved_and_copied(tiny: tuple[Path, dict[str, np.ndarray]], tm
     assert not torch.equal(_logits(model), _logits(fresh))
 
 
-def test_a_header_is_parsed_once_and_gguf_stays_as_it_was(
-    tiny: tuple[Path, dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers parses it for the config, the weights and the tokenizer: seconds each with 49,152 tokens."""
-
-    def parsed(reader: GGUFReader, path: Path, *rest: Any) -> None:
-        paths.append(path)
-        parse(reader, path, *rest)
-
-    paths, parse, before = list[Path](), GGUFReader.__init__, (gguf.GGUFReader, gguf.get_tensor_name_map)
-    monkeypatch.setattr(GGUFReader, "__init__", parsed)
-    bayesgeom.load(tiny[0])
-    assert paths == [tiny[0]] and before == (gguf.GGUFReader, gguf.get_tensor_name_map)
-
-
 def test_other_bits_or_another_type_are_another_model(tmp_path: Path) -> None:
     write_tiny(tmp_path / "a.gguf")
     write_tiny(tmp_path / "b.gguf", seed=1)
@@ -118,7 +98,7 @@ def test_other_bits_or_another_type_are_another_model(tmp_path: Path) -> None:
     hashes.append(bayesgeom.load(tmp_path / "a.gguf", dtype="bfloat16").spec.weights_hash)
     assert len({*hashes}) == 3
     write_tiny(tmp_path / "c.gguf", kind=Kind.Q8_0)
-    assert storage_of(checked_header(tmp_path / "c.gguf")).startswith("dequantized from 8 bits")
+    assert bayesgeom.load(tmp_path / "c.gguf").spec.quantization.startswith("read from GGUF (Q8_0")
 
 
 def test_bad_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,9 +153,7 @@ HOSTILE = {
     ),
     "an unknown type": (tensor(999, 4), "999.* is not a valid GGMLQuantizationType"),
     "no weights": (tensor(2, 0) + bytes(48), "contains no tensors"),
-    "a name without end": (header(1, 1) + struct.pack("<Q", 2**63), "it ends early"),
-    "an array without end": (value(9) + struct.pack("<IQ", 4, 2**62) + bytes(64), "it ends early"),
-    "layers without end": (layers(10**9) + bytes(48), "declares 1,000,000,000 layers and holds tensors of 0"),
+    "layers without end": (layers(10**9) + bytes(48), r"declares layers \[1000000000\] and holds tensors of 0"),
 }
 
 
@@ -190,7 +168,7 @@ def test_hostile_headers_are_refused(fault: str, tmp_path: Path) -> None:
 def test_a_file_that_states_no_number_of_layers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GGUFWriter, "add_block_count", lambda self, n: None)
     write_tiny(tmp_path / "a.gguf")
-    with pytest.raises(CheckpointFault, match=r"does not state its number of layers"):
+    with pytest.raises(CheckpointFault, match=r"declares layers \[\] and holds tensors of 2"):
         bayesgeom.load(tmp_path / "a.gguf")
 
 
@@ -198,5 +176,5 @@ def test_a_file_with_more_layers_than_it_declares_is_refused(tmp_path: Path, mon
     plain = GGUFWriter.add_block_count
     monkeypatch.setattr(GGUFWriter, "add_block_count", lambda self, n: plain(self, n - 1))
     write_tiny(tmp_path / "a.gguf")
-    with pytest.raises(CheckpointFault, match="declares 1 layers and holds tensors of 2"):
+    with pytest.raises(CheckpointFault, match=r"declares layers \[1\] and holds tensors of 2"):
         bayesgeom.load(tmp_path / "a.gguf")

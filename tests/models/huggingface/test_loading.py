@@ -63,25 +63,6 @@ def test_an_index_of_weight_files_is_followed(copied: Path, llama: Path) -> None
     assert load(copied).spec.weights_hash == load(llama).spec.weights_hash
 
 
-def test_a_tensor_in_two_files_is_refused(copied: Path) -> None:
-    name = "model.layers.1.self_attn.k_proj.weight"
-    load(copied).module.save_pretrained(copied, max_shard_size="20KB")
-    place = json.loads((copied / "model.safetensors.index.json").read_text())["weight_map"]
-    (copied / "model.safetensors").unlink(missing_ok=True)
-    load(copied)
-    other = next(file for file in place.values() if file != place[name])
-    weights = load_file(copied / other)
-    save_file({**weights, name: torch.zeros(3)}, copied / other, metadata={"format": "pt"})
-    with pytest.raises(CheckpointFault, match=rf"{name} in {other} and, by its index, in {place[name]}"):
-        load(copied)
-    for each in (other, place[name]):  # in neither place of the index, and in two files
-        held = load_file(copied / each)
-        save_file({**held, "extra": torch.zeros(3)}, copied / each, metadata={"format": "pt"})
-    save_file(weights | {"extra": torch.zeros(3)}, copied / other, metadata={"format": "pt"})
-    with pytest.raises(CheckpointFault, match=r"holds the tensor extra in .* and, by its index, in"):
-        load(copied)
-
-
 def test_a_whole_file_beside_an_index_is_refused(copied: Path) -> None:
     in_parts(copied, "part.safetensors")
     (copied / "model.safetensors").write_bytes((copied / "part.safetensors").read_bytes())

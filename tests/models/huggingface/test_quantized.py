@@ -144,18 +144,6 @@ def test_packed_checkpoints(tmp_path: Path, method: str) -> None:
     assert bayesgeom.load(tmp_path, dtype="float32").spec.weights_hash != model.spec.weights_hash
 
 
-@pytest.mark.slow
-def test_what_a_library_cannot_run_is_named(tmp_path: Path) -> None:
-    needs("bitsandbytes")
-    from bitsandbytes.functional import has_avx512bf16
-
-    if not has_avx512bf16():
-        pytest.skip("only the kernels for AVX-512 refuse widths")
-    saved(tmp_path, vocab_size=97, head_dim=10)
-    with pytest.raises(InvalidArgument, match=r"quantized \(bitsandbytes of 4 bits.*cannot run it here: N must be div"):
-        bayesgeom.load(tmp_path, quantization_config=in_4_bits("nf4"))
-
-
 @pytest.fixture
 def claims(tmp_path: Path) -> Any:
     """Write a checkpoint whose config claims a quantization."""
