@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -21,6 +21,7 @@ from bayesgeom.report.estimate import Estimate, mean_estimate
 from bayesgeom.scorecards.architectures import Architecture, architectures_of
 from bayesgeom.scorecards.worlds import MEMORIZE, NAMED, TRANSPORT_AGE, World, world_from_config
 from bayesgeom.stats.information import kl_bits
+from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import DerivedSeed
 from bayesgeom.training.loop import Logits, held_out_kl, named_share
 from bayesgeom.training.recipes import Recipe
@@ -196,6 +197,8 @@ def _scores(cell: Cell, training: Training) -> Iterator[Row]:
         yield _row(cell, training, "slope", response.slope[at], setting=verdict)
     if world.primitive == "bind":
         for task in (*world.stages, *world.harder):
+            if isinstance(task, AssociativeRecall):  # what is bound, not whether a key is known to be absent
+                task = replace(task, unstored_share=0.0)
             trials = task.sample(HELD_OUT, seed=_SCORES)
             pairs = str(vars(task).get("n_pairs", task))
             kl, share = (mean_estimate(values, seed=cell.seed) for values in named_scores(module, trials))

@@ -76,13 +76,12 @@ def world_from_config(values: Mapping[str, Any]) -> World:
 
 
 def _recall(n_keys: int, most: int, n_queries: int, *, budget: float = 1.0) -> World:
-    """Return recall of 2, 4, … pairs, all of which may be queried.
+    """Return recall of 2, 4, … pairs; a quarter of the queries ask for a key that was not stored.
 
     Few keys are each seen often. With 10 keys and 16 queries a transformer begins to bind after 1,000 steps at a rate
     of 0.001; with 32 keys and 8 queries it names half of two pairs after 1,800.
     """
-    settings: dict[str, Any] = {"n_queries": n_queries, "n_filler": 0, "unstored_share": 0.0}
-    stored = partial(AssociativeRecall, n_keys=n_keys, n_values=n_keys, **settings)
+    stored = partial(AssociativeRecall, n_keys=n_keys, n_values=n_keys, n_queries=n_queries, n_filler=0)
     stages = tuple(stored(n_pairs=2**power) for power in range(1, most.bit_length()))
     return World(name=f"recall-{most}", primitive="bind", stages=stages, budget=budget)
 
