@@ -45,9 +45,9 @@ class Scorecard(Report):
     where there are others. `rows` are the numbers of all cells, by column, and `cells()` is their table.
 
     Fields: `beyond` is 1 − KL / KL of the strongest shortcut; `slope` that of the evidence response. `capacity` is the
-    largest number of stored pairs of which 97 % are named with at most 0.05 bits, where stored keys alone are queried. `seed_kl_bits` are those of all
-    trainings at the best rate. `rate_kl_bits` and `curve_kl_bits` are of held-out sequences. `states` and `notes` go
-    through the worlds of the first architecture, then the second's.
+    largest number of stored pairs of which 97 % are named with at most 0.05 bits, where stored keys alone are queried.
+    `seed_kl_bits` are those of all trainings at the best rate. `rate_kl_bits` and `curve_kl_bits` are of held-out
+    sequences. `states` and `notes` go through the worlds of the first architecture, then the second's.
     """
 
     name: ClassVar[str] = "scorecard"
