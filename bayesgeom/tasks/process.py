@@ -50,7 +50,7 @@ _EQUALLY_LIKELY: Mapping[str, tuple[tuple[int, int, int], ...]] = {
     "sns": ((0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 0)),
 }
 _SAME: Mapping[str, str] = {"no-consecutive-ones": "golden-mean", "zero-one-random": "z1r"}
-_QUANTUM: Mapping[str, float] = {"bloch-walk": 51**0.5, "tom-quantum": 1.0}  # β, with α = 1
+_QUANTUM: Mapping[str, float] = {"bloch-walk": 51.0, "tom-quantum": 1.0}  # β², with α = 1
 _GENERALIZED = (*_QUANTUM, "fanizza", "post-quantum")
 _NAMES = (*_EQUALLY_LIKELY, *_SAME, "days-of-week", "leaky-rrxor", "mr-name", *_GENERALIZED)
 _MOST_PREFIXES, _MOST_PRODUCTS = 20_000, 1e8  # that are followed in search of a negative probability: half a second
@@ -294,9 +294,9 @@ def _preset(name: str) -> Float64[np.ndarray, "symbol state state"]:
     ]()
 
 
-def _qubit_walk(beta: float) -> Float64[np.ndarray, "symbol state state"]:
+def _qubit_walk(beta_squared: float) -> Float64[np.ndarray, "symbol state state"]:
     """Return a qubit measured along one of two axes at random, with the strength that α = 1 and β give."""
-    norm = (2 * (1 + beta**2)) ** 0.5
+    beta, norm = beta_squared**0.5, (2 * (1 + beta_squared)) ** 0.5
     even, odd = (1 + beta) / norm, (1 - beta) / norm
     along = np.array([[[even, 0], [0, odd]], [[odd, 0], [0, even]]]) / 2**0.5
     turn = np.array([[1, 1], [1, -1]]) / 2**0.5
