@@ -190,7 +190,7 @@ class MarkovProcess(DynamicTask):
     @property
     @final
     def factors(self) -> tuple["MarkovProcess", ...]:
-        """Return the independent processes whose symbols and states are paired in this one; empty for other ones."""
+        """Return the processes whose symbols and states are paired in this one; empty for other ones."""
         return tuple(value for value in vars(self).values() if isinstance(value, MarkovProcess))
 
     @property
@@ -301,8 +301,7 @@ class MarkovProcess(DynamicTask):
         """Return `prior`, `last_symbol`, `last_two` and the window observers.
 
         `prior` uses the position only; `last_symbol` and `last_two` use the position and the last one or two
-        symbols. Window observers do not use the position. A product also has `only_a` and `only_b`, which predict one
-        factor exactly and the other from the position.
+        symbols. Window observers do not use the position. A product also has its `factor_baselines`.
         """
         labeled, start = self.labeled().to(trials.tokens.device), self.start().to(trials.tokens.device)
         step = labeled.sum(dim=0)
@@ -319,14 +318,18 @@ class MarkovProcess(DynamicTask):
                 moved = _updated(labeled, belief[:, : seen.shape[1]], seen)
                 belief = torch.cat([unseen[:, :1], moved], dim=1)
             baselines[name] = _shown_next(labeled, belief[:, 1:])
-        if self.factors:
-            sizes = [factor.d_vocab for factor in self.factors]
-            exact, unread = (
-                joint.unflatten(2, sizes) for joint in (trials.at_scored(trials.predictive), baselines["prior"])
-            )
-            baselines["only_a"] = (exact.sum(dim=3)[..., None] * unread.sum(dim=2)[:, :, None]).flatten(2)
-            baselines["only_b"] = (unread.sum(dim=3)[..., None] * exact.sum(dim=2)[:, :, None]).flatten(2)
-        return baselines | self.window_baselines(trials)
+        return baselines | self.factor_baselines(trials, baselines["prior"]) | self.window_baselines(trials)
+
+    def factor_baselines(
+        self, trials: Trials, prior: Float64[Tensor, "batch query_pos answer"]
+    ) -> dict[str, Float64[Tensor, "batch query_pos answer"]]:
+        """Return the baselines that predict a product's factors apart, by name; none for other processes.
+
+        Args:
+            trials: Sequences of this task.
+            prior: What the position alone predicts.
+        """
+        return {}
 
     @final
     def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
@@ -468,6 +471,24 @@ def check_length(task: MarkovProcess) -> None:
     """
     if task.length < 1:
         raise InvalidArgument(f"length, the number of symbols, must be at least 1, got {task.length}.")
+
+
+def predictives_of(
+    labeled: Float64[Tensor, "symbol state state"],
+    start: Float64[Tensor, " state"],
+    symbols: Int64[Tensor, "batch pos"],
+) -> Float64[Tensor, "batch pos symbol"]:
+    """Return what an exact observer of a process predicts after each symbol.
+
+    Args:
+        labeled: The labeled matrices of the process.
+        start: Distribution of the state before the first symbol.
+        symbols: Symbols of the process.
+    """
+    beliefs = [start.expand(len(symbols), 1, -1)]
+    for at in range(symbols.shape[1]):
+        beliefs.append(_updated(labeled, beliefs[-1], symbols[:, at : at + 1]))
+    return _shown_next(labeled, torch.cat(beliefs[1:], dim=1))
 
 
 def _updated(

@@ -11,6 +11,7 @@ References:
     transformer's residual stream; RRXOR and Z1R).
     Marzen & Crutchfield 2015, arXiv:1507.00672, figure 5a (golden mean).
     Riechers, Elliott & Shai 2025, arXiv:2507.07432 (generalized and quantum processes; appendix D: the Bloch walk).
+    github.com/Astera-org/simplexity, generative_processes/transition_matrices.py (its processes, by their names).
 """
 
 import hashlib
@@ -38,14 +39,20 @@ Matrices = (
 )
 _ROUNDING = 1e-6
 # Symbol, state and next state of each transition; those that leave a state are equally likely.
-_PRESETS: Mapping[str, tuple[tuple[int, int, int], ...]] = {
+_EQUALLY_LIKELY: Mapping[str, tuple[tuple[int, int, int], ...]] = {
     # The start, a bit read (0 or 1), and the exclusive or of two bits (1 or 0), which is shown next.
     "rrxor": ((0, 0, 1), (1, 0, 2), (0, 1, 4), (1, 1, 3), (0, 2, 3), (1, 2, 4), (1, 3, 0), (0, 4, 0)),
     "golden-mean": ((0, 0, 0), (1, 0, 1), (0, 1, 0)),
     "z1r": ((0, 0, 1), (1, 1, 2), (0, 2, 0), (1, 2, 0)),
+    "coin": ((0, 0, 0), (1, 0, 0)),
+    "even": ((0, 0, 0), (1, 0, 1), (1, 1, 0)),
+    "matching-parens": ((0, 0, 1), (0, 1, 2), (1, 1, 0), (0, 2, 3), (1, 2, 1), (1, 3, 2)),  # 0 opens, at most 3 deep
+    "sns": ((0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 0)),
 }
-_BLOCH_WALK = "bloch-walk"
-_NAMES = (*_PRESETS, _BLOCH_WALK)
+_SAME: Mapping[str, str] = {"no-consecutive-ones": "golden-mean", "zero-one-random": "z1r"}
+_QUANTUM: Mapping[str, float] = {"bloch-walk": 51.0, "tom-quantum": 1.0}  # β², with α = 1
+_GENERALIZED = (*_QUANTUM, "fanizza", "post-quantum")
+_NAMES = (*_EQUALLY_LIKELY, *_SAME, "days-of-week", "leaky-rrxor", "mr-name", *_GENERALIZED)
 _MOST_PREFIXES, _MOST_PRODUCTS = 20_000, 1e8  # that are followed in search of a negative probability: half a second
 
 
@@ -60,7 +67,10 @@ class Process(MarkovProcess):
 
     Processes of the literature have names, which are tasks on the command line, too: `rrxor` (two random bits, then
     their exclusive or; 36 beliefs; ⅔ bit per symbol), `golden-mean` (never two 1s in a row; ⅔ bit), `z1r` (0, 1, and a
-    random bit; ⅓ bit), and the quantum process `bloch-walk`.
+    random bit; ⅓ bit), and the quantum process `bloch-walk`. The processes of simplexity have theirs, with the
+    parameters of its tests: `coin`, `days-of-week`, `even`, `leaky-rrxor`, `matching-parens`, `mr-name`, `sns`,
+    `no-consecutive-ones` (which is `golden-mean`), `zero-one-random` (which is `z1r`), and the generalized `fanizza`,
+    `post-quantum` and `tom-quantum`.
 
     With `generalized`, entries may be negative, if every sequence still has a probability of at least 0. This is
     checked for as many first symbols as there are 20,000 sequences of, and of later ones as they
@@ -130,7 +140,7 @@ class Process(MarkovProcess):
         stored = tuple(tuple(map(tuple, matrix)) for matrix in tensors.tolist())
         object.__setattr__(self, "transition_tensors", stored)
         object.__setattr__(self, "initial", tuple(_numbers("initial", self.initial, n_axes=1).tolist()))
-        if isinstance(given, str) and given == _BLOCH_WALK:
+        if isinstance(given, str) and given in _GENERALIZED:
             object.__setattr__(self, "generalized", True)
         check_parameters(self)
         n_symbols, n_states, n_next = tensors.shape
@@ -269,15 +279,66 @@ def _preset(name: str) -> Float64[np.ndarray, "symbol state state"]:
     """Return the matrices of a process of the literature, by its name."""
     if name not in _NAMES:
         raise unknown_name("process", name, _NAMES)
-    if name == _BLOCH_WALK:  # α = 1 and β = √51, as in the reference
-        even, odd = (1 + 51**0.5) / 104**0.5, (1 - 51**0.5) / 104**0.5
-        along = np.array([[[even, 0], [0, odd]], [[odd, 0], [0, even]]]) / 2**0.5
-        turn = np.array([[1, 1], [1, -1]]) / 2**0.5
-        return _of_kraus(np.concatenate([along, turn @ along @ turn]))[0]
-    symbols, states, after = np.array(_PRESETS[name]).T
-    matrices = np.zeros((symbols.max() + 1, states.max() + 1, states.max() + 1))
-    matrices[symbols, states, after] = 1 / np.bincount(states)[states]
-    return matrices
+    name = _SAME.get(name, name)
+    if name in _EQUALLY_LIKELY:
+        symbols, states, after = np.array(_EQUALLY_LIKELY[name]).T
+        matrices = np.zeros((symbols.max() + 1, states.max() + 1, states.max() + 1))
+        matrices[symbols, states, after] = 1 / np.bincount(states)[states]
+        return matrices
+    if name in _QUANTUM:
+        return _qubit_walk(_QUANTUM[name])
+    if name == "leaky-rrxor":  # every symbol and next state with probability 0.1 / 10 in addition
+        return 0.9 * _preset("rrxor") + 0.1 / 10
+    return {"days-of-week": _days_of_week, "mr-name": _mr_name, "fanizza": _fanizza, "post-quantum": _post_quantum}[
+        name
+    ]()
+
+
+def _qubit_walk(beta_squared: float) -> Float64[np.ndarray, "symbol state state"]:
+    """Return a qubit measured along one of two axes at random, with the strength that α = 1 and β give."""
+    beta, norm = beta_squared**0.5, (2 * (1 + beta_squared)) ** 0.5
+    even, odd = (1 + beta) / norm, (1 - beta) / norm
+    along = np.array([[[even, 0], [0, odd]], [[odd, 0], [0, even]]]) / 2**0.5
+    turn = np.array([[1, 1], [1, -1]]) / 2**0.5
+    return _of_kraus(np.concatenate([along, turn @ along @ turn]))[0]
+
+
+def _days_of_week() -> Float64[np.ndarray, "symbol state state"]:
+    """Return days: each step names any day, mostly the next, or says tomorrow, yesterday, weekend or weekday."""
+    weights, day = np.zeros((11, 7, 7)), np.arange(7)
+    weights[day, :, day] = 1
+    weights[(day + 1) % 7, day, (day + 1) % 7] = 5
+    weights[7, day, (day + 1) % 7] = weights[8, day, (day - 1) % 7] = 1
+    weights[9, :, 5:], weights[10, :, :5] = 1 / 2, 1 / 5
+    return weights / 15
+
+
+def _mr_name() -> Float64[np.ndarray, "symbol state state"]:
+    """Return the chain of Mr., two other words and a name, which follows Mr.; the state is what is shown."""
+    chain = np.array([[0, 0, 0, 1], [0.25, 0.35, 0.4, 0], [0.25, 0.4, 0.35, 0], [0, 0.5, 0.5, 0]])
+    return np.asarray(np.einsum("ij,jx->xij", chain, np.eye(4)))
+
+
+def _fanizza() -> Float64[np.ndarray, "symbol state state"]:
+    """Return a rotation by α = 2000 that decays by λ = 0.49 per step, until symbol 0 resets it."""
+    scale, angle = 0.49, 2000.0
+    cos, sin = scale * np.cos(angle), scale * np.sin(angle)
+    after = np.array([1, 1 - scale, 1 - cos + sin, 1 - cos - sin])
+    a, b = after[2:] / (1 - 2 * cos + scale**2)
+    reset = np.array([1 - (2 / (1 - scale) - a - b) / 4, 1 / (2 * (1 - scale)), -a / 4, -b / 4])
+    turn = np.zeros((4, 4))
+    turn[1, 1], turn[2:, 2:] = scale, [[cos, -sin], [sin, cos]]
+    return np.stack([np.outer(after, reset), turn])
+
+
+def _post_quantum() -> Float64[np.ndarray, "symbol state state"]:
+    """Return the process of log α = 1 and β = ½ with states scaled so that rows sum to one."""
+    grown = [[[np.exp(log), 0, 0], [0, 1, 0], [0, log, 1]] for log in (1.0, np.log(0.5))]
+    matrices = np.array([np.outer([1, 1, 0], [1, -1, -1]), *grown])
+    values, vectors = np.linalg.eig(matrices.sum(axis=0))
+    top = int(values.real.argmax())
+    after = vectors[:, top].real
+    return np.asarray(matrices * after / after[:, None] / values[top].real)
 
 
 def _of_kraus(

@@ -88,6 +88,57 @@ def test_the_bloch_walk_is_the_reference_s() -> None:
             np.testing.assert_allclose(exact, [(state @ way)[0] for way in ways], atol=1e-12)
 
 
+def written_in_simplexity(name: str) -> np.ndarray:
+    """The matrices of its file, for the parameters of its configurations."""
+    if name == "tom-quantum":  # α = β = 1
+        z, x = np.array([[1, 0, 1], [0, 0, 0], [1, 0, 1]]) / 4, np.array([[1, 1, 0], [1, 1, 0], [0, 0, 0]]) / 4
+        flip_z, flip_x = np.diag([1, 1, -1]), np.diag([1, -1, 1])
+        return np.array([z, flip_z @ z @ flip_z, x, flip_x @ x @ flip_x])
+    if name == "post-quantum":  # log α = 1, β = 0.5; the sum's largest eigenvalue is not yet 1
+        return np.array(
+            [
+                [[1, -1, -1], [1, -1, -1], [0, 0, 0]],
+                [[np.e, 0, 0], [0, 1, 0], [0, 1, 1]],
+                [[0.5, 0, 0], [0, 1, 0], [0, np.log(0.5), 1]],
+            ]
+        )
+    alpha, lamb = 2000.0, 0.49
+    cos, sin = np.cos(alpha), np.sin(alpha)
+    a = (1 - lamb * cos + lamb * sin) / (1 - 2 * lamb * cos + lamb**2)
+    b = (1 - lamb * cos - lamb * sin) / (1 - 2 * lamb * cos + lamb**2)
+    reset = [1 - (2 / (1 - lamb) - a - b) / 4, 1 / (2 * (1 - lamb)), -a / 4, -b / 4]
+    after = [1, 1 - lamb, 1 + lamb * (sin - cos), 1 - lamb * (sin + cos)]
+    turn = lamb * np.array([[0, 0, 0, 0], [0, 1, 0, 0], [0, 0, cos, -sin], [0, 0, sin, cos]])
+    return np.array([np.outer(after, reset), turn])
+
+
+@pytest.mark.parametrize("name", ["fanizza", "post-quantum", "tom-quantum"])
+def test_simplexity_s_generalized_processes_give_the_probabilities_of_its_matrices(name: str) -> None:
+    """Every sequence of up to five symbols, between the left and right vectors of the largest eigenvalue."""
+    task = task_from_text(f"{name}:length=12")
+    assert isinstance(task, Process) and task.is_generalized and repr(task) == f"Process({name}, length=12)"
+    assert task == task_from_config(task.config())
+    written = written_in_simplexity(name)
+    values, right = np.linalg.eig(written.sum(axis=0))
+    left = np.linalg.inv(right)
+    top = int(values.real.argmax())
+    assert abs(values[top].imag) < 1e-12
+    settled, after = left[top].real, right[:, top].real
+    ways, start = task.labeled().numpy(), task.start().numpy()
+    for n in range(1, 6):
+        total = 0.0
+        for word in itertools.product(range(len(written)), repeat=n):
+            own, given = start, settled
+            for symbol in word:
+                own, given = own @ ways[symbol], given @ written[symbol] / values[top].real
+            assert own.sum() == pytest.approx(float(given @ after), abs=1e-12) and own.sum() > -1e-12
+            total += own.sum()
+        assert total == pytest.approx(1)
+    trials = task.sample(7, seed=0)
+    assert float(trials.predictive.min()) >= 0
+    torch.testing.assert_close(trials.predictive.sum(-1), torch.ones(7, 12, dtype=torch.float64))
+
+
 def test_what_is_drawn_is_drawn_as_predicted() -> None:
     task = Process.from_kraus(QUTRIT, length=4)
     trials = task.sample(20_000, seed=2)

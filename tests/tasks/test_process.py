@@ -29,6 +29,7 @@ SMALL: list[MarkovProcess] = [
     Mess3(x=0.05, a=0.85, length=5),
     StickyMarkov(n_states=5, noise=0.4, length=3),
     Product("golden-mean", Process(random_tensors(3, 2)), length=3),
+    Product("golden-mean", Process(random_tensors(3, 2)), length=3, dependence=0.2),
 ]
 
 
@@ -136,6 +137,73 @@ def test_processes_of_the_literature(name: str, start: list[float], n_beliefs: i
     assert repr(task) == f"Process({name}, length=5)"
 
 
+def chain(after: list[list[float]]) -> list[list[list[float]]]:
+    """The matrices of a chain that shows its state."""
+    return [[[p if j == x else 0.0 for j, p in enumerate(row)] for row in after] for x in range(len(after))]
+
+
+RRXOR_BY_HAND = [
+    [[0, 0.5, 0, 0, 0], [0, 0, 0, 0, 0.5], [0, 0, 0, 0.5, 0], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]],
+    [[0, 0, 0.5, 0, 0], [0, 0, 0, 0.5, 0], [0, 0, 0, 0, 0.5], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]],
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "start"),
+    [
+        ("coin", [[[0.5]], [[0.5]]], [1]),
+        ("even", [[[0.5, 0], [0, 0]], [[0, 0.5], [1, 0]]], [2 / 3, 1 / 3]),
+        ("no-consecutive-ones", [[[0.5, 0], [1, 0]], [[0, 0.5], [0, 0]]], [2 / 3, 1 / 3]),
+        ("sns", [[[0.5, 0.5], [0, 0.5]], [[0, 0], [0.5, 0]]], [1 / 2, 1 / 2]),
+        (
+            "zero-one-random",
+            [[[0, 1, 0], [0, 0, 0], [0.5, 0, 0]], [[0, 0, 0], [0, 0, 1], [0.5, 0, 0]]],
+            [1 / 3, 1 / 3, 1 / 3],
+        ),
+        ("rrxor", RRXOR_BY_HAND, [1 / 3, 1 / 6, 1 / 6, 1 / 6, 1 / 6]),
+        ("leaky-rrxor", 0.9 * np.array(RRXOR_BY_HAND) + 0.01, None),
+        (
+            "matching-parens",
+            [
+                [[0, 1, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 0.5], [0, 0, 0, 0]],
+                [[0, 0, 0, 0], [0.5, 0, 0, 0], [0, 0.5, 0, 0], [0, 0, 1, 0]],
+            ],
+            [1 / 6, 1 / 3, 1 / 3, 1 / 6],
+        ),
+        (
+            "mr-name",
+            chain([[0, 0, 0, 1], [0.25, 0.35, 0.4, 0], [0.25, 0.4, 0.35, 0], [0, 0.5, 0.5, 0]]),
+            [1 / 6, 1 / 3, 1 / 3, 1 / 6],
+        ),
+    ],
+)
+def test_simplexity_s_processes_are_as_its_file_and_tests_have_them(
+    name: str, written: list[list[list[float]]], start: list[float] | None
+) -> None:
+    task = task_from_text(f"{name}:length=4")
+    assert isinstance(task, Process) and not task.is_generalized
+    np.testing.assert_allclose(task.labeled().numpy(), written, atol=1e-15)
+    np.testing.assert_allclose(task.labeled().sum(dim=(0, 2)).numpy(), 1, atol=1e-15)
+    if start is not None:
+        np.testing.assert_allclose(task.start().numpy(), start, atol=1e-15)
+    assert task == task_from_config(task.config())
+
+
+def test_days_of_the_week_by_hand() -> None:
+    """On Saturday (5): 1/15 each for a day's name, 5/15 for Sunday, 1/15 for tomorrow, yesterday, weekend, weekday."""
+    ways = Process("days-of-week", length=4).labeled()
+    assert ways.shape == (11, 7, 7) and ways.sum(dim=(0, 2)).tolist() == pytest.approx([1] * 7)
+    shown = {(day, day): 1 / 15 for day in range(6)} | {(6, 6): 5 / 15, (7, 6): 1 / 15, (8, 4): 1 / 15}
+    shown |= {(9, 5): 1 / 30, (9, 6): 1 / 30} | {(10, day): 1 / 75 for day in range(5)}
+    by_hand = torch.zeros(11, 7, dtype=torch.float64)
+    for (symbol, after), share in shown.items():
+        by_hand[symbol, after] = share
+    torch.testing.assert_close(ways[:, 5], by_hand, atol=1e-15, rtol=0)
+    for day in range(7):  # the other days are as Saturday, but for the names that stay
+        assert float(ways[day, :, day].sum()) == pytest.approx(11 / 15) and ways[(day + 1) % 7, day].max() == 5 / 15
+        assert float(ways[7, day, (day + 1) % 7]) == float(ways[8, day, (day - 1) % 7]) == 1 / 15
+
+
 def test_the_paper_s_ring_has_its_entropy_floor() -> None:
     """2.639 bits at the effective self-probability 0.350 of the paper's nominal 0.3; 0.3 at its word gives 2.717."""
     for nominal, bits in ((0.3 + 0.7 * 0.3 / (0.3 + 47 / 12), 2.639), (0.3, 1.883 / np.log(2))):
@@ -178,7 +246,9 @@ def test_what_is_no_stack_of_matrices_is_refused() -> None:
 
 
 def test_another_name_is_refused() -> None:
-    with pytest.raises(UnknownName, match=r"no process named 'rrxr'.*golden-mean, rrxor, z1r"):
+    with pytest.raises(
+        UnknownName, match=r"no process named 'rrxr'.*even, fanizza, golden-mean, .*rrxor, sns, tom-quantum, z1r"
+    ):
         Process("rrxr")
 
 
