@@ -47,8 +47,9 @@ TaskOption = Annotated[
     arg(
         metavar="NAME:KEY=VALUE,…",
         help=f"Another task: {', '.join(name for name in declared('tasks') if name != 'in-context')}; a process by its "
-        "name, bloch-walk, golden-mean, rrxor or z1r; or, in words, NAME-in-context. hmm:length=10 changes one "
-        "parameter.",
+        "name, bloch-walk, coin, days-of-week, even, fanizza, golden-mean, leaky-rrxor, matching-parens, mr-name, "
+        "no-consecutive-ones, post-quantum, rrxor, sns, tom-quantum, z1r or zero-one-random; or, in words, "
+        "NAME-in-context. hmm:length=10 changes one parameter.",
         help_behavior_hint="(default: the checkpoint's own task)",
     ),
 ]

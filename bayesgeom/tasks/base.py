@@ -208,11 +208,18 @@ class WindTunnel(ABC):
 
     @final
     def config(self) -> dict[str, Any]:
-        """Return name and parameters in a form that JSON can store; `task_from_config` is the inverse."""
+        """Return name and parameters in a form that JSON can store; `task_from_config` is the inverse.
+
+        A field whose metadata has `left_out` is stored only where it has another value than its default.
+        """
         assert is_dataclass(self) and not isinstance(self, type), "a task is a dataclass"
-        stored = {field.name: getattr(self, field.name) for field in fields(self)}
+        stored = {
+            own.name: getattr(self, own.name)
+            for own in fields(self)
+            if "left_out" not in own.metadata or getattr(self, own.name) != own.default
+        }
         inner = {name: value.config() for name, value in stored.items() if isinstance(value, WindTunnel)}
-        plain = {name: value for name, value in asdict(self).items() if not callable(stored[name])}
+        plain = {name: value for name, value in asdict(self).items() if name in stored and not callable(stored[name])}
         return {"name": self.name, **plain, **inner}
 
     @final

@@ -58,7 +58,7 @@ class Product(MarkovProcess):
     a: MarkovProcess | str = field(default="mess3:x=0.05,a=0.85", kw_only=False)
     b: MarkovProcess | str = field(default="mess3:x=0.1,a=0.9", kw_only=False)
     length: int = 24
-    dependence: float = 0.0
+    dependence: float = field(default=0.0, metadata={"left_out": True})
 
     def __post_init__(self) -> None:
         check_parameters(self)
