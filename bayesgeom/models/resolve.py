@@ -100,17 +100,14 @@ def load(
         dtype: Precision of a Hugging Face model. Default: the checkpoint's own; float32 for GGUF.
         tokenizer: A tokenizer, or the directory, GGUF file or hub name of one. Default: the model's own, if it has one.
         trust_remote_code: Whether to run code that comes with the model. Pickles are never read.
-        memory_gib: Memory in GiB for activations that one run may store. Default: a share of the free memory (see
-            `bayesgeom.models.base`).
+        memory_gib: Memory in GiB for activations that one run may store. Default: a share of the free memory.
         **options: By what is loaded.
 
             - Everything: `batch_size`, most sequences in a forward pass.
-            - Shipped checkpoints: `base_url`, the address of a folder of checkpoints, from which one is fetched if the
-              installation lacks its weights.
+            - Shipped checkpoints: `base_url`, a folder of checkpoints from which missing weights are fetched.
             - Hugging Face models: `revision`, `token`, `local_files_only`, `device_map`, `max_memory`,
               `quantization_config` and `attn_implementation`, as for `from_pretrained`.
-            - A tokenizer named by `tokenizer`: `token` and `local_files_only`, and `revision` if the model is a server
-              or has the same name.
+            - Tokenizers: `token`, `local_files_only`; `revision` if the model is a server or has the same name.
             - Servers: `server_key`, the key, and `top`, the number of most probable tokens to request (20).
 
     Returns:

@@ -189,7 +189,7 @@ def test_page_runs_as_written(
 
 # The first code of a guide takes little time: with tiny checkpoints and a limit that leaves room for a busy machine.
 
-ELSEWHERE = {
+ELSEWHERE = {"figures", 
     "servers": "a server",
     "clusters": "a cluster",
     "pretrained": "a directory with weights",
