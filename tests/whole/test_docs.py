@@ -189,11 +189,12 @@ def test_page_runs_as_written(
 
 # The first code of a guide takes little time: with tiny checkpoints and a limit that leaves room for a busy machine.
 
-ELSEWHERE = {"figures", 
+ELSEWHERE = {
     "servers": "a server",
     "clusters": "a cluster",
     "pretrained": "a directory with weights",
     "security": "a model of the hub",
+    "figures": "a browser for Python",
 }  # what their first code needs
 SECONDS = 30
 
