@@ -81,6 +81,7 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
     memory = None if run.windows is None else equivalent_window(run.windows, own.kl_bits, seed=run.seed)
     known_kl = {name: float(found.kl_bits.mean()) for name, found in others.items()}
     hits = {name: float((known * found.correct).mean()) for name, found in others.items()}
+    symbols = math.nan if memory is None else memory.symbols
     return Scores(
         kl_bits=_mean(own.kl_bits),
         context_free_kl_bits=_mean(free.kl_bits),
@@ -91,9 +92,9 @@ def score(model: Model, task: WindTunnel, *, n: int, seed: int) -> Scores:
         context_free_known_correct=_mean(known * free.correct),
         n_parameters=model.spec.n_parameters,
         weights_hash=model.spec.weights_hash,
-        baseline_kl_bits=known_kl | {name: float(kl) for name, kl, _ in wider_baselines(run.windows, memory)},
+        baseline_kl_bits=known_kl | {name: float(kl) for name, kl, _ in wider_baselines(run.windows, symbols)},
         baseline_known_correct=hits,
-        memory_symbols=math.nan if memory is None else memory.symbols,
+        memory_symbols=symbols,
         most_memory_symbols=math.nan if memory is None else memory.most_symbols,
         window_gap_bits=math.nan if memory is None else memory.transport_gap_bits,
     )
