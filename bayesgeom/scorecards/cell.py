@@ -207,18 +207,19 @@ def _scores(cell: Cell, training: Training) -> Iterator[Row]:
 
 
 @torch.no_grad()
-def named_scores(module: nn.Module, trials: Trials) -> Iterator[Float64[np.ndarray, " batch"]]:
-    """Yield, by sequence, the KL, and the share of the answers with a probability above 0.99 that are named."""
+def named_scores(
+    module: nn.Module, trials: Trials
+) -> tuple[Float64[np.ndarray, " batch"], Float64[np.ndarray, " some"]]:
+    """Return, by sequence, the KL, and the share of the answers with a probability above 0.99 that are named."""
     exact = trials.at_scored(trials.predictive)
     answers = trials.at_scored(module(trials.tokens))[:, :, trials.answers].double().log_softmax(-1)
     is_stored = exact.amax(-1) > 0.99
     is_right = (answers.argmax(-1) == exact.argmax(-1)) & is_stored
     has_stored = is_stored.any(1)
-    yield kl_bits(exact, answers).mean(1).numpy()
-    yield (is_right.sum(1)[has_stored].double() / is_stored.sum(1)[has_stored]).numpy()
+    share = is_right.sum(1)[has_stored].double() / is_stored.sum(1)[has_stored]
+    return kl_bits(exact, answers).mean(1).numpy(), share.numpy()
 
 
-@torch.no_grad()
 def _mixture_rows(cell: Cell, training: Training, n: int) -> Iterator[Row]:
     """Yield how much of the predictions is that of the observer who knows the pool, and of the one who does not.
 
@@ -228,7 +229,8 @@ def _mixture_rows(cell: Cell, training: Training, n: int) -> Iterator[Row]:
     for task, exactly, name in zip((cell.world.task, *cell.world.harder), OBSERVERS, SEQUENCES, strict=False):
         trials = task.sample(n, seed=_SCORES)
         predicted = {exactly: trials.at_scored(trials.predictive), **task.baseline_predictives(trials)}
-        answers = trials.at_scored(training.module(trials.tokens))[:, :, trials.answers].double().softmax(-1)
+        with torch.no_grad():
+            answers = trials.at_scored(training.module(trials.tokens))[:, :, trials.answers].double().softmax(-1)
         known = {observer: probs.numpy() for observer, probs in predicted.items()}
         weights, left = mixture(answers.numpy(), known, seed=cell.seed)
         for observer in OBSERVERS:

@@ -17,6 +17,7 @@ from bayesgeom.core import Trials
 from bayesgeom.core.errors import InvalidArgument, UnknownName
 from bayesgeom.executors import Batch
 from bayesgeom.models.checkpoint import save_checkpoint
+from bayesgeom.scorecards.cell import named_scores
 from bayesgeom.training.recipes import Recipe
 from examples.replication import sweeps
 
@@ -124,11 +125,12 @@ def test_cells_that_do_not_exist_are_refused(table: Path) -> None:
 def test_only_stored_values_count(table: Path) -> None:
     trials = sweeps.recall(2).sample(64, seed=0)
     exact = trials.at_scored(trials.predictive)
-    assert bool((sweeps.named(_Says(trials.predictive.nan_to_num()), trials) == 1).all())
+    assert bool((named_scores(_Says(trials.predictive.nan_to_num()), trials)[1] == 1).all())
     is_stored = exact.amax(2) > 0.99
-    always_first = sweeps.named(_Says(torch.eye(sweeps.KEYS)[0].expand(64, trials.tokens.shape[1], -1)), trials)
+    says = _Says(torch.eye(sweeps.KEYS)[0].expand(64, trials.tokens.shape[1], -1))
+    _, always_first = named_scores(says, trials)
     first = ((exact.argmax(2) == 0) & is_stored).sum(1).double() / is_stored.sum(1)
-    assert always_first.numpy() == pytest.approx(first[is_stored.any(1)].numpy())
+    assert always_first == pytest.approx(first[is_stored.any(1)].numpy())
 
 
 class _Says(nn.Module):
