@@ -32,8 +32,9 @@ Measure one model:
     gradient_laws          measure advantages and value updates of every head
     capture                record sites and predictions in safetensors files
 
-Compare models and snapshots:
+Compare models and snapshots, or check a task:
 
+    check_task             measure what a task can show, without a model
     compare                compare models on the same sequences
     training_dynamics      measure every diagnostic at every snapshot of a training
     gradient_movement      measure gradients and distances at every snapshot of a training

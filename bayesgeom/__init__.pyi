@@ -8,6 +8,7 @@ from .core.errors import BayesGeomError as BayesGeomError
 from .diagnosis.recording import capture as capture
 from .diagnosis.run import diagnose as diagnose
 from .dynamics.run import training_dynamics as training_dynamics
+from .generalization.check_task import check_task as check_task
 from .generalization.comparison import compare as compare
 from .generalization.length import length_generalization as length_generalization
 from .generalization.sweeps import sweep as sweep

@@ -176,8 +176,9 @@ def command(heading: str) -> Callable[[T], T]:
 
     def entered(function: T) -> T:
         assert isinstance(function, FunctionType)
-        COMMANDS[function.__name__] = function
-        GROUPS.setdefault(heading, []).append(function.__name__)
+        name = function.__name__.replace("_", "-")
+        COMMANDS[name] = function
+        GROUPS.setdefault(heading, []).append(name)
         return function
 
     return entered
@@ -470,6 +471,16 @@ def sweep(
         return bayesgeom.sweep(
             task, key.strip(), chosen, checkpoint, n=n, seed=seed, threshold_bits=threshold, executor=executor
         )
+
+
+@command("Measure one model")
+def check_task(task: Annotated[str, Positional, arg(metavar="TASK")], n: N = 512, seed: Seed = 0) -> "Report":
+    """Measure what a task can show: which shortcuts predict as well as the exact belief. No model is run.
+
+    Args:
+        task: The task, as for `bayesgeom diagnose --task`: mess3:x=0.05,a=0.85, rrxor, dice.
+    """
+    return bayesgeom.check_task(task, n=n, seed=seed)
 
 
 @command("Measure one model")

@@ -251,7 +251,7 @@ def _swept(
     if n < 2 or not threshold_bits > 0:
         raise InvalidArgument(f"a sweep needs n ≥ 2 and a threshold above 0 bits; got {n} and {threshold_bits}.")
     checked_seed(seed)
-    tasks = [_bound(varied_task(task, vary, value), model) for value in values]
+    tasks = [bound_task(varied_task(task, vary, value), model) for value in values]
     labels = tuple(f"{value}" for value in values)
     if executor is None:
         measured = list[Value]()
@@ -363,7 +363,7 @@ def _listed(values: Any) -> list[Any]:
     return [value.item() if isinstance(value, np.generic) else value for value in listed]
 
 
-def _bound(task: Task, model: Model | None) -> WindTunnel:
+def bound_task(task: Task, model: Model | None) -> WindTunnel:
     """Return a text task in the model's ids, another task unchanged; raise if its posterior is unknown."""
     if isinstance(task, TextTask):
         if model is None:
@@ -371,7 +371,7 @@ def _bound(task: Task, model: Model | None) -> WindTunnel:
         task = task_of(model, task)
     check_draws(task)
     if not task.has_posterior:
-        raise TaskMismatch(f"a sweep requires a task with an exact posterior; {task} has none.")
+        raise TaskMismatch(f"a task with an exact posterior is required; {task} has none.")
     return task
 
 

@@ -286,7 +286,7 @@ class EvidenceResponse(Measurement[EvidenceResponseReport]):
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
         last = _replaceable(task).n_evidence - (not self.single)
         model.require_asks(self.asks, by=self.name)
-        ages = self.ages if self.ages is not None else [2**power for power in range(last.bit_length())]
+        ages = self.ages if self.ages is not None else _doubled(last)
         chosen = sorted({int(age) for age in ages} - {0})
         if wrong := [age for age in chosen if not 1 <= age <= last]:
             raise InvalidArgument(f"ages must be between 1 and {last} for {task}, got {wrong[0]}.")
@@ -295,14 +295,11 @@ class EvidenceResponse(Measurement[EvidenceResponseReport]):
     def further(self, task: WindTunnel, run: Run, seed: int) -> Iterator[Further]:
         """Yield the sequences if the run holds too few of them, and with replaced evidence, age by age."""
         assert self.ages is not None, "it is prepared"
-        original, chosen = first_sequences(task, run, self.n, seed=seed), _replaceable(task)
+        original = first_sequences(task, run, self.n, seed=seed)
         if run.n_recorded < self.n:
             yield Further(trials=original, is_last_only=True, label="evidence response")
         for age in self.ages:
-            generator = torch.Generator(original.tokens.device).manual_seed(derived_seed(seed, _REPLACED, age))
-            back = torch.arange(chosen.n_evidence, 0, -1, device=original.tokens.device)  # age of each piece
-            keep = back != age if self.single and age else back <= age
-            replaced = chosen.replace_evidence(original, keep, generator)
+            replaced = _replaced(_replaceable(task), original, age, single=self.single, seed=seed)
             yield Further(trials=replaced, is_last_only=True, label="evidence response")
 
     def of(self, subject: Subject, untrained: Sequence[EvidenceResponseReport] = ()) -> EvidenceResponseReport:
@@ -377,6 +374,31 @@ def _replaceable(task: WindTunnel) -> EvidenceTask:
             f"and the method replace_evidence (see bayesgeom.tasks.base.EvidenceTask)."
         )
     return task
+
+
+def _doubled(last: int) -> list[int]:
+    """Return the ages 1, 2, 4, … up to the last."""
+    return [2**power for power in range(last.bit_length())]
+
+
+def _replaced(task: EvidenceTask, original: Trials, age: int, *, single: bool, seed: int) -> Trials:
+    """Return the sequences with the evidence older than an age drawn again, or with the piece of that age alone."""
+    generator = torch.Generator(original.tokens.device).manual_seed(derived_seed(seed, _REPLACED, age))
+    back = torch.arange(task.n_evidence, 0, -1, device=original.tokens.device)  # age of each piece
+    return task.replace_evidence(original, back != age if single and age else back <= age, generator)
+
+
+def exact_changes(task: WindTunnel, trials: Trials, *, seed: int) -> dict[int, float]:
+    """Return the root mean square change of the exact answers by older evidence drawn again, by age: 0, 1, 2, 4, …
+
+    Empty if the evidence of the task cannot be drawn again.
+    """
+    if not isinstance(task, EvidenceTask) or task.n_evidence == 0:
+        return {}
+    ages = [0, *_doubled(task.n_evidence - 1)]
+    replaced = [_replaced(task, trials, age, single=False, seed=seed) for age in ages]
+    changes = (after.at_scored(after.predictive) - trials.at_scored(trials.predictive) for after in replaced)
+    return {age: float(change[:, -1].square().mean().sqrt()) for age, change in zip(ages, changes, strict=True)}
 
 
 def known_changes(original: Trials, replaced: Sequence[Trials]) -> dict[str, list[Answers]]:

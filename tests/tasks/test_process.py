@@ -110,7 +110,7 @@ def test_mess3_is_the_literature_s() -> None:
     """The matrix of the first symbol as the reference writes it for x = 0.05, a = 0.85, and the code's defaults."""
     written = [[0.765, 0.00375, 0.00375], [0.0425, 0.0675, 0.00375], [0.0425, 0.00375, 0.0675]]
     np.testing.assert_allclose(Mess3(x=0.05, a=0.85).labeled()[0].numpy(), written)
-    assert (Mess3().x, Mess3().a) == (0.15, 0.6)
+    assert (Mess3().x, Mess3().a) == (0.05, 0.85)
     same = Process(Mess3().labeled().numpy(), length=32)
     torch.testing.assert_close(same.start(), Mess3().start())
     one, other = (task.sample(5, seed=1) for task in (same, Mess3()))
