@@ -159,7 +159,7 @@ def check_task(task: TaskLike, *, n: int = 512, seed: int = 0) -> TaskReport:
         >>> import bayesgeom
         >>> report = bayesgeom.check_task("dice:n_faces=2", n=64)
         >>> report.suffices()
-        ('the count of each answer',)
+        ('the count of each answer', 'the last 10 symbols')
     """
     chosen = bound_task(as_task(task, trained=None), None)
     if n < 2:

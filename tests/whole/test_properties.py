@@ -225,6 +225,7 @@ OPTIONS = {
     "intervene model --n 4 --subspace random:2 --kind remove --controls 1": "--subspace --kind --layers --site",
     "relabel model --n 4": "--n --task --seed",
     "response model --n 4": "--n --task --seed",
+    "check-task rrxor --n 4": "--n --seed",
     "sweep bijection --vary n_pairs=2,3 --n 4 --checkpoint model": "--vary --checkpoint --threshold",
     "train no-such-recipe": "--set --steps --seed --precision --device",
 }

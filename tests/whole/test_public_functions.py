@@ -60,11 +60,13 @@ CALLS: dict[str, Callable[[Path], Result]] = {  # of functions that need more, o
     "length_generalization": lambda folder: bayesgeom.length_generalization(
         [stored(folder, hmm_model(0)), stored(folder, hmm_model(1))], lengths=[7], n=5
     ),
+    "check_task": lambda _: bayesgeom.check_task(TASK, n=5),
     "sweep": lambda folder: bayesgeom.sweep(TASK, "n_pairs", [2, 3], stored(folder), n=5),
     "scorecard": lambda _: bayesgeom.scorecard("lstm", "dice", steps=2, rates=1, seeds=1, batch_size=4),
     "compare": lambda folder: bayesgeom.compare([stored(folder), stored(folder / "b", lively(n_layers=1))], n=5),
 }
 N_MODELS = {  # that are resolved, where that is not one
+    "check_task": 0,
     "monitor.Monitor.report": 0,
     "monitor.Monitor.diagnosis": 0,
     "gradient_movement": 2,
@@ -285,7 +287,8 @@ def test_it_says_where_it_comes_from(result: Result) -> None:
         assert arguments["steps"] == 2 and all(result.weights)  # type: ignore[union-attr]
         return
     assert (arguments["n"], arguments["seed"]) == (5, 0)
-    hashes = source.get("weights") or {"model": source["model"]["weights_hash"]}
-    assert hashes and all(hashes.values())
+    if source["model"]["architecture"] != "none":
+        hashes = source.get("weights") or {"model": source["model"]["weights_hash"]}
+        assert hashes and all(hashes.values())
     for own in reports_of(result).values():
         assert own.provenance == source
