@@ -3,19 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Annotated, ClassVar, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
-from scipy.optimize import minimize_scalar
 from scipy.spatial import cKDTree
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Trials, checked
-from bayesgeom.generalization.sweeps import bound_task
+from bayesgeom.generalization.sweeps import NO_MODEL, bound_task
 from bayesgeom.measurements._beliefs import IDENTIFIED
 from bayesgeom.measurements.calibration import gap_closed
 from bayesgeom.measurements.evidence_response import LEAST_CHANGE, exact_changes
@@ -26,7 +24,7 @@ from bayesgeom.report.findings import Finding, Opening
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
 from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.behavior import PRIOR, UNIFORM, context_free_kl_bits
+from bayesgeom.stats.behavior import PRIOR, context_free_kl_bits
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.stats.mixed_states import MERGED
 from bayesgeom.stats.windows import TRANSPORT_BITS, is_window, window_predictives
@@ -36,12 +34,10 @@ Probs = Float64[Tensor, "batch query_pos answer"]
 CURRENT, COUNTS, AFTER = "the current symbol", "the count of each answer", "the count after the current symbol"
 SIMPLE = 4  # predictors, the first in every report: without evidence, and these three
 WINDOWS, TABLES = (1, 2, 4, 10), (1, 2, 4)  # symbols that an exact observer, or a fitted table, reads
-MAPS = ("linear", "nearest neighbor")
-_FITTED = 4  # times as many sequences fit tables as score them
-_FIT = 8  # branch of the seed
+_FITTED, _FIT = 4, 8  # times as many sequences fit tables as score them; branch of their seed
 _POINTS, _SEQUENCES = 8_192, 16  # from which the belief is read, and the least number of sequences
 _AT_ONCE = 32  # sequences whose symbols are compared with one another
-_WEIGHTS = (-5.0, 7.0)  # ln of the weight of the mean answer among counts
+_WEIGHTS = [2 ** (at / 4) for at in range(-20, 41)]  # of the mean answer among counts
 
 
 @final
@@ -63,18 +59,17 @@ class TaskReport(Report):
     square), as for `evidence_response`.
 
     Fields: `exact_change` is that change at each of the `ages`, which are empty if the evidence cannot be drawn again.
-    `n_beliefs` is the number of different beliefs at the `n_points` scored positions of all sequences.
+    `n_beliefs` is the number of different beliefs at the scored positions of all sequences.
     """
 
     name: ClassVar[str] = "check_task"
     title: ClassVar[str] = "What can this task show?"
     is_behavioral: ClassVar[bool] = True
-    maps: ClassVar[tuple[str, ...]] = MAPS
+    maps: ClassVar[tuple[str, ...]] = ("linear", "nearest neighbor")
     predictors: tuple[str, ...]
     kl_bits: Annotated[Estimate, NonNegative("predictor", unit="bits", label="KL(exact ‖ predictor)")]
     belief_r2: Annotated[Estimate, R2("map", label="R² of the belief from the exact answers")]
     n_beliefs: int
-    n_points: int
     ages: tuple[str, ...]
     exact_change: Annotated[Float[np.ndarray, " age"], Unit("1")]
     n: int
@@ -87,53 +82,34 @@ class TaskReport(Report):
 
     def suffices(self) -> tuple[str, ...]:
         """Return the predictors that predict as well as the belief, in the order of `predictors`."""
-        low, value = self.kl_bits.ends[0], self.kl_bits.value
-        is_near = np.where(np.isnan(low), value, low) <= TRANSPORT_BITS
-        return tuple(name for name, near in zip(self.predictors, is_near, strict=True) if near)
+        low = np.fmin(self.kl_bits.ends[0], self.kl_bits.value)  # the value, where there is no interval
+        return tuple(name for name, bits in zip(self.predictors, low, strict=True) if bits <= TRANSPORT_BITS)
 
     def headlines(self) -> Sequence[Headline]:
         """Return the KL of each predictor, R² of the belief, the number of beliefs, and the oldest evidence."""
-        gap, *others = self.predictors
-        names = [f"gap: KL without evidence ({gap})", *(f"KL of {name}" for name in others)]
-        reads = [f"R² of the belief from the exact answers, {name}" for name in MAPS]
+        first, *others = self.predictors
+        names = [f"KL of {name}" for name in (f"{first}: no evidence", *others)]
         return [
             *(headline_of(self, "kl_bits", (at,), name) for at, name in enumerate(names)),
-            *(headline_of(self, "belief_r2", (at,), name) for at, name in enumerate(reads)),
-            Headline.computed(
-                "n_beliefs", f"different beliefs at {self.n_points:,} positions", self.n_beliefs, "beliefs"
-            ),
+            *(headline_of(self, "belief_r2", (at,), f"R² of the belief, {name}") for at, name in enumerate(self.maps)),
+            Headline.computed("n_beliefs", "different beliefs in all sequences", self.n_beliefs, "beliefs"),
             Headline.computed("identified_age", "evidence is identified up to age", self.identified_age, "pieces"),
         ]
 
     def answer(self) -> Opening:
-        enough, names = self.suffices(), self.predictors
-        nearest = names[int(np.argmin(self.kl_bits.value))]
-        at = names.index(enough[0] if enough else nearest)
-        values = {"shortcut": names[at], "bits": self.kl_bits.value[at], "gap": self.kl_bits.value[0]}
-        r2 = self.belief_r2.value.max()
-        values |= {"r2": r2} if r2 >= IDENTIFIED else {}
-        if not enough:
-            return Finding.TASK_TELLS.of(least=TRANSPORT_BITS, **values)
-        if at == 0:
-            return Finding.TASK_HAS_NO_GAP.of(**values)
-        return (Finding.TASK_CANNOT_TELL if at < SIMPLE else Finding.TASK_TELLS_IN_PART).of(**values)
+        enough, bits, r2 = self.suffices(), self.kl_bits.value, self.belief_r2.value.max()
+        at = self.predictors.index(enough[0]) if enough else int(bits.argmin())
+        kinds = [Finding.TASK_HAS_NO_GAP, *[Finding.TASK_CANNOT_TELL] * (SIMPLE - 1), Finding.TASK_TELLS_IN_PART]
+        finding = kinds[min(at, SIMPLE)] if enough else Finding.TASK_TELLS
+        known = {"least": TRANSPORT_BITS} | ({"r2": r2} if r2 >= IDENTIFIED else {})
+        return finding.of(shortcut=self.predictors[at], bits=bits[at], gap=bits[0], **known)
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.forest import add_forest
-        from bayesgeom.charts.lines import add_line
-        from bayesgeom.report.theme import label_axes
 
-        bits = Panel.blank("Distance of predictors from the exact answers")
-        kl = self.kl_bits
-        add_forest(bits.figure, self.predictors, kl.value, kl.ends, unit="bits", levels=float(kl.value[0]))
-        if not self.ages:
-            return [bits]
-        evidence = Panel.blank("Change of the exact answers by older evidence, drawn again")
-        x = np.arange(len(self.ages), dtype=float)
-        add_line(evidence.figure, x, self.exact_change, name="exact")
-        label_axes(evidence.figure, "newest pieces that stay (0: all is drawn again)", "root mean square")
-        evidence.figure.layout.xaxis.update(tickvals=x.tolist(), ticktext=[*self.ages])
-        return [bits, evidence]
+        panel, kl = Panel.blank("Distance of predictors from the exact answers"), self.kl_bits
+        add_forest(panel.figure, self.predictors, kl.value, kl.ends, unit="bits", levels=float(kl.value[0]))
+        return [panel]
 
 
 @checked("task")
@@ -166,22 +142,19 @@ def check_task(task: TaskLike, *, n: int = 512, seed: int = 0) -> TaskReport:
         raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
     trials = chosen.sample(at_most(chosen, n), seed=derived_seed(seed, Branch.TRIALS))
     fit = chosen.sample(at_most(chosen, _FITTED * n), seed=derived_seed(seed, _FIT))
-    exact, belief = (trials.at_scored(values) for values in (trials.predictive, trials.belief))
     resampling = derived_seed(seed, Branch.RESAMPLING)
     found = _distances(chosen, trials, fit)
     changes = exact_changes(chosen, trials, seed=seed)
     report = TaskReport(
         predictors=tuple(found),
         kl_bits=mean_estimate(np.stack([*found.values()], axis=1), seed=resampling, bounds=(0.0, np.inf)),
-        belief_r2=_belief_r2(exact.numpy(), belief.numpy(), seed=resampling),
-        n_beliefs=len(np.unique(np.round(belief.flatten(0, 1).numpy() / MERGED), axis=0)),
-        n_points=belief.shape[0] * belief.shape[1],
+        belief_r2=_belief_r2(trials, seed=resampling),
+        n_beliefs=len(np.unique(np.round(trials.at_scored(trials.belief).flatten(0, 1).numpy() / MERGED), axis=0)),
         ages=tuple(map(str, changes)),
         exact_change=np.array([*changes.values()], dtype=np.float64),
         n=len(trials),
     )
-    model = {"name": "the exact posterior", "architecture": "none"}
-    return with_provenance(report, provenance(model, chosen, {"n": n, "seed": seed}))
+    return with_provenance(report, provenance(NO_MODEL, chosen, {"n": n, "seed": seed}))
 
 
 def _distances(task: WindTunnel, trials: Trials, fit: Trials) -> dict[str, Float64[np.ndarray, " sequence"]]:
@@ -189,8 +162,7 @@ def _distances(task: WindTunnel, trials: Trials, fit: Trials) -> dict[str, Float
     exact = trials.at_scored(trials.predictive)
 
     def bits(predicted: Probs) -> Float64[np.ndarray, " sequence"]:
-        kl = kl_bits(exact, predicted.log()).mean(dim=1).numpy()
-        return np.asarray(np.maximum(kl, 0.0))  # rounding
+        return np.asarray(kl_bits(exact, predicted.log()).mean(dim=1).clamp_min(0.0).numpy())  # rounding
 
     others = {name: bits(values) for name, values in task.baseline_predictives(trials).items()}
     free = context_free_kl_bits(exact.numpy()) | {name: others[name] for name in (PRIOR,) if name in others}
@@ -204,13 +176,12 @@ def _distances(task: WindTunnel, trials: Trials, fit: Trials) -> dict[str, Float
         windows.setdefault(width, []).append(bits(read))
     last = {width: min(each, key=np.mean) for width, each in sorted(windows.items())}
     counted = {name: bits(_shrunk(fit, trials, mean, following=name == AFTER)) for name in (COUNTS, AFTER)}
-    own = {name: kl for name, kl in others.items() if name not in (UNIFORM, PRIOR) and not is_window(name)}
     return {
         first: free[first],
         CURRENT: last.pop(1),
         **counted,
         **{f"the last {width} symbols": kl for width, kl in last.items()},
-        **{name.replace("_", " "): kl for name, kl in own.items()},
+        **{name.replace("_", " "): kl for name, kl in others.items() if not (is_window(name) or name in free)},
     }
 
 
@@ -218,8 +189,8 @@ def _windowed(task: WindTunnel, trials: Trials) -> Mapping[int, Probs]:
     """Return the answers of exact observers of the last symbols, by their number; none where the task has none."""
     widths = [width for width in WINDOWS if width < trials.n_scored]
     if trials.observers is not None:
-        known = list(islice(window_predictives(trials, "stationary"), max(widths, default=0) + 1))
-        return {width: known[width] for width in widths}
+        known = islice(window_predictives(trials, "stationary"), max(WINDOWS) + 1)
+        return {width: each for width, each in enumerate(known) if width in widths}
     return {width: task.windowed(trials.tokens, width) for width in widths} if isinstance(task, SymbolTask) else {}
 
 
@@ -232,9 +203,8 @@ def _table(fit: Trials, trials: Trials, width: int, shorter: Probs) -> Probs:
         padded = torch.nn.functional.pad(of.tokens + 1, (width - 1, 0))
         return of.at_scored((padded.unfold(1, width, 1) * factors).sum(dim=2)).flatten().contiguous()
 
-    cells, cell = codes(fit).unique(return_inverse=True)
-    answers, wanted = fit.at_scored(fit.predictive).flatten(0, 1), codes(trials)
-    rows = torch.cat([torch.ones_like(answers[:, :1]), answers], dim=1)  # a count, and the answers
+    (cells, cell), wanted = codes(fit).unique(return_inverse=True), codes(trials)
+    rows = torch.nn.functional.pad(fit.at_scored(fit.predictive).flatten(0, 1), (1, 0), value=1.0)  # count, answers
     sums = rows.new_zeros(len(cells), rows.shape[1]).index_add_(0, cell, rows)
     at = torch.searchsorted(cells, wanted).clamp_max(len(cells) - 1)
     known = torch.where((cells[at] == wanted)[:, None], sums[at], 0.0)
@@ -248,31 +218,22 @@ def _shrunk(fit: Trials, trials: Trials, mean: Float64[Tensor, " answer"], *, fo
         parts = list[Tensor]()
         for tokens in of.tokens.split(_AT_ONCE):
             shown = (tokens[:, :, None] == of.answers).double()
-            if following:  # what came after earlier occurrences of the current symbol
-                earlier = (tokens[:, :, None] == tokens[:, None]).double().tril(-1)
-                parts.append(earlier[:, :, :-1] @ shown[:, 1:])
-            else:
-                parts.append(shown.cumsum(dim=1))
+            earlier = (tokens[:, :, None] == tokens[:, None]).double().tril(-1)  # occurrences of the current symbol
+            parts.append(earlier[:, :, :-1] @ shown[:, 1:] if following else shown.cumsum(dim=1))
         return of.at_scored(torch.cat(parts))
 
-    def predicted(seen: Probs, log_weight: float) -> Probs:
-        weight = math.exp(log_weight)
-        return (seen + weight * mean) / (seen.sum(dim=2, keepdim=True) + weight)
+    seen, exact = counts(fit), fit.at_scored(fit.predictive)
 
-    def loss(seen: Probs, exact: Probs, log_weight: float) -> float:
-        return float(kl_bits(exact, predicted(seen, log_weight).log()).mean())
+    def predicted(of: Probs, weight: float) -> Probs:
+        return (of + weight * mean) / (of.sum(dim=2, keepdim=True) + weight)
 
-    of_fit = partial(loss, counts(fit), fit.at_scored(fit.predictive))
-    return predicted(counts(trials), float(minimize_scalar(of_fit, bounds=_WEIGHTS, method="bounded").x))
+    bits = [float(kl_bits(exact, predicted(seen, weight).log()).mean()) for weight in _WEIGHTS]
+    return predicted(counts(trials), _WEIGHTS[int(np.argmin(bits))])
 
 
-def _belief_r2(
-    exact: Float64[np.ndarray, "sequence position answer"],
-    belief: Float64[np.ndarray, "sequence position hypothesis"],
-    *,
-    seed: int,
-) -> Estimate:
-    """Return R² of the belief from the exact answers on held-out sequences, by each of `MAPS`."""
+def _belief_r2(trials: Trials, *, seed: int) -> Estimate:
+    """Return R² of the belief from the exact answers on held-out sequences, by each of the maps."""
+    exact, belief = (trials.at_scored(values).numpy() for values in (trials.predictive, trials.belief))
     n_used = min(len(exact), max(_SEQUENCES, _POINTS // exact.shape[1]))
     half = -(-n_used // 2)
     inputs = np.pad(exact[:n_used], ((0, 0), (0, 0), (0, 1)), constant_values=1.0)  # with an intercept

@@ -42,6 +42,7 @@ Task = WindTunnel | TextTask
 _INNER = "task"  # the field of a text task that holds the task it renders
 _NAMED = 6  # missing tokens that an error lists
 SHORTCUT = "strongest shortcut"
+NO_MODEL = {"name": "the exact posterior", "architecture": "none"}
 EXACT_BITS = 1e-9  # a smaller KL is rounding
 _HEADER = (
     "entropy floor (bits)",
@@ -282,8 +283,7 @@ def _swept(
         seed=derived_seed(seed, Branch.RESAMPLING),
     )
     arguments = {"vary": vary, "values": labels, "n": n, "seed": seed, "threshold_bits": threshold_bits}
-    exact = {"name": "the exact posterior", "architecture": "none"}
-    where = provenance(exact if model is None else model, tasks[0], arguments)
+    where = provenance(NO_MODEL if model is None else model, tasks[0], arguments)
     return with_provenance(report, where | {"task_label": str(task)})
 
 

@@ -286,7 +286,7 @@ class EvidenceResponse(Measurement[EvidenceResponseReport]):
             raise InvalidArgument(f"n, the number of sequences, must be at least 2 for an interval; got {n}.")
         last = _replaceable(task).n_evidence - (not self.single)
         model.require_asks(self.asks, by=self.name)
-        ages = self.ages if self.ages is not None else _doubled(last)
+        ages = self.ages if self.ages is not None else [2**power for power in range(last.bit_length())]
         chosen = sorted({int(age) for age in ages} - {0})
         if wrong := [age for age in chosen if not 1 <= age <= last]:
             raise InvalidArgument(f"ages must be between 1 and {last} for {task}, got {wrong[0]}.")
@@ -376,11 +376,6 @@ def _replaceable(task: WindTunnel) -> EvidenceTask:
     return task
 
 
-def _doubled(last: int) -> list[int]:
-    """Return the ages 1, 2, 4, … up to the last."""
-    return [2**power for power in range(last.bit_length())]
-
-
 def _replaced(task: EvidenceTask, original: Trials, age: int, *, single: bool, seed: int) -> Trials:
     """Return the sequences with the evidence older than an age drawn again, or with the piece of that age alone."""
     generator = torch.Generator(original.tokens.device).manual_seed(derived_seed(seed, _REPLACED, age))
@@ -395,10 +390,10 @@ def exact_changes(task: WindTunnel, trials: Trials, *, seed: int) -> dict[int, f
     """
     if not isinstance(task, EvidenceTask) or task.n_evidence == 0:
         return {}
-    ages = [0, *_doubled(task.n_evidence - 1)]
+    ages = [0, *(2**power for power in range((task.n_evidence - 1).bit_length()))]
     replaced = [_replaced(task, trials, age, single=False, seed=seed) for age in ages]
-    changes = (after.at_scored(after.predictive) - trials.at_scored(trials.predictive) for after in replaced)
-    return {age: float(change[:, -1].square().mean().sqrt()) for age, change in zip(ages, changes, strict=True)}
+    before, *after = (each.at_scored(each.predictive)[:, -1] for each in (trials, *replaced))
+    return {age: float((each - before).square().mean().sqrt()) for age, each in zip(ages, after, strict=True)}
 
 
 def known_changes(original: Trials, replaced: Sequence[Trials]) -> dict[str, list[Answers]]:

@@ -132,13 +132,8 @@ class Finding(Enum):
     NAMES_MATTER_IN_SINGLE_SEQUENCES = "On average not: " + _RENAMING + " Single sequences change by {size} bits."
     NAMES_MATTER = "Yes: " + _RENAMING
     NAMES_UNDECIDED = "Undecided: " + _RENAMING
-    TASK_TELLS = (
-        "Can tell: no shortcut is within {least} bits of exact; the nearest, {shortcut}, has {bits} bits of {gap}"
-        + _GIVEN
-    )
-    TASK_TELLS_IN_PART = (
-        "Can tell inference from counts and the current symbol, but not from {shortcut} ({bits} bits of {gap})" + _GIVEN
-    )
+    TASK_TELLS = "Can tell: no shortcut is within {least} bits; the nearest is {shortcut} ({bits} of {gap})" + _GIVEN
+    TASK_TELLS_IN_PART = "Can tell in part: {shortcut} cannot be told from the belief ({bits} bits of {gap})" + _GIVEN
     TASK_CANNOT_TELL = "Cannot tell: {shortcut} predicts as well as the belief ({bits} bits of {gap})" + _GIVEN
     TASK_HAS_NO_GAP = "Cannot tell: without evidence ({shortcut}) the predictions are {bits} bits from exact" + _GIVEN
     CONVERGENCE = "Observations until the exact posterior has converged: {tokens:at}."
