@@ -23,7 +23,7 @@ def bits(report: TaskReport, name: str) -> float:
 
 def chain() -> Process:
     """Each symbol depends on the one before: entry [x][i][j] is there for j = x alone."""
-    return Process([MOVES * np.eye(3)[symbol] for symbol in range(3)], length=11)
+    return Process(np.stack([MOVES * np.eye(3)[symbol] for symbol in range(3)]), length=11)
 
 
 def test_on_a_coin_counting_suffices() -> None:
