@@ -3,6 +3,8 @@
 `python -m tests.generalization.checked_tasks` writes it; `test_check_task.py` compares it.
 """
 
+import math
+import math
 import re
 from collections.abc import Iterable
 
@@ -54,9 +56,9 @@ def row(name: str, report: TaskReport) -> str:
         *(rounded(bits[key] for key in keys if key in bits) for keys in ([CURRENT], [COUNTS, AFTER])),
         *(rounded(bits[key] for key in [f"the last {width} symbols"] if key in bits) for width in (4, 10)),
         f"{rounded(own.values())} ({best})" if own else "–",
-        ", ".join(f"{value:.2f}" for value in report.belief_r2.value),
+        ", ".join("–" if math.isnan(value) else f"{value:.2f}" for value in report.belief_r2.value),
         f"{report.n_beliefs:,}" if report.n_beliefs < MANY else f"over {MANY:,}",
-        "–" if not report.ages else f"{report.identified_age:.0f}",
+        "–" if math.isnan(report.identified_age) else f"{report.identified_age:.0f}",
         VERDICTS[said.finding].format(**said.values),
     )
     return f"| {' | '.join(cells)} |"
