@@ -154,6 +154,8 @@ class Recipe:
             InvalidArgument: A seed would be negative, or not below 2^63.
         """
         number = int(by)
+        if number < 0:
+            raise InvalidArgument(f"seed must be a non-negative integer (0 is the recipe's own), got {number}.")
         name, more = f"-seed{number}" if number else "", 1_000 * number
         return chained([replace(stage, name=f"{stage.name}{name}", seed=stage.seed + more) for stage in self.stages()])
 
