@@ -4,7 +4,6 @@
 """
 
 import math
-import math
 import re
 from collections.abc import Iterable
 
