@@ -9,6 +9,7 @@ instructions emulates them 20 to 200 times slower than float32, and not for LSTM
 them.
 """
 
+import functools
 import json
 import warnings
 from collections.abc import Mapping
@@ -130,7 +131,18 @@ def is_bfloat16_fast(kind: str) -> bool:
     """
     if kind == "cuda":
         return bool(torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False))
-    return kind == "cpu" and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  (torch has no public way to ask)
+    # torch has no public way to ask for instructions, and a variable may forbid them to the library that multiplies.
+    return kind == "cpu" and torch.cpu._is_avx512_bf16_supported() and _has_kernels()  # noqa: SLF001
+
+
+@functools.cache
+def _has_kernels() -> bool:
+    try:
+        with torch.random.fork_rng(devices=()), torch.autocast("cpu", torch.bfloat16):
+            torch.nn.LSTM(8, 8, dtype=torch.float32)(torch.zeros(1, 2, 8, dtype=torch.float32))
+    except RuntimeError:
+        return False
+    return True
 
 
 def recorded_precision(out: Path) -> Precision:

@@ -33,6 +33,7 @@ from bayesgeom.models.checkpoint_files import config_hash
 from bayesgeom.tasks.bijection import Bijection
 from tests.diagnosis.test_streamed import assert_alike
 from tests.models.test_run import TASK, lively
+from tests.shape_checks import ARE_ON
 
 N = 23
 
@@ -135,6 +136,7 @@ def test_sites_layers_and_types_are_chosen(tmp_path: Path) -> None:
     assert "not captured" in found.skipped["belief_readout"]
 
 
+@pytest.mark.skipif(ARE_ON, reason="checks of annotations would refuse first")
 def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(TaskMismatch, match=r"was captured on .* on another task \(n_pairs: 7 there, 5"):
         bayesgeom.diagnose(folder, Bijection(n_values=11, n_pairs=5))
