@@ -264,6 +264,8 @@ def _new_directory(target: Path) -> Path:
 
 def _target(path: Path) -> Path:
     """The path that is written: the target of a symbolic link, so that the link is kept."""
+    if "\0" in str(path):
+        raise InvalidArgument(f"{str(path)!r} is no path.")
     return Path(os.path.realpath(path))
 
 
