@@ -264,9 +264,10 @@ def _new_directory(target: Path) -> Path:
 
 def _target(path: Path) -> Path:
     """The path that is written: the target of a symbolic link, so that the link is kept."""
-    if "\0" in str(path):
-        raise InvalidArgument(f"{str(path)!r} is no path.")
-    return Path(os.path.realpath(path))
+    try:
+        return Path(os.path.realpath(os.fsdecode(os.fsencode(path))))
+    except ValueError as error:  # a NUL, or half of a letter
+        raise InvalidArgument(f"{str(path)!r} is no path.") from error
 
 
 def _make_parent(path: Path) -> None:
