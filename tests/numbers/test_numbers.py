@@ -19,7 +19,8 @@ EXACT, CLOSE = (1e-9, 1e-12), (1e-4, 3e-5)  # relative and absolute, on the proc
 def test_numbers_hold(case: str) -> None:
     expected, n = RECORDED["numbers"][case], RECORDED["n"][case]
     relative, absolute = EXACT if RECORDED["machine"] == HERE else CLOSE
-    relative = 3e-6 if case == "circuits" else relative  # its edits run in batches of other sizes
+    # Products of float32 matrices round by where the matrices lie in memory: up to 1e-11 bits of a path's effect.
+    absolute = max(absolute, 1e-10) if case == "circuits" else absolute
     found = numbers_of(CASES[case]())
     assert expected.keys() <= found.keys(), sorted(expected.keys() - found.keys())
     for name, value in expected.items():
