@@ -98,7 +98,7 @@ def _column_names(names: Sequence[str], rows: Sequence[str] | range) -> tuple[Se
     places = categories(["<br>".join(map(escaped, own)) for own in lines])
     if max(len(line) for own in lines for line in own) <= letters:
         return places, places, ""
-    numbered = [name if name.startswith(f"{at} ") else f"{at} {name}" for at, name in enumerate(names, start=1)]
+    numbered = [name if name.startswith(f"{at} ") else f"{at}\u00a0{name}" for at, name in enumerate(names, start=1)]
     return places, [str(at) for at in range(1, len(names) + 1)], f"<br>{wrapped('; '.join(numbered), _KEY)}"
 
 

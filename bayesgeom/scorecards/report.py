@@ -172,6 +172,7 @@ class Scorecard(Report):
         axes: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("what worlds need", "architecture")}
         add_heat(panel.figure, values, unit="state", names=(self.architectures, kinds), **axes)
         panel.figure.update_traces(text=texts, selector={"name": "cells"})
+        panel.figure.update_xaxes(ticktext=kinds, tickangle=-35, title_text=axes["axes"][0])
         return panel
 
     def _curves(self) -> Iterator[Panel]:
@@ -211,6 +212,7 @@ def card_of(
     """
     rows = [*rows, *(replace(row, architecture=row.architecture + SHIPPED) for row in reference)]
     architectures = tuple(dict.fromkeys(row.architecture for row in rows))
+    trained = [name for name in architectures if not name.endswith(SHIPPED)] or architectures
     rates = tuple(sorted({row.rate for row in rows}))
     n_seeds = 1 + max((row.seed for row in rows), default=0)
     found = {
@@ -256,7 +258,7 @@ def card_of(
         weights=tuple(cell.weights for cell in found.values()),
         rows={field.name: tuple(vars(row)[field.name] for row in rows) for field in fields(Row)},
         n=SCORED,
-        provenance=provenance(dict.fromkeys(("name", "architecture"), ", ".join(architectures)), "worlds", arguments),
+        provenance=provenance({"name": ", ".join(trained), "architecture": "several"}, "worlds", arguments),
     )
 
 
@@ -329,7 +331,7 @@ class _Found:
             return {Verdict.TRANSPORTS: HAS, Verdict.IN_PART: PARTLY}.get(Verdict(response.setting), NOT_SHOWN)
         if self._world.primitive == "bind":
             most = max(vars(task).get("n_pairs", 0) for task in self._world.stages)
-            return HAS if self.capacity >= most else PARTLY if self.capacity > 0 else NOT_SHOWN
+            return HAS if self.capacity >= most else PARTLY if self.capacity > 0 or self.beyond[1] > 0 else NOT_SHOWN
         if self._world.primitive == MEMORIZE:
             return _strategy([row for row in self._best if row.step == max(each.step for each in self._best)])
         if not can_tell:

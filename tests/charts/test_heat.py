@@ -150,6 +150,6 @@ def test_names_of_columns_wrap_or_are_numbered(
     figure = heat_map(rng.random((2, len(names))), names=(["r", "s"], names))
     axis, single = figure.layout.xaxis, heat_map(rng.random((2, 1)), names=(["r", "s"], ["a"]))
     assert list(axis.ticktext) == ticks and list(axis.tickvals) == list(range(len(names))) and axis.tickangle == 0
-    listed = axis.title.text.replace("<br>", " ")
+    listed = axis.title.text.replace("<br>", " ").replace("\u00a0", " ")
     assert (key is None) == (listed == "head (cells: |cosine|)") and (key or "head") in listed
     assert (figure.layout.height > single.layout.height) == ("<br>" in "".join(ticks) + axis.title.text)

@@ -126,6 +126,21 @@ def test_the_crossing_is_where_both_observers_have_the_same_weight() -> None:
     assert math.isnan(float(crossing(planted_pools([[0.0, 0.1, 0.2]]).cells(), "a"))), "no pool generalizes"
 
 
+@pytest.mark.parametrize(
+    ("named", "bits", "kl", "state"),
+    [(0.98, 0.04, 0.3, "has"), (0.98, 0.2, 0.7, "partly"), (0.3, 0.2, 0.7, "partly"), (0.3, 0.2, 2.5, "not shown")],
+)
+def test_binding_is_partly_there_where_the_strongest_shortcut_is_beaten(
+    named: float, bits: float, kl: float, state: str
+) -> None:
+    made = partial(Row, architecture="a", world="recall-8", rate=1e-3, seed=0, step=9)
+    ends = {"lower": kl - 0.1, "upper": kl + 0.1}
+    rows = [made(quantity=name, value=kl, **ends) for name in ("validation_kl_bits", "kl_bits")]
+    rows += [made(quantity="context_free_kl_bits", value=3.1), made(quantity="shortcut_kl_bits", value=2.2)]
+    rows += [made(quantity="named", setting="8", value=named), made(quantity="kl_bits_at", setting="8", value=bits)]
+    assert card_of(rows, worlds_of("recall-8"), arguments={}).state("a", "recall-8") == state
+
+
 def test_shipped_rows_stand_beside_and_do_not_answer() -> None:
     rows = [row for row in reference_rows(worlds_of("dice")) if row.architecture == "lstm"]
     card = card_of([replace(row, architecture="mine") for row in rows], worlds_of("dice"), arguments={}, reference=rows)
