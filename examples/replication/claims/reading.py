@@ -17,15 +17,19 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.storage import JSON, axes_of, quantities_of
 from bayesgeom.report.tables import INDICES, Record, records_of
 from bayesgeom.stats.bounds import Extreme, extreme_interval
+from bayesgeom.scorecards.cell import SCORED
+from bayesgeom.scorecards.run import best_rates, reference_rows
+from bayesgeom.scorecards.worlds import worlds_of
 from examples.replication.claims.claim import Number, Origin, Run, Value
 from examples.replication.sweeps import N_HELD_OUT, TABLE, read
 
+SCORECARD = ".parquet"  # the suffix of its table
 _ROUNDING = 1e-6  # of a value, moves its ends when float32 rounds differently
 _ZERO = 1e-12  # numbers below it count as 0 when they are compared
 
 
 def values_of(run: Run, folder: Path) -> dict[str, Value]:
-    """Return the numbers of a run from the report in `folder`, which may be the table of the sweeps instead.
+    """Return the numbers of a run from the report in `folder`, which may be a table of sweeps or of a scorecard instead.
 
     Raises:
         OutputFault: If there is no report, or a damaged one.
@@ -33,6 +37,8 @@ def values_of(run: Run, folder: Path) -> dict[str, Value]:
     """
     if folder.suffix == TABLE.suffix:
         return {name: _tabled(number, folder) for name, number in run.numbers.items()}
+    if folder.suffix == SCORECARD:
+        return {name: _scored(number) for name, number in run.numbers.items()}
     if not (folder / JSON).is_file():
         raise OutputFault(f"there is no report in {folder} ({JSON} is missing). Run: {run.command} --out {folder}")
     reports = list(Diagnosis.load(folder).values())
@@ -57,6 +63,19 @@ def _tabled(number: Number, table: Path) -> Value:
         raise InvalidArgument(f"number {number.name!r}: {table} has {len(found)} rows of {named}.")
     best = (max if number.reduce == "max" else min)(found, key=lambda row: row.value)
     return Value(value=best.value, lo=best.lower, hi=best.upper, baseline=math.nan)
+
+
+def _scored(number: Number) -> Value:
+    """A number of the shipped scorecard at the best rate: `probe` is the architecture, `variant` world and setting."""
+    world, _, setting = (number.variant or "").partition(", ")
+    rows = reference_rows(worlds_of(world))
+    rate = best_rates(rows).get((number.probe, world))
+    wanted = number.probe, number.metric, rate, 0
+    found = [row for row in rows if (row.architecture, row.quantity, row.rate, row.seed) == wanted]
+    found = [row for row in found if setting in ("", row.setting)]
+    if len(found) != 1:
+        raise InvalidArgument(f"number {number.name!r}: the shipped scorecard has {len(found)} rows of {number.variant}.")
+    return Value(value=found[0].value, lo=found[0].lower, hi=found[0].upper, baseline=math.nan)
 
 
 def value_of(number: Number, reports: Iterable[Report]) -> Value:
@@ -161,6 +180,8 @@ def origin_of(folder: Path) -> Origin:
     """Return the model, its weights hash, the number of sequences and the seed of a report."""
     if folder.suffix == TABLE.suffix:
         return Origin(model="sweeps", weights_hash="", n=N_HELD_OUT, seed=0)
+    if folder.suffix == SCORECARD:
+        return Origin(model="scorecard", weights_hash="", n=SCORED, seed=0)
     origin = provenance_of(folder)
     arguments, model = origin["arguments"], origin["model"]
     return Origin(
