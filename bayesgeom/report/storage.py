@@ -170,7 +170,7 @@ def estimate_of(name: str, stored: Any, arrays: Mapping[str, np.ndarray], where:
         )
         of_all = {"resampled": stored["resampled"], "n": stored["n"], "reason": codes, "baselines": tuple(baselines)}
         return _sound(Estimate(**whole, **of_all))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise OutputFault(f"{where}: field {name!r} holds no estimate ({error}).") from error
 
 
