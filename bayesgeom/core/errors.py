@@ -246,7 +246,10 @@ def checked(*besides: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             except TypeError:
                 return function(*args, **kwargs)  # which says what does not bind
             for name, value in bound.arguments.items():
-                if name not in hints or name in besides or kinds[name] is inspect.Parameter.VAR_KEYWORD:
+                if name not in hints or name in besides:
+                    continue
+                if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+                    bound.arguments[name] = _checked_options(value, hints[name])
                     continue
                 values = value if kinds[name] is inspect.Parameter.VAR_POSITIONAL else (value,)
                 for item in values:
@@ -269,6 +272,18 @@ def check_argument(name: str, value: object, hint: Any) -> None:
     if fits(value, hint):
         return
     raise InvalidArgument(f"{name} must be {allowed_values(hint)}, got {quoted(value)}.")
+
+
+def _checked_options(given: Mapping[str, Any], hint: Any) -> dict[str, Any]:
+    """Return the options that a function takes as a `TypedDict`, checked, with Python's numbers.
+
+    None is an option that is not given. The function itself says which ones are unknown.
+    """
+    hints = {name: kind for inside in typing.get_args(hint) for name, kind in _hints(inside).items()}
+    known = {name: value for name, value in given.items() if name in hints and value is not None}
+    for name, value in known.items():
+        check_argument(name, value, hints[name])
+    return {**given, **{name: _plain(value, hints[name]) for name, value in known.items()}}
 
 
 def integer_of(value: object) -> int | None:

@@ -457,7 +457,7 @@ def references_of(run: Run) -> dict[str, Float64[np.ndarray, " sequence"]]:
 
 
 def _rival_fields(
-    run: Run, kl: Float64[np.ndarray, " sequence"], reference: Float64[np.ndarray, " sequence"]
+    run: Run, kl: Float64[np.ndarray, " sequence"], reference: Float64[np.ndarray, " stored"]
 ) -> dict[str, Any]:
     """Return the fields on shortcuts, on sequences that fail, and on what is off the answers."""
     found = {name: sequence_kl_bits(seen) for name, seen in run.baseline_behaviors.items()}
@@ -511,12 +511,12 @@ def _reliability_fields(
 
 
 def gap_closed(
-    kl: Float64[np.ndarray, " sequence"], reference: Float64[np.ndarray, " sequence"], *, seed: int
+    kl: Float64[np.ndarray, " sequence"], reference: Float64[np.ndarray, " stored"], *, seed: int
 ) -> Estimate:
     """Return 1 − Σ KL / Σ KL of a reference, with its interval over sequences, in which both stay together.
 
-    Those whose KL of the reference is known are used. Where no sequence is worse than exact, the interval allows for a
-    sequence that fails: among n, at most 3 / n do with 95 % confidence.
+    The first ones are used, whose KL of the reference is stored. Where no sequence is worse than exact, the interval
+    allows for a sequence that fails: among n, at most 3 / n do with 95 % confidence.
     """
     kl = kl[: len(reference)]
     if not reference.sum() > 0:  # the exact predictive itself is context-free

@@ -34,6 +34,8 @@ from bayesgeom.models.checkpoint_files import (
 from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
+_MOST_POSITIONS = 10**7  # of a context without weights for each position
+
 
 def read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Read the shape and the type of every tensor in a safetensors file.
@@ -160,6 +162,25 @@ def assembled(
             f"the weights in {path} have hash {digest}, their config says {description['weights_hash']}: one of the "
             f"two files was replaced or edited. Restore both files."
         )
+    return Checkpoint(
+        name=name,
+        module=_built(config, weights, file).to(device).eval(),
+        config=config,
+        task=task,
+        recipe=description["recipe"],
+        step=description["step"],
+        weights_hash=digest,
+    )
+
+
+def _built(config: ModelConfig, weights: Mapping[str, Tensor], file: Path) -> nn.Module:
+    """Return the module of a config with these weights; raise `CheckpointFault` if the two do not fit each other."""
+    n_weights = sum(tensor.numel() for tensor in weights.values())
+    for name, size in config.to_dict().items():
+        if type(size) is int and size > (max(n_weights, _MOST_POSITIONS) if name == "n_ctx" else n_weights):
+            raise CheckpointFault(
+                f"{file} has fewer weights than {name} = {size:,} in its {CONFIG}. Restore both files."
+            )
     try:
         module = config.build(seed=0)
         module.load_state_dict(weights, strict=True)
@@ -168,15 +189,7 @@ def assembled(
     except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError) as error:
         reason = " ".join(str(error).split())[:400] or type(error).__name__
         raise CheckpointFault(f"{file} does not fit its {CONFIG} ({reason}). Restore both files.") from error
-    return Checkpoint(
-        name=name,
-        module=module.to(device).eval(),
-        config=config,
-        task=task,
-        recipe=description["recipe"],
-        step=description["step"],
-        weights_hash=digest,
-    )
+    return module
 
 
 def weights_hash(weights: Mapping[str, Float[Tensor, "..."]]) -> str:

@@ -101,6 +101,8 @@ def read_description(path: Path) -> dict[str, Any]:
     missing = {"model", "task", "recipe", "step", "weights_hash"} - description.keys()
     if missing:
         raise CheckpointFault(f"{path / CONFIG} lacks {', '.join(sorted(missing))}. Restore it from a copy.")
+    if bad := [key for key in ("model", "task", "recipe") if not isinstance(description[key], dict)]:
+        raise CheckpointFault(f"{path / CONFIG}: {bad[0]} must be an object of names and values. Restore it.")
     check_numbered(description, path / CONFIG)
     check_hashed(whole, path / CONFIG)
     typed: dict[str, Any] = description

@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from bayesgeom.core import CheckpointFault, InvalidArgument, OutputFault, Reason
+from bayesgeom.core.errors import check_types, quoted
 from bayesgeom.core.errors import fits as fits_type
-from bayesgeom.core.errors import quoted
 from bayesgeom.core.files import (
     atomic_directory,
     atomic_file,
@@ -53,6 +53,12 @@ METRICS, HTML = "metrics.parquet", "report.html"
 ALONE = "alone"  # whether a folder holds one report, not a diagnosis
 JOINED = "joined_along"  # field of a joined report: the axis along which reports of its kind were joined
 VIEWER = "inside"  # the report that may be saved with one that is alone
+_SOURCE: Mapping[str, Any] = {  # what tables and pages read of the provenance, where it is present
+    **dict.fromkeys(("arguments", "recipe", "task", "task_in_words"), Mapping[str, Any]),
+    **dict.fromkeys(("attention_kernels", "foreign_hooks"), tuple[str, ...]),
+    "layers": Mapping[str, tuple[int, ...]],
+    **dict.fromkeys(("served", "streamed"), Mapping[str, float]),
+}
 _OURS = {JSON, ARRAYS, METRICS, HTML, PROGRESS, PARTS, ".DS_Store"}  # macOS creates .DS_Store
 Parts = Mapping[str, tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]  # scalars and arrays by report
 
@@ -98,7 +104,8 @@ def read(path: Path) -> tuple[dict[str, tuple[dict[str, Any], dict[str, np.ndarr
     stated = stored.pop(HASH, None)
     if stated != hashed(stored, arrays):
         raise OutputFault(f"{path} was changed after it was written: {JSON} and {ARRAYS} do not match their hash.")
-    scalars = stored.pop("reports")
+    if not fits_type(scalars := stored.pop("reports", None), Mapping[str, Mapping[str, Any]]):
+        raise OutputFault(f"{path} is damaged: {JSON} lists no reports and their fields. Make it again.")
     del stored["schema"]
     parts = {}
     for key, values in scalars.items():
@@ -161,9 +168,23 @@ def estimate_of(name: str, stored: Any, arrays: Mapping[str, np.ndarray], where:
             Baseline(kind=own["kind"], name=own["name"], **levels(own, f"{name}.{index}"))
             for index, own in enumerate(stored["baselines"])
         )
-        return Estimate(**whole, resampled=stored["resampled"], n=stored["n"], reason=codes, baselines=tuple(baselines))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        of_all = {"resampled": stored["resampled"], "n": stored["n"], "reason": codes, "baselines": tuple(baselines)}
+        return _sound(Estimate(**whole, **of_all))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise OutputFault(f"{where}: field {name!r} holds no estimate ({error}).") from error
+
+
+def _sound(estimate: Estimate) -> Estimate:
+    """Return an estimate from a file; parts of other types, arrays of several shapes and unknown codes are errors."""
+    levels: tuple[Estimate | Baseline, ...] = (estimate, *estimate.baselines)
+    for level in levels:
+        check_types(level)
+        arrays = (level.value, level.low, level.high)
+        if any(array is not None and array.shape != estimate.value.shape for array in arrays):
+            raise ValueError("its arrays have several shapes")
+    if estimate.reason is not None and not np.isin(estimate.reason, [int(code) for code in Reason]).all():
+        raise ValueError("its reasons are no known codes")
+    return estimate
 
 
 def quantity_of(hint: Any) -> Quantity | None:
@@ -441,8 +462,10 @@ def read_parts(
         OutputFault: The folder has no complete report, one with fields of other types, or a provenance of another form.
     """
     parts, extra = read(path)
-    if not {"skipped", ORIGIN} <= extra.keys():
+    if not _is_provenance(extra.get(ORIGIN)):
         raise OutputFault(f"{path} does not say of what model and task its reports are: run it again.")
+    if not fits((extra.get("skipped"), extra.get("inapplicable", {})), tuple[Mapping[str, str], ...]):
+        raise OutputFault(f"{path} lists the skipped probes in an unknown form: run it again.")
     # A function that was passed as a probe has a name of its own: its report states the kind.
     found = {key: kinds.get(key) or kinds.get(str(own.get("made_by"))) for key, (own, _) in parts.items()}
     unknown = tuple(sorted(key for key, kind in found.items() if kind is None))
@@ -456,6 +479,14 @@ def read_parts(
         check_fields(kind, values, where)
         reports[key] = kind(**values)
     return reports, extra, unknown
+
+
+def _is_provenance(stored: object) -> bool:
+    """Return whether it names model and task; an empty provenance is that of reports made by hand."""
+    match stored:
+        case {"model": {"name": str(), "architecture": str()}, "task_label": str(), **rest}:
+            return all(fits(rest[key], hint) for key, hint in _SOURCE.items() if key in rest)
+    return stored == {}
 
 
 def check_target(path: Path) -> None:

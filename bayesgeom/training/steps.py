@@ -13,6 +13,7 @@ from torch import nn
 
 from bayesgeom.core import InvalidArgument, checked
 from bayesgeom.core.errors import check_known, quoted
+from bayesgeom.core.plugins import Contained
 from bayesgeom.core.torch_state import default_dtype
 from bayesgeom.models.base import Model
 from bayesgeom.models.checkpoint import weights_hash
@@ -148,7 +149,10 @@ def _network(model: Any, task: WindTunnel, seed: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         with default_dtype(torch.float32), torch.random.fork_rng(devices=()):
             torch.manual_seed(torch_seed(seed))
-            model = model(task.d_vocab, task.n_pos)
+            with Contained() as making:
+                model = model(task.d_vocab, task.n_pos)
+        if making.fault:
+            raise InvalidArgument(f"model(d_vocab, n_ctx) failed: {making.fault.rstrip('.')}.") from making.error
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model must be a module, or return one from (d_vocab, n_ctx); got {quoted(model)}.")
     return model

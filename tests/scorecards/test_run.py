@@ -18,7 +18,6 @@ from bayesgeom.scorecards.report import FAILED, Scorecard, card_of
 from bayesgeom.scorecards.run import best_rates, rates_of, reference_rows, scorecard
 from bayesgeom.scorecards.worlds import World, worlds_of
 from tests.scorecards import recurrence
-from tests.shape_checks import ARE_ON
 
 OWN = f"{Path(recurrence.__file__)}:make"
 SMALL = {"steps": 6, "rates": 1, "seeds": 1, "batch_size": 4, "beside": False}
@@ -93,8 +92,8 @@ def test_an_architecture_of_this_process_cannot_be_sent() -> None:
         scorecard(recurrence.make, "dice", executor=executor)
 
 
-@pytest.mark.skipif(ARE_ON, reason="a training with checks of annotations takes long")
-def test_pools_have_the_weights_of_both_observers_by_step(tmp_path: Path) -> None:
+def test_pools_have_the_weights_of_both_observers_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where finished cells are kept: none of another run is read
     settings: Any = {"steps": 12, "rates": 1, "seeds": 2, "batch_size": 8}
     card = scorecard("lstm", ["chains-4", "chains-64"], **settings, beside=False)
     assert not any(card.notes), card.notes
@@ -102,8 +101,8 @@ def test_pools_have_the_weights_of_both_observers_by_step(tmp_path: Path) -> Non
     assert set(weights["pool"]) == {4, 64} and set(weights["sequences"]) == {"pool", "fresh"}
     sums = weights.groupby(["pool", "seed", "step", "sequences"])["value"].sum()
     assert ((sums >= 0) & (sums < 1.001)).all() and len(sums) == 2 * 2 * 2 * 4
-    card.save(tmp_path)
-    pd.testing.assert_frame_equal(Scorecard.load(tmp_path).cells(), card.cells())
+    card.save(tmp_path / "card")
+    pd.testing.assert_frame_equal(Scorecard.load(tmp_path / "card").cells(), card.cells())
 
 
 def planted_pools(generalizing: list[list[float]]) -> Scorecard:

@@ -48,7 +48,7 @@ from bayesgeom.core import (
     checked,
     unknown_name,
 )
-from bayesgeom.core.errors import quoted, with_plain_integers
+from bayesgeom.core.errors import quoted
 from bayesgeom.core.plugins import Contained
 from bayesgeom.core.run import untrained_hash
 from bayesgeom.core.text import aligned_table
@@ -215,9 +215,12 @@ def wrap(
         raise InvalidArgument(f"wrap needs a torch module, got a {type(net).__name__}: {advice}.")
     for unknown in options.keys() - Options.__annotations__.keys():
         raise unknown_name("option of wrap", unknown, [*Options.__annotations__, "blocks", "attn", "mlp", "n_heads"])
-    given = {name: value for name, value in options.items() if value is not None}
-    known = {"blocks": blocks, "attn": attn, "mlp": mlp, "n_heads": n_heads or None, **with_plain_integers(given)}
-    return WrappedModel(uncompiled(net), {name: value for name, value in known.items() if value is not None})
+    declared = {"blocks": blocks, "attn": attn, "mlp": mlp, "n_heads": n_heads or None, **options}
+    known: dict[str, Any] = {name: value for name, value in declared.items() if value is not None}
+    for name, least in (("n_heads", 1), ("n_kv_heads", 1), ("n_ctx", 2)):
+        if known.get(name, least) < least:
+            raise InvalidArgument(f"{name} must be an integer of at least {least}, got {known[name]}.")
+    return WrappedModel(uncompiled(net), known)
 
 
 def of_module_alone(net: nn.Module) -> "WrappedModel":
