@@ -81,7 +81,7 @@ class Scorecard(Report):
     @property
     def own(self) -> tuple[str, ...]:
         """The architectures that were trained for this report; all if none was."""
-        return tuple(name for name in self.architectures if not name.endswith(SHIPPED)) or self.architectures
+        return _trained(self.architectures)
 
     def cells(self) -> "pd.DataFrame":
         """Return a row for each number of each cell: architecture, world, rate, seed, step, quantity, value, …
@@ -212,7 +212,6 @@ def card_of(
     """
     rows = [*rows, *(replace(row, architecture=row.architecture + SHIPPED) for row in reference)]
     architectures = tuple(dict.fromkeys(row.architecture for row in rows))
-    trained = [name for name in architectures if not name.endswith(SHIPPED)] or architectures
     rates = tuple(sorted({row.rate for row in rows}))
     n_seeds = 1 + max((row.seed for row in rows), default=0)
     found = {
@@ -258,11 +257,15 @@ def card_of(
         weights=tuple(cell.weights for cell in found.values()),
         rows={field.name: tuple(vars(row)[field.name] for row in rows) for field in fields(Row)},
         n=SCORED,
-        provenance=provenance({"name": ", ".join(trained), "architecture": "several"}, "worlds", arguments),
+        provenance=provenance({"name": ", ".join(_trained(architectures)), "architecture": "several"}, "worlds", arguments),
     )
 
 
 _NONE = (math.nan,) * 3
+
+
+def _trained(architectures: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in architectures if not name.endswith(SHIPPED)) or architectures
 
 
 def _first(values: Float[np.ndarray, " world"]) -> float:
