@@ -257,7 +257,7 @@ def card_of(
         weights=tuple(cell.weights for cell in found.values()),
         rows={field.name: tuple(vars(row)[field.name] for row in rows) for field in fields(Row)},
         n=SCORED,
-        provenance=provenance({"name": ", ".join(_trained(architectures)), "architecture": "several"}, "worlds", arguments),
+        provenance=provenance(_trained_as_one(architectures), "worlds", arguments),
     )
 
 
@@ -266,6 +266,10 @@ _NONE = (math.nan,) * 3
 
 def _trained(architectures: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in architectures if not name.endswith(SHIPPED)) or architectures
+
+
+def _trained_as_one(architectures: tuple[str, ...]) -> dict[str, str]:
+    return {"name": ", ".join(_trained(architectures)), "architecture": "several"}
 
 
 def _first(values: Float[np.ndarray, " world"]) -> float:

@@ -16,10 +16,10 @@ from bayesgeom.report.estimate import Baseline
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import JSON, axes_of, quantities_of
 from bayesgeom.report.tables import INDICES, Record, records_of
-from bayesgeom.stats.bounds import Extreme, extreme_interval
 from bayesgeom.scorecards.cell import SCORED
 from bayesgeom.scorecards.run import best_rates, reference_rows
 from bayesgeom.scorecards.worlds import worlds_of
+from bayesgeom.stats.bounds import Extreme, extreme_interval
 from examples.replication.claims.claim import Number, Origin, Run, Value
 from examples.replication.sweeps import N_HELD_OUT, TABLE, read
 
@@ -29,7 +29,7 @@ _ZERO = 1e-12  # numbers below it count as 0 when they are compared
 
 
 def values_of(run: Run, folder: Path) -> dict[str, Value]:
-    """Return the numbers of a run from the report in `folder`, which may be a table of sweeps or of a scorecard instead.
+    """Return the numbers of a run from the report in `folder`, or from a table of sweeps or of a scorecard.
 
     Raises:
         OutputFault: If there is no report, or a damaged one.
@@ -74,7 +74,8 @@ def _scored(number: Number) -> Value:
     found = [row for row in rows if (row.architecture, row.quantity, row.rate, row.seed) == wanted]
     found = [row for row in found if setting in ("", row.setting)]
     if len(found) != 1:
-        raise InvalidArgument(f"number {number.name!r}: the shipped scorecard has {len(found)} rows of {number.variant}.")
+        place = f"{number.probe} on {number.variant}"
+        raise InvalidArgument(f"number {number.name!r}: the shipped scorecard has {len(found)} rows of {place}.")
     return Value(value=found[0].value, lo=found[0].lower, hi=found[0].upper, baseline=math.nan)
 
 
