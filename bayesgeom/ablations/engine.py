@@ -110,8 +110,7 @@ class Exact:
         kl = (log_total - torch.linalg.vecdot(self.predictive, below)) / NATS_PER_BIT - self.entropy_bits
         entropy = (log_total - torch.linalg.vecdot(weights, below) / total) / NATS_PER_BIT
         correct = (first[..., 0] == self.labels).double()
-        scored: np.ndarray = torch.stack([kl, (entropy - self.entropy_bits).abs(), correct]).cpu().numpy()
-        return scored
+        return np.asarray(torch.stack([kl, (entropy - self.entropy_bits).abs(), correct]).cpu().numpy())
 
 
 def batches(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
@@ -181,8 +180,7 @@ def position_means(
 
 def _extended(mean: Float[Tensor, "pos *rest"], last: int) -> Float[Tensor, "pos *rest"]:
     """The means, with that of position `last` at all later positions."""
-    extended: Tensor = mean[torch.arange(len(mean), device=mean.device).clamp_max(last)]
-    return extended
+    return mean[torch.arange(len(mean), device=mean.device).clamp_max(last)]
 
 
 def batches_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, Trials]]:
@@ -267,8 +265,7 @@ def _inert(
         return np.zeros(len(variants), dtype=bool)
     controls = [_unchanged(variant) if is_near else variant for variant, is_near in zip(variants, near, strict=True)]
     same = (logits == replayer.logits(baseline, controls, reference)).flatten(1).all(dim=1)
-    inert: np.ndarray = np.array(near) & same.cpu().numpy()
-    return inert
+    return np.asarray(np.array(near) & same.cpu().numpy())
 
 
 def _places(variant: Variant) -> tuple[int, ...]:

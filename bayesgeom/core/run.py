@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -281,8 +281,7 @@ class Trials:
             >>> tasks.Bijection(n_values=5, n_pairs=2).sample(2, seed=0).ends()
             tensor([3, 3])
         """
-        last: Tensor = self.scored_positions().amax(dim=1) + 1
-        return last
+        return self.scored_positions().amax(dim=1) + 1
 
     def is_read(self) -> Bool[Tensor, "batch pos"]:
         """Return which positions come before the end of their sequence (`ends`): no padding is among them."""
@@ -303,8 +302,7 @@ class Trials:
     def token_ids(self) -> Int64[Tensor, " token"]:
         """Return the ids of all token sets, sorted: the `token` axis of sites that are read from the weights."""
         none = torch.zeros(0, dtype=torch.int64, device=self.tokens.device)
-        ids: Tensor = torch.cat([none, *self.token_sets.values()]).unique()
-        return ids
+        return cast(Tensor, torch.cat([none, *self.token_sets.values()]).unique())
 
     def followed_by(self, texts: Sequence[Sequence[int]]) -> "Trials":
         """Return a sequence for each scored position and each text: it ends there, and the text follows.

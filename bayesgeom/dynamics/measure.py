@@ -346,8 +346,7 @@ def _answer_shifts(
         variants = [(edit,) for layer in swap.layers for edit in edits[layer][which]]
         plan = EditPlan(replayer=model.replayer(), spec=model.spec, means={}, conditions=lambda _: variants)
         sums = score_pairs(swap.pairs(n), plan, n).by_layer(len(swap.layers)).conditions[..., 0]
-        shift: np.ndarray = sums[..., Score.KL] - sums[..., Score.DONOR_KL]
-        return shift
+        return np.asarray(sums[..., Score.KL] - sums[..., Score.DONOR_KL])
 
     swapped, random = scored(slice(0, 2), swap.n), scored(slice(2, None), min(swap.n, N_RANDOM_PAIRS))
     return swapped[:, :, 0], swapped[:, :, 1].mean(axis=0), random.mean(axis=(0, 2))

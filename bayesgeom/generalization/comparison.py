@@ -98,8 +98,7 @@ class CompareReport(Report):
     def signs(self) -> Int[np.ndarray, "row pair"]:
         """Return 1 where the second model of a pair has the higher value, -1 where it has the lower, 0 if undecided."""
         low, high = self.difference.ends
-        signs: Int[np.ndarray, "row pair"] = (low > 0).astype(int) - (high < 0).astype(int)
-        return signs
+        return np.asarray((low > 0).astype(int) - (high < 0).astype(int))
 
     @property
     def margin(self) -> Float[np.ndarray, " row"]:

@@ -335,8 +335,7 @@ def _read(module: Transformer, run: Run, positions: slice) -> Float[np.ndarray, 
     for resid in run.at(RESID_POST)[:, :, positions]:
         log_answers = module.logits(resid)[..., run.trials.answer_ids].double().log_softmax(-1)
         by_layer.append(kl_bits(exact, log_answers).mean(dim=1))
-    read: np.ndarray = torch.stack(by_layer, dim=1).cpu().numpy()
-    return read
+    return np.asarray(torch.stack(by_layer, dim=1).cpu().numpy())
 
 
 def _shift(
@@ -345,8 +344,7 @@ def _shift(
     away = (there.double().mean(dim=(1, 2)) - here.double().mean(dim=(1, 2))).norm(dim=-1)
     centered = here.double() - here.double().mean(dim=(1, 2), keepdim=True)
     spread = centered.square().sum(-1).mean(dim=(1, 2)).sqrt()
-    shift: np.ndarray = (away / spread).cpu().numpy()
-    return shift
+    return np.asarray((away / spread).cpu().numpy())
 
 
 def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> LengthReport:

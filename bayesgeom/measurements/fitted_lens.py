@@ -574,8 +574,7 @@ class _Axes:
 
 
 def _cross_entropy(logits: Float[Tensor, "point answer"], target: Float[Tensor, "point answer"]) -> Float[Tensor, ""]:
-    loss: Tensor = -(target * logits.log_softmax(dim=-1)).sum(dim=-1).mean()
-    return loss
+    return -(target * logits.log_softmax(dim=-1)).sum(dim=-1).mean()
 
 
 def _minimized(

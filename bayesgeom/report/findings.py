@@ -226,8 +226,7 @@ def mattering(increase: Estimate, before: Estimate) -> Bool[np.ndarray, "*axes"]
     """
     gap = min((float(level.value) for level in before.compared if np.isfinite(level.value)), default=0.0)
     least = min(0.01 * gap, max(0.001 * gap, float(before)))
-    matters: np.ndarray = familywise_low(increase.value, *increase.ends, increase.value.size) > least
-    return matters
+    return np.asarray(familywise_low(increase.value, *increase.ends, increase.value.size) > least)
 
 
 def _names(template: str) -> set[str]:

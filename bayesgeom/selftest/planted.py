@@ -34,7 +34,7 @@ References:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, cast, final
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -161,8 +161,7 @@ class PlantedBlock(nn.Module):
 
     def forward(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         resid = self.hook_resid_pre(resid)
-        post: Tensor = self.hook_resid_post(resid + self.hook_mlp_out(self.W_out(self.W_in(resid).relu())))
-        return post
+        return cast(Tensor, self.hook_resid_post(resid + self.hook_mlp_out(self.W_out(self.W_in(resid).relu()))))
 
 
 @final
@@ -185,8 +184,7 @@ class PlantedNetwork(HookedRootModule):
         resid = self.embed(tokens)
         for block in self.blocks:
             resid = block(resid)
-        logits: Tensor = self.unembed(resid)
-        return logits
+        return cast(Tensor, self.unembed(resid))
 
 
 @final
@@ -209,8 +207,7 @@ class PlantedModel(Model):
     @torch.no_grad()
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         assert site == TOKEN_EMBEDDINGS, "no other static site is available"
-        embedded: Tensor = self._module.embed(tokens)
-        return embedded
+        return cast(Tensor, self._module.embed(tokens))
 
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self._module(trials.tokens))
@@ -316,8 +313,7 @@ def one_hot(of: Int64[Tensor, " token"]) -> Float64[Tensor, "token value"]:
 def simplex_plane() -> Float64[Tensor, "answer 2"]:
     """Return orthonormal coordinates of the plane in which probabilities of the answers vary."""
     flat = torch.eye(N_ANSWERS, dtype=torch.float64) - 1 / N_ANSWERS
-    basis: Tensor = torch.linalg.svd(flat).U[:, : N_ANSWERS - 1]
-    return basis
+    return cast(Tensor, torch.linalg.svd(flat).U[:, : N_ANSWERS - 1])
 
 
 def belief_coordinates() -> Float64[Tensor, "token 2"]:

@@ -40,8 +40,7 @@ def key_pullbacks(
     """
     inputs, norm, keys = _precise(model, PULLBACK_SITES, tokens, layer)
     weight = keys[_group(model, head)]
-    pulled_back: Tensor = norm * einsum(inputs, weight, weight, "t m, d m, d n -> t n")
-    return pulled_back
+    return norm * einsum(inputs, weight, weight, "t m, d m, d n -> t n")
 
 
 @torch.no_grad()
@@ -50,8 +49,7 @@ def written_values(
 ) -> Float[Tensor, "token d_model"]:
     """Return W_O W_V norm(e): the head's output when it attends only to the embedding of each token."""
     inputs, values, output = _precise(model, WRITE_SITES, tokens, layer)
-    written: Tensor = einsum(inputs, values[_group(model, head)], output[head], "t m, d m, d n -> t n")
-    return written
+    return einsum(inputs, values[_group(model, head)], output[head], "t m, d m, d n -> t n")
 
 
 def _precise(model: Model, sites: Sequence[Site], tokens: Int64[Tensor, " token"], layer: int) -> list[Tensor]:

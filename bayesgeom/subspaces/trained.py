@@ -9,7 +9,7 @@ References: Geiger et al. 2024, arXiv:2303.02536 (distributed alignment search);
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import torch
 from jaxtyping import Float, Float64
@@ -82,8 +82,7 @@ class TrainedSwap(Fit):
             (weights.grad,) = torch.autograd.grad(loss, [weights])
             optimizer.step()
             schedule.step()
-        basis: Tensor = torch.linalg.qr(weights.detach().double()).Q
-        return basis
+        return cast(Tensor, torch.linalg.qr(weights.detach().double()).Q)
 
     def _loss(
         self,
@@ -121,5 +120,4 @@ def _from_covariance(
     moments = JointMoments.of(sample.points(layer), sample.values(quantity))
     left, singular, _ = torch.linalg.svd(moments.cross.cpu(), full_matrices=False)
     kept = left[:, singular > 1e-6 * singular[0]][:, : start.shape[1]]
-    basis: Tensor = torch.linalg.qr(torch.cat([kept, start[:, kept.shape[1] :]], dim=1)).Q
-    return basis
+    return cast(Tensor, torch.linalg.qr(torch.cat([kept, start[:, kept.shape[1] :]], dim=1)).Q)

@@ -10,7 +10,7 @@ import time
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, Protocol, cast, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -70,8 +70,7 @@ class Logits(nn.Module):
         self.net = net
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        logits: Tensor = logits_of(self.net(tokens))
-        return logits
+        return cast(Tensor, logits_of(self.net(tokens)))
 
 
 def logits_of(output: Any) -> Any:

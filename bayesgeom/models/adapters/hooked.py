@@ -206,8 +206,7 @@ class HookedModel(_NativeModel):
     ) -> Float[Tensor, "batch pos head d_head"]:
         attention, norm = self._attention(layer), self._transformer.get_submodule(f"blocks.{layer}.ln1")
         weight = self._heads((attention.W_K if site == K else attention.W_V).weight)
-        projected: Tensor = einsum(norm(resid), weight, "b p m, h d m -> b p h d")
-        return projected
+        return cast(Tensor, einsum(norm(resid), weight, "b p m, h d m -> b p h d"))
 
     def _attn_out(self, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "batch pos d_model"]:
         return rearrange(z, "b p h d -> b p (h d)") @ self._attention(layer).W_O.weight.T
@@ -282,8 +281,7 @@ class ResidualModel(_NativeModel):
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         assert site == TOKEN_EMBEDDINGS, "no other static site exists"
         module = self._module
-        embedded: Tensor = module.entering(tokens) if isinstance(module, PositionwiseMLP) else module.embed(tokens)
-        return embedded
+        return cast(Tensor, module.entering(tokens) if isinstance(module, PositionwiseMLP) else module.embed(tokens))
 
     @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:

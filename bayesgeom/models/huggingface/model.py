@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from jaxtyping import Float, Int64
@@ -215,8 +215,7 @@ class Forward:
         Raises:
             InvalidArgument: The model returns no logits.
         """
-        logits: Tensor = self._output(tokens, **options)["logits"]
-        return logits
+        return cast(Tensor, self._output(tokens, **options)["logits"])
 
     def continued(
         self, tokens: Int64[Tensor, "batch pos"], start: int, kept: Int64[Tensor, " query_pos"], cache: Any
