@@ -241,31 +241,17 @@ def score_batch(
     for chosen, logits in edited_logits(replayer, baseline, variants, reference):
         for index, edited in zip(chosen, logits, strict=True):
             scores[index] = exact.scores(edited, variants[index])
-        inert[chosen] = _inert(logits, replayer, baseline, [variants[index] for index in chosen], reference)
+        near = np.array([float((edited - baseline.logits).abs().max()) <= _NEARLY for edited in logits])
+        if near.any():  # whether a logit changed at all is compared with the same replay without an edit
+            pairs = zip(chosen, near, strict=True)
+            controls = [_unchanged(variants[index]) if is_near else variants[index] for index, is_near in pairs]
+            same = (logits == replayer.logits(baseline, controls, reference)).flatten(1).all(dim=1)
+            inert[chosen] = near & same.cpu().numpy()
     return BatchScores(
         baseline=exact.scores(baseline.logits),
         variants=np.stack([score for score in scores if score is not None]),
         inert=inert,
     )
-
-
-def _inert(
-    logits: Float[Tensor, "variant batch query_pos d_vocab"],
-    replayer: Replayer,
-    baseline: BaselinePass,
-    variants: Sequence[Variant],
-    reference: BatchReference,
-) -> Bool[np.ndarray, " variant"]:
-    """Return which variants leave the logits bit-identical, compared with a replay that changes nothing.
-
-    The replay has the same entry and batch size: the last bit of a matrix product can depend on the batch size.
-    """
-    near = [float((edited - baseline.logits).abs().max()) <= _NEARLY for edited in logits]
-    if not any(near):
-        return np.zeros(len(variants), dtype=bool)
-    controls = [_unchanged(variant) if is_near else variant for variant, is_near in zip(variants, near, strict=True)]
-    same = (logits == replayer.logits(baseline, controls, reference)).flatten(1).all(dim=1)
-    return np.asarray(np.array(near) & same.cpu().numpy())
 
 
 def _places(variant: Variant) -> tuple[int, ...]:

@@ -321,7 +321,13 @@ def attention_claims(arrived: Side, left: Side, functions: Functions, layer: int
             yield Claim(equation, verified, arrived[site], functions.projected(site, left[RESID_PRE], layer))
     for plain, turned in ((Q, Q_ROT), (K, K_ROT)):
         if has({plain, turned}):
-            yield from _turned_claims(left[plain], arrived[turned], functions, plain, layer)
+            rotated = functions.turned(plain, left[plain], layer)
+            if rotated is None:
+                yield from rotation_claims(functions.normed(plain, left[plain], layer), arrived[turned], plain)
+                continue
+            yield from rotation_claims(left[plain], rotated, plain)
+            right = functions.normed(plain, rotated, layer)
+            yield Claim(f"norm of the rotated {plain.name} = {turned.name}", (plain,), arrived[turned], right)
     if has({Q_ROT, K_ROT, PATTERN}) and functions.pattern is not None:
         expected = functions.pattern(left[Q_ROT], left[K_ROT], layer)
         yield Claim("softmax(scale · q_rot·k_rot) = pattern", (Q_ROT, K_ROT), arrived[PATTERN], expected)
@@ -334,23 +340,6 @@ def attention_claims(arrived: Side, left: Side, functions: Functions, layer: int
         yield replace(min(claim, twin, key=Claim.error), sites=(V, Z))
     if has({Z, ATTN_OUT}) and functions.written is not None and (out := functions.written(left[Z], layer)) is not None:
         yield Claim("W_O z + b = attn_out", (Z, ATTN_OUT), arrived[ATTN_OUT], out)
-
-
-def _turned_claims(
-    x: Float[Tensor, "batch pos head d"],
-    arrived: Float[Tensor, "batch pos head d"],
-    functions: Functions,
-    plain: Site,
-    layer: int,
-) -> Iterator[Claim]:
-    """A norm and a rotation, in either order."""
-    turned = functions.turned(plain, x, layer)
-    if turned is None:
-        yield from rotation_claims(functions.normed(plain, x, layer), arrived, plain)
-        return
-    yield from rotation_claims(x, turned, plain)
-    right = functions.normed(plain, turned, layer)
-    yield Claim(f"norm of the rotated {plain.name} = {plain.name}_rot", (plain,), arrived, right)
 
 
 def rotation_claims(
