@@ -363,8 +363,6 @@ def _scored_last(tokens: Int64[Tensor, "pair pos"], exact: Trials | None) -> Tri
         predictive=predictive,
         belief=nothing,
         labels=torch.full_like(tokens, NO_LABEL),
-        token_sets={},
-        relations={},
     )
 
 

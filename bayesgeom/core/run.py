@@ -208,8 +208,8 @@ class Trials:
     predictive: Float64[Tensor, "batch pos answer"]
     belief: Float64[Tensor, "batch pos hypothesis"]
     labels: Int64[Tensor, "batch pos"]
-    token_sets: Mapping[str, Int64[Tensor, " token"]]
-    relations: Relations | Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]
+    token_sets: Mapping[str, Int64[Tensor, " token"]] = field(default_factory=dict)
+    relations: Relations | Mapping[str, Bool[Tensor, "batch query_pos key_pos"]] = field(default_factory=dict)
     groups: Int64[Tensor, " batch"] | None = None
     group_names: tuple[str, ...] = ()
     observers: WindowObservers | None = None
@@ -325,8 +325,6 @@ class Trials:
             predictive=nothing,
             belief=nothing,
             labels=torch.full_like(tokens, NO_LABEL),
-            token_sets={},
-            relations={},
         )
 
     def rows(self, index: slice | Int64[Tensor, " row"]) -> "Trials":

@@ -106,7 +106,10 @@ def length_generalization(
     if executor is None or names is None:
         measured = [_errors(subject, setting) for subject in subjects]
     else:
-        jobs = [_job(name, subject, setting) for name, subject in zip(names, subjects, strict=True)]
+        options = {"setting": {key: value for key, value in vars(setting).items() if key != "task"}}
+        specs = [subject.spec for subject in subjects]
+        each = [job_arguments(name, spec, setting.task, **options) for name, spec in zip(names, specs, strict=True)]
+        jobs = [Job(name=spec.name, function=errors_at, arguments=at) for spec, at in zip(specs, each, strict=True)]
         measured = Batch.of(executor).results(jobs, desc="models")
     return _with_source(length_report(measured, setting), subjects, setting)
 
@@ -186,12 +189,6 @@ def _with_source(report: LengthReport, models: Sequence[Model], setting: LengthS
     weights = {"weights": dict(zip(report.models, report.weights_hashes, strict=True))}
     named = {"name": ", ".join(report.models), "architecture": "several"}
     return with_provenance(report, provenance(named, setting.task, arguments) | weights | trained)
-
-
-def _job(name: str, model: Model, setting: LengthSetting) -> Job:
-    options = {key: value for key, value in vars(setting).items() if key != "task"}
-    arguments = job_arguments(name, model.spec, setting.task, setting=options)
-    return Job(name=model.spec.name, function=errors_at, arguments=arguments)
 
 
 def errors_at(
@@ -277,7 +274,8 @@ def _errors(model: Model, setting: LengthSetting) -> ModelErrors:
         errors = errors_across(runs)
         windows = [(runs[length], slice(None)) for length in (max(0, trained - 1), trained, trained + 1)]
     kl, at = errors.kl_bits, errors.at
-    best = strongest(errors.narrow_kl_bits)  # a wide window is exact within most of a short training length
+    # A wide window is exact within most of a short training length.
+    best = strongest({name: level for name, level in errors.predictor_kl_bits.items() if name not in errors.wide})
     shortcut = Baseline.of("baseline", best, errors.predictor_kl_bits[best])
     steps = [discontinuity(rows, at, trained, seed=seed) for rows in (kl, errors.entropy_error_bits)]
     within, excess, shift = _by_layer(model, windows)

@@ -20,7 +20,6 @@ from bayesgeom.report.tables import Headline, headline_of
 EARLIER = "the same, one window earlier"  # the baseline of layers
 ERRORS = ("KL", "entropy error")
 KL, ENTROPY = range(2)  # entries of `errors`
-_CROWDED = 30  # number of positions above which markers would hide the line
 
 
 @final

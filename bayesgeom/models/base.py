@@ -543,13 +543,12 @@ class Model(ABC):
     def layers_of(self, *sites: Site) -> tuple[int, ...]:
         """Return the layers that have all of these sites."""
         every = range(self.spec.n_layers)
-        layers = [frozenset(every if self._has(site) else self.partial_sites.get(site, ())) for site in sites]
-        return tuple(sorted(frozenset(every).intersection(*layers)))
 
-    @final
-    def _has(self, site: Site) -> bool:
-        """Whether every layer has a site."""
-        return site in self.sites or (site == LOGIT_LENS and not self._without_lens())
+        def has(site: Site) -> bool:
+            return site in self.sites or (site == LOGIT_LENS and not self._without_lens())
+
+        layers = [frozenset(every if has(site) else self.partial_sites.get(site, ())) for site in sites]
+        return tuple(sorted(frozenset(every).intersection(*layers)))
 
     @final
     def _without_lens(self) -> str:

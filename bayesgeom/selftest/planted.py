@@ -114,7 +114,6 @@ class PlantedTask(WindTunnel):
             belief=predictive,
             labels=posterior // len(LEVELS) + first,
             token_sets={"inputs": torch.arange(first, device=tokens.device)},
-            relations={},
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
@@ -195,7 +194,20 @@ class PlantedModel(Model):
         self.module, self.task = module, task
         self._module = module
         self.withheld: Mapping[Site, str] = {}
-        self.spec = _spec(module, name)
+        weight = module.embed.weight
+        self.spec = ModelSpec(
+            name=name,
+            architecture="planted",
+            n_layers=len(module.blocks),
+            d_model=weight.shape[1],
+            d_mlp=max(module.d_hidden),
+            d_vocab=len(weight),
+            n_ctx=None,
+            n_parameters=sum(parameter.numel() for parameter in module.parameters()),
+            dtype="float32",
+            device=str(weight.device),
+            weights_hash=weights_hash(module.state_dict()),
+        )
 
     @property
     def sites(self) -> frozenset[Site]:
@@ -219,27 +231,6 @@ class PlantedModel(Model):
 
     def replayer(self) -> PlainLoop:
         return PlainLoop(self)
-
-
-def _spec(module: PlantedNetwork, name: str) -> ModelSpec:
-    weight = module.embed.weight
-    return ModelSpec(
-        name=name,
-        architecture="planted",
-        n_layers=len(module.blocks),
-        n_heads=0,
-        n_kv_heads=0,
-        d_model=weight.shape[1],
-        d_head=0,
-        d_mlp=max(module.d_hidden),
-        d_vocab=len(weight),
-        n_ctx=None,
-        score_scale=1.0,
-        n_parameters=sum(parameter.numel() for parameter in module.parameters()),
-        dtype="float32",
-        device=str(weight.device),
-        weights_hash=weights_hash(module.state_dict()),
-    )
 
 
 SITE, LAYER = RESID_PRE, 1  # the site that holds the features

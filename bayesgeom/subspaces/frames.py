@@ -15,7 +15,7 @@ from torch import Tensor
 from bayesgeom.core import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V, InvalidArgument, Site, Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.carried import CARRIED
-from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, span
+from bayesgeom.subspaces.base import Fit, Sample, Setting, Subspace, span
 
 FrameKind = Literal["embedding", "keys", "ov"]
 EMBEDDING_SITES = (TOKEN_EMBEDDINGS,)
@@ -51,10 +51,6 @@ class TokenFrame(Fit):
         if self.kind == "embedding":
             return "frame (embedding)"
         return f"frame ({self.kind} of {'' if self.layer is None else f'L{self.layer}'}H{self.head})"
-
-    @property
-    def about(self) -> About:
-        return About()
 
     def check(self, setting: Setting) -> None:
         spec, place = setting.model.spec, setting.place

@@ -15,7 +15,7 @@ has already run.
 import inspect
 import math
 from abc import ABC
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -164,7 +164,12 @@ class HookedModel(_NativeModel):
     def _is_plain(self) -> bool:
         """Whether a pass may leave out positions that no logit depends on: no part has a hook or was replaced."""
         last, norm = self._transformer.blocks[-1], self._transformer.ln_final
-        is_built = type(last) is Block and _as_built((self._transformer, *last.modules(), *norm.modules()))
+        is_built = type(last) is Block and all(
+            (known := _BUILT_FROM.get(type(part))) is not None
+            and all(vars(type(part)).get(name, function) is function for name, function in known.items())
+            and not (known.keys() & vars(part).keys() or part._backward_hooks or part._backward_pre_hooks)  # noqa: SLF001  (no public list)
+            for part in (self._transformer, *last.modules(), *norm.modules())
+        )
         return is_built and not self.foreign_hooks()
 
     def _has_known_parts(self, layer: int) -> bool:
@@ -231,16 +236,6 @@ class HookedModel(_NativeModel):
 
     def _heads(self, weight: Float[Tensor, "hd m"]) -> Float[Tensor, "head d_head m"]:
         return rearrange(weight.detach(), "(h d) m -> h d m", h=self.spec.n_heads)
-
-
-def _as_built(parts: Iterable[nn.Module]) -> bool:
-    """Whether these parts compute as their classes did when this module was imported."""
-    return all(
-        (known := _BUILT_FROM.get(type(part))) is not None
-        and all(vars(type(part)).get(name, function) is function for name, function in known.items())
-        and not (known.keys() & vars(part).keys() or part._backward_hooks or part._backward_pre_hooks)  # noqa: SLF001  (no public list)
-        for part in parts
-    )
 
 
 ResidualModule = PositionwiseMLP | LSTM | Mamba

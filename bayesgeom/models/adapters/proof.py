@@ -284,17 +284,6 @@ def _claims(stored: Passages, functions: Functions, equations: Equations, layer:
     """The equations of one layer whose sites there are."""
     arrived = {site: passage.arrived[0] for (site, at), passage in stored.items() if at == layer}
     left = {site: stored[site, layer].left[0] for site in arrived}
-    yield from _residual_claims(arrived, left, functions, layer)
-    if {RESID_PRE, RESID_POST} <= arrived.keys() and (RESID_PRE, layer + 1) in stored:
-        before, after = left[RESID_POST], stored[RESID_PRE, layer + 1].arrived[0]
-        # RWKV halves the stream every few layers: compare up to one factor.
-        factor = (after.double().to(before.device) * before.double()).sum() / before.double().square().sum()
-        yield Claim("resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor * before)
-    yield from attention_claims(arrived, left, functions, layer)
-    yield from equations(arrived, left, layer)
-
-
-def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[Claim]:
     has = arrived.keys().__ge__
     if has({*_RESIDUAL}):
         # The input of a block may still be on the device of the previous block.
@@ -310,6 +299,13 @@ def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int
         given, mid = functions.mid_given(layer), left[RESID_MID]
         right = torch.full_like(mid, torch.nan) if given is None else given.reshape(mid.shape)
         yield Claim("the MLP reads resid_mid", (RESID_MID,), mid, right)
+    if {RESID_PRE, RESID_POST} <= arrived.keys() and (RESID_PRE, layer + 1) in stored:
+        before, after = left[RESID_POST], stored[RESID_PRE, layer + 1].arrived[0]
+        # RWKV halves the stream every few layers: compare up to one factor.
+        factor = (after.double().to(before.device) * before.double()).sum() / before.double().square().sum()
+        yield Claim("resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor * before)
+    yield from attention_claims(arrived, left, functions, layer)
+    yield from equations(arrived, left, layer)
 
 
 def attention_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[Claim]:
@@ -369,6 +365,4 @@ def sentinel_trials(d_vocab: int, n_ctx: int | None, device: str) -> Trials:
         predictive=certain,
         belief=certain,
         labels=torch.zeros_like(tokens),
-        token_sets={},
-        relations={},
     )
