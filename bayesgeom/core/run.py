@@ -354,23 +354,15 @@ def concatenate(parts: list[Trials]) -> Trials:
         relations: Mapping[str, Tensor] = undrawn[0].and_of(undrawn[1:])
     else:
         relations = {name: torch.cat([part.relations[name] for part in parts]) for name in first.relations}
-    return Trials(
-        tokens=torch.cat([part.tokens for part in parts]),
-        scored=torch.cat([part.scored for part in parts]),
-        answers=first.answers,
-        predictive=torch.cat([part.predictive for part in parts]),
-        belief=torch.cat([part.belief for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
-        token_sets=first.token_sets,
+    names = ("tokens", "scored", "predictive", "belief", "labels")
+    joined: dict[str, Any] = {name: torch.cat([vars(part)[name] for part in parts]) for name in names}
+    return replace(
+        first,
+        **joined,
         relations=relations,
         groups=torch.cat(groups) if groups else None,
-        group_names=first.group_names,
         observers=observers[0].and_of(observers[1:]) if len(observers) == len(parts) else None,
-        is_labeled=first.is_labeled,
-        is_signed=first.is_signed,
-        factor_sizes=first.factor_sizes,
         statistics={name: torch.cat([part.statistics[name] for part in parts]) for name in first.statistics},
-        spellings=first.spellings,
     )
 
 

@@ -21,7 +21,7 @@ from bayesgeom.diagnosis.plan import Named, check_probes, check_untrained
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.generalization.similarity import FEWEST, layers_alike
 from bayesgeom.measurements.calibration import SCORES, CalibrationReport, sequence_scores
-from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance
+from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance, run_on
 from bayesgeom.models.config import architectures
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, scored_task_of
 from bayesgeom.report.diagnosis import Diagnosis, load_report
@@ -372,10 +372,8 @@ class _Side:
 def _of_models(models: Sequence[Model], task: WindTunnel, *, n: int, seed: int) -> CompareReport:
     sides = list[_Side]()
     for model in models:
-        blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
-        resamples = derived_seed(seed, Branch.RESAMPLING)
         with phase(model.spec.name, n, "sequence"):
-            run = model.run(blocks, baseline_predictives=task.baseline_predictives, seed=resamples)
+            run = run_on(model, task, n=n, seed=seed)
         level = dict(run.baseline_behaviors).get(_UNIFORM)
         levels = [] if level is None else sequence_scores(level).mean(axis=0).tolist()
         uniform = dict(zip(_EXACT_IS_0, levels, strict=False))

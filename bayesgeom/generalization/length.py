@@ -43,14 +43,14 @@ from bayesgeom.generalization.longer_tasks import (
     with_room_for,
     with_untrained_positions,
 )
-from bayesgeom.models.base import Model, provenance
+from bayesgeom.models.base import Model, provenance, run_on
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, scored_task_of
 from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate, stacked
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.information import kl_bits
-from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
+from bayesgeom.tasks.base import WindTunnel, checked_seed, task_from_config
 
 N_RECORDED = 128  # sequences whose residuals are read in every layer
 N_WINDOW = 5  # positions on either side of the training length
@@ -261,7 +261,9 @@ def _errors(model: Model, setting: LengthSetting) -> ModelErrors:
 
     def run_at(length: int) -> Run:
         with phase(f"{model.spec.name} at length {length}"):
-            return run_on(model, field.to(setting.task, length), n=setting.n, seed=seed)
+            record, n_recorded = (RESID_POST,) if _can_read_layers(model) else (), min(setting.n, N_RECORDED)
+            task = field.to(setting.task, length)
+            return run_on(model, task, n=setting.n, seed=seed, record=record, n_recorded=n_recorded)
 
     if field.is_prefix:
         run = run_at(setting.lengths[-1])
@@ -291,17 +293,6 @@ def _errors(model: Model, setting: LengthSetting) -> ModelErrors:
         within_kl_bits=within,
         excess_bits=excess,
         shift=shift,
-    )
-
-
-def run_on(model: Model, task: WindTunnel, *, n: int, seed: int) -> Run:
-    """Run `n` sequences of the task, recording residuals of the first ones if layers can be read."""
-    return model.run(
-        task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device),
-        record=(RESID_POST,) if _can_read_layers(model) else (),
-        n_recorded=min(n, N_RECORDED),
-        baseline_predictives=task.baseline_predictives,
-        seed=derived_seed(seed, Branch.RESAMPLING),
     )
 
 

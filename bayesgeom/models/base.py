@@ -76,7 +76,7 @@ from bayesgeom.stats.behavior import (
     whole_entropy_bits,
 )
 from bayesgeom.stats.reduction import Reduction
-from bayesgeom.tasks.base import WindTunnel, at_most
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
 
 # The order of the sites at which a replay can start. A baseline keeps those inside the MLP on request only.
 _STAGES = sorted((site.stage, site.name, site) for site in ALL_SITES if site.stage is not None)
@@ -848,6 +848,21 @@ class Model(ABC):
                 f"and edits."
             )
         return concatenate([trials for trials, _ in kept]), torch.cat([answers for _, answers in kept])
+
+
+def run_on(model: Model, task: WindTunnel, *, n: int, seed: int, **options: Any) -> Run:
+    """Run a model on the first `n` sequences of a task, with the seeds of every measurement.
+
+    Args:
+        model: The model.
+        task: Its task.
+        n: Number of sequences.
+        seed: Seed of sequences and intervals.
+        **options: Further arguments of `Model.run`.
+    """
+    blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
+    resampling = derived_seed(seed, Branch.RESAMPLING)
+    return model.run(blocks, **{"baseline_predictives": task.baseline_predictives, "seed": resampling, **options})
 
 
 class Reattachable(Model):
