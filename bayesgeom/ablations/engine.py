@@ -110,8 +110,7 @@ class Exact:
         kl = (log_total - torch.linalg.vecdot(self.predictive, below)) / NATS_PER_BIT - self.entropy_bits
         entropy = (log_total - torch.linalg.vecdot(weights, below) / total) / NATS_PER_BIT
         correct = (first[..., 0] == self.labels).double()
-        scored: np.ndarray = torch.stack([kl, (entropy - self.entropy_bits).abs(), correct]).cpu().numpy()
-        return scored
+        return np.asarray(torch.stack([kl, (entropy - self.entropy_bits).abs(), correct]).cpu().numpy())
 
 
 def batches(block: Trials, spec: ModelSpec) -> Iterator[Trials]:
@@ -181,8 +180,7 @@ def position_means(
 
 def _extended(mean: Float[Tensor, "pos *rest"], last: int) -> Float[Tensor, "pos *rest"]:
     """The means, with that of position `last` at all later positions."""
-    extended: Tensor = mean[torch.arange(len(mean), device=mean.device).clamp_max(last)]
-    return extended
+    return mean[torch.arange(len(mean), device=mean.device).clamp_max(last)]
 
 
 def batches_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, Trials]]:
@@ -243,32 +241,17 @@ def score_batch(
     for chosen, logits in edited_logits(replayer, baseline, variants, reference):
         for index, edited in zip(chosen, logits, strict=True):
             scores[index] = exact.scores(edited, variants[index])
-        inert[chosen] = _inert(logits, replayer, baseline, [variants[index] for index in chosen], reference)
+        near = np.array([float((edited - baseline.logits).abs().max()) <= _NEARLY for edited in logits])
+        if near.any():  # whether a logit changed at all is compared with the same replay without an edit
+            pairs = zip(chosen, near, strict=True)
+            controls = [_unchanged(variants[index]) if is_near else variants[index] for index, is_near in pairs]
+            same = (logits == replayer.logits(baseline, controls, reference)).flatten(1).all(dim=1)
+            inert[chosen] = near & same.cpu().numpy()
     return BatchScores(
         baseline=exact.scores(baseline.logits),
         variants=np.stack([score for score in scores if score is not None]),
         inert=inert,
     )
-
-
-def _inert(
-    logits: Float[Tensor, "variant batch query_pos d_vocab"],
-    replayer: Replayer,
-    baseline: BaselinePass,
-    variants: Sequence[Variant],
-    reference: BatchReference,
-) -> Bool[np.ndarray, " variant"]:
-    """Return which variants leave the logits bit-identical, compared with a replay that changes nothing.
-
-    The replay has the same entry and batch size: the last bit of a matrix product can depend on the batch size.
-    """
-    near = [float((edited - baseline.logits).abs().max()) <= _NEARLY for edited in logits]
-    if not any(near):
-        return np.zeros(len(variants), dtype=bool)
-    controls = [_unchanged(variant) if is_near else variant for variant, is_near in zip(variants, near, strict=True)]
-    same = (logits == replayer.logits(baseline, controls, reference)).flatten(1).all(dim=1)
-    inert: np.ndarray = np.array(near) & same.cpu().numpy()
-    return inert
 
 
 def _places(variant: Variant) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bayesgeom.ablations.batteries import Ablation, Battery, Component, check_battery, mode_named
 from bayesgeom.ablations.engine import batches_with_donors, position_means, references
-from bayesgeom.core import MLP_POST, InvalidArgument, Mode, Reference, Replace, Trials, checked, phase
+from bayesgeom.core import MLP_POST, InvalidArgument, Mode, Replace, checked, phase
 from bayesgeom.core.torch_state import SiteLayer, check_differentiable, store_leaf, with_gradients
 from bayesgeom.models.base import LARGE, Model, hooked_sites
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
@@ -100,31 +100,19 @@ def _estimates(
     with phase("gradients of the neurons", n, "sequence") as progress:
         for batch, before in (both for block in blocks for both in batches_with_donors(block, spec)):
             reference = references(replayer, batch, before, variants, means)
-            total += _of_batch(model, batch, variants, reference, generator)
+            stored: dict[SiteLayer, Tensor] = {}
+            with hooked_sites(model, {place: store_leaf(stored, place) for place in places}):
+                log_answers, _ = answer_log_probabilities(model.logits(batch), batch)
+            increase = kl_bits(batch.at_scored(batch.predictive), log_answers).sum()
+            drawn = torch.multinomial(log_answers.detach().exp().flatten(0, 1).cpu(), 1, generator=generator)
+            surprise = log_answers.flatten(0, 1).gather(1, drawn.to(log_answers.device)).sum()
+            leaves = [stored[place] for place in places]
+            slopes = (torch.autograd.grad(scalar, leaves, retain_graph=True) for scalar in (increase, surprise))
+            for row, ((edit,), leaf, *both) in enumerate(zip(variants, leaves, *slopes, strict=True)):
+                change = edit.applied(leaf.detach(), reference) - leaf.detach()
+                # Positions are ablated together. The draws of different positions are independent, so their products
+                # average 0.
+                linear, random = ((change * gradient).double().sum(dim=1) for gradient in both)
+                total[row] += (linear + random.square() / (2 * NATS_PER_BIT)).sum(dim=0).cpu() / batch.n_scored
             progress.update(len(batch))
     return total
-
-
-def _of_batch(
-    model: Model,
-    trials: Trials,
-    variants: Sequence[tuple[Replace]],
-    reference: Reference,
-    generator: torch.Generator,
-) -> Float64[Tensor, "layer d_mlp"]:
-    stored: dict[SiteLayer, Tensor] = {}
-    places = [(edit.site, edit.layer) for (edit,) in variants]
-    with hooked_sites(model, {place: store_leaf(stored, place) for place in places}):
-        log_answers, _ = answer_log_probabilities(model.logits(trials), trials)
-    increase = kl_bits(trials.at_scored(trials.predictive), log_answers).sum()
-    drawn = torch.multinomial(log_answers.detach().exp().flatten(0, 1).cpu(), 1, generator=generator)
-    surprise = log_answers.flatten(0, 1).gather(1, drawn.to(log_answers.device)).sum()
-    leaves = [stored[place] for place in places]
-    first, second = (torch.autograd.grad(scalar, leaves, retain_graph=True) for scalar in (increase, surprise))
-    rows = []
-    for (edit,), leaf, slope, score in zip(variants, leaves, first, second, strict=True):
-        change = edit.applied(leaf.detach(), reference) - leaf.detach()
-        # Positions are ablated together. The draws of different positions are independent, so their products average 0.
-        linear, random = ((change * gradient).double().sum(dim=1) for gradient in (slope, score))
-        rows.append((linear + random.square() / (2 * NATS_PER_BIT)).sum(dim=0).cpu() / trials.n_scored)
-    return torch.stack(rows)

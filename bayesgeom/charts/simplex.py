@@ -60,7 +60,19 @@ def add_simplexes(
         add_note(figure, "not measured" if len(belief) else f"not drawn: {n} hypotheses")
         return
     if n > MAX_CORNERS:
-        _add_sorted(figure, known, belief)
+        # Add a column per belief, from certain to uncertain, with hypotheses from the most to the least probable.
+        certain_first = np.argsort(-np.max(belief, axis=1), kind="stable")
+        columns = certain_first[:: -(-len(certain_first) // MAX_COLUMNS)]
+        order = np.argsort(-belief[columns], axis=1, kind="stable")
+        parts = [np.take_along_axis(points[columns], order, axis=1).T.round(3) for points in known.values()]
+        gap = np.full((belief.shape[1], max(1, len(columns) // 40)), np.nan)
+        cells = np.concatenate([part for block in parts for part in (gap, block)][1:], axis=1)
+        most = float(np.max(belief[columns], initial=0.0)) or 1.0
+        names = (range(1, 1 + len(cells)), range(1, 1 + cells.shape[1]))
+        axes = ("positions, most certain first", "hypothesis, by exact rank")
+        add_heat(figure, cells, unit="probability", baseline=0.0, names=names, axes=axes, limits=(0.0, most))
+        middles = [1 + (len(columns) - 1) / 2 + at * (len(columns) + gap.shape[1]) for at in range(len(parts))]
+        figure.update_xaxes(tickmode="array", tickvals=middles, ticktext=[*map(escaped, known)])
         return
     edge = corners(n)
     low, high = edge.min(axis=0) - _ROOM, edge.max(axis=0) + _ROOM
@@ -107,29 +119,6 @@ def _add_polygon(
     }
     where = "bottom center" if len(edge) == 2 else "middle center"  # below a line, two rows of letters need room
     _add(figure, x=[shift], y=[edge[:, 1].min() - _ROOM - _CAPTION / 2], textposition=where, **below)
-
-
-def _add_sorted(
-    figure: go.Figure,
-    shown: Mapping[str, Float[np.ndarray, "point hypothesis"]],
-    belief: Float[np.ndarray, "point hypothesis"],
-) -> None:
-    """Add a column per belief, from certain to uncertain, with hypotheses from the most to the least probable.
-
-    Order and scale are those of the exact belief: a correct read-out looks like the exact belief next to it.
-    """
-    certain_first = np.argsort(-np.max(belief, axis=1), kind="stable")
-    columns = certain_first[:: -(-len(certain_first) // MAX_COLUMNS)]
-    order = np.argsort(-belief[columns], axis=1, kind="stable")
-    parts = [np.take_along_axis(points[columns], order, axis=1).T.round(3) for points in shown.values()]
-    gap = np.full((belief.shape[1], max(1, len(columns) // 40)), np.nan)
-    cells = np.concatenate([part for block in parts for part in (gap, block)][1:], axis=1)
-    most = float(np.max(belief[columns], initial=0.0)) or 1.0
-    names = (range(1, 1 + len(cells)), range(1, 1 + cells.shape[1]))
-    axes = ("positions, most certain first", "hypothesis, by exact rank")
-    add_heat(figure, cells, unit="probability", baseline=0.0, names=names, axes=axes, limits=(0.0, most))
-    middles = [1 + (len(columns) - 1) / 2 + at * (len(columns) + gap.shape[1]) for at in range(len(parts))]
-    figure.update_xaxes(tickmode="array", tickvals=middles, ticktext=[*map(escaped, shown)])
 
 
 def belief_colors(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str]:

@@ -237,8 +237,7 @@ class _Terms:
 
     def kl_bits(self, exact: Logits, logits: Logits) -> Float64[np.ndarray, " batch"]:
         """Return KL(exact ‖ model) of logits before the soft cap, mean over scored positions."""
-        kl: np.ndarray = kl_bits(exact, self.end.capped(logits).log_softmax(-1)).mean(dim=1).cpu().numpy()
-        return kl
+        return np.asarray(kl_bits(exact, self.end.capped(logits).log_softmax(-1)).mean(dim=1).cpu().numpy())
 
     @torch.no_grad()
     def _of(self, trials: Trials) -> tuple[Terms, Logits]:

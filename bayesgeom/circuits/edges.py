@@ -232,8 +232,7 @@ class EdgeReplay:
         changes = {writer: (x.clone() if turn is None else x @ turn.to(x)) for writer, x in every if writer in senders}
 
         def kl_of(logits: Float[Tensor, "batch query_pos d_vocab"]) -> Float[np.ndarray, " sequence"]:
-            kl: np.ndarray = exact.scores(logits)[0].mean(axis=1)
-            return kl
+            return np.asarray(exact.scores(logits)[0].mean(axis=1))
 
         without, reference = np.zeros((len(edges), len(trials))), BatchReference({}, baseline)
         for numbers, variants in self._variants(baseline, edges, changes):

@@ -64,8 +64,17 @@ def headlines_of(report: Report, labels: Sequence[str], first: str, *, most: int
     effects = report.estimate(FIELD)
     (top,), effect = _largest(effects)
     label = f"{first if effect.value >= 0 else 'largest change'}: {labels[top]}"
-    line = headline_of(report, FIELD, (top,), label, own=effect, chosen_of=len(labels))
-    if effect.reason_at() in (Reason.MANY, Reason.HIDDEN) and not effects[top].is_withheld:
-        line = headline_of(report, FIELD, (top,), label, own=effects[top], verdict="")
-        line = replace(line, why=str(Reason.CHOICE_IGNORED))
+    line = headline_of_largest(report, FIELD, (top,), label, effect)
     return line, *(headline_of(report, FIELD, (at,), labels[at]) for at in ranked(effects)[:most] if at != top)
+
+
+def headline_of_largest(
+    report: Report, metric: str, at: tuple[int, ...], label: str, chosen: Estimate, verdict: str | None = None
+) -> Headline:
+    """Return the headline of a largest entry, with an interval that allows for its choice where there is one."""
+    whole = report.estimate(metric)
+    if chosen.reason_at() in (Reason.MANY, Reason.HIDDEN) and not whole[at].is_withheld:
+        line = headline_of(report, metric, at, label, own=whole[at], verdict="")
+        return replace(line, why=str(Reason.CHOICE_IGNORED))
+    count = int(np.isfinite(whole.value).sum())
+    return headline_of(report, metric, at, label, own=chosen, chosen_of=count, verdict=verdict)

@@ -9,7 +9,7 @@ References:
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, final
 
@@ -19,13 +19,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import BatchReference, batches, edited_logits
+from bayesgeom.circuits.effects import headline_of_largest
 from bayesgeom.core import (
     ALL_SITES,
     NO_LABEL,
     AtPositions,
     InvalidArgument,
     NonFinite,
-    Reason,
     Replace,
     Site,
     Tokenizer,
@@ -94,11 +94,7 @@ class PatchReport(Report):
             return ends
         at, largest = self.recovered.extreme("largest")
         label = f"largest share recovered: L{at[0]}, {self.tokens[at[1]]}"
-        count = int(np.isfinite(self.recovered.value).sum())
-        if largest.reason_at() in (Reason.MANY, Reason.HIDDEN) and not self.recovered[at].is_withheld:
-            line = headline_of(self, "recovered", at, label, own=self.recovered[at], verdict="")
-            return [replace(line, why=str(Reason.CHOICE_IGNORED)), *ends]
-        return [headline_of(self, "recovered", at, label, own=largest, chosen_of=count, verdict=""), *ends]
+        return [headline_of_largest(self, "recovered", at, label, largest, verdict=""), *ends]
 
     def answer(self) -> Opening | None:
         if not np.isfinite(self.recovered.value).any():
@@ -363,8 +359,6 @@ def _scored_last(tokens: Int64[Tensor, "pair pos"], exact: Trials | None) -> Tri
         predictive=predictive,
         belief=nothing,
         labels=torch.full_like(tokens, NO_LABEL),
-        token_sets={},
-        relations={},
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -208,8 +208,8 @@ class Trials:
     predictive: Float64[Tensor, "batch pos answer"]
     belief: Float64[Tensor, "batch pos hypothesis"]
     labels: Int64[Tensor, "batch pos"]
-    token_sets: Mapping[str, Int64[Tensor, " token"]]
-    relations: Relations | Mapping[str, Bool[Tensor, "batch query_pos key_pos"]]
+    token_sets: Mapping[str, Int64[Tensor, " token"]] = field(default_factory=dict)
+    relations: Relations | Mapping[str, Bool[Tensor, "batch query_pos key_pos"]] = field(default_factory=dict)
     groups: Int64[Tensor, " batch"] | None = None
     group_names: tuple[str, ...] = ()
     observers: WindowObservers | None = None
@@ -281,8 +281,7 @@ class Trials:
             >>> tasks.Bijection(n_values=5, n_pairs=2).sample(2, seed=0).ends()
             tensor([3, 3])
         """
-        last: Tensor = self.scored_positions().amax(dim=1) + 1
-        return last
+        return self.scored_positions().amax(dim=1) + 1
 
     def is_read(self) -> Bool[Tensor, "batch pos"]:
         """Return which positions come before the end of their sequence (`ends`): no padding is among them."""
@@ -303,8 +302,7 @@ class Trials:
     def token_ids(self) -> Int64[Tensor, " token"]:
         """Return the ids of all token sets, sorted: the `token` axis of sites that are read from the weights."""
         none = torch.zeros(0, dtype=torch.int64, device=self.tokens.device)
-        ids: Tensor = torch.cat([none, *self.token_sets.values()]).unique()
-        return ids
+        return cast(Tensor, torch.cat([none, *self.token_sets.values()]).unique())
 
     def followed_by(self, texts: Sequence[Sequence[int]]) -> "Trials":
         """Return a sequence for each scored position and each text: it ends there, and the text follows.
@@ -327,8 +325,6 @@ class Trials:
             predictive=nothing,
             belief=nothing,
             labels=torch.full_like(tokens, NO_LABEL),
-            token_sets={},
-            relations={},
         )
 
     def rows(self, index: slice | Int64[Tensor, " row"]) -> "Trials":
@@ -358,23 +354,15 @@ def concatenate(parts: list[Trials]) -> Trials:
         relations: Mapping[str, Tensor] = undrawn[0].and_of(undrawn[1:])
     else:
         relations = {name: torch.cat([part.relations[name] for part in parts]) for name in first.relations}
-    return Trials(
-        tokens=torch.cat([part.tokens for part in parts]),
-        scored=torch.cat([part.scored for part in parts]),
-        answers=first.answers,
-        predictive=torch.cat([part.predictive for part in parts]),
-        belief=torch.cat([part.belief for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
-        token_sets=first.token_sets,
+    names = ("tokens", "scored", "predictive", "belief", "labels")
+    joined: dict[str, Any] = {name: torch.cat([vars(part)[name] for part in parts]) for name in names}
+    return replace(
+        first,
+        **joined,
         relations=relations,
         groups=torch.cat(groups) if groups else None,
-        group_names=first.group_names,
         observers=observers[0].and_of(observers[1:]) if len(observers) == len(parts) else None,
-        is_labeled=first.is_labeled,
-        is_signed=first.is_signed,
-        factor_sizes=first.factor_sizes,
         statistics={name: torch.cat([part.statistics[name] for part in parts]) for name in first.statistics},
-        spellings=first.spellings,
     )
 
 

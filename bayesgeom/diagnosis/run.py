@@ -28,11 +28,11 @@ from bayesgeom.diagnosis.plan import (
     sites_read,
     with_streams,
 )
-from bayesgeom.diagnosis.short_memory import with_short_memory
 from bayesgeom.executors import Batch, Executor, Job, check_same, job_arguments, name_of
 from bayesgeom.measurements.base import Subject
-from bayesgeom.measurements.calibration import CalibrationReport, compared, sequence_kl_bits
+from bayesgeom.measurements.calibration import sequence_kl_bits
 from bayesgeom.measurements.running import further_runs
+from bayesgeom.measurements.short_memory import completed
 from bayesgeom.models.base import (
     KERNELS,
     LARGE,
@@ -50,8 +50,8 @@ from bayesgeom.report.report import Report
 from bayesgeom.tasks.base import Branch, WindTunnel, check_count, derived_seed, task_from_config
 
 _INITIALIZATION = "initialization"  # key in `skipped` if no untrained network can be built
-_PREDICTIONS = CalibrationReport.name
-_ANSWER = ("calibration", "evidence_response")  # what the answer reads: predictions alone
+_PREDICTIONS = "calibration"
+_ANSWER = (_PREDICTIONS, "evidence_response")  # what the answer reads: predictions alone
 ANSWERED = ContextVar[Callable[[Diagnosis], None] | None]("answered", default=None)  # of the command line: told first
 
 
@@ -137,13 +137,21 @@ def _diagnosed(
         before = {name: reports for name, reports in untrained.items() if name not in skipped}
         run = whole_run(subject, chosen, part, n=n, seed=seed, budget=budget)
         reports, faults = probed(part, run, before, on_all_layers=True)
-        if isinstance(calibration := reports.get(_PREDICTIONS), CalibrationReport):
-            reports[_PREDICTIONS] = compared(calibration, run, copies)
-        again, reasons = _measured_again(subject, chosen, part, run, seed=seed, n_untrained=n_untrained)
-        reports, skipped = _answered({**known, **reports, **again}), skipped | faults | reasons
+        reports, reasons = {**known, **reports}, dict[str, str]()
+        seen = Subject(run=run, task=chosen, seed=seed, n_untrained=n_untrained, model=subject)
+        for name, measurement in part.again.items():  # one that fails must not lose the earlier measurements
+            runs = attempted(part, name, partial(further_runs, subject, measurement, chosen, run, seed=seed), reasons)
+            if runs is None:
+                continue
+            with phase(f"{subject.spec.name}: {name}"):
+                work = partial(_reported, measurement, replace(seen, further=runs))
+                report = attempted(part, name, work, reasons)
+            reports |= {} if report is None else {name: report}
         if _PREDICTIONS in part.supported:
-            reports = with_short_memory(reports, subject, chosen, run, seed=seed)
-        where = _provenance(subject, chosen, part, run, arguments, tuple(reports))
+            reports = completed(reports, copies, seen)
+        if (answer := answer_of(reports)) is not None and not answer.explains:
+            reports = {name: report.no_better() for name, report in reports.items()}
+        where, skipped = _provenance(subject, chosen, part, run, arguments, tuple(reports)), skipped | faults | reasons
         return Diagnosis(reports=reports, skipped=skipped, inapplicable=plan.inapplicable, provenance=where)
 
     tell, is_local = ANSWERED.get(), Ask.RERUN in subject.asks and executor is None  # predictions may cost money
@@ -156,13 +164,6 @@ def _diagnosed(
     rest = measured(plan.only([name for name in every if name not in final]), n_untrained, first)
     reports = {name: rest[name] for name in every if name in rest}
     return replace(rest, reports=reports, skipped=_with_faults(first.skipped, rest.skipped))
-
-
-def _answered(reports: Mapping[str, Report]) -> dict[str, Report]:
-    """Return the reports; those that claim use of evidence claim nothing if the answer is no better than its levels."""
-    answer = answer_of(reports)
-    is_no_better = answer is not None and not answer.explains
-    return {name: report.no_better() if is_no_better else report for name, report in reports.items()}
 
 
 def _untrained_reports(
@@ -184,7 +185,14 @@ def _untrained_reports(
         n_rows = min(n_seen, max(1, (budget - streamed) // max(1, each)))
         n = n_seen if plan.streamed else n_rows
         counts = {"n": n, "seed": sequences["seed"], "bytes": streamed + n_rows * each}
-        results = _sent_untrained(executor, model, plan, task, counts, n_untrained=n_untrained)
+        batch, name = executor
+        probes = [_spelled(probe) for probe in plan.supported.values()]
+        streams = {"streamed": sorted(plan.streamed), "n_streamed": plan.n_streamed}
+        shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, **streams, **counts)
+        job, title = partial(Job, function=untrained_at), f"{model.spec.name} untrained"
+        indices = range(n_untrained if plan.supported else 0)
+        jobs = [job(name=f"{title} {index}", arguments={**shared, "index": index}) for index in indices]
+        results = batch.results(jobs, desc="untrained networks")
     reports: dict[str, list[Report]] = {name: [] for name in plan.supported}
     skipped = dict(plan.skipped)
     is_quiet = executor is not None or not n_untrained  # jobs have a bar of their own
@@ -262,27 +270,6 @@ def _predicted(model: Model, task: WindTunnel, index: int, *, n: int, seed: int)
         return [], f"{str(reason).rstrip('.')}."
 
 
-def _sent_untrained(
-    executor: tuple[Batch, str],
-    model: Model,
-    plan: Plan,
-    task: WindTunnel,
-    counts: Mapping[str, int],
-    *,
-    n_untrained: int,
-) -> list[Found]:
-    """Return what `_untrained` returns for each network, each a job."""
-    batch, name = executor
-    probes = [_spelled(probe) for probe in plan.supported.values()]
-    streams = {"streamed": sorted(plan.streamed), "n_streamed": plan.n_streamed}
-    shared = job_arguments(name, model.spec, task, probes=probes, is_named=plan.is_named, **streams, **counts)
-    jobs = [
-        Job(name=f"{model.spec.name} untrained {index}", function=untrained_at, arguments={**shared, "index": index})
-        for index in range(n_untrained if plan.supported else 0)
-    ]
-    return batch.results(jobs, desc="untrained networks")
-
-
 def untrained_at(
     *,
     model: str,
@@ -316,28 +303,6 @@ def _spelled(probe: AnyMeasurement) -> str:
     if probe.name not in known or len(switched) > 1 or named_measurement(spelled, known) != probe:
         raise InvalidArgument(f"executor= takes probes by their names, which workers find; got the object {probe!r}.")
     return spelled
-
-
-def _measured_again(
-    model: Model,
-    task: WindTunnel,
-    plan: Plan,
-    run: Run,
-    *,
-    seed: int,
-    n_untrained: int,
-) -> Found:
-    """Return the reports of what runs the model again; one that fails must not lose the earlier measurements."""
-    reports, faults = dict[str, Report](), dict[str, str]()
-    for name, measurement in plan.again.items():
-        runs = attempted(plan, name, partial(further_runs, model, measurement, task, run, seed=seed), faults)
-        if runs is None:
-            continue
-        subject = Subject(run=run, task=task, seed=seed, further=runs, n_untrained=n_untrained, model=model)
-        with phase(f"{model.spec.name}: {name}"):
-            report = attempted(plan, name, partial(_reported, measurement, subject), faults)
-        reports |= {} if report is None else {name: report}
-    return reports, faults
 
 
 def _reported(measurement: AnyMeasurement, subject: Subject) -> Report:

@@ -50,7 +50,7 @@ from bayesgeom.measurements.inside import numbers_of
 from bayesgeom.measurements.key_overlap import ACTIVATION, RANDOM_DIRECTIONS, KeyOverlap
 from bayesgeom.measurements.posterior_lens import PosteriorLens
 from bayesgeom.measurements.value_manifold import MAX_POINTS, MIN_SEQUENCES, SHUFFLE, ValueManifold
-from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes
+from bayesgeom.models.base import Model, bytes_per_sequence, recording_bytes, run_on
 from bayesgeom.report.estimate import Baseline, Estimate, smooth_estimate, with_ceiling
 from bayesgeom.report.storage import quantities_of
 from bayesgeom.stats.behavior import UNIFORM as CONTEXT_FREE
@@ -61,7 +61,7 @@ from bayesgeom.stats.subspace import cloud_axes, random_subspaces
 from bayesgeom.subspaces.base import InterventionSite, Sample, Subspace
 from bayesgeom.subspaces.fits import frame
 from bayesgeom.subspaces.jacobian import N_SEQUENCES, jacobian_grams
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+from bayesgeom.tasks.base import WindTunnel, derived_seed
 
 MAX_PAIRS, N_SHOWN = 128, 240
 MAX_MAP = 2**17  # entries of one snapshot's attention maps
@@ -101,16 +101,9 @@ class Bench:
 
     def passed(self, model: Model) -> Run:
         """Run a model on the fixed trials; the free memory decides the size of passes, not what is recorded."""
-        device = model.spec.device
-        stream = self.task.stream(self.n, seed=derived_seed(self.seed, Branch.TRIALS), device=device)
-        budget = max(recording_bytes(device), self.n_recorded * _bytes_recorded(model, self.task))
-        return model.run(
-            stream,
-            record=_sites_of(model),
-            n_recorded=self.n_recorded,
-            budget_bytes=budget,
-            seed=derived_seed(self.seed, Branch.RESAMPLING),
-        )
+        budget = max(recording_bytes(model.spec.device), self.n_recorded * _bytes_recorded(model, self.task))
+        read = {"record": _sites_of(model), "n_recorded": self.n_recorded, "budget_bytes": budget}
+        return run_on(model, self.task, n=self.n, seed=self.seed, baseline_predictives=None, **read)
 
 
 def _sites_of(model: Model) -> tuple[Site, ...]:
@@ -329,15 +322,7 @@ def _answer_shifts(
         subspace, seed = subspaces[layer], derived_seed(swap.seed, _DRAWS, layer)
         bases = (subspace.basis, *random_subspaces(subspace.width, subspace.rank, draws=N_RANDOM, seed=seed))
         of_frame, *of_random = (
-            InSubspace(
-                site=RESID_PRE,
-                layer=layer,
-                kind="swap",
-                basis=basis.to(like),
-                turn=None,
-                shift=None,
-                name=subspace.name,
-            )
+            InSubspace(site=RESID_PRE, layer=layer, kind="swap", basis=basis.to(like), name=subspace.name)
             for basis in bases
         )
         edits[layer] = [of_frame, Replace(site=RESID_PRE, layer=layer, mode="resample"), *of_random]
@@ -346,8 +331,7 @@ def _answer_shifts(
         variants = [(edit,) for layer in swap.layers for edit in edits[layer][which]]
         plan = EditPlan(replayer=model.replayer(), spec=model.spec, means={}, conditions=lambda _: variants)
         sums = score_pairs(swap.pairs(n), plan, n).by_layer(len(swap.layers)).conditions[..., 0]
-        shift: np.ndarray = sums[..., Score.KL] - sums[..., Score.DONOR_KL]
-        return shift
+        return np.asarray(sums[..., Score.KL] - sums[..., Score.DONOR_KL])
 
     swapped, random = scored(slice(0, 2), swap.n), scored(slice(2, None), min(swap.n, N_RANDOM_PAIRS))
     return swapped[:, :, 0], swapped[:, :, 1].mean(axis=0), random.mean(axis=(0, 2))

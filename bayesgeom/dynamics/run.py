@@ -87,7 +87,9 @@ def training_dynamics(
     batch = None if executor is None else Batch.of(executor)
     if batch is None:
         check_device(device)
-    _check_probes(probes)
+    check_probes(probes)
+    if taken := [text for text in listed(probes) or () if isinstance(text, str) and text in _OWN]:
+        raise InvalidArgument(f"training dynamics has a report {taken[0]!r} of its own: leave it out of probes.")
     trainings = runs_of(runs)
     budget = recording_bytes(device if batch is None else "cpu")  # once, since the free memory changes meanwhile
     bench = Bench.of(_like(trainings[0], device), trainings[0].task, n=n, seed=checked_seed(seed), budget_bytes=budget)
@@ -100,13 +102,6 @@ def _like(run: TrainingRun, device: str) -> Model:
     """Return a model with the sites and sizes of the snapshots."""
     config = run.config
     return _model_at((run.paths[0], ""), device) if config is None else of_module(config.build(seed=0))
-
-
-def _check_probes(probes: Named | Sequence[Named] | None) -> None:
-    """Raise `InvalidArgument` for probes that cannot be measured, or have the name of a report of dynamics."""
-    check_probes(probes)
-    if taken := [text for text in listed(probes) or () if isinstance(text, str) and text in _OWN]:
-        raise InvalidArgument(f"training dynamics has a report {taken[0]!r} of its own: leave it out of probes.")
 
 
 @final

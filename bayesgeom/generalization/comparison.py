@@ -21,7 +21,7 @@ from bayesgeom.diagnosis.plan import Named, check_probes, check_untrained
 from bayesgeom.diagnosis.run import diagnose
 from bayesgeom.generalization.similarity import FEWEST, layers_alike
 from bayesgeom.measurements.calibration import SCORES, CalibrationReport, sequence_scores
-from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance
+from bayesgeom.models.base import KERNELS, Model, kernels_of, provenance, run_on
 from bayesgeom.models.config import architectures
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, scored_task_of
 from bayesgeom.report.diagnosis import Diagnosis, load_report
@@ -98,8 +98,7 @@ class CompareReport(Report):
     def signs(self) -> Int[np.ndarray, "row pair"]:
         """Return 1 where the second model of a pair has the higher value, -1 where it has the lower, 0 if undecided."""
         low, high = self.difference.ends
-        signs: Int[np.ndarray, "row pair"] = (low > 0).astype(int) - (high < 0).astype(int)
-        return signs
+        return np.asarray((low > 0).astype(int) - (high < 0).astype(int))
 
     @property
     def margin(self) -> Float[np.ndarray, " row"]:
@@ -373,10 +372,8 @@ class _Side:
 def _of_models(models: Sequence[Model], task: WindTunnel, *, n: int, seed: int) -> CompareReport:
     sides = list[_Side]()
     for model in models:
-        blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
-        resamples = derived_seed(seed, Branch.RESAMPLING)
         with phase(model.spec.name, n, "sequence"):
-            run = model.run(blocks, baseline_predictives=task.baseline_predictives, seed=resamples)
+            run = run_on(model, task, n=n, seed=seed)
         level = dict(run.baseline_behaviors).get(_UNIFORM)
         levels = [] if level is None else sequence_scores(level).mean(axis=0).tolist()
         uniform = dict(zip(_EXACT_IS_0, levels, strict=False))
@@ -516,6 +513,8 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
     ]
     levels = [Baseline.of("baseline", _UNIFORM, np.array(uniform))]
     value = stacked([stacked([of_side.get(key, _UNKNOWN) for of_side in values]) for key in keys], levels)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(levels[0].value > 0, 1 - value.value / levels[0].value, np.nan)
     shown_in = [[of_pair.get(key, (_UNKNOWN, False)) for of_pair in differences] for key in keys]
     specs, names = [side.spec for side in sides], _distinct([str(side.spec["name"]) for side in sides])
     report = CompareReport(
@@ -525,7 +524,7 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
         units=tuple(rows[key].unit for key in keys),
         better=tuple(rows[key].better for key in keys),
         value=value,
-        share_closed=_share_closed(value.value, levels[0].value),
+        share_closed=np.where(share >= -1, share, np.nan),  # below −1 it is a share of no gap
         pairs=tuple(f"{names[b]} − {names[a]}" for a, b in pairs),
         pair_of=np.array(pairs),
         difference=stacked(
@@ -539,28 +538,12 @@ def _compared(sides: Sequence[_Side], task: WindTunnel | str, *, n: int, seed: i
         n=n,
         attention_kernels=tuple(side.kernels for side in sides),
     )
-    return with_provenance(report, _source(specs, task, n, seed))
-
-
-def _share_closed(
-    values: Float[np.ndarray, "row model"], uniform: Float[np.ndarray, "row model"]
-) -> Float[np.ndarray, "row model"]:
-    """Return 1 − value / value of the uniform predictor where 0 is exact and that value is known, else NaN.
-
-    Below −1, where the value is more than twice that of the uniform predictor, it is NaN, too: a share of no gap.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(uniform > 0, 1 - values / uniform, np.nan)
-    return np.where(share >= -1, share, np.nan)
+    model = {key: ", ".join(str(spec[key]) for spec in specs) for key in ("name", "architecture")}
+    weights = {f"{_letter(at)}: {spec['name']}": spec.get("weights_hash", "") for at, spec in enumerate(specs)}
+    return with_provenance(report, provenance(model, task, {"n": n, "seed": seed}) | {"weights": weights})
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names, with a letter where some are equal."""
     repeats = len(set(names)) < len(names)
     return tuple(f"{name} ({_letter(at)})" if repeats else name for at, name in enumerate(names))
-
-
-def _source(specs: Sequence[Mapping[str, Any]], task: WindTunnel | str, n: int, seed: int) -> dict[str, Any]:
-    model = {key: ", ".join(str(spec[key]) for spec in specs) for key in ("name", "architecture")}
-    weights = {f"{_letter(at)}: {spec['name']}": spec.get("weights_hash", "") for at, spec in enumerate(specs)}
-    return provenance(model, task, {"n": n, "seed": seed}) | {"weights": weights}

@@ -41,11 +41,6 @@ class Errors:
     window: EquivalentWindow | None = None
     wide: tuple[str, ...] = ()
 
-    @property
-    def narrow_kl_bits(self) -> Mapping[str, Float[np.ndarray, " position"]]:
-        """KL of the task's own baselines, without wide windows."""
-        return {name: level for name, level in self.predictor_kl_bits.items() if name not in self.wide}
-
 
 def errors_along(run: Run) -> Errors:
     """Return the errors of one run, position by position.

@@ -43,14 +43,14 @@ from bayesgeom.generalization.longer_tasks import (
     with_room_for,
     with_untrained_positions,
 )
-from bayesgeom.models.base import Model, provenance
+from bayesgeom.models.base import Model, provenance, run_on
 from bayesgeom.models.checkpoint import Checkpoint
 from bayesgeom.models.native.transformer import Transformer
 from bayesgeom.models.resolve import ModelLike, TaskLike, as_model, check_names, load, scored_task_of
 from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate, stacked
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.information import kl_bits
-from bayesgeom.tasks.base import Branch, WindTunnel, checked_seed, derived_seed, task_from_config
+from bayesgeom.tasks.base import WindTunnel, checked_seed, task_from_config
 
 N_RECORDED = 128  # sequences whose residuals are read in every layer
 N_WINDOW = 5  # positions on either side of the training length
@@ -106,7 +106,10 @@ def length_generalization(
     if executor is None or names is None:
         measured = [_errors(subject, setting) for subject in subjects]
     else:
-        jobs = [_job(name, subject, setting) for name, subject in zip(names, subjects, strict=True)]
+        options = {"setting": {key: value for key, value in vars(setting).items() if key != "task"}}
+        specs = [subject.spec for subject in subjects]
+        each = [job_arguments(name, spec, setting.task, **options) for name, spec in zip(names, specs, strict=True)]
+        jobs = [Job(name=spec.name, function=errors_at, arguments=at) for spec, at in zip(specs, each, strict=True)]
         measured = Batch.of(executor).results(jobs, desc="models")
     return _with_source(length_report(measured, setting), subjects, setting)
 
@@ -188,12 +191,6 @@ def _with_source(report: LengthReport, models: Sequence[Model], setting: LengthS
     return with_provenance(report, provenance(named, setting.task, arguments) | weights | trained)
 
 
-def _job(name: str, model: Model, setting: LengthSetting) -> Job:
-    options = {key: value for key, value in vars(setting).items() if key != "task"}
-    arguments = job_arguments(name, model.spec, setting.task, setting=options)
-    return Job(name=model.spec.name, function=errors_at, arguments=arguments)
-
-
 def errors_at(
     *,
     model: str,
@@ -264,7 +261,9 @@ def _errors(model: Model, setting: LengthSetting) -> ModelErrors:
 
     def run_at(length: int) -> Run:
         with phase(f"{model.spec.name} at length {length}"):
-            return run_on(model, field.to(setting.task, length), n=setting.n, seed=seed)
+            record, n_recorded = (RESID_POST,) if _can_read_layers(model) else (), min(setting.n, N_RECORDED)
+            task = field.to(setting.task, length)
+            return run_on(model, task, n=setting.n, seed=seed, record=record, n_recorded=n_recorded)
 
     if field.is_prefix:
         run = run_at(setting.lengths[-1])
@@ -277,7 +276,8 @@ def _errors(model: Model, setting: LengthSetting) -> ModelErrors:
         errors = errors_across(runs)
         windows = [(runs[length], slice(None)) for length in (max(0, trained - 1), trained, trained + 1)]
     kl, at = errors.kl_bits, errors.at
-    best = strongest(errors.narrow_kl_bits)  # a wide window is exact within most of a short training length
+    # A wide window is exact within most of a short training length.
+    best = strongest({name: level for name, level in errors.predictor_kl_bits.items() if name not in errors.wide})
     shortcut = Baseline.of("baseline", best, errors.predictor_kl_bits[best])
     steps = [discontinuity(rows, at, trained, seed=seed) for rows in (kl, errors.entropy_error_bits)]
     within, excess, shift = _by_layer(model, windows)
@@ -293,17 +293,6 @@ def _errors(model: Model, setting: LengthSetting) -> ModelErrors:
         within_kl_bits=within,
         excess_bits=excess,
         shift=shift,
-    )
-
-
-def run_on(model: Model, task: WindTunnel, *, n: int, seed: int) -> Run:
-    """Run `n` sequences of the task, recording residuals of the first ones if layers can be read."""
-    return model.run(
-        task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device),
-        record=(RESID_POST,) if _can_read_layers(model) else (),
-        n_recorded=min(n, N_RECORDED),
-        baseline_predictives=task.baseline_predictives,
-        seed=derived_seed(seed, Branch.RESAMPLING),
     )
 
 
@@ -335,8 +324,7 @@ def _read(module: Transformer, run: Run, positions: slice) -> Float[np.ndarray, 
     for resid in run.at(RESID_POST)[:, :, positions]:
         log_answers = module.logits(resid)[..., run.trials.answer_ids].double().log_softmax(-1)
         by_layer.append(kl_bits(exact, log_answers).mean(dim=1))
-    read: np.ndarray = torch.stack(by_layer, dim=1).cpu().numpy()
-    return read
+    return np.asarray(torch.stack(by_layer, dim=1).cpu().numpy())
 
 
 def _shift(
@@ -345,8 +333,7 @@ def _shift(
     away = (there.double().mean(dim=(1, 2)) - here.double().mean(dim=(1, 2))).norm(dim=-1)
     centered = here.double() - here.double().mean(dim=(1, 2), keepdim=True)
     spread = centered.square().sum(-1).mean(dim=(1, 2)).sqrt()
-    shift: np.ndarray = (away / spread).cpu().numpy()
-    return shift
+    return np.asarray((away / spread).cpu().numpy())
 
 
 def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> LengthReport:

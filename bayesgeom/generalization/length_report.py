@@ -20,7 +20,6 @@ from bayesgeom.report.tables import Headline, headline_of
 EARLIER = "the same, one window earlier"  # the baseline of layers
 ERRORS = ("KL", "entropy error")
 KL, ENTROPY = range(2)  # entries of `errors`
-_CROWDED = 30  # number of positions above which markers would hide the line
 
 
 @final
@@ -109,16 +108,14 @@ class LengthReport(Report):
     @property
     def predicted_kl_bits(self) -> Float[np.ndarray, " model"]:
         """KL that the trend within the training length predicts there."""
-        predicted: np.ndarray = self.found_kl_bits - self.discontinuity_bits.value[KL]
-        return predicted
+        return np.asarray(self.found_kl_bits - self.discontinuity_bits.value[KL])
 
     @property
     def entry_layer(self) -> Int[np.ndarray, " model"]:
         """The first layer whose excess has its whole interval above 0 and its baseline; −1 if there is none."""
         level = np.maximum(0.0, np.nan_to_num(self.layer_excess_bits.baseline(EARLIER).value))
         is_clear = self.layer_excess_bits.ends[0] > level
-        first: np.ndarray = np.where(is_clear.any(axis=1), is_clear.argmax(axis=1), -1)
-        return first
+        return np.asarray(np.where(is_clear.any(axis=1), is_clear.argmax(axis=1), -1))
 
     def headlines(self) -> Sequence[Headline]:
         """Return the numbers by quantity: discontinuities, ratios, first failures, equivalent windows."""

@@ -98,8 +98,7 @@ def cka_replicates(
     scale = (of_a[:, :, None] * of_b[:, None, :]).sqrt()
     is_known = (of_a[:, :, None] > 0) & (of_b[:, None, :] > 0)  # an estimate of a variance of 0 may be negative
     # Just below 1 for equal layers, because an interval of a correlation is infinite at 1.
-    cka: np.ndarray = torch.where(is_known, both / scale, torch.nan).clamp(-_MOST, _MOST).numpy()
-    return cka
+    return np.asarray(torch.where(is_known, both / scale, torch.nan).clamp(-_MOST, _MOST).numpy())
 
 
 def _products(x: Float[Tensor, "layer sequence d"]) -> Float64[Tensor, "layer sequence other"]:

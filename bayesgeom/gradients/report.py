@@ -32,7 +32,6 @@ from bayesgeom.stats.information import jensen_shannon_bits
 
 _LAYERS_SHOWN = 2  # pages fold the panels of other layers
 _FEWEST_PAIRS = 20  # minimum number of pairs in a bin for a meaningful mean
-_HEIGHT = 330
 _ADVANTAGE = "Advantage of a key: how far more attention to it would lower the loss, against the row's mean."
 TOGETHER = "both stable at the same step"
 _WITHIN = "within a tenth of their first distance"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayesgeom.core import Ask, InvalidArgument, Reason, Run, TaskMismatch, Trials, Verdict, checked, unknown_name
 from bayesgeom.core.progress import phase
-from bayesgeom.measurements._audit_parts import (
+from bayesgeom.measurements.audit_parts import (
     information_curve,
     kl_in_bits,
     log_odds_slope,

@@ -7,7 +7,7 @@ References:
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, cast, final
 
 import numpy as np
 import torch
@@ -258,16 +258,14 @@ def _scaled(
 ) -> Float64[Tensor, "replicate p d"]:
     """Return rows with the second moments of the predictions of the map W: G^½ W."""
     sizes, axes = torch.linalg.eigh(gram)
-    rows: Tensor = (axes * sizes.clamp_min(0).sqrt()[:, None]).mT @ maps
-    return rows
+    return cast(Tensor, (axes * sizes.clamp_min(0).sqrt()[:, None]).mT @ maps)
 
 
 def _axes(rows: Float64[Tensor, "replicate p d"]) -> Float64[Tensor, "replicate axis d"]:
     """Return the axes with at least 1 % of the rows' variance, as many in each replicate as in the first one."""
     _, sizes, axes = torch.linalg.svd(rows, full_matrices=False)
     rank = int((sizes[0].square() > _LEAST_SHARE * sizes[0].square().sum()).sum())
-    kept: Tensor = axes[:, :rank]
-    return kept
+    return cast(Tensor, axes[:, :rank])
 
 
 def _random_degrees(d: int, ranks: tuple[int, int], seed: int) -> Float64[np.ndarray, " draw"]:

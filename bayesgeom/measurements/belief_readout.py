@@ -276,7 +276,16 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 and "yes" not in r.r2.clears("higher")
             ),
         )
-        yield from _label_controls(rng)
+        for label, width, is_selective in (("by token", 11, False), ("along a direction", 2, True)):
+            sides = rng.permutation(np.arange(11) % 2) if not is_selective else np.arange(11) % 2
+            tokens = rng.integers(11, size=(83, 5))
+            code = np.eye(11) if width == 11 else np.stack([2.0 * sides - 1, rng.normal(size=11)], axis=1)
+            named = planted_trials(np.eye(2)[sides[tokens]], tokens)
+            yield Control(
+                label=f"labels {label}, against random labels by token",
+                run=planted_run(replace(named, is_labeled=True), {RESID_POST: torch.from_numpy(code[tokens])[None]}),
+                holds=partial(_tells_labels_apart, is_selective=is_selective),
+            )
         # A high R² without a carried belief: the vectors encode only the current symbol.
         chain = planted_chain(stay=0.9, seed=0)
         assert chain.observers is not None
@@ -288,20 +297,6 @@ class BeliefReadout(Probe[BeliefReadoutReport]):
                 r.r2.value[0, 0] > 0.3
                 and abs(r.r2.value[0, 0] - r.window_map_r2.value[1, 0]) < 0.01 < 0.05 < 1 - r.r2.value[0, 0]
             ),
-        )
-
-
-def _label_controls(rng: np.random.Generator) -> Iterator[Control[BeliefReadoutReport]]:
-    """Yield labels that follow from the token alone, which are read without error as random labels are, and others."""
-    for label, width, is_selective in (("by token", 11, False), ("along a direction", 2, True)):
-        sides = rng.permutation(np.arange(11) % 2) if not is_selective else np.arange(11) % 2
-        tokens = rng.integers(11, size=(83, 5))
-        code = np.eye(11) if width == 11 else np.stack([2.0 * sides - 1, rng.normal(size=11)], axis=1)
-        named = planted_trials(np.eye(2)[sides[tokens]], tokens)
-        yield Control(
-            label=f"labels {label}, against random labels by token",
-            run=planted_run(replace(named, is_labeled=True), {RESID_POST: torch.from_numpy(code[tokens])[None]}),
-            holds=partial(_tells_labels_apart, is_selective=is_selective),
         )
 
 

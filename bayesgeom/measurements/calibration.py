@@ -193,7 +193,13 @@ class CalibrationReport(Report):
         return float(by_window[TRANSPORT_WINDOW:][:1].sum())
 
     def headlines(self) -> Sequence[Headline]:
-        shown = self._with_drawn_windows()
+        # The report with only the better window observer of each width among its baselines.
+        weaker = self._weaker()
+
+        def listed(estimate: Estimate) -> Estimate:
+            return replace(estimate, baselines=tuple(each for each in estimate.baselines if each.name not in weaker))
+
+        shown = replace(self, entropy_mae_bits=listed(self.entropy_mae_bits), kl_bits=listed(self.kl_bits))
         return (
             *map(_decided, (headline_of(shown, "kl_bits"), headline_of(shown, "entropy_mae_bits"))),
             headline_of(self, "off_answer_prob"),
@@ -248,15 +254,6 @@ class CalibrationReport(Report):
         weaker = self.window_kl_bits.value.argmax(axis=0) if self.windows else ()
         pairs = [[_shown(window_name(width, start)) for start in self.window_starts] for width in range(len(weaker))]
         return {pair[at] for pair, at in zip(pairs[1:], weaker[1:], strict=True) if known.issuperset(pair)}
-
-    def _with_drawn_windows(self) -> "CalibrationReport":
-        """Return the report with only the better window observer of each width among its baselines."""
-        weaker = self._weaker()
-
-        def listed(estimate: Estimate) -> Estimate:
-            return replace(estimate, baselines=tuple(each for each in estimate.baselines if each.name not in weaker))
-
-        return replace(self, entropy_mae_bits=listed(self.entropy_mae_bits), kl_bits=listed(self.kl_bits))
 
 
 def _decided(line: Headline) -> Headline:

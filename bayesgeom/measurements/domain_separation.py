@@ -212,7 +212,8 @@ class DomainSeparation(Probe[DomainSeparationReport]):
         prepared = standardized if self.standardized else _centered
         rows, silhouettes, angles, shares, ends = (list[np.ndarray]() for _ in range(5))
         for layer in range(run.spec.n_layers):
-            points = _points(run, layer)
+            vectors = LAST_VALUES if LAST_VALUES.is_in(run) else LAST_RESIDUAL
+            points = vectors.at(run, layer, run.n_recorded).double().cpu()
             width = points.shape[1]
             if len(points) < width and not self.standardized:
                 points = span_coordinates(points)
@@ -264,20 +265,10 @@ class DomainSeparation(Probe[DomainSeparationReport]):
         yield Control(label="planes of their own in the last values, clusters before", run=run, holds=_finds_planes)
 
 
-def _points(run: Run, layer: int) -> Float64[Tensor, "point d"]:
-    """Return one vector per sequence, at its last scored position, with heads concatenated."""
-    vectors = LAST_VALUES if LAST_VALUES.is_in(run) else LAST_RESIDUAL
-    return vectors.at(run, layer, run.n_recorded).double().cpu()
-
-
 def _of_exchanges(name: str, levels: Float64[np.ndarray, "labeling layer *rest"]) -> Baseline:
     """Return the mean over exchanged labelings, with the 2.5th and 97.5th percentile; the true one comes first."""
     low, high = percentile_interval(levels[1:])
     return Baseline.of("permutation", name, levels[1:].mean(axis=0), low=low, high=high)
-
-
-def _levels(own: Estimate) -> dict[str, Float64[np.ndarray, " layer"]]:
-    return {level.name: level.value for level in own.baselines}
 
 
 def _planted_groups(labels: Int64[np.ndarray, " sequence"], rng: np.random.Generator) -> Trials:

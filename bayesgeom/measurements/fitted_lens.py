@@ -74,7 +74,6 @@ from bayesgeom.tasks.dice import Dice
 LOGIT, TUNED, PROBE, JACOBIAN = "logit lens", "tuned lens", "softmax probe", "J-lens"
 LENSES = (LOGIT, TUNED, PROBE)
 EXACT, OWN = "exact posterior", "the model's own prediction"  # what lenses are compared with
-REGISTRY = "jacobian_lens_registry.json"  # of published maps, by transformer-lens
 SHUFFLED, MEAN = "shuffled labels", "mean prediction"
 ANSWERS = ("all", "confident wrong")
 CONFIDENT, WRONG = 0.5, 0.5  # least probability of a confident answer, and share of the exact's best that is wrong
@@ -574,8 +573,7 @@ class _Axes:
 
 
 def _cross_entropy(logits: Float[Tensor, "point answer"], target: Float[Tensor, "point answer"]) -> Float[Tensor, ""]:
-    loss: Tensor = -(target * logits.log_softmax(dim=-1)).sum(dim=-1).mean()
-    return loss
+    return -(target * logits.log_softmax(dim=-1)).sum(dim=-1).mean()
 
 
 def _minimized(

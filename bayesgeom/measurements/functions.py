@@ -21,12 +21,12 @@ from bayesgeom.core import Ask, InvalidArgument, MissingSite, Reason, Run, Site,
 from bayesgeom.core.errors import quoted
 from bayesgeom.core.plugins import Contained
 from bayesgeom.measurements.base import Control, Needs, Probe, known
-from bayesgeom.models.base import LARGE, Model, recording_bytes
+from bayesgeom.models.base import LARGE, Model, recording_bytes, run_on
 from bayesgeom.report.estimate import Coordinate, Estimate, Quantity, Unit, mean_estimate, of_untrained
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.tasks.base import Branch, WindTunnel, derived_seed
+from bayesgeom.tasks.base import WindTunnel
 
 Function = Callable[[Run], Any]
 Numbers = Mapping[str, Float64[np.ndarray, "..."]]
@@ -278,14 +278,8 @@ def _sizes(model: Model, task: WindTunnel) -> tuple[int, int]:
 
 
 def _trial(model: Model, task: WindTunnel, sites: tuple[Site, ...], n: int, seed: int) -> Run:
-    run = model.run(
-        task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device),
-        record=sites,
-        n_recorded=n,
-        baseline_predictives=task.baseline_predictives,
-        budget_bytes=recording_bytes(model.spec.device, model.memory_gib),
-        seed=derived_seed(seed, Branch.RESAMPLING),
-    )
+    budget = recording_bytes(model.spec.device, model.memory_gib)
+    run = run_on(model, task, n=n, seed=seed, record=sites, n_recorded=n, budget_bytes=budget)
     return run.within(model.layers_of(*sites), sites)
 
 

@@ -190,8 +190,6 @@ class InsideReport(Report):
             predictive=predictive,
             belief=predictive,
             labels=torch.full_like(ids, NO_LABEL),
-            token_sets={},
-            relations={},
         )
 
 
@@ -234,7 +232,13 @@ class Inside(Measurement[InsideReport]):
         shown = subject.further[0] if subject.further else self._first_of(subject.run)
         numbers = numbers_of(shown)
         if PATTERN in shown.recorded:
-            numbers["attention"] = _attention(shown)
+            # The patterns in bytes; 0 in layers without attention.
+            trials, spec = shown.trials, shown.spec
+            shape = (len(trials), spec.n_layers, spec.n_heads, trials.n_scored, trials.tokens.shape[1])
+            weights = np.zeros(shape, np.uint8)
+            layers = list(shown.layers.get(PATTERN, range(spec.n_layers)))
+            weights[:, layers] = _array((255 * shown.at(PATTERN)).round().transpose(0, 1), np.uint8)
+            numbers["attention"] = weights
         if self.with_heads:
             ablation = HeadAblation(subject.edited(), subject.known_task(), seed=subject.seed, mode=self.mode)
             numbers |= _edited(subject.edited(), shown.trials, ablation, numbers)
@@ -323,16 +327,6 @@ def inside_report(
 
 def _array(values: Shaped[Tensor, "..."], dtype: type[np.generic]) -> Shaped[np.ndarray, "..."]:
     return np.ascontiguousarray(values.cpu().numpy().astype(dtype))
-
-
-def _attention(shown: Run) -> UInt8[np.ndarray, "sequence attended_layer attended_head place token"]:
-    """Return the patterns in bytes; 0 in layers without attention."""
-    trials, spec = shown.trials, shown.spec
-    shape = (len(trials), spec.n_layers, spec.n_heads, trials.n_scored, trials.tokens.shape[1])
-    weights = np.zeros(shape, np.uint8)
-    layers = list(shown.layers.get(PATTERN, range(spec.n_layers)))
-    weights[:, layers] = _array((255 * shown.at(PATTERN)).round().transpose(0, 1), np.uint8)
-    return weights
 
 
 def _edited(

@@ -354,13 +354,11 @@ def verdict(mean: tuple[float, float], size: tuple[float, float], bound: float) 
 
 
 def _by_sequence(values: Float[np.ndarray, "sequence position"]) -> Float[np.ndarray, " sequence"]:
-    mean: np.ndarray = values.mean(axis=1, dtype=np.float64)
-    return mean
+    return np.asarray(values.mean(axis=1, dtype=np.float64))
 
 
 def _change(one: Scored, other: Scored) -> Float[np.ndarray, " sequence"]:
-    change: np.ndarray = np.abs(one.answers - other.answers).sum(axis=2).mean(axis=1) / 2
-    return change
+    return np.asarray(np.abs(one.answers - other.answers).sum(axis=2).mean(axis=1) / 2)
 
 
 def _correlation(one: Float[np.ndarray, " sequence"], other: Float[np.ndarray, " sequence"]) -> float:

@@ -76,7 +76,7 @@ from bayesgeom.stats.behavior import (
     whole_entropy_bits,
 )
 from bayesgeom.stats.reduction import Reduction
-from bayesgeom.tasks.base import WindTunnel, at_most
+from bayesgeom.tasks.base import Branch, WindTunnel, at_most, derived_seed
 
 # The order of the sites at which a replay can start. A baseline keeps those inside the MLP on request only.
 _STAGES = sorted((site.stage, site.name, site) for site in ALL_SITES if site.stage is not None)
@@ -543,13 +543,12 @@ class Model(ABC):
     def layers_of(self, *sites: Site) -> tuple[int, ...]:
         """Return the layers that have all of these sites."""
         every = range(self.spec.n_layers)
-        layers = [frozenset(every if self._has(site) else self.partial_sites.get(site, ())) for site in sites]
-        return tuple(sorted(frozenset(every).intersection(*layers)))
 
-    @final
-    def _has(self, site: Site) -> bool:
-        """Whether every layer has a site."""
-        return site in self.sites or (site == LOGIT_LENS and not self._without_lens())
+        def has(site: Site) -> bool:
+            return site in self.sites or (site == LOGIT_LENS and not self._without_lens())
+
+        layers = [frozenset(every if has(site) else self.partial_sites.get(site, ())) for site in sites]
+        return tuple(sorted(frozenset(every).intersection(*layers)))
 
     @final
     def _without_lens(self) -> str:
@@ -849,6 +848,21 @@ class Model(ABC):
                 f"and edits."
             )
         return concatenate([trials for trials, _ in kept]), torch.cat([answers for _, answers in kept])
+
+
+def run_on(model: Model, task: WindTunnel, *, n: int, seed: int, **options: Any) -> Run:
+    """Run a model on the first `n` sequences of a task, with the seeds of every measurement.
+
+    Args:
+        model: The model.
+        task: Its task.
+        n: Number of sequences.
+        seed: Seed of sequences and intervals.
+        **options: Further arguments of `Model.run`.
+    """
+    blocks = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
+    resampling = derived_seed(seed, Branch.RESAMPLING)
+    return model.run(blocks, **{"baseline_predictives": task.baseline_predictives, "seed": resampling, **options})
 
 
 class Reattachable(Model):

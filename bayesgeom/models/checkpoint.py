@@ -12,7 +12,7 @@ from typing import Any, final
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -35,22 +35,6 @@ from bayesgeom.models.config import ModelConfig, config_from_dict
 from bayesgeom.tasks.base import WindTunnel, task_from_config
 
 _MOST_POSITIONS = 10**7  # of a context without weights for each position
-
-
-def read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Read the shape and the type of every tensor in a safetensors file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        CheckpointFault: It is not a regular file.
-        SafetensorError: It is truncated.
-    """
-    check_regular(file)
-    with safe_open(file, framework="pt") as opened:
-        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (not a dict)
-        types = {name: str(entry.get_dtype()) for name, entry in slices.items()}
-        shapes = {name: tuple(entry.get_shape()) for name, entry in slices.items()}
-    return shapes, types
 
 
 @final

@@ -118,7 +118,13 @@ def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | No
         hf.tie_weights()
     missing, unknown = hf.load_state_dict(weights, strict=False)
     assert not unknown and set(missing) <= {"lm_head.weight"}, "only the output matrix can be shared"
-    _check_equal(module, hf)
+    n_ctx, weight = module.config.n_ctx, module.embed.weight
+    tokens = sentinel_trials(module.config.d_vocab, n_ctx, str(weight.device)).tokens
+    with torch.no_grad():
+        expected = module(tokens).cpu()
+        error = float((hf.eval()(input_ids=tokens.cpu()).logits - expected).abs().max())
+    scale = max(1.0, float(expected.abs().max()))
+    assert error <= TOLERANCE * scale, f"the exported logits differ by {error:.1e}"
     # Extra attributes of the config are saved and loaded with it.
     hf.config.update({SOURCE: {"model": config.to_dict(), "task": None if task is None else task.config()}})
     with atomic_directory(path) as temporary, quiet():
@@ -141,16 +147,6 @@ def target_of(config: TransformerConfig) -> Target:
         f"{config.positions} positions with {config.norm} cannot be exported. Supported: rotary with rmsnorm, and "
         f"learned, sinusoidal or none with layernorm."
     )
-
-
-def _check_equal(module: Transformer, hf: "PreTrainedModel") -> None:
-    n_ctx, weight = module.config.n_ctx, module.embed.weight
-    tokens = sentinel_trials(module.config.d_vocab, n_ctx, str(weight.device)).tokens
-    with torch.no_grad():
-        expected = module(tokens).cpu()
-        error = float((hf.eval()(input_ids=tokens.cpu()).logits - expected).abs().max())
-    scale = max(1.0, float(expected.abs().max()))
-    assert error <= TOLERANCE * scale, f"the exported logits differ by {error:.1e}"
 
 
 def _llama_sizes(config: TransformerConfig) -> dict[str, Any]:

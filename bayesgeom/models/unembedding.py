@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -159,8 +159,7 @@ class FrozenNorm:
         """Return the factor by which the norm's output for x, without its bias, exceeds `applied(x)`."""
         plain, out = self.applied(x.double()), self.part.forward(x).double() - self.bias
         squared = plain.square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-        scale: Tensor = (plain * out).sum(dim=-1, keepdim=True) / squared
-        return scale
+        return cast(Tensor, (plain * out).sum(dim=-1, keepdim=True) / squared)
 
 
 @final

@@ -226,8 +226,7 @@ def mattering(increase: Estimate, before: Estimate) -> Bool[np.ndarray, "*axes"]
     """
     gap = min((float(level.value) for level in before.compared if np.isfinite(level.value)), default=0.0)
     least = min(0.01 * gap, max(0.001 * gap, float(before)))
-    matters: np.ndarray = familywise_low(increase.value, *increase.ends, increase.value.size) > least
-    return matters
+    return np.asarray(familywise_low(increase.value, *increase.ends, increase.value.size) > least)
 
 
 def _names(template: str) -> set[str]:
@@ -321,10 +320,6 @@ def _range_text(estimate: Estimate) -> str:
     return rounded(float(estimate)) if np.isnan(estimate.ends[0]) else interval_text(*estimate.ends)
 
 
-def _verdicts_text(names: Mapping[str, Sequence[str]]) -> str:
-    return capital("; ".join(f"{verdict}: {', '.join(those)}" for verdict, those in names.items()))
-
-
 _PRINTED = _Printed()
 _WORDS = {"swap": "swapping", "remove": "removing", "keep": "keeping only", "rotate": "rotating", "add": "adding to"}
 _WORDS |= {"head": "heads", "mlp": "MLPs", "block": "blocks", "neuron": "neurons", "expert": "experts", "set": "sets"}
@@ -350,5 +345,5 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "ranges": lambda those: ", ".join(f"{_range_text(own)} ({name})" for name, own in those.items()),
     "of": lambda numbers: ", ".join(f"{rounded(number)} of {name}" for name, number in numbers.items()),
     "at": lambda numbers: ", ".join(f"{rounded(number)} at {place}" for place, number in numbers.items()),
-    "verdicts": _verdicts_text,
+    "verdicts": lambda those: capital("; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in those.items())),
 }

@@ -62,20 +62,6 @@ _WORDS: Mapping[str, Any] = {  # what the provenance says of the task; what has 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """One panel of a page: what plotly.js draws, and the entries of its legend with their samples as SVG."""
-
-    id: str
-    title: str
-    note: str
-    height: int
-    is_folded: bool
-    keys: Sequence[tuple[str, Sequence[int], str]]
-    plot: Mapping[str, Any]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
 class Mark:
     """One number on a gauge: its place and that of its interval in percent of the width, and the lane of its label."""
 
@@ -109,7 +95,7 @@ def page_of(
         sections = [section for section in sections if not section["is_empty"]]
     drawn = [own for section in sections for own in section["panels"]]
     bands = [(f"{_triple(light)},", f"{_triple(dark)},") for light, dark in DARK.items()]
-    kinds = {trace["type"] for own in drawn for trace in own.plot["data"]}
+    kinds = {trace["type"] for own in drawn for trace in own["plot"]["data"]}
     return _template().render(
         title=title,
         **_opening(title, sections, answer, provenance, is_alone=is_alone),
@@ -134,7 +120,7 @@ def page_of(
         js=_asset("page.js").decode(),
         colors=_color_rules(),
         library=_library(is_whole=not kinds <= _CONTAINED) if drawn else "",
-        figures=_packed(json.dumps({own.id: compact(own.plot) for own in drawn}, separators=(",", ":"))),
+        figures=_packed(json.dumps({own["id"]: compact(own["plot"]) for own in drawn}, separators=(",", ":"))),
         viewer=base64.b64encode(viewed[0].payload()).decode("ascii") if viewed else "",
         first=viewed[0].first_view() if viewed else None,
         viewer_js=_asset("viewer.js").decode(),
@@ -182,7 +168,8 @@ def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, An
     panels = [_drawn(own, f"{name}-{at}") for at, own in enumerate(_panels(report), start=1)]
     if len({line.metric for line in lines}) == 1:  # along one axis, such as ages; the answer stands above
         lines = sorted(lines, key=lambda line: line.at)
-    first = next((own for own in panels if not own.is_folded), panels[0] if panels else None)
+    has_figure = any(trace.get("mode") != "text" for own in panels for trace in own["plot"]["data"])
+    first = next((own for own in panels if not own["is_folded"]), panels[0] if panels else None)
     return {
         "name": name,
         "title": report.title,
@@ -191,7 +178,7 @@ def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, An
         "about": report.about.split("\n\n"),
         "answer": report.headline(),
         "lines": lines,
-        "is_empty": bool(lines) and all(math.isnan(line.value) for line in lines) and not any(map(_is_drawn, panels)),
+        "is_empty": bool(lines) and all(math.isnan(line.value) for line in lines) and not has_figure,
         "panels": panels,
         "panel": first,
         "more": [own for own in panels if own is not first],
@@ -201,11 +188,6 @@ def _section(name: str, report: Reported, answer: Answer | None) -> dict[str, An
         "n": count_text(report.n, report.counts),
         "fewer": _fewer(report),
     }
-
-
-def _is_drawn(panel: Drawn) -> bool:
-    """Return whether a panel draws numbers, and not only a text that says why there are none."""
-    return any(trace.get("mode") != "text" for trace in panel.plot["data"])
 
 
 def _tiles(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -315,7 +297,7 @@ def _tested(sections: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
     return f"{name}{about}", ", ".join(filter(None, [section["n"] for section in sections[:1]] + settings))
 
 
-def _drawn(own: Panel, identifier: str) -> Drawn:
+def _drawn(own: Panel, identifier: str) -> dict[str, Any]:
     """Return a panel as plotly.js draws it on a page: without title and legend, which the page has itself."""
     own = replace(own, figure=own.finished())
     layout = own.figure.layout.to_plotly_json()
@@ -336,15 +318,8 @@ def _drawn(own: Panel, identifier: str) -> Drawn:
         plot["frames"] = [frame.to_plotly_json() for frame in own.figure.frames]
     entries = [(_plain(name), at, swatch(own.figure.data[at[0]])) for name, at in listed(own.figure).items()]
     height = int(own.figure.layout.height or 340) - (0 if own.figure.frames else 38)
-    return Drawn(
-        id=identifier,
-        title=own.title,
-        note=own.note,
-        height=height if own.figure.data else 0,
-        is_folded=own.is_folded,
-        keys=entries,
-        plot=plot,
-    )
+    about = {"id": identifier, "title": own.title, "note": own.note, "is_folded": own.is_folded}
+    return {**about, "height": height if own.figure.data else 0, "keys": entries, "plot": plot}
 
 
 def _trace(trace: Mapping[str, Any]) -> dict[str, Any]:

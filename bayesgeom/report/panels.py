@@ -265,7 +265,9 @@ def figure_of(title: str, drawn: Sequence[Panel]) -> go.Figure:
     heading |= {"pad": {"t": 20}, "font": {"size": 17}}
     if len(drawn) == 1 and drawn[0].figure.frames:
         return go.Figure(drawn[0].figure).update_layout(title=heading, margin_t=_TOP)
-    rows = list(_rows([replace(own, figure=own.finished(), title=_wrapped(own)) for own in drawn]))
+    titles = [wrapped(own.title, int(_width(own) / _TITLE_LETTER)) for own in drawn]
+    finished = (replace(own, figure=own.finished(), title=title) for own, title in zip(drawn, titles, strict=True))
+    rows = list(_rows([*finished]))
     heights = [max(map(_height, row)) for row in rows]
     total, top = sum(heights), float(sum(heights))
     layout: dict[str, Any] = {**_blank().layout.to_plotly_json(), "height": _TOP + total, "title": heading}
@@ -300,10 +302,6 @@ def _rows(drawn: Sequence[Panel]) -> Iterator[list[Panel]]:
 
 def _width(own: Panel) -> float:
     return WIDTH * (1 if own.is_wide else (1 - _GAP) / 2)
-
-
-def _wrapped(own: Panel) -> str:
-    return wrapped(own.title, int(_width(own) / _TITLE_LETTER))
 
 
 def _height(own: Panel) -> int:

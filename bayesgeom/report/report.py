@@ -11,12 +11,12 @@ labeled by the field or class variable `things`.
 
 import inspect
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import ABC
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
 import numpy as np
 
@@ -26,39 +26,30 @@ from bayesgeom.core.text import labeled_text, shortened
 from bayesgeom.report import storage
 from bayesgeom.report.estimate import Estimate, within
 from bayesgeom.report.storage import ALONE, VIEWER, parts_of, quantities_of, read_parts, write_page, write_run
-from bayesgeom.report.tables import Headline, chosen_intervals, frame, model_name, records_of, settings_of
+from bayesgeom.report.tables import Reported, chosen_intervals, frame, model_name, records_of, settings_of
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
     from plotly.graph_objects import Figure
 
-    from bayesgeom.report.findings import Opening
     from bayesgeom.report.panels import Panel
 
 R = TypeVar("R", bound="Report")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Report(ABC):
+class Report(Reported, ABC):
     """The result of a measurement. Concrete reports are frozen, keyword-only dataclasses.
 
     `name` is that of the probe or function, and `title` the heading of its section. `about`, what pages say of it, is
     the docstring up to the description of its fields: what was measured, how to read it, what the baselines are, and
     how verdicts are reached. `n` is the number of sequences measured, or of the units that `counts` names, and `limit`
     why it can be less than requested.
-    `is_behavioral` says that it measures predictions, and not what is inside the model. `split_from` names the report
-    that had its fields up to version 0.2.
+    `is_behavioral` says that it measures predictions, and not what is inside the model.
     `provenance` holds model, weights, task, arguments and versions; it is empty for a report made by hand.
     """
 
-    name: ClassVar[str]
-    counts: ClassVar[str] = "sequence"
-    title: ClassVar[str]
-    about: ClassVar[str]
-    limit: ClassVar[str] = ""
-    is_behavioral: ClassVar[bool] = False
-    split_from: ClassVar[str] = ""
     n: int
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -117,32 +108,6 @@ class Report(ABC):
             )
         found: Estimate = storage.value_of(self, name)
         return found
-
-    @abstractmethod
-    def headlines(self) -> Sequence[Headline]:
-        """Return the numbers to read first.
-
-        Returns:
-            One headline per number, most important first.
-        """
-
-    @abstractmethod
-    def panels(self) -> "Sequence[Panel]":
-        """Return the plots of the stored numbers, including baselines."""
-
-    @property
-    def unchanged_kl_bits(self) -> Estimate | None:
-        """KL of the model without any change, next to that of context-free predictors; None if it is not stored."""
-        return None
-
-    def headline(self) -> Headline | None:
-        """Return the number that answers the question: the first with a verdict or a reason, else the first."""
-        lines = self.headlines()
-        return next((line for line in lines if line.verdict or line.why), lines[0] if lines else None)
-
-    def answer(self) -> "Opening | None":
-        """Return what the report says, as a code with its numbers; None: its first number with a verdict says it."""
-        return None
 
     def no_better(self) -> Self:
         """Return the report of a model whose predictions use no evidence: it claims no use of any."""

@@ -21,7 +21,7 @@ def swatch(trace: Any) -> str:
     is_band = bool(trace.fill and not line.width)
     if is_band and (ends := re.match(r"rgba\((\d+),(\d+),(\d+),", trace.fillcolor or "")):
         color = f"#{''.join(f'{int(part):02x}' for part in ends.groups())}"
-    paint = _paint(color)
+    paint = f"var(--c{color[1:]}, {color})" if color in DARK else re.sub(r"[^\w(),.%# -]", "", color)
     if is_band:
         inside = f'<rect x="2" y="1" width="22" height="9" style="fill:{paint};fill-opacity:.3;stroke:{paint}"/>'
     else:
@@ -31,10 +31,6 @@ def swatch(trace: Any) -> str:
         stroke = f'<path d="M1 5.5H25" style="stroke:{paint};stroke-width:{width};stroke-dasharray:{dash or "none"}"/>'
         inside = stroke * ("lines" in mode) + _symbol(str(marker.symbol or "circle"), paint) * ("markers" in mode)
     return f'<svg width="26" height="11" aria-hidden="true">{inside}</svg>'
-
-
-def _paint(color: str) -> str:
-    return f"var(--c{color[1:]}, {color})" if color in DARK else re.sub(r"[^\w(),.%# -]", "", color)
 
 
 def _symbol(symbol: str, paint: str) -> str:

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, final, runtime_checkable
@@ -38,46 +39,43 @@ Place = int | str | None
 Chosen = Mapping[tuple[str, tuple[int, ...]], Mapping[str, Any]]  # intervals by field and index
 
 
-@runtime_checkable
-class Reported(Protocol):
+class Reported(ABC):
     """The part of a `Report` that pages and tables read; they cannot import `Report`, which imports them."""
 
+    name: ClassVar[str]
+    title: ClassVar[str]
     about: ClassVar[str]
-    counts: ClassVar[str]
-    limit: ClassVar[str]
-    is_behavioral: ClassVar[bool]
+    counts: ClassVar[str] = "sequence"
+    limit: ClassVar[str] = ""
+    is_behavioral: ClassVar[bool] = False
+    n: int
+    provenance: Mapping[str, Any]
 
-    @property
-    def name(self) -> str:
-        """Name of the probe or function that measured."""
+    @abstractmethod
+    def headlines(self) -> "Sequence[Headline]":
+        """Return the numbers to read first.
 
-    @property
-    def title(self) -> str:
-        """Heading of its section."""
+        Returns:
+            One headline per number, most important first.
+        """
 
-    @property
-    def n(self) -> int:
-        """Number of measured sequences, or of the units that `counts` names."""
+    @abstractmethod
+    def panels(self) -> "Sequence[Panel]":
+        """Return the plots of the stored numbers, including baselines."""
 
     @property
     def unchanged_kl_bits(self) -> Estimate | None:
         """KL of the model without any change, next to that of context-free predictors; None if it is not stored."""
-
-    @property
-    def provenance(self) -> Mapping[str, Any]:
-        """Model, task, arguments and versions; empty for a report made by hand."""
-
-    def headlines(self) -> "Sequence[Headline]":
-        """Return the numbers to read first."""
+        return None
 
     def headline(self) -> "Headline | None":
-        """Return the number that answers the question of the report, with its verdict."""
+        """Return the number that answers the question: the first with a verdict or a reason, else the first."""
+        lines = self.headlines()
+        return next((line for line in lines if line.verdict or line.why), lines[0] if lines else None)
 
     def answer(self) -> "Opening | None":
-        """Return what the report says, as a code with its numbers."""
-
-    def panels(self) -> "Sequence[Panel]":
-        """Return the plots of the stored numbers."""
+        """Return what the report says, as a code with its numbers; None: its first number with a verdict says it."""
+        return None
 
 
 @final

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayesgeom.core import BayesGeomError, InvalidArgument, NonFinite, Trials, Verdict
 from bayesgeom.core.plugins import Contained
 from bayesgeom.diagnosis.run import diagnose
-from bayesgeom.measurements._audit_parts import mixture
+from bayesgeom.measurements.audit_parts import mixture
 from bayesgeom.measurements.evidence_response import evidence_response
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.resolve import as_model

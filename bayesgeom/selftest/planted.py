@@ -34,7 +34,7 @@ References:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, cast, final
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -114,7 +114,6 @@ class PlantedTask(WindTunnel):
             belief=predictive,
             labels=posterior // len(LEVELS) + first,
             token_sets={"inputs": torch.arange(first, device=tokens.device)},
-            relations={},
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
@@ -161,8 +160,7 @@ class PlantedBlock(nn.Module):
 
     def forward(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         resid = self.hook_resid_pre(resid)
-        post: Tensor = self.hook_resid_post(resid + self.hook_mlp_out(self.W_out(self.W_in(resid).relu())))
-        return post
+        return cast(Tensor, self.hook_resid_post(resid + self.hook_mlp_out(self.W_out(self.W_in(resid).relu()))))
 
 
 @final
@@ -185,8 +183,7 @@ class PlantedNetwork(HookedRootModule):
         resid = self.embed(tokens)
         for block in self.blocks:
             resid = block(resid)
-        logits: Tensor = self.unembed(resid)
-        return logits
+        return cast(Tensor, self.unembed(resid))
 
 
 @final
@@ -197,7 +194,20 @@ class PlantedModel(Model):
         self.module, self.task = module, task
         self._module = module
         self.withheld: Mapping[Site, str] = {}
-        self.spec = _spec(module, name)
+        weight = module.embed.weight
+        self.spec = ModelSpec(
+            name=name,
+            architecture="planted",
+            n_layers=len(module.blocks),
+            d_model=weight.shape[1],
+            d_mlp=max(module.d_hidden),
+            d_vocab=len(weight),
+            n_ctx=None,
+            n_parameters=sum(parameter.numel() for parameter in module.parameters()),
+            dtype="float32",
+            device=str(weight.device),
+            weights_hash=weights_hash(module.state_dict()),
+        )
 
     @property
     def sites(self) -> frozenset[Site]:
@@ -209,8 +219,7 @@ class PlantedModel(Model):
     @torch.no_grad()
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         assert site == TOKEN_EMBEDDINGS, "no other static site is available"
-        embedded: Tensor = self._module.embed(tokens)
-        return embedded
+        return cast(Tensor, self._module.embed(tokens))
 
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self._module(trials.tokens))
@@ -222,27 +231,6 @@ class PlantedModel(Model):
 
     def replayer(self) -> PlainLoop:
         return PlainLoop(self)
-
-
-def _spec(module: PlantedNetwork, name: str) -> ModelSpec:
-    weight = module.embed.weight
-    return ModelSpec(
-        name=name,
-        architecture="planted",
-        n_layers=len(module.blocks),
-        n_heads=0,
-        n_kv_heads=0,
-        d_model=weight.shape[1],
-        d_head=0,
-        d_mlp=max(module.d_hidden),
-        d_vocab=len(weight),
-        n_ctx=None,
-        score_scale=1.0,
-        n_parameters=sum(parameter.numel() for parameter in module.parameters()),
-        dtype="float32",
-        device=str(weight.device),
-        weights_hash=weights_hash(module.state_dict()),
-    )
 
 
 SITE, LAYER = RESID_PRE, 1  # the site that holds the features
@@ -316,8 +304,7 @@ def one_hot(of: Int64[Tensor, " token"]) -> Float64[Tensor, "token value"]:
 def simplex_plane() -> Float64[Tensor, "answer 2"]:
     """Return orthonormal coordinates of the plane in which probabilities of the answers vary."""
     flat = torch.eye(N_ANSWERS, dtype=torch.float64) - 1 / N_ANSWERS
-    basis: Tensor = torch.linalg.svd(flat).U[:, : N_ANSWERS - 1]
-    return basis
+    return cast(Tensor, torch.linalg.svd(flat).U[:, : N_ANSWERS - 1])
 
 
 def belief_coordinates() -> Float64[Tensor, "token 2"]:

@@ -136,24 +136,18 @@ def familywise_low(
         array([-0.117, -0.117])
     """
     times = _times(count)  # at 1 the ends stay as they are, to the last digit
-    return value - _farther(value - low, high - value, times) if times > 1 else low
+    if times <= 1:
+        return low
+    # Distances grow in proportion, or faster if the distribution is skewed to that side: then as on the logarithmic
+    # scale on which both ends are equally far.
+    near, other = value - low, high - value
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.log(near / other)
+        skewed = near * np.expm1(rate * times) / np.expm1(rate)
+    return np.asarray(value - np.where((rate > 1e-6) & np.isfinite(rate), skewed, near * times))
 
 
 def _times(count: int) -> float:
     """Return the quantile of the end that the choice biases, in quantiles of an interval of its own."""
     quantile = NormalDist().inv_cdf
     return max(1.0, quantile(1 - _CHOSEN_TAIL / count) / quantile(1 - _TAIL)) if count > 1 else 1.0
-
-
-def _farther(
-    near: Float[np.ndarray, " entry"], other: Float[np.ndarray, " entry"], times: float
-) -> Float[np.ndarray, " entry"]:
-    """Return the distances of ends `times` as many quantiles out.
-
-    Distances grow in proportion, or faster if the distribution is skewed to that side: then as on the logarithmic scale
-    on which both ends are equally far.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = np.log(near / other)
-        skewed = near * np.expm1(rate * times) / np.expm1(rate)
-    return np.where((rate > 1e-6) & np.isfinite(rate), skewed, near * times)

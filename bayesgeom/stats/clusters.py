@@ -10,7 +10,7 @@ References:
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import numpy as np
 import torch
@@ -218,8 +218,7 @@ def nearest_centroid_labels(
 ) -> Int64[Tensor, "point draw"]:
     """Return the label whose centroid is nearest (Euclidean) to each point, among the known centroids of each draw."""
     half = torch.where(is_known, (centroids**2).sum(dim=0) / 2, torch.inf)
-    nearest: Tensor = ((points @ centroids.flatten(1)).unflatten(1, half.shape) - half).argmax(dim=2)
-    return nearest
+    return cast(Tensor, ((points @ centroids.flatten(1)).unflatten(1, half.shape) - half).argmax(dim=2))
 
 
 def _spread_seeds(

@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import final
+from typing import cast, final
 
 import numpy as np
 import torch
@@ -56,15 +56,13 @@ def centered(vectors: Float[Tensor, "*batch item d"]) -> Float[Tensor, "*batch i
     rest = vectors - given.sum(dim=-2, keepdim=True) / is_defined.sum(dim=-2, keepdim=True)
     # Multiplying is three times faster than filling, on many small frames.
     known: Tensor = torch.where(rest.norm(dim=-1, keepdim=True) <= _NEGLIGIBLE * length, torch.nan, 1.0)
-    directions: Tensor = rest * known
-    return directions
+    return cast(Tensor, rest * known)
 
 
 def coordinates_of(gram: Float[Tensor, "*batch item same_item"]) -> Float[Tensor, "*batch item coordinate"]:
     """Return vectors with these inner products, G = X Xᵀ, in as many dimensions as there are vectors."""
     values, axes = torch.linalg.eigh(gram.double())
-    vectors: Tensor = axes * values.clamp_min(0).sqrt()[..., None, :]
-    return vectors
+    return cast(Tensor, axes * values.clamp_min(0).sqrt()[..., None, :])
 
 
 def overlap(cosine: Float[Tensor, "*batch item item"]) -> Float[Tensor, "*batch"]:

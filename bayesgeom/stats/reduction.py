@@ -8,7 +8,7 @@ sequences, are such sums.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ _AT_ONCE = 2**22
 
 def occurrences(tokens: Int[Tensor, "batch pos"], ids: Int[Tensor, " token"]) -> Bool[Tensor, "batch token pos"]:
     """Return the positions of each of these ids as a mask."""
-    shown: Tensor = tokens[:, None, :] == ids[:, None]
-    return shown
+    return tokens[:, None, :] == ids[:, None]
 
 
 def token_occurrences(trials: Trials, rows: slice = slice(None)) -> Bool[Tensor, "batch token pos"]:
@@ -44,8 +43,7 @@ def token_sums(
     vectors: Float[Tensor, "batch pos *rest"], shown: Bool[Tensor, "batch token pos"]
 ) -> Float[Tensor, "batch token *rest"]:
     """Return the sum of each token's vectors over its occurrences in each sequence."""
-    sums: Tensor = (shown.to(vectors.dtype) @ vectors.flatten(2)).unflatten(2, vectors.shape[2:])
-    return sums
+    return cast(Tensor, (shown.to(vectors.dtype) @ vectors.flatten(2)).unflatten(2, vectors.shape[2:]))
 
 
 @final
@@ -72,8 +70,7 @@ class TokenSums:
         share = torch.as_tensor(weights, dtype=self.sums.dtype, device=self.sums.device)
         sums = (share @ self.sums.flatten(1)).unflatten(1, self.sums.shape[1:])
         counts = (share @ self.counts.to(share)).reshape(*sums.shape[:2], *([1] * (sums.ndim - 2)))
-        mean: Tensor = sums / counts
-        return mean
+        return cast(Tensor, sums / counts)
 
 
 Mask = Bool[Tensor, "from_pos key_pos"]

@@ -9,7 +9,7 @@ References:
 """
 
 from dataclasses import dataclass, replace
-from typing import final
+from typing import cast, final
 
 import numpy as np
 import torch
@@ -56,8 +56,7 @@ def ridge(
     d = gram.shape[-1]
     level = strength * gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / d
     penalty = level.clamp_min(_TINY)[..., None, None] * torch.eye(d, dtype=gram.dtype, device=gram.device)
-    weights: Tensor = torch.linalg.solve(gram + penalty, cross)
-    return weights
+    return cast(Tensor, torch.linalg.solve(gram + penalty, cross))
 
 
 def squared_error(

@@ -8,6 +8,7 @@ References:
 """
 
 import math
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,8 +26,7 @@ def standardized(points: Float[Tensor, "*batch point d"]) -> Float[Tensor, "*bat
     centered = points - points.mean(dim=-2, keepdim=True)
     spread = centered.square().mean(dim=-2, keepdim=True).sqrt()
     is_constant = spread <= _ROUNDING * points.abs().amax(dim=-2, keepdim=True)
-    unit: Tensor = centered / torch.where(is_constant, torch.inf, spread)
-    return unit
+    return centered / torch.where(is_constant, torch.inf, spread)
 
 
 def covariance(points: Float[Tensor, "*batch point d"]) -> Float64[Tensor, "*batch d d"]:
@@ -95,8 +95,7 @@ def span_coordinates(points: Float[Tensor, "point d"]) -> Float64[Tensor, "point
     along = axes.flip(-1) * variances.flip(-1).clamp_min(0.0).sqrt()
     directions = centered.T @ axes.flip(-1)
     largest = directions.gather(-2, directions.abs().argmax(dim=-2, keepdim=True))
-    coordinates: Tensor = along * torch.where(largest < 0, -1.0, 1.0)
-    return coordinates
+    return cast(Tensor, along * torch.where(largest < 0, -1.0, 1.0))
 
 
 def _turned(axes: Float64[Tensor, "*batch d axis"]) -> Float64[Tensor, "*batch d axis"]:
@@ -125,8 +124,7 @@ def leading_coordinates(
     )
     basis = torch.linalg.qr(centered.mT @ (centered @ start)).Q
     basis = torch.linalg.qr(centered.mT @ (centered @ basis)).Q
-    along: Tensor = points @ basis
-    return along
+    return cast(Tensor, points @ basis)
 
 
 def gaussian_first_share(n: int, d: int) -> float:
@@ -150,8 +148,7 @@ def random_subspaces(d: int, rank: int, *, draws: int, seed: int) -> Float64[Ten
     if not 1 <= rank <= d:
         raise InvalidArgument(f"rank of a subspace of {d} dimensions must be 1 … {d}, got {rank}.")
     gaussian = np.random.default_rng(seed).normal(size=(draws, d, rank))
-    basis: Tensor = torch.linalg.qr(torch.from_numpy(gaussian)).Q
-    return basis
+    return cast(Tensor, torch.linalg.qr(torch.from_numpy(gaussian)).Q)
 
 
 def restricted(

@@ -270,18 +270,18 @@ class Fit(ABC):
         """Label in tables and plots."""
 
     @property
-    @abstractmethod
     def about(self) -> About:
-        """What the subspace represents."""
+        """What the subspace represents: the belief, unless the fit says otherwise."""
+        return About()
 
-    @abstractmethod
     def check(self, setting: Setting) -> None:
-        """Check that the subspace can be fitted, before anything runs.
+        """Check that the subspace can be fitted, before anything runs: that the task has its quantity, at least.
 
         Raises:
             InvalidArgument: The subspace cannot be fitted in this setting.
             MissingSite: The model lacks a site.
         """
+        self.about.quantity.check(setting.trials)
 
     @abstractmethod
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:

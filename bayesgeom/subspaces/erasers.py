@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, unknown_name
 from bayesgeom.stats.regression import ridge
-from bayesgeom.subspaces.base import RANK_TOLERANCE, About, Fit, Sample, Setting, Subspace, span
+from bayesgeom.subspaces.base import RANK_TOLERANCE, About, Fit, Sample, Subspace, span
 from bayesgeom.subspaces.quantity import CONFOUNDS, FORMS, PosteriorQuantity
 
 VARIANCE_TOLERANCE = 1e-9  # share of the largest eigenvalue of Σxx below which a direction does not vary
@@ -58,7 +58,11 @@ def leace_subspace(name: str, moments: JointMoments) -> Subspace:
     Raises:
         InvalidArgument: The quantity and the activations do not covary.
     """
-    whiten, color = _roots(moments.within)
+    # Symmetric Σ^−½ and Σ^½ on the directions that vary.
+    values, vectors = torch.linalg.eigh(moments.within)
+    varies = values > VARIANCE_TOLERANCE * values[-1].clamp_min(1e-300)
+    kept, roots = vectors[:, varies], values[varies].sqrt()
+    whiten, color = (kept / roots) @ kept.T, (kept * roots) @ kept.T
     span = _span(name, whiten @ moments.cross, moments)
     basis, mixing = torch.linalg.qr(color @ span)
     return Subspace(name, basis, whiten @ span @ mixing.T)
@@ -79,14 +83,6 @@ def is_left(after: JointMoments, before: JointMoments, values: Float64[Tensor, "
     most, least = (float(torch.linalg.eigvalsh(moments.within)[-1]) for moments in (before, after))
     spread = before.within.diagonal().sum().sqrt() * values.var(dim=0, correction=0).sum().sqrt()
     return least > VARIANCE_TOLERANCE * most and float(after.cross.norm()) > _UNRELATED * float(spread)
-
-
-def _roots(within: Float64[Tensor, "d d"]) -> tuple[Float64[Tensor, "d d"], Float64[Tensor, "d d"]]:
-    """Return symmetric Σ^−½ and Σ^½ on the directions that vary."""
-    values, vectors = torch.linalg.eigh(within)
-    varies = values > VARIANCE_TOLERANCE * values[-1].clamp_min(1e-300)
-    kept, roots = vectors[:, varies], values[varies].sqrt()
-    return (kept / roots) @ kept.T, (kept * roots) @ kept.T
 
 
 def _span(name: str, columns: Float64[Tensor, "d component"], moments: JointMoments) -> Float64[Tensor, "d rank"]:
@@ -137,9 +133,6 @@ class Eraser(Fit):
     def about(self) -> About:
         return About(quantity=self.quantity, at_scored=True)
 
-    def check(self, setting: Setting) -> None:
-        self.quantity.check(setting.trials)
-
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         values = checked_values(sample, self.quantity)
         return {layer: self._one(sample, layer, values) for layer in layers}
@@ -156,7 +149,13 @@ class Eraser(Fit):
         confounds, names = sample.confounds(self.given), " and ".join(self.given)
         before = JointMoments.of(points, confounds)
         other = leace_subspace(names, before)
-        residual = _residual(self.label, values, confounds)
+        y, x = values - values.mean(dim=0), confounds - confounds.mean(dim=0)
+        residual: Tensor = y - x @ (torch.linalg.pinv(x.T @ x, rtol=1e-9) @ (x.T @ y))
+        if float(residual.square().sum()) <= 1e-6 * float(y.square().sum()):
+            raise InvalidArgument(
+                f"{self.label}: the quantities held fixed predict this quantity exactly, so nothing is left of it. "
+                f"Hold fewer fixed."
+            )
         after = JointMoments.of(without(points, other), residual)
         if not is_left(after, before, residual):
             removed = f"erasing {names} ({other.rank} of {points.shape[1]} dimensions)"
@@ -184,9 +183,6 @@ class Decoder(Fit):
     @property
     def about(self) -> About:
         return About(quantity=self.quantity, is_readout=True, at_scored=True)
-
-    def check(self, setting: Setting) -> None:
-        self.quantity.check(setting.trials)
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         values = checked_values(sample, self.quantity)
@@ -227,17 +223,3 @@ def checked_points(sample: Sample, layer: int, label: str) -> Float64[Tensor, "p
             f"later layers."
         )
     return points
-
-
-def _residual(
-    label: str, values: Float64[Tensor, "point component"], confounds: Float64[Tensor, "point column"]
-) -> Float64[Tensor, "point component"]:
-    """Return the quantity minus its best linear prediction; raise if nothing is left."""
-    y, x = values - values.mean(dim=0), confounds - confounds.mean(dim=0)
-    left: Tensor = y - x @ (torch.linalg.pinv(x.T @ x, rtol=1e-9) @ (x.T @ y))
-    if float(left.square().sum()) <= 1e-6 * float(y.square().sum()):
-        raise InvalidArgument(
-            f"{label}: the quantities held fixed predict this quantity exactly, so nothing is left of it. Hold fewer "
-            f"fixed."
-        )
-    return left

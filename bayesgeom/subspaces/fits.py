@@ -360,9 +360,6 @@ class _EntropyAxis(Fit):
     def about(self) -> About:
         return About(quantity=ENTROPY, at_scored=True)
 
-    def check(self, setting: Setting) -> None:
-        """Accept every setting."""
-
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         entropies = checked_values(sample, ENTROPY)
         target, subspaces = entropies - entropies.mean(dim=0), dict[int, Subspace]()
@@ -421,10 +418,6 @@ class _Random(Fit):
     def label(self) -> str:
         return f"random ({self.r})"
 
-    @property
-    def about(self) -> About:
-        return About()
-
     def check(self, setting: Setting) -> None:
         check_rank(self.r, setting, name="r")
 
@@ -442,10 +435,6 @@ class _Fixed(Fit):
     @property
     def label(self) -> str:
         return self.subspace.name
-
-    @property
-    def about(self) -> About:
-        return About()
 
     def check(self, setting: Setting) -> None:
         self.subspace.check_width(setting.place.width_in(setting.model.spec), setting.place.site.name)

@@ -15,7 +15,7 @@ from torch import Tensor
 from bayesgeom.core import NORM_WEIGHT, TOKEN_EMBEDDINGS, TOKEN_INPUTS, W_K, W_O, W_V, InvalidArgument, Site, Trials
 from bayesgeom.models.base import Model
 from bayesgeom.models.replay.carried import CARRIED
-from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, span
+from bayesgeom.subspaces.base import Fit, Sample, Setting, Subspace, span
 
 FrameKind = Literal["embedding", "keys", "ov"]
 EMBEDDING_SITES = (TOKEN_EMBEDDINGS,)
@@ -30,39 +30,10 @@ def token_embeddings(model: Model, tokens: Int64[Tensor, " token"]) -> Float[Ten
     return vectors / vectors.square().mean(dim=-1, keepdim=True).sqrt()
 
 
-@torch.no_grad()
-def key_pullbacks(
-    model: Model, tokens: Int64[Tensor, " token"], layer: int, head: int
-) -> Float[Tensor, "token d_model"]:
-    """Return w ∘ W_Kᵀ W_K norm(e): the residual-stream direction that increases each token's key in `head`.
-
-    w is the weight of the norm before attention.
-    """
-    inputs, norm, keys = _precise(model, PULLBACK_SITES, tokens, layer)
-    weight = keys[_group(model, head)]
-    pulled_back: Tensor = norm * einsum(inputs, weight, weight, "t m, d m, d n -> t n")
-    return pulled_back
-
-
-@torch.no_grad()
-def written_values(
-    model: Model, tokens: Int64[Tensor, " token"], layer: int, head: int
-) -> Float[Tensor, "token d_model"]:
-    """Return W_O W_V norm(e): the head's output when it attends only to the embedding of each token."""
-    inputs, values, output = _precise(model, WRITE_SITES, tokens, layer)
-    written: Tensor = einsum(inputs, values[_group(model, head)], output[head], "t m, d m, d n -> t n")
-    return written
-
-
 def _precise(model: Model, sites: Sequence[Site], tokens: Int64[Tensor, " token"], layer: int) -> list[Tensor]:
     """Return static sites in at least float32: rounding of products in half precision would add directions."""
     matrices = [model.static(site, tokens, layer) for site in sites]
     return [matrix.to(torch.promote_types(matrix.dtype, torch.float32)) for matrix in matrices]
-
-
-def _group(model: Model, head: int) -> int:
-    """Return the key-value head of a query head; neighboring query heads share one."""
-    return head // (model.spec.n_heads // model.spec.n_kv_heads)
 
 
 @final
@@ -80,10 +51,6 @@ class TokenFrame(Fit):
         if self.kind == "embedding":
             return "frame (embedding)"
         return f"frame ({self.kind} of {'' if self.layer is None else f'L{self.layer}'}H{self.head})"
-
-    @property
-    def about(self) -> About:
-        return About()
 
     def check(self, setting: Setting) -> None:
         spec, place = setting.model.spec, setting.place
@@ -110,11 +77,17 @@ class TokenFrame(Fit):
             vectors = {layer: torch.nn.functional.pad(rows, (0, rows.shape[1])) for layer, rows in vectors.items()}
         return {layer: span(self.label, rows.T) for layer, rows in vectors.items()}
 
+    @torch.no_grad()
     def _vectors(self, model: Model, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "token d_model"]:
+        spec = model.spec
         if self.head is None:
             return token_embeddings(model, tokens)
-        through = key_pullbacks if self.kind == "keys" else written_values
-        return through(model, tokens, layer if self.layer is None else self.layer, self.head)
+        at, group = layer if self.layer is None else self.layer, self.head // (spec.n_heads // spec.n_kv_heads)
+        if self.kind == "keys":
+            inputs, norm, keys = _precise(model, PULLBACK_SITES, tokens, at)
+            return norm * einsum(inputs, keys[group], keys[group], "t m, d m, d n -> t n")
+        inputs, values, output = _precise(model, WRITE_SITES, tokens, at)
+        return einsum(inputs, values[group], output[self.head], "t m, d m, d n -> t n")
 
     def _tokens(self, trials: Trials) -> Int64[Tensor, " token"]:
         wanted = ("hypotheses", "inputs") if self.tokens is None else (self.tokens,)

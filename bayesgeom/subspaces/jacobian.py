@@ -16,7 +16,7 @@ from bayesgeom.core.torch_state import Change, check_differentiable, lock_of
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.replay.carried import CARRIED, logits_through_states
-from bayesgeom.subspaces.base import About, Fit, Sample, Setting, Subspace, check_rank
+from bayesgeom.subspaces.base import Fit, Sample, Setting, Subspace, check_rank
 from bayesgeom.tasks.base import torch_seed
 
 N_SEQUENCES, N_LOGITS = 32, 48  # each logit costs one backward pass over all sequences
@@ -96,10 +96,6 @@ class TopJacobian(Fit):
     @property
     def label(self) -> str:
         return f"top-{self.r} Jacobian"
-
-    @property
-    def about(self) -> About:
-        return About()
 
     def check(self, setting: Setting) -> None:
         if setting.place.site != CARRIED:  # `InterventionSite` checks CARRIED

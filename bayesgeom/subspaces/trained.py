@@ -9,7 +9,7 @@ References: Geiger et al. 2024, arXiv:2303.02536 (distributed alignment search);
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import torch
 from jaxtyping import Float, Float64
@@ -70,7 +70,10 @@ class TrainedSwap(Fit):
         like = next(sample.model.module.parameters())
         generator = torch.Generator().manual_seed(seed)
         start = torch.randn(width, self.rank, generator=generator, dtype=torch.float64)
-        start = _from_covariance(sample, layer, self.quantity, start)
+        moments = JointMoments.of(sample.points(layer), sample.values(self.quantity))
+        left, singular, _ = torch.linalg.svd(moments.cross.cpu(), full_matrices=False)
+        kept = left[:, singular > 1e-6 * singular[0]][:, : self.rank]  # directions of the covariance come first
+        start = torch.linalg.qr(torch.cat([kept, start[:, kept.shape[1] :]], dim=1)).Q
         weights = start.to(like.device, torch.float32).requires_grad_()
         optimizer = torch.optim.Adam([weights], lr=LEARNING_RATE)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
@@ -82,16 +85,10 @@ class TrainedSwap(Fit):
             (weights.grad,) = torch.autograd.grad(loss, [weights])
             optimizer.step()
             schedule.step()
-        basis: Tensor = torch.linalg.qr(weights.detach().double()).Q
-        return basis
+        return cast(Tensor, torch.linalg.qr(weights.detach().double()).Q)
 
     def _loss(
-        self,
-        sample: Sample,
-        layer: int,
-        basis: Float[Tensor, "d rank"],
-        pair: tuple[Trials, Trials],
-        value: OwnValue,
+        self, sample: Sample, layer: int, basis: Float[Tensor, "d rank"], pair: tuple[Trials, Trials], value: OwnValue
     ) -> Float[Tensor, ""]:
         """Return the mean squared distance to the donor's value; for whole distributions KL(donor ‖ edited)."""
         (originals, donors), place = pair, (sample.place.site, layer)
@@ -112,14 +109,3 @@ class TrainedSwap(Fit):
             return (log_own.exp() * (log_own - log_edited)).sum(dim=-1).mean()
         target, measured = (value(log) for log in (log_own, log_edited))
         return (measured - target).square().mean()
-
-
-def _from_covariance(
-    sample: Sample, layer: int, quantity: PosteriorQuantity, start: Float64[Tensor, "d rank"]
-) -> Float64[Tensor, "d rank"]:
-    """Return the initial basis: the leading directions of Cov(x, y), then random ones."""
-    moments = JointMoments.of(sample.points(layer), sample.values(quantity))
-    left, singular, _ = torch.linalg.svd(moments.cross.cpu(), full_matrices=False)
-    kept = left[:, singular > 1e-6 * singular[0]][:, : start.shape[1]]
-    basis: Tensor = torch.linalg.qr(torch.cat([kept, start[:, kept.shape[1] :]], dim=1)).Q
-    return basis

@@ -101,8 +101,13 @@ class Dice(SymbolTask, ExchangeableTask):
         self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " pos"], generator: torch.Generator
     ) -> Int64[Tensor, "batch roll_and_one"]:
         """Roll some dice again, given the kept rolls."""
-        rolled = self._rolled(tokens[:, keep], generator)
-        rolls = torch.empty_like(rolled)
+        drawn = [known := tokens[:, keep]]  # each is drawn from its predictive given those before it (the urn of Pólya)
+        weights = torch.nn.functional.one_hot(known, self.n_faces).double().sum(dim=1) + self.concentration
+        for _ in range(known.shape[1], self.length + 1):
+            roll = torch.multinomial(weights, 1, generator=generator)
+            weights = weights.scatter_add(1, roll, torch.ones_like(roll, dtype=torch.float64))
+            drawn.append(roll)
+        rolls = torch.empty_like(rolled := torch.cat(drawn, dim=1))
         rolls[:, :-1][:, keep] = tokens[:, keep]
         rolls[:, :-1][:, ~keep] = rolled[:, int(keep.sum()) : -1]
         rolls[:, -1] = rolled[:, -1]
@@ -150,15 +155,3 @@ class Dice(SymbolTask, ExchangeableTask):
     ) -> Float64[Tensor, "batch pos face"]:
         weights = counts + (self.concentration if prior is None else prior)
         return weights / weights.sum(dim=-1, keepdim=True)
-
-    def _rolled(
-        self, known: Int64[Tensor, "batch known"], generator: torch.Generator
-    ) -> Int64[Tensor, "batch roll_and_one"]:
-        """Continue rolls: each is drawn from its predictive given those before it (the urn of Pólya)."""
-        rolls = [known]
-        weights = torch.nn.functional.one_hot(known, self.n_faces).double().sum(dim=1) + self.concentration
-        for _ in range(known.shape[1], self.length + 1):
-            roll = torch.multinomial(weights, 1, generator=generator)
-            weights = weights.scatter_add(1, roll, torch.ones_like(roll, dtype=torch.float64))
-            rolls.append(roll)
-        return torch.cat(rolls, dim=1)

@@ -170,7 +170,6 @@ class _FunctionTask(ExchangeableTask):
             belief=posterior,
             labels=torch.from_numpy(np.where(scored, np.array(self.answers)[place], NO_LABEL)).to(device),
             token_sets={"inputs": torch.tensor(self.inputs, device=device)},
-            relations={},
         )
 
     @property

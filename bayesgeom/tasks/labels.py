@@ -234,7 +234,6 @@ class _BoundLabels(LabeledTask):
             labels=answers[chosen],
             answers=answers,
             token_sets={"hypotheses": answers, "inputs": common},
-            relations={},
             is_labeled=True,
         )
         position = torch.arange(tokens.shape[1], device=index.device)

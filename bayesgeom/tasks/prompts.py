@@ -221,7 +221,6 @@ class BoundPrompts(PromptTask):
             belief=nothing,
             labels=torch.full_like(tokens, NO_LABEL),
             token_sets={"inputs": common},
-            relations={},
             groups=torch.tensor(self.groups, device=device)[index],
             group_names=self.group_names,
         )

@@ -10,7 +10,7 @@ import time
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, Protocol, cast, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -70,8 +70,7 @@ class Logits(nn.Module):
         self.net = net
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        logits: Tensor = logits_of(self.net(tokens))
-        return logits
+        return cast(Tensor, logits_of(self.net(tokens)))
 
 
 def logits_of(output: Any) -> Any:
@@ -142,7 +141,14 @@ def train(
         _check_run_in(recipe, out, resume=resume, device=device)  # another process may have started one just now
         if (out / RECIPE).exists():
             chosen = run_precision(out, precision, device)
-        _record(recipe, out, resume=resume, device=device, precision=chosen)
+        # Write environment, precision and recipe of a new run. The recipe comes last, because its file marks a run.
+        if resume and (stage := _continued_stage(recipe, out)) is not None:
+            warn_of_changes(stage, device)
+        if not (resume and (out / STATE).exists()):
+            record_environment(out, device)
+        if not (out / RECIPE).exists():
+            record_precision(out, chosen)
+            write_json(out / RECIPE, recipe.to_dict(), indent=2)
         return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace, own=own)
 
 
@@ -164,7 +170,7 @@ def _trained(
     optimizers = Optimizers(recipe, module, precision)
     start = restore_state(out / STATE, recipe, module, optimizers) if has_state else 0
     cut_log(out / LOG, start)
-    held_out = held_out_trials(recipe, device)
+    held_out = recipe.task.sample(HELD_OUT, seed=held_out_seed(recipe), device=device)
     due = snapshot_steps(recipe)
     saved_at = time.monotonic()
     with phase(recipe.name, recipe.steps, "step", done=start, leave=True, is_quiet=pace.quiet) as shown:
@@ -353,11 +359,6 @@ def training_step(
     return value
 
 
-def held_out_trials(recipe: Recipe, device: str | torch.device) -> Trials:
-    """Return the sequences on which a run reports its KL."""
-    return recipe.task.sample(HELD_OUT, seed=held_out_seed(recipe), device=device)
-
-
 def is_learned(recipe: Recipe, module: nn.Module, held_out: Trials, steps: int) -> bool:
     """Return whether a stage with `until` ends after so many steps."""
     return recipe.until is not None and steps % CHECK_EVERY == 0 and named_share(module, held_out) >= recipe.until
@@ -398,20 +399,6 @@ def scored_kl_bits(module: nn.Module, trials: Trials) -> Float64[Tensor, " score
     """Return the KL divergence, in bits, from the exact predictive to the module's at every scored position."""
     logits = module(trials.tokens)[trials.scored][:, trials.answers].double()
     return kl_bits(trials.predictive[trials.scored], logits.log_softmax(-1))
-
-
-def _record(recipe: Recipe, out: Path, *, resume: bool, device: str | torch.device, precision: Precision) -> None:
-    """Write environment, precision and recipe of a new run. The recipe comes last, because its file marks a run.
-
-    A stage without a saved state starts over in the present environment. One with a state keeps its record.
-    """
-    if resume and (stage := _continued_stage(recipe, out)) is not None:
-        warn_of_changes(stage, device)
-    if not (resume and (out / STATE).exists()):
-        record_environment(out, device)
-    if not (out / RECIPE).exists():
-        record_precision(out, precision)
-        write_json(out / RECIPE, recipe.to_dict(), indent=2)
 
 
 def _snapshot(recipe: Recipe, module: nn.Module, out: Path, step: int, precision: Precision) -> None:

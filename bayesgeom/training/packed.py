@@ -42,7 +42,14 @@ def read_formation(folder: Path) -> dict[str, Any]:
     missing = {"model", "task", "recipe", "snapshots"} - stored.keys()
     if missing:
         raise CheckpointFault(f"{file} lacks {', '.join(sorted(missing))}. Pack the training again.")
-    _check_snapshots(stored["snapshots"], file)
+    for entry in stored["snapshots"]:
+        check_numbered(entry, file)
+        name = entry["file"]
+        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
+            raise CheckpointFault(
+                f"{file} names {name!r:.80} as the file of a snapshot, not a *.safetensors file beside it. Pack the "
+                f"training again."
+            )
     check_hashed(stored, file)
     whole: dict[str, Any] = stored
     return whole
@@ -58,15 +65,3 @@ def read_packed_json(file: Path) -> Any:
         return read_json(file)
     except FileNotFoundError as error:
         raise CheckpointFault(f"{file.parent} holds no {file.name}. Name a checkpoint or a packed training.") from error
-
-
-def _check_snapshots(entries: Any, file: Path) -> None:
-    """Raise `CheckpointFault` unless every snapshot has a step and the name of a file in this folder."""
-    for entry in entries:
-        check_numbered(entry, file)
-        name = entry["file"]
-        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
-            raise CheckpointFault(
-                f"{file} names {name!r:.80} as the file of a snapshot, not a *.safetensors file beside it. Pack the "
-                f"training again."
-            )

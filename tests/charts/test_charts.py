@@ -174,14 +174,14 @@ def test_names_with_tags_are_shown_as_they_are(chart: str) -> None:
     else:
         DRAWING[chart](panel.figure)
     joined, page = figure_of(MARKUP, [panel]), _drawn(panel, "one")
-    plot = {**page.plot, "frames": (), "layout": {**page.plot["layout"], "sliders": ()}}
+    plot = {**page["plot"], "frames": (), "layout": {**page["plot"]["layout"], "sliders": ()}}
     found = [*texts_in(joined.layout.title.to_plotly_json()), *texts_in(plot)]
     found += [step.label for slider in joined.layout.sliders for step in slider.steps]
     found = [text.replace("<br>", " ") for text in found if "foo" in text or "x$" in text]
     assert found and not any(part in text for text in found for part in ("<s>", "%{foo}", "$x"))
     assert escaped(MARKUP) in found and _plain(escaped(MARKUP)) == MARKUP
-    assert page.title in (MARKUP, "Last snapshot; ▶ plays the training")
-    assert all(MARKUP in name or name == "estimate, 95 % interval" for name, _, _ in page.keys)
+    assert page["title"] in (MARKUP, "Last snapshot; ▶ plays the training")
+    assert all(MARKUP in name or name == "estimate, 95 % interval" for name, _, _ in page["keys"])
 
 
 def test_rows_of_the_same_name_stay_apart() -> None:

@@ -17,7 +17,7 @@ from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.core.run import Run
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.generalization.curves import LARGEST_WITHIN, Errors, errors_across
-from bayesgeom.generalization.length import length_generalization, run_on, with_room
+from bayesgeom.generalization.length import length_generalization, with_room
 from bayesgeom.generalization.length_report import EARLIER, LengthReport
 from bayesgeom.generalization.longer_tasks import (
     checked_lengths,
@@ -25,6 +25,7 @@ from bayesgeom.generalization.longer_tasks import (
     with_untrained_positions,
 )
 from bayesgeom.models.adapters.hooked import HookedModel
+from bayesgeom.models.base import run_on
 from bayesgeom.models.checkpoint import save_checkpoint
 from bayesgeom.models.native.lstm import LSTMConfig
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig

@@ -17,7 +17,8 @@ import bayesgeom.measurements.audit as audit_module
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.progress import phases_shown
 from bayesgeom.core.verdict import Reason, Verdict
-from bayesgeom.measurements._audit_parts import (
+from bayesgeom.measurements.audit import EXACT, AuditReport
+from bayesgeom.measurements.audit_parts import (
     information_curve,
     kl_in_bits,
     log_odds_slope,
@@ -26,7 +27,6 @@ from bayesgeom.measurements._audit_parts import (
     nearest_discount,
     order_statistics,
 )
-from bayesgeom.measurements.audit import EXACT, AuditReport
 from bayesgeom.report.findings import sentence
 from bayesgeom.report.storage import parts_of, quantities_of
 from bayesgeom.selftest.audits import PLANTED, PlantedAudit, planted_audits

@@ -21,7 +21,7 @@ EDGES = 164  # pairs of units of which one imports the other: half of the 328 be
 SHARED = {
     "tasks": {"base", "cost", "in_context", "markov"},
     "charts": {"lines", "heat"},
-    "measurements": {"base", "running", "evidence_response", "inside", "posterior_lens"},
+    "measurements": {"base", "audit_parts", "calibration", "running", "evidence_response", "inside", "posterior_lens"},
 }
 # A probe receives a finished run: it never touches a model, as a measurement that runs it again does.
 BELIEFS = ("belief_clusters", "belief_factors", "belief_readout", "belief_statistics")

@@ -8,7 +8,7 @@ scores, so after any rotation or norm, and whatever computed them.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import torch
 from einops import einsum, rearrange
@@ -225,8 +225,7 @@ class AttentionWatch(TorchFunctionMode):
         (left, right), (a, b, out) = args[at : at + 2], axes
 
         def product(left: Tensor, right: Tensor) -> Tensor:
-            result: Tensor = func(*args[:at], left, right, *args[at + 2 :], **given)
-            return result
+            return cast(Tensor, func(*args[:at], left, right, *args[at + 2 :], **given))
 
         if self._softmax is not None and self._scores is not None and left.shape == self._scores.shape:
             is_chosen, width = self.is_chosen(self._scores.number), out.strip(a)

@@ -15,7 +15,7 @@ has already run.
 import inspect
 import math
 from abc import ABC
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -65,7 +65,7 @@ from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba, MambaBlock
 from bayesgeom.models.native.mlp import PositionwiseMLP
 from bayesgeom.models.native.positions import PositionalPrior, causal_mask
-from bayesgeom.models.native.transformer import MLP, Block, MultiHeadAttention, Norm, Transformer
+from bayesgeom.models.native.transformer import MLP, Block, MultiHeadAttention, Norm, Transformer, TransformerConfig
 from bayesgeom.models.replay.hooked import prefix_replayer
 from bayesgeom.tasks.base import WindTunnel
 
@@ -86,6 +86,19 @@ class _NativeModel(Reattachable, ABC):
     def digest(self) -> str:
         check_weights(self.module, self.spec.name)
         return weights_hash(self.module.state_dict())
+
+    @final
+    def attached_again(self, digest: str) -> Model:
+        return _attached(self.module, name=self.spec.name, task=self.task, digest=digest)
+
+    @final
+    def untrained_copy(self, seed: int) -> Model:
+        n, config = self.spec.n_layers, self.module.config
+        if isinstance(config, TransformerConfig):
+            config = replace(config, top_attention_off=min(n, config.top_attention_off))
+        module = replace(config, n_layers=n).build(seed=seed).to(self.spec.device)
+        name, digest = f"{self.spec.name} at initialization {seed}", untrained_hash(seed)
+        return _attached(module, name=name, task=self.task, digest=digest)
 
     @final
     def replayer(self) -> Replayer:
@@ -116,9 +129,6 @@ class HookedModel(_NativeModel):
         self._points = {site: paths[0] for site, paths in existing.items() if paths}
         self._is_readable = all(map(self._has_known_parts, every))
         self.withheld = Withheld(self._broken())
-
-    def attached_again(self, digest: str) -> "HookedModel":
-        return HookedModel(self._transformer, name=self.spec.name, task=self.task, digest=digest)
 
     @property
     def sites(self) -> frozenset[Site]:
@@ -152,19 +162,15 @@ class HookedModel(_NativeModel):
             return cast(Tensor, self._transformer(trials.tokens, at))
         return trials.at_scored(self._transformer(trials.tokens))
 
-    def untrained_copy(self, seed: int) -> "HookedModel":
-        n, config = self.spec.n_layers, self._transformer.config
-        config = replace(config, n_layers=n, top_attention_off=min(n, config.top_attention_off))
-        module = config.build(seed=seed).to(self.spec.device)
-        assert isinstance(module, Transformer)
-        return HookedModel(
-            module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained_hash(seed)
-        )
-
     def _is_plain(self) -> bool:
         """Whether a pass may leave out positions that no logit depends on: no part has a hook or was replaced."""
         last, norm = self._transformer.blocks[-1], self._transformer.ln_final
-        is_built = type(last) is Block and _as_built((self._transformer, *last.modules(), *norm.modules()))
+        is_built = type(last) is Block and all(
+            (known := _BUILT_FROM.get(type(part))) is not None
+            and all(vars(type(part)).get(name, function) is function for name, function in known.items())
+            and not (known.keys() & vars(part).keys() or part._backward_hooks or part._backward_pre_hooks)  # noqa: SLF001  (no public list)
+            for part in (self._transformer, *last.modules(), *norm.modules())
+        )
         return is_built and not self.foreign_hooks()
 
     def _has_known_parts(self, layer: int) -> bool:
@@ -206,8 +212,7 @@ class HookedModel(_NativeModel):
     ) -> Float[Tensor, "batch pos head d_head"]:
         attention, norm = self._attention(layer), self._transformer.get_submodule(f"blocks.{layer}.ln1")
         weight = self._heads((attention.W_K if site == K else attention.W_V).weight)
-        projected: Tensor = einsum(norm(resid), weight, "b p m, h d m -> b p h d")
-        return projected
+        return cast(Tensor, einsum(norm(resid), weight, "b p m, h d m -> b p h d"))
 
     def _attn_out(self, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "batch pos d_model"]:
         return rearrange(z, "b p h d -> b p (h d)") @ self._attention(layer).W_O.weight.T
@@ -234,16 +239,6 @@ class HookedModel(_NativeModel):
         return rearrange(weight.detach(), "(h d) m -> h d m", h=self.spec.n_heads)
 
 
-def _as_built(parts: Iterable[nn.Module]) -> bool:
-    """Whether these parts compute as their classes did when this module was imported."""
-    return all(
-        (known := _BUILT_FROM.get(type(part))) is not None
-        and all(vars(type(part)).get(name, function) is function for name, function in known.items())
-        and not (known.keys() & vars(part).keys() or part._backward_hooks or part._backward_pre_hooks)  # noqa: SLF001  (no public list)
-        for part in parts
-    )
-
-
 ResidualModule = PositionwiseMLP | LSTM | Mamba
 _STREAM = (RESID_PRE, RESID_POST)
 _HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN, TOKEN_INPUTS, TOKEN_KEYS, W_K, W_V, W_O)
@@ -268,9 +263,6 @@ class ResidualModel(_NativeModel):
         self._points = (*_STREAM, MLP_OUT if isinstance(module, PositionwiseMLP) else STATE)
         self.withheld = Withheld({**self._absent(), **self._broken()})
 
-    def attached_again(self, digest: str) -> "ResidualModel":
-        return ResidualModel(self._module, name=self.spec.name, task=self.task, digest=digest)
-
     @property
     def sites(self) -> frozenset[Site]:
         return frozenset({*self._points, TOKEN_EMBEDDINGS} - self.withheld.keys())
@@ -282,19 +274,11 @@ class ResidualModel(_NativeModel):
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         assert site == TOKEN_EMBEDDINGS, "no other static site exists"
         module = self._module
-        embedded: Tensor = module.entering(tokens) if isinstance(module, PositionwiseMLP) else module.embed(tokens)
-        return embedded
+        return cast(Tensor, module.entering(tokens) if isinstance(module, PositionwiseMLP) else module.embed(tokens))
 
     @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         return trials.at_scored(self._module(trials.tokens))
-
-    def untrained_copy(self, seed: int) -> "ResidualModel":
-        module = replace(self._module.config, n_layers=self.spec.n_layers).build(seed=seed).to(self.spec.device)
-        assert isinstance(module, PositionwiseMLP | LSTM | Mamba)
-        return ResidualModel(
-            module, name=f"{self.spec.name} at initialization {seed}", task=self.task, digest=untrained_hash(seed)
-        )
 
     def _absent(self) -> dict[Site, str]:
         absent = (ATTN_OUT, RESID_MID, *{STATE, MLP_OUT}.difference(self._points))
@@ -319,6 +303,12 @@ class ResidualModel(_NativeModel):
             update = block.mixer.written(block.norm(resid), value) if isinstance(block, MambaBlock) else value
             equation = f"resid_pre + update by {site.name} = resid_post"
             yield Claim(equation, (RESID_PRE, site, RESID_POST), arrived[RESID_POST], resid + update)
+
+
+def _attached(module: nn.Module, **known: Any) -> Model:
+    model = of_native(module, **known)
+    assert model is not None, "an architecture of this package"
+    return model
 
 
 def of_native(module: nn.Module, *, name: str | None = None, **known: Any) -> Model | None:

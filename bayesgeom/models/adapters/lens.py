@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import product
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from einops import einsum
@@ -215,8 +215,7 @@ class LensModel(Reattachable):
         out = out if attention.b_O is None else out + attention.b_O
         for norm in self._parts(layer, ("ln1_post",)):
             out = norm(out)
-        written: Tensor = out
-        return written
+        return cast(Tensor, out)
 
     def _normed(self, site: Site, x: Float[Tensor, "b p h d"], layer: int) -> Float[Tensor, "b p h d"]:
         for norm in self._parts(layer, (f"{site.name}_norm",), within="attn"):

@@ -284,17 +284,6 @@ def _claims(stored: Passages, functions: Functions, equations: Equations, layer:
     """The equations of one layer whose sites there are."""
     arrived = {site: passage.arrived[0] for (site, at), passage in stored.items() if at == layer}
     left = {site: stored[site, layer].left[0] for site in arrived}
-    yield from _residual_claims(arrived, left, functions, layer)
-    if {RESID_PRE, RESID_POST} <= arrived.keys() and (RESID_PRE, layer + 1) in stored:
-        before, after = left[RESID_POST], stored[RESID_PRE, layer + 1].arrived[0]
-        # RWKV halves the stream every few layers: compare up to one factor.
-        factor = (after.double().to(before.device) * before.double()).sum() / before.double().square().sum()
-        yield Claim("resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor * before)
-    yield from attention_claims(arrived, left, functions, layer)
-    yield from equations(arrived, left, layer)
-
-
-def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[Claim]:
     has = arrived.keys().__ge__
     if has({*_RESIDUAL}):
         # The input of a block may still be on the device of the previous block.
@@ -310,6 +299,13 @@ def _residual_claims(arrived: Side, left: Side, functions: Functions, layer: int
         given, mid = functions.mid_given(layer), left[RESID_MID]
         right = torch.full_like(mid, torch.nan) if given is None else given.reshape(mid.shape)
         yield Claim("the MLP reads resid_mid", (RESID_MID,), mid, right)
+    if {RESID_PRE, RESID_POST} <= arrived.keys() and (RESID_PRE, layer + 1) in stored:
+        before, after = left[RESID_POST], stored[RESID_PRE, layer + 1].arrived[0]
+        # RWKV halves the stream every few layers: compare up to one factor.
+        factor = (after.double().to(before.device) * before.double()).sum() / before.double().square().sum()
+        yield Claim("resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor * before)
+    yield from attention_claims(arrived, left, functions, layer)
+    yield from equations(arrived, left, layer)
 
 
 def attention_claims(arrived: Side, left: Side, functions: Functions, layer: int) -> Iterator[Claim]:
@@ -321,7 +317,13 @@ def attention_claims(arrived: Side, left: Side, functions: Functions, layer: int
             yield Claim(equation, verified, arrived[site], functions.projected(site, left[RESID_PRE], layer))
     for plain, turned in ((Q, Q_ROT), (K, K_ROT)):
         if has({plain, turned}):
-            yield from _turned_claims(left[plain], arrived[turned], functions, plain, layer)
+            rotated = functions.turned(plain, left[plain], layer)
+            if rotated is None:
+                yield from rotation_claims(functions.normed(plain, left[plain], layer), arrived[turned], plain)
+                continue
+            yield from rotation_claims(left[plain], rotated, plain)
+            right = functions.normed(plain, rotated, layer)
+            yield Claim(f"norm of the rotated {plain.name} = {turned.name}", (plain,), arrived[turned], right)
     if has({Q_ROT, K_ROT, PATTERN}) and functions.pattern is not None:
         expected = functions.pattern(left[Q_ROT], left[K_ROT], layer)
         yield Claim("softmax(scale · q_rot·k_rot) = pattern", (Q_ROT, K_ROT), arrived[PATTERN], expected)
@@ -334,23 +336,6 @@ def attention_claims(arrived: Side, left: Side, functions: Functions, layer: int
         yield replace(min(claim, twin, key=Claim.error), sites=(V, Z))
     if has({Z, ATTN_OUT}) and functions.written is not None and (out := functions.written(left[Z], layer)) is not None:
         yield Claim("W_O z + b = attn_out", (Z, ATTN_OUT), arrived[ATTN_OUT], out)
-
-
-def _turned_claims(
-    x: Float[Tensor, "batch pos head d"],
-    arrived: Float[Tensor, "batch pos head d"],
-    functions: Functions,
-    plain: Site,
-    layer: int,
-) -> Iterator[Claim]:
-    """A norm and a rotation, in either order."""
-    turned = functions.turned(plain, x, layer)
-    if turned is None:
-        yield from rotation_claims(functions.normed(plain, x, layer), arrived, plain)
-        return
-    yield from rotation_claims(x, turned, plain)
-    right = functions.normed(plain, turned, layer)
-    yield Claim(f"norm of the rotated {plain.name} = {plain.name}_rot", (plain,), arrived, right)
 
 
 def rotation_claims(
@@ -380,6 +365,4 @@ def sentinel_trials(d_vocab: int, n_ctx: int | None, device: str) -> Trials:
         predictive=certain,
         belief=certain,
         labels=torch.zeros_like(tokens),
-        token_sets={},
-        relations={},
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, cast, final
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
@@ -537,7 +537,6 @@ class _Shard:
 
         try:
             with safe_open(self._path, framework="pt") as file:
-                tensor: Tensor = of(file.get_slice(name))
-                return tensor
+                return cast(Tensor, of(file.get_slice(name)))
         except (OSError, SafetensorError) as error:
             raise CheckpointFault(f"{self._path} has no readable {name!r}: {error}. Capture again.") from error

@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import torch
 from jaxtyping import Float, Shaped
@@ -377,8 +377,7 @@ def _is_affine(part: nn.Module, x: Float[Tensor, "*batch d"]) -> bool:
 
 def first_output(output: Any) -> Tensor:
     """Return what a part returned, or the first of several outputs."""
-    first: Tensor = output[0] if isinstance(output, tuple | list) else output
-    return first
+    return cast(Tensor, output[0] if isinstance(output, tuple | list) else output)
 
 
 def routing_of(

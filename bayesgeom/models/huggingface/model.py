@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from jaxtyping import Float, Int64
@@ -215,8 +215,7 @@ class Forward:
         Raises:
             InvalidArgument: The model returns no logits.
         """
-        logits: Tensor = self._output(tokens, **options)["logits"]
-        return logits
+        return cast(Tensor, self._output(tokens, **options)["logits"])
 
     def continued(
         self, tokens: Int64[Tensor, "batch pos"], start: int, kept: Int64[Tensor, " query_pos"], cache: Any
@@ -471,6 +470,9 @@ class _Attaching:
         def attend(layer: int, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             alibi[layer] = kwargs.get("alibi")
 
+        def keep(place: tuple[int, str], _module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            ran[place] = args, kwargs, first_output(output).clone()
+
         def forward() -> None:
             hooks = list[Hook]()
             for layer, parts in enumerate(anatomy.parts):
@@ -480,7 +482,7 @@ class _Attaching:
                 for path, each in calls:
                     hooks.append(Hook(part=anatomy.part(layer, path), call=each, kind="pre", with_kwargs=True))
                 for path in filter(None, (parts.experts, parts.router)):
-                    run = partial(_keep, ran, (layer, path))
+                    run = partial(keep, (layer, path))
                     hooks.append(Hook(part=anatomy.part(layer, path), call=run, with_kwargs=True))
             with hooked(self.hf, hooks, by=self.spec.name, times=None), site_hooks.open(is_witnessed=True):
                 self.forward.logits(self.tokens)
@@ -493,7 +495,6 @@ class _Attaching:
         passages = perturbed_pass(self.hf, forward, site_hooks.taps.at, places)
         functions = Functions(
             written=partial(_written, anatomy),
-            projected=None,
             normed=partial(_normed, anatomy),
             pattern=partial(self._pattern, site_hooks.handed, alibi),
             mid_given=mid_given,
@@ -596,17 +597,6 @@ class _Attaching:
 
 
 Ran = tuple[tuple[Any, ...], dict[str, Any], Tensor]  # arguments of a part and what it returned first
-
-
-def _keep(
-    ran: dict[tuple[int, str], Ran],
-    place: tuple[int, str],
-    _module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Any,
-) -> None:
-    ran[place] = args, kwargs, first_output(output).clone()
 
 
 def _inner_claims(

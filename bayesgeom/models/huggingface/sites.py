@@ -12,7 +12,7 @@ accelerate keeps elsewhere.
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, cast, final
 
 import torch
 from jaxtyping import Float, Int64, Shaped
@@ -440,5 +440,4 @@ def embedded(hf: "PreTrainedModel", tokens: Int64[Tensor, "batch pos"]) -> Float
 def call(part: nn.Module, x: Tensor) -> Float[Tensor, "..."]:
     """Return the output of a part for `x`, on the part's device."""
     device = next((p.device for p in part.parameters() if p.device.type != "meta"), x.device)
-    output: Tensor = part(x.to(device))
-    return output
+    return cast(Tensor, part(x.to(device)))

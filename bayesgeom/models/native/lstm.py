@@ -20,7 +20,7 @@ References: Hochreiter & Schmidhuber 1997; Gers et al. 2000 (forget gate).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, cast, final
 
 import torch
 from jaxtyping import Float
@@ -85,5 +85,4 @@ class LSTMBlock(nn.Module):
     def forward(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         resid = self.hook_resid_pre(resid)
         state = self.hook_state(self.lstm(self.ln(resid))[0])
-        post: Tensor = self.hook_resid_post(resid + state)
-        return post
+        return cast(Tensor, self.hook_resid_post(resid + state))

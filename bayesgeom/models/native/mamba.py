@@ -18,7 +18,7 @@ Reference: Gu & Dao 2023, arXiv:2312.00752.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, cast, final
 
 import torch
 from jaxtyping import Float
@@ -93,8 +93,7 @@ class MambaBlock(nn.Module):
 
     def forward(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         resid = self.hook_resid_pre(resid)
-        post: Tensor = self.hook_resid_post(resid + self.mixer(self.norm(resid), self.hook_state))
-        return post
+        return cast(Tensor, self.hook_resid_post(resid + self.mixer(self.norm(resid), self.hook_state)))
 
 
 @final
@@ -123,8 +122,7 @@ class MambaMixer(nn.Module):
             read = read_states(states.unflatten(2, A.shape), x, C, self.D, z)
         else:
             read = selective_scan(x, delta, A, B, C, self.D, z)
-        out: Tensor = self.out_proj(read)
-        return out
+        return cast(Tensor, self.out_proj(read))
 
     def written(
         self, resid: Float[Tensor, "batch pos d_model"], states: Float[Tensor, "batch pos d_inner_times_d_state"]
@@ -132,8 +130,7 @@ class MambaMixer(nn.Module):
         """Return the mixer's update for given states, instead of those of the recurrence."""
         x, z = self._entering(resid)
         C = self._selected(x)[2]
-        out: Tensor = self.out_proj(read_states(states.unflatten(2, self.A_log.shape), x, C, self.D, z))
-        return out
+        return cast(Tensor, self.out_proj(read_states(states.unflatten(2, self.A_log.shape), x, C, self.D, z)))
 
     def _entering(self, resid: Float[Tensor, "batch pos d_model"]) -> tuple[Tensor, Tensor]:
         """The input of the scan, and the gate."""

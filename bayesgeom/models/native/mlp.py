@@ -15,7 +15,7 @@ References: Agarwal, Dalal & Misra 2025, arXiv:2512.22471 (the MLP baseline).
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, cast, final
 
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
@@ -115,8 +115,7 @@ class PositionwiseMLP(HookedRootModule):
                 f"the sequence has {n_pos} tokens, the model learned positions for {self.config.n_ctx}; shorten the "
                 f"sequence, or train with context='prefix', which looks back {self.config.n_ctx} tokens."
             )
-        placed: Tensor = embedded + self.hook_pos_embed(self.pos_embed.weight[:n_pos].expand_as(embedded))
-        return placed
+        return cast(Tensor, embedded + self.hook_pos_embed(self.pos_embed.weight[:n_pos].expand_as(embedded)))
 
 
 @final
@@ -132,5 +131,4 @@ class MLPBlock(nn.Module):
     def forward(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         resid = self.hook_resid_pre(resid)
         hidden = nn.functional.gelu(self.W_in(self.ln(resid)))
-        post: Tensor = self.hook_resid_post(resid + self.hook_mlp_out(self.W_out(hidden)))
-        return post
+        return cast(Tensor, self.hook_resid_post(resid + self.hook_mlp_out(self.W_out(hidden))))

@@ -11,7 +11,7 @@ References: Zhang & Sennrich 2019 (RMSNorm); Agarwal, Dalal & Misra 2025 (sizes)
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import ClassVar, Literal, cast, final, get_args
 
 import torch
 from einops import einsum, rearrange
@@ -221,8 +221,7 @@ class Block(nn.Module):
         x = self.ln1(resid)
         attn_out = self.hook_attn_out(self.attn(x) if at is None else self.attn(x, at))
         resid = self.hook_resid_mid((resid if at is None else resid[:, at]) + attn_out)
-        post: Tensor = self.hook_resid_post(resid + self.hook_mlp_out(self.mlp(self.ln2(resid))))
-        return post
+        return cast(Tensor, self.hook_resid_post(resid + self.hook_mlp_out(self.mlp(self.ln2(resid)))))
 
 
 @final
@@ -257,8 +256,7 @@ class MultiHeadAttention(nn.Module):
         if self.config.positions == "rotary":
             q, k = self.hook_rot_q(rotated(q)), self.hook_rot_k(rotated(k))
         z = self.hook_z(self._eager(q, k, v) if self._is_eager(q) else self._fused(q, k, v))
-        out: Tensor = self.W_O(rearrange(z if at is None else z[:, at], "b p h d -> b p (h d)"))
-        return out
+        return cast(Tensor, self.W_O(rearrange(z if at is None else z[:, at], "b p h d -> b p (h d)")))
 
     def score_bias(self, n_pos: int, like: Tensor) -> Float[Tensor, "head query_pos key_pos"] | None:
         """Return the positional bias of the scores, or None if there is none."""
@@ -266,8 +264,7 @@ class MultiHeadAttention(nn.Module):
             case "alibi":
                 return alibi_bias(self.config.n_heads, n_pos, like)
             case "prior":
-                bias: Tensor = self.prior(n_pos, like)
-                return bias
+                return cast(Tensor, self.prior(n_pos, like))
         return None
 
     def _is_eager(self, q: Float[Tensor, "b p h d"]) -> bool:
@@ -286,8 +283,7 @@ class MultiHeadAttention(nn.Module):
             scores = scores + bias
         scores = self.hook_attn_scores(scores.masked_fill(~causal_mask(q.shape[1], q), -torch.inf))
         pattern = self.hook_pattern(scores.softmax(dim=-1))
-        z: Tensor = einsum(pattern, v, "b h q k, b k h d -> b q h d")
-        return z
+        return cast(Tensor, einsum(pattern, v, "b h q k, b k h d -> b q h d"))
 
     def _fused(
         self, q: Float[Tensor, "b p h d"], k: Float[Tensor, "b p h d"], v: Float[Tensor, "b p h d"]
@@ -309,8 +305,7 @@ class MLP(nn.Module):
         self.hook_pre, self.hook_post = HookPoint(), HookPoint()
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        out: Tensor = self.W_out(self.hook_post(nn.functional.gelu(self.hook_pre(self.W_in(x)))))
-        return out
+        return cast(Tensor, self.W_out(self.hook_post(nn.functional.gelu(self.hook_pre(self.W_in(x))))))
 
 
 @final
@@ -331,5 +326,4 @@ class Norm(nn.Module):
             y = nn.functional.layer_norm(x, shape, self.w, self.b, EPS)
         else:
             y = nn.functional.rms_norm(x, shape, self.w, EPS)
-        out: Tensor = self.hook_normalized(y)
-        return out
+        return cast(Tensor, self.hook_normalized(y))

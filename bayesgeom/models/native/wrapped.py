@@ -30,7 +30,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 import torch
 from jaxtyping import Float, Int64
@@ -68,8 +68,7 @@ class Wrapped(nn.Module):
         return built.whole
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        logits: Tensor = self.whole(input_ids=tokens, use_cache=False).logits
-        return logits
+        return cast(Tensor, self.whole(input_ids=tokens, use_cache=False).logits)
 
 
 class WrappedConfig(ModelConfig):

@@ -14,7 +14,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Float
@@ -268,8 +268,7 @@ class PrefixReplay(_Receiving):
             hooks[place] = _editing(own, reference)
         with hooked_sites(self.model, hooks), self._from(first, baseline.stored[RESID_PRE, first], n):
             logits = self.model.logits(trials.rows(rows))
-        by_variant: Tensor = logits.unflatten(0, (n, len(trials)))
-        return by_variant
+        return cast(Tensor, logits.unflatten(0, (n, len(trials))))
 
     @contextlib.contextmanager
     def _from(self, first: int, entered: Float[Tensor, "batch pos d_model"], n: int) -> Iterator[None]:

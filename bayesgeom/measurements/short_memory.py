@@ -4,16 +4,17 @@ If half of the symbols or fewer are enough, accuracy does not show that the mode
 at that age does, on up to 1,024 sequences until it is decided.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float64
 
 from bayesgeom.core import Ask, Run, Verdict
-from bayesgeom.measurements.calibration import CalibrationReport, gap_closed, references_of, sequence_kl_bits
+from bayesgeom.measurements.base import Subject
+from bayesgeom.measurements.calibration import CalibrationReport, compared, gap_closed, references_of, sequence_kl_bits
 from bayesgeom.measurements.evidence_response import EvidenceResponseReport, response_until_decided
-from bayesgeom.models.base import LARGE, Model
+from bayesgeom.models.base import LARGE
 from bayesgeom.report.answer import answer_of, is_reached, reached_by
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.report import Report
@@ -21,30 +22,30 @@ from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.tasks.base import SymbolTask, WindTunnel
 
 
-def with_short_memory(
-    reports: Mapping[str, Report], model: Model, task: WindTunnel, run: Run, *, seed: int
+def completed(
+    reports: Mapping[str, Report], copies: Sequence[Float64[np.ndarray, " sequence"]], subject: Subject
 ) -> dict[str, Report]:
-    """Return the reports of a diagnosis, of which calibration states whether the last symbols do as well.
+    """Return the reports of a diagnosis, of which calibration knows untrained networks and the last symbols.
 
     Args:
         reports: The reports by name. Older symbols are tested if the evidence response is among them.
-        model: The model.
-        task: Its task.
-        run: The first run, with the scores of all sequences.
-        seed: Seed of the diagnosis.
+        copies: KL of untrained networks on the same sequences.
+        subject: The model with its task and the first run, which has the scores of all sequences.
     """
+    run, task, model = subject.run, subject.known_task(), subject.edited()
     report, response = reports.get(CalibrationReport.name), reports.get(EvidenceResponseReport.name)
+    if not isinstance(report, CalibrationReport):
+        return {**reports}
+    reports = {**reports, report.name: (report := compared(report, run, copies))}
     answer = answer_of(reports)
-    if not isinstance(report, CalibrationReport) or answer is None or not answer.explains:
-        return {**reports}
-    if not (window := matching_window(report, task, run)):
-        return {**reports}
+    if answer is None or not answer.explains or not (window := matching_window(report, task, run)):
+        return reports
     report = replace(report, matching_window=Estimate.of(float(window)))
     if isinstance(response, EvidenceResponseReport):
         is_small = Ask.RERUN in model.asks and model.spec.n_parameters < LARGE  # predictions of a server may cost money
         is_other = response.is_single or str(window) not in response.ages
         if is_other or (is_small and response.verdict_at(window) == Verdict.UNDECIDED):
-            response = response_until_decided(model, task, window, seed=seed)
+            response = response_until_decided(model, task, window, seed=subject.seed)
         verdict = str(response.verdict_at(window))
         report = replace(report, older_slope=response.slope[response.ages.index(str(window))], older_verdict=verdict)
     return {**reports, report.name: report}
