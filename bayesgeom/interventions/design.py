@@ -219,6 +219,12 @@ class LayerEdits:
         """Return the edit of the subspace; "add" shifts each coordinate by one standard deviation."""
         return self._edit(subspace, self._spread(subspace.reads))
 
+    def doses(self, subspace: Subspace, doses: Iterable[float], like: Subspace) -> list[Edit]:
+        """Return edits that add multiples of the standard deviation along `like` to the coordinates of a subspace."""
+        spread = self._spread(like.reads)
+        assert spread is not None, "doses are of kind add"
+        return [self._edit(subspace, dose * spread) for dose in doses]
+
     def ceiling(self) -> Edit:
         """Return the edit of the whole activation: replaced by the donor's under a swap, else by its mean."""
         return Replace(site=self.site, layer=self.layer, mode="resample" if self.kind == "swap" else "mean")

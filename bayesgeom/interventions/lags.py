@@ -14,7 +14,7 @@ References:
     arXiv:2605.20824 (Markovian circuit tracing: the KL to a forced state).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
@@ -30,6 +30,7 @@ from bayesgeom.interventions.design import LEAST_CONTROLS, MATCHED, RANDOM
 from bayesgeom.interventions.engine import EditPlan, Pair, PairPass, score_pairs
 from bayesgeom.interventions.intervention import Intervention, fitted_where_possible, outside_shares, untrained
 from bayesgeom.interventions.report import LAST, UNEDITED, LagReport
+from bayesgeom.interventions.summary import placed
 from bayesgeom.interventions.verdicts import IDENTITY, LEAST_SEQUENCES, LEAST_SHARE, untrained_bound
 from bayesgeom.models.base import Variant
 from bayesgeom.report.estimate import UNTRAINED, WHOLE, Baseline, Estimate, of_untrained
@@ -103,16 +104,16 @@ def lag_report(job: Intervention) -> LagReport:
     swaps = [edits[at].own(subspace) for at, subspace in subspaces.items()]
     answers = _answers(job, [*swaps, *(edits[at].ceiling() for at in subspaces)], job.n)
     (above, below), (kl, is_known) = answers.moved(value), answers.kl_bits()
-    placed = partial(_placed, subspaces, job.model.spec.n_layers)
+    spread = partial(placed, layers=list(subspaces), n_layers=job.model.spec.n_layers)
     levels = list[Baseline]()
     for name, drawn in _controls(job, sample, subspaces, value).items():
-        mean, least, most = (placed(of(drawn, axis=1)) for of in (np.mean, np.min, np.max))
+        mean, least, most = (spread(of(drawn, axis=1)) for of in (np.mean, np.min, np.max))
         levels.append(Baseline.of("chance", name, mean, low=least, high=most))
     levels += of_untrained([_fitted_anew(copy, value) for copy in untrained(job)])
     levels.append(Baseline.of("baseline", LAST, _last_layer(job, value)))
-    levels.append(Baseline.of("ceiling", WHOLE, placed(_ratio(above[:, size:], below))))
+    levels.append(Baseline.of("ceiling", WHOLE, spread(_ratio(above[:, size:], below))))
     unedited = Baseline.of("baseline", UNEDITED, _ratio(kl[:, :1], is_known))
-    estimated = partial(_estimated, job, placed)
+    estimated = partial(_estimated, job, spread)
     movement = estimated(above[:, :size], below, [level for level in levels if np.isfinite(level.value).any()])
     outside = outside_shares(job, subspaces)
     verdicts = {
@@ -133,26 +134,17 @@ def lag_report(job: Intervention) -> LagReport:
     return with_provenance(report, {**job.provenance(), "lags": ",".join(report.lags)})
 
 
-def _placed(
-    layers: Collection[int], n_layers: int, values: Float[np.ndarray, "chosen lag"]
-) -> Float64[np.ndarray, "layer lag"]:
-    """Return an array over all layers with the rows of the edited layers; NaN elsewhere."""
-    spread = np.full((n_layers, values.shape[1]), np.nan)
-    spread[list(layers)] = values
-    return spread
-
-
 def _estimated(
     job: Intervention,
-    placed: Callable[[np.ndarray], np.ndarray],
+    spread: Callable[[np.ndarray], np.ndarray],
     above: Float64[np.ndarray, "pair chosen lag"],
     below: Float64[np.ndarray, "pair 1 lag"],
     levels: Sequence[Baseline],
 ) -> Estimate:
     """Return Σ above / Σ below over pairs, with its interval or the reason why it has none."""
     interval = ratio_interval(above, below, seed=derived_seed(job.seed, Branch.RESAMPLING))
-    value, ends = placed(_ratio(above, below)), (placed(interval.lo), placed(interval.hi))
-    codes = np.nan_to_num(np.where(np.isnan(value), 0.0, placed(interval.code))).astype(np.int64)
+    value, ends = spread(_ratio(above, below)), (spread(interval.lo), spread(interval.hi))
+    codes = np.nan_to_num(np.where(np.isnan(value), 0.0, spread(interval.code))).astype(np.int64)
     return Estimate.of(value, ends, n=job.n, baselines=levels, reason=codes)
 
 
@@ -235,7 +227,8 @@ def _last_layer(job: Intervention, value: OwnValue) -> Float64[np.ndarray, " lag
 
 def _moved_by(job: Intervention, edits: Sequence[Edit], value: OwnValue) -> Float64[np.ndarray, "edit lag"]:
     """Return the movement by each of some edits, on as many pairs as controls are scored on."""
-    return _ratio(*_answers(job, edits, min(job.n, job.design.n_control)).moved(value))
+    moved: np.ndarray = _ratio(*_answers(job, edits, min(job.n, job.design.n_control)).moved(value))
+    return moved
 
 
 def _verdict(movement: Estimate, job: Intervention) -> Verdict:

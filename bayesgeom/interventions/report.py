@@ -30,6 +30,7 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, ceiling_of, headline_of
 
 ORTHOGONAL, UNEDITED, LAST = "orthogonal random subspaces", "unedited model", "output of the last layer"
+RANDOM_DIRECTIONS = "random directions"
 _INCREASES = {"KL": "kl_increase_bits", "entropy error": "entropy_error_increase_bits"}  # of joint edits, by name
 _WHOLE = 1 - 1e-6  # overlap of a subspace that lies in the span by definition, as the frame does
 SHUFFLED = "shuffled values, 97.5 % quantile"
@@ -731,12 +732,13 @@ class LagReport(EditReport):
         from bayesgeom.report.theme import MEASURED, SERIES, label_axes
 
         panel, shown = Panel.blank("Movement toward the continued filter, by lag"), self.layers[0]
+        lags = [float(lag) for lag in self.lags]
         for level in self.lag_movement[shown].compared:
-            add_baseline(panel.figure, self.lags, level.bar("higher"), name=f"baseline: {level.name}")
+            add_baseline(panel.figure, lags, level.bar("higher"), name=f"baseline: {level.name}")
         for at, color in zip(sorted(self.layers), (MEASURED, *SERIES), strict=False):
             by_lag = self.lag_movement[at]
             band = by_lag.ends if at == shown else None
-            add_line(panel.figure, self.lags, by_lag.value, name=f"layer {at}", color=color, band=band)
+            add_line(panel.figure, lags, by_lag.value, name=f"layer {at}", color=color, band=band)
         label_axes(panel.figure, "lag (scored positions)", "share of the way")
         return (panel,)
 
@@ -760,3 +762,99 @@ class LagReport(EditReport):
             (rows, columns),
             (_rows(sorted(self.layers)), {"verdict": self.verdict_by_layer}),
         )
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DoseReport(EditReport):
+    """Multiples of a direction, in its standard deviations, are added to an activation.
+
+    The direction is the first of the subspace. The log-odds are those of the two answers whose exact probabilities
+    increase and decrease most along it. If the direction shifts a prior, the log-odds move in a line with the dose, by
+    more than with random directions of the same norm. In the last layer this follows from the softmax.
+
+    Doses at which the log-odds are 24 bits or more on average are saturated: in float32 one of both probabilities is
+    then 1. They do not count for the slope.
+
+    Fields, per layer and dose; NaN in layers that were not edited:
+
+    - `dose_log_odds_bits`, `dose_kl_increase_bits`: mean change of the log-odds, and of KL to the exact posterior.
+    - `dose_slope_bits`, per layer: slope of the change of the log-odds, in bits for each standard deviation.
+    - Baselines: mean and range over random directions of the same norm.
+    - `answers_by_layer`: both answers. `saturated_by_layer`: the saturated doses.
+    """
+
+    name: ClassVar[str] = "dose"
+    title: ClassVar[str] = "Dose: how do answers follow multiples of a direction?"
+
+    subspace: str
+    where: str
+    doses: tuple[str, ...]
+    dose_log_odds_bits: Annotated[Estimate, Quantity("layer dose", unit="bits", label="change of log-odds")]
+    dose_kl_increase_bits: Annotated[Estimate, Quantity("layer dose", unit="bits", label="KL increase")]
+    dose_slope_bits: Annotated[
+        Estimate,
+        Quantity("layer", unit="bits", better="higher", label="slope of log-odds, for each standard deviation"),
+    ]
+    answers_by_layer: Annotated[tuple[str, ...], "layer"]
+    saturated_by_layer: Annotated[tuple[str, ...], "layer"]
+    n: int
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that were edited."""
+        return [layer for layer, answers in enumerate(self.answers_by_layer) if answers]
+
+    def _largest(self) -> tuple[int, Estimate]:
+        """Return the layer with the largest slope, with an interval that allows for the choice where there is one."""
+        if np.isnan(self.dose_slope_bits.value).all():  # all doses are saturated
+            return self.layers[0], self.dose_slope_bits[self.layers[0]]
+        (layer,), slope = self.dose_slope_bits.extreme("largest", count=len(self.layers))
+        return layer, self.dose_slope_bits[layer] if slope.is_withheld else slope
+
+    def headlines(self) -> Sequence[Headline]:
+        """Return the slope in every layer, the largest first."""
+        first, slope = self._largest()
+        lines = list[Headline]()
+        for at in (first, *(at for at in self.layers if at != first)):
+            label = f"layer {at}, {self.subspace}: log-odds of {self.answers_by_layer[at]}, by standard deviation"
+            shown = {"own": slope, "chosen_of": len(self.layers)} if at == first else {}
+            lines.append(headline_of(self, "dose_slope_bits", (at,), label, **shown))
+        return lines
+
+    def answer(self) -> Opening:
+        layer, slope = self._largest()
+        random = self.dose_slope_bits[layer].baseline(RANDOM_DIRECTIONS)
+        assert random.low is not None and random.high is not None, "a range over directions"
+        names = {"subspace": self.subspace, "answers": self.answers_by_layer[layer]}
+        ends = {"random_least": float(random.low), "random_most": float(random.high)}
+        return Finding.BY_DOSE.of(layer=layer, slope=slope, saturated=self.saturated_by_layer[layer], **names, **ends)
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.lines import add_band, add_line
+        from bayesgeom.report.theme import BASELINE, MEASURED, SERIES, label_axes
+
+        panel, (shown, _) = Panel.blank("Change of log-odds, by dose"), self._largest()
+        random, doses = self.dose_log_odds_bits[shown].baseline(RANDOM_DIRECTIONS), [float(dose) for dose in self.doses]
+        assert random.low is not None and random.high is not None, "a range over directions"
+        name = f"baseline: {RANDOM_DIRECTIONS} (range), layer {shown}"
+        add_band(panel.figure, doses, random.low, random.high, name=name, color=BASELINE)
+        for at, color in zip(self.layers, (MEASURED, *SERIES), strict=False):
+            by_dose = self.dose_log_odds_bits[at]
+            band = by_dose.ends if at == shown else None
+            add_line(panel.figure, doses, by_dose.value, name=f"layer {at}", color=color, band=band)
+        label_axes(panel.figure, "dose (standard deviations)", "change of log-odds (bits)")
+        return (panel,)
+
+    def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        slopes, odds, kl = self.dose_slope_bits, self.dose_log_odds_bits, self.dose_kl_increase_bits
+        rows = {f"layer {at}, dose {dose}": (at, i) for at in self.layers for i, dose in enumerate(self.doses)}
+        columns = {"Δ log-odds": odds, "random, max": _most(odds, RANDOM_DIRECTIONS), "ΔKL": kl}
+        by_layer = {
+            f"slope (bits), {self.where}; n = {self.n}": slopes,
+            "random, max": _most(slopes, RANDOM_DIRECTIONS),
+            "answers": self.answers_by_layer,
+            "saturated": [doses or "–" for doses in self.saturated_by_layer],
+        }
+        columns |= {"random, mean ΔKL": _mean(kl, RANDOM_DIRECTIONS)}
+        return (_rows(self.layers), by_layer), (rows, columns)

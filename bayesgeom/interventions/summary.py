@@ -1,6 +1,6 @@
 """The report from the totals: paired intervals over pairs, ceilings, controls and verdicts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
@@ -82,13 +82,20 @@ class Context:
         self, values: Float[np.ndarray, "chosen *rest"] | Bool[np.ndarray, "chosen *rest"]
     ) -> Float[np.ndarray, "layer *rest"]:
         """Return an array over all layers with the rows of the edited layers; NaN elsewhere."""
-        spread = np.full((self.n_layers, *values.shape[1:]), np.nan)
-        spread[list(self.layers)] = values
-        return spread
+        return placed(values, self.layers, self.n_layers)
 
     def columns(self, row: Callable[[LayerEvidence], Sequence[float]]) -> Float[np.ndarray, "column layer"]:
         """Return numbers of every layer as columns over layers; NaN for layers without an edit."""
         return self.placed(np.array([row(evidence) for evidence in self.layers.values()])).T
+
+
+def placed(
+    values: Float[np.ndarray, "chosen *rest"] | Bool[np.ndarray, "chosen *rest"], layers: Collection[int], n_layers: int
+) -> Float[np.ndarray, "layer *rest"]:
+    """Return an array over all layers with rows for these layers; NaN elsewhere."""
+    spread = np.full((n_layers, *values.shape[1:]), np.nan)
+    spread[list(layers)] = values
+    return spread
 
 
 @phase("intervals")

@@ -94,6 +94,10 @@ class Finding(Enum):
         "{verdict:first} in {layers:layer}: {edit:word} {subspace} in layer {layer} moves the answer "
         "{movement:interval} of the way to the filter continued from the donor's belief, {lag:position} later."
     )
+    BY_DOSE = (
+        "One standard deviation of {subspace} in layer {layer} moves the log-odds of {answers} by {slope:interval} "
+        "bits[; random directions of this norm by {random_least} to {random_most}].[ Saturated: doses {saturated}.]"
+    )
     JOINT_EDIT = (
         "{verdict:first}: {edit:word} {subspace} in {layers:together} raises KL by {bits} bits"
         "[; random subspaces by at most {random_most}]."
