@@ -21,7 +21,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.core import RESID_POST, AtPositions, Edit, Trials, Verdict
@@ -247,5 +247,6 @@ def _verdict(movement: Estimate, job: Intervention) -> Verdict:
     first = later[lags[later].argmin()]
     if low[first] > max(untrained_bound(movement[first]), least[first]):
         return Verdict.SETS
-    is_written = bool((low > least)[lags == 0].any() and high[first] < LEAST_SHARE)
+    is_small = movement.value[first] == 0 or high[first] < LEAST_SHARE  # 0: no logit changes, so that no pairs differ
+    is_written = bool(is_small and (low > least)[lags == 0].any())
     return Verdict.WRITES if is_written else Verdict.UNDECIDED

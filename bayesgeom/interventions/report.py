@@ -794,7 +794,7 @@ class DoseReport(EditReport):
     dose_kl_increase_bits: Annotated[Estimate, Quantity("layer dose", unit="bits", label="KL increase")]
     dose_slope_bits: Annotated[
         Estimate,
-        Quantity("layer", unit="bits", better="higher", label="slope of log-odds, for each standard deviation"),
+        Quantity("layer", unit="bits", better="higher", label="slope of log-odds, by standard deviation"),
     ]
     answers_by_layer: Annotated[tuple[str, ...], "layer"]
     saturated_by_layer: Annotated[tuple[str, ...], "layer"]
