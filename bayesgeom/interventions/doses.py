@@ -1,7 +1,7 @@
 """`intervene(kind="add", doses=…)`: how answers follow multiples of one direction.
 
-Bayes' rule adds log-odds: what shifts a prior moves the log-odds of two answers by the same amount at every dose, so that
-their movement is a line in the dose. In the last layer this follows from the softmax. So direct the edit below it, at one
+Bayes' rule adds log-odds: what shifts a prior moves the log-odds of two answers by the same amount at every dose, so
+that they move in a line with the dose. In the last layer this follows from the softmax. So edit below it, at one
 position, and score later ones (`score_after`), next to random directions of the same norm.
 
 References:
@@ -9,96 +9,56 @@ References:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import final
+from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64
-from torch import Tensor
+from jaxtyping import Float64
 
-from bayesgeom.core import AtPositions, Edit
-from bayesgeom.interventions.engine import EditPlan, PairPass, Score, score_pairs
+from bayesgeom.core import Edit
 from bayesgeom.interventions.intervention import Intervention
+from bayesgeom.interventions.lags import estimated
 from bayesgeom.interventions.report import RANDOM_DIRECTIONS, DoseReport
-from bayesgeom.interventions.summary import placed
-from bayesgeom.models.base import Variant
-from bayesgeom.report.estimate import Baseline, Estimate
+from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.report import with_provenance
-from bayesgeom.stats.bootstrap import mean_interval
-from bayesgeom.stats.information import NATS_PER_BIT
+from bayesgeom.stats.information import NATS_PER_BIT, kl_bits
 from bayesgeom.subspaces.base import Sample, Subspace
-from bayesgeom.tasks.base import Branch, derived_seed
 
 RESOLVED = 24.0  # bits: in float32 the probability of the likelier answer is then 1
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Direction:
-    """The first direction of a layer's subspace, and the answers that increase and decrease most along it."""
-
-    subspace: Subspace
-    answers: tuple[int, int]
-
-    @classmethod
-    def of(cls, subspace: Subspace, layer: int, sample: Sample) -> "_Direction":
-        dual = None if subspace.dual is None else subspace.dual[:, :1]
-        first, trials = replace(subspace, basis=subspace.basis[:, :1], dual=dual), sample.run.trials
-        points, exact = sample.points(layer), trials.at_scored(trials.predictive).flatten(0, 1)
-        along = (points - points.mean(dim=0)) @ first.reads.to(points)[:, 0] @ exact.to(points.device)
-        return cls(subspace=first, answers=(int(along.argmax()), int(along.argmin())))
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Changes:
-    """By sequence and edit: the changes of log-odds and of KL; and by edit the mean size of the log-odds, in bits."""
-
-    log_odds: Float64[np.ndarray, "sequence layer draw dose"]
-    kl: Float64[np.ndarray, "sequence layer draw dose"]
-    size: Float64[np.ndarray, "layer draw dose"]
-
-    def slopes(
-        self, doses: Sequence[float], is_resolved: Bool[np.ndarray, "layer dose"]
-    ) -> Float64[np.ndarray, "sequence layer draw"]:
-        """Return the slope of the log-odds over the resolved doses of each layer; NaN with fewer than two."""
-        amounts, n = is_resolved * np.array(doses), is_resolved.sum(axis=1, keepdims=True)
-        centered = is_resolved * (amounts - amounts.sum(axis=1, keepdims=True) / np.maximum(n, 1))
-        weights = centered / np.where(n > 1, np.square(centered).sum(axis=1, keepdims=True), np.nan)
-        return np.asarray((self.log_odds * weights[:, None]).sum(axis=-1))
+ByDose = Float64[np.ndarray, "sequence layer draw dose"]
 
 
 def dose_report(job: Intervention) -> DoseReport:
     """Fit the directions, add every dose of each in each layer alone, and return the report."""
-    sample, doses = job.sample(), job.design.doses
-    directions = {at: _Direction.of(subspace, at, sample) for at, subspace in job.fitted(sample)[0].items()}
-    factories = {at: job.conditions(sample, at) for at in directions}
-    random = {at: [Subspace("a random direction", basis) for basis in job.random_of(at, 1)] for at in directions}
-    fitted = {at: [first.subspace] for at, first in directions.items()}
-    main, drawn = (
-        _changes(
-            job,
-            directions,
-            [edit for at in directions for one in those[at] for edit in factories[at].doses(one, doses, fitted[at][0])],
-            n,
-        )
-        for those, n in ((fitted, job.n), (random, min(job.n, job.design.n_control)))
-    )
-    is_resolved, labels, n_layers = main.size[:, 0] <= RESOLVED, job.task.token_labels(), job.model.spec.n_layers
+    sample, doses, labels = job.sample(), np.array(job.design.doses), job.task.token_labels()
+    ids, n_layers = sample.run.trials.answers.tolist(), job.model.spec.n_layers
+    pairs, added, drawn = dict[int, tuple[int, int]](), list[Edit](), list[Edit]()
+    for at, subspace in job.fitted(sample)[0].items():
+        dual, edits = None if subspace.dual is None else subspace.dual[:, :1], job.conditions(sample, at)
+        first = replace(subspace, basis=subspace.basis[:, :1], dual=dual)
+        pairs[at] = _told_apart(first, at, sample)
+        for direction in (first, *(Subspace("a random direction", basis) for basis in job.random_of(at, 1))):
+            (added if direction is first else drawn).extend(edits.doses(direction, doses.tolist(), first))
+    odds, kl, size = _changes(job, added, pairs, job.n)
+    random_odds, random_kl, _ = _changes(job, drawn, pairs, min(job.n, job.design.n_control))
+    is_resolved = size.mean(axis=0)[:, 0] <= RESOLVED
+    weights = np.array([_slope_weights(doses, row) for row in is_resolved])[:, None]
+
+    def beside(values: np.ndarray, random: np.ndarray) -> Estimate:
+        parts = values[:, :, 0], np.ones((job.n, *(1,) * (values.ndim - 2)))
+        return estimated(job, pairs, parts, {RANDOM_DIRECTIONS: random.mean(axis=0)})
+
     answers, saturated = [""] * n_layers, [""] * n_layers
-    for row, (at, first) in enumerate(directions.items()):
-        answers[at] = " : ".join(labels[int(sample.run.trials.answers[index])] for index in first.answers)
-        saturated[at] = ", ".join(f"{dose:g}" for dose, is_in in zip(doses, is_resolved[row], strict=True) if not is_in)
-    estimated = partial(_estimated, job, list(directions))
+    for (at, pair), row in zip(pairs.items(), is_resolved, strict=True):
+        answers[at] = " : ".join(labels[ids[index]] for index in pair)
+        saturated[at] = ", ".join(f"{dose:g}" for dose in doses[~row])
     report = DoseReport(
         subspace=job.fit.label,
         where=job.where,
         doses=tuple(f"{dose:g}" for dose in doses),
-        dose_log_odds_bits=estimated(main.log_odds, drawn.log_odds),
-        dose_kl_increase_bits=estimated(main.kl, drawn.kl),
-        dose_slope_bits=estimated(*(each.slopes(doses, is_resolved) for each in (main, drawn))),
+        dose_log_odds_bits=beside(odds, random_odds),
+        dose_kl_increase_bits=beside(kl, random_kl),
+        dose_slope_bits=beside((odds * weights).sum(axis=-1), (random_odds * weights).sum(axis=-1)),
         answers_by_layer=tuple(answers),
         saturated_by_layer=tuple(saturated),
         n=job.n,
@@ -106,61 +66,36 @@ def dose_report(job: Intervention) -> DoseReport:
     return with_provenance(report, {**job.provenance(), "doses": ",".join(report.doses)})
 
 
-def _estimated(
-    job: Intervention,
-    layers: Sequence[int],
-    main: Float64[np.ndarray, "sequence layer one *rest"],
-    drawn: Float64[np.ndarray, "few layer draw *rest"],
-) -> Estimate:
-    """Return the mean over sequences with its interval, next to mean and range over random directions."""
-    values, n_layers = main[:, :, 0], job.model.spec.n_layers
-    interval = mean_interval(values, seed=derived_seed(job.seed, Branch.RESAMPLING))
-    code = np.where(np.isnan(values.mean(axis=0)), 0.0, interval.code)
-    mean, low, high, codes = (
-        placed(each, layers, n_layers) for each in (values.mean(axis=0), interval.lo, interval.hi, code)
+def _told_apart(direction: Subspace, layer: int, sample: Sample) -> tuple[int, int]:
+    """Return the answers whose exact probabilities increase and decrease most along a direction."""
+    points, trials = sample.points(layer), sample.run.trials
+    exact = trials.at_scored(trials.predictive).flatten(0, 1).to(points)
+    along = (points - points.mean(dim=0)) @ direction.reads.to(points)[:, 0] @ exact
+    return int(along.argmax()), int(along.argmin())
+
+
+def _slope_weights(doses: np.ndarray, is_resolved: np.ndarray) -> np.ndarray:
+    """Return the weights of a least-squares slope over the resolved doses; NaN with fewer than two."""
+    if is_resolved.sum() < 2:
+        return np.full(len(doses), np.nan)
+    centered = np.where(is_resolved, doses - doses[is_resolved].mean(), 0.0)
+    return np.asarray(centered / np.square(centered).sum())
+
+
+def _changes(
+    job: Intervention, edits: Sequence[Edit], pairs: Mapping[int, tuple[int, int]], n: int
+) -> tuple[ByDose, ByDose, ByDose]:
+    """Return the change of log-odds and of KL, and the size of the log-odds, in bits, over the scored positions."""
+    scored, logs = job.answers(edits, n)
+    band = [(job.positions.weights(logs.shape[2], number)[:, :1].T, len(each)) for number, (each, _) in scored]
+    weights = torch.from_numpy(np.concatenate([row.repeat(size, axis=0) for row, size in band]))
+    exact = torch.cat([originals.at_scored(originals.predictive) for _, (originals, _) in scored]).to(logs)
+    up, down = torch.eye(logs.shape[3]).to(logs)[torch.tensor([pairs[edit.layer] for edit in edits])].unbind(dim=1)
+    unedited, odds = (
+        torch.einsum("cbpa,ca->cbp", each, up - down) for each in (logs[:1].expand_as(logs[1:]), logs[1:])
     )
-    by_draw = drawn.mean(axis=0)
-    level, least, most = (placed(of(by_draw, axis=1), layers, n_layers) for of in (np.mean, np.min, np.max))
-    random = Baseline.of("chance", RANDOM_DIRECTIONS, level, low=least, high=most)
-    codes = np.nan_to_num(codes).astype(np.int64)
-    return Estimate.of(mean, (low, high), n=job.n, baselines=[random], reason=codes)
-
-
-def _changes(job: Intervention, directions: Mapping[int, _Direction], edits: Sequence[Edit], n: int) -> _Changes:
-    """Return what each edit changes on `n` sequences, averaged over the scored positions that it is scored at."""
-    pairs, batches = {at: first.answers for at, first in directions.items()}, list[PairPass]()
-    log_odds, sizes = ([list[Tensor]() for _ in edits] for _ in range(2))
-    unedited = dict[int, Tensor]()
-
-    def variants(batch: PairPass) -> list[Variant]:
-        batches.append(batch)
-        mask = job.positions.mask(batch.baseline.trials, batch.number)
-        return [(edit if mask is None else AtPositions.of(edit, mask),) for edit in edits]
-
-    def watch(index: int, log_answers: Float64[Tensor, "batch query_pos answer"]) -> None:
-        odds = {at: (log_answers[..., up] - log_answers[..., down]) / NATS_PER_BIT for at, (up, down) in pairs.items()}
-        if not index:
-            unedited.update(odds)
-            return
-        at = edits[index - 1].layer
-        weights = torch.from_numpy(job.positions.weights(log_answers.shape[1], batches[-1].number)[:, 0]).to(odds[at])
-        log_odds[index - 1].append(((odds[at] - unedited[at]) @ weights).cpu())
-        sizes[index - 1].append((odds[at].abs() @ weights).cpu())
-
-    plan = EditPlan(
-        replayer=job.replayer(),
-        spec=job.model.spec,
-        conditions=variants,
-        means={},
-        positions=job.positions,
-        watch=watch,
-        max_units=n,
-        label=f"add {job.fit.label}, by dose",
-    )
-    totals = score_pairs(job.pairs(n), plan, n)
-    kl = totals.conditions[..., Score.KL, 0] - totals.baseline[:, None, Score.KL, 0]
-    shape = (len(directions), -1, len(job.design.doses))
-    odds, size = (np.stack([torch.cat(each).numpy() for each in parts], axis=1) for parts in (log_odds, sizes))
-    return _Changes(
-        log_odds=odds.reshape(len(odds), *shape), kl=kl.reshape(len(kl), *shape), size=size.mean(axis=0).reshape(shape)
-    )
+    kl = kl_bits(exact.expand_as(logs), logs)
+    each = ((odds - unedited) / NATS_PER_BIT, kl[1:] - kl[:1], odds.abs() / NATS_PER_BIT)
+    shape = (n, len(pairs), -1, len(job.design.doses))
+    change, increase, size = ((values * weights).sum(dim=-1).T.reshape(shape).numpy() for values in each)
+    return change, increase, size

@@ -140,6 +140,25 @@ class Intervention:
             originals, donors = (trials.rows(slice(0, n - start)) for trials in both)
             yield originals, donors
 
+    def answers(
+        self, edits: Sequence[Edit], n: int
+    ) -> tuple[Sequence[tuple[int, Pair]], Float64[Tensor, "condition pair query_pos answer"]]:
+        """Return the batches with their numbers, and the model's log answers: without an edit, then under each."""
+        scored, logs = list[tuple[int, Pair]](), [list[Tensor]() for _ in range(1 + len(edits))]
+
+        def variants(batch: PairPass) -> list[Variant]:
+            scored.append((batch.number, batch.pair))
+            mask = self.positions.mask(batch.baseline.trials, batch.number)
+            return [(edit if mask is None else AtPositions.of(edit, mask),) for edit in edits]
+
+        def watch(index: int, log_answers: Float64[Tensor, "batch query_pos answer"]) -> None:
+            logs[index].append(log_answers.cpu())
+
+        label, spec = f"{self.design.kind} {self.fit.label}", self.model.spec
+        plan = EditPlan(replayer=self.replayer(), spec=spec, conditions=variants, means={}, watch=watch, label=label)
+        score_pairs(self.pairs(n), plan, n)
+        return scored, torch.stack([torch.cat(parts) for parts in logs])
+
     def sample(self) -> Sample:
         """Return the sequences on which subspaces are fitted, with the model's activations."""
         return self._sample(self.design.n_fit, _FIT)

@@ -673,17 +673,15 @@ class LagReport(EditReport):
       and range over random and over variance-matched subspaces, untrained networks with the same fit, and the same swap
       in the output of the last layer, which can only write the answer.
     - `forced_kl_bits`: KL(continued filter ‖ model) with the swap; its baseline is that of the unedited model.
-    - `position`: index of t₀ among the scored positions. `n_possible`: number of pairs, by lag, in which the donor's
-      belief allows the recipient's later symbols; the others are left out.
+    - `n_possible`: number of pairs, by lag, in which the donor's belief allows the recipient's later symbols; the
+      others are left out.
     """
 
     name: ClassVar[str] = "lag"
     title: ClassVar[str] = "Lag: does the swap set a state, or write the answer?"
 
     subspace: str
-    quantity: str
     where: str
-    position: int
     lags: tuple[str, ...]
     lag_movement: Annotated[
         Estimate, Quantity("layer lag", better="higher", label="movement toward the continued filter")
@@ -695,56 +693,23 @@ class LagReport(EditReport):
     verdict_by_layer: Annotated[tuple[str, ...], "layer"]
     n: int
 
-    @property
-    def layers(self) -> list[int]:
-        """The layers that were edited, those with the strongest verdict first."""
-        order = (Verdict.SETS, Verdict.WRITES, Verdict.UNDECIDED, Verdict.BY_CONSTRUCTION)
-        edited = [layer for layer, verdict in enumerate(self.verdict_by_layer) if verdict]
-        return sorted(edited, key=lambda at: [self.verdict_by_layer[at] != verdict for verdict in order])
-
-    @property
-    def _first(self) -> int:
-        """Index of the lag that decides: the first above 0 at which the movement is known, else of any lag."""
-        lags, unknown = [int(lag) for lag in self.lags], np.isnan(self.lag_movement.value).all(axis=0)
-        return min(range(len(lags)), key=lambda i: (unknown[i], lags[i] == 0, lags[i]))
-
     def headlines(self) -> Sequence[Headline]:
-        """Return the movement of every layer at the lag that decides, with its verdict, then the first at all lags."""
-        entries = [(at, self._first) for at in self.layers]
-        entries += [(self.layers[0], i) for i in range(len(self.lags)) if i != self._first]
-        lines = list[Headline]()
-        for at, i in entries:
-            verdict = self.verdict_by_layer[at] if i == self._first else ""
-            label = f"layer {at}, {self.subspace}: movement at lag {self.lags[i]}"
-            lines.append(headline_of(self, "lag_movement", (at, i), label, verdict=verdict))
-        return lines
-
-    def answer(self) -> Opening:
-        layer, lag = self.layers[0], int(self.lags[self._first])
-        verdict = self.verdict_by_layer[layer]
-        layers = [at for at in sorted(self.layers) if self.verdict_by_layer[at] == verdict]
-        names = {"verdict": verdict, "edit": "swap", "subspace": self.subspace}
-        movement = self.lag_movement[layer, self._first]
-        return Finding.BY_LAG.of(layers=layers, layer=layer, movement=movement, lag=lag, **names)
+        """Return the movement in every layer at the lag that decides, those first that set a state."""
+        lags, unknown = [int(lag) for lag in self.lags], np.isnan(self.lag_movement.value).all(axis=0)
+        i = min(range(len(lags)), key=lambda i: (unknown[i], lags[i] == 0, lags[i]))
+        order = [Verdict.SETS, Verdict.WRITES, Verdict.UNDECIDED, Verdict.BY_CONSTRUCTION]
+        layers = [at for verdict in order for at, own in enumerate(self.verdict_by_layer) if own == verdict]
+        label = f"movement at lag {lags[i]}, {self.subspace}, layer"
+        verdicts = self.verdict_by_layer
+        return [headline_of(self, "lag_movement", (at, i), f"{label} {at}", verdict=verdicts[at]) for at in layers]
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_baseline, add_line
-        from bayesgeom.report.theme import MEASURED, SERIES, label_axes
-
-        panel, shown = Panel.blank("Movement toward the continued filter, by lag"), self.layers[0]
-        lags = [float(lag) for lag in self.lags]
-        for level in self.lag_movement[shown].compared:
-            add_baseline(panel.figure, lags, level.bar("higher"), name=f"baseline: {level.name}")
-        for at, color in zip(sorted(self.layers), (MEASURED, *SERIES), strict=False):
-            by_lag = self.lag_movement[at]
-            band = by_lag.ends if at == shown else None
-            add_line(panel.figure, lags, by_lag.value, name=f"layer {at}", color=color, band=band)
-        label_axes(panel.figure, "lag (scored positions)", "share of the way")
-        return (panel,)
+        return (
+            _along("Movement toward the continued filter", "lag", self.lags, self.lag_movement, "share of the way"),
+        )
 
     def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        rows = {f"layer {at}, lag {lag}": (at, i) for at in sorted(self.layers) for i, lag in enumerate(self.lags)}
-        movement, kl = self.lag_movement, self.forced_kl_bits
+        movement, kl, layers = self.lag_movement, self.forced_kl_bits, np.flatnonzero(self.verdict_by_layer)
         columns = {
             "movement": movement,
             "ceiling": movement.ceiling,
@@ -755,13 +720,10 @@ class LagReport(EditReport):
             "KL, forced": kl,
             "unedited": _mean(kl, UNEDITED),
         }
-        title = f"swap {self.subspace} at {self.where}, up to scored position {self.position}; n = {self.n}"
+        rows = {f"layer {at}, lag {lag}": (at, i) for at in layers for i, lag in enumerate(self.lags)}
         pairs = {f"pairs, lag {lag}": self.n_possible[i : i + 1] for i, lag in enumerate(self.lags)}
-        return (
-            ({title: 0}, pairs),
-            (rows, columns),
-            (_rows(sorted(self.layers)), {"verdict": self.verdict_by_layer}),
-        )
+        title, verdicts = f"swap {self.subspace} at {self.where}; n = {self.n}", {"verdict": self.verdict_by_layer}
+        return ({title: 0}, pairs), (rows, columns), (_rows(layers.tolist()), verdicts)
 
 
 @final
@@ -793,68 +755,48 @@ class DoseReport(EditReport):
     dose_log_odds_bits: Annotated[Estimate, Quantity("layer dose", unit="bits", label="change of log-odds")]
     dose_kl_increase_bits: Annotated[Estimate, Quantity("layer dose", unit="bits", label="KL increase")]
     dose_slope_bits: Annotated[
-        Estimate,
-        Quantity("layer", unit="bits", better="higher", label="slope of log-odds, by standard deviation"),
+        Estimate, Quantity("layer", unit="bits", better="higher", label="slope of log-odds, by standard deviation")
     ]
     answers_by_layer: Annotated[tuple[str, ...], "layer"]
     saturated_by_layer: Annotated[tuple[str, ...], "layer"]
     n: int
 
-    @property
-    def layers(self) -> list[int]:
-        """The layers that were edited."""
-        return [layer for layer, answers in enumerate(self.answers_by_layer) if answers]
-
-    def _largest(self) -> tuple[int, Estimate]:
-        """Return the layer with the largest slope, with an interval that allows for the choice where there is one."""
-        if np.isnan(self.dose_slope_bits.value).all():  # all doses are saturated
-            return self.layers[0], self.dose_slope_bits[self.layers[0]]
-        (layer,), slope = self.dose_slope_bits.extreme("largest", count=len(self.layers))
-        return layer, self.dose_slope_bits[layer] if slope.is_withheld else slope
-
     def headlines(self) -> Sequence[Headline]:
-        """Return the slope in every layer, the largest first."""
-        first, slope = self._largest()
-        lines = list[Headline]()
-        for at in (first, *(at for at in self.layers if at != first)):
-            label = f"layer {at}, {self.subspace}: log-odds of {self.answers_by_layer[at]}, by standard deviation"
-            shown = {"own": slope, "chosen_of": len(self.layers)} if at == first else {}
-            lines.append(headline_of(self, "dose_slope_bits", (at,), label, **shown))
-        return lines
-
-    def answer(self) -> Opening:
-        layer, slope = self._largest()
-        random = self.dose_slope_bits[layer].baseline(RANDOM_DIRECTIONS)
-        assert random.low is not None and random.high is not None, "a range over directions"
-        names = {"subspace": self.subspace, "answers": self.answers_by_layer[layer]}
-        ends = {"random_least": float(random.low), "random_most": float(random.high)}
-        return Finding.BY_DOSE.of(layer=layer, slope=slope, saturated=self.saturated_by_layer[layer], **names, **ends)
+        """Return the slope in every layer."""
+        label, answers = f"bits by standard deviation of {self.subspace}, layer", self.answers_by_layer
+        return [
+            headline_of(self, "dose_slope_bits", (at,), f"{label} {at}: log-odds of {answers[at]}")
+            for at in np.flatnonzero(answers)
+        ]
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_band, add_line
-        from bayesgeom.report.theme import BASELINE, MEASURED, SERIES, label_axes
-
-        panel, (shown, _) = Panel.blank("Change of log-odds, by dose"), self._largest()
-        random, doses = self.dose_log_odds_bits[shown].baseline(RANDOM_DIRECTIONS), [float(dose) for dose in self.doses]
-        assert random.low is not None and random.high is not None, "a range over directions"
-        name = f"baseline: {RANDOM_DIRECTIONS} (range), layer {shown}"
-        add_band(panel.figure, doses, random.low, random.high, name=name, color=BASELINE)
-        for at, color in zip(self.layers, (MEASURED, *SERIES), strict=False):
-            by_dose = self.dose_log_odds_bits[at]
-            band = by_dose.ends if at == shown else None
-            add_line(panel.figure, doses, by_dose.value, name=f"layer {at}", color=color, band=band)
-        label_axes(panel.figure, "dose (standard deviations)", "change of log-odds (bits)")
-        return (panel,)
+        return (_along("Change of log-odds", "dose", self.doses, self.dose_log_odds_bits, "change of log-odds (bits)"),)
 
     def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         slopes, odds, kl = self.dose_slope_bits, self.dose_log_odds_bits, self.dose_kl_increase_bits
-        rows = {f"layer {at}, dose {dose}": (at, i) for at in self.layers for i, dose in enumerate(self.doses)}
-        columns = {"Δ log-odds": odds, "random, max": _most(odds, RANDOM_DIRECTIONS), "ΔKL": kl}
+        layers = np.flatnonzero(self.answers_by_layer).tolist()
+        rows = {f"layer {at}, dose {dose}": (at, i) for at in layers for i, dose in enumerate(self.doses)}
         by_layer = {
             f"slope (bits), {self.where}; n = {self.n}": slopes,
             "random, max": _most(slopes, RANDOM_DIRECTIONS),
             "answers": self.answers_by_layer,
             "saturated": [doses or "–" for doses in self.saturated_by_layer],
         }
+        columns = {"Δ log-odds": odds, "random, max": _most(odds, RANDOM_DIRECTIONS), "ΔKL": kl}
         columns |= {"random, mean ΔKL": _mean(kl, RANDOM_DIRECTIONS)}
-        return (_rows(self.layers), by_layer), (rows, columns)
+        return (_rows(layers), by_layer), (rows, columns)
+
+
+def _along(title: str, axis: str, steps: Sequence[str], effect: Estimate, y: str) -> Panel:
+    """Draw an effect along an axis, with its interval in every layer, and the largest of each baseline."""
+    from bayesgeom.charts.lines import add_baseline, add_line
+    from bayesgeom.report.theme import MEASURED, SERIES, label_axes
+
+    panel, x = Panel.blank(f"{title}, by {axis}"), [float(step) for step in steps]
+    layers = np.flatnonzero(np.isfinite(effect.value).any(axis=1))
+    for level in effect.compared:
+        add_baseline(panel.figure, x, level.bar("higher")[layers].max(axis=0), name=f"baseline: {level.name}")
+    for at, color in zip(layers, (MEASURED, *SERIES), strict=False):
+        add_line(panel.figure, x, effect.value[at], name=f"layer {at}", color=color, band=effect[at].ends)
+    label_axes(panel.figure, axis, y)
+    return panel

@@ -20,27 +20,13 @@ SubspaceLike = str | Subspace | Fit
 
 @overload
 def intervene(
-    model: ModelLike,
-    task: TaskLike | None = None,
-    subspace: SubspaceLike = "frame",
-    *,
-    sites: InterventionSite | None = None,
-    n: int = 256,
-    seed: int = 0,
-    **design: Unpack[LagOptions],
+    model: ModelLike, task: TaskLike | None = None, subspace: SubspaceLike = "frame", **design: Unpack[LagOptions]
 ) -> LagReport: ...
 
 
 @overload
 def intervene(
-    model: ModelLike,
-    task: TaskLike | None = None,
-    subspace: SubspaceLike = "frame",
-    *,
-    sites: InterventionSite | None = None,
-    n: int = 256,
-    seed: int = 0,
-    **design: Unpack[DoseOptions],
+    model: ModelLike, task: TaskLike | None = None, subspace: SubspaceLike = "frame", **design: Unpack[DoseOptions]
 ) -> DoseReport: ...
 
 
@@ -133,7 +119,7 @@ def intervene(
         job = Intervention.of(subject, chosen, fit, design=given, place=place, n=n, seed=seed)
         return lag_report(job) if given.lags else dose_report(job) if given.doses else job.report()
     if given.lags or given.doses:
-        raise InvalidArgument("lags and doses take one site, and not a list of sites.")
+        raise InvalidArgument("lags and doses take one site, not a list of sites.")
     if isinstance(design.get("kind"), Design):
         raise InvalidArgument(f"a list of sites takes kind='remove', 'keep' or 'add', got Design({given.kind!r}).")
     return JointIntervention.of(subject, chosen, fit, sites=sites, design=given, n=n, seed=seed).report()

@@ -90,14 +90,6 @@ class Finding(Enum):
     SHOWS_NOTHING = "Shows nothing in {layers:layer}: {causal} ({verdict})."
     MOVEMENT_UNDECIDED = "Undecided: " + _MAY_MOVE + _UNTRAINED + "." + _AGAINST
     EFFECT_UNDECIDED = "Undecided: " + _RAISES + _AGAINST
-    BY_LAG = (
-        "{verdict:first} in {layers:layer}: {edit:word} {subspace} in layer {layer} moves the answer "
-        "{movement:interval} of the way to the filter continued from the donor's belief, {lag:position} later."
-    )
-    BY_DOSE = (
-        "One standard deviation of {subspace} in layer {layer} moves the log-odds of {answers} by {slope:interval} "
-        "bits[; random directions of this norm by {random_least} to {random_most}].[ Saturated: doses {saturated}.]"
-    )
     JOINT_EDIT = (
         "{verdict:first}: {edit:word} {subspace} in {layers:together} raises KL by {bits} bits"
         "[; random subspaces by at most {random_most}]."

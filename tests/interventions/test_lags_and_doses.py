@@ -1,4 +1,4 @@
-"""Effects by lag and by dose, in planted networks: one sets a state, one only writes answers, one ignores a direction."""
+"""Effects by lag and by dose in planted networks: one sets a state, one writes answers, one ignores a direction."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ from bayesgeom.core.run import RESID_PRE
 from bayesgeom.core.verdict import Verdict
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.intervention import Intervention
-from bayesgeom.interventions.lags import _Answers, _continued
+from bayesgeom.interventions.lags import Course, continued
 from bayesgeom.interventions.report import LAST, RANDOM_DIRECTIONS, LagReport
 from bayesgeom.interventions.run import intervene
 from bayesgeom.models.adapters.hooked import ResidualModel
@@ -34,7 +34,12 @@ from tests.weights import perturbed
 TASK = Mess3(x=0.05, a=0.85, length=11)
 LAGS = (0, 1, 2, 5)
 FEW = Design(n_random=20, n_matched=20, n_control=16, n_untrained=2, n_fit=64)
-WIDTH, EVIDENCE, ANSWER, UNREAD = 29, (0, 1, 2), (3, 4, 5), 10  # coordinates; those from 6 on are written and never read
+WIDTH, EVIDENCE, ANSWER, UNREAD = (
+    29,
+    (0, 1, 2),
+    (3, 4, 5),
+    10,
+)  # coordinates; those from 6 on are written and never read
 
 
 class Recurrent(nn.Module):
@@ -94,10 +99,11 @@ def test_a_network_that_sets_a_state_is_told_from_one_that_only_writes_answers()
     np.testing.assert_allclose(writes.forced_kl_bits.value[2, 1:], writes.forced_kl_bits.baselines[0].value[2, 1:])
     for report in (sets, writes):
         last = report.lag_movement.baseline(LAST).value
-        np.testing.assert_array_equal(last[~np.isnan(last).all(axis=1)][0, 1:], 0.0)
-        assert report.position == 5 and report.lags == ("0", "1", "2", "5")
-        assert report.plot().data and str(report.verdict_by_layer[report.layers[0]]) in report.table()
-    assert "sets a state" in sets.summary().lower() and "writes the answer" in writes.summary().lower()
+        np.testing.assert_array_equal(last[:, 1:], 0.0)
+        assert report.lags == ("0", "1", "2", "5") and "up to scored position 5" in report.where
+        assert report.plot().data
+    for report, verdict in ((sets, Verdict.SETS), (writes, Verdict.WRITES)):
+        assert verdict in report.table() and report.headlines()[0].verdict == verdict
 
 
 def test_a_swap_of_all_that_differs_is_by_construction() -> None:
@@ -111,7 +117,7 @@ def test_the_continued_filter_is_the_exact_one_of_the_donors_symbols_followed_by
 ) -> None:
     originals, donors = task.sample_pair(41, seed=3)
     assert originals.observers is not None
-    found = _continued(originals.observers.filter, donors.belief[:, 5:6], 5, LAGS)
+    found = continued(originals.observers.filter, donors.belief[:, 5:6], 5, LAGS)
     tokens = torch.cat([donors.tokens[:, :6], originals.tokens[:, 6:]], dim=1)
     for row in range(41):
         belief, expected = task.start(), []
@@ -129,10 +135,10 @@ def test_exact_answers_and_those_of_the_window_do_not_move_and_half_of_the_way_i
     originals, donors = TASK.sample_pair(37, seed=1)
     assert originals.observers is not None
     own, at = originals.observers.filter, [5 + lag for lag in LAGS]
-    forced, exact = _continued(own, donors.belief[:, 5:6], 5, LAGS), originals.predictive[:, at]
-    window = _continued(own, own.priors["stationary"].expand(37, -1)[:, None], 5, LAGS)
+    forced, exact = continued(own, donors.belief[:, 5:6], 5, LAGS), originals.predictive[:, at]
+    window = continued(own, own.priors["stationary"].expand(37, -1)[:, None], 5, LAGS)
     model = torch.stack([exact, exact, window, forced, (forced + exact) / 2]).log()
-    answers = _Answers(forced=forced, exact=exact, window=window, model=model)
+    answers = Course(forced=forced, others=(exact, window), model=model)
     above, below = answers.moved(torch.exp)
     movement = above.sum(axis=0) / below.sum(axis=0)
     np.testing.assert_allclose(movement, np.array([0.0, 0.0, 1.0, 0.5])[:, None].repeat(4, axis=1), atol=1e-9)
@@ -145,8 +151,8 @@ def test_a_carried_state_is_set_at_one_position() -> None:
     module = perturbed(LSTM(LSTMConfig(d_vocab=3, n_ctx=11, n_layers=1, d_model=7), seed=0), 0.5)
     model, site = ResidualModel(module, task=TASK), InterventionSite(CARRIED, score_after=True)
     few = replace(FEW, n_random=1, n_matched=1, n_untrained=0)
-    report = intervene(model, subspace=basis(torch.eye(14)), kind=few, sites=site, lags=(0, 3), n=19)
-    design = replace(few, lags=(0, 3))
+    report = intervene(model, subspace=basis(torch.eye(14)), kind=few, sites=site, lags=(1, 3), n=19)
+    design = replace(few, lags=(1, 3))
     job = Intervention.of(model, TASK, basis(torch.eye(14)), design=design, place=site, n=19, seed=0)
     kl = list[Tensor]()
     for originals, donors in job.pairs(19):
@@ -154,7 +160,7 @@ def test_a_carried_state_is_set_at_one_position() -> None:
         tokens = torch.cat([donors.tokens[:, :8], originals.tokens[:, 8:]], dim=1)
         forced = TASK.trials(torch.cat([tokens, tokens[:, :1]], dim=1))
         log_answers, _ = answer_log_probabilities(model.logits(forced).detach(), forced)
-        kl.append(kl_bits(forced.predictive, log_answers)[:, [7, 10]])
+        kl.append(kl_bits(forced.predictive, log_answers)[:, [8, 10]])
     np.testing.assert_allclose(report.forced_kl_bits.value[0], torch.cat(kl).mean(dim=0), rtol=1e-4)
 
 
@@ -173,10 +179,10 @@ def test_pairs_that_rule_out_the_recipients_symbols_are_left_out() -> None:
         ({"lags": (0, -1)}, "whole numbers from 0 on"),
         ({"lags": (1, 1)}, "whole numbers from 0 on"),
         ({"lags": 3}, "lags must be"),
-        ({"lags": (1,), "kind": "remove"}, "of 'remove'"),
-        ({"doses": (0, 1)}, "of 'swap'"),
+        ({"lags": (1,), "kind": "remove"}, "remove got"),
+        ({"doses": (0, 1)}, "swap got"),
         ({"doses": (0, math.inf), "kind": "add"}, "finite"),
-        ({"doses": (1,), "kind": "add"}, "at least two"),
+        ({"doses": (1,), "kind": "add"}, "two or more"),
         ({"lags": (1,), "sites": [InterventionSite(RESID_PRE, (1,))]}, "one site"),
     ],
 )
@@ -210,13 +216,13 @@ def test_log_odds_that_add_have_slope_one_and_a_direction_that_is_ignored_has_sl
     assert abs(report.dose_slope_bits.baseline(RANDOM_DIRECTIONS).value[2]) < unit / 2
     np.testing.assert_allclose(unread.dose_log_odds_bits.value[2], 0.0, atol=1e-6)
     np.testing.assert_allclose(unread.dose_slope_bits.value[2], 0.0, atol=1e-6)
-    assert "x0 : x1" in report.table() and report.plot().data and "x0 : x1" in report.summary()
+    assert "x0 : x1" in report.table() and report.plot().data and "x0 : x1" in report.headlines()[0].label
 
 
 def test_doses_that_saturate_are_named_and_do_not_count() -> None:
     between = (coordinates(3) - coordinates(4)) / 2**0.5
     report = added(between, (-400, 0, 1, 400))
-    assert report.saturated_by_layer[2] == "-400, 400" and "-400, 400" in report.summary()
+    assert report.saturated_by_layer[2] == "-400, 400" and "-400, 400" in report.table()
     np.testing.assert_allclose(report.dose_slope_bits.value[2], report.dose_log_odds_bits.value[2, 2], rtol=1e-4)
     alone = added(between, (-400, 400))
     assert np.isnan(alone.dose_slope_bits.value[2]) and alone.saturated_by_layer[2] == "-400, 400"
