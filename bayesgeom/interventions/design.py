@@ -17,6 +17,7 @@ from bayesgeom.subspaces.base import InterventionSite, Subspace
 Donors = Literal["auto", "paired", "independent"]
 RANDOM, MATCHED = "random subspaces", "variance-matched subspaces"
 RANDOM_MOST, MATCHED_MOST = f"{RANDOM}{MOST}", f"{MATCHED}{MOST}"  # where only the largest effect is stored
+ARBITRARY = "training toward random labels"  # of a trained swap, which is then scored on these labels
 ERASED = "random erasures"  # of the same rank; its value is their median
 LEAST_CONTROLS = 20  # fewer random or matched subspaces cannot support "causal"
 
@@ -103,7 +104,9 @@ class Design:
     @classmethod
     def of(cls, kind: "SubspaceKind | Design" = "swap", **changed: Any) -> "Design":
         """Return a design of this kind, or this design, with other values of some fields."""
-        plain = {name: tuple(value) if isinstance(value, list) else value for name, value in changed.items()}
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in changed.items()
+        }
         return replace(kind if isinstance(kind, Design) else cls(kind), **plain)
 
 

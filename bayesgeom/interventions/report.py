@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 
 from bayesgeom.core import Reason, Verdict, number_text
 from bayesgeom.core.text import aligned_table, percent_text
-from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
+from bayesgeom.interventions.design import ARBITRARY, ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import Judgment, Obstacle, against_movement, untrained_bound
 from bayesgeom.report.estimate import R2, UNTRAINED, Estimate, NonNegative, Quantity, Share, Unit, stacked
 from bayesgeom.report.findings import Finding, Opening
@@ -115,6 +115,8 @@ class InterventionReport(EditReport):
       `indirect_kl_increase_bits`: without the direct path.
     - The `ceiling` of an effect or of a movement is that of the whole activation, swapped or, for every other kind,
       replaced by its mean.
+    - Of a trained swap, `movement` also has the level of the same training toward random labels: each token of the
+      donor has the answers of a random position as its label, and the movement toward these labels is scored.
     - Baselines of an effect: mean and range over `random subspaces` of the same rank and over `variance-matched
       subspaces`; for the movement that is compared with it also `untrained networks`, over all positions: their mean
       and bounds. For an effect without the direct path: the largest effect of each family of subspaces without their
@@ -357,6 +359,7 @@ class InterventionReport(EditReport):
             "random, max": _most(effect, RANDOM)[:, 0],
             "matched, max": _most(effect, MATCHED)[:, 0],
             "untrained, bound": _most(effect, UNTRAINED)[:, 0],
+            "random labels": _mean(effect, ARBITRARY)[:, 0],
             "without the direct path": indirect[:, 0],
             "controls, max": np.max([_most(indirect, each)[:, 0] for each in (RANDOM_MOST, MATCHED_MOST)], axis=0),
             "its untrained, bound": _most(indirect, UNTRAINED)[:, 0],
@@ -766,7 +769,7 @@ class DoseReport(EditReport):
         label, answers = f"bits by standard deviation of {self.subspace}, layer", self.answers_by_layer
         return [
             headline_of(self, "dose_slope_bits", (at,), f"{label} {at}: log-odds of {answers[at]}")
-            for at in np.flatnonzero(answers)
+            for at in np.flatnonzero(answers).tolist()
         ]
 
     def panels(self) -> Sequence[Panel]:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64
 
 from bayesgeom.core import Verdict, phase
 from bayesgeom.interventions._evidence import Erasure, Overlap
-from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
+from bayesgeom.interventions.design import ARBITRARY, ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
 from bayesgeom.interventions.engine import Score, Totals
 from bayesgeom.interventions.matching import Matched
 from bayesgeom.interventions.report import SHUFFLED, InterventionReport
@@ -58,7 +58,7 @@ class Context:
     """The data that a report needs in addition to the totals.
 
     `empty` are the layers without a subspace. `untrained` is, of each untrained network, the movement that judges that
-    of the model: with a direct path, that without it, then that by LEACE.
+    of the model: with a direct path, that without it, then that by LEACE. `random_labels` is the level `ARBITRARY`.
     """
 
     design: Design
@@ -70,6 +70,7 @@ class Context:
     layers: Mapping[int, LayerEvidence]
     empty: Sequence[int]
     untrained: Sequence[Float64[np.ndarray, "effect layer"]]
+    random_labels: Float64[np.ndarray, " layer"] | None
     is_identified: bool
     is_told: bool
     is_readout: bool
@@ -173,6 +174,10 @@ class _Scores:
         The first is compared with untrained networks where there is no direct path, else both others are.
         """
         movement, indirect = self.effect(_moved)
+        if self.context.random_labels is not None:
+            level = np.full_like(movement.value, np.nan)
+            level[:, 0] = self.context.random_labels
+            movement = replace(movement, baselines=(*movement.baselines, Baseline.of("chance", ARBITRARY, level)))
         unknown = Estimate.of(np.full_like(movement.value, np.nan), n=self.context.n)
         if np.isnan(indirect.value).all():
             return self._compared(movement, 0), indirect, unknown
