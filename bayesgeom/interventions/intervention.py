@@ -28,7 +28,7 @@ from bayesgeom.interventions.engine import (
 )
 from bayesgeom.interventions.matching import Matched, matched_subspaces, outside_share
 from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.interventions.summary import Context, LayerEvidence, intervention_report
+from bayesgeom.interventions.summary import Context, LayerEvidence, intervention_report, placed
 from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
 from bayesgeom.report.report import with_provenance
@@ -110,7 +110,8 @@ class Intervention:
     def positions(self) -> Positions:
         """The positions of a sequence that are edited."""
         by_fit = "scored" if self.fit.about.at_scored else "all"
-        return Positions(are_scored=(self.place.positions or by_fit) == "scored", score_after=self.place.score_after)
+        are_scored, place = (self.place.positions or by_fit) == "scored", self.place
+        return Positions(are_scored=are_scored, score_after=place.score_after, lags=self.design.lags)
 
     @property
     def has_direct_path(self) -> bool:
@@ -138,6 +139,25 @@ class Intervention:
             both = self._drawn(score_task(self.task), size, derived_seed(self.seed, _PAIRS, block))
             originals, donors = (trials.rows(slice(0, n - start)) for trials in both)
             yield originals, donors
+
+    def answers(
+        self, edits: Sequence[Edit], n: int
+    ) -> tuple[Sequence[tuple[int, Pair]], Float64[Tensor, "condition pair query_pos answer"]]:
+        """Return the batches with their numbers, and the model's log answers: without an edit, then under each."""
+        scored, logs = list[tuple[int, Pair]](), [list[Tensor]() for _ in range(1 + len(edits))]
+
+        def variants(batch: PairPass) -> list[Variant]:
+            scored.append((batch.number, batch.pair))
+            mask = self.positions.mask(batch.baseline.trials, batch.number)
+            return [(edit if mask is None else AtPositions.of(edit, mask),) for edit in edits]
+
+        def watch(index: int, log_answers: Float64[Tensor, "batch query_pos answer"]) -> None:
+            logs[index].append(log_answers.cpu())
+
+        label, spec = f"{self.design.kind} {self.fit.label}", self.model.spec
+        plan = EditPlan(replayer=self.replayer(), spec=spec, conditions=variants, means={}, watch=watch, label=label)
+        score_pairs(self.pairs(n), plan, n)
+        return scored, torch.stack([torch.cat(parts) for parts in logs])
 
     def sample(self) -> Sample:
         """Return the sequences on which subspaces are fitted, with the model's activations."""
@@ -168,13 +188,13 @@ class Intervention:
         erasure = erasures(read, about.quantity, subspaces, n_held_out=n_held_out, seed=seed)
         setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
         overlap = overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
-        outside, is_identified = _outside(self, subspaces), not is_function_of_position(exact)
+        outside, is_identified = outside_shares(self, subspaces), not is_function_of_position(exact)
         whole = _whole(self, sample) if is_identified and design.kind == "swap" and about.at_scored else {}
         context = Context(
             design=design,
             label=self.fit.label,
             quantity=about.quantity.label,
-            where=self._where,
+            where=self.where,
             bands=self.positions.bands(sample.run.trials.n_scored),
             n_layers=self.model.spec.n_layers,
             layers={
@@ -194,6 +214,7 @@ class Intervention:
             },
             empty=tuple(empty),
             untrained=_untrained(self) if is_identified else [],
+            random_labels=_toward_random_labels(self, sample, subspaces),
             is_identified=is_identified,
             is_told=about.quantity.is_told_by_answers(sample.run.trials),
             is_readout=about.is_readout,
@@ -202,10 +223,11 @@ class Intervention:
             n=self.n,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
-        return with_provenance(intervention_report(main, control, context), self._provenance())
+        return with_provenance(intervention_report(main, control, context), self.provenance())
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """Site, positions and donors, as reports name them."""
         donors = f"; donors: {self.donors}" if self.design.kind == "swap" else ""
         return f"{self.place.site.name}, {self.positions.label}{donors}"
 
@@ -241,7 +263,8 @@ class Intervention:
             raise InvalidArgument(f"{self.fit.label} exists in no layer: {reasons}. Hold fewer quantities fixed.")
         return subspaces, empty
 
-    def _provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
+        """Return model, task and arguments."""
         arguments = {
             "n": self.n,
             "seed": self.seed,
@@ -316,7 +339,7 @@ class Intervention:
         toward = ceilings if self.place.score_after else None
         movement = Movement(value=value, center=center, toward=toward)
         plan = EditPlan(
-            replayer=self._replayer(),
+            replayer=self.replayer(),
             spec=self.model.spec,
             conditions=variants,
             means=means or {},
@@ -344,13 +367,14 @@ class Intervention:
             mask=self.positions.mask(run.trials, 0),
         )
 
-    def _replayer(self) -> Replayer:
+    def replayer(self) -> Replayer:
+        """Return what runs edited passes at the site."""
         return CarriedReplayer(self.model) if self.place.site == CARRIED else self.model.replayer()
 
     def _recorded(self, blocks: list[Trials]) -> Run:
         """Return a run with the carried states of every layer at scored positions, which no module outputs."""
         run = self.model.run(blocks, record=(), n_recorded=sum(map(len, blocks)), budget_bytes=_BUDGET)
-        replayer, by_batch = self._replayer(), list[Tensor]()
+        replayer, by_batch = self.replayer(), list[Tensor]()
         for block in blocks:
             for batch in batches(block, self.model.spec):
                 stored = replayer.baseline(batch).stored
@@ -377,13 +401,13 @@ class Intervention:
             }
         places = [(site, at) for at in self.layers]
         return role_means(
-            self._replayer(), fit_task(self.task), self.model.spec, places, seed=derived_seed(self.seed, _FIT)
+            self.replayer(), fit_task(self.task), self.model.spec, places, seed=derived_seed(self.seed, _FIT)
         )
 
     @torch.no_grad()
     def differences(self, layers: Iterable[int], n: int) -> dict[int, Float64[Tensor, "point d"]]:
         """Return donor − recipient at the edited positions of `n` pairs."""
-        replayer, site = self._replayer(), self.place.site
+        replayer, site = self.replayer(), self.place.site
         both = self._drawn(score_task(self.task), n, derived_seed(self.seed, _PAIRS, 0, 1))
         stored, reference = replayer.baseline(both[0]).stored, reference_of(replayer, *both, {})
         chosen = (
@@ -465,7 +489,7 @@ def _independent(task: WindTunnel, n: int, seed: int, device: str) -> tuple[Tria
     return originals, donors
 
 
-def _outside(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
+def outside_shares(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
     """Return the share of Σ |donor − recipient|² outside each subspace; NaN without donors or difference."""
     if job.design.kind != "swap":
         return dict.fromkeys(subspaces, float("nan"))
@@ -476,14 +500,35 @@ def _outside(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, 
 def _untrained(job: Intervention) -> list[Float64[np.ndarray, "effect layer"]]:
     """Return the movement in untrained networks that judges that of the model: see `Evidence`; NaN if a fit fails."""
     by_copy, n = list[np.ndarray](), min(job.n, job.design.n_control)
+    for copy in untrained(job):
+        sample = copy.sample()
+        by_copy.append(np.stack([_judged(replace(copy, fit=fit), sample, n) for fit in (job.fit, *job.by_leace)]))
+    return by_copy
+
+
+def untrained(job: Intervention) -> Iterator[Intervention]:
+    """Yield the same swap in untrained networks, with fewer sequences to fit on; none where there are no copies."""
     with contextlib.suppress(NoCopy):
         for number in range(job.design.n_untrained if job.design.kind == "swap" else 0):
             model = job.model.untrained_copy(derived_seed(job.seed, _UNTRAINED, number) % 2**31)
-            design = replace(job.design, n_fit=min(job.design.n_fit, N_READ))
-            copies = [replace(job, model=model, design=design, fit=fit) for fit in (job.fit, *job.by_leace)]
-            sample = copies[0].sample()
-            by_copy.append(np.stack([_judged(copy, sample, n) for copy in copies]))
-    return by_copy
+            yield replace(job, model=model, design=replace(job.design, n_fit=min(job.design.n_fit, N_READ)))
+
+
+def _toward_random_labels(
+    job: Intervention, sample: Sample, layers: Iterable[int]
+) -> Float64[np.ndarray, " layer"] | None:
+    """Return how far the same training toward random labels moves the model's value to these; None without training."""
+    if job.design.kind != "swap" or not isinstance(job.fit, TrainedSwap):
+        return None
+    control, value = replace(job.fit, random_labels=True), job.fit.quantity.own(sample.run.trials)
+    edits = [job.conditions(sample, at).own(own) for at, own in control.fitted(sample, list(layers)).items()]
+    scored, logs = job.answers(edits, min(job.n, job.design.n_control))
+    labels = torch.cat([control.labels(sample, donors).cpu() for _, (_, donors) in scored if donors is not None])
+    unedited, *edited = map(value, logs)
+    center = value(sample.run.log_answers.double()).mean(dim=0).cpu()
+    way = Movement(value=value, center=center).way(value(labels), unedited)
+    moved = [float(((each - unedited) * way).sum() / way.square().sum()) for each in edited]
+    return placed(np.array(moved), list(layers), job.model.spec.n_layers)
 
 
 def _judged(job: Intervention, sample: Sample, n: int) -> Float64[np.ndarray, " layer"]:
@@ -517,7 +562,7 @@ def _whole(job: Intervention, sample: Sample) -> dict[int, list[float]]:
     wholes: list[Fit] = [Eraser(job.fit.about.quantity, oblique=True)]
     wholes += [job.fit.without_given] if isinstance(job.fit, Eraser) else []
     for fit in dict.fromkeys(whole for whole in wholes if whole != job.fit):
-        for at, share in _outside(job, fitted_where_possible(fit, sample, job.layers)[0]).items():
+        for at, share in outside_shares(job, fitted_where_possible(fit, sample, job.layers)[0]).items():
             shares[at].append(share)
     return shares
 
