@@ -320,11 +320,11 @@ def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: i
 
 def _run(task: WindTunnel, model: Model, *, n: int, seed: int) -> Run:
     """Run the model; raise `TaskMismatch` if it lacks ids or positions for this value."""
-    vocabulary = Vocabulary.between(task, model.task if model.task is not None else task)
+    there, back = known_ids(task, model.task if model.task is not None else task)
     stream = task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device=model.spec.device)
     return model.run(
-        (vocabulary.rendered(block) for block in stream),
-        baseline_predictives=lambda trials: task.baseline_predictives(vocabulary.read(trials)),
+        (in_ids(block, there) for block in stream),
+        baseline_predictives=lambda trials: task.baseline_predictives(in_ids(trials, back)),
         seed=derived_seed(seed, Branch.RESAMPLING),
     )
 
@@ -375,43 +375,25 @@ def bound_task(task: Task, model: Model | None) -> WindTunnel:
     return task
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Vocabulary:
-    """Map between the ids of two tasks: `there` to the known ids, `back` from them; −1 where there is none.
+def known_ids(task: WindTunnel, known: WindTunnel) -> tuple[Int64[Tensor, " id"], Int64[Tensor, " known"]]:
+    """Return the map from the ids of `task` to those of `known`, and its inverse, −1 where there is none.
 
     An HMM with a higher floor has fewer probability tokens, and so other ids for the same symbols. Token labels are
     unique in a task, so ids can be mapped by label to the vocabulary on which a model was trained.
+
+    Raises:
+        TaskMismatch: `known` lacks tokens of `task`.
     """
-
-    there: Int64[Tensor, " id"]
-    back: Int64[Tensor, " known"]
-
-    @classmethod
-    def between(cls, task: WindTunnel, known: WindTunnel) -> "Vocabulary":
-        """Return the map from the ids of `task` to those of `known`.
-
-        Raises:
-            TaskMismatch: `known` lacks tokens of `task`.
-        """
-        labels, places = task.token_labels(), {label: index for index, label in enumerate(known.token_labels())}
-        if missing := [label for label in labels if label not in places]:
-            shown = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
-            raise TaskMismatch(f"{task} uses tokens that {known} lacks: {shown}.")
-        there = torch.tensor([places[label] for label in labels])
-        back = torch.full((len(places),), -1).scatter_(0, there, torch.arange(len(labels)))
-        return cls(there=there, back=back)
-
-    def rendered(self, trials: Trials) -> Trials:
-        """Return trials of the task in known ids."""
-        return _mapped(trials, self.there)
-
-    def read(self, trials: Trials) -> Trials:
-        """Return trials in known ids in the ids of the task, the inverse of `rendered`."""
-        return _mapped(trials, self.back)
+    labels, places = task.token_labels(), {label: index for index, label in enumerate(known.token_labels())}
+    if missing := [label for label in labels if label not in places]:
+        shown = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
+        raise TaskMismatch(f"{task} uses tokens that {known} lacks: {shown}.")
+    there = torch.tensor([places[label] for label in labels])
+    return there, torch.full((len(places),), -1).scatter_(0, there, torch.arange(len(labels)))
 
 
-def _mapped(trials: Trials, to: Int64[Tensor, " id"]) -> Trials:
+def in_ids(trials: Trials, to: Int64[Tensor, " id"]) -> Trials:
+    """Return trials with every id i as `to[i]`."""
     to = to.to(trials.tokens.device)
     is_labeled = trials.labels != NO_LABEL
     return replace(

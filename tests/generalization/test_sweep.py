@@ -11,7 +11,7 @@ import torch
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, UnknownName
 from bayesgeom.core.text import number_text
 from bayesgeom.generalization import sweeps
-from bayesgeom.generalization.sweeps import SHORTCUT, Vocabulary, sweep, varied_task
+from bayesgeom.generalization.sweeps import SHORTCUT, in_ids, known_ids, sweep, varied_task
 from bayesgeom.models.adapters.hooked import HookedModel
 from bayesgeom.models.native.transformer import Transformer, TransformerConfig
 from bayesgeom.stats.behavior import predicted_behavior
@@ -33,26 +33,26 @@ def small() -> HookedModel:
 
 def test_a_higher_floor_is_the_same_tokens_under_other_ids() -> None:
     noisy = replace(TASK, floor=0.1)
-    vocabulary, trials = Vocabulary.between(noisy, TASK), noisy.sample(5, seed=0)
-    rendered = vocabulary.rendered(trials)
+    (there, inverse), trials = known_ids(noisy, TASK), noisy.sample(5, seed=0)
+    rendered = in_ids(trials, there)
     own, known = noisy.token_labels(), TASK.token_labels()
     for before, after in zip(trials.tokens.flatten().tolist(), rendered.tokens.flatten().tolist(), strict=True):
         assert own[before] == known[after]
     assert torch.equal(rendered.answers, TASK.sample(1, seed=0).answers)
-    back = vocabulary.read(rendered)
+    back = in_ids(rendered, inverse)
     assert all(torch.equal(getattr(back, name), getattr(trials, name)) for name in ("tokens", "answers", "labels"))
-    baselines = noisy.baseline_predictives(vocabulary.read(rendered))
+    baselines = noisy.baseline_predictives(in_ids(rendered, inverse))
     torch.testing.assert_close(baselines["likelihood_only"], noisy.baseline_predictives(trials)["likelihood_only"])
 
 
 def test_what_a_vocabulary_lacks_is_named() -> None:
     with pytest.raises(TaskMismatch, match=r"uses tokens that .* lacks: 0\.03, 0\.04\."):
-        Vocabulary.between(replace(TASK, floor=0.03), TASK)
+        known_ids(replace(TASK, floor=0.03), TASK)
 
 
 def test_fewer_values_are_the_first_of_more() -> None:
     few, many = Bijection(n_values=5, n_pairs=3), Bijection(n_values=11, n_pairs=7)
-    rendered = Vocabulary.between(few, many).rendered(few.sample(3, seed=0))
+    rendered = in_ids(few.sample(3, seed=0), known_ids(few, many)[0])
     assert rendered.answers.tolist() == [11, 12, 13, 14, 15] and int(rendered.tokens.max()) < 16
 
 
