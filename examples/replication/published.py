@@ -1,0 +1,255 @@
+"""`published`: three claims of 2026 on small trainings, each with its dull explanation; numbers go into `results/published/`.
+
+A row of a table is one network at one step of its training. Runs are kept in a directory, so that an interrupted command
+continues; rows that the table has are not measured again.
+
+References:
+    Shai et al. 2026, arXiv:2602.02385 (factoring). Chlon et al. 2026, arXiv:2507.11768 v3 (order).
+    Abdullah X 2026, arXiv:2605.20824 (forcing).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from bayesgeom.core import Trials
+from bayesgeom.core.files import atomic_file
+from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.stats.bootstrap import mean_interval
+from bayesgeom.stats.information import kl_bits
+from bayesgeom.stats.windows import window_predictives
+from bayesgeom.tasks import Dice, Process, Product
+from bayesgeom.tasks.base import random_order
+from bayesgeom.training.loop import RECIPE, SNAPSHOTS, train
+from bayesgeom.training.recipes import Recipe
+
+TABLES = Path(__file__).parent / "results" / "published"
+FACTOR = "mess3:x=0.02,a=0.85"  # twice: a window of 3 is then six times as far from exact as the factored observer
+DEPENDENCES, WIDEST = (0.1, 0.2, 0.5), 6
+ORDERED, LENGTHS, N_ORDERS = ("learned", "rotary", "alibi", "none", "lstm"), (8, 16, 32), 8
+STEPS, N_SCORED = {"factoring": 600, "order": 400}, 192
+_SCORED_SEED = 1_000_003
+SECONDS = "seconds"  # file of a run with the processor time of its training
+
+Row = dict[str, Any]
+Answers = Float64[Tensor, "batch query_pos answer"]
+
+
+def published(
+    claim: Annotated[Literal["factoring", "order"], tyro.conf.Positional],
+    /,
+    *,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    runs: Path = Path("runs/published"),
+    table: Path | None = None,
+) -> None:
+    """Train the networks of a claim, measure each at its snapshots, and write the table.
+
+    Args:
+        claim: `factoring`: products of dependent factors. `order`: a coin, with five ways to know positions.
+        seeds: Seeds of the trainings.
+        runs: Directory of the runs.
+        table: The table. Default: that of the study.
+    """
+    import pandas as pd
+
+    path = table or TABLES / f"{claim}.csv"
+    found = pd.read_csv(path) if path.is_file() else pd.DataFrame(columns=["network"])
+    for recipe in (own for seed in seeds for own in recipes(claim, seed)):
+        if recipe.name in set(found.network):
+            continue
+        seconds, snapshots = trained(recipe, runs / recipe.name)
+        rows = pd.DataFrame([*MEASURED[claim](recipe, snapshots)]).assign(seconds=seconds)
+        found = pd.concat([found, rows]) if len(found) else rows
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as temporary:
+            found.to_csv(temporary, index=False, float_format="%.4g")
+
+
+def recipes(claim: str, seed: int) -> Iterator[Recipe]:
+    """Yield the trainings of a claim with one seed."""
+    if claim == "order":
+        for positions in ORDERED:
+            yield _recipe(f"coin-{positions}", Dice(length=LENGTHS[-1]), positions, seed, steps=STEPS[claim], snapshots=7)
+    else:
+        for dependence in DEPENDENCES:
+            task = Product(FACTOR, FACTOR, length=16, dependence=dependence)
+            for kind in ("lstm", "transformer"):
+                yield _recipe(f"product-{dependence:g}-{kind}", task, kind, seed, steps=STEPS[claim], snapshots=10)
+
+
+def _recipe(name: str, task: Any, kind: str, seed: int, *, steps: int, snapshots: int) -> Recipe:
+    sizes: dict[str, Any] = {"architecture": "lstm"}
+    if kind != "lstm":
+        positions = "rotary" if kind == "transformer" else kind
+        sizes = {"architecture": "transformer", "n_heads": 4, "d_mlp": 256, "positions": positions}
+    return Recipe(
+        name=f"{name}-seed{seed}",
+        task=task,
+        sizes={**sizes, "n_layers": 2, "d_model": 64, "tied": False},
+        optimizer="adamw",
+        lr=3e-3,
+        warmup=100,
+        steps=steps,
+        seed=1_000 * seed,
+        float32_share=0.0,
+        snapshots=snapshots,
+    )
+
+
+def trained(recipe: Recipe, out: Path) -> tuple[float, dict[int, nn.Module]]:
+    """Return the processor seconds of a training, which is finished first, and the network at each snapshot."""
+    begun = time.process_time()
+    train(recipe, out, resume=(out / RECIPE).is_file(), precision="float32")
+    if not (out / SECONDS).is_file():
+        (out / SECONDS).write_text(f"{time.process_time() - begun:.1f}\n", encoding="utf-8")
+    paths = {int(path.name.removeprefix("step-")): path for path in sorted((out / SNAPSHOTS).iterdir())}
+    return float((out / SECONDS).read_text("utf-8")), {at: load_checkpoint(own).module for at, own in paths.items()}
+
+
+@torch.no_grad()
+def log_answers(module: nn.Module, trials: Trials) -> Answers:
+    """Return the natural log-probabilities of the answers at the scored positions, without other ids."""
+    return trials.at_scored(module(trials.tokens)[..., trials.answers].double().log_softmax(-1))
+
+
+def factoring(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
+    """Yield, by step, the distance of a network to both families of observers of a product."""
+    task = recipe.task
+    assert isinstance(task, Product), "the claim is about products"
+    trials = task.sample(N_SCORED, seed=_SCORED_SEED)
+    joint, factored = observers(task, trials)
+    shown = {"to_joint": joint[-1], "to_factored": factored[-1], **{f"to_w{w}": joint[w] for w in (1, 2, 3)}}
+    for step, module in snapshots.items():
+        log_own = log_answers(module, trials)
+        own = log_own.exp()
+        to = {name: float(kl_bits(own, probs.log()).mean()) for name, probs in shown.items()}
+        yield {
+            "network": recipe.name,
+            "epsilon": task.dependence,
+            "architecture": recipe.sizes["architecture"],
+            "seed": recipe.seed // 1_000,
+            "step": step,
+            "kl": float(kl_bits(joint[-1], log_own).mean()),
+            "gap": float(kl_bits(joint[-1], joint[0].log()).mean()),
+            **to,
+            **compared(own, joint, factored),
+        }
+
+
+def observers(task: Product, trials: Trials) -> tuple[list[Answers], list[Answers]]:
+    """Return the joint observers of the last 0 to 6 pairs and of all, and the products of the same observers of factors.
+
+    The observers of a factor see its symbols alone, of which the share `dependence` is random.
+    """
+    symbols = torch.cat([trials.tokens, trials.labels[:, -1:]], dim=1)
+    size = task.factors[1].d_vocab
+    alone = list[list[Answers]]()
+    for factor, own in zip(task.factors, (symbols // size, symbols % size), strict=True):
+        labeled = factor.labeled()
+        noisy = (1 - task.dependence) * labeled + task.dependence * labeled.mean(dim=0)
+        alone.append(_windows(Process(noisy, length=task.length).trials(own)))
+    return _windows(trials), [(a[..., :, None] * b[..., None, :]).flatten(2) for a, b in zip(*alone, strict=True)]
+
+
+def _windows(trials: Trials) -> list[Answers]:
+    return [*islice(window_predictives(trials, "stationary"), WIDEST + 1), trials.at_scored(trials.predictive)]
+
+
+def compared(own: Answers, joint: Sequence[Answers], factored: Sequence[Answers]) -> Row:
+    """Return how much nearer the nearest mixture of factored observers is than that of joint ones, in bits.
+
+    Both families have observers of every width, so that a short memory or too flat predictions favor neither.
+    The dull explanation is a predictor that adds up what each pair alone says of the next one, at its own weight: with
+    flat weights it is nearer to factored observers, and it knows nothing of factors.
+
+    `apart` is the difference that the factored mixture itself would have, and `share` the weight of factored observers
+    in the nearest mixture of both families.
+    """
+    (_, near_joint), (_, near_factored) = mixed(own, joint), mixed(own, factored)
+    weights, _ = mixed(own, [*joint, *factored[1:]])
+    families = (near_joint, near_factored, added(own, joint))
+    left = [kl_bits(own, probs.log()).mean(dim=1) for probs in families]
+    difference = left[0] - left[1]
+    ends = mean_interval(difference.numpy(), seed=0)
+    return {
+        "left_joint": float(left[0].mean()),
+        "left_factored": float(left[1].mean()),
+        "left_added": float(left[2].mean()),
+        "difference": float(difference.mean()),
+        "lower": float(ends.lo),
+        "upper": float(ends.hi),
+        "apart": float(kl_bits(near_factored, near_joint.log()).mean()),
+        "share": float(weights[len(joint) :].sum()),
+    }
+
+
+def mixed(own: Answers, parts: Sequence[Answers]) -> tuple[Float64[Tensor, " part"], Answers]:
+    """Return the weights of the mixture of parts that minimizes KL(own ‖ mixture), and the mixture."""
+    stacked = torch.stack([*parts])
+    found, near = nearest(own, len(parts), lambda at: torch.einsum("k,knpa->npa", at.softmax(dim=0), stacked).log())
+    return found.softmax(dim=0), near
+
+
+def added(own: Answers, joint: Sequence[Answers]) -> Answers:
+    """Return the nearest predictor whose log-odds are a sum over pairs of what each alone says, weighted by its age."""
+    start, alone, length = joint[0].log(), joint[1].log() - joint[0].log(), own.shape[1]
+    by_age = torch.stack([nn.functional.pad(alone[:, : length - age], (0, 0, age, 0)) for age in range(length)])
+    return nearest(own, length, lambda at: (start + torch.einsum("k,knpa->npa", at, by_age)).log_softmax(dim=-1))[1]
+
+
+def nearest(
+    own: Answers, n: int, logs: Callable[[Float64[Tensor, " parameter"]], Answers]
+) -> tuple[Float64[Tensor, " parameter"], Answers]:
+    """Return the parameters, from 0, at which KL(own ‖ predictor) is least, and that predictor."""
+    at = torch.zeros(n, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([at], max_iter=60, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        distance = kl_bits(own, logs(at)).mean()
+        distance.backward()
+        return distance
+
+    optimizer.step(loss)
+    return at.detach(), logs(at).detach().exp()
+
+
+def order(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
+    """Yield, by step and number of flips, the KL of the last prediction, and what averaging it over orders removes."""
+    task, generator = recipe.task, torch.Generator().manual_seed(_SCORED_SEED)
+    assert isinstance(task, Dice), "the claim is about a coin"
+    for length in (own for own in LENGTHS if own <= task.length):
+        trials = replace(task, length=length).sample(N_SCORED, seed=_SCORED_SEED)
+        exact = trials.at_scored(trials.predictive)[:, -1]
+        orders = [random_order(N_SCORED, length, generator) for _ in range(N_ORDERS)]
+        gap = float(kl_bits(exact, torch.full_like(exact, 0.5).log()).mean())
+        for step, module in snapshots.items():
+            logs = torch.stack([log_answers(module, task.reordered(trials, own))[:, -1] for own in orders])
+            kl, mean = kl_bits(exact, logs).mean(dim=0), logs.exp().mean(dim=0).log()
+            gain = kl - kl_bits(exact, mean)
+            ends = mean_interval(gain.numpy(), seed=0, bounds=(0.0, float("inf")))
+            yield {
+                "network": recipe.name,
+                "positions": recipe.name.split("-")[1],
+                "seed": recipe.seed // 1_000,
+                "step": step,
+                "flips": length,
+                "gap": gap,
+                "kl": float(kl.mean()),
+                "gain": float(gain.mean()),
+                "lower": float(ends.lo),
+                "upper": float(ends.hi),
+                "spread": float(kl_bits(logs.exp(), mean).mean()),
+            }
+
+
+MEASURED: dict[str, Callable[[Recipe, dict[int, nn.Module]], Iterator[Row]]] = {"factoring": factoring, "order": order}
