@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypedDict, final
+from typing import Any, Literal, TypedDict, final
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import Edit, InSubspace, InvalidArgument, Replace, Site, SubspaceKind, Trials, check_types
+from bayesgeom.core import Edit, InSubspace, InvalidArgument, Replace, Site, SubspaceKind, Trials, check_types, checked
 from bayesgeom.report.tables import MOST
 from bayesgeom.stats.subspace import random_subspaces
 from bayesgeom.subspaces.base import Subspace
@@ -29,6 +29,20 @@ class DesignOptions(TypedDict, total=False):
 
 
 @final
+class LagOptions(DesignOptions):
+    """Those of a swap that is scored by lag."""
+
+    lags: Sequence[int]
+
+
+@final
+class DoseOptions(DesignOptions):
+    """Those of an addition in doses."""
+
+    doses: Sequence[float]
+
+
+@final
 @dataclass(frozen=True)
 class Design:
     """The edit of the subspace, and the controls.
@@ -41,9 +55,11 @@ class Design:
         n_control: number of pairs on which controls are scored.
         n_untrained: number of untrained networks in which the swap is repeated; with fewer than 2 none is "causal".
         n_fit: number of sequences on which subspaces are fitted.
+        lags: numbers of scored positions after the last edited one at which a swap is scored; none: at all positions.
+        doses: multiples of a direction's standard deviation that "add" adds; none: one to each coordinate.
 
     Raises:
-        InvalidArgument: The kind or the donors are unknown, or a number is too small.
+        InvalidArgument: The kind or the donors are unknown, a number is too small, or lags or doses do not fit.
 
     Example:
         >>> import bayesgeom
@@ -59,6 +75,8 @@ class Design:
     n_control: int = 32
     n_untrained: int = 3
     n_fit: int = 1_024
+    lags: tuple[int, ...] = ()
+    doses: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -67,12 +85,28 @@ class Design:
                 f"n_random, n_matched and n_control must be at least 1, n_fit at least 2 and n_untrained at least 0; "
                 f"got {self}."
             )
+        if self.lags and (self.kind != "swap" or min(self.lags) < 0 or len({*self.lags}) < len(self.lags)):
+            raise InvalidArgument(
+                f"lags of kind 'swap' are different whole numbers from 0 on; got {self.lags} of {self.kind!r}."
+            )
+        if self.doses and (self.kind != "add" or not np.isfinite(self.doses).all() or len({*self.doses}) < 2):
+            raise InvalidArgument(
+                f"doses of kind 'add' are at least two different finite numbers; got {self.doses} of {self.kind!r}."
+            )
 
     @classmethod
-    def of(cls, kind: "SubspaceKind | Design" = "swap", n_fit: int | None = None) -> "Design":
-        """Return a design of this kind, or this design, with another `n_fit` if one is given."""
-        design = kind if isinstance(kind, Design) else cls(kind)
-        return design if n_fit is None else replace(design, n_fit=n_fit)
+    @checked("cls", "kind", "n_fit")
+    def of(
+        cls,
+        kind: "SubspaceKind | Design" = "swap",
+        n_fit: int | None = None,
+        lags: Sequence[int] = (),
+        doses: Sequence[float] = (),
+    ) -> "Design":
+        """Return a design of this kind, or this design, with those of the other values that are given."""
+        given = {"n_fit": n_fit, "lags": tuple(lags), "doses": tuple(doses)}
+        changed: dict[str, Any] = {name: value for name, value in given.items() if value}
+        return replace(kind if isinstance(kind, Design) else cls(kind), **changed)
 
 
 LEAST_SCORED = 5  # for editing at one position and scoring at later ones
@@ -85,14 +119,18 @@ class Positions:
     """Edited positions: all or the scored ones; with `score_after` one, and only later positions are scored.
 
     With `score_after`, batches take turns to edit the scored position at one, two and three quarters of the sequence.
+    With `lags`, positions up to `last` are edited, or that one alone.
     """
 
     are_scored: bool
     score_after: bool = False
+    lags: tuple[int, ...] = ()
 
     @property
     def label(self) -> str:
         """Label in reports."""
+        if self.lags:
+            return "one scored position" if self.score_after else f"{'scored ' * self.are_scored}positions up to one"
         if self.score_after:
             return "one scored position, scored at later ones"
         return "scored positions" if self.are_scored else "all positions"
@@ -101,13 +139,29 @@ class Positions:
         """Check that enough positions are scored.
 
         Raises:
-            InvalidArgument: `score_after` is set and fewer than `LEAST_SCORED` positions are scored.
+            InvalidArgument: `score_after` is set and fewer than `LEAST_SCORED` positions are scored, a lag lies beyond
+                the sequence, or lags are given for a task whose posterior cannot be continued from a belief.
         """
-        if self.score_after and trials.n_scored < LEAST_SCORED:
+        if self.lags:
+            if trials.observers is None:
+                raise InvalidArgument(
+                    "lags need a task whose posterior continues from any belief, such as mess3 or hmm; this one has no "
+                    "such filter. Use score_after."
+                )
+            if self.last(trials) < 0:
+                raise InvalidArgument(
+                    f"lag {max(self.lags)} lies beyond the sequence, which scores {trials.n_scored} positions: use "
+                    f"lags of 0 … {trials.n_scored - 1}."
+                )
+        elif self.score_after and trials.n_scored < LEAST_SCORED:
             raise InvalidArgument(
                 f"score_after edits one scored position and scores later ones, so the task must have at least "
                 f"{LEAST_SCORED} scored positions; this one has {trials.n_scored}."
             )
+
+    def last(self, trials: Trials) -> int:
+        """Return the index of the last edited scored position: the largest lag after it is the end of the sequence."""
+        return trials.n_scored - 1 - max(self.lags)
 
     def bands(self, n_scored: int) -> tuple[str, ...]:
         """Return the names of the bands of positions over which scores are averaged, all positions first."""
@@ -117,10 +171,14 @@ class Positions:
 
     def mask(self, trials: Trials, batch: int) -> Bool[Tensor, "*batch pos"] | None:
         """Return the positions to edit in this batch, by sequence if these score different ones; None means all."""
-        if not self.are_scored and not self.score_after:
+        if not self.are_scored and not self.score_after and not self.lags:
             return None
         mask = trials.scored
-        if self.score_after:
+        if self.lags:
+            at = trials.scored_positions()[:, [self.last(trials)]]
+            places = torch.arange(mask.shape[1], device=mask.device)
+            mask = places == at if self.score_after else (places <= at) & (mask if self.are_scored else True)
+        elif self.score_after:
             at = trials.scored_positions()[:, [_index(trials.n_scored, batch)]]
             mask = torch.zeros_like(mask).scatter(1, at, True)
         return mask[0].clone() if torch.equal(mask, mask[:1].expand_as(mask)) else mask

@@ -110,7 +110,8 @@ class Intervention:
     def positions(self) -> Positions:
         """The positions of a sequence that are edited."""
         by_fit = "scored" if self.fit.about.at_scored else "all"
-        return Positions(are_scored=(self.place.positions or by_fit) == "scored", score_after=self.place.score_after)
+        are_scored, place = (self.place.positions or by_fit) == "scored", self.place
+        return Positions(are_scored=are_scored, score_after=place.score_after, lags=self.design.lags)
 
     @property
     def has_direct_path(self) -> bool:
@@ -168,13 +169,13 @@ class Intervention:
         erasure = erasures(read, about.quantity, subspaces, n_held_out=n_held_out, seed=seed)
         setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
         overlap = overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
-        outside, is_identified = _outside(self, subspaces), not is_function_of_position(exact)
+        outside, is_identified = outside_shares(self, subspaces), not is_function_of_position(exact)
         whole = _whole(self, sample) if is_identified and design.kind == "swap" and about.at_scored else {}
         context = Context(
             design=design,
             label=self.fit.label,
             quantity=about.quantity.label,
-            where=self._where,
+            where=self.where,
             bands=self.positions.bands(sample.run.trials.n_scored),
             n_layers=self.model.spec.n_layers,
             layers={
@@ -202,10 +203,11 @@ class Intervention:
             n=self.n,
             seed=derived_seed(self.seed, Branch.RESAMPLING),
         )
-        return with_provenance(intervention_report(main, control, context), self._provenance())
+        return with_provenance(intervention_report(main, control, context), self.provenance())
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """Site, positions and donors, as reports name them."""
         donors = f"; donors: {self.donors}" if self.design.kind == "swap" else ""
         return f"{self.place.site.name}, {self.positions.label}{donors}"
 
@@ -241,7 +243,8 @@ class Intervention:
             raise InvalidArgument(f"{self.fit.label} exists in no layer: {reasons}. Hold fewer quantities fixed.")
         return subspaces, empty
 
-    def _provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
+        """Return model, task and arguments."""
         arguments = {
             "n": self.n,
             "seed": self.seed,
@@ -316,7 +319,7 @@ class Intervention:
         toward = ceilings if self.place.score_after else None
         movement = Movement(value=value, center=center, toward=toward)
         plan = EditPlan(
-            replayer=self._replayer(),
+            replayer=self.replayer(),
             spec=self.model.spec,
             conditions=variants,
             means=means or {},
@@ -344,13 +347,14 @@ class Intervention:
             mask=self.positions.mask(run.trials, 0),
         )
 
-    def _replayer(self) -> Replayer:
+    def replayer(self) -> Replayer:
+        """Return what runs edited passes at the site."""
         return CarriedReplayer(self.model) if self.place.site == CARRIED else self.model.replayer()
 
     def _recorded(self, blocks: list[Trials]) -> Run:
         """Return a run with the carried states of every layer at scored positions, which no module outputs."""
         run = self.model.run(blocks, record=(), n_recorded=sum(map(len, blocks)), budget_bytes=_BUDGET)
-        replayer, by_batch = self._replayer(), list[Tensor]()
+        replayer, by_batch = self.replayer(), list[Tensor]()
         for block in blocks:
             for batch in batches(block, self.model.spec):
                 stored = replayer.baseline(batch).stored
@@ -377,13 +381,13 @@ class Intervention:
             }
         places = [(site, at) for at in self.layers]
         return role_means(
-            self._replayer(), fit_task(self.task), self.model.spec, places, seed=derived_seed(self.seed, _FIT)
+            self.replayer(), fit_task(self.task), self.model.spec, places, seed=derived_seed(self.seed, _FIT)
         )
 
     @torch.no_grad()
     def differences(self, layers: Iterable[int], n: int) -> dict[int, Float64[Tensor, "point d"]]:
         """Return donor − recipient at the edited positions of `n` pairs."""
-        replayer, site = self._replayer(), self.place.site
+        replayer, site = self.replayer(), self.place.site
         both = self._drawn(score_task(self.task), n, derived_seed(self.seed, _PAIRS, 0, 1))
         stored, reference = replayer.baseline(both[0]).stored, reference_of(replayer, *both, {})
         chosen = (
@@ -465,7 +469,7 @@ def _independent(task: WindTunnel, n: int, seed: int, device: str) -> tuple[Tria
     return originals, donors
 
 
-def _outside(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
+def outside_shares(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, float]:
     """Return the share of Σ |donor − recipient|² outside each subspace; NaN without donors or difference."""
     if job.design.kind != "swap":
         return dict.fromkeys(subspaces, float("nan"))
@@ -476,14 +480,18 @@ def _outside(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict[int, 
 def _untrained(job: Intervention) -> list[Float64[np.ndarray, "effect layer"]]:
     """Return the movement in untrained networks that judges that of the model: see `Evidence`; NaN if a fit fails."""
     by_copy, n = list[np.ndarray](), min(job.n, job.design.n_control)
+    for copy in untrained(job):
+        sample = copy.sample()
+        by_copy.append(np.stack([_judged(replace(copy, fit=fit), sample, n) for fit in (job.fit, *job.by_leace)]))
+    return by_copy
+
+
+def untrained(job: Intervention) -> Iterator[Intervention]:
+    """Yield the same swap in untrained networks, with fewer sequences to fit on; none where there are no copies."""
     with contextlib.suppress(NoCopy):
         for number in range(job.design.n_untrained if job.design.kind == "swap" else 0):
             model = job.model.untrained_copy(derived_seed(job.seed, _UNTRAINED, number) % 2**31)
-            design = replace(job.design, n_fit=min(job.design.n_fit, N_READ))
-            copies = [replace(job, model=model, design=design, fit=fit) for fit in (job.fit, *job.by_leace)]
-            sample = copies[0].sample()
-            by_copy.append(np.stack([_judged(copy, sample, n) for copy in copies]))
-    return by_copy
+            yield replace(job, model=model, design=replace(job.design, n_fit=min(job.design.n_fit, N_READ)))
 
 
 def _judged(job: Intervention, sample: Sample, n: int) -> Float64[np.ndarray, " layer"]:
@@ -517,7 +525,7 @@ def _whole(job: Intervention, sample: Sample) -> dict[int, list[float]]:
     wholes: list[Fit] = [Eraser(job.fit.about.quantity, oblique=True)]
     wholes += [job.fit.without_given] if isinstance(job.fit, Eraser) else []
     for fit in dict.fromkeys(whole for whole in wholes if whole != job.fit):
-        for at, share in _outside(job, fitted_where_possible(fit, sample, job.layers)[0]).items():
+        for at, share in outside_shares(job, fitted_where_possible(fit, sample, job.layers)[0]).items():
             shares[at].append(share)
     return shares
 

@@ -29,7 +29,7 @@ from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, ceiling_of, headline_of
 
-ORTHOGONAL, UNEDITED = "orthogonal random subspaces", "unedited model"
+ORTHOGONAL, UNEDITED, LAST = "orthogonal random subspaces", "unedited model", "output of the last layer"
 _INCREASES = {"KL": "kl_increase_bits", "entropy error": "entropy_error_increase_bits"}  # of joint edits, by name
 _WHOLE = 1 - 1e-6  # overlap of a subspace that lies in the span by definition, as the frame does
 SHUFFLED = "shuffled values, 97.5 % quantile"
@@ -649,3 +649,114 @@ class OnwardsReport(EditReport):
         own_kl = {"KL, unedited": self.unedited_kl_bits[np.newaxis]}
         title = f"erase {self.subspace} at {self.site}, all positions; n = {self.n}"
         return ({title: 0}, own_kl), ({f"from layer {at}": at for at in self.layers}, columns)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LagReport(EditReport):
+    """A component is swapped at positions up to one, t₀, and answers are scored some positions later.
+
+    A swap that sets a state moves later answers toward the exact filter that continues from the donor's belief with
+    the recipient's own symbols: movement 1. Answers of the exact filter of the recipient's symbols have movement 0, and
+    so have those of the window observer, which starts after t₀.
+
+    The first lag above 0 decides. Sets a state: there, the interval of the movement lies above zero, above the random
+    and the variance-matched subspaces (at least 20 each), above the bound of at least two untrained networks, and above
+    a tenth of the swap of the whole activation. Writes the answer: at lag 0 it lies above all of these but untrained
+    networks, which also write answers, and at the first lag above 0 it lies below 0.1. By construction: at most 1 % of
+    the squared difference of donor and recipient lies outside the subspace, as where the tokens enter.
+
+    Fields, per layer and lag; NaN in layers that were not edited, and where the two filters tell the continued one:
+
+    - `lag_movement`: toward the continued filter. Its `ceiling` is the swap of the whole activation. Baselines: mean
+      and range over random and over variance-matched subspaces, untrained networks with the same fit, and the same swap
+      in the output of the last layer, which can only write the answer.
+    - `forced_kl_bits`: KL(continued filter ‖ model) with the swap; its baseline is that of the unedited model.
+    - `position`: index of t₀ among the scored positions. `n_possible`: number of pairs, by lag, in which the donor's
+      belief allows the recipient's later symbols; the others are left out.
+    """
+
+    name: ClassVar[str] = "lag"
+    title: ClassVar[str] = "Lag: does the swap set a state, or write the answer?"
+
+    subspace: str
+    quantity: str
+    where: str
+    position: int
+    lags: tuple[str, ...]
+    lag_movement: Annotated[
+        Estimate, Quantity("layer lag", better="higher", label="movement toward the continued filter")
+    ]
+    forced_kl_bits: Annotated[
+        Estimate, NonNegative("layer lag", unit="bits", better="lower", label="KL(continued filter ‖ model)")
+    ]
+    n_possible: Annotated[Int[np.ndarray, " lag"], Unit("1")]
+    verdict_by_layer: Annotated[tuple[str, ...], "layer"]
+    n: int
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that were edited, those with the strongest verdict first."""
+        order = (Verdict.SETS, Verdict.WRITES, Verdict.UNDECIDED, Verdict.BY_CONSTRUCTION)
+        edited = [layer for layer, verdict in enumerate(self.verdict_by_layer) if verdict]
+        return sorted(edited, key=lambda at: [self.verdict_by_layer[at] != verdict for verdict in order])
+
+    @property
+    def _first(self) -> int:
+        """Index of the lag that decides: the first above 0 at which the movement is known, else of any lag."""
+        lags, unknown = [int(lag) for lag in self.lags], np.isnan(self.lag_movement.value).all(axis=0)
+        return min(range(len(lags)), key=lambda i: (unknown[i], lags[i] == 0, lags[i]))
+
+    def headlines(self) -> Sequence[Headline]:
+        """Return the movement of every layer at the lag that decides, with its verdict, then the first at all lags."""
+        entries = [(at, self._first) for at in self.layers]
+        entries += [(self.layers[0], i) for i in range(len(self.lags)) if i != self._first]
+        lines = list[Headline]()
+        for at, i in entries:
+            verdict = self.verdict_by_layer[at] if i == self._first else ""
+            label = f"layer {at}, {self.subspace}: movement at lag {self.lags[i]}"
+            lines.append(headline_of(self, "lag_movement", (at, i), label, verdict=verdict))
+        return lines
+
+    def answer(self) -> Opening:
+        layer, lag = self.layers[0], int(self.lags[self._first])
+        verdict = self.verdict_by_layer[layer]
+        layers = [at for at in sorted(self.layers) if self.verdict_by_layer[at] == verdict]
+        names = {"verdict": verdict, "edit": "swap", "subspace": self.subspace}
+        movement = self.lag_movement[layer, self._first]
+        return Finding.BY_LAG.of(layers=layers, layer=layer, movement=movement, lag=lag, **names)
+
+    def panels(self) -> Sequence[Panel]:
+        from bayesgeom.charts.lines import add_baseline, add_line
+        from bayesgeom.report.theme import MEASURED, SERIES, label_axes
+
+        panel, shown = Panel.blank("Movement toward the continued filter, by lag"), self.layers[0]
+        for level in self.lag_movement[shown].compared:
+            add_baseline(panel.figure, self.lags, level.bar("higher"), name=f"baseline: {level.name}")
+        for at, color in zip(sorted(self.layers), (MEASURED, *SERIES), strict=False):
+            by_lag = self.lag_movement[at]
+            band = by_lag.ends if at == shown else None
+            add_line(panel.figure, self.lags, by_lag.value, name=f"layer {at}", color=color, band=band)
+        label_axes(panel.figure, "lag (scored positions)", "share of the way")
+        return (panel,)
+
+    def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        rows = {f"layer {at}, lag {lag}": (at, i) for at in sorted(self.layers) for i, lag in enumerate(self.lags)}
+        movement, kl = self.lag_movement, self.forced_kl_bits
+        columns = {
+            "movement": movement,
+            "ceiling": movement.ceiling,
+            "random, max": _most(movement, RANDOM),
+            "matched, max": _most(movement, MATCHED),
+            "untrained, bound": _most(movement, UNTRAINED),
+            "last layer": _mean(movement, LAST),
+            "KL, forced": kl,
+            "unedited": _mean(kl, UNEDITED),
+        }
+        title = f"swap {self.subspace} at {self.where}, up to scored position {self.position}; n = {self.n}"
+        pairs = {f"pairs, lag {lag}": self.n_possible[i : i + 1] for i, lag in enumerate(self.lags)}
+        return (
+            ({title: 0}, pairs),
+            (rows, columns),
+            (_rows(sorted(self.layers)), {"verdict": self.verdict_by_layer}),
+        )

@@ -1,19 +1,33 @@
 """`intervene`: edit a subspace and report whether it is causal or inert. `fit_subspace`: the subspaces alone."""
 
 from collections.abc import Sequence
-from typing import Unpack, overload
+from typing import Any, Unpack, overload
 
 from bayesgeom.core import InvalidArgument, checked, phase
 from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.interventions.design import Design, DesignOptions
+from bayesgeom.interventions.design import Design, DesignOptions, LagOptions
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention
-from bayesgeom.interventions.report import InterventionReport, JointInterventionReport
+from bayesgeom.interventions.lags import lag_report
+from bayesgeom.interventions.report import InterventionReport, JointInterventionReport, LagReport
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
 
 SubspaceLike = str | Subspace | Fit
+
+
+@overload
+def intervene(
+    model: ModelLike,
+    task: TaskLike | None = None,
+    subspace: SubspaceLike = "frame",
+    *,
+    sites: InterventionSite | None = None,
+    n: int = 256,
+    seed: int = 0,
+    **design: Unpack[LagOptions],
+) -> LagReport: ...
 
 
 @overload
@@ -52,8 +66,8 @@ def intervene(
     sites: InterventionSite | Sequence[InterventionSite] | None = None,
     n: int = 256,
     seed: int = 0,
-    **design: Unpack[DesignOptions],
-) -> InterventionReport | JointInterventionReport:
+    **design: Any,
+) -> InterventionReport | JointInterventionReport | LagReport:
     """Edit one subspace, in each layer alone or in several at once, and report whether it is causal or inert.
 
     The subspace is fitted on sequences that are not scored. A swap gives every layer a verdict (see
@@ -76,7 +90,8 @@ def intervene(
             mean; "keep": replace everything else by the mean; "rotate": rotate its coordinates at random, or negate a
             single one; "add": add one standard deviation to each coordinate. Scored positions and other positions have
             separate means. A list of sites accepts "remove", "keep" or "add". `n_fit` is the number of sequences on
-            which subspaces are fitted, 1,024 by default.
+            which subspaces are fitted, 1,024 by default. With `lags`, such as (0, 1, 2, 4, 8), a swap edits positions
+            up to one, and is scored so many scored positions later: see `LagReport`.
 
     Returns:
         The effect of the edit in every layer, with controls and a verdict.
@@ -100,7 +115,8 @@ def intervene(
     chosen = scored_task_of(subject, task)
     if sites is None or isinstance(sites, InterventionSite):
         place = sites or InterventionSite()
-        return Intervention.of(subject, chosen, fit, design=given, place=place, n=n, seed=seed).report()
+        job = Intervention.of(subject, chosen, fit, design=given, place=place, n=n, seed=seed)
+        return lag_report(job) if given.lags else job.report()
     if isinstance(design.get("kind"), Design):
         raise InvalidArgument(f"a list of sites takes kind='remove', 'keep' or 'add', got Design({given.kind!r}).")
     return JointIntervention.of(subject, chosen, fit, sites=sites, design=given, n=n, seed=seed).report()
