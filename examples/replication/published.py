@@ -1,20 +1,21 @@
-"""`published`: three claims of 2026 on small trainings, each with its dull explanation; numbers go into `results/published/`.
+"""`published`: three claims of 2026 on small trainings, each with its dull explanation, into `results/published/`.
 
-A row of a table is one network at one step of its training. Runs are kept in a directory, so that an interrupted command
-continues; rows that the table has are not measured again.
+A row of a table is one network at one step of its training. Runs are kept in a directory, so that an interrupted
+command continues; rows that the table has are not measured again.
 
 References:
     Shai et al. 2026, arXiv:2602.02385 (factoring). Chlon et al. 2026, arXiv:2507.11768 v3 (order).
     Abdullah X 2026, arXiv:2605.20824 (forcing).
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 import tyro
 from jaxtyping import Float64
@@ -22,20 +23,28 @@ from torch import Tensor, nn
 
 from bayesgeom.core import Trials
 from bayesgeom.core.files import atomic_file
+from bayesgeom.interventions.design import Design
+from bayesgeom.interventions.report import LagReport
+from bayesgeom.interventions.run import intervene
 from bayesgeom.models.checkpoint import load_checkpoint
+from bayesgeom.models.checkpoint_files import checkpoints
+from bayesgeom.models.replay.carried import CARRIED
 from bayesgeom.stats.bootstrap import mean_interval
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.stats.windows import window_predictives
-from bayesgeom.tasks import Dice, Process, Product
+from bayesgeom.subspaces.base import InterventionSite
+from bayesgeom.tasks import Dice, Mess3, Process, Product, StickyMarkov
 from bayesgeom.tasks.base import random_order
 from bayesgeom.training.loop import RECIPE, SNAPSHOTS, train
-from bayesgeom.training.recipes import Recipe
+from bayesgeom.training.recipes import RECIPES, Recipe
 
 TABLES = Path(__file__).parent / "results" / "published"
 FACTOR = "mess3:x=0.02,a=0.85"  # twice: a window of 3 is then six times as far from exact as the factored observer
 DEPENDENCES, WIDEST = (0.1, 0.2, 0.5), 6
 ORDERED, LENGTHS, N_ORDERS = ("learned", "rotary", "alibi", "none", "lstm"), (8, 16, 32), 8
-STEPS, N_SCORED = {"factoring": 600, "order": 400}, 192
+CHAINS = {"mess3": Mess3(x=0.05, a=0.85, length=24), "sticky": StickyMarkov(length=24)}
+LAGS, SWAPS, N_SWAPPED = (0, 1, 2, 4, 8), Design("swap", n_fit=512), 128
+STEPS, N_SCORED = {"factoring": 600, "order": 400, "forcing": 600}, 192
 _SCORED_SEED = 1_000_003
 SECONDS = "seconds"  # file of a run with the processor time of its training
 
@@ -44,7 +53,7 @@ Answers = Float64[Tensor, "batch query_pos answer"]
 
 
 def published(
-    claim: Annotated[Literal["factoring", "order"], tyro.conf.Positional],
+    claim: Annotated[Literal["factoring", "order", "forcing"], tyro.conf.Positional],
     /,
     *,
     seeds: tuple[int, ...] = (0, 1, 2),
@@ -55,6 +64,7 @@ def published(
 
     Args:
         claim: `factoring`: products of dependent factors. `order`: a coin, with five ways to know positions.
+            `forcing`: chains whose belief is swapped.
         seeds: Seeds of the trainings.
         runs: Directory of the runs.
         table: The table. Default: that of the study.
@@ -63,11 +73,11 @@ def published(
 
     path = table or TABLES / f"{claim}.csv"
     found = pd.read_csv(path) if path.is_file() else pd.DataFrame(columns=["network"])
-    for recipe in (own for seed in seeds for own in recipes(claim, seed)):
-        if recipe.name in set(found.network):
+    for own in (own for seed in seeds for own in recipes(claim, seed)):
+        if own.name in set(found.network):
             continue
-        seconds, snapshots = trained(recipe, runs / recipe.name)
-        rows = pd.DataFrame([*MEASURED[claim](recipe, snapshots)]).assign(seconds=seconds)
+        seconds, snapshots = trained(own, runs / own.name)
+        rows = pd.DataFrame([*MEASURED[claim](own, snapshots)]).assign(seconds=seconds)
         found = pd.concat([found, rows]) if len(found) else rows
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as temporary:
@@ -78,7 +88,15 @@ def recipes(claim: str, seed: int) -> Iterator[Recipe]:
     """Yield the trainings of a claim with one seed."""
     if claim == "order":
         for positions in ORDERED:
-            yield _recipe(f"coin-{positions}", Dice(length=LENGTHS[-1]), positions, seed, steps=STEPS[claim], snapshots=7)
+            yield _recipe(
+                f"coin-{positions}", Dice(length=LENGTHS[-1]), positions, seed, steps=STEPS[claim], snapshots=7
+            )
+    elif claim == "forcing":
+        for kind, (name, task) in itertools.product(("lstm", "transformer"), CHAINS.items()):
+            yield _recipe(f"{name}-{kind}", task, kind, seed, steps=STEPS[claim], snapshots=0)
+        for kind in ("lstm", "transformer"):
+            shipped = RECIPES[f"rrxor-{kind}"]
+            yield replace(shipped.reseeded(seed), snapshots=0) if seed else shipped
     else:
         for dependence in DEPENDENCES:
             task = Product(FACTOR, FACTOR, length=16, dependence=dependence)
@@ -106,7 +124,12 @@ def _recipe(name: str, task: Any, kind: str, seed: int, *, steps: int, snapshots
 
 
 def trained(recipe: Recipe, out: Path) -> tuple[float, dict[int, nn.Module]]:
-    """Return the processor seconds of a training, which is finished first, and the network at each snapshot."""
+    """Return the processor seconds of a training, which is finished first, and the network at each snapshot.
+
+    Of a shipped checkpoint the seconds are not known, and it is not trained again.
+    """
+    if recipe.name in (shipped := checkpoints()):
+        return float("nan"), {recipe.steps: load_checkpoint(shipped[recipe.name]).module}
     begun = time.process_time()
     train(recipe, out, resume=(out / RECIPE).is_file(), precision="float32")
     if not (out / SECONDS).is_file():
@@ -146,7 +169,7 @@ def factoring(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
 
 
 def observers(task: Product, trials: Trials) -> tuple[list[Answers], list[Answers]]:
-    """Return the joint observers of the last 0 to 6 pairs and of all, and the products of the same observers of factors.
+    """Return the joint observers of the last 0 to 6 pairs and of all, and the products of those of the factors.
 
     The observers of a factor see its symbols alone, of which the share `dependence` is random.
     """
@@ -161,7 +184,10 @@ def observers(task: Product, trials: Trials) -> tuple[list[Answers], list[Answer
 
 
 def _windows(trials: Trials) -> list[Answers]:
-    return [*islice(window_predictives(trials, "stationary"), WIDEST + 1), trials.at_scored(trials.predictive)]
+    return [
+        *itertools.islice(window_predictives(trials, "stationary"), WIDEST + 1),
+        trials.at_scored(trials.predictive),
+    ]
 
 
 def compared(own: Answers, joint: Sequence[Answers], factored: Sequence[Answers]) -> Row:
@@ -252,4 +278,37 @@ def order(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
             }
 
 
-MEASURED: dict[str, Callable[[Recipe, dict[int, nn.Module]], Iterator[Row]]] = {"factoring": factoring, "order": order}
+def forcing(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
+    """Yield, by layer and lag, how far a swap of the belief moves answers to the filter continued from the donor's.
+
+    It swaps the residual stream of a transformer at all positions up to one, and the state that an LSTM carries on.
+    """
+    is_lstm = recipe.sizes["architecture"] == "lstm"
+    place = InterventionSite(CARRIED, score_after=True) if is_lstm else InterventionSite()
+    module = snapshots[max(snapshots)]
+    found = intervene(module, recipe.task, "leace:belief", sites=place, n=N_SWAPPED, kind=replace(SWAPS, lags=LAGS))
+    assert isinstance(found, LagReport), "lags were given"
+    movement, kl = found.lag_movement, found.forced_kl_bits
+    levels = {level.name: np.broadcast_to(level.value, movement.value.shape) for level in movement.compared}
+    for layer, (at, lag) in itertools.product(range(len(movement.value)), enumerate(LAGS)):
+        yield {
+            "network": recipe.name,
+            "seed": recipe.seed // 1_000,
+            "layer": layer,
+            "lag": lag,
+            "movement": float(movement.value[layer, at]),
+            "lower": float(movement.ends[0][layer, at]),
+            "upper": float(movement.ends[1][layer, at]),
+            "whole": float(np.asarray(movement.ceiling)[layer, at]),
+            **{name.split()[0]: float(value[layer, at]) for name, value in levels.items()},
+            "kl_before": float(np.broadcast_to(kl.compared[0].value, kl.value.shape)[layer, at]),
+            "kl_after": float(kl.value[layer, at]),
+            "verdict": found.verdict_by_layer[layer],
+        }
+
+
+MEASURED: dict[str, Callable[[Recipe, dict[int, nn.Module]], Iterator[Row]]] = {
+    "factoring": factoring,
+    "order": order,
+    "forcing": forcing,
+}

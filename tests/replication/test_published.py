@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks import Dice, Product
 from examples.replication import published
-from examples.replication.claims import published_page
 from examples.replication.published import FACTOR, added, compared, mixed, observers, order, recipes
 
 FACTORS = Product(FACTOR, FACTOR, length=7, dependence=0.2)

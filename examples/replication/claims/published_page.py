@@ -1,5 +1,6 @@
 """The generated tables and plots of the pages of published claims, from `results/published/`."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -8,15 +9,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bayesgeom.core import Verdict
 from bayesgeom.core.text import interval_text, number_text
 from bayesgeom.report.render import markdown
 from bayesgeom.stats.bootstrap import seed_interval
 from examples.replication.claims.plots import line, svg, text
 from examples.replication.published import TABLES
 
-COLORS = ("#1b6ca8", "#c1432e", "#1b7f5c", "#b8860b", "#6b4c9a")
+COLORS = ("#1b6ca8", "#c1432e", "#1b7f5c", "#b8860b", "#6b4c9a", "#444444")
 HALF, LEAST_APART = 0.5, 0.002  # share of the gap that a network has closed; bits between both families
 MATTERS = 0.001  # share of the gap that order must cost
+MOST_LAG = 4  # later, the chains have forgotten
 _LEFT, _TOP, _WIDTH, _HEIGHT = 70.0, 20.0, 520.0, 260.0  # pixels
 Lines = Mapping[str, Iterable[Sequence[tuple[float, float]]]]  # by name, one line for each training
 
@@ -39,7 +42,9 @@ def counted(verdicts: Sequence[str]) -> str:
     """Return the verdict on all networks, or how many hold."""
     if len(set(verdicts)) == 1:
         return verdicts[0]
-    return "; ".join(f"{own} in {verdicts.count(own)} of {len(verdicts)}" for own in sorted(set(verdicts), reverse=True))
+    return "; ".join(
+        f"{own} in {verdicts.count(own)} of {len(verdicts)}" for own in sorted(set(verdicts), reverse=True)
+    )
 
 
 def early(network: pd.DataFrame) -> pd.DataFrame:
@@ -74,7 +79,16 @@ def factoring() -> str:
                 counted([*map(factors_early, networks)]),
             )
         )
-    head = ("ε", "network", "step", "difference", "of a factored network", "joint / factored / added", "at the end", "verdict")
+    head = (
+        "ε",
+        "network",
+        "step",
+        "difference",
+        "of a factored network",
+        "joint / factored / added",
+        "at the end",
+        "verdict",
+    )
     return markdown(head, found)
 
 
@@ -119,6 +133,51 @@ def order_costs(last: Any) -> str:
     return "holds" if last.lower > level else "does not hold" if last.upper < level else "at the threshold"
 
 
+def forcing() -> str:
+    """Return, by process and architecture, the KL to the forced answers before and after, and the movement at lag 1."""
+    table, found = rows("forcing"), list[tuple[str, ...]]()
+    process = table.network.str.extract(r"^(\w+-\w+)")[0]
+    for name, own in table.groupby(process):
+        networks = [of for _, of in own.groupby("seed")]
+        first, later = ([swapped(network, lag) for network in networks] for lag in (0, 1))
+        kl = (
+            f"{over_seeds(at.kl_before for at in of)} → {over_seeds(at.kl_after for at in of)}" for of in (first, later)
+        )
+        found.append(
+            (
+                str(name),
+                *kl,
+                *(over_seeds(at[level] for at in later) for level in ("movement", "variance-matched", "output")),
+                counted([*map(forces, networks)]),
+            )
+        )
+    head = ("network", "KL at lag 0", "KL at lag 1", "movement at lag 1", "matched subspaces", "last layer", "verdict")
+    return markdown(head, found)
+
+
+def swapped(network: pd.DataFrame, lag: int) -> Any:
+    """Return the row at a lag of the layer whose swap moves the next answer most, but for those by construction."""
+    edited = network[network.verdict != Verdict.BY_CONSTRUCTION]
+    layer = edited[edited.lag == 1].set_index("layer").movement.idxmax()
+    return edited[(edited.layer == layer) & (edited.lag == lag)].iloc[0]
+
+
+def forces(network: pd.DataFrame) -> str:
+    """Return the verdict on one network: whether the swap in some layer sets a state."""
+    own = set(network.verdict) - {Verdict.BY_CONSTRUCTION}
+    return "holds" if Verdict.SETS in own else "does not hold" if own == {Verdict.WRITES} else "undecided"
+
+
+def forcing_plot() -> str:
+    """Return the chart: movement by lag, in the layer whose swap moves the next answer most."""
+    table = rows("forcing")
+    series: dict[str, list[list[tuple[float, float]]]] = {}
+    for name, own in table.groupby("network"):
+        points = [(1.0 + lag, swapped(own, lag).movement) for lag in sorted(own.lag.unique()) if lag <= MOST_LAG]
+        series.setdefault("-".join(str(name).split("-")[:2]), []).append(points)
+    return chart("Movement toward the continued filter", "1 + lag", series, (-0.5, 0.0, 0.5, 1.0))
+
+
 def factoring_plot() -> str:
     """Return the chart: difference as a share of that of a factored network, by step."""
     table = rows("factoring")
@@ -156,13 +215,16 @@ def chart(title: str, x_title: str, series: Lines, ticks: Sequence[float], *, po
     for y in ticks:
         height = at(10**low, y)[1]
         label = number_text(power**y if power else y)
-        parts += [line(_LEFT, height, _LEFT + _WIDTH, height, "#e3e3e3"), text(_LEFT - 8, height + 4, label, anchor="end")]
+        parts += [
+            line(_LEFT, height, _LEFT + _WIDTH, height, "#e3e3e3"),
+            text(_LEFT - 8, height + 4, label, anchor="end"),
+        ]
     for x in 10.0 ** np.linspace(low, high, 5):
         parts.append(text(at(x, 0)[0], _TOP + _HEIGHT + 17, f"{x:.2g}", anchor="middle"))
     for i, ((name, lines), color) in enumerate(zip(series.items(), COLORS, strict=False)):
         for points in lines:
             ends = [at(x, min(max(y, min(ticks)), max(ticks))) for x, y in points]
-            parts += [line(*a, *b, color, width=2) for a, b in zip(ends, ends[1:], strict=False)]
+            parts += [line(*a, *b, color, width=2) for a, b in itertools.pairwise(ends)]
         parts.append(text(_LEFT + _WIDTH + 14, _TOP + 14 + 20 * i, name, color=color))
     return svg(title, 720, _TOP + _HEIGHT + 46, parts)
 
@@ -174,8 +236,9 @@ def _part(name: str, table: Callable[[], str], caption: str) -> Callable[[], str
 PARTS: Mapping[str, Callable[[], str]] = {
     "factoring": _part("factoring", factoring, "Which family of observers is nearer, by step"),
     "order": _part("order", order, "Cost of order by KL, along each training"),
+    "forcing": _part("forcing", forcing, "Movement of later answers toward the forced ones"),
 }
-DRAWN: Mapping[str, Callable[[], str]] = {"factoring": factoring_plot, "order": order_plot}
+DRAWN: Mapping[str, Callable[[], str]] = {"factoring": factoring_plot, "order": order_plot, "forcing": forcing_plot}
 
 
 def plots() -> dict[str, str]:
