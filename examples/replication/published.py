@@ -41,9 +41,10 @@ from bayesgeom.training.recipes import RECIPES, Recipe
 TABLES = Path(__file__).parent / "results" / "published"
 FACTOR = "mess3:x=0.02,a=0.85"  # twice: a window of 3 is then six times as far from exact as the factored observer
 DEPENDENCES, WIDEST = (0.1, 0.2, 0.5), 6
-ORDERED, LENGTHS, N_ORDERS = ("learned", "rotary", "alibi", "none", "lstm"), (8, 16, 32), 8
+ORDERED = ("learned", "rotary", "alibi", "none", "lstm")  # of transformers, the positional encoding
+LENGTHS, N_ORDERS = (8, 16, 32), 8
 CHAINS = {"mess3": Mess3(x=0.05, a=0.85, length=24), "sticky": StickyMarkov(length=24)}
-LAGS, SWAPS, N_SWAPPED = (0, 1, 2, 4, 8), Design("swap", n_fit=512), 128
+LAGS, SWAPS, N_SWAPPED = (0, 1, 2, 4, 8), Design("swap", n_fit=512), 256
 STEPS, N_SCORED = {"factoring": 600, "order": 400, "forcing": 600}, 192
 _SCORED_SEED = 1_000_003
 SECONDS = "seconds"  # file of a run with the processor time of its training
@@ -265,7 +266,7 @@ def order(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
             ends = mean_interval(gain.numpy(), seed=0, bounds=(0.0, float("inf")))
             yield {
                 "network": recipe.name,
-                "positions": recipe.name.split("-")[1],
+                "positions": recipe.name.split("-seed")[0].removeprefix("coin-"),
                 "seed": recipe.seed // 1_000,
                 "step": step,
                 "flips": length,

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from bayesgeom.core import Verdict
-from bayesgeom.core.text import interval_text, number_text
+from bayesgeom.core.text import number_text
 from bayesgeom.report.render import markdown
 from bayesgeom.stats.bootstrap import seed_interval
 from examples.replication.claims.plots import line, svg, text
@@ -19,6 +19,7 @@ from examples.replication.published import TABLES
 COLORS = ("#1b6ca8", "#c1432e", "#1b7f5c", "#b8860b", "#6b4c9a", "#444444")
 HALF, LEAST_APART = 0.5, 0.002  # share of the gap that a network has closed; bits between both families
 MATTERS = 0.001  # share of the gap that order must cost
+_FAMILIES = ("joint", "factored", "added")
 MOST_LAG = 4  # later, the chains have forgotten
 _LEFT, _TOP, _WIDTH, _HEIGHT = 70.0, 20.0, 520.0, 260.0  # pixels
 Lines = Mapping[str, Iterable[Sequence[tuple[float, float]]]]  # by name, one line for each training
@@ -31,20 +32,25 @@ def rows(claim: str) -> pd.DataFrame:
     return pd.read_csv(path) if path.is_file() else pd.DataFrame()
 
 
-def over_seeds(values: Iterable[float]) -> str:
-    """Return the mean over seeds with Student's interval."""
+def over_seeds(values: Iterable[float], *, is_log: bool = False) -> str:
+    """Return the mean over seeds with Student's interval; with `is_log`, those of the logarithms."""
     per_seed = np.array([*values], dtype=float)
-    ends = interval_text(*map(float, seed_interval(per_seed)))
-    return f"{number_text(per_seed.mean())} [{ends}]" if len(per_seed) > 1 else number_text(per_seed[0])
+    scaled = np.log(per_seed) if is_log else per_seed
+    if not len(per_seed) or np.isnan(per_seed).all():
+        return "–"
+    numbers = [float(np.exp(own) if is_log else own) for own in (scaled.mean(), *seed_interval(scaled))]
+    return short(numbers[0]) + (f" [{' … '.join(map(short, numbers[1:]))}]" if len(per_seed) > 1 else "")
+
+
+def short(value: Any) -> str:
+    """Return a number with two significant digits, three from 0.1 on."""
+    return number_text(float(f"{value:.{2 if abs(value) < 0.1 else 3}g}"))
 
 
 def counted(verdicts: Sequence[str]) -> str:
-    """Return the verdict on all networks, or how many hold."""
-    if len(set(verdicts)) == 1:
-        return verdicts[0]
-    return "; ".join(
-        f"{own} in {verdicts.count(own)} of {len(verdicts)}" for own in sorted(set(verdicts), reverse=True)
-    )
+    """Return the verdict that all networks share, or the number of networks of each."""
+    counts = {own: verdicts.count(own) for own in sorted(set(verdicts))}
+    return verdicts[0] if len(counts) == 1 else "; ".join(f"{own}: {n} of {len(verdicts)}" for own, n in counts.items())
 
 
 def early(network: pd.DataFrame) -> pd.DataFrame:
@@ -74,7 +80,7 @@ def factoring() -> str:
                 architecture,
                 ", ".join(f"{at.step:.0f}" for at in best),
                 *(over_seeds(at[name] for at in best) for name in ("difference", "apart")),
-                " / ".join(number_text(np.mean([at[f"left_{name}"] for at in best])) for name in _FAMILIES),
+                " / ".join(short(np.mean([at[f"left_{name}"] for at in best])) for name in _FAMILIES),
                 over_seeds(at.difference for at in last),
                 counted([*map(factors_early, networks)]),
             )
@@ -92,30 +98,39 @@ def factoring() -> str:
     return markdown(head, found)
 
 
-_FAMILIES = ("joint", "factored", "added")
-
-
 def order() -> str:
-    """Return, by positional encoding, what the order of 32 flips costs at the end and at equal KL."""
+    """Return, by network, what the order of flips costs at the end, and at equal KL."""
     table, found = rows("order"), list[tuple[str, ...]]()
-    flips = table.flips.max()
-    longest = table[table.flips == flips]
-    level = longest[longest.step == longest.step.max()].kl.max()
-    for positions, own in longest.groupby("positions", sort=False):
-        networks = [of for _, of in own.groupby("seed")]
-        last = [network.iloc[-1] for network in networks]
+    middle, longest = sorted(table.flips.unique())[-2:]
+    level = max(_last(table[table.flips == longest]).kl)
+    for name, own in table.groupby("positions", sort=False):
+        at_middle, at_longest = (own[own.flips == flips] for flips in (middle, longest))
+        last = _last(at_longest if len(at_longest) else at_middle)
+        equal = [at_level(of, level) for _, of in at_longest.groupby("seed")]
         found.append(
             (
-                positions,
-                over_seeds(at.kl for at in last),
-                over_seeds(at.gain for at in last),
-                over_seeds(at.gain / at.kl for at in last),
-                over_seeds(at_level(network, level) for network in networks),
-                counted([*map(order_costs, last)]),
+                str(name),
+                over_seeds(last.kl, is_log=True),
+                over_seeds(_last(at_middle).gain, is_log=True),
+                over_seeds(_last(at_longest).gain, is_log=True),
+                over_seeds(last.gain / last.kl, is_log=True),
+                over_seeds(equal, is_log=True),
+                counted([order_costs(at) for _, at in last.iterrows()]),
             )
         )
-    head = ("positions", "KL", "cost of order", "share of KL", f"cost at KL {number_text(level)}", "verdict")
-    return markdown(head, found)
+    costs = (f"cost of {middle} flips", f"cost of {longest} flips", "share of KL", f"cost at KL {number_text(level)}")
+    return markdown(("network", "KL", *costs, "verdict"), found)
+
+
+def order_verdicts() -> list[str]:
+    """Return the verdict on each network, at the most flips that it was trained on."""
+    longest = rows("order").groupby("network").flips.transform("max") == rows("order").flips
+    return [order_costs(at) for _, at in _last(rows("order")[longest]).iterrows()]
+
+
+def _last(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of each network at the end of its training."""
+    return table[table.step == table.groupby("network").step.transform("max")]
 
 
 def at_level(network: pd.DataFrame, level: float) -> float:
@@ -229,14 +244,21 @@ def chart(title: str, x_title: str, series: Lines, ticks: Sequence[float], *, po
     return svg(title, 720, _TOP + _HEIGHT + 46, parts)
 
 
-def _part(name: str, table: Callable[[], str], caption: str) -> Callable[[], str]:
-    return lambda: f"{table()}\n\n![{caption}](plots/{name}.svg)" if len(rows(name)) else "Not measured yet."
+def _part(name: str, table: Callable[[], str], verdicts: Callable[[], Sequence[str]]) -> Callable[[], str]:
+    def made() -> str:
+        return f"**Verdict**: {counted(verdicts())}.\n\n{table()}\n\n![{name}](plots/{name}.svg)"
+
+    return lambda: made() if len(rows(name)) else "Not measured yet."
+
+
+def _each(name: str, verdict: Callable[[pd.DataFrame], str]) -> Callable[[], Sequence[str]]:
+    return lambda: [verdict(of) for _, of in rows(name).groupby("network")]
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
-    "factoring": _part("factoring", factoring, "Which family of observers is nearer, by step"),
-    "order": _part("order", order, "Cost of order by KL, along each training"),
-    "forcing": _part("forcing", forcing, "Movement of later answers toward the forced ones"),
+    "factoring": _part("factoring", factoring, _each("factoring", factors_early)),
+    "order": _part("order", order, order_verdicts),
+    "forcing": _part("forcing", forcing, _each("forcing", forces)),
 }
 DRAWN: Mapping[str, Callable[[], str]] = {"factoring": factoring_plot, "order": order_plot, "forcing": forcing_plot}
 

@@ -19,7 +19,9 @@ from examples.replication.claims.pages import (
     INTERVENTIONS,
     PLOTS,
     START,
+    PUBLISHED,
     WITH_PARTS,
+    drawings,
     joined,
     page,
     refreshed,
@@ -65,8 +67,8 @@ def test_a_claim_has_one_sentence_one_table_and_one_plot(claim: Claim) -> None:
 
 
 def test_no_plot_is_left_of_a_claim_that_went() -> None:
-    assert {path.stem for path in (ROOT / PLOTS).iterdir()} == {*load(), *sweep_page.plots()}
-    for name, drawn in sweep_page.plots().items():
+    assert {path.stem for path in (ROOT / PLOTS).iterdir()} == {*load(), *drawings()}
+    for name, drawn in drawings().items():
         assert (ROOT / PLOTS / f"{name}.svg").read_text(encoding="utf-8") == drawn, STALE
 
 
