@@ -306,6 +306,8 @@ def intervene(
     positions: Maybe[Literal["all", "scored"]] = None,
     score_after: bool = False,
     onwards: bool = False,
+    lags: tuple[int, ...] = (),
+    doses: tuple[float, ...] = (),
     controls: int = 20,
     n_fit: int = 1_024,
     n_untrained: int = 3,
@@ -329,6 +331,8 @@ def intervene(
         positions: Positions to intervene at. Default: scored for subspaces of a quantity, all for others.
         score_after: Intervene at one scored position and score only later ones.
         onwards: Erase the quantity of --subspace at all positions, from each of --layers to the last, in one pass.
+        lags: Numbers of scored positions, such as 0 1 2 4 8: swap up to one position, and score so many later.
+        doses: Multiples of the first direction's standard deviation that --kind add adds, such as -2 -1 0 1 2.
         controls: Number of random subspaces, and of those with the same share of variance. Below 20 none can show use.
         n_fit: Number of sequences that subspaces are fitted on. With fewer, erasure is less complete.
         n_untrained: Number of untrained networks in which a swap is repeated. Below 2 none can show use.
@@ -346,17 +350,23 @@ def intervene(
     one_by_one = replace(places[0], layers=tuple(at for place in places for at in place.layers or ()) or None)
     fit, model = fit_from_text(subspace), source.load()
     counts: dict[str, Any] = {"n": n, "seed": seed}
+    numbers: dict[str, Any] = {"lags": lags, "doses": doses, "n_fit": n_fit}
     if onwards:
+        if lags or doses:
+            raise InvalidArgument("--onwards takes neither --lags nor --doses.")
         if not isinstance(fit, Eraser) or fit.given:
             raise InvalidArgument(f"--onwards takes covariance:QUANTITY or leace:QUANTITY alone; got {fit.label}.")
         if is_joint:
             raise InvalidArgument("--onwards takes first layers joined by commas, as in --layers 1,3; not by +.")
         return bayesgeom.erase_onwards(model, task, fit.quantity, sites=one_by_one, oblique=fit.oblique, **counts)
     if is_joint:
-        return bayesgeom.intervene(model, task, fit, sites=places, kind=kind, n_fit=n_fit, **counts)
+        return bayesgeom.intervene(model, task, fit, sites=places, kind=kind, **numbers, **counts)
     sites = replace(one_by_one, positions=positions, score_after=score_after)
-    numbers = {"n_random": controls, "n_matched": controls, "n_untrained": n_untrained, "n_fit": n_fit}
-    return bayesgeom.intervene(model, task, fit, sites=sites, kind=Design(kind, donors=donors, **numbers), **counts)
+    numbers |= {"n_random": controls, "n_matched": controls, "n_untrained": n_untrained}
+    report: Report = bayesgeom.intervene(
+        model, task, fit, sites=sites, kind=Design(kind, donors=donors, **numbers), **counts
+    )
+    return report
 
 
 def _places(site: str, layers: str | None) -> "list[bayesgeom.InterventionSite]":

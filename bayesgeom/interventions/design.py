@@ -9,14 +9,15 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import Edit, InSubspace, InvalidArgument, Replace, Site, SubspaceKind, Trials, check_types, checked
+from bayesgeom.core import Edit, InSubspace, InvalidArgument, Replace, Site, SubspaceKind, Trials, check_types
 from bayesgeom.report.tables import MOST
 from bayesgeom.stats.subspace import random_subspaces
-from bayesgeom.subspaces.base import Subspace
+from bayesgeom.subspaces.base import InterventionSite, Subspace
 
 Donors = Literal["auto", "paired", "independent"]
 RANDOM, MATCHED = "random subspaces", "variance-matched subspaces"
 RANDOM_MOST, MATCHED_MOST = f"{RANDOM}{MOST}", f"{MATCHED}{MOST}"  # where only the largest effect is stored
+ARBITRARY = "training toward random labels"  # of a trained swap, which is then scored on these labels
 ERASED = "random erasures"  # of the same rank; its value is their median
 LEAST_CONTROLS = 20  # fewer random or matched subspaces cannot support "causal"
 
@@ -28,15 +29,23 @@ class DesignOptions(TypedDict, total=False):
     n_fit: int
 
 
+class _OneSite(DesignOptions, total=False):
+    """Those of an intervention at one site."""
+
+    sites: InterventionSite | None
+    n: int
+    seed: int
+
+
 @final
-class LagOptions(DesignOptions):
+class LagOptions(_OneSite):
     """Those of a swap that is scored by lag."""
 
     lags: Sequence[int]
 
 
 @final
-class DoseOptions(DesignOptions):
+class DoseOptions(_OneSite):
     """Those of an addition in doses."""
 
     doses: Sequence[float]
@@ -86,27 +95,19 @@ class Design:
                 f"got {self}."
             )
         if self.lags and (self.kind != "swap" or min(self.lags) < 0 or len({*self.lags}) < len(self.lags)):
-            raise InvalidArgument(
-                f"lags of kind 'swap' are different whole numbers from 0 on; got {self.lags} of {self.kind!r}."
-            )
+            raise InvalidArgument(f"lags of a swap are different whole numbers from 0 on; {self.kind} got {self.lags}.")
         if self.doses and (self.kind != "add" or not np.isfinite(self.doses).all() or len({*self.doses}) < 2):
             raise InvalidArgument(
-                f"doses of kind 'add' are at least two different finite numbers; got {self.doses} of {self.kind!r}."
+                f"doses of add are two or more different finite numbers; {self.kind} got {self.doses}."
             )
 
     @classmethod
-    @checked("cls", "kind", "n_fit")
-    def of(
-        cls,
-        kind: "SubspaceKind | Design" = "swap",
-        n_fit: int | None = None,
-        lags: Sequence[int] = (),
-        doses: Sequence[float] = (),
-    ) -> "Design":
-        """Return a design of this kind, or this design, with those of the other values that are given."""
-        given = {"n_fit": n_fit, "lags": tuple(lags), "doses": tuple(doses)}
-        changed: dict[str, Any] = {name: value for name, value in given.items() if value}
-        return replace(kind if isinstance(kind, Design) else cls(kind), **changed)
+    def of(cls, kind: "SubspaceKind | Design" = "swap", **changed: Any) -> "Design":
+        """Return a design of this kind, or this design, with other values of some fields."""
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in changed.items()
+        }
+        return replace(kind if isinstance(kind, Design) else cls(kind), **plain)
 
 
 LEAST_SCORED = 5  # for editing at one position and scoring at later ones
@@ -142,18 +143,13 @@ class Positions:
             InvalidArgument: `score_after` is set and fewer than `LEAST_SCORED` positions are scored, a lag lies beyond
                 the sequence, or lags are given for a task whose posterior cannot be continued from a belief.
         """
-        if self.lags:
-            if trials.observers is None:
-                raise InvalidArgument(
-                    "lags need a task whose posterior continues from any belief, such as mess3 or hmm; this one has no "
-                    "such filter. Use score_after."
-                )
-            if self.last(trials) < 0:
-                raise InvalidArgument(
-                    f"lag {max(self.lags)} lies beyond the sequence, which scores {trials.n_scored} positions: use "
-                    f"lags of 0 … {trials.n_scored - 1}."
-                )
-        elif self.score_after and trials.n_scored < LEAST_SCORED:
+        if self.lags and trials.observers is None:
+            raise InvalidArgument("lags need a task whose posterior continues from any belief, such as mess3 or hmm.")
+        if self.lags and self.last(trials) < 0:
+            raise InvalidArgument(
+                f"lag {max(self.lags)} lies beyond the sequence, which scores {trials.n_scored} positions."
+            )
+        if self.score_after and not self.lags and trials.n_scored < LEAST_SCORED:
             raise InvalidArgument(
                 f"score_after edits one scored position and scores later ones, so the task must have at least "
                 f"{LEAST_SCORED} scored positions; this one has {trials.n_scored}."
@@ -218,6 +214,12 @@ class LayerEdits:
     def own(self, subspace: Subspace) -> Edit:
         """Return the edit of the subspace; "add" shifts each coordinate by one standard deviation."""
         return self._edit(subspace, self._spread(subspace.reads))
+
+    def doses(self, subspace: Subspace, doses: Iterable[float], like: Subspace) -> list[Edit]:
+        """Return edits that add multiples of the standard deviation along `like` to the coordinates of a subspace."""
+        spread = self._spread(like.reads)
+        assert spread is not None, "doses are of kind add"
+        return [self._edit(subspace, dose * spread) for dose in doses]
 
     def ceiling(self) -> Edit:
         """Return the edit of the whole activation: replaced by the donor's under a swap, else by its mean."""

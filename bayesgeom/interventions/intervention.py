@@ -28,7 +28,7 @@ from bayesgeom.interventions.engine import (
 )
 from bayesgeom.interventions.matching import Matched, matched_subspaces, outside_share
 from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.interventions.summary import Context, LayerEvidence, intervention_report
+from bayesgeom.interventions.summary import Context, LayerEvidence, intervention_report, placed
 from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
 from bayesgeom.report.report import with_provenance
@@ -140,6 +140,25 @@ class Intervention:
             originals, donors = (trials.rows(slice(0, n - start)) for trials in both)
             yield originals, donors
 
+    def answers(
+        self, edits: Sequence[Edit], n: int
+    ) -> tuple[Sequence[tuple[int, Pair]], Float64[Tensor, "condition pair query_pos answer"]]:
+        """Return the batches with their numbers, and the model's log answers: without an edit, then under each."""
+        scored, logs = list[tuple[int, Pair]](), [list[Tensor]() for _ in range(1 + len(edits))]
+
+        def variants(batch: PairPass) -> list[Variant]:
+            scored.append((batch.number, batch.pair))
+            mask = self.positions.mask(batch.baseline.trials, batch.number)
+            return [(edit if mask is None else AtPositions.of(edit, mask),) for edit in edits]
+
+        def watch(index: int, log_answers: Float64[Tensor, "batch query_pos answer"]) -> None:
+            logs[index].append(log_answers.cpu())
+
+        label, spec = f"{self.design.kind} {self.fit.label}", self.model.spec
+        plan = EditPlan(replayer=self.replayer(), spec=spec, conditions=variants, means={}, watch=watch, label=label)
+        score_pairs(self.pairs(n), plan, n)
+        return scored, torch.stack([torch.cat(parts) for parts in logs])
+
     def sample(self) -> Sample:
         """Return the sequences on which subspaces are fitted, with the model's activations."""
         return self._sample(self.design.n_fit, _FIT)
@@ -195,6 +214,7 @@ class Intervention:
             },
             empty=tuple(empty),
             untrained=_untrained(self) if is_identified else [],
+            random_labels=_toward_random_labels(self, sample, subspaces),
             is_identified=is_identified,
             is_told=about.quantity.is_told_by_answers(sample.run.trials),
             is_readout=about.is_readout,
@@ -492,6 +512,23 @@ def untrained(job: Intervention) -> Iterator[Intervention]:
         for number in range(job.design.n_untrained if job.design.kind == "swap" else 0):
             model = job.model.untrained_copy(derived_seed(job.seed, _UNTRAINED, number) % 2**31)
             yield replace(job, model=model, design=replace(job.design, n_fit=min(job.design.n_fit, N_READ)))
+
+
+def _toward_random_labels(
+    job: Intervention, sample: Sample, layers: Iterable[int]
+) -> Float64[np.ndarray, " layer"] | None:
+    """Return how far the same training toward random labels moves the model's value to these; None without training."""
+    if job.design.kind != "swap" or not isinstance(job.fit, TrainedSwap):
+        return None
+    control, value = replace(job.fit, random_labels=True), job.fit.quantity.own(sample.run.trials)
+    edits = [job.conditions(sample, at).own(own) for at, own in control.fitted(sample, list(layers)).items()]
+    scored, logs = job.answers(edits, min(job.n, job.design.n_control))
+    labels = torch.cat([control.labels(sample, donors).cpu() for _, (_, donors) in scored if donors is not None])
+    unedited, *edited = map(value, logs)
+    center = value(sample.run.log_answers.double()).mean(dim=0).cpu()
+    way = Movement(value=value, center=center).way(value(labels), unedited)
+    moved = [float(((each - unedited) * way).sum() / way.square().sum()) for each in edited]
+    return placed(np.array(moved), list(layers), job.model.spec.n_layers)
 
 
 def _judged(job: Intervention, sample: Sample, n: int) -> Float64[np.ndarray, " layer"]:

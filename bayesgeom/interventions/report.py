@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 
 from bayesgeom.core import Reason, Verdict, number_text
 from bayesgeom.core.text import aligned_table, percent_text
-from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
+from bayesgeom.interventions.design import ARBITRARY, ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import Judgment, Obstacle, against_movement, untrained_bound
 from bayesgeom.report.estimate import R2, UNTRAINED, Estimate, NonNegative, Quantity, Share, Unit, stacked
 from bayesgeom.report.findings import Finding, Opening
@@ -30,6 +30,7 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, ceiling_of, headline_of
 
 ORTHOGONAL, UNEDITED, LAST = "orthogonal random subspaces", "unedited model", "output of the last layer"
+RANDOM_DIRECTIONS = "random directions"
 _INCREASES = {"KL": "kl_increase_bits", "entropy error": "entropy_error_increase_bits"}  # of joint edits, by name
 _WHOLE = 1 - 1e-6  # overlap of a subspace that lies in the span by definition, as the frame does
 SHUFFLED = "shuffled values, 97.5 % quantile"
@@ -114,6 +115,8 @@ class InterventionReport(EditReport):
       `indirect_kl_increase_bits`: without the direct path.
     - The `ceiling` of an effect or of a movement is that of the whole activation, swapped or, for every other kind,
       replaced by its mean.
+    - Of a trained swap, `movement` also has the level of the same training toward random labels: each token of the
+      donor has the answers of a random position as its label, and the movement toward these labels is scored.
     - Baselines of an effect: mean and range over `random subspaces` of the same rank and over `variance-matched
       subspaces`; for the movement that is compared with it also `untrained networks`, over all positions: their mean
       and bounds. For an effect without the direct path: the largest effect of each family of subspaces without their
@@ -356,6 +359,7 @@ class InterventionReport(EditReport):
             "random, max": _most(effect, RANDOM)[:, 0],
             "matched, max": _most(effect, MATCHED)[:, 0],
             "untrained, bound": _most(effect, UNTRAINED)[:, 0],
+            "random labels": _mean(effect, ARBITRARY)[:, 0],
             "without the direct path": indirect[:, 0],
             "controls, max": np.max([_most(indirect, each)[:, 0] for each in (RANDOM_MOST, MATCHED_MOST)], axis=0),
             "its untrained, bound": _most(indirect, UNTRAINED)[:, 0],
@@ -672,17 +676,15 @@ class LagReport(EditReport):
       and range over random and over variance-matched subspaces, untrained networks with the same fit, and the same swap
       in the output of the last layer, which can only write the answer.
     - `forced_kl_bits`: KL(continued filter ‖ model) with the swap; its baseline is that of the unedited model.
-    - `position`: index of t₀ among the scored positions. `n_possible`: number of pairs, by lag, in which the donor's
-      belief allows the recipient's later symbols; the others are left out.
+    - `n_possible`: number of pairs, by lag, in which the donor's belief allows the recipient's later symbols; the
+      others are left out.
     """
 
     name: ClassVar[str] = "lag"
     title: ClassVar[str] = "Lag: does the swap set a state, or write the answer?"
 
     subspace: str
-    quantity: str
     where: str
-    position: int
     lags: tuple[str, ...]
     lag_movement: Annotated[
         Estimate, Quantity("layer lag", better="higher", label="movement toward the continued filter")
@@ -694,55 +696,23 @@ class LagReport(EditReport):
     verdict_by_layer: Annotated[tuple[str, ...], "layer"]
     n: int
 
-    @property
-    def layers(self) -> list[int]:
-        """The layers that were edited, those with the strongest verdict first."""
-        order = (Verdict.SETS, Verdict.WRITES, Verdict.UNDECIDED, Verdict.BY_CONSTRUCTION)
-        edited = [layer for layer, verdict in enumerate(self.verdict_by_layer) if verdict]
-        return sorted(edited, key=lambda at: [self.verdict_by_layer[at] != verdict for verdict in order])
-
-    @property
-    def _first(self) -> int:
-        """Index of the lag that decides: the first above 0 at which the movement is known, else of any lag."""
-        lags, unknown = [int(lag) for lag in self.lags], np.isnan(self.lag_movement.value).all(axis=0)
-        return min(range(len(lags)), key=lambda i: (unknown[i], lags[i] == 0, lags[i]))
-
     def headlines(self) -> Sequence[Headline]:
-        """Return the movement of every layer at the lag that decides, with its verdict, then the first at all lags."""
-        entries = [(at, self._first) for at in self.layers]
-        entries += [(self.layers[0], i) for i in range(len(self.lags)) if i != self._first]
-        lines = list[Headline]()
-        for at, i in entries:
-            verdict = self.verdict_by_layer[at] if i == self._first else ""
-            label = f"layer {at}, {self.subspace}: movement at lag {self.lags[i]}"
-            lines.append(headline_of(self, "lag_movement", (at, i), label, verdict=verdict))
-        return lines
-
-    def answer(self) -> Opening:
-        layer, lag = self.layers[0], int(self.lags[self._first])
-        verdict = self.verdict_by_layer[layer]
-        layers = [at for at in sorted(self.layers) if self.verdict_by_layer[at] == verdict]
-        names = {"verdict": verdict, "edit": "swap", "subspace": self.subspace}
-        movement = self.lag_movement[layer, self._first]
-        return Finding.BY_LAG.of(layers=layers, layer=layer, movement=movement, lag=lag, **names)
+        """Return the movement in every layer at the lag that decides, those first that set a state."""
+        lags, unknown = [int(lag) for lag in self.lags], np.isnan(self.lag_movement.value).all(axis=0)
+        i = min(range(len(lags)), key=lambda i: (unknown[i], lags[i] == 0, lags[i]))
+        order = [Verdict.SETS, Verdict.WRITES, Verdict.UNDECIDED, Verdict.BY_CONSTRUCTION]
+        layers = [at for verdict in order for at, own in enumerate(self.verdict_by_layer) if own == verdict]
+        label = f"movement at lag {lags[i]}, {self.subspace}, layer"
+        verdicts = self.verdict_by_layer
+        return [headline_of(self, "lag_movement", (at, i), f"{label} {at}", verdict=verdicts[at]) for at in layers]
 
     def panels(self) -> Sequence[Panel]:
-        from bayesgeom.charts.lines import add_baseline, add_line
-        from bayesgeom.report.theme import MEASURED, SERIES, label_axes
-
-        panel, shown = Panel.blank("Movement toward the continued filter, by lag"), self.layers[0]
-        for level in self.lag_movement[shown].compared:
-            add_baseline(panel.figure, self.lags, level.bar("higher"), name=f"baseline: {level.name}")
-        for at, color in zip(sorted(self.layers), (MEASURED, *SERIES), strict=False):
-            by_lag = self.lag_movement[at]
-            band = by_lag.ends if at == shown else None
-            add_line(panel.figure, self.lags, by_lag.value, name=f"layer {at}", color=color, band=band)
-        label_axes(panel.figure, "lag (scored positions)", "share of the way")
-        return (panel,)
+        return (
+            _along("Movement toward the continued filter", "lag", self.lags, self.lag_movement, "share of the way"),
+        )
 
     def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        rows = {f"layer {at}, lag {lag}": (at, i) for at in sorted(self.layers) for i, lag in enumerate(self.lags)}
-        movement, kl = self.lag_movement, self.forced_kl_bits
+        movement, kl, layers = self.lag_movement, self.forced_kl_bits, np.flatnonzero(self.verdict_by_layer)
         columns = {
             "movement": movement,
             "ceiling": movement.ceiling,
@@ -753,10 +723,83 @@ class LagReport(EditReport):
             "KL, forced": kl,
             "unedited": _mean(kl, UNEDITED),
         }
-        title = f"swap {self.subspace} at {self.where}, up to scored position {self.position}; n = {self.n}"
+        rows = {f"layer {at}, lag {lag}": (at, i) for at in layers for i, lag in enumerate(self.lags)}
         pairs = {f"pairs, lag {lag}": self.n_possible[i : i + 1] for i, lag in enumerate(self.lags)}
-        return (
-            ({title: 0}, pairs),
-            (rows, columns),
-            (_rows(sorted(self.layers)), {"verdict": self.verdict_by_layer}),
-        )
+        title, verdicts = f"swap {self.subspace} at {self.where}; n = {self.n}", {"verdict": self.verdict_by_layer}
+        return ({title: 0}, pairs), (rows, columns), (_rows(layers.tolist()), verdicts)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DoseReport(EditReport):
+    """Multiples of a direction, in its standard deviations, are added to an activation.
+
+    The direction is the first of the subspace. The log-odds are those of the two answers whose exact probabilities
+    increase and decrease most along it. If the direction shifts a prior, the log-odds move in a line with the dose, by
+    more than with random directions of the same norm. In the last layer this follows from the softmax.
+
+    Doses at which the log-odds are 24 bits or more on average are saturated: in float32 one of both probabilities is
+    then 1. They do not count for the slope.
+
+    Fields, per layer and dose; NaN in layers that were not edited:
+
+    - `dose_log_odds_bits`, `dose_kl_increase_bits`: mean change of the log-odds, and of KL to the exact posterior.
+    - `dose_slope_bits`, per layer: slope of the change of the log-odds, in bits for each standard deviation.
+    - Baselines: mean and range over random directions of the same norm.
+    - `answers_by_layer`: both answers. `saturated_by_layer`: the saturated doses.
+    """
+
+    name: ClassVar[str] = "dose"
+    title: ClassVar[str] = "Dose: how do answers follow multiples of a direction?"
+
+    subspace: str
+    where: str
+    doses: tuple[str, ...]
+    dose_log_odds_bits: Annotated[Estimate, Quantity("layer dose", unit="bits", label="change of log-odds")]
+    dose_kl_increase_bits: Annotated[Estimate, Quantity("layer dose", unit="bits", label="KL increase")]
+    dose_slope_bits: Annotated[
+        Estimate, Quantity("layer", unit="bits", better="higher", label="slope of log-odds, by standard deviation")
+    ]
+    answers_by_layer: Annotated[tuple[str, ...], "layer"]
+    saturated_by_layer: Annotated[tuple[str, ...], "layer"]
+    n: int
+
+    def headlines(self) -> Sequence[Headline]:
+        """Return the slope in every layer."""
+        label, answers = f"bits by standard deviation of {self.subspace}, layer", self.answers_by_layer
+        return [
+            headline_of(self, "dose_slope_bits", (at,), f"{label} {at}: log-odds of {answers[at]}")
+            for at in np.flatnonzero(answers).tolist()
+        ]
+
+    def panels(self) -> Sequence[Panel]:
+        return (_along("Change of log-odds", "dose", self.doses, self.dose_log_odds_bits, "change of log-odds (bits)"),)
+
+    def _tables(self) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        slopes, odds, kl = self.dose_slope_bits, self.dose_log_odds_bits, self.dose_kl_increase_bits
+        layers = np.flatnonzero(self.answers_by_layer).tolist()
+        rows = {f"layer {at}, dose {dose}": (at, i) for at in layers for i, dose in enumerate(self.doses)}
+        by_layer = {
+            f"slope (bits), {self.where}; n = {self.n}": slopes,
+            "random, max": _most(slopes, RANDOM_DIRECTIONS),
+            "answers": self.answers_by_layer,
+            "saturated": [doses or "–" for doses in self.saturated_by_layer],
+        }
+        columns = {"Δ log-odds": odds, "random, max": _most(odds, RANDOM_DIRECTIONS), "ΔKL": kl}
+        columns |= {"random, mean ΔKL": _mean(kl, RANDOM_DIRECTIONS)}
+        return (_rows(layers), by_layer), (rows, columns)
+
+
+def _along(title: str, axis: str, steps: Sequence[str], effect: Estimate, y: str) -> Panel:
+    """Draw an effect along an axis, with its interval in every layer, and the largest of each baseline."""
+    from bayesgeom.charts.lines import add_baseline, add_line
+    from bayesgeom.report.theme import MEASURED, SERIES, label_axes
+
+    panel, x = Panel.blank(f"{title}, by {axis}"), [float(step) for step in steps]
+    layers = np.flatnonzero(np.isfinite(effect.value).any(axis=1))
+    for level in effect.compared:
+        add_baseline(panel.figure, x, level.bar("higher")[layers].max(axis=0), name=f"baseline: {level.name}")
+    for at, color in zip(layers, (MEASURED, *SERIES), strict=False):
+        add_line(panel.figure, x, effect.value[at], name=f"layer {at}", color=color, band=effect[at].ends)
+    label_axes(panel.figure, axis, y)
+    return panel

@@ -5,11 +5,12 @@ from typing import Any, Unpack, overload
 
 from bayesgeom.core import InvalidArgument, checked, phase
 from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.interventions.design import Design, DesignOptions, LagOptions
+from bayesgeom.interventions.design import Design, DesignOptions, DoseOptions, LagOptions
+from bayesgeom.interventions.doses import dose_report
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention
 from bayesgeom.interventions.lags import lag_report
-from bayesgeom.interventions.report import InterventionReport, JointInterventionReport, LagReport
+from bayesgeom.interventions.report import DoseReport, InterventionReport, JointInterventionReport, LagReport
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
@@ -19,15 +20,14 @@ SubspaceLike = str | Subspace | Fit
 
 @overload
 def intervene(
-    model: ModelLike,
-    task: TaskLike | None = None,
-    subspace: SubspaceLike = "frame",
-    *,
-    sites: InterventionSite | None = None,
-    n: int = 256,
-    seed: int = 0,
-    **design: Unpack[LagOptions],
+    model: ModelLike, task: TaskLike | None = None, subspace: SubspaceLike = "frame", **design: Unpack[LagOptions]
 ) -> LagReport: ...
+
+
+@overload
+def intervene(
+    model: ModelLike, task: TaskLike | None = None, subspace: SubspaceLike = "frame", **design: Unpack[DoseOptions]
+) -> DoseReport: ...
 
 
 @overload
@@ -67,7 +67,7 @@ def intervene(
     n: int = 256,
     seed: int = 0,
     **design: Any,
-) -> InterventionReport | JointInterventionReport | LagReport:
+) -> InterventionReport | JointInterventionReport | LagReport | DoseReport:
     """Edit one subspace, in each layer alone or in several at once, and report whether it is causal or inert.
 
     The subspace is fitted on sequences that are not scored. A swap gives every layer a verdict (see
@@ -91,7 +91,8 @@ def intervene(
             single one; "add": add one standard deviation to each coordinate. Scored positions and other positions have
             separate means. A list of sites accepts "remove", "keep" or "add". `n_fit` is the number of sequences on
             which subspaces are fitted, 1,024 by default. With `lags`, such as (0, 1, 2, 4, 8), a swap edits positions
-            up to one, and is scored so many scored positions later: see `LagReport`.
+            up to one, and is scored so many scored positions later: see `LagReport`. With `doses`, such as
+            (-2, -1, 0, 1, 2), "add" adds these multiples of the first direction's standard deviation: see `DoseReport`.
 
     Returns:
         The effect of the edit in every layer, with controls and a verdict.
@@ -116,7 +117,9 @@ def intervene(
     if sites is None or isinstance(sites, InterventionSite):
         place = sites or InterventionSite()
         job = Intervention.of(subject, chosen, fit, design=given, place=place, n=n, seed=seed)
-        return lag_report(job) if given.lags else job.report()
+        return lag_report(job) if given.lags else dose_report(job) if given.doses else job.report()
+    if given.lags or given.doses:
+        raise InvalidArgument("lags and doses take one site, not a list of sites.")
     if isinstance(design.get("kind"), Design):
         raise InvalidArgument(f"a list of sites takes kind='remove', 'keep' or 'add', got Design({given.kind!r}).")
     return JointIntervention.of(subject, chosen, fit, sites=sites, design=given, n=n, seed=seed).report()

@@ -1,6 +1,6 @@
 """The report from the totals: paired intervals over pairs, ceilings, controls and verdicts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64
 
 from bayesgeom.core import Verdict, phase
 from bayesgeom.interventions._evidence import Erasure, Overlap
-from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
+from bayesgeom.interventions.design import ARBITRARY, ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
 from bayesgeom.interventions.engine import Score, Totals
 from bayesgeom.interventions.matching import Matched
 from bayesgeom.interventions.report import SHUFFLED, InterventionReport
@@ -58,7 +58,7 @@ class Context:
     """The data that a report needs in addition to the totals.
 
     `empty` are the layers without a subspace. `untrained` is, of each untrained network, the movement that judges that
-    of the model: with a direct path, that without it, then that by LEACE.
+    of the model: with a direct path, that without it, then that by LEACE. `random_labels` is the level `ARBITRARY`.
     """
 
     design: Design
@@ -70,6 +70,7 @@ class Context:
     layers: Mapping[int, LayerEvidence]
     empty: Sequence[int]
     untrained: Sequence[Float64[np.ndarray, "effect layer"]]
+    random_labels: Float64[np.ndarray, " layer"] | None
     is_identified: bool
     is_told: bool
     is_readout: bool
@@ -82,13 +83,20 @@ class Context:
         self, values: Float[np.ndarray, "chosen *rest"] | Bool[np.ndarray, "chosen *rest"]
     ) -> Float[np.ndarray, "layer *rest"]:
         """Return an array over all layers with the rows of the edited layers; NaN elsewhere."""
-        spread = np.full((self.n_layers, *values.shape[1:]), np.nan)
-        spread[list(self.layers)] = values
-        return spread
+        return placed(values, self.layers, self.n_layers)
 
     def columns(self, row: Callable[[LayerEvidence], Sequence[float]]) -> Float[np.ndarray, "column layer"]:
         """Return numbers of every layer as columns over layers; NaN for layers without an edit."""
         return self.placed(np.array([row(evidence) for evidence in self.layers.values()])).T
+
+
+def placed(
+    values: Float[np.ndarray, "chosen *rest"] | Bool[np.ndarray, "chosen *rest"], layers: Collection[int], n_layers: int
+) -> Float[np.ndarray, "layer *rest"]:
+    """Return an array over all layers with rows for these layers; NaN elsewhere."""
+    spread = np.full((n_layers, *values.shape[1:]), np.nan)
+    spread[list(layers)] = values
+    return spread
 
 
 @phase("intervals")
@@ -166,6 +174,10 @@ class _Scores:
         The first is compared with untrained networks where there is no direct path, else both others are.
         """
         movement, indirect = self.effect(_moved)
+        if self.context.random_labels is not None:
+            level = np.full_like(movement.value, np.nan)
+            level[:, 0] = self.context.random_labels
+            movement = replace(movement, baselines=(*movement.baselines, Baseline.of("chance", ARBITRARY, level)))
         unknown = Estimate.of(np.full_like(movement.value, np.nan), n=self.context.n)
         if np.isnan(indirect.value).all():
             return self._compared(movement, 0), indirect, unknown

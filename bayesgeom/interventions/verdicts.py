@@ -10,7 +10,7 @@ import numpy as np
 
 from bayesgeom.core import Verdict
 from bayesgeom.interventions._evidence import SLACK, Erasure
-from bayesgeom.interventions.design import ERASED, LEAST_CONTROLS, MATCHED, RANDOM
+from bayesgeom.interventions.design import ARBITRARY, ERASED, LEAST_CONTROLS, MATCHED, RANDOM
 from bayesgeom.report.estimate import UNTRAINED, WHOLE, Estimate
 
 LEAST_SHARE = 0.1  # of the movement under a swap of the whole activation
@@ -46,6 +46,8 @@ class Obstacle(StrEnum):
     """A random subspace of the same rank reaches the lower end of the movement."""
     MATCHED_REACHES = "a matched subspace reaches it"
     """A subspace with the same share of variance reaches the lower end of the movement."""
+    LABELS_REACH = "random labels reach it"
+    """The same training toward random labels moves the model's value to them as far, whatever it has learned."""
     WHOLE_UNDEFINED = "whole activation may not move it"
     """The interval of the movement under a swap of the whole activation includes zero, or is not known."""
     SMALL = "below a tenth of the whole"
@@ -247,6 +249,8 @@ def _within_controls(effect: Estimate, codes: tuple[Obstacle, ...], *, is_matche
     for level in effect.compared:
         if level.name.startswith(RANDOM) and not low > level.bar("higher"):
             yield random
+        if level.name == ARBITRARY and not low > level.value:
+            yield Obstacle.LABELS_REACH
         if level.name.startswith(MATCHED) and is_matched and not low > level.bar("higher"):
             yield matched
 

@@ -90,10 +90,6 @@ class Finding(Enum):
     SHOWS_NOTHING = "Shows nothing in {layers:layer}: {causal} ({verdict})."
     MOVEMENT_UNDECIDED = "Undecided: " + _MAY_MOVE + _UNTRAINED + "." + _AGAINST
     EFFECT_UNDECIDED = "Undecided: " + _RAISES + _AGAINST
-    BY_LAG = (
-        "{verdict:first} in {layers:layer}: {edit:word} {subspace} in layer {layer} moves the answer "
-        "{movement:interval} of the way to the filter continued from the donor's belief, {lag:position} later."
-    )
     JOINT_EDIT = (
         "{verdict:first}: {edit:word} {subspace} in {layers:together} raises KL by {bits} bits"
         "[; random subspaces by at most {random_most}]."

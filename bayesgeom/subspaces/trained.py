@@ -3,7 +3,8 @@
 The basis B is the Q factor of a matrix that is initialized with the covariance directions. It is trained so that the
 swap x + B Bᵀ (donor − x) moves the model's own quantity to its value in the donor. The model's weights are frozen.
 
-References: Geiger et al. 2024, arXiv:2303.02536 (distributed alignment search); Makelov et al. 2023, arXiv:2311.17030
+References: Geiger et al. 2024, arXiv:2303.02536 (distributed alignment search); Arora et al. 2024, arXiv:2402.12560
+(such a search also fits arbitrary labels); Makelov et al. 2023, arXiv:2311.17030
 (such a subspace can act through directions that the model does not use otherwise).
 """
 
@@ -26,17 +27,21 @@ from bayesgeom.subspaces.quantity import OwnValue, PosteriorQuantity
 from bayesgeom.tasks.base import derived_seed
 
 STEPS, BATCH, LEARNING_RATE = 80, 16, 0.02
-_TRAIN = 1  # branch of the sample's seed
+_TRAIN, _LABELS = 1, 2  # branches of the sample's seed
 
 
 @final
 @dataclass(frozen=True)
 class TrainedSwap(Fit):
-    """A subspace of this rank, trained on separate sequences so that its swap moves the quantity."""
+    """A subspace of this rank, trained on separate sequences so that its swap moves the quantity.
+
+    Toward `random_labels`, the training is a control: what it reaches, it reaches whatever the model has learned.
+    """
 
     rank: int
     quantity: PosteriorQuantity
     steps: int = STEPS
+    random_labels: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -63,6 +68,14 @@ class TrainedSwap(Fit):
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         return {layer: Subspace(self.label, self._trained(sample, layer)) for layer in layers}
+
+    def labels(self, sample: Sample, donors: Trials) -> Float64[Tensor, "batch query_pos answer"]:
+        """Return random labels: for each token of the donor, the log answers at one random point of the sample."""
+        points, size = sample.run.log_answers.flatten(0, 1).double(), sample.model.spec.d_vocab
+        generator = torch.Generator().manual_seed(derived_seed(sample.seed, _LABELS))
+        chosen = torch.randint(len(points), (size,), generator=generator).to(donors.tokens)
+        labels: Tensor = points.to(donors.tokens.device)[chosen[donors.at_scored(donors.tokens)]]
+        return labels
 
     def _trained(self, sample: Sample, layer: int) -> Float64[Tensor, "d rank"]:
         assert sample.draw_pairs is not None, "interventions pass pairs to the fits that train"
@@ -108,6 +121,7 @@ class TrainedSwap(Fit):
         with hooked_sites(sample.model, {place: swap}):
             edited = sample.model.logits(originals)
         log_own, log_edited = (answer_log_probabilities(logits, originals)[0] for logits in (donor_logits, edited))
+        log_own = self.labels(sample, donors) if self.random_labels else log_own
         if self.quantity.is_whole(originals):
             return (log_own.exp() * (log_own - log_edited)).sum(dim=-1).mean()
         target, measured = (value(log) for log in (log_own, log_edited))

@@ -53,6 +53,12 @@ CALLS: dict[str, Callable[[Path], Result]] = {  # of functions that need more, o
     "intervene in several layers": lambda folder: bayesgeom.intervene(
         stored(folder), sites=[LATER], kind="remove", n=5
     ),
+    "intervene by lag": lambda folder: bayesgeom.intervene(
+        stored(folder, hmm_model(0)), subspace="random:2", kind=replace(FEW, kind="swap"), lags=(0, 1), n=5
+    ),
+    "intervene by dose": lambda folder: bayesgeom.intervene(
+        stored(folder), subspace="random:2", kind=replace(FEW, kind="add"), doses=(-1, 1), n=5
+    ),
     "erase_onwards": lambda folder: bayesgeom.erase_onwards(stored(folder), sites=LATER, n=5),
     "audit": lambda folder: bayesgeom.audit(stored(folder), n=5),
     "gradient_movement": lambda folder: bayesgeom.gradient_movement(a_run(folder, steps=(0, 100)), n=5),
