@@ -92,6 +92,7 @@ def recipes(claim: str, seed: int) -> Iterator[Recipe]:
             yield _recipe(
                 f"coin-{positions}", Dice(length=LENGTHS[-1]), positions, seed, steps=STEPS[claim], snapshots=7
             )
+        yield from (RECIPES[f"dice-{kind}"] for kind in ("lstm", "transformer") if seed == 0)
     elif claim == "forcing":
         for kind, (name, task) in itertools.product(("lstm", "transformer"), CHAINS.items()):
             yield _recipe(f"{name}-{kind}", task, kind, seed, steps=STEPS[claim], snapshots=0)

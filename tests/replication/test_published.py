@@ -3,15 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
 
+from bayesgeom.interventions.design import Design
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.tasks import Dice, Product
 from examples.replication import published
-from examples.replication.published import FACTOR, added, compared, mixed, observers, order, recipes
+from examples.replication.claims import published_page
+from examples.replication.published import FACTOR, added, compared, forcing, mixed, observers, order, recipes
 
 FACTORS = Product(FACTOR, FACTOR, length=7, dependence=0.2)
 TRIALS = FACTORS.sample(48, seed=0)
@@ -85,3 +88,41 @@ def test_an_interrupted_command_continues(tmp_path: Path, monkeypatch: pytest.Mo
     found = pd.read_csv(table)
     assert table.read_text("utf-8").startswith(first) and [*found.positions.unique()] == ["none", "lstm"]
     assert {*found.step} == {0, 2} and {*found.flips} == {8}
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_a_swap_is_scored_at_every_layer_and_lag(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = Design("swap", n_random=1, n_matched=1, n_control=4, n_untrained=2, n_fit=64)
+    for name, value in {"SWAPS": few, "N_SWAPPED": 16, "LAGS": (0, 1)}.items():
+        monkeypatch.setattr(published, name, value)
+    recipe = next(own for own in recipes("forcing", 0) if own.name == f"mess3-{kind}-seed0")
+    small = replace(recipe, sizes={**recipe.sizes, "d_model": 16}, task=replace(recipe.task, length=5))
+    found = pd.DataFrame([*forcing(small, {0: small.model_config().build(seed=0)})])
+    assert [*zip(found.layer, found.lag, strict=True)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert np.isfinite(found[["movement", "whole", "random", "untrained", "kl_before", "kl_after"]]).all(axis=None)
+    chosen = published_page.swapped(found, 0)
+    assert chosen.layer == 1 if kind == "transformer" else chosen.lag == 0
+    assert published_page.forces(found) == "undecided"
+
+
+def test_verdicts_follow_the_stated_rules() -> None:
+    early = {"kl": 0.4, "gap": 1.0, "step": 1, "apart": 0.01, "left_factored": 0.1, "left_added": 0.2}
+    last = {**early, "kl": 0.1, "step": 2, "lower": -0.3, "upper": -0.1}
+    found = {"holds": (0.1, 0.2), "at the threshold": (-0.1, 0.1), "does not hold": (-0.2, -0.1)}
+    for verdict, (lower, upper) in found.items():
+        network = pd.DataFrame([{**early, "lower": lower, "upper": upper}, last])
+        assert published_page.factors_early(network) == verdict
+    dull = pd.DataFrame([{**early, "left_added": 0.05, "lower": 0.1, "upper": 0.2}, last])
+    assert published_page.factors_early(dull) == "not identified"
+    assert published_page.order_costs(pd.Series({"gap": 1.0, "lower": 0.0011, "upper": 0.002})) == "holds"
+    assert published_page.order_costs(pd.Series({"gap": 1.0, "lower": 0.0001, "upper": 0.0009})) == "does not hold"
+    swaps = {"holds": ["sets a state", "undecided"], "does not hold": ["by construction", "writes the answer"]}
+    for verdict, layers in swaps.items():
+        assert published_page.forces(pd.DataFrame({"verdict": layers})) == verdict
+
+
+def test_the_cost_at_a_level_is_interpolated_on_logarithms() -> None:
+    network = pd.DataFrame({"kl": [1.0, 0.1, 0.001], "gain": [0.1, 0.01, 0.0001]})
+    assert published_page.at_level(network, 0.01) == pytest.approx(0.001)
+    assert published_page.at_level(network, 2.0) == pytest.approx(0.1)
+    assert published_page.at_level(network, 1e-4) == pytest.approx(0.0001)

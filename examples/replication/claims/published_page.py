@@ -18,7 +18,7 @@ from examples.replication.published import TABLES
 
 COLORS = ("#1b6ca8", "#c1432e", "#1b7f5c", "#b8860b", "#6b4c9a", "#444444")
 HALF, LEAST_APART = 0.5, 0.002  # share of the gap that a network has closed; bits between both families
-MATTERS = 0.001  # share of the gap that order must cost
+MATTERS, PUBLISHED = 0.001, 0.011  # share of the gap that order must cost; the smaller published cost, in bits
 _FAMILIES = ("joint", "factored", "added")
 MOST_LAG = 4  # later, the chains have forgotten
 _LEFT, _TOP, _WIDTH, _HEIGHT = 70.0, 20.0, 520.0, 260.0  # pixels
@@ -85,17 +85,10 @@ def factoring() -> str:
                 counted([*map(factors_early, networks)]),
             )
         )
-    head = (
-        "ε",
-        "network",
-        "step",
-        "difference",
-        "of a factored network",
-        "joint / factored / added",
-        "at the end",
-        "verdict",
-    )
-    return markdown(head, found)
+    n_early = sum(len(early(network)) for _, network in rows("factoring").groupby("network"))
+    chance = f"Of {n_early} early snapshots, {n_early / 40:.1f} would lie above 0 by chance if all differences were 0."
+    differences = ("difference", "if it were factored", "joint / factored / added", "at the end")
+    return f"{chance}\n\n{markdown(('ε', 'network', 'step', *differences, 'verdict'), found)}"
 
 
 def order() -> str:
@@ -119,7 +112,9 @@ def order() -> str:
             )
         )
     costs = (f"cost of {middle} flips", f"cost of {longest} flips", "share of KL", f"cost at KL {number_text(level)}")
-    return markdown(("network", "KL", *costs, "verdict"), found)
+    above = sum(_last(table[table.flips == longest]).lower > PUBLISHED)
+    size = f"The cost of {longest} flips is above the published {PUBLISHED} bits in {above or 'none'} of them."
+    return f"{size}\n\n{markdown(('network', 'KL', *costs, 'verdict'), found)}"
 
 
 def order_verdicts() -> list[str]:
@@ -162,11 +157,11 @@ def forcing() -> str:
             (
                 str(name),
                 *kl,
-                *(over_seeds(at[level] for at in later) for level in ("movement", "variance-matched", "output")),
+                *(over_seeds(at[level] for at in later) for level in ("movement", "whole", "variance-matched")),
                 counted([*map(forces, networks)]),
             )
         )
-    head = ("network", "KL at lag 0", "KL at lag 1", "movement at lag 1", "matched subspaces", "last layer", "verdict")
+    head = ("network", "KL at lag 0", "KL at lag 1", "movement at lag 1", "whole activation", "matched subspaces", "verdict")
     return markdown(head, found)
 
 
@@ -207,17 +202,18 @@ def factoring_plot() -> str:
 def order_plot() -> str:
     """Return the chart: cost of order by KL, along each training."""
     table = rows("order")
-    longest = table[table.flips == table.flips.max()]
+    longest = table[(table.flips == table.flips.max()) & (table.step > 0)]
     series = {
         str(name): [[*zip(own.kl, np.log10(own.gain), strict=True)] for _, own in of.groupby("network")]
         for name, of in longest.groupby("positions", sort=False)
     }
     levels = (math.floor(np.log10(longest.gain.min())), math.ceil(np.log10(longest.gain.max())))
-    return chart("Cost of the order of 32 flips (bits)", "KL (bits)", series, range(levels[0], levels[1] + 1), power=10)
+    ticks = range(levels[0], levels[1] + 1)
+    return chart("Cost of the order of 32 flips (bits), at each snapshot", "KL (bits)", series, ticks, power=10)
 
 
 def chart(title: str, x_title: str, series: Lines, ticks: Sequence[float], *, power: float = 0) -> str:
-    """Return lines over a logarithmic axis; with `power`, heights are logarithms of that base."""
+    """Return lines over a logarithmic axis; with `power`, points whose heights are logarithms of that base."""
     logs = [math.log10(x) for lines in series.values() for points in lines for x, _ in points]
     low, high = min(logs), max(logs)
 
@@ -235,11 +231,13 @@ def chart(title: str, x_title: str, series: Lines, ticks: Sequence[float], *, po
             text(_LEFT - 8, height + 4, label, anchor="end"),
         ]
     for x in 10.0 ** np.linspace(low, high, 5):
-        parts.append(text(at(x, 0)[0], _TOP + _HEIGHT + 17, f"{x:.2g}", anchor="middle"))
+        parts.append(text(at(x, 0)[0], _TOP + _HEIGHT + 17, short(x), anchor="middle"))
     for i, ((name, lines), color) in enumerate(zip(series.items(), COLORS, strict=False)):
         for points in lines:
             ends = [at(x, min(max(y, min(ticks)), max(ticks))) for x, y in points]
-            parts += [line(*a, *b, color, width=2) for a, b in itertools.pairwise(ends)]
+            joined = [] if power else itertools.pairwise(ends)
+            parts += [line(*a, *b, color, width=2) for a, b in joined]
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in ends]
         parts.append(text(_LEFT + _WIDTH + 14, _TOP + 14 + 20 * i, name, color=color))
     return svg(title, 720, _TOP + _HEIGHT + 46, parts)
 
