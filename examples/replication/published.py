@@ -157,17 +157,13 @@ def factoring(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
         log_own = log_answers(module, trials)
         own = log_own.exp()
         to = {name: float(kl_bits(own, probs.log()).mean()) for name, probs in shown.items()}
-        yield {
-            "network": recipe.name,
-            "epsilon": task.dependence,
-            "architecture": recipe.sizes["architecture"],
-            "seed": recipe.seed // 1_000,
-            "step": step,
-            "kl": float(kl_bits(joint[-1], log_own).mean()),
-            "gap": float(kl_bits(joint[-1], joint[0].log()).mean()),
-            **to,
-            **compared(own, joint, factored),
-        }
+        named = {**_named(recipe, step), "epsilon": task.dependence, "architecture": recipe.sizes["architecture"]}
+        kl, gap = (float(kl_bits(joint[-1], logs).mean()) for logs in (log_own, joint[0].log()))
+        yield {**named, "kl": kl, "gap": gap, **to, **compared(own, joint, factored)}
+
+
+def _named(recipe: Recipe, step: int) -> Row:
+    return {"network": recipe.name, "seed": recipe.seed // 1_000, "step": step}
 
 
 def observers(task: Product, trials: Trials) -> tuple[list[Answers], list[Answers]]:
@@ -206,15 +202,11 @@ def compared(own: Answers, joint: Sequence[Answers], factored: Sequence[Answers]
     weights, _ = mixed(own, [*joint, *factored[1:]])
     families = (near_joint, near_factored, added(own, joint))
     left = [kl_bits(own, probs.log()).mean(dim=1) for probs in families]
-    difference = left[0] - left[1]
-    ends = mean_interval(difference.numpy(), seed=0)
+    ends = mean_interval((left[0] - left[1]).numpy(), seed=0)
+    names = ("left_joint", "left_factored", "left_added")
     return {
-        "left_joint": float(left[0].mean()),
-        "left_factored": float(left[1].mean()),
-        "left_added": float(left[2].mean()),
-        "difference": float(difference.mean()),
-        "lower": float(ends.lo),
-        "upper": float(ends.hi),
+        **{name: float(values.mean()) for name, values in zip(names, left, strict=True)},
+        **{"difference": float((left[0] - left[1]).mean()), "lower": float(ends.lo), "upper": float(ends.hi)},
         "apart": float(kl_bits(near_factored, near_joint.log()).mean()),
         "share": float(weights[len(joint) :].sum()),
     }
@@ -265,19 +257,11 @@ def order(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
             kl, mean = kl_bits(exact, logs).mean(dim=0), logs.exp().mean(dim=0).log()
             gain = kl - kl_bits(exact, mean)
             ends = mean_interval(gain.numpy(), seed=0, bounds=(0.0, float("inf")))
-            yield {
-                "network": recipe.name,
-                "positions": recipe.name.split("-seed")[0].removeprefix("coin-"),
-                "seed": recipe.seed // 1_000,
-                "step": step,
-                "flips": length,
-                "gap": gap,
-                "kl": float(kl.mean()),
-                "gain": float(gain.mean()),
-                "lower": float(ends.lo),
-                "upper": float(ends.hi),
-                "spread": float(kl_bits(logs.exp(), mean).mean()),
-            }
+            positions = recipe.name.split("-seed")[0].removeprefix("coin-")
+            named = {**_named(recipe, step), "positions": positions, "flips": length, "gap": gap}
+            numbers = {"kl": kl.mean(), "gain": gain.mean(), "lower": ends.lo, "upper": ends.hi}
+            spread = kl_bits(logs.exp(), mean).mean()
+            yield {**named, **{name: float(own) for name, own in {**numbers, "spread": spread}.items()}}
 
 
 def forcing(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
@@ -291,22 +275,16 @@ def forcing(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
     found = intervene(module, recipe.task, "leace:belief", sites=place, n=N_SWAPPED, kind=replace(SWAPS, lags=LAGS))
     assert isinstance(found, LagReport), "lags were given"
     movement, kl = found.lag_movement, found.forced_kl_bits
-    levels = {level.name: np.broadcast_to(level.value, movement.value.shape) for level in movement.compared}
+    numbers = {
+        **{"movement": movement.value, "lower": movement.ends[0], "upper": movement.ends[1]},
+        **{"whole": movement.ceiling, **{level.name.split()[0]: level.value for level in movement.compared}},
+        **{"kl_before": kl.compared[0].value, "kl_after": kl.value},
+    }
+    by_name = {name: np.broadcast_to(np.asarray(own), movement.value.shape) for name, own in numbers.items()}
     for layer, (at, lag) in itertools.product(range(len(movement.value)), enumerate(LAGS)):
-        yield {
-            "network": recipe.name,
-            "seed": recipe.seed // 1_000,
-            "layer": layer,
-            "lag": lag,
-            "movement": float(movement.value[layer, at]),
-            "lower": float(movement.ends[0][layer, at]),
-            "upper": float(movement.ends[1][layer, at]),
-            "whole": float(np.asarray(movement.ceiling)[layer, at]),
-            **{name.split()[0]: float(value[layer, at]) for name, value in levels.items()},
-            "kl_before": float(np.broadcast_to(kl.compared[0].value, kl.value.shape)[layer, at]),
-            "kl_after": float(kl.value[layer, at]),
-            "verdict": found.verdict_by_layer[layer],
-        }
+        named = {**_named(recipe, max(snapshots)), "layer": layer, "lag": lag}
+        verdict = {"verdict": found.verdict_by_layer[layer]}
+        yield {**named, **{name: float(own[layer, at]) for name, own in by_name.items()}, **verdict}
 
 
 MEASURED: dict[str, Callable[[Recipe, dict[int, nn.Module]], Iterator[Row]]] = {

@@ -19,7 +19,7 @@ from examples.replication.published import TABLES
 COLORS = ("#1b6ca8", "#c1432e", "#1b7f5c", "#b8860b", "#6b4c9a", "#444444")
 HALF, LEAST_APART = 0.5, 0.002  # share of the gap that a network has closed; bits between both families
 MATTERS, PUBLISHED = 0.001, 0.011  # share of the gap that order must cost; the smaller published cost, in bits
-_FAMILIES = ("joint", "factored", "added")
+_FAMILIES, _KL = ("joint", "factored", "added"), ("kl_before", "kl_after")
 MOST_LAG = 4  # later, the chains have forgotten
 _LEFT, _TOP, _WIDTH, _HEIGHT = 70.0, 20.0, 520.0, 260.0  # pixels
 Lines = Mapping[str, Iterable[Sequence[tuple[float, float]]]]  # by name, one line for each training
@@ -74,21 +74,15 @@ def factoring() -> str:
         networks = [of for _, of in own.groupby("seed")]
         best = [(of := early(network)).loc[of.difference.idxmax()] for network in networks]
         last = [network.iloc[-1] for network in networks]
-        found.append(
-            (
-                number_text(epsilon),
-                architecture,
-                ", ".join(f"{at.step:.0f}" for at in best),
-                *(over_seeds(at[name] for at in best) for name in ("difference", "apart")),
-                " / ".join(short(np.mean([at[f"left_{name}"] for at in best])) for name in _FAMILIES),
-                over_seeds(at.difference for at in last),
-                counted([*map(factors_early, networks)]),
-            )
-        )
+        steps = ", ".join(f"{at.step:.0f}" for at in best)
+        differences = [over_seeds(at[name] for at in best) for name in ("difference", "apart")]
+        left = " / ".join(short(np.mean([at[f"left_{name}"] for at in best])) for name in _FAMILIES)
+        end, verdicts = over_seeds(at.difference for at in last), counted([*map(factors_early, networks)])
+        found.append((number_text(epsilon), architecture, steps, *differences, left, end, verdicts))
     n_early = sum(len(early(network)) for _, network in rows("factoring").groupby("network"))
     chance = f"Of {n_early} early snapshots, {n_early / 40:.1f} would lie above 0 by chance if all differences were 0."
-    differences = ("difference", "if it were factored", "joint / factored / added", "at the end")
-    return f"{chance}\n\n{markdown(('ε', 'network', 'step', *differences, 'verdict'), found)}"
+    head = ("difference", "if it were factored", "joint / factored / added", "at the end")
+    return f"{chance}\n\n{markdown(('ε', 'network', 'step', *head, 'verdict'), found)}"
 
 
 def order() -> str:
@@ -100,17 +94,9 @@ def order() -> str:
         at_middle, at_longest = (own[own.flips == flips] for flips in (middle, longest))
         last = _last(at_longest if len(at_longest) else at_middle)
         equal = [at_level(of, level) for _, of in at_longest.groupby("seed")]
-        found.append(
-            (
-                str(name),
-                over_seeds(last.kl, is_log=True),
-                over_seeds(_last(at_middle).gain, is_log=True),
-                over_seeds(_last(at_longest).gain, is_log=True),
-                over_seeds(last.gain / last.kl, is_log=True),
-                over_seeds(equal, is_log=True),
-                counted([order_costs(at) for _, at in last.iterrows()]),
-            )
-        )
+        gains = _last(at_middle).gain, _last(at_longest).gain, last.gain / last.kl, equal
+        numbers = [over_seeds(values, is_log=True) for values in (last.kl, *gains)]
+        found.append((str(name), *numbers, counted([order_costs(at) for _, at in last.iterrows()])))
     costs = (f"cost of {middle} flips", f"cost of {longest} flips", "share of KL", f"cost at KL {number_text(level)}")
     above = sum(_last(table[table.flips == longest]).lower > PUBLISHED)
     size = f"The cost of {longest} flips is above the published {PUBLISHED} bits in {above or 'none'} of them."
@@ -150,18 +136,10 @@ def forcing() -> str:
     for name, own in table.groupby(process):
         networks = [of for _, of in own.groupby("seed")]
         first, later = ([swapped(network, lag) for network in networks] for lag in (0, 1))
-        kl = (
-            f"{over_seeds(at.kl_before for at in of)} → {over_seeds(at.kl_after for at in of)}" for of in (first, later)
-        )
-        found.append(
-            (
-                str(name),
-                *kl,
-                *(over_seeds(at[level] for at in later) for level in ("movement", "whole", "variance-matched")),
-                counted([*map(forces, networks)]),
-            )
-        )
-    head = ("network", "KL at lag 0", "KL at lag 1", "movement at lag 1", "whole activation", "matched subspaces", "verdict")
+        kl = [" → ".join(over_seeds(at[name] for at in of) for name in _KL) for of in (first, later)]
+        moved = [over_seeds(at[level] for at in later) for level in ("movement", "whole", "variance-matched")]
+        found.append((str(name), *kl, *moved, counted([*map(forces, networks)])))
+    head = ("network", "KL at lag 0", "KL at lag 1", "movement at lag 1", "whole activation", "matched", "verdict")
     return markdown(head, found)
 
 
