@@ -204,9 +204,10 @@ def compared(own: Answers, joint: Sequence[Answers], factored: Sequence[Answers]
     left = [kl_bits(own, probs.log()).mean(dim=1) for probs in families]
     ends = mean_interval((left[0] - left[1]).numpy(), seed=0)
     names = ("left_joint", "left_factored", "left_added")
-    return {
-        **{name: float(values.mean()) for name, values in zip(names, left, strict=True)},
-        **{"difference": float((left[0] - left[1]).mean()), "lower": float(ends.lo), "upper": float(ends.hi)},
+    return {name: float(values.mean()) for name, values in zip(names, left, strict=True)} | {
+        "difference": float((left[0] - left[1]).mean()),
+        "lower": float(ends.lo),
+        "upper": float(ends.hi),
         "apart": float(kl_bits(near_factored, near_joint.log()).mean()),
         "share": float(weights[len(joint) :].sum()),
     }
@@ -276,10 +277,13 @@ def forcing(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
     assert isinstance(found, LagReport), "lags were given"
     movement, kl = found.lag_movement, found.forced_kl_bits
     numbers = {
-        **{"movement": movement.value, "lower": movement.ends[0], "upper": movement.ends[1]},
-        **{"whole": movement.ceiling, **{level.name.split()[0]: level.value for level in movement.compared}},
-        **{"kl_before": kl.compared[0].value, "kl_after": kl.value},
+        "movement": movement.value,
+        "lower": movement.ends[0],
+        "upper": movement.ends[1],
+        "whole": movement.ceiling,
     }
+    numbers |= {level.name.split()[0]: level.value for level in movement.compared}
+    numbers |= {"kl_before": kl.compared[0].value, "kl_after": kl.value}
     by_name = {name: np.broadcast_to(np.asarray(own), movement.value.shape) for name, own in numbers.items()}
     for layer, (at, lag) in itertools.product(range(len(movement.value)), enumerate(LAGS)):
         named = {**_named(recipe, max(snapshots)), "layer": layer, "lag": lag}
