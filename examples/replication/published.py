@@ -260,7 +260,7 @@ def order(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
             ends = mean_interval(gain.numpy(), seed=0, bounds=(0.0, float("inf")))
             positions = recipe.name.split("-seed")[0].removeprefix("coin-")
             named = {**_named(recipe, step), "positions": positions, "flips": length, "gap": gap}
-            numbers = {"kl": kl.mean(), "gain": gain.mean(), "lower": ends.lo, "upper": ends.hi}
+            numbers: Row = {"kl": kl.mean(), "gain": gain.mean(), "lower": ends.lo, "upper": ends.hi}
             spread = kl_bits(logs.exp(), mean).mean()
             yield {**named, **{name: float(own) for name, own in {**numbers, "spread": spread}.items()}}
 
