@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bayesgeom.executors import Batch
     from bayesgeom.models.base import Model
     from bayesgeom.report.report import Report
+    from bayesgeom.subspaces.base import Fit
     from bayesgeom.tasks import Prompts
 
 T = TypeVar("T")
@@ -342,31 +343,33 @@ def intervene(
         n: Number of sequences, or of pairs.
     """
     from bayesgeom.interventions.design import Design
-    from bayesgeom.subspaces.erasers import Eraser
     from bayesgeom.subspaces.fits import fit_from_text
 
-    places = _places(site, layers)
+    places, fit, model = _places(site, layers), fit_from_text(subspace), source.load()
     is_joint = any(len(place.layers or ()) > 1 for place in places)
-    one_by_one = replace(places[0], layers=tuple(at for place in places for at in place.layers or ()) or None)
-    fit, model = fit_from_text(subspace), source.load()
-    counts: dict[str, Any] = {"n": n, "seed": seed}
-    numbers: dict[str, Any] = {"lags": lags, "doses": doses, "n_fit": n_fit}
+    sites = replace(places[0], layers=tuple(at for place in places for at in place.layers or ()) or None)
     if onwards:
-        if lags or doses:
-            raise InvalidArgument("--onwards takes neither --lags nor --doses.")
-        if not isinstance(fit, Eraser) or fit.given:
-            raise InvalidArgument(f"--onwards takes covariance:QUANTITY or leace:QUANTITY alone; got {fit.label}.")
-        if is_joint:
-            raise InvalidArgument("--onwards takes first layers joined by commas, as in --layers 1,3; not by +.")
-        return bayesgeom.erase_onwards(model, task, fit.quantity, sites=one_by_one, oblique=fit.oblique, **counts)
+        if is_joint or lags or doses:
+            raise InvalidArgument("--onwards takes first layers joined by commas, not by +, and no --lags or --doses.")
+        return _onwards(model, task, fit, sites, n=n, seed=seed)
+    given: dict[str, Any] = {"lags": lags, "doses": doses, "n_fit": n_fit, "n": n, "seed": seed}
     if is_joint:
-        return bayesgeom.intervene(model, task, fit, sites=places, kind=kind, **numbers, **counts)
-    sites = replace(one_by_one, positions=positions, score_after=score_after)
-    numbers |= {"n_random": controls, "n_matched": controls, "n_untrained": n_untrained}
-    report: Report = bayesgeom.intervene(
-        model, task, fit, sites=sites, kind=Design(kind, donors=donors, **numbers), **counts
-    )
+        return bayesgeom.intervene(model, task, fit, sites=places, kind=kind, **given)
+    sites = replace(sites, positions=positions, score_after=score_after)
+    design = Design(kind, donors=donors, n_random=controls, n_matched=controls, n_untrained=n_untrained)
+    report: Report = bayesgeom.intervene(model, task, fit, sites=sites, kind=design, **given)
     return report
+
+
+def _onwards(
+    model: "Model", task: str | None, fit: "Fit", sites: "bayesgeom.InterventionSite", **counts: int
+) -> "Report":
+    """Erase the quantity of a subspace that an eraser fits, from each layer on."""
+    from bayesgeom.subspaces.erasers import Eraser
+
+    if not isinstance(fit, Eraser) or fit.given:
+        raise InvalidArgument(f"--onwards takes covariance:QUANTITY or leace:QUANTITY alone; got {fit.label}.")
+    return bayesgeom.erase_onwards(model, task, fit.quantity, sites=sites, oblique=fit.oblique, **counts)
 
 
 def _places(site: str, layers: str | None) -> "list[bayesgeom.InterventionSite]":

@@ -166,12 +166,12 @@ class Intervention:
     def report(self) -> InterventionReport:
         """Fit the subspaces, edit, score and return the report."""
         sample, about, design = self.sample(), self.fit.about, self.design
-        subspaces, empty = self.fitted(sample)
+        (subspaces, empty), means = self.fitted(sample), self._means(sample)
+        paths, exact = range(1, 1 + design.n_random + design.n_matched), about.quantity.exact(sample.run.trials)
         moments = {at: covariance(sample.points(at)) for at in subspaces}
         with phase("controls with the same variance"):
             matched = {at: self.controls(subspace, moments[at], at) for at, subspace in subspaces.items()}
         random = {at: self.random_of(at, subspace.rank) for at, subspace in subspaces.items()}
-        means, exact = self._means(sample), about.quantity.exact(sample.run.trials)
         code = strongest_code(sample.run.trials, exact, most=self.place.width_in(self.model.spec) // 2)
         given, by_code = _given(self, sample), _by_code(self, sample, code, subspaces)
         added = [given, by_code, *(fitted_where_possible(fit, sample, self.layers)[0] for fit in self.by_leace)]
@@ -180,7 +180,6 @@ class Intervention:
             edits, others = self.conditions(sample, at), [other.get(at, subspace) for other in added]
             conditions[at], controls[at] = self._edits(edits, subspace, others, random[at], matched[at])
         main = self.scored(self.n, conditions, sample, means=means, ceiling_at=1)
-        paths = range(1, 1 + design.n_random + design.n_matched)
         control = self.scored(min(self.n, design.n_control), controls, sample, means=means, paths=paths)
         read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
         n_held_out, seed = min(N_HELD_OUT, len(read.run.trials) // 3), derived_seed(self.seed, _SHUFFLE)

@@ -70,10 +70,8 @@ def intervene(
 ) -> InterventionReport | JointInterventionReport | LagReport | DoseReport:
     """Edit one subspace, in each layer alone or in several at once, and report whether it is causal or inert.
 
-    The subspace is fitted on sequences that are not scored. A swap gives every layer a verdict (see
-    `InterventionReport`): causal, inert, by construction, not identified or undecided. For a list of sites
-    the report compares each entry with 20 random subspaces of the same rank and 20 that are orthogonal to the edited
-    subspace. It also gives the correlation of the subspace's coordinate with entropy at the input of each layer.
+    The subspace is fitted on sequences that are not scored. A swap gives every layer a verdict: see
+    `InterventionReport`, and for a list of sites `JointInterventionReport`.
 
     Args:
         model: A model, its name or its directory.
@@ -81,25 +79,23 @@ def intervene(
         subspace: A name as on the command line ("frame", "leace:belief", "random:3"), one of `bayesgeom.subspaces`, or
             a `Subspace`. The default is the span of the hypothesis tokens' embeddings.
         sites: One site: each of its layers is edited alone; by default `resid_pre` of every layer. A list of sites at
-            one hook point: each entry edits all its layers in the same pass, so that no layer can recover what another
-            edit removed.
+            one hook point: each entry edits all its layers in the same pass, so that no layer recovers what is removed.
         n: Number of scored sequences, or of pairs for a swap.
         seed: Seed of the sequences, fits, controls and intervals.
-        **design: `kind` and `n_fit`. `kind` is the kind of edit, or a `Design` with donors and numbers of controls.
-            "swap", the default: replace the component by that of another sequence; "remove": replace it by the task's
-            mean; "keep": replace everything else by the mean; "rotate": rotate its coordinates at random, or negate a
-            single one; "add": add one standard deviation to each coordinate. Scored positions and other positions have
-            separate means. A list of sites accepts "remove", "keep" or "add". `n_fit` is the number of sequences on
-            which subspaces are fitted, 1,024 by default. With `lags`, such as (0, 1, 2, 4, 8), a swap edits positions
-            up to one, and is scored so many scored positions later: see `LagReport`. With `doses`, such as
-            (-2, -1, 0, 1, 2), "add" adds these multiples of the first direction's standard deviation: see `DoseReport`.
+        **design: `kind`, the kind of edit or a `Design` with donors and numbers of controls; `n_fit`, the number of
+            sequences on which subspaces are fitted; `lags` or `doses`. "swap", the default: replace the component by
+            that of another sequence; "remove": replace it by the task's mean; "keep": replace everything else by the
+            mean; "rotate": rotate its coordinates at random, or negate a single one; "add": add one standard deviation
+            to each coordinate. A list of sites accepts "remove", "keep" or "add". With `lags` a swap edits positions
+            up to one, and is scored so many scored positions later: see `LagReport`. With `doses`, "add" adds these
+            multiples of the first direction's standard deviation: see `DoseReport`.
 
     Returns:
         The effect of the edit in every layer, with controls and a verdict.
 
     Raises:
         InvalidArgument: Before anything runs: unknown kind, n < 1, a layer that does not exist, a basis of the wrong
-            width, a rank above the width, or paired donors for a task without pairs.
+            width, a rank above the width, paired donors for a task without pairs, or a lag beyond the sequence.
         UnknownName: There is no subspace of this name.
         MissingSite: The model lacks the site.
 
@@ -114,9 +110,8 @@ def intervene(
     """
     fit, given, subject = as_fit(subspace), Design.of(**design), model_for(model, task)
     chosen = scored_task_of(subject, task)
-    if sites is None or isinstance(sites, InterventionSite):
-        place = sites or InterventionSite()
-        job = Intervention.of(subject, chosen, fit, design=given, place=place, n=n, seed=seed)
+    if not isinstance(sites, Sequence):
+        job = Intervention.of(subject, chosen, fit, design=given, place=sites or InterventionSite(), n=n, seed=seed)
         return lag_report(job) if given.lags else dose_report(job) if given.doses else job.report()
     if given.lags or given.doses:
         raise InvalidArgument("lags and doses take one site, not a list of sites.")
