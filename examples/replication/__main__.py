@@ -29,6 +29,7 @@ COMMANDS = {  # name: "module:function", or a dataclass that is called
     "write-strength": "measurements:write_strength",
     "value-readings": "measurements:value_readings",
     "worlds": "worlds:worlds",
+    "published": "published:published",
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.core.text import number_text
 from examples.replication import worlds
-from examples.replication.claims import intervention_page, sweep_page
+from examples.replication.claims import intervention_page, published_page, sweep_page
 from examples.replication.claims.claim import (
     Case,
     Claim,
@@ -28,7 +28,8 @@ START, END = "<!-- generated: {} -->", "<!-- end of generated text -->"
 FOLDER = Path("examples/replication")
 HEAD = DATA / "page.md"  # the text before the claims
 CLAIMS, INTERVENTIONS, PLOTS = FOLDER / "claims.md", FOLDER / "interventions.md", FOLDER / "plots"
-WITH_PARTS = (INTERVENTIONS, FOLDER / "sweeps.md", FOLDER / "worlds.md")
+PUBLISHED = tuple(FOLDER / f"{name}.md" for name in published_page.PARTS)
+WITH_PARTS = (INTERVENTIONS, FOLDER / "sweeps.md", FOLDER / "worlds.md", *PUBLISHED)
 _GROUPS = {
     "B": "Bijection: calibration",
     "H": "Hidden Markov models: calibration",
@@ -57,7 +58,7 @@ def write(clone: Path) -> list[Path]:
             raise InvalidArgument(f"{clone} holds no {name}: name the root of a clone.")
     texts = {CLAIMS: page(claims)} | {name: refreshed((clone / name).read_text("utf-8")) for name in WITH_PARTS}
     texts |= {PLOTS / f"{claim.id}.svg": plot(claim) for claim in claims.values()}
-    texts |= {PLOTS / f"{name}.svg": drawn for name, drawn in sweep_page.plots().items()}
+    texts |= {PLOTS / f"{name}.svg": drawn for name, drawn in drawings().items()}
     (clone / PLOTS).mkdir(exist_ok=True)
     changed = []
     for name, text in texts.items():
@@ -68,9 +69,14 @@ def write(clone: Path) -> list[Path]:
     return changed
 
 
+def drawings() -> dict[str, str]:
+    """Return the plots of the sweeps and of the published claims."""
+    return {**sweep_page.plots(), **published_page.plots()}
+
+
 def refreshed(page: str) -> str:
     """Return a page with its generated parts replaced by current ones."""
-    for name, made in {**intervention_page.PARTS, **sweep_page.PARTS, **worlds.PARTS}.items():
+    for name, made in {**intervention_page.PARTS, **sweep_page.PARTS, **worlds.PARTS, **published_page.PARTS}.items():
         start = START.format(name)
         if start in page:
             before, _, rest = page.partition(start)

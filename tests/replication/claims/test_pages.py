@@ -10,7 +10,6 @@ import pytest
 
 from bayesgeom.core.errors import InvalidArgument
 from bayesgeom.models.checkpoint_files import checkpoints, read_description
-from examples.replication.claims import sweep_page
 from examples.replication.claims.claim import Claim, Value, Verdict, deciding, verdict
 from examples.replication.claims.loading import load
 from examples.replication.claims.pages import (
@@ -18,8 +17,10 @@ from examples.replication.claims.pages import (
     END,
     INTERVENTIONS,
     PLOTS,
+    PUBLISHED,
     START,
     WITH_PARTS,
+    drawings,
     joined,
     page,
     refreshed,
@@ -35,7 +36,7 @@ from tests.structure.source import ROOT
 
 MEASURED = [claim for claim in load().values() if claim.measured is not None]
 STALE = "run `python -m examples.replication table --write-pages`"
-MOST_WORDS = 6_700
+MOST_WORDS, MOST_WORDS_PUBLISHED = 6_700, 350
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -53,6 +54,14 @@ def test_the_stored_pages_are_what_the_claims_generate() -> None:
     assert interventions.count(END) >= 2 and refreshed(interventions) == interventions, STALE
 
 
+@pytest.mark.parametrize("name", PUBLISHED, ids=lambda name: name.stem)
+def test_the_page_of_a_published_claim_is_short_and_current(name: Path) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert text.count(END) == 1 and refreshed(text) == text, STALE
+    prose = [line for line in text.splitlines() if not line.startswith("|")]
+    assert len(" ".join(prose).split()) <= MOST_WORDS_PUBLISHED and "**Verdict**" in text
+
+
 @pytest.mark.parametrize("claim", load().values(), ids=lambda claim: claim.id)
 def test_a_claim_has_one_sentence_one_table_and_one_plot(claim: Claim) -> None:
     title, sentence, rows, image = section(claim).split("\n\n")
@@ -65,8 +74,8 @@ def test_a_claim_has_one_sentence_one_table_and_one_plot(claim: Claim) -> None:
 
 
 def test_no_plot_is_left_of_a_claim_that_went() -> None:
-    assert {path.stem for path in (ROOT / PLOTS).iterdir()} == {*load(), *sweep_page.plots()}
-    for name, drawn in sweep_page.plots().items():
+    assert {path.stem for path in (ROOT / PLOTS).iterdir()} == {*load(), *drawings()}
+    for name, drawn in drawings().items():
         assert (ROOT / PLOTS / f"{name}.svg").read_text(encoding="utf-8") == drawn, STALE
 
 
@@ -199,7 +208,7 @@ def test_pages_are_written_into_a_clone_only(tmp_path: Path) -> None:
     (tmp_path / INTERVENTIONS).parent.mkdir(parents=True)
     for name in WITH_PARTS:
         (tmp_path / name).write_text(f"# Page\n\n{START.format('fits')}\n{END}\n\nend\n", encoding="utf-8")
-    assert len(write(tmp_path)) == 1 + len(WITH_PARTS) + len(load()) + len(sweep_page.plots()) and write(tmp_path) == []
+    assert len(write(tmp_path)) == 1 + len(WITH_PARTS) + len(load()) + len(drawings()) and write(tmp_path) == []
     assert (tmp_path / INTERVENTIONS).read_text(encoding="utf-8").endswith(f"{END}\n\nend\n")
     with pytest.raises(InvalidArgument, match="has no '<!-- end of generated text -->' after"):
         refreshed(START.format("fits"))

@@ -1,0 +1,128 @@
+"""Published claims: what is measured tells planted predictors apart, and an interrupted command continues."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesgeom.interventions.design import Design
+from bayesgeom.stats.information import kl_bits
+from bayesgeom.tasks import Dice, Product
+from examples.replication import published
+from examples.replication.claims import published_page
+from examples.replication.published import FACTOR, added, compared, forcing, mixed, observers, order, recipes
+
+FACTORS = Product(FACTOR, FACTOR, length=7, dependence=0.2)
+TRIALS = FACTORS.sample(48, seed=0)
+JOINT, FACTORED = observers(FACTORS, TRIALS)
+
+
+def test_the_widest_observers_are_the_exact_one_and_the_factored_baseline() -> None:
+    torch.testing.assert_close(JOINT[-1], TRIALS.at_scored(TRIALS.predictive))
+    torch.testing.assert_close(FACTORED[-1], FACTORS.baseline_predictives(TRIALS)["factored"])
+    torch.testing.assert_close(JOINT[0], FACTORED[0])
+
+
+@pytest.mark.parametrize("width", [1, 3, -1])
+def test_joint_and_factored_observers_of_any_width_are_told_apart(width: int) -> None:
+    joint, factored = (compared(family[width], JOINT, FACTORED) for family in (JOINT, FACTORED))
+    assert joint["upper"] < 0 < factored["lower"] and joint["share"] < 0.5 < factored["share"]
+    assert joint["left_joint"] < 0.001 and factored["left_factored"] < 0.001
+
+
+def test_flat_predictions_favor_no_family() -> None:
+    assert compared(0.7 * JOINT[-1] + 0.3 * JOINT[0], JOINT, FACTORED)["upper"] < 0
+
+
+def test_adding_up_pairs_with_flat_weights_looks_factored() -> None:
+    evidence = JOINT[1].log() - JOINT[0].log()
+    sums = (JOINT[0].log() + 0.3 * evidence.cumsum(dim=1)).softmax(dim=-1)
+    found = compared(sums, JOINT, FACTORED)
+    assert found["lower"] > 0 and found["left_added"] < 1e-6 < found["left_factored"]
+    torch.testing.assert_close(added(sums, JOINT), sums, rtol=0, atol=1e-4)
+
+
+def test_the_nearest_mixture_has_the_weights_of_a_planted_one() -> None:
+    weights, near = mixed(0.25 * JOINT[1] + 0.75 * JOINT[-1], [JOINT[1], FACTORED[-1], JOINT[-1]])
+    torch.testing.assert_close(weights, torch.tensor([0.25, 0.0, 0.75]).double(), rtol=0, atol=0.02)
+    assert kl_bits(0.25 * JOINT[1] + 0.75 * JOINT[-1], near.log()).mean() < 1e-4
+
+
+class Coin(nn.Module):
+    """The exact observer of a coin; with `last` above 1, the latest flip counts so many times."""
+
+    def __init__(self, last: float) -> None:
+        super().__init__()
+        self.last = last
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        shown = nn.functional.one_hot(tokens, 2).double()
+        return (shown.cumsum(dim=1) + (self.last - 1) * shown + 1).log()
+
+
+def test_order_costs_bits_only_where_predictions_depend_on_it() -> None:
+    recipe = next(own for own in recipes("order", 0))
+    found = pd.DataFrame([*order(recipe, {0: Coin(1.0), 1: Coin(3.0)})])
+    assert [*found.flips] == [8, 8, 16, 16, 32, 32]
+    exact, sensitive = (found[found.step == step] for step in (0, 1))
+    assert (exact.kl.abs() < 1e-9).all() and (exact.gain.abs() < 1e-9).all()
+    assert (sensitive.lower > 0.0005).all() and (sensitive.gain < sensitive.kl).all()
+    assert sensitive.gain.is_monotonic_decreasing
+
+
+def test_an_interrupted_command_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [
+        replace(own, steps=2, snapshots=1, batch_size=2, task=Dice(length=8), sizes={**own.sizes, "d_model": 8})
+        for own in recipes("order", 3)
+        if own.name.startswith(("coin-none", "coin-lstm"))
+    ]
+    monkeypatch.setattr(published, "recipes", lambda claim, seed: small[: 1 + seed])
+    table = tmp_path / "order.csv"
+    published.published("order", seeds=(0,), runs=tmp_path / "runs", table=table)
+    first = table.read_text("utf-8")
+    published.published("order", seeds=(0, 1), runs=tmp_path / "runs", table=table)
+    found = pd.read_csv(table)
+    assert table.read_text("utf-8").startswith(first) and [*found.positions.unique()] == ["none", "lstm"]
+    assert {*found.step} == {0, 2} and {*found.flips} == {8}
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_a_swap_is_scored_at_every_layer_and_lag(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = Design("swap", n_random=1, n_matched=1, n_control=4, n_untrained=2, n_fit=64)
+    for name, value in {"SWAPS": few, "N_SWAPPED": 16, "LAGS": (0, 1)}.items():
+        monkeypatch.setattr(published, name, value)
+    recipe = next(own for own in recipes("forcing", 0) if own.name == f"mess3-{kind}-seed0")
+    small = replace(recipe, sizes={**recipe.sizes, "d_model": 16}, task=replace(recipe.task, length=5))
+    found = pd.DataFrame([*forcing(small, {0: small.model_config().build(seed=0)})])
+    assert [*zip(found.layer, found.lag, strict=True)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert np.isfinite(found[["movement", "whole", "random", "untrained", "kl_before", "kl_after"]]).all(axis=None)
+    chosen = published_page.swapped(found, 0)
+    assert chosen.layer == 1 if kind == "transformer" else chosen.lag == 0
+    assert published_page.forces(found) == "undecided"
+
+
+def test_verdicts_follow_the_stated_rules() -> None:
+    early = {"kl": 0.4, "gap": 1.0, "step": 1, "apart": 0.01, "left_factored": 0.1, "left_added": 0.2}
+    last = {**early, "kl": 0.1, "step": 2, "lower": -0.3, "upper": -0.1}
+    found = {"holds": (0.1, 0.2), "at the threshold": (-0.1, 0.1), "does not hold": (-0.2, -0.1)}
+    for verdict, (lower, upper) in found.items():
+        network = pd.DataFrame([{**early, "lower": lower, "upper": upper}, last])
+        assert published_page.factors_early(network) == verdict
+    dull = pd.DataFrame([{**early, "left_added": 0.05, "lower": 0.1, "upper": 0.2}, last])
+    assert published_page.factors_early(dull) == "not identified"
+    assert published_page.order_costs(pd.Series({"gap": 1.0, "lower": 0.0011, "upper": 0.002})) == "holds"
+    assert published_page.order_costs(pd.Series({"gap": 1.0, "lower": 0.0001, "upper": 0.0009})) == "does not hold"
+    swaps = {"holds": ["sets a state", "undecided"], "does not hold": ["by construction", "writes the answer"]}
+    for verdict, layers in swaps.items():
+        assert published_page.forces(pd.DataFrame({"verdict": layers})) == verdict
+
+
+def test_the_cost_at_a_level_is_interpolated_on_logarithms() -> None:
+    network = pd.DataFrame({"kl": [1.0, 0.1, 0.001], "gain": [0.1, 0.01, 0.0001]})
+    assert published_page.at_level(network, 0.01) == pytest.approx(0.001)
+    assert published_page.at_level(network, 2.0) == pytest.approx(0.1)
+    assert published_page.at_level(network, 1e-4) == pytest.approx(0.0001)
