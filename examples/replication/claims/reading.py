@@ -16,7 +16,7 @@ from bayesgeom.report.estimate import Baseline
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import JSON, axes_of, quantities_of
 from bayesgeom.report.tables import INDICES, Record, records_of
-from bayesgeom.scorecards.cell import SCORED
+from bayesgeom.scorecards.cell import HELD_OUT, SCORED
 from bayesgeom.scorecards.run import best_rates, reference_rows
 from bayesgeom.scorecards.worlds import worlds_of
 from bayesgeom.stats.bounds import Extreme, extreme_interval
@@ -76,7 +76,15 @@ def _scored(number: Number) -> Value:
     if len(found) != 1:
         place = f"{number.probe} on {number.variant}"
         raise InvalidArgument(f"number {number.name!r}: the shipped scorecard has {len(found)} rows of {place}.")
-    return Value(value=found[0].value, lo=found[0].lower, hi=found[0].upper, baseline=math.nan)
+    (row,) = found
+    if number.if_perfect and row.value == 1.0 and math.isnan(row.lower):
+        row = replace(row, lower=1 - number.if_perfect * _share_of_errors(HELD_OUT), upper=1.0)
+    return Value(value=row.value, lo=row.lower, hi=row.upper, baseline=math.nan)
+
+
+def _share_of_errors(n: int) -> float:
+    """Return the exact 95 % bound on the share of sequences with an error where none of `n` has one."""
+    return float(1 - 0.05 ** (1 / n))
 
 
 def value_of(number: Number, reports: Iterable[Report]) -> Value:
@@ -113,8 +121,8 @@ def _matching(number: Number, report: Report) -> Iterator[tuple[Value, int]]:
         if not _matches(number, report, row):
             continue
         if levels is None and number.if_perfect and row.value == 1.0 and math.isnan(row.low):
-            errors = 1 - 0.05 ** (1 / row.n)  # the exact 95 % bound on the share of sequences with an error
-            yield Value(value=1.0, lo=1 - number.if_perfect * errors, hi=1.0, baseline=_bar(report, row)), row.n
+            least = 1 - number.if_perfect * _share_of_errors(row.n)
+            yield Value(value=1.0, lo=least, hi=1.0, baseline=_bar(report, row)), row.n
         elif levels is None:
             why_not = _reason(row) if math.isnan(row.low) and not number.is_point else ""
             bar, over = _bar(report, row), "" if math.isnan(row.low) else _over(report, number)
