@@ -40,6 +40,7 @@ from bayesgeom.tasks.base import Branch, derived_seed
 
 _LEFT = 1e-9  # share of the variance of the continued filter below which what the others leave is rounding error
 PerPair = Float64[np.ndarray, "pair condition lag"]
+OfPair = Float64[np.ndarray, "pair 1 lag"]
 
 
 @final
@@ -74,7 +75,7 @@ class Course:
         """Whether the recipient's later symbols are possible after the donor's belief, as 0 or 1."""
         return self.forced.isfinite().all(dim=-1, keepdim=True).double()
 
-    def moved(self, value: OwnValue) -> tuple[PerPair, PerPair]:
+    def moved(self, value: OwnValue) -> tuple[PerPair, OfPair]:
         """Return numerator and denominator of each edit's movement, by pair; 0 where it is not known.
 
         Of the change by an edit, too, only what the two filters do not predict counts: this changes no sum, and pairs
@@ -95,7 +96,7 @@ class Course:
         by_pair = products.unflatten(1, (len(self.forced), -1)).sum(dim=2).movedim(0, 2).numpy()
         return by_pair[:, 1:], by_pair[:, :1]
 
-    def kl_bits(self) -> tuple[PerPair, PerPair]:
+    def kl_bits(self) -> tuple[PerPair, OfPair]:
         """Return KL(continued filter ‖ model) without an edit, then of each edit, by pair, and whether it is known."""
         forced = torch.where(self.is_known > 0, self.forced, self.others[0])
         kl = kl_bits(forced.expand_as(self.model), self.model) * self.is_known[..., 0]

@@ -255,13 +255,13 @@ def order(recipe: Recipe, snapshots: dict[int, nn.Module]) -> Iterator[Row]:
         gap = float(kl_bits(exact, torch.full_like(exact, 0.5).log()).mean())
         for step, module in snapshots.items():
             logs = torch.stack([log_answers(module, task.reordered(trials, own))[:, -1] for own in orders])
-            kl, mean = kl_bits(exact, logs).mean(dim=0), logs.exp().mean(dim=0).log()
+            kl, mean = kl_bits(exact.expand_as(logs), logs).mean(dim=0), logs.exp().mean(dim=0).log()
             gain = kl - kl_bits(exact, mean)
             ends = mean_interval(gain.numpy(), seed=0, bounds=(0.0, float("inf")))
             positions = recipe.name.split("-seed")[0].removeprefix("coin-")
             named = {**_named(recipe, step), "positions": positions, "flips": length, "gap": gap}
             numbers: Row = {"kl": kl.mean(), "gain": gain.mean(), "lower": ends.lo, "upper": ends.hi}
-            spread = kl_bits(logs.exp(), mean).mean()
+            spread = kl_bits(logs.exp(), mean.expand_as(logs)).mean()
             yield {**named, **{name: float(own) for name, own in {**numbers, "spread": spread}.items()}}
 
 
