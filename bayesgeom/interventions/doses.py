@@ -44,7 +44,7 @@ def dose_report(job: Intervention) -> DoseReport:
     is_resolved = size.mean(axis=0)[:, 0] <= RESOLVED
     weights = np.array([_slope_weights(doses, row) for row in is_resolved])[:, None]
 
-    def beside(values: np.ndarray, random: np.ndarray) -> Estimate:
+    def with_level(values: np.ndarray, random: np.ndarray) -> Estimate:
         parts = values[:, :, 0], np.ones((job.n, *(1,) * (values.ndim - 2)))
         return estimated(job, pairs, parts, {RANDOM_DIRECTIONS: random.mean(axis=0)})
 
@@ -56,9 +56,9 @@ def dose_report(job: Intervention) -> DoseReport:
         subspace=job.fit.label,
         where=job.where,
         doses=tuple(f"{dose:g}" for dose in doses),
-        dose_log_odds_bits=beside(odds, random_odds),
-        dose_kl_increase_bits=beside(kl, random_kl),
-        dose_slope_bits=beside((odds * weights).sum(axis=-1), (random_odds * weights).sum(axis=-1)),
+        dose_log_odds_bits=with_level(odds, random_odds),
+        dose_kl_increase_bits=with_level(kl, random_kl),
+        dose_slope_bits=with_level((odds * weights).sum(axis=-1), (random_odds * weights).sum(axis=-1)),
         answers_by_layer=tuple(answers),
         saturated_by_layer=tuple(saturated),
         n=job.n,

@@ -132,8 +132,7 @@ def order_costs(last: Any) -> str:
 def forcing() -> str:
     """Return, by process and architecture, the KL to the forced answers before and after, and the movement at lag 1."""
     table, found = rows("forcing"), list[tuple[str, ...]]()
-    process = table.network.str.extract(r"^(\w+-\w+)")[0]
-    for name, own in table.groupby(process):
+    for name, own in table.groupby(table.network.map(process_of)):
         networks = [of for _, of in own.groupby("seed")]
         first, later = ([swapped(network, lag) for network in networks] for lag in (0, 1))
         kl = [" → ".join(over_seeds(at[name] for at in of) for name in _KL) for of in (first, later)]
@@ -141,6 +140,11 @@ def forcing() -> str:
         found.append((str(name), *kl, *moved, counted([*map(forces, networks)])))
     head = ("network", "KL at lag 0", "KL at lag 1", "movement at lag 1", "whole activation", "matched", "verdict")
     return markdown(head, found)
+
+
+def process_of(network: str) -> str:
+    """Return process and architecture of a training, without its seed."""
+    return network.partition("-seed")[0]
 
 
 def swapped(network: pd.DataFrame, lag: int) -> Any:
@@ -162,7 +166,7 @@ def forcing_plot() -> str:
     series: dict[str, list[list[tuple[float, float]]]] = {}
     for name, own in table.groupby("network"):
         points = [(1.0 + lag, swapped(own, lag).movement) for lag in sorted(own.lag.unique()) if lag <= MOST_LAG]
-        series.setdefault("-".join(str(name).split("-")[:2]), []).append(points)
+        series.setdefault(process_of(str(name)), []).append(points)
     return chart("Movement toward the continued filter", "1 + lag", series, (-0.5, 0.0, 0.5, 1.0))
 
 
@@ -187,7 +191,8 @@ def order_plot() -> str:
     }
     levels = (math.floor(np.log10(longest.gain.min())), math.ceil(np.log10(longest.gain.max())))
     ticks = range(levels[0], levels[1] + 1)
-    return chart("Cost of the order of 32 flips (bits), at each snapshot", "KL (bits)", series, ticks, power=10)
+    title = f"Cost of the order of {longest.flips.max()} flips (bits), at each snapshot"
+    return chart(title, "KL (bits)", series, ticks, power=10)
 
 
 def chart(title: str, x_title: str, series: Lines, ticks: Sequence[float], *, power: float = 0) -> str:

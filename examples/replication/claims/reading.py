@@ -16,7 +16,7 @@ from bayesgeom.report.estimate import Baseline
 from bayesgeom.report.report import Report
 from bayesgeom.report.storage import JSON, axes_of, quantities_of
 from bayesgeom.report.tables import INDICES, Record, records_of
-from bayesgeom.scorecards.cell import HELD_OUT, SCORED
+from bayesgeom.scorecards.cell import HELD_OUT, SCORED, Row
 from bayesgeom.scorecards.run import best_rates, reference_rows
 from bayesgeom.scorecards.worlds import worlds_of
 from bayesgeom.stats.bounds import Extreme, extreme_interval
@@ -38,7 +38,8 @@ def values_of(run: Run, folder: Path) -> dict[str, Value]:
     if folder.suffix == TABLE.suffix:
         return {name: _tabled(number, folder) for name, number in run.numbers.items()}
     if folder.suffix == SCORECARD:
-        return {name: _scored(number) for name, number in run.numbers.items()}
+        rows = reference_rows(worlds_of("core"))
+        return {name: _scored(number, rows) for name, number in run.numbers.items()}
     if not (folder / JSON).is_file():
         raise OutputFault(f"there is no report in {folder} ({JSON} is missing). Run: {run.command} --out {folder}")
     reports = list(Diagnosis.load(folder).values())
@@ -65,13 +66,12 @@ def _tabled(number: Number, table: Path) -> Value:
     return Value(value=best.value, lo=best.lower, hi=best.upper, baseline=math.nan)
 
 
-def _scored(number: Number) -> Value:
+def _scored(number: Number, rows: Sequence[Row]) -> Value:
     """A number of the shipped scorecard at the best rate: `probe` is the architecture, `variant` world and setting."""
     world, _, setting = (number.variant or "").partition(", ")
-    rows = reference_rows(worlds_of(world))
     rate = best_rates(rows).get((number.probe, world))
-    wanted = number.probe, number.metric, rate, 0
-    found = [row for row in rows if (row.architecture, row.quantity, row.rate, row.seed) == wanted]
+    wanted = number.probe, world, number.metric, rate, 0
+    found = [row for row in rows if (row.architecture, row.world, row.quantity, row.rate, row.seed) == wanted]
     found = [row for row in found if setting in ("", row.setting)]
     if len(found) != 1:
         place = f"{number.probe} on {number.variant}"
