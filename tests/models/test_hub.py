@@ -39,6 +39,15 @@ class Api:
         return f"https://hub/{repo_id}"
 
 
+@pytest.fixture(autouse=True)
+def no_registry_of_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library asks a hub once a day which agents there are and keeps any reply, odd ones too, in the user's cache.
+
+    With `[]` kept there, every later call fails, in other programs too.
+    """
+    monkeypatch.setattr("huggingface_hub.utils._detect_agent._registry", {})
+
+
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Api]:
     (home := tmp_path / "uploaded").mkdir()
