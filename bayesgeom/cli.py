@@ -867,7 +867,7 @@ def _reporting(given: Sequence[str]) -> Iterator[None]:
     note(textwrap.shorten(f"{what}: {' '.join(given[1:])}".rstrip(": "), 100, placeholder=" …") + " …")
     with phases_shown():
         yield
-    note(f"{what}: finished in {time.monotonic() - begun:.3g} s")
+    note(f"{what}: finished in {time.monotonic() - begun:,.1f} s")
 
 
 def parsed(given: Sequence[str]) -> "partial[int]":

@@ -268,7 +268,7 @@ def test_a_command_of_the_shell_says_when_it_begins_and_ends(
     assert main() == 0
     first, *phases, last = capsys.readouterr().err.splitlines()
     assert first.startswith("bayesgeom diagnose: tiny --n") and re.fullmatch(
-        r"bayesgeom diagnose: finished in [\d.e-]+ s", last
+        r"bayesgeom diagnose: finished in [\d.,]+ s", last
     )
     assert phases == ["  loading libraries", "  loading tiny", "  tiny (7 sequences)", "  tiny: probes (1 probe)"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 import numpy as np
 from jaxtyping import Float
 
-from bayesgeom.core import Verdict
+from bayesgeom.core import Verdict, number_text
 from bayesgeom.models.base import provenance
 from bayesgeom.report.estimate import AtMostOne, Baseline, Estimate, NonNegative, Quantity, Unit
 from bayesgeom.report.findings import Finding, Opening
@@ -35,11 +35,12 @@ _HALF, _CAPACITY_BITS, PARAMETERS = 0.5, 0.05, 100_000
 class Scorecard(Report):
     """What each architecture reached in each world, trained from scratch on equally many sequences.
 
-    A cell is the training at the best of the tried rates, which other sequences chose. It *has* what the world needs
-    if it transports (evidence older than ten symbols), if it binds the largest trained number of pairs, or elsewhere if
-    it closes more than half of what the strongest shortcut leaves, by the whole interval. *Partly*: in part, fewer
-    pairs, or more than nothing. *Not shown*: not within this budget, which does not say that it cannot be learned. A
-    world whose shortcut is nearly exact cannot tell. Chances of a better rate grow with the number of rates.
+    A cell is one training: that at the best of the tried rates, and of its seeds the best, which other sequences chose.
+    It *has* what the world needs if it transports (evidence older than ten symbols), if it binds every trained number
+    of pairs, or elsewhere if it closes more than half of what the strongest shortcut leaves, by the whole interval.
+    *Partly*: in part, some numbers of pairs, or more than nothing. *Not shown*: not within this budget, which does not
+    say that it cannot be learned. A world whose shortcut is nearly exact cannot tell. Chances of a better rate grow
+    with the number of rates.
 
     Architectures marked as shipped were trained beforehand, as `docs/scorecard.md` says; the answer leaves them out
     where there are others. `rows` are the numbers of all cells, by column, and `cells()` is their table.
@@ -133,7 +134,6 @@ class Scorecard(Report):
 
     def table(self) -> str:
         """Return architecture × world: KL and state; below, why cells are blank."""
-        from bayesgeom.core import number_text
         from bayesgeom.core.text import aligned_table
 
         rows = [("KL (bits)", *self.worlds)]
@@ -294,8 +294,8 @@ class _Found:
         known = {rate: kl for rate, kl in ends.items() if rate in self._scored and math.isfinite(kl)}
         self.rate = min(known, key=known.__getitem__) if known else math.nan
         self._best = [row for row in rows if row.rate == self.rate]
-        own = [row for row in self._best if row.quantity == "kl_bits"]
-        kl = min(own, key=lambda row: row.value, default=None)
+        self._chosen = [row for row in self._best if row.seed == self._seed()]
+        kl = next((row for row in self._chosen if row.quantity == "kl_bits"), None)
         self.kl_bits = _NONE if kl is None else (kl.value, kl.lower, kl.upper)
         self.weights, self.seconds = ("", math.nan) if kl is None else (kl.weights, kl.seconds)
         self.note = failed[0].setting if failed and not known else ""
@@ -304,13 +304,16 @@ class _Found:
         self.shortcut = next(((row.setting, row.value) for row in self._all("shortcut_kl_bits")), ("", math.nan))
         self.gap_closed, self.beyond = _closed(self.kl_bits, level), _closed(self.kl_bits, self.shortcut[1])
         can_tell = self.shortcut[1] >= max(LEAST_BITS, LEAST_SHARE * level)
-        response = next((row for row in self._best if row.quantity == "slope"), None)
+        response = next((row for row in self._chosen if row.quantity == "slope"), None)
         self.slope = _NONE if response is None else (response.value, response.lower, response.upper)
-        named = {row.setting: row.value for row in self._best if row.quantity == "named"}
-        bits = {row.setting: row.value for row in self._best if row.quantity == "kl_bits_at"}
-        bound = [int(pairs) for pairs in named if named[pairs] >= NAMED and bits[pairs] <= _CAPACITY_BITS]
-        self.capacity = float(max(bound, default=0)) if named else math.nan
-        self.state = self._state(response, list(map(int, named)), can_tell=can_tell)
+        named = {int(row.setting): row.value for row in self._chosen if row.quantity == "named"}
+        bits = {int(row.setting): row.value for row in self._chosen if row.quantity == "kl_bits_at"}
+        unbound = [at for at, share in named.items() if share < NAMED or bits[at] > _CAPACITY_BITS]
+        self._unbound = {at: f"{named[at]:.1%} of {at} ({number_text(bits[at])} bits)" for at in unbound}
+        self.capacity = float(max(set(named) - set(self._unbound), default=0)) if named else math.nan
+        self.state = self._state(response, can_tell=can_tell)
+        if named and not self.note:
+            self.note = self._binding_note()
         if not self.note and abs(self.parameters / PARAMETERS - 1) > 0.2:
             self.note = f"{self.parameters:,.0f} parameters without embeddings; the reference has {PARAMETERS:,}"
 
@@ -320,7 +323,7 @@ class _Found:
         self.rate_kl_bits = [ends.get(rate, math.nan) for rate in rates]
         seeds = {row.seed: row.value for row in self._best if row.quantity == "kl_bits"}
         self.seed_kl_bits = [seeds.get(seed, math.nan) for seed in range(n_seeds)]
-        first = [row for row in self._best if row.seed == 0 and row.quantity == "validation_kl_bits"]
+        first = [row for row in self._chosen if row.quantity == "validation_kl_bits"]
         padding = [math.nan] * (N_CURVE + 1 - len(first))
         self.steps = np.array([row.step for row in first] + padding, dtype=np.float64)[: N_CURVE + 1]
         self.curve = ([row.value for row in first] + padding)[: N_CURVE + 1]
@@ -328,7 +331,28 @@ class _Found:
     def _all(self, quantity: str) -> list[Row]:
         return [row for row in self._rows if row.quantity == quantity and row.seed == 0]
 
-    def _state(self, response: Row | None, trained: Sequence[int], *, can_tell: bool) -> str:
+    def _seed(self) -> int:
+        """Return the seed that held-out sequences choose among the trainings at the best rate."""
+        scored = {row.seed for row in self._best if row.quantity == "kl_bits" and math.isfinite(row.value)}
+        known = [row for row in self._best if row.quantity == "validation_kl_bits" and row.seed in scored]
+        ends = {row.seed: row.value for row in sorted(known, key=lambda row: row.step)}
+        return min(ends, key=ends.__getitem__, default=0)
+
+    @property
+    def _pairs(self) -> list[int]:
+        """The numbers of pairs of the world's stages, in their order."""
+        return [vars(task).get("n_pairs", 0) for task in self._world.stages]
+
+    def _binding_note(self) -> str:
+        """Return which stage the training did not reach, or which smaller numbers of pairs it has forgotten; or ""."""
+        ends = [row for row in self._chosen if row.quantity == "validation_kl_bits"]
+        reached = self._pairs[int(max(ends, key=lambda row: row.step).setting) - 1]
+        if reached < self._pairs[-1]:
+            return f"it was trained on at most {reached} pairs: 97 % were not named in time"
+        forgotten = [text for pairs, text in self._unbound.items() if pairs < self.capacity]
+        return f"it names {self.capacity:.0f} pairs, but {', '.join(forgotten)}" if forgotten else ""
+
+    def _state(self, response: Row | None, *, can_tell: bool) -> str:
         """Return what the cell shows of its world's primitive."""
         if not self._rows:
             return ""
@@ -337,10 +361,10 @@ class _Found:
         if response is not None:
             return {Verdict.TRANSPORTS: HAS, Verdict.IN_PART: PARTLY}.get(Verdict(response.setting), NOT_SHOWN)
         if self._world.primitive == "bind":
-            most = max(vars(task).get("n_pairs", 0) for task in self._world.stages)
-            return HAS if self.capacity >= most else PARTLY if self.capacity > 0 or self.beyond[1] > 0 else NOT_SHOWN
+            is_whole = self.capacity >= max(self._pairs) and not set(self._pairs) & set(self._unbound)
+            return HAS if is_whole else PARTLY if self.capacity > 0 or self.beyond[1] > 0 else NOT_SHOWN
         if self._world.primitive == MEMORIZE:
-            return _strategy([row for row in self._best if row.step == max(each.step for each in self._best)])
+            return _strategy([row for row in self._chosen if row.step == max(each.step for each in self._chosen)])
         if not can_tell:
             return CANNOT_TELL
         return HAS if self.beyond[1] > _HALF else PARTLY if self.beyond[1] > 0 else NOT_SHOWN

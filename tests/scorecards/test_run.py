@@ -125,6 +125,20 @@ def test_the_crossing_is_where_both_observers_have_the_same_weight() -> None:
     assert math.isnan(float(crossing(planted_pools([[0.0, 0.1, 0.2]]).cells(), "a"))), "no pool generalizes"
 
 
+def binding_rows(
+    named: dict[int, float], bits: float = 0.01, *, kl: float = 0.3, seed: int = 0, stage: str = "3"
+) -> list[Row]:
+    """The rows of a training on recall that names these shares, by number of pairs."""
+    made = partial(Row, architecture="a", world="recall-8", rate=1e-3, seed=seed, step=9)
+    ends = {"lower": kl - 0.1, "upper": kl + 0.1}
+    rows = [made(quantity="validation_kl_bits", value=kl, setting=stage), made(quantity="kl_bits", value=kl, **ends)]
+    rows += [made(quantity="context_free_kl_bits", value=3.1), made(quantity="shortcut_kl_bits", value=2.2)]
+    for pairs, share in named.items():
+        numbers = {"named": share, "kl_bits_at": bits if share > 0.9 else 3.0}
+        rows += [made(quantity=name, setting=str(pairs), value=value) for name, value in numbers.items()]
+    return rows
+
+
 @pytest.mark.parametrize(
     ("named", "bits", "kl", "state"),
     [(0.98, 0.04, 0.3, "has"), (0.98, 0.2, 0.7, "partly"), (0.3, 0.2, 0.7, "partly"), (0.3, 0.2, 2.5, "not shown")],
@@ -132,12 +146,32 @@ def test_the_crossing_is_where_both_observers_have_the_same_weight() -> None:
 def test_binding_is_partly_there_where_the_strongest_shortcut_is_beaten(
     named: float, bits: float, kl: float, state: str
 ) -> None:
-    made = partial(Row, architecture="a", world="recall-8", rate=1e-3, seed=0, step=9)
-    ends = {"lower": kl - 0.1, "upper": kl + 0.1}
-    rows = [made(quantity=name, value=kl, **ends) for name in ("validation_kl_bits", "kl_bits")]
-    rows += [made(quantity="context_free_kl_bits", value=3.1), made(quantity="shortcut_kl_bits", value=2.2)]
-    rows += [made(quantity="named", setting="8", value=named), made(quantity="kl_bits_at", setting="8", value=bits)]
+    rows = binding_rows({8: named}, bits, kl=kl)
     assert card_of(rows, worlds_of("recall-8"), arguments={}).state("a", "recall-8") == state
+
+
+@pytest.mark.parametrize(
+    ("named", "stage", "state", "note"),
+    [
+        ({2: 0.99, 4: 0.99, 8: 0.99}, "3", "has", ""),
+        ({2: 0.7, 4: 0.99, 8: 0.99}, "3", "partly", "it names 8 pairs, but 70.0% of 2 (3 bits)"),
+        ({2: 0.99, 4: 0.8, 8: 0.4}, "2", "partly", "it was trained on at most 4 pairs: 97 % were not named in time"),
+    ],
+)
+def test_a_network_that_forgets_fewer_pairs_binds_in_part(
+    named: dict[int, float], stage: str, state: str, note: str
+) -> None:
+    card = card_of(binding_rows(named, stage=stage), worlds_of("recall-8"), arguments={})
+    assert (card.state("a", "recall-8"), card.notes[0].partition(";")[0]) == (state, note)
+
+
+@pytest.mark.parametrize("best", [0, 1])
+def test_all_numbers_of_a_cell_are_of_the_seed_that_held_out_sequences_choose(best: int) -> None:
+    rows = binding_rows(dict.fromkeys((2, 4, 8), 0.99), kl=0.2, seed=best)
+    rows += binding_rows(dict.fromkeys((2, 4, 8), 0.3), kl=2.5, seed=1 - best)
+    card = card_of(rows, worlds_of("recall-8"), arguments={})
+    assert card.state("a", "recall-8") == "has" and card.capacity[0, 0] == 8 and card.kl_bits.value[0, 0] == 0.2
+    assert card.seed_kl_bits[0, 0, best] == 0.2 and card.seed_kl_bits[0, 0, 1 - best] == 2.5
 
 
 def test_shipped_rows_stand_beside_and_do_not_answer() -> None:
