@@ -101,7 +101,6 @@ class RelabelingReport(Report):
         return finding.of(bits=self.kl_difference_bits, bound=self.bound_bits, size=size)
 
     def panels(self) -> Sequence[Panel]:
-        import plotly.graph_objects as go
 
         from bayesgeom.charts.lines import add_baseline, add_line, change_text
         from bayesgeom.report.theme import BASELINE, MEASURED, label_axes, log_axes
@@ -110,21 +109,19 @@ class RelabelingReport(Report):
         points = Panel.blank("KL before and after, a point per sequence", is_folded=True)
         along = Panel.blank(change_text("Renaming the hypotheses", float(self.kl_difference_bits.value)))
         difference = self.kl_difference_bits_by_position
-        points.figure.add_trace(
-            go.Scatter(
-                x=before,
-                y=after,
-                mode="markers",
-                marker={"color": MEASURED, "size": 5, "opacity": 0.6},
-                name="sequences",
-                showlegend=False,
-                hovertemplate="%{x:.3~g} → %{y:.3~g} bits<extra></extra>",
-            )
+        points.figure.add_scatter(
+            x=before,
+            y=after,
+            mode="markers",
+            marker={"color": MEASURED, "size": 5, "opacity": 0.6},
+            name="sequences",
+            showlegend=False,
+            hovertemplate="%{x:.3~g} → %{y:.3~g} bits<extra></extra>",
         )
         seen = np.concatenate([before, after])
         positive = seen[seen > 0] if (seen > 0).any() else np.ones(1)
         ends, line = [float(positive.min()), float(positive.max())], {"color": BASELINE, "dash": "dash", "width": 1.5}
-        points.figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, name="equal", hoverinfo="skip"))
+        points.figure.add_scatter(x=ends, y=ends, mode="lines", line=line, name="equal", hoverinfo="skip")
         log_axes(points.figure, "xy")
         label_axes(points.figure, "KL before (bits)", "KL after (bits)")
         x = np.arange(1, len(difference.value) + 1)

@@ -6,7 +6,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from scipy.optimize import brentq
 from scipy.special import entr, rel_entr
 from torch import Tensor
@@ -137,13 +137,13 @@ def predicted_behavior(trials: Trials, probabilities: Float64[Tensor, "batch que
 class BehaviorLog:
     """Collects the behavior of a model, of the exact predictive and of baseline predictors, block by block.
 
-    Each number is stored once, in float32, in one array that doubles when it is full. Entropies of the exact predictive
-    are shared by all predictors, and its KL to itself, which is 0, is not stored.
+    Each number is stored once, in float32. Entropies of the exact predictive are shared by all predictors, and its KL
+    to itself, which is 0, is not stored.
     """
 
     def __init__(self) -> None:
         self.n = 0
-        self._rows = np.empty((0, 0, 0), dtype=np.float32)
+        self._blocks: list[Float32[np.ndarray, "sequence column position"]] = []
         self._columns: tuple[tuple[str, str], ...] = ()
         self._windows: list[WindowScores] = []
 
@@ -178,20 +178,12 @@ class BehaviorLog:
 
     def _write(self, scored: Mapping[tuple[str, str], Float[np.ndarray, "sequence position"]]) -> None:
         self._columns = tuple(scored)
-        n_more, n_scored = next(iter(scored.values())).shape
-        needed = self.n + n_more
-        if needed > len(self._rows):
-            grown = np.empty((max(needed, 2 * len(self._rows)), len(scored), n_scored), dtype=np.float32)
-            if self.n:
-                grown[: self.n] = self._rows[: self.n]
-            self._rows = grown
-        for column, values in enumerate(scored.values()):
-            self._rows[self.n : self.n + n_more, column] = values
-        self.n += n_more
+        self._blocks.append(np.stack([*scored.values()], axis=1, dtype=np.float32, casting="same_kind"))
+        self.n += len(self._blocks[-1])
 
     def finished(self) -> tuple[Behavior, Behavior, dict[str, Behavior]]:
         """Return the behavior of the model, of the exact predictive and of each baseline, over all blocks."""
-        stored = dict(zip(self._columns, self._rows[: self.n].swapaxes(0, 1), strict=True))
+        stored = dict(zip(self._columns, np.concatenate(self._blocks).swapaxes(0, 1), strict=True))
         of: dict[str, dict[str, Float[np.ndarray, "sequence position"]]] = {}
         for (predictor, field), values in stored.items():
             of.setdefault(predictor, {})[field] = values
