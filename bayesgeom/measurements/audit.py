@@ -46,7 +46,7 @@ from bayesgeom.report.findings import Finding, Opening, Value
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, Level, headline_of
-from bayesgeom.stats.behavior import POSITION, UNIFORM, tempering
+from bayesgeom.stats.behavior import POSITION, UNIFORM, position_predictive, tempering
 from bayesgeom.tasks.base import (
     FORGETTING,
     Branch,
@@ -390,7 +390,7 @@ class _Parts:
     def of_one_pass(self, run: Run, exact: np.ndarray, log_model: np.ndarray) -> dict[str, Any]:
         """Return regret, confidence and the off-answer probability."""
         regret = kl_in_bits(exact, log_model).cumsum(axis=1)
-        free = {UNIFORM: np.full_like(exact, 1 / exact.shape[-1]), POSITION: _by_position(exact)}
+        free = {UNIFORM: np.full_like(exact, 1 / exact.shape[-1]), POSITION: position_predictive(exact)}
         with np.errstate(divide="ignore"):
             levels = {name: kl_in_bits(exact, np.log(probs)).mean(axis=0).cumsum() for name, probs in free.items()}
         for name, behavior in run.baseline_behaviors.items():
@@ -471,7 +471,7 @@ class _Parts:
         if isinstance(self.task, ExchangeableTask) and self.task.is_exchangeable:
             forgetful = self.task.discounted(self.trials, FORGETTING)
             known |= {} if forgetful is None else {_FORGETTING: forgetful.cpu().numpy()}
-        known |= {POSITION: _by_position(exact), UNIFORM: np.full_like(exact, 1 / exact.shape[-1])}
+        known |= {POSITION: position_predictive(exact), UNIFORM: np.full_like(exact, 1 / exact.shape[-1])}
         weights, left = mixture(model, known, seed=self.seed)
         there = [{name: predicted[:, [at]] for name, predicted in known.items()} for at in range(exact.shape[1])]
         by_position = stacked([mixture(model[:, [at]], each, seed=self.seed)[0] for at, each in enumerate(there)])
@@ -506,11 +506,6 @@ def _beside(estimate: Estimate, exact: float | np.ndarray) -> Estimate:
     """Return an estimate with the exact observer's value."""
     level = Baseline.of("ceiling", EXACT, exact).broadcast(estimate.value.shape)
     return replace(estimate, baselines=(*estimate.baselines, level))
-
-
-def _by_position(exact: np.ndarray) -> np.ndarray:
-    """Return the mean exact prediction at each position, in which a sequence has half its weight."""
-    return np.asarray((exact.sum(axis=0) - exact / 2) / (len(exact) - 0.5))
 
 
 def _check_names(named: Mapping[str, Predictor], task: WindTunnel, one: Trials) -> None:

@@ -193,23 +193,23 @@ class CalibrationReport(Report):
         return float(by_window[TRANSPORT_WINDOW:][:1].sum())
 
     def headlines(self) -> Sequence[Headline]:
-        # The report with only the better window observer of each width among its baselines.
-        weaker = self._weaker()
+        lines = [self._error("kl_bits"), self._error("entropy_mae_bits"), headline_of(self, "off_answer_prob")]
+        if self.windows:
+            gap = f"KL of the last {TRANSPORT_WINDOW} symbols alone"
+            lines.append(headline_of(self, "equivalent_window_symbols"))
+            lines.append(Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits"))
+        return lines
 
-        def listed(estimate: Estimate) -> Estimate:
-            return replace(estimate, baselines=tuple(each for each in estimate.baselines if each.name not in weaker))
+    def _error(self, name: str) -> Headline:
+        """Return an error next to the better window observer of each width.
 
-        shown = replace(self, entropy_mae_bits=listed(self.entropy_mae_bits), kl_bits=listed(self.kl_bits))
-        return (
-            *map(_decided, (headline_of(shown, "kl_bits"), headline_of(shown, "entropy_mae_bits"))),
-            headline_of(self, "off_answer_prob"),
-            *(self._windows() if self.windows else ()),
-        )
-
-    def _windows(self) -> tuple[Headline, Headline]:
-        gap = f"KL of the last {TRANSPORT_WINDOW} symbols alone"
-        window = headline_of(self, "equivalent_window_symbols")
-        return window, Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
+        One that is the same in all sequences has the verdict that the answer reads of it.
+        """
+        estimate, weaker = self.estimate(name), self._weaker()
+        listed = tuple(level for level in estimate.baselines if level.name not in weaker)
+        line = headline_of(self, name, own=replace(estimate, baselines=listed))
+        is_below = line.reason == Reason.CONSTANT and line.value < line.baseline
+        return replace(line, verdict=str(Verdict.YES)) if is_below else line
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import LEAST_BITS, add_estimate, brief, estimate_panel, times_text
@@ -254,12 +254,6 @@ class CalibrationReport(Report):
         weaker = self.window_kl_bits.value.argmax(axis=0) if self.windows else ()
         pairs = [[_shown(window_name(width, start)) for start in self.window_starts] for width in range(len(weaker))]
         return {pair[at] for pair, at in zip(pairs[1:], weaker[1:], strict=True) if known.issuperset(pair)}
-
-
-def _decided(line: Headline) -> Headline:
-    """Return an error that is the same in all sequences with the verdict that the answer reads of it."""
-    is_below = line.reason == Reason.CONSTANT and line.value < line.baseline
-    return replace(line, verdict=str(Verdict.YES)) if is_below else line
 
 
 def _entropies(panel: Panel, curves: Float[np.ndarray, "source position"]) -> Panel:
@@ -548,7 +542,7 @@ def _window_fields(run: Run, window: EquivalentWindow | None) -> dict[str, Any]:
         ),
         "window_starts": STARTS,
         "windows": tuple(map(str, range(window.length + 1))),
-        "equivalent_window_symbols": Estimate.of(window.symbols, window.symbols_ends, n=n),
+        "equivalent_window_symbols": Estimate.of(window.symbols, (window.symbols, window.most_symbols), n=n),
     }
 
 

@@ -52,17 +52,20 @@ def behavior(
     )
 
 
-def position_kl_bits(
+def position_predictive(
     exact: Float64[np.ndarray, "sequence position answer"],
-) -> Float64[np.ndarray, " sequence"]:
-    """Return the KL of each sequence from the mean exact predictive at each position.
+) -> Float64[np.ndarray, "sequence position answer"]:
+    """Return the mean exact predictive at each position, by which a sequence is predicted.
 
     A sequence has half its weight in the mean that predicts it: with all of it the KL would be too small by as much as
     it is too large without it, and infinite where no other sequence has an answer.
     """
-    others = exact.sum(axis=0) - exact / 2
-    others /= len(exact) - 0.5
-    bits: Float64[np.ndarray, "sequence position answer"] = rel_entr(exact, others) / NATS_PER_BIT
+    return np.asarray((exact.sum(axis=0) - exact / 2) / (len(exact) - 0.5))
+
+
+def position_kl_bits(exact: Float64[np.ndarray, "sequence position answer"]) -> Float64[np.ndarray, " sequence"]:
+    """Return the KL of each sequence from `position_predictive`."""
+    bits: Float64[np.ndarray, "sequence position answer"] = rel_entr(exact, position_predictive(exact)) / NATS_PER_BIT
     return np.asarray(bits.sum(axis=2).mean(axis=1))
 
 
@@ -172,9 +175,12 @@ class BehaviorLog:
     def add_open_ended(self, entropy_bits: Float64[Tensor, "batch query_pos"]) -> None:
         """Add the next block of text without a known posterior: only the entropy over the vocabulary is known."""
         entropy = _array(entropy_bits)
-        scored = dict.fromkeys([("model", field.name) for field in fields(Behavior)], np.full_like(entropy, np.nan))
-        scored |= dict.fromkeys([("exact", "answer_log2"), ("exact", "correct")], np.full_like(entropy, np.nan))
-        self._write(scored | {("model", "model_entropy_bits"): entropy})
+        columns = (
+            *(("model", field.name) for field in fields(Behavior)),
+            ("exact", "answer_log2"),
+            ("exact", "correct"),
+        )
+        self._write(dict.fromkeys(columns, np.full_like(entropy, np.nan)) | {("model", "model_entropy_bits"): entropy})
 
     def _write(self, scored: Mapping[tuple[str, str], Float[np.ndarray, "sequence position"]]) -> None:
         self._columns = tuple(scored)

@@ -322,7 +322,6 @@ def mean_overlap_interval(
         bounds = statistic_interval(rows - kink, seed=seed, scale="share")
         is_biased = (mean > 0) & ((corrected <= 0) | (kink > most * (bounds.hi - corrected)))
         code = np.where(is_biased & (np.isfinite(bounds.hi) | (corrected <= 0)), int(Reason.BIASED), bounds.code)
-    low, high = (
-        np.where(code == Reason.NONE, end, np.nan) for end in (np.maximum(bounds.lo - RESIDUAL * kink, 0), bounds.hi)
-    )
+    ends = (np.maximum(bounds.lo - RESIDUAL * kink, 0), bounds.hi)
+    low, high = (np.where(code == Reason.NONE, end, np.nan) for end in ends)
     return replace(bounds, lo=np.asarray(low), hi=np.asarray(high), code=np.asarray(code))
