@@ -293,7 +293,7 @@ class Calibration(Probe[CalibrationReport]):
             kl[name], error_of[name], profiles[name] = wider_kl, profile.mean(), profile
         scores = sequence_scores(run.behavior)
         estimate, positive = partial(mean_estimate, seed=run.seed), (0.0, np.inf)
-        scalars = {
+        scalars: dict[str, Any] = {
             name: estimate(scores[:, at], bounds=(0.0, 1.0 if name in _SHARES else np.inf))
             for at, name in enumerate(SCORES)
             if name != "cross_entropy_bits"  # infinite if a label has probability 0
@@ -302,12 +302,11 @@ class Calibration(Probe[CalibrationReport]):
         answer = _answer_fields(run)
         if POSITION in answer["references"]:  # it is the level that the answer is compared with
             kl[POSITION] = answer["reference_kl_bits"][answer["references"].index(POSITION)]
+        for name, levels in (("entropy_mae_bits", error_of), ("kl_bits", kl)):
+            scalars[name] = replace(scalars[name], baselines=_baselines(levels))
+        scalars["accuracy"] = stacked([exactly, scalars["accuracy"]])
         report = CalibrationReport(
-            entropy_mae_bits=replace(scalars["entropy_mae_bits"], baselines=_baselines(error_of)),
-            kl_bits=replace(scalars["kl_bits"], baselines=_baselines(kl)),
-            total_variation=scalars["total_variation"],
-            off_answer_prob=scalars["off_answer_prob"],
-            accuracy=stacked([exactly, scalars["accuracy"]]),
+            **scalars,
             log_loss_gap_bits=Estimate.of(np.mean(run.exact_behavior.answer_log2 - seen["answer_log2"]), n=run.n),
             entropy_mae_bits_by_position=estimate(errors, bounds=positive, baselines=_baselines(profiles)),
             kl_bits_by_position=estimate(seen["kl_bits"], bounds=positive),

@@ -141,20 +141,19 @@ def _from_activations(
             between = cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0).double().cpu().numpy()
             spread = torch.stack([squared_lengths(part - vectors).sum(dim=1) for part in frames()]).sum(dim=0).cpu()
             noise = ((n - 1) / n * spread / squared_lengths(vectors).cpu()).numpy()
-            overlap = overlap_rows(frames)
-            by_layer[name].append((vectors, overlap.rows, between, overlap.kink, noise))
+            rows, kink = overlap_rows(frames)
+            by_layer[name].append((vectors, rows, between, kink, noise))
     views = {}
     for name, layers in by_layer.items():
-        frames_by_layer, rows, crossfit, kink, noise = zip(*layers, strict=True)
-        bare = inputs[name]
+        (frames_of, rows_of, crossfit_of, kink_of, noise_of), bare = zip(*layers, strict=True), inputs[name]
         views[name] = View(
             token_set=name,
             variant=variant,
-            vectors=torch.stack(frames_by_layer),
-            rows=np.stack(rows, axis=2),
-            crossfit=np.stack(crossfit),
-            kink=np.stack(kink, axis=1),
-            noise=np.stack(noise, axis=1),
+            vectors=torch.stack(frames_of),
+            rows=np.stack(rows_of, axis=2),
+            crossfit=np.stack(crossfit_of),
+            kink=np.stack(kink_of, axis=1),
+            noise=np.stack(noise_of, axis=1),
             n_unseen=len(members[name]) - len(kept[name]),
             inputs=None if bare is None else bare[:1],  # keys of deeper layers are not computed from embeddings
         )
@@ -379,8 +378,8 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         def values(name: str) -> Heads:
             return placed([numbers[name].cpu().numpy() for numbers in statistics])
 
-        def alone(name: str, *, has_chance: bool = True) -> Estimate:
-            chance = placed([frame_chances(*size)[name] if has_chance else np.nan for size in sizes])[..., None, None]
+        def alone(name: str) -> Estimate:
+            chance = placed([frame_chances(*size).get(name, np.nan) for size in sizes])[..., None, None]
             return Estimate.of(values(name), baselines=known(Baseline.of("chance", RANDOM_DIRECTIONS, chance)), n=n)
 
         def with_levels(name: str, i: int) -> tuple[Estimate, Estimate]:
@@ -405,7 +404,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             mean_overlap=mean_overlap,
             mean_centered_overlap=mean_centered_overlap,
             largest_overlap=alone("overlap_max"),
-            largest_centered_overlap=alone("overlap_centered_max", has_chance=False),
+            largest_centered_overlap=alone("overlap_centered_max"),
             signed_mean=alone("signed_mean"),
             orthogonality=alone("orthogonality"),
             dimension_utilization=alone("dimension_utilization"),
