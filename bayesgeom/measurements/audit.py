@@ -352,8 +352,8 @@ class Audit(Measurement[AuditReport]):
         report = response.of(replace(subject, further=tuple(islice(runs, len(self.response.ages)))))
         is_known = np.array([verdict != Verdict.NOT_IDENTIFIED for verdict in report.verdicts])
         value, low, high = (np.where(is_known, end, np.nan) for end in (report.slope.value, *report.slope.ends))
-        reason = np.where(is_known, codes_of(report.slope), int(Reason.FLAT))
-        slope = replace(report.slope, value=value, low=low, high=high, reason=reason)
+        codes = np.where(is_known, codes_of(report.slope), int(Reason.FLAT))
+        slope = replace(report.slope, value=value, low=low, high=high, reason=codes)
         return {"response": _beside(slope, 1.0), "ages": report.ages}
 
     def controls(self) -> Iterator[Control[AuditReport]]:

@@ -128,16 +128,16 @@ def cluster_scores(
     """
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(clouds.shape[1], generator=generator)[:n_clustered].sort().values
-    distances, found, of_gaussian = cluster_clouds(clouds[:, chosen], counts, generator)
+    distances, splits, of_gaussian = cluster_clouds(clouds[:, chosen], counts, generator)
     owner, times = chosen // targets.n_positions, torch.from_numpy(weights / weights[:1])
     counted = weights[:, owner.numpy()]
-    pairs = zip(found, counts, strict=True)
+    pairs = zip(splits, counts, strict=True)
     silhouettes = [left_out_silhouettes(distances, labels, k, counted) for labels, k in pairs]
     scores = {"silhouette": (np.stack(silhouettes, axis=2), of_gaussian)}
     for name, others in (("rand_index", targets.values[chosen, :, LABEL]), ("token_rand_index", tokens[chosen])):
         true = others[:, 0, others[:, 0].any(dim=0)]  # a hypothesis that is never the best guess has empty columns
-        rows = torch.stack([resampled_agreement(labels, true, owner, times) for labels in found], dim=2)
-        scores[name] = (rows.numpy(), adjusted_rand(meetings(found, others[:, 1:])).mean(dim=1).numpy())
+        rows = torch.stack([resampled_agreement(labels, true, owner, times) for labels in splits], dim=2)
+        scores[name] = (rows.numpy(), adjusted_rand(meetings(splits, others[:, 1:])).mean(dim=1).numpy())
     return scores
 
 

@@ -221,19 +221,16 @@ def _factored_in(
     gram = torch.tensordot(weights, torch.einsum("spi,spj->sij", y, y), dims=1)
     cross = torch.tensordot(weights, torch.einsum("spi,spd->sid", y, x), dims=1)
     n_main = sum(sizes)
-    main, joint = (
-        ridge(gram[:, part, part], cross[:, part], strength=_STRENGTH)
-        for part in (slice(0, n_main), slice(n_main, None))
-    )
+    both, whole = slice(0, n_main), slice(n_main, None)
+    main, joint = (ridge(gram[:, part, part], cross[:, part], strength=_STRENGTH) for part in (both, whole))
     # Of a least-squares fit, Σ‖x̂‖² = tr(Wᵀ Yᵀ X).
     share = (main * cross[:, :n_main]).sum(dim=(1, 2)) / (joint * cross[:, n_main:]).sum(dim=(1, 2))
     variances = torch.linalg.svdvals(_scaled(gram[:, n_main:, n_main:], joint)).square()
     shares = variances / variances.sum(dim=1, keepdim=True)
     missing = _AXES_SHARE - (shares.cumsum(dim=1) - shares)  # before each axis
     dimension = torch.where(shares > 0, missing / shares, 0.0).clamp(0, 1).sum(dim=1)
-    a, b = (
-        _axes(_scaled(gram[:, part, part], main[:, part])) for part in (slice(0, sizes[0]), slice(sizes[0], n_main))
-    )
+    factors = (slice(0, sizes[0]), slice(sizes[0], n_main))
+    a, b = (_axes(_scaled(gram[:, part, part], main[:, part])) for part in factors)
     ranks = a.shape[1], b.shape[1]
     cosine = torch.linalg.svdvals(a @ b.mT).amax(dim=1) if all(ranks) else torch.full_like(share, torch.nan)
     scores = {

@@ -314,7 +314,7 @@ def relabeling_report(
     ends = np.zeros((2, 2)) if is_identical else np.array([mean.ends, size.ends])
     one, other = _by_sequence(before.kl_bits), _by_sequence(after.kl_bits)
     return RelabelingReport(
-        verdict=str(verdict(*ends.tolist(), bound)),
+        verdict=str(verdict(*ends.tolist(), bound=bound)),
         bound_bits=bound,
         kl_before_bits=Estimate.of(kl_before, n=n),
         kl_after_bits=Estimate.of(after.kl_bits.mean(), n=n),
