@@ -96,8 +96,8 @@ def key_views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[View]:
         variants.append(_from_activations(run, ROTATED_KEY_SUMS, members, of, ROTATED, weights))
     if TOKEN_KEYS in run.recorded:
         keys, exact = run.at(TOKEN_KEYS).movedim(2, 1), partial(View, variant=WEIGHTS, **no_sample)
-        sets = {name: exact(token_set=name, vectors=keys[:, :, at], inputs=of[name]) for name, at in members.items()}
-        variants.append(sets)
+        alone = {name: exact(token_set=name, vectors=keys[:, :, at], inputs=of[name]) for name, at in members.items()}
+        variants.append(alone)
     views = [by_set[name] for name in members for by_set in variants]
     if W_K_GRAM in run.recorded:
         columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model

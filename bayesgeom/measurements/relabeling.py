@@ -311,10 +311,10 @@ def relabeling_report(
     kl_before, n = float(before.kl_bits.mean()), len(along)
     bound = min(SHARE * kl_before, CEILING_SHARE * uniform_kl_bits)
     is_identical = not _by_sequence(along).any()
-    ends = np.zeros((2, 2)) if is_identical else np.array([mean.ends, size.ends])
+    mean_ends, size_ends = (np.zeros((2, 2)) if is_identical else np.array([mean.ends, size.ends])).tolist()
     one, other = _by_sequence(before.kl_bits), _by_sequence(after.kl_bits)
     return RelabelingReport(
-        verdict=str(verdict(*ends.tolist(), bound=bound)),
+        verdict=str(verdict(mean_ends, size_ends, bound)),
         bound_bits=bound,
         kl_before_bits=Estimate.of(kl_before, n=n),
         kl_after_bits=Estimate.of(after.kl_bits.mean(), n=n),
