@@ -168,7 +168,8 @@ def memory(n: int, m: int, rng: np.random.Generator, factor: float = 4.0) -> tup
         along = np.zeros((2, 1, 1))
         both = np.stack([2 * observers, observers])
         scores = WindowScores(kl_bits=both, kl_bits_by_position=along, entropy_error_bits=along)
-        found.append(equivalent_window(scores, own[:, None], seed=1).symbols_ends)
+        window = equivalent_window(scores, own[:, None], seed=1)
+        found.append((window.symbols, window.most_symbols))
     lo, hi = np.array(found).T
     return (lo, hi, np.isfinite(lo) & np.isfinite(hi)), 3.0
 

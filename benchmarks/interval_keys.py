@@ -56,8 +56,8 @@ def key_overlap_row(
             keys = planted.shown(means, n, noise, rng)
             drawn = torch.tensordot(weights, torch.from_numpy(keys), dims=1)
             spread = squared_lengths(drawn - drawn[:1])[at, 1:].sum() * (n_groups - 1) / n_groups
-            rows = overlap_rows(partial(iter, [drawn]))
-            own = mean_overlap_interval(rows.rows[:, at], rows.kink[at], seed=1)
+            rows, kink = overlap_rows(partial(iter, [drawn]))
+            own = mean_overlap_interval(rows[:, at], kink[at], seed=1)
             is_shown = bool(own.code == Reason.NONE) and float(spread / squared_lengths(drawn[0])[at]) <= MAX_NOISE
             truth = float(overlaps(torch.from_numpy(means)[None])[0, at])
             found.append((float(own.lo) - truth, float(own.hi) - truth, is_shown))

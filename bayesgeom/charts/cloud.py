@@ -28,16 +28,14 @@ def add_cloud(
     """Add points, colored by a number that is told on hover."""
     bar = {"title": {"text": escaped(colored_by), "side": "right"}, "thickness": 11, "outlinewidth": 0, "nticks": 5}
     marker = {"size": 5.5, "opacity": 0.8, "color": np.round(color, _DIGITS), "colorscale": scale, "colorbar": bar}
-    figure.add_trace(
-        go.Scatter(
-            x=np.round(x.astype(float), _DIGITS),
-            y=np.round(y.astype(float), _DIGITS),
-            mode="markers",
-            showlegend=False,
-            name="scored position",
-            marker=marker,
-            hovertemplate=f"{escaped(colored_by)}: %{{marker.color:.3~g}}<extra></extra>",
-        )
+    figure.add_scatter(
+        x=np.round(x.astype(float), _DIGITS),
+        y=np.round(y.astype(float), _DIGITS),
+        mode="markers",
+        showlegend=False,
+        name="scored position",
+        marker=marker,
+        hovertemplate=f"{escaped(colored_by)}: %{{marker.color:.3~g}}<extra></extra>",
     )
 
 

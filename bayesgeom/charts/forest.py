@@ -70,17 +70,15 @@ def _add(
 ) -> None:
     """Add a mark per row at the first of two values; hover tells the second, which was not cut."""
     interval, name = "<br>%{text}" if "text" in more else "", escaped(name)
-    figure.add_trace(
-        go.Scatter(
-            x=values[0],
-            y=categories([*map(escaped, labels)]),
-            mode="markers",
-            name=name,
-            marker=dict(marker),
-            customdata=values[1],
-            hovertemplate=f"<b>%{{y}}</b><br>{name.partition(',')[0]}: %{{customdata:.4~g}}{interval}<extra></extra>",
-            **more,
-        )
+    figure.add_scatter(
+        x=values[0],
+        y=categories([*map(escaped, labels)]),
+        mode="markers",
+        name=name,
+        marker=dict(marker),
+        customdata=values[1],
+        hovertemplate=f"<b>%{{y}}</b><br>{name.partition(',')[0]}: %{{customdata:.4~g}}{interval}<extra></extra>",
+        **more,
     )
 
 

@@ -59,22 +59,20 @@ def add_heat(
     across, down, what = map(escaped, (*axes, unit))
     texts = [_cell_text(value, _digits(known) if names is None else 4) for value in map(float, values.flat)]
     has_numbers = len(columns) * max(map(len, texts)) <= _MOST_LETTERS and len(rows) <= _MOST_ROWS
-    figure.add_trace(
-        go.Heatmap(
-            z=values,
-            x=list(columns),
-            y=list(rows),
-            zmin=low,
-            zmax=high,
-            xgap=1.5 * has_numbers,
-            ygap=1.5 * has_numbers,
-            colorscale=scale,
-            showscale=not has_numbers,
-            name=what,
-            hoverongaps=False,
-            hovertemplate=f"{down} %{{y}}, {across} %{{x}}<br>{what}: %{{z:.4~g}}<extra></extra>",
-            colorbar=None if has_numbers else {"thickness": 11, "outlinewidth": 0, "nticks": 5, "tickformat": ".3~g"},
-        )
+    figure.add_heatmap(
+        z=values,
+        x=list(columns),
+        y=list(rows),
+        zmin=low,
+        zmax=high,
+        xgap=1.5 * has_numbers,
+        ygap=1.5 * has_numbers,
+        colorscale=scale,
+        showscale=not has_numbers,
+        name=what,
+        hoverongaps=False,
+        hovertemplate=f"{down} %{{y}}, {across} %{{x}}<br>{what}: %{{z:.4~g}}<extra></extra>",
+        colorbar=None if has_numbers else {"thickness": 11, "outlinewidth": 0, "nticks": 5, "tickformat": ".3~g"},
     )
     if has_numbers:
         _add_texts(figure, texts, (rows, columns), np.abs(values - page) / max(high - page, page - low))
@@ -144,17 +142,15 @@ def _add_texts(
 ) -> None:
     """Write each text into its cell, in the ink that can be read on its color in light and in dark mode."""
     rows, columns = names
-    figure.add_trace(  # a heat map's own text is hard to read
-        go.Scatter(
-            x=[name for _ in rows for name in columns],
-            y=[name for name in rows for _ in columns],
-            text=list(texts),
-            mode="text",
-            textfont={"size": 11, "color": [INKS[int(level >= _DEEP)] for level in depth.flat]},
-            name="cells",
-            hoverinfo="skip",
-            showlegend=False,
-        )
+    figure.add_scatter(  # a heat map's own text is hard to read
+        x=[name for _ in rows for name in columns],
+        y=[name for name in rows for _ in columns],
+        text=list(texts),
+        mode="text",
+        textfont={"size": 11, "color": [INKS[int(level >= _DEEP)] for level in depth.flat]},
+        name="cells",
+        hoverinfo="skip",
+        showlegend=False,
     )
 
 

@@ -43,7 +43,7 @@ def add_line(
         texts = ["" if np.isnan(ends).any() else f" ({interval_text(*ends)})" for ends in zip(*band, strict=True)]
     mode = "lines" if len(x) > _CROWDED else "lines+markers"
     style = {"line": {"color": color, "width": 2.5}, "marker": {"size": 5, "color": color}}
-    figure.add_trace(go.Scatter(x=list(x), y=y, name=escaped(name), mode=mode, customdata=texts, **style))
+    figure.add_scatter(x=list(x), y=y, name=escaped(name), mode=mode, customdata=texts, **style)
 
 
 def add_estimate(
@@ -129,7 +129,7 @@ def change_text(what: str, kl_bits: float) -> str:
 def add_reference(figure: go.Figure, x: Places, y: Float[np.ndarray, " x"], *, name: str, color: str = EXACT) -> None:
     """Add a wide pale line, which stays visible under a line that coincides with it."""
     line = {"color": color, "width": 7}
-    figure.add_trace(go.Scatter(x=list(x), y=y, name=escaped(name), mode="lines", line=line, opacity=0.3))
+    figure.add_scatter(x=list(x), y=y, name=escaped(name), mode="lines", line=line, opacity=0.3)
 
 
 def add_band(
@@ -148,18 +148,16 @@ def add_band(
     ends = [part for run in runs for part in (gap, hi[run], lo[run][::-1])][1:]
     down = [part for run in runs for part in (gap, _whisker(hi[run] - lo[run]), np.full(len(run), np.nan))][1:]
     red, green, blue = rgb(color)
-    figure.add_trace(
-        go.Scatter(
-            x=np.concatenate(across or [gap[:0]]),
-            y=np.concatenate(ends or [gap[:0]]),
-            mode="lines",
-            line={"width": 0},
-            fill="toself",
-            fillcolor=f"rgba({red},{green},{blue},0.18)",
-            name=escaped(name),
-            hoverinfo="skip",
-            showlegend=False,
-        )
+    figure.add_scatter(
+        x=np.concatenate(across or [gap[:0]]),
+        y=np.concatenate(ends or [gap[:0]]),
+        mode="lines",
+        line={"width": 0},
+        fill="toself",
+        fillcolor=f"rgba({red},{green},{blue},0.18)",
+        name=escaped(name),
+        hoverinfo="skip",
+        showlegend=False,
     )
     if any(len(run) == 1 for run in runs):
         reach = np.concatenate(down)
@@ -198,18 +196,16 @@ def add_baseline(
     is_alone = any(len(run) == 1 for run in _runs(np.isfinite(levels)))
     texts = [f" (beyond the axis: {number_text(level)})" if level < floor else "" for level in levels]
     symbols = {"symbol": "triangle-down", "size": np.where(is_below, 9, 0)} if is_below.any() else {"size": 6}
-    figure.add_trace(
-        go.Scatter(
-            x=list(x),
-            y=np.where(is_below, floor, levels),
-            name=escaped(name),
-            mode="lines+markers" if is_alone or is_below.any() else "lines",
-            line={"color": color, "dash": "dash", "width": 1.5},
-            marker={"color": color, **symbols} if is_alone or is_below.any() else None,
-            opacity=None if is_gray else 0.6,
-            showlegend=None if is_gray else False,
-            customdata=texts if is_below.any() else None,
-        )
+    figure.add_scatter(
+        x=list(x),
+        y=np.where(is_below, floor, levels),
+        name=escaped(name),
+        mode="lines+markers" if is_alone or is_below.any() else "lines",
+        line={"color": color, "dash": "dash", "width": 1.5},
+        marker={"color": color, **symbols} if is_alone or is_below.any() else None,
+        opacity=None if is_gray else 0.6,
+        showlegend=None if is_gray else False,
+        customdata=texts if is_below.any() else None,
     )
 
 
@@ -222,10 +218,8 @@ def label_layers(figure: go.Figure, n_layers: int) -> None:
 def add_note(figure: go.Figure, text: str) -> None:
     """Add a sentence, which gets a capital, in the middle of an empty panel, make it low, and hide its axes."""
     shown = wrapped(text[:1].upper() + text[1:], 46)
-    figure.add_trace(
-        go.Scatter(
-            x=[0], y=[0], mode="text", text=[shown], textfont={"color": BASELINE}, hoverinfo="skip", showlegend=False
-        )
+    figure.add_scatter(
+        x=[0], y=[0], mode="text", text=[shown], textfont={"color": BASELINE}, hoverinfo="skip", showlegend=False
     )
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)

@@ -129,4 +129,4 @@ def belief_colors(belief: Float[np.ndarray, "point hypothesis"]) -> Sequence[str
 
 
 def _add(figure: go.Figure, **trace: object) -> None:
-    figure.add_trace(go.Scatter(name=POINTS, showlegend=False, **trace))
+    figure.add_scatter(name=POINTS, showlegend=False, **trace)

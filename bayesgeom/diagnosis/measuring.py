@@ -111,21 +111,16 @@ def without_absent(report: R, layers: Mapping[Site, Sequence[int]]) -> R:
         report: A report with a field `sites`.
         layers: By site, the layers that have it.
     """
-    names, changed = value_of(report, "sites"), dict[str, Any]()
-    for name, axes in axes_of(type(report)).items():
-        if not {"site", _AXIS} <= {*axes}:
-            continue
-        at, field_value = (axes.index("site"), axes.index(_AXIS)), value_of(report, name)
+    names = value_of(report, "sites")
 
-        def blank(values: Shaped[np.ndarray, "..."], at: tuple[int, int] = at) -> Shaped[np.ndarray, "..."]:
-            copied = np.array(values)
-            by_site = np.moveaxis(copied, at, (0, 1))
-            for site, there in layers.items():
-                by_site[names.index(site.name), [i for i in range(by_site.shape[1]) if i not in there]] = np.nan
-            return copied
+    def blank(_: str, axes: Sequence[str], values: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
+        copied = np.array(values)
+        by_site = np.moveaxis(copied, (axes.index("site"), axes.index(_AXIS)), (0, 1))
+        for site, there in layers.items():
+            by_site[names.index(site.name), [i for i in range(by_site.shape[1]) if i not in there]] = np.nan
+        return copied
 
-        changed[name] = field_value.mapped(blank) if isinstance(field_value, Estimate) else blank(field_value)
-    return replace(report, **changed)
+    return _changed(report, {"site", _AXIS}, blank)
 
 
 def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:
@@ -139,18 +134,23 @@ def on_layers(report: R, layers: Sequence[int], n_layers: int) -> R:
     Raises:
         InvalidArgument: A field along `layer` has no NaN, because its numbers are integers.
     """
-    wider = dict[str, Any]()
+
+    def spread(name: str, axes: Sequence[str], values: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
+        if values.dtype.kind != "f":
+            raise InvalidArgument(f"{type(report).__name__}.{name} cannot be NaN in the layers that lack its site.")
+        at = axes.index(_AXIS)
+        wide = np.full((*values.shape[:at], n_layers, *values.shape[at + 1 :]), np.nan, dtype=values.dtype)
+        wide[(slice(None),) * at + (list(layers),)] = values
+        return wide
+
+    return _changed(report, {_AXIS}, spread)
+
+
+def _changed(report: R, along: set[str], change: Callable[[str, Sequence[str], np.ndarray], np.ndarray]) -> R:
+    """Return the report with each field along these axes changed by a function of its name, its axes and its values."""
+    changed = dict[str, Any]()
     for name, axes in axes_of(type(report)).items():
-        if _AXIS not in axes:
-            continue
-        at, field_value = axes.index(_AXIS), value_of(report, name)
-
-        def spread(values: Shaped[np.ndarray, "..."], at: int = at, name: str = name) -> Shaped[np.ndarray, "..."]:
-            if values.dtype.kind != "f":
-                raise InvalidArgument(f"{type(report).__name__}.{name} cannot be NaN in the layers that lack its site.")
-            wide = np.full((*values.shape[:at], n_layers, *values.shape[at + 1 :]), np.nan, dtype=values.dtype)
-            wide[(slice(None),) * at + (list(layers),)] = values
-            return wide
-
-        wider[name] = field_value.mapped(spread) if isinstance(field_value, Estimate) else spread(field_value)
-    return replace(report, **wider)
+        if along <= {*axes}:
+            values, change_of = value_of(report, name), partial(change, name, axes)
+            changed[name] = values.mapped(change_of) if isinstance(values, Estimate) else change_of(values)
+    return replace(report, **changed)

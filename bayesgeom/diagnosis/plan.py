@@ -93,8 +93,8 @@ class Plan:
         return replace(self, supported=supported, again=again, is_named=False)
 
 
-def check_probes(probes: Named | Sequence[Named] | None) -> None:
-    """Check the names of measurements, which needs no model.
+def check_probes(probes: Named | Sequence[Named] | None) -> dict[str, AnyMeasurement | Function]:
+    """Return the requested measurements and functions by name; that needs no model. Empty for all.
 
     Raises:
         UnknownName: There is no such measurement or option.
@@ -105,17 +105,15 @@ def check_probes(probes: Named | Sequence[Named] | None) -> None:
         raise InvalidArgument(f"probes is empty: leave it out for all, or choose from: {', '.join(sorted(known))}.")
     if probes is not None and (named := [each for each in broken_probes().items() if each[0] in probes]):
         raise InvalidArgument(named[0][1])
-    taken: dict[str, Named] = {}
+    taken: dict[str, AnyMeasurement | Function] = {}
     for item in probes or ():
-        given: Named = item
-        if isinstance(item, str):
-            given, name = named_measurement(item, known), item.partition(":")[0]
-        else:
-            name = item.name if isinstance(item, Measurement) else function_name(item)
-            if not isinstance(item, Measurement) and name in {*known, *report_kinds()}:
-                raise InvalidArgument(f"function {name!r} has the name of one of bayesgeom's reports: rename it.")
+        given = named_measurement(item, known) if isinstance(item, str) else item
+        name = given.name if isinstance(given, Measurement) else function_name(given)
+        if not isinstance(given, Measurement) and name in {*known, *report_kinds()}:
+            raise InvalidArgument(f"function {name!r} has the name of one of bayesgeom's reports: rename it.")
         if taken.setdefault(name, given) != given:
             raise InvalidArgument(f"two probes are named {name!r}: rename one.")
+    return taken
 
 
 def listed(probes: Named | Sequence[Named] | None) -> Sequence[Named] | None:
@@ -143,10 +141,10 @@ def plan_of(
 
     With `ablations`, the default battery is measured, too, and the viewer shows the effect of every head.
     """
-    check_probes(probes)
-    known, chosen = all_measurements(), dict[str, AnyMeasurement]()
-    requested = _requested(model, task, probes, seed=seed)
-    named = () if probes is None else tuple(requested)
+    named, known, chosen = check_probes(probes), all_measurements(), dict[str, AnyMeasurement]()
+    requested = {name: each for name, each in known.items() if each.is_default and probes is None}
+    for name, each in named.items():  # a function is tried
+        requested[name] = each if isinstance(each, Measurement) else tried(each, model, task, seed=seed)
     with_option = {text.partition(":")[0] for text in listed(probes) or () if isinstance(text, str) and ":" in text}
     if ablations:
         requested[BATTERY] = known[BATTERY]
@@ -205,21 +203,6 @@ def _prepared(
     if isinstance(preparing.error, BayesGeomError):
         raise preparing.error
     raise InvalidArgument(f"{by} failed: {preparing.fault.rstrip('.')}.") from preparing.error
-
-
-def _requested(
-    model: Model, task: WindTunnel, probes: Named | Sequence[Named] | None, *, seed: int
-) -> dict[str, AnyMeasurement]:
-    """Return the named measurements, or all default ones; functions are tried."""
-    known, named = all_measurements(), listed(probes)
-    if named is None:
-        return {name: each for name, each in known.items() if each.is_default}
-    requested = dict[str, AnyMeasurement]()
-    for item in named:
-        given = named_measurement(item, known) if isinstance(item, str) else item
-        measurement = given if isinstance(given, Measurement) else tried(given, model, task, seed=seed)
-        requested[measurement.name] = measurement
-    return requested
 
 
 def affordable(plan: Plan, model: Model, trials: Trials, budget: int, n: int) -> Plan:

@@ -352,7 +352,7 @@ def length_report(models: Sequence[ModelErrors], setting: LengthSetting) -> Leng
         wholes.append(stacked(whole))
     windows = [model.errors.window for model in models]
     symbols = [
-        Estimate.of(np.nan) if window is None else Estimate.of(window.symbols, (window.symbols, window.symbols_ends[1]))
+        Estimate.of(np.nan) if window is None else Estimate.of(window.symbols, (window.symbols, window.most_symbols))
         for window in windows
     ]
     return LengthReport(

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bayesgeom.core import RESID_POST, RESID_PRE, STATE, Run, Site, Trials
 from bayesgeom.measurements.base import known
-from bayesgeom.report.estimate import Baseline, Estimate, smooth_estimate
+from bayesgeom.report.estimate import Baseline, Estimate, of_draws, smooth_estimate
 from bayesgeom.report.panels import Panel
-from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, shuffled_within_position
+from bayesgeom.stats.bootstrap import jackknife_weights, shuffled_within_position
 from bayesgeom.stats.readout import (
     BELIEF,
     BeliefTargets,
@@ -142,11 +142,9 @@ def linear_scores(
     }
     levels = {"total_variation": [Baseline.of("baseline", MEAN_BELIEF, float(distance.mean()))]}
     for name, of_maps in maps.items():
-        within = np.moveaxis(of_maps[..., n_draws:], 2, 0)
-        low, high = percentile_interval(within)
         levels[name] = [
             Baseline.of("permutation", SHUFFLE, of_maps[..., 1:n_draws].mean(axis=-1)),
-            Baseline.of("chance", SUBSPACES, within.mean(axis=0), low=low, high=high),
+            of_draws("chance", SUBSPACES, np.moveaxis(of_maps[..., n_draws:], 2, 0)),
         ]
     return {
         name: smooth_estimate(

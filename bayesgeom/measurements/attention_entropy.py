@@ -220,9 +220,8 @@ class AttentionEntropyReport(Report):
     def headlines(self) -> Sequence[Headline]:
         lines, last = [headline_of(self, "reduction")], len(self.entropy_bits_by_layer.value) - 1
         if self.note:
-            verdict = self.note if not np.isnan(self.most_possible_consistency) else str(Verdict.NOT_MEASURED)
             label = "consistency minus another sequence's"
-            lines.append(headline_of(self, "consistency_over_other_last_layer", label=label, verdict=verdict))
+            lines.append(headline_of(self, "consistency_over_other_last_layer", label=label, verdict=self.note))
         else:
             label = f"consistency, last layer (at most {self.most_possible_consistency:.3g})"
             lines.append(headline_of(self, "consistency_last_layer", label=label))
@@ -245,9 +244,8 @@ class AttentionEntropyReport(Report):
         bits_by_layer = self.entropy_bits_by_layer
         first, last = float(bits_by_layer.value[0]), float(bits_by_layer.value[-1])
         word, layers = "narrows" if last < first else "widens", range(len(bits_by_layer.value))
-        bits = Panel.blank(
-            f"Attention {word} from {brief(first)} to {brief(last)} bits over {count_text(len(layers), 'layer')}"
-        )
+        over = count_text(len(layers), "layer")
+        bits = Panel.blank(f"Attention {word} from {brief(first)} to {brief(last)} bits over {over}")
         baselines = {each.name: each.value.mean(axis=1) for each in self.entropy_bits.baselines}
         add_estimate(bits.figure, layers, bits_by_layer, name="mean over heads", baselines=baselines)
         bits.figure.update_yaxes(rangemode="tozero")
@@ -387,9 +385,8 @@ def _planted_trials(*, is_constant: bool = False) -> Trials:
     rng = np.random.default_rng(0)
     exact = rng.dirichlet(np.ones(5), size=(11, 3))
     tokens = np.concatenate([np.tile(np.arange(5), (11, 1)), rng.integers(5, 7, size=(11, 3))], axis=1)
-    return planted_trials(
-        exact[:1].repeat(11, axis=0) if is_constant else exact, tokens, token_sets={HYPOTHESES: range(5)}
-    )
+    exact = exact[:1].repeat(11, axis=0) if is_constant else exact
+    return planted_trials(exact, tokens, token_sets={HYPOTHESES: range(5)})
 
 
 def _is_not_identified(report: AttentionEntropyReport) -> bool:

@@ -37,6 +37,7 @@ from bayesgeom.report.estimate import (
     Quantity,
     Share,
     Signed,
+    codes_of,
     mean_estimate,
     stacked,
     with_interval,
@@ -45,7 +46,7 @@ from bayesgeom.report.findings import Finding, Opening, Value
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, Level, headline_of
-from bayesgeom.stats.behavior import POSITION, UNIFORM, tempering
+from bayesgeom.stats.behavior import POSITION, UNIFORM, position_predictive, tempering
 from bayesgeom.tasks.base import (
     FORGETTING,
     Branch,
@@ -331,10 +332,10 @@ class Audit(Measurement[AuditReport]):
 
     def of(self, subject: Subject, untrained: Sequence[AuditReport] = ()) -> AuditReport:
         run, runs = subject.run.of_recorded(), iter(subject.further)
-        exact, log_model = (
-            probs.double().cpu().numpy() for probs in (run.trials.at_scored(run.trials.predictive), run.log_answers)
-        )
-        parts = _Parts(task=subject.known_task(), trials=run.trials, seed=subject.seed)
+        exact = run.trials.at_scored(run.trials.predictive).double().cpu().numpy()
+        log_model = run.log_answers.double().cpu().numpy()
+        resampling = derived_seed(subject.seed, Branch.RESAMPLING)
+        parts = _Parts(task=subject.known_task(), trials=run.trials, seed=resampling)
         fields = parts.of_one_pass(run, exact, log_model) | self._response(subject, runs)
         n_steps = len(np.unique(self._steps(parts.task, len(run.trials), subject.seed)))
         fields |= parts.martingale(self.closed["martingale"], list(islice(runs, n_steps)))
@@ -351,14 +352,8 @@ class Audit(Measurement[AuditReport]):
         report = response.of(replace(subject, further=tuple(islice(runs, len(self.response.ages)))))
         is_known = np.array([verdict != Verdict.NOT_IDENTIFIED for verdict in report.verdicts])
         value, low, high = (np.where(is_known, end, np.nan) for end in (report.slope.value, *report.slope.ends))
-        codes = [int(report.slope.reason_at((at,))) for at in range(len(report.ages))]
-        slope = Estimate.of(
-            value,
-            (low, high),
-            n=report.n,
-            baselines=report.slope.baselines,
-            reason=np.where(is_known, codes, int(Reason.FLAT)),
-        )
+        codes = np.where(is_known, codes_of(report.slope), int(Reason.FLAT))
+        slope = replace(report.slope, value=value, low=low, high=high, reason=codes)
         return {"response": _beside(slope, 1.0), "ages": report.ages}
 
     def controls(self) -> Iterator[Control[AuditReport]]:
@@ -386,39 +381,31 @@ def _has_confidence(confidence: float, report: AuditReport) -> bool:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """The parts of an audit of these sequences; each returns its fields of the report."""
+    """The parts of an audit of these sequences; each returns its fields of the report. `seed` is that of resamples."""
 
     task: WindTunnel
     trials: Trials
     seed: int
 
-    @property
-    def _resampling(self) -> int:
-        return derived_seed(self.seed, Branch.RESAMPLING)
-
     def of_one_pass(self, run: Run, exact: np.ndarray, log_model: np.ndarray) -> dict[str, Any]:
         """Return regret, confidence and the off-answer probability."""
         regret = kl_in_bits(exact, log_model).cumsum(axis=1)
-        free = {UNIFORM: np.full_like(exact, 1 / exact.shape[-1]), POSITION: _by_position(exact)}
+        free = {UNIFORM: np.full_like(exact, 1 / exact.shape[-1]), POSITION: position_predictive(exact)}
         with np.errstate(divide="ignore"):
-            levels = {
-                name: kl_in_bits(exact, np.log(predicted)).mean(axis=0).cumsum() for name, predicted in free.items()
-            }
+            levels = {name: kl_in_bits(exact, np.log(probs)).mean(axis=0).cumsum() for name, probs in free.items()}
         for name, behavior in run.baseline_behaviors.items():
             levels.setdefault(name, behavior.kl_bits.mean(axis=0, dtype=np.float64).cumsum())
         baselines = [Baseline.of("baseline", name, level) for name, level in levels.items()]
-        by_position = mean_estimate(regret, seed=self._resampling, baselines=baselines, bounds=(0.0, np.inf))
-        tempered, odds = tempering(exact, log_model, seed=self._resampling), _missing(Reason.NOT_BINARY, "slope")
-        if exact.shape[-1] == 2:
-            odds = {"slope": log_odds_slope(exact, log_model, seed=self._resampling)}
+        by_position = mean_estimate(regret, seed=self.seed, baselines=baselines, bounds=(0.0, np.inf))
+        tempered = tempering(exact, log_model, seed=self.seed)
         off_answer = run.behavior.off_answer_prob.mean(axis=1, dtype=np.float64)
         return {
-            "off_answer_prob": _beside(mean_estimate(off_answer, seed=self._resampling, bounds=(0.0, 1.0)), 0.0),
+            "off_answer_prob": _beside(mean_estimate(off_answer, seed=self.seed, bounds=(0.0, 1.0)), 0.0),
             "regret_bits": _beside(by_position[-1], 0.0),
             "regret_bits_by_position": _beside(by_position, 0.0),
             "confidence": _beside(with_interval(tempered.confidence, tempered.interval, n=len(exact)), 1.0),
             "tempering_gain_bits": Estimate.of(tempered.gain_bits),
-            "log_odds_slope": _beside(odds["slope"], 1.0),
+            "log_odds_slope": _beside(log_odds_slope(exact, log_model, seed=self.seed), 1.0),
         }
 
     def martingale(self, closed: Reason, continued: Sequence[Run]) -> dict[str, Any]:
@@ -437,10 +424,10 @@ class _Parts:
         with np.errstate(divide="ignore"):
             bits = np.where(is_possible, kl_in_bits(exact[:, 2:], np.log(exact[:, 1:2])), 0.0)
         learned = kl_in_bits(model[:, 2:], log_model[:, 1:2])
-        slope, curvature = information_curve(bits, learned, exact[:, 0], seed=self._resampling)
+        slope, curvature = information_curve(bits, learned, exact[:, 0], seed=self.seed)
         return {
-            "martingale_gap": _beside(mean_estimate(gap, seed=self._resampling, bounds=(0.0, 1.0)), 0.0),
-            "martingale_drift": _beside(mean_estimate(drift, seed=self._resampling, bounds=(-1.0, 1.0)), 0.0),
+            "martingale_gap": _beside(mean_estimate(gap, seed=self.seed, bounds=(0.0, 1.0)), 0.0),
+            "martingale_drift": _beside(mean_estimate(drift, seed=self.seed, bounds=(-1.0, 1.0)), 0.0),
             "information_slope": _beside(slope, 1.0),
             "information_curvature": _beside(curvature, 0.0),
         }
@@ -454,7 +441,7 @@ class _Parts:
         first = reordered[0].trials
         exact = first.at_scored(first.predictive)[:, 0].cpu().numpy()
         return {
-            name: _beside(mean_estimate(values, seed=self._resampling, bounds=(0.0, most)), 0.0)
+            name: _beside(mean_estimate(values, seed=self.seed, bounds=(0.0, most)), 0.0)
             for name, values, most in zip(names, order_statistics(exact, log_model), (1.0, np.inf, 1.0), strict=True)
         }
 
@@ -471,7 +458,7 @@ class _Parts:
             assert filtered_probs is not None, "as with a discount of 1"
             return np.asarray(filtered_probs.cpu().numpy())
 
-        nearest = nearest_discount(filtered, model, seed=self._resampling)
+        nearest = nearest_discount(filtered, model, seed=self.seed)
         return {name: _beside(part, level) for name, part, level in zip(names, nearest, (1.0, 0.0), strict=True)}
 
     def strategy(self, predictors: Mapping[str, Predictor], exact: np.ndarray, model: np.ndarray) -> dict[str, Any]:
@@ -479,27 +466,20 @@ class _Parts:
         known = {EXACT: exact}
         for name, predictor in predictors.items():
             known[name] = _probabilities(name, predictor(self.trials), self.trials)
-        known |= {
-            name: predicted.cpu().numpy() for name, predicted in self.task.baseline_predictives(self.trials).items()
-        }
+        baselines = self.task.baseline_predictives(self.trials)
+        known |= {name: predicted.cpu().numpy() for name, predicted in baselines.items()}
         if isinstance(self.task, ExchangeableTask) and self.task.is_exchangeable:
             forgetful = self.task.discounted(self.trials, FORGETTING)
             known |= {} if forgetful is None else {_FORGETTING: forgetful.cpu().numpy()}
-        known |= {POSITION: _by_position(exact), UNIFORM: np.full_like(exact, 1 / exact.shape[-1])}
-        weights, left = mixture(model, known, seed=self._resampling)
-        each = [
-            mixture(
-                model[:, [at]], {name: predicted[:, [at]] for name, predicted in known.items()}, seed=self._resampling
-            )[0]
-            for at in range(exact.shape[1])
-        ]
+        known |= {POSITION: position_predictive(exact), UNIFORM: np.full_like(exact, 1 / exact.shape[-1])}
+        weights, left = mixture(model, known, seed=self.seed)
+        there = [{name: predicted[:, [at]] for name, predicted in known.items()} for at in range(exact.shape[1])]
+        by_position = stacked([mixture(model[:, [at]], each, seed=self.seed)[0] for at, each in enumerate(there)])
         exactly = np.where(np.isnan(weights.value), np.nan, [float(name == EXACT) for name in known])
         return {
             "weights": _beside(weights, exactly),
-            "weights_by_position": stacked(
-                [stacked([weights_at[[k]] for weights_at in each])[:, 0] for k in range(len(known))]
-            ),
-            "mixture_kl_bits": mean_estimate(left, seed=self._resampling, bounds=(0.0, np.inf)),
+            "weights_by_position": stacked([by_position[:, k] for k in range(len(known))]),
+            "mixture_kl_bits": mean_estimate(left, seed=self.seed, bounds=(0.0, np.inf)),
             "predictors": tuple(known),
         }
 
@@ -526,11 +506,6 @@ def _beside(estimate: Estimate, exact: float | np.ndarray) -> Estimate:
     """Return an estimate with the exact observer's value."""
     level = Baseline.of("ceiling", EXACT, exact).broadcast(estimate.value.shape)
     return replace(estimate, baselines=(*estimate.baselines, level))
-
-
-def _by_position(exact: np.ndarray) -> np.ndarray:
-    """Return the mean exact prediction at each position, in which a sequence has half its weight."""
-    return np.asarray((exact.sum(axis=0) - exact / 2) / (len(exact) - 0.5))
 
 
 def _check_names(named: Mapping[str, Predictor], task: WindTunnel, one: Trials) -> None:

@@ -36,18 +36,20 @@ def kl_in_bits(p: Answers, log_q: Answers) -> Float64[np.ndarray, "..."]:
 
 
 def log_odds_slope(
-    exact: Float64[np.ndarray, "sequence position 2"],
-    log_model: Float64[np.ndarray, "sequence position 2"],
+    exact: Float64[np.ndarray, "sequence position answer"],
+    log_model: Float64[np.ndarray, "sequence position answer"],
     *,
     seed: int,
 ) -> Estimate:
     """Return the slope of the model's log-odds in the exact ones, fitted with an intercept: above 1 overconfident.
 
     Args:
-        exact: Exact probabilities of two answers.
+        exact: Exact probabilities; of more than two answers there is no slope.
         log_model: Natural logarithm of the predicted ones.
         seed: Seed of the resamples of sequences.
     """
+    if exact.shape[-1] != 2:
+        return Estimate.of(np.nan, (np.nan, np.nan), reason=Reason.NOT_BINARY)
     with np.errstate(divide="ignore"):
         x, y = (pair[..., 0] - pair[..., 1] for pair in (np.log(exact), log_model))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
@@ -253,21 +255,16 @@ def _fitted(
         mixed, ratio = ratios(weights)
         return -float((q * np.log(mixed)).sum()) / scale, -np.einsum("nm,knm->k", ratio, p) / scale
 
-    start, adds_to_one = (
-        np.full(len(p), 1 / len(p)),
-        {"type": "eq", "fun": lambda point: point.sum() - 1, "jac": np.ones_like},
-    )
-    options = {"ftol": 1e-13, "maxiter": 300}
-    solution = minimize(
-        cost, start, jac=True, method="SLSQP", bounds=[(0.0, 1.0)] * len(p), constraints=adds_to_one, options=options
-    )
+    start, bounds, options = np.full(len(p), 1 / len(p)), [(0.0, 1.0)] * len(p), {"ftol": 1e-13, "maxiter": 300}
+    whole = {"type": "eq", "fun": lambda point: point.sum() - 1, "jac": np.ones_like}
+    solution = minimize(cost, start, jac=True, method="SLSQP", bounds=bounds, constraints=whole, options=options)
     weights = np.where(solution.x < _UNUSED, 0.0, solution.x)
     weights, influence = weights / weights.sum(), np.zeros((len(q), len(p)))
     free = np.flatnonzero(weights)
     mixed, ratio = ratios(weights)
     slopes = np.einsum("nm,knm->nk", ratio, p[free]) * len(q) / scale
     curvature = np.einsum("nm,knm,lnm->kl", ratio / mixed, p[free], p[free]) / scale
-    whole = np.block([[curvature, np.ones((len(free), 1))], [np.ones((1, len(free))), np.zeros((1, 1))]])
-    moves = np.linalg.pinv(whole) @ np.vstack([(slopes - slopes.mean(axis=0)).T, np.zeros((1, len(q)))])
+    system = np.block([[curvature, np.ones((len(free), 1))], [np.ones((1, len(free))), np.zeros((1, 1))]])
+    moves = np.linalg.pinv(system) @ np.vstack([(slopes - slopes.mean(axis=0)).T, np.zeros((1, len(q)))])
     influence[:, free] = moves[:-1].T
     return weights, influence

@@ -412,10 +412,8 @@ def with_untrained(report: R, untrained: Sequence[R], *fields: str) -> R:
     """
     changed = dict[str, Any]()
     for name in fields:
-        estimate, levels = (
-            report.estimate(name),
-            known(*of_untrained([copy.estimate(name).value for copy in untrained])),
-        )
+        estimate = report.estimate(name)
+        levels = known(*of_untrained([copy.estimate(name).value for copy in untrained]))
         further = (level.broadcast(estimate.value.shape) for level in levels)
         changed[name] = replace(estimate, baselines=(*estimate.baselines, *further))
     return replace(report, **changed)

@@ -128,18 +128,16 @@ def cluster_scores(
     """
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(clouds.shape[1], generator=generator)[:n_clustered].sort().values
-    clusters = cluster_clouds(clouds[:, chosen], counts, generator)
+    distances, splits, of_gaussian = cluster_clouds(clouds[:, chosen], counts, generator)
     owner, times = chosen // targets.n_positions, torch.from_numpy(weights / weights[:1])
     counted = weights[:, owner.numpy()]
-    silhouettes = [
-        left_out_silhouettes(clusters.distances, labels, k, counted)
-        for labels, k in zip(clusters.labels, counts, strict=True)
-    ]
-    scores = {"silhouette": (np.stack(silhouettes, axis=2), clusters.gaussian_scores.cpu().numpy())}
+    pairs = zip(splits, counts, strict=True)
+    silhouettes = [left_out_silhouettes(distances, labels, k, counted) for labels, k in pairs]
+    scores = {"silhouette": (np.stack(silhouettes, axis=2), of_gaussian)}
     for name, others in (("rand_index", targets.values[chosen, :, LABEL]), ("token_rand_index", tokens[chosen])):
         true = others[:, 0, others[:, 0].any(dim=0)]  # a hypothesis that is never the best guess has empty columns
-        rows = torch.stack([resampled_agreement(labels, true, owner, times) for labels in clusters.labels], dim=2)
-        scores[name] = (rows.numpy(), adjusted_rand(meetings(clusters.labels, others[:, 1:])).mean(dim=1).numpy())
+        rows = torch.stack([resampled_agreement(labels, true, owner, times) for labels in splits], dim=2)
+        scores[name] = (rows.numpy(), adjusted_rand(meetings(splits, others[:, 1:])).mean(dim=1).numpy())
     return scores
 
 
@@ -159,9 +157,8 @@ def guess_scores(
     n_points = is_counted.sum(axis=2, dtype=np.float64)  # band, sequence, draw
     hits = [[centroid_hits(layer, targets) for layer in points] for points in clouds]
     n_hits = np.array([[(is_hit & is_counted).sum(axis=2, dtype=np.float64) for is_hit in layers] for layers in hits])
-    interval = ratio_interval(
-        np.moveaxis(n_hits[..., 0], 3, 0), n_points[:, :, 0].T[:, None, None], seed=seed, bounds=(0.0, 1.0)
-    )
+    true_hits, of_points = np.moveaxis(n_hits[..., 0], 3, 0), n_points[:, :, 0].T[:, None, None]
+    interval = ratio_interval(true_hits, of_points, seed=seed, bounds=(0.0, 1.0))
     with np.errstate(invalid="ignore", divide="ignore"):
         accuracy = n_hits.sum(axis=3) / n_points.sum(axis=1)
     shuffled = Baseline.of("permutation", SHUFFLE, accuracy[..., 1:].mean(axis=-1))
@@ -182,10 +179,8 @@ class BeliefClusters(Probe[BeliefClustersReport]):
     def measure(self, run: Run, untrained: Sequence[BeliefClustersReport] = ()) -> BeliefClustersReport:
         clouds = clouds_of(run)
         targets, n = targets_of(clouds), len(clouds.trials)
-        scores = _scores(clouds, targets)
-        scores["nearest_centroid_accuracy"] = guess_scores(
-            clouds.points, targets, [*_BANDS.values()], n=n, seed=run.seed
-        )
+        nearest = guess_scores(clouds.points, targets, [*_BANDS.values()], n=n, seed=run.seed)
+        scores = _scores(clouds, targets) | {"nearest_centroid_accuracy": nearest}
         report = BeliefClustersReport(
             **scores,
             sites=clouds.sites,
@@ -251,7 +246,6 @@ def _scores(clouds: Clouds, targets: BeliefTargets) -> dict[str, Any]:
     for name in sites[0]:
         rows, levels = zip(*(site[name] for site in sites), strict=True)
         kind: tuple[Kind, str] = ("chance", GAUSSIAN) if name == "silhouette" else ("permutation", SHUFFLE)
-        scores[name] = smooth_estimate(
-            np.stack(rows, axis=1), seed=clouds.seed, n=n, baselines=known(Baseline.of(*kind, np.stack(levels)))
-        )
+        level = known(Baseline.of(*kind, np.stack(levels)))
+        scores[name] = smooth_estimate(np.stack(rows, axis=1), seed=clouds.seed, n=n, baselines=level)
     return scores

@@ -25,20 +25,17 @@ from bayesgeom.measurements._beliefs import (
     site_panels,
 )
 from bayesgeom.measurements.base import Control, Needs, Probe, known, planted_run, planted_trials, with_untrained
-from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share, with_interval
+from bayesgeom.report.estimate import Baseline, Estimate, NonNegative, Quantity, Share, of_draws, with_interval
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
-from bayesgeom.stats.bootstrap import jackknife_weights, percentile_interval, statistic_interval
+from bayesgeom.stats.bootstrap import jackknife_weights, statistic_interval
 from bayesgeom.stats.intervals import Scale
 from bayesgeom.stats.regression import ridge
 from bayesgeom.stats.subspace import random_subspaces
 
-JOINT, FACTORED, RANDOM_PAIRS = (
-    "random maps of the joint belief",
-    "the factors' beliefs side by side",
-    "two random subspaces",
-)
+JOINT, FACTORED = "random maps of the joint belief", "the factors' beliefs side by side"
+RANDOM_PAIRS = "two random subspaces"
 _AXES_SHARE, _LEAST_SHARE, _STRENGTH = 0.95, 0.01, 1e-6  # of `belief_dimension`, of `factor_angle`, of the penalty
 _LARGEST = {"factored_share": 1.0, "belief_dimension": math.inf, "factor_angle": 90.0}  # value of each number
 
@@ -88,12 +85,9 @@ class BeliefFactorsReport(Report):
         return [headline_of(self, metric, (0, -1), f"{label}, last layer", verdict=verdict) for metric, label in shown]
 
     def panels(self) -> Sequence[Panel]:
-        layers, share = (
-            [str(layer) for layer in range(self.factored_share.value.shape[1])],
-            "share of the joint belief's",
-        )
+        layers, axes = [*map(str, range(self.factored_share.value.shape[1]))], ("layer", "share of the joint belief's")
         shown = (
-            (self.factored_share, "Explained by the factors' beliefs", ("layer", share), layers),
+            (self.factored_share, "Explained by the factors' beliefs", axes, layers),
             (self.belief_dimension, "Dimension of the belief", ("layer", "axes for 95 %"), layers),
             (self.factor_angle, "Angle between the factors", ("layer", "degrees (90 is orthogonal)"), layers),
         )
@@ -207,13 +201,10 @@ def _levels(
     levels = {}
     for name in ("factored_share", "belief_dimension"):
         drawn = np.array([[scores[name] for scores in draws] for draws in mapped])  # site, draw, and one set of weights
-        low, high = percentile_interval(np.moveaxis(drawn, 1, 0))
-        levels[name] = [Baseline.of("chance", JOINT, drawn.mean(axis=1), low=low, high=high)]
+        levels[name] = [of_draws("chance", JOINT, np.moveaxis(drawn, 1, 0))]
     side_by_side = _factored_in(beliefs[..., : sum(sizes)], beliefs, sizes, even).scores["belief_dimension"]
     levels["belief_dimension"].append(Baseline.of("ceiling", FACTORED, side_by_side[0]))
-    random = np.array(degrees)
-    low, high = percentile_interval(np.moveaxis(random, 2, 0))
-    levels["factor_angle"] = [Baseline.of("chance", RANDOM_PAIRS, random.mean(axis=2), low=low, high=high)]
+    levels["factor_angle"] = [of_draws("chance", RANDOM_PAIRS, np.moveaxis(np.array(degrees), 2, 0))]
     for name, level in _factored_in(logs, beliefs, sizes, even).scores.items():
         levels[name].append(Baseline.of("baseline", LOG_ANSWERS, level[0]))
     return levels
@@ -230,19 +221,16 @@ def _factored_in(
     gram = torch.tensordot(weights, torch.einsum("spi,spj->sij", y, y), dims=1)
     cross = torch.tensordot(weights, torch.einsum("spi,spd->sid", y, x), dims=1)
     n_main = sum(sizes)
-    main, joint = (
-        ridge(gram[:, part, part], cross[:, part], strength=_STRENGTH)
-        for part in (slice(0, n_main), slice(n_main, None))
-    )
+    both, whole = slice(0, n_main), slice(n_main, None)
+    main, joint = (ridge(gram[:, part, part], cross[:, part], strength=_STRENGTH) for part in (both, whole))
     # Of a least-squares fit, Σ‖x̂‖² = tr(Wᵀ Yᵀ X).
     share = (main * cross[:, :n_main]).sum(dim=(1, 2)) / (joint * cross[:, n_main:]).sum(dim=(1, 2))
     variances = torch.linalg.svdvals(_scaled(gram[:, n_main:, n_main:], joint)).square()
     shares = variances / variances.sum(dim=1, keepdim=True)
     missing = _AXES_SHARE - (shares.cumsum(dim=1) - shares)  # before each axis
     dimension = torch.where(shares > 0, missing / shares, 0.0).clamp(0, 1).sum(dim=1)
-    a, b = (
-        _axes(_scaled(gram[:, part, part], main[:, part])) for part in (slice(0, sizes[0]), slice(sizes[0], n_main))
-    )
+    factors = (slice(0, sizes[0]), slice(sizes[0], n_main))
+    a, b = (_axes(_scaled(gram[:, part, part], main[:, part])) for part in factors)
     ranks = a.shape[1], b.shape[1]
     cosine = torch.linalg.svdvals(a @ b.mT).amax(dim=1) if all(ranks) else torch.full_like(share, torch.nan)
     scores = {

@@ -183,9 +183,8 @@ def window_levels(window_r2: Estimate, window_map_r2: Estimate, windows: Sequenc
         window_map_r2: R² of a linear map from them.
         windows: The widths.
     """
-    measured = np.concatenate(
-        [np.stack([estimate.value, *estimate.ends]) for estimate in (window_r2, window_map_r2)], axis=1
-    )
+    both = [np.stack([estimate.value, *estimate.ends]) for estimate in (window_r2, window_map_r2)]
+    measured = np.concatenate(both, axis=1)
     widths = [int(width) for width in windows]
     shown = {1, max((width for width in widths if width <= WIDEST_BASELINE), default=1), max(widths, default=1)}
     levels = []
@@ -307,9 +306,8 @@ def _tells_labels_apart(report: BeliefReadoutReport, *, is_selective: bool) -> b
 
 def _tells_layers_apart(report: BeliefReadoutReport) -> bool:
     noise, written, place = range(3)
-    r2, distance, surviving = (
-        estimate.value[0] for estimate in (report.r2, report.total_variation, report.balanced_accuracy)
-    )
+    scores = (report.r2, report.total_variation, report.balanced_accuracy)
+    r2, distance, surviving = (estimate.value[0] for estimate in scores)
     return bool(
         r2[written] > 0.99 > 0.1 > max(r2[[noise, place]])
         and distance[written] < 0.02 < 0.1 < distance[noise]

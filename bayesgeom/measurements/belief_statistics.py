@@ -108,12 +108,8 @@ class BeliefStatistics(Probe[BeliefStatisticsReport]):
 
     def measure(self, run: Run, untrained: Sequence[BeliefStatisticsReport] = ()) -> BeliefStatisticsReport:
         clouds = clouds_of(run)
-        scores, exact, read = [], [], []
-        for values in clouds.trials.statistics.values():
-            score, truth, predicted = _read(clouds, clouds.trials.at_scored(values).cpu())
-            scores.append(score)
-            exact.append(truth)
-            read.append(predicted)
+        stated = (clouds.trials.at_scored(values).cpu() for values in clouds.trials.statistics.values())
+        scores, exact, read = zip(*(_read(clouds, values) for values in stated), strict=True)
         report = BeliefStatisticsReport(
             statistic_r2=stacked(scores),
             drawn_statistic=np.stack(exact),

@@ -193,23 +193,23 @@ class CalibrationReport(Report):
         return float(by_window[TRANSPORT_WINDOW:][:1].sum())
 
     def headlines(self) -> Sequence[Headline]:
-        # The report with only the better window observer of each width among its baselines.
-        weaker = self._weaker()
+        lines = [self._error("kl_bits"), self._error("entropy_mae_bits"), headline_of(self, "off_answer_prob")]
+        if self.windows:
+            gap = f"KL of the last {TRANSPORT_WINDOW} symbols alone"
+            lines.append(headline_of(self, "equivalent_window_symbols"))
+            lines.append(Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits"))
+        return lines
 
-        def listed(estimate: Estimate) -> Estimate:
-            return replace(estimate, baselines=tuple(each for each in estimate.baselines if each.name not in weaker))
+    def _error(self, name: str) -> Headline:
+        """Return an error next to the better window observer of each width.
 
-        shown = replace(self, entropy_mae_bits=listed(self.entropy_mae_bits), kl_bits=listed(self.kl_bits))
-        return (
-            *map(_decided, (headline_of(shown, "kl_bits"), headline_of(shown, "entropy_mae_bits"))),
-            headline_of(self, "off_answer_prob"),
-            *(self._windows() if self.windows else ()),
-        )
-
-    def _windows(self) -> tuple[Headline, Headline]:
-        gap = f"KL of the last {TRANSPORT_WINDOW} symbols alone"
-        window = headline_of(self, "equivalent_window_symbols")
-        return window, Headline.computed("transport_gap_bits", gap, self.transport_gap_bits, "bits")
+        One that is the same in all sequences has the verdict that the answer reads of it.
+        """
+        estimate, weaker = self.estimate(name), self._weaker()
+        listed = tuple(level for level in estimate.baselines if level.name not in weaker)
+        line = headline_of(self, name, own=replace(estimate, baselines=listed))
+        is_below = line.reason == Reason.CONSTANT and line.value < line.baseline
+        return replace(line, verdict=str(Verdict.YES)) if is_below else line
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.lines import LEAST_BITS, add_estimate, brief, estimate_panel, times_text
@@ -256,12 +256,6 @@ class CalibrationReport(Report):
         return {pair[at] for pair, at in zip(pairs[1:], weaker[1:], strict=True) if known.issuperset(pair)}
 
 
-def _decided(line: Headline) -> Headline:
-    """Return an error that is the same in all sequences with the verdict that the answer reads of it."""
-    is_below = line.reason == Reason.CONSTANT and line.value < line.baseline
-    return replace(line, verdict=str(Verdict.YES)) if is_below else line
-
-
 def _entropies(panel: Panel, curves: Float[np.ndarray, "source position"]) -> Panel:
     """Draw the exact entropy, wide and pale, and the model's on it."""
     from bayesgeom.charts.lines import LEAST_BITS, add_line, add_reference
@@ -299,7 +293,7 @@ class Calibration(Probe[CalibrationReport]):
             kl[name], error_of[name], profiles[name] = wider_kl, profile.mean(), profile
         scores = sequence_scores(run.behavior)
         estimate, positive = partial(mean_estimate, seed=run.seed), (0.0, np.inf)
-        scalars = {
+        scalars: dict[str, Any] = {
             name: estimate(scores[:, at], bounds=(0.0, 1.0 if name in _SHARES else np.inf))
             for at, name in enumerate(SCORES)
             if name != "cross_entropy_bits"  # infinite if a label has probability 0
@@ -308,12 +302,11 @@ class Calibration(Probe[CalibrationReport]):
         answer = _answer_fields(run)
         if POSITION in answer["references"]:  # it is the level that the answer is compared with
             kl[POSITION] = answer["reference_kl_bits"][answer["references"].index(POSITION)]
+        for name, levels in (("entropy_mae_bits", error_of), ("kl_bits", kl)):
+            scalars[name] = replace(scalars[name], baselines=_baselines(levels))
+        scalars["accuracy"] = stacked([exactly, scalars["accuracy"]])
         report = CalibrationReport(
-            entropy_mae_bits=replace(scalars["entropy_mae_bits"], baselines=_baselines(error_of)),
-            kl_bits=replace(scalars["kl_bits"], baselines=_baselines(kl)),
-            total_variation=scalars["total_variation"],
-            off_answer_prob=scalars["off_answer_prob"],
-            accuracy=stacked([exactly, scalars["accuracy"]]),
+            **scalars,
             log_loss_gap_bits=Estimate.of(np.mean(run.exact_behavior.answer_log2 - seen["answer_log2"]), n=run.n),
             entropy_mae_bits_by_position=estimate(errors, bounds=positive, baselines=_baselines(profiles)),
             kl_bits_by_position=estimate(seen["kl_bits"], bounds=positive),
@@ -548,7 +541,7 @@ def _window_fields(run: Run, window: EquivalentWindow | None) -> dict[str, Any]:
         ),
         "window_starts": STARTS,
         "windows": tuple(map(str, range(window.length + 1))),
-        "equivalent_window_symbols": Estimate.of(window.symbols, window.symbols_ends, n=n),
+        "equivalent_window_symbols": Estimate.of(window.symbols, (window.symbols, window.most_symbols), n=n),
     }
 
 

@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import RESID_POST, Reason, Run, Trials, V
+from bayesgeom.core import RESID_POST, Reason, Run, V
 from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
-from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Quantity, Share, Signed, smooth_estimate
+from bayesgeom.report.estimate import UNTRAINED, Baseline, Estimate, Quantity, Share, Signed, of_draws, smooth_estimate
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
@@ -210,7 +210,7 @@ class DomainSeparation(Probe[DomainSeparationReport]):
         exchanged = [groups[torch.randperm(len(groups), generator=generator)] for _ in range(SHUFFLES)]
         labels, n = torch.stack([groups, *exchanged]), len(groups)
         prepared = standardized if self.standardized else _centered
-        rows, silhouettes, angles, shares, ends = (list[np.ndarray]() for _ in range(5))
+        by_layer = list[tuple[np.ndarray, ...]]()
         for layer in range(run.spec.n_layers):
             vectors = LAST_VALUES if LAST_VALUES.is_in(run) else LAST_RESIDUAL
             points = vectors.at(run, layer, run.n_recorded).double().cpu()
@@ -220,18 +220,16 @@ class DomainSeparation(Probe[DomainSeparationReport]):
             distances = torch.cdist(points, points).expand(1 + SHUFFLES, -1, -1)
             left_out = left_out_silhouettes(distances[:1], labels[:1], n_groups, jackknife_weights(len(points)))
             planes = planes_of_groups(points, labels, n_groups=n_groups, rank=RANK, prepared=prepared)
-            rows.append(left_out[:, 0])
-            silhouettes.append(point_silhouettes(distances, labels, n_groups).mean(dim=1).numpy())
-            angles.append(planes[0])
-            shares.append(planes[1])
+            score = point_silhouettes(distances, labels, n_groups).mean(dim=1).numpy()
             members = [points[labels[0] == group] for group in range(n_groups)]
-            ends.append(np.array([_share_ends(rows_of, prepared, width, run.seed) for rows_of in members]))
-        score, angle, share = (np.stack(rows_of, axis=1) for rows_of in (silhouettes, angles, shares))
-        score_level, angle_level = ([_of_exchanges(EXCHANGED, levels_of)] for levels_of in (score, angle))
-        low, high, code = np.moveaxis(np.stack(ends), 2, 0)
-        gains, mixed = share[0] - share[1:], [_of_exchanges(MIXED, share)]
+            ends = np.array([_share_ends(rows_of, prepared, width, run.seed) for rows_of in members])
+            by_layer.append((left_out[:, 0], score, *planes, ends))
+        rows, score, angle, share, ends = (np.stack(parts, axis=1) for parts in zip(*by_layer, strict=True))
+        # The first labeling is the true one.
+        score_level, angle_level = ([of_draws("permutation", EXCHANGED, drawn[1:])] for drawn in (score, angle))
+        gains, mixed, (low, high, code) = share[0] - share[1:], [of_draws("permutation", MIXED, share[1:])], ends.T
         report = DomainSeparationReport(
-            silhouette=smooth_estimate(np.stack(rows, axis=1), seed=run.seed, n=n, baselines=score_level),
+            silhouette=smooth_estimate(rows, seed=run.seed, n=n, baselines=score_level),
             angle_degrees=Estimate.of(angle[0], n=n, baselines=angle_level),
             pc12_share=Estimate.of(share[0], (low, high), n=n, baselines=mixed, reason=code.astype(np.int64)),
             pc12_gain=Estimate.of(
@@ -250,7 +248,8 @@ class DomainSeparation(Probe[DomainSeparationReport]):
     def controls(self) -> Iterator[Control[DomainSeparationReport]]:
         rng = np.random.default_rng(0)
         labels = np.arange(66) % 3
-        trials = _planted_groups(labels, rng)
+        trials = planted_trials(np.full((66, 1, 3), 1 / 3), rng.integers(7, size=(66, 5)))
+        trials = replace(trials, groups=torch.from_numpy(labels), group_names=("one", "two", "three"))
         noise = rng.normal(size=(66, 1, 13))
         centers = 9 * np.eye(3, 13)[labels][:, None]
         planes = 9 * rng.normal(size=(66, 3, 2)) * np.eye(3)[labels][:, :, None]
@@ -263,18 +262,6 @@ class DomainSeparation(Probe[DomainSeparationReport]):
         values[0, :, -1, 0] = flat[:, 0]
         run = planted_run(trials, {RESID_POST: stream[:1], V: torch.from_numpy(values)})
         yield Control(label="planes of their own in the last values, clusters before", run=run, holds=_finds_planes)
-
-
-def _of_exchanges(name: str, levels: Float64[np.ndarray, "labeling layer *rest"]) -> Baseline:
-    """Return the mean over exchanged labelings, with the 2.5th and 97.5th percentile; the true one comes first."""
-    low, high = percentile_interval(levels[1:])
-    return Baseline.of("permutation", name, levels[1:].mean(axis=0), low=low, high=high)
-
-
-def _planted_groups(labels: Int64[np.ndarray, " sequence"], rng: np.random.Generator) -> Trials:
-    exact = np.full((len(labels), 1, 3), 1 / 3)
-    trials = planted_trials(exact, rng.integers(7, size=(len(labels), 5)))
-    return replace(trials, groups=torch.from_numpy(labels), group_names=("one", "two", "three"))
 
 
 def _finds_clusters(report: DomainSeparationReport) -> bool:

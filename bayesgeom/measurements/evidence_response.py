@@ -431,8 +431,7 @@ def response_report(
         seed: Seed of the intervals and of the pairings.
     """
     exact = known["exact"]
-    along = np.stack([(model * right).sum(axis=1) for model, right in zip(changes, exact, strict=True)], axis=1)
-    size, moved = (np.stack([np.square(each).sum(axis=1) for each in those], axis=1) for those in (exact, changes))
+    along, size, moved = _products(changes, exact), _products(exact, exact), _products(changes, changes)
     change = np.sqrt(np.array([np.square(right).mean() for right in exact]))
     levels = np.array([chance_level(*pair, seed=seed) for pair in zip(changes, exact, strict=True)])
     # Kish's effective number of sequences that carry the exact change.
@@ -454,7 +453,7 @@ def response_report(
     slope = replace(slope, baselines=(Baseline.of("permutation", LEVEL_NAME, levels),))
     cosine = smooth(_ratio(of_all, np.sqrt(of_model * of_exact)))
     others = [name for name in known if name != "exact"]
-    predicted = [_slope(*pair) for name in others for pair in zip(known[name], exact, strict=True)]
+    predicted = [_ratio(_products(known[name], exact).sum(axis=0), size.sum(axis=0)) for name in others]
     return EvidenceResponseReport(
         is_single=is_single,
         ages=tuple(ages),
@@ -480,13 +479,10 @@ def chance_level(change: Answers, exact: Answers, *, seed: int) -> float:
         exact: Changes of the exact answer probabilities.
         seed: Seed of the pairings.
     """
-    size = np.square(exact).sum()
-    if size == 0:
-        return float("nan")
     order = np.random.default_rng(seed).random((_PAIRINGS, len(exact))).argsort(axis=1)
     products = change @ exact.T
     paired = products[order, np.roll(order, 1, axis=1)].sum(axis=1)
-    return float(np.quantile(paired / size, _QUANTILE))
+    return float(np.quantile(_ratio(paired, np.square(exact).sum()), _QUANTILE))
 
 
 def _verdicts(
@@ -530,8 +526,9 @@ def response_verdict(
     return Verdict.NOT_SHOWN if low <= least and high < FOLLOWS else Verdict.UNDECIDED
 
 
-def _slope(change: Answers, exact: Answers) -> float:
-    return float(_ratio((change * exact).sum(), np.square(exact).sum()))
+def _products(one: Sequence[Answers], other: Sequence[Answers]) -> Float64[np.ndarray, "sequence age"]:
+    """Return the inner products of two changes of the answers of each sequence, by age."""
+    return np.stack([(a * b).sum(axis=1) for a, b in zip(one, other, strict=True)], axis=1)
 
 
 def _ratio(above: Any, below: Any) -> Any:

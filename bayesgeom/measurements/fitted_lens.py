@@ -19,8 +19,10 @@ References:
     Workspace in Language Models" (J-lens).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, final
 
@@ -72,7 +74,6 @@ from bayesgeom.tasks.base import Branch, FiniteTask, WindTunnel, derived_seed
 from bayesgeom.tasks.dice import Dice
 
 LOGIT, TUNED, PROBE, JACOBIAN = "logit lens", "tuned lens", "softmax probe", "J-lens"
-LENSES = (LOGIT, TUNED, PROBE)
 EXACT, OWN = "exact posterior", "the model's own prediction"  # what lenses are compared with
 SHUFFLED, MEAN = "shuffled labels", "mean prediction"
 ANSWERS = ("all", "confident wrong")
@@ -321,9 +322,8 @@ class _Fit:
         with torch.no_grad(), phase("lenses on text", len(residuals), "layer") as shown:
             mean = sum(read(residuals[-1][part]).exp().sum(dim=(0, 1)) for part in parts) / (n * n_pos)
             assert isinstance(mean, Tensor)
-            names = (LOGIT, *((JACOBIAN,) if self.jacobian else ()))
-            kl = {name: np.full((n, len(residuals)), np.nan) for name in names}
-            references = {name: np.zeros(n) for name in (UNIFORM, MEAN)}
+            kl = defaultdict[str, np.ndarray](partial(np.zeros, (n, len(residuals))))
+            references = defaultdict[str, np.ndarray](partial(np.zeros, n))
             for stage, resid in enumerate(residuals):
                 for part in parts:
                     probs = read(residuals[-1][part]).exp()
@@ -338,9 +338,11 @@ class _Fit:
         return self._assembled(kl, references, {})
 
     def _transported(self, resid: Tensor, stage: int) -> dict[str, Tensor]:
-        """Return the last residual that the J-lens expects from a layer's; empty without one, and at the embedding."""
-        if self.jacobian is None or stage == 0:
+        """Return the last residual that the J-lens expects from a layer's; NaN at the embedding, empty without one."""
+        if self.jacobian is None:
             return {}
+        if stage == 0:
+            return {JACOBIAN: torch.full_like(resid, torch.nan)}
         matrix = self.jacobian.matrices.get(stage - 1)  # none after the last layer: the residual itself
         return {JACOBIAN: resid if matrix is None else resid.float() @ matrix.to(resid.device).T}
 
@@ -402,16 +404,10 @@ class _Fit:
             unknown = np.full(len(ANSWERS), np.nan)
             return np.asarray(np.divide(sums.sum(axis=0), total, out=unknown, where=total > 0))
 
-        sums, parts = beyond(scored[PROBE]), list[Estimate]()
+        sums = beyond(scored[PROBE])
         levels = [Baseline.of(_kind(name), name, ratio(beyond(level))) for name, level in probes.items()]
-        for at, value in enumerate(ratio(sums)):
-            baselines = [level[at] for level in levels]
-            if np.isnan(value):
-                parts.append(Estimate.of(value, (np.nan, np.nan), n=self.n_test, baselines=baselines))
-            else:
-                ends = ratio_interval(sums[:, at], counts[:, at], seed=self.seed)
-                parts.append(with_interval(value, ends, n=self.n_test, baselines=baselines))
-        return stacked(parts)
+        interval = ratio_interval(sums, counts, seed=self.seed)
+        return with_interval(ratio(sums), interval, n=self.n_test, baselines=levels)
 
     def _scored(
         self, run: Run, residuals: Sequence[Tensor], exact: Float64[Tensor, "batch query_pos answer"]
@@ -423,7 +419,7 @@ class _Fit:
         def read(x: Tensor) -> Tensor:
             return self.unembedding.logits(x.to(dtype), answers)
 
-        columns: dict[str, list[Tensor]] = {name: [] for name in (*LENSES, *((JACOBIAN,) if self.jacobian else ()))}
+        columns = defaultdict[str, list[Tensor]](list)
         for stage, resid in enumerate(residuals):
             axes = _Axes(resid[:n_fit])
             probe, is_last = axes.probe(exact[:n_fit], _STEPS_PROBE), stage == len(residuals) - 1
@@ -431,13 +427,9 @@ class _Fit:
             tuned = read if is_last else axes.tuned(last[:n_fit], probs[:n_fit], lambda x: read(x).float())
             with torch.no_grad():
                 test = resid[n_fit:]
-                columns[LOGIT].append(read(test))
-                columns[TUNED].append(tuned(test))
-                columns[PROBE].append(probe(test))
-                if self.jacobian:
-                    moved = self._transported(test, stage)
-                    unread = torch.full_like(columns[LOGIT][-1], torch.nan)
-                    columns[JACOBIAN].append(read(moved[JACOBIAN]) if moved else unread)
+                moved = {name: read(x) for name, x in self._transported(test, stage).items()}
+                for name, logits in {LOGIT: read(test), TUNED: tuned(test), PROBE: probe(test), **moved}.items():
+                    columns[name].append(logits)
         return {name: _kl(exact[n_fit:], logits) for name, logits in columns.items()}
 
     def _shuffled(self, residuals: Sequence[Tensor], exact: Float64[Tensor, "batch query_pos answer"]) -> Scored:

@@ -22,7 +22,7 @@ from bayesgeom.core.errors import quoted
 from bayesgeom.core.plugins import Contained
 from bayesgeom.measurements.base import Control, Needs, Probe, known
 from bayesgeom.models.base import LARGE, Model, recording_bytes, run_on
-from bayesgeom.report.estimate import Coordinate, Estimate, Quantity, Unit, mean_estimate, of_untrained
+from bayesgeom.report.estimate import Coordinate, Estimate, Quantity, Unit, codes_of, mean_estimate, of_untrained
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
@@ -155,13 +155,11 @@ class FunctionProbe(Probe[FunctionReport]):
                 parts.append(Estimate.of(array.reshape(-1)))
         baselines = known(*of_untrained([copy.result.value for copy in untrained]))
         lows, highs = (np.concatenate([part.ends[end] for part in parts]) for end in (0, 1))
-        unknown = [np.zeros(part.value.shape, int) if part.reason is None else part.reason for part in parts]
         sizes = (run.spec.n_layers, run.spec.n_heads)
         named = [(_named(self.name, key), shape, shape[:2] == sizes) for key, shape in self.shapes.items()]
         places = [index[:2] if has_heads else (-1, -1) for _, shape, has_heads in named for index in np.ndindex(shape)]
         layer, head = np.array(places, dtype=np.int64).T
-        value = np.concatenate([part.value for part in parts])
-        reason = np.concatenate(unknown)
+        value, reason = (np.concatenate(each) for each in zip(*((p.value, codes_of(p)) for p in parts), strict=True))
         summary = (inspect.getdoc(self.function) or "").partition("\n")[0]
         return FunctionReport(
             name=self.name,

@@ -92,9 +92,8 @@ class InsideReport(Report):
 
     def payload(self) -> bytes:
         """Return the data of the viewer: a safetensors file compressed by gzip; its metadata holds the texts."""
-        arrays = {
-            name: np.ascontiguousarray(array) for name, array in vars(self).items() if isinstance(array, np.ndarray)
-        }
+        fields = vars(self).items()
+        arrays = {name: np.ascontiguousarray(each) for name, each in fields if isinstance(each, np.ndarray)}
         n_tokens = arrays.pop("ids").shape[1]
         del arrays["answer_ids"]
         rows = [self.texts[start : start + n_tokens] for start in range(0, len(self.texts), n_tokens)]
@@ -144,9 +143,8 @@ class InsideReport(Report):
         if without is not None:
 
             def reply(_: object, message: Mapping[str, Any], __: object) -> None:
-                replies = without(
-                    int(message["sequence"]), [(int(layer), int(head)) for layer, head in message["heads"]]
-                )
+                heads = [(int(layer), int(head)) for layer, head in message["heads"]]
+                replies = without(int(message["sequence"]), heads)
                 shapes = [list(reply.shape) for reply in replies]
                 widget.send({"id": message["id"], "shapes": shapes}, [reply.tobytes() for reply in replies])
 
@@ -336,13 +334,14 @@ def _edited(
     log_answers = ablation.log_answers(trials, every_head(model)).unflatten(0, (-1, model.spec.n_heads))
     kl = kl_bits(trials.at_scored(trials.predictive).expand_as(log_answers), log_answers)
     layers, shape = list(model.layers_of(Z)), (model.spec.n_layers, model.spec.n_heads)
-    fields = dict[str, np.ndarray]()
-    for name, edited in (("probs", log_answers.exp()), ("kl_bits", kl)):
-        unedited = numbers["model_probs" if name == "probs" else "kl_bits"]
+
+    def in_layers(edited: Tensor, unedited: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
         whole = np.broadcast_to(unedited[:, None, None], (len(unedited), *shape, *unedited.shape[1:])).copy()
         whole[:, layers] = edited.movedim(2, 0).cpu().numpy()
-        fields[f"edited_{name}"] = whole.astype(np.float16 if name == "probs" else np.float32)
-    return fields
+        return whole
+
+    probs = in_layers(log_answers.exp(), numbers["model_probs"]).astype(np.float16)
+    return {"edited_probs": probs, "edited_kl_bits": in_layers(kl, numbers["kl_bits"])}
 
 
 @final

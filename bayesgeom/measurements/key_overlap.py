@@ -11,7 +11,7 @@ References:
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -39,7 +39,6 @@ from bayesgeom.report.tables import Headline, Level, headline_of
 from bayesgeom.stats.bootstrap import jackknife_bias, jackknife_weights, percentile_interval, random_halves
 from bayesgeom.stats.intervals import MIN_DIFFERENT, Interval
 from bayesgeom.stats.overlap import (
-    Frames,
     coordinates_of,
     cross_fitted_overlap,
     frame_chances,
@@ -96,12 +95,9 @@ def key_views(run: Run, weights: Float[np.ndarray, "row batch"]) -> list[View]:
     if ROTATED_KEY_SUMS.is_in(run) and _is_rotated(run, weights.shape[1]):
         variants.append(_from_activations(run, ROTATED_KEY_SUMS, members, of, ROTATED, weights))
     if TOKEN_KEYS in run.recorded:
-        keys = run.at(TOKEN_KEYS).movedim(2, 1)
-        exact: dict[str, View] = {}
-        for name, at in members.items():
-            vectors = keys[:, :, at]
-            exact[name] = View(token_set=name, variant=WEIGHTS, vectors=vectors, **no_sample, inputs=of[name])
-        variants.append(exact)
+        keys, exact = run.at(TOKEN_KEYS).movedim(2, 1), partial(View, variant=WEIGHTS, **no_sample)
+        alone = {name: exact(token_set=name, vectors=keys[:, :, at], inputs=of[name]) for name, at in members.items()}
+        variants.append(alone)
     views = [by_set[name] for name in members for by_set in variants]
     if W_K_GRAM in run.recorded:
         columns, width = coordinates_of(run.at(W_K_GRAM)), run.spec.d_model
@@ -136,50 +132,40 @@ def _from_activations(
         of_tokens = TokenSums(sums=keys.at(run, layer, n), counts=counts)
         means = of_tokens.means(np.full((1, n), 1 / n))[0]
         one, other = (of_tokens.means(half).transpose(1, 2) for half in halves)
-        drawn = _drawn(of_tokens, weights, means.numel())
+        parts = in_parts(weights, means.numel())
+        drawn: list[Callable[[], Tensor]] = [partial(of_tokens.means, part) for part in parts]
+        if len(parts) == 1:  # once for all token sets
+            drawn = [cache(drawn[0])]
         for name, at in kept.items():
-            vectors, frames = means[at].transpose(0, 1), drawn(at)
+            vectors, frames = means[at].transpose(0, 1), partial(_frames, drawn, at)
             between = cross_fitted_overlap(one[:, :, at], other[:, :, at]).nanmean(dim=0).double().cpu().numpy()
             spread = torch.stack([squared_lengths(part - vectors).sum(dim=1) for part in frames()]).sum(dim=0).cpu()
             noise = ((n - 1) / n * spread / squared_lengths(vectors).cpu()).numpy()
-            overlap = overlap_rows(frames)
-            by_layer[name].append((vectors, overlap.rows, between, overlap.kink, noise))
+            rows, kink = overlap_rows(frames)
+            by_layer[name].append((vectors, rows, between, kink, noise))
     views = {}
     for name, layers in by_layer.items():
-        frames_by_layer, rows, crossfit, kink, noise = zip(*layers, strict=True)
-        bare = inputs[name]
+        (frames_of, rows_of, crossfit_of, kink_of, noise_of), bare = zip(*layers, strict=True), inputs[name]
         views[name] = View(
             token_set=name,
             variant=variant,
-            vectors=torch.stack(frames_by_layer),
-            rows=np.stack(rows, axis=2),
-            crossfit=np.stack(crossfit),
-            kink=np.stack(kink, axis=1),
-            noise=np.stack(noise, axis=1),
+            vectors=torch.stack(frames_of),
+            rows=np.stack(rows_of, axis=2),
+            crossfit=np.stack(crossfit_of),
+            kink=np.stack(kink_of, axis=1),
+            noise=np.stack(noise_of, axis=1),
             n_unseen=len(members[name]) - len(kept[name]),
             inputs=None if bare is None else bare[:1],  # keys of deeper layers are not computed from embeddings
         )
     return views
 
 
-def _drawn(
-    of_tokens: TokenSums, weights: Float[np.ndarray, "row batch"], each: int
-) -> Callable[[Int[Tensor, " item"]], Frames]:
-    """Return a function that gives the mean keys of tokens under each row of weights, in parts.
-
-    They are computed once if they fit in one part.
-    """
-    parts = in_parts(weights, each)
-    kept = [of_tokens.means(parts[0])] if len(parts) == 1 else None
-
-    def of_items(at: Int[Tensor, " item"]) -> Frames:
-        def frames() -> Iterator[Float[Tensor, "part kv_head item d"]]:
-            for means in kept or map(of_tokens.means, parts):
-                yield means[:, at].transpose(1, 2).contiguous()
-
-        return frames
-
-    return of_items
+def _frames(
+    drawn: Sequence[Callable[[], Tensor]], at: Int[Tensor, " item"]
+) -> Iterator[Float[Tensor, "part kv_head item d"]]:
+    """Yield the mean keys of some tokens under each row of weights, in parts."""
+    for means in drawn:
+        yield means()[:, at].transpose(1, 2).contiguous()
 
 
 RANDOM_W_K, RANDOM_DIRECTIONS = "random W_K", "random directions"
@@ -392,8 +378,8 @@ class KeyOverlap(Probe[KeyOverlapReport]):
         def values(name: str) -> Heads:
             return placed([numbers[name].cpu().numpy() for numbers in statistics])
 
-        def alone(name: str, *, has_chance: bool = True) -> Estimate:
-            chance = placed([frame_chances(*size)[name] if has_chance else np.nan for size in sizes])[..., None, None]
+        def alone(name: str) -> Estimate:
+            chance = placed([frame_chances(*size).get(name, np.nan) for size in sizes])[..., None, None]
             return Estimate.of(values(name), baselines=known(Baseline.of("chance", RANDOM_DIRECTIONS, chance)), n=n)
 
         def with_levels(name: str, i: int) -> tuple[Estimate, Estimate]:
@@ -403,11 +389,10 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             # The range of one head is not that of a mean over heads.
             means = known(*(Baseline.of(kind, level, x[0].mean(axis=-1)) for kind, level, x in named))
             sample = rows[:, :, :, i], kink[:, :, i], noise[:, :, i]
-            by_head = with_interval(
-                overlap, _bounds(overlap, sample, run.seed, is_exact[..., None]), n=n, baselines=heads
-            )
+            by_head = _bounds(overlap, sample, run.seed, is_exact[..., None])
             mean, of_mean = overlap.mean(axis=-1), tuple(part.mean(axis=-1) for part in sample)
-            return by_head, with_interval(mean, _bounds(mean, of_mean, run.seed, is_exact), n=n, baselines=means)
+            by_layer = with_interval(mean, _bounds(mean, of_mean, run.seed, is_exact), n=n, baselines=means)
+            return with_interval(overlap, by_head, n=n, baselines=heads), by_layer
 
         overlap, mean_overlap = with_levels("overlap", 0)
         centered_overlap, mean_centered_overlap = with_levels("overlap_centered", 1)
@@ -419,7 +404,7 @@ class KeyOverlap(Probe[KeyOverlapReport]):
             mean_overlap=mean_overlap,
             mean_centered_overlap=mean_centered_overlap,
             largest_overlap=alone("overlap_max"),
-            largest_centered_overlap=alone("overlap_centered_max", has_chance=False),
+            largest_centered_overlap=alone("overlap_centered_max"),
             signed_mean=alone("signed_mean"),
             orthogonality=alone("orthogonality"),
             dimension_utilization=alone("dimension_utilization"),
@@ -474,9 +459,7 @@ def _bounds(
     rows, kink, noise = sample
     interval = mean_overlap_interval(rows, kink, seed=seed)
     is_same = is_exact | ((np.abs(rows - rows[0]).max(axis=0) < ROUNDING) & (len(rows) > 2))
-    is_inside = (interval.lo < values) & (
-        values < interval.hi
-    )  # rows are in the activations' precision, values in double
+    is_inside = (interval.lo < values) & (values < interval.hi)  # rows have the activations' precision, values double
     code = np.where(np.isfinite(interval.lo) & ~is_inside, int(Reason.BIASED), interval.code)
     code = np.where(noise > MAX_NOISE, int(Reason.NOISE), code)
     ends = (np.where(code == Reason.NONE, end, np.nan) for end in (interval.lo, interval.hi))

@@ -139,9 +139,8 @@ class PosteriorLens(Probe[PosteriorLensReport]):
         levels = {name: bits.mean() for name, bits in references.items()}
         observers = {window_name(width, start) for start in STARTS for width in range(exact.shape[1] + 1)}
         for name, behavior in run.baseline_behaviors.items():
-            if name in observers:  # calibration compares with each of them
-                continue
-            levels.setdefault(name.replace("_", " "), behavior.kl_bits[: len(exactly)].mean(dtype=np.float64))
+            if name not in observers:  # calibration compares with each of them
+                levels.setdefault(name.replace("_", " "), behavior.kl_bits[: len(exactly)].mean(dtype=np.float64))
         baselines = [Baseline.of("baseline", name, float(level)) for name, level in levels.items()]
         estimate = partial(mean_estimate, seed=run.seed, bounds=(0.0, np.inf))
         reference = min(references.values(), key=np.mean)
@@ -194,12 +193,10 @@ class PosteriorLens(Probe[PosteriorLensReport]):
                 and r.kl_bits.clears("lower")[0] == Verdict.NO
             ),
         )
-        unlearned = planted_run(
-            trials, {LOGIT_LENS: torch.from_numpy(np.log(np.stack([flat])))}, model=torch.from_numpy(flat)
-        )
+        unlearned = {LOGIT_LENS: torch.from_numpy(np.log(np.stack([flat])))}
         yield Control(
             label="a network that predicts uniformly never has it",
-            run=unlearned,
+            run=planted_run(trials, unlearned, model=torch.from_numpy(flat)),
             holds=lambda r: np.isnan(r.arrival.value) and r.headlines()[0].verdict == Verdict.NOT_REACHED,
         )
 

@@ -12,6 +12,7 @@ References:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar, final
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import Tensor
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, Reason, Run, Trials, Verdict
 from bayesgeom.measurements.base import Control, Needs, Probe, planted_run, planted_trials, with_untrained
 from bayesgeom.report.estimate import (
+    UNTRAINED,
     Baseline,
     Estimate,
     Quantity,
@@ -247,6 +249,7 @@ class QKAlignmentReport(Report):
     def headlines(self) -> Sequence[Headline]:
         """Return the strongest layer of each identified relation, the strongest relation's trend, then the rest."""
         rows, unknown = list[Headline](), list[Headline]()
+        of_layer = partial(headline_of, self, "mass_over_other_by_layer")
         for i, relation in enumerate(self.relations):
             outcome, label = self.verdict(i), f"{_words(relation)}: attention above baseline"
             if not self.identified[i]:
@@ -256,11 +259,7 @@ class QKAlignmentReport(Report):
             layer, estimate = _farthest(self.mass_over_other_by_layer[i])
             at, n_rows, of = (i, layer), self.rows_over_other[i], self.rows[i]
             named = f"{label}, layer {layer}" + f" ({n_rows:,} of {of:,} rows)" * bool(0 <= n_rows < of)
-            rows.append(
-                headline_of(
-                    self, "mass_over_other_by_layer", at, named, own=estimate, chosen_of=self.n_layers, verdict=outcome
-                )
-            )
+            rows.append(of_layer(at, named, own=estimate, chosen_of=self.n_layers, verdict=outcome))
         if not rows:
             none = Headline.computed("layer_trend", "attention to evidence", np.nan, verdict=Verdict.NOT_MEASURED)
             return unknown or [none]
@@ -309,9 +308,9 @@ class QKAlignmentReport(Report):
         above = "attention above another sequence's relation"
         maps = ((above, over, 0.0, (-reach, reach)), ("AUC of q·k", auc, 0.5, None))
         heads, layers = list[Panel](), range(self.n_layers)
-        mass = Panel.blank(
-            self._finding(), note="Dashed, in the color of the line: untrained networks." * self._has_untrained
-        )
+        has_untrained = any(each.name == UNTRAINED for each in self.mass_over_other_by_layer.baselines)
+        note = "Dashed, in the color of the line: untrained networks." * has_untrained
+        mass = Panel.blank(self._finding(), note=note)
         contrast = Panel.blank("cos(q, k) above another sequence's", is_folded=True)
         for panel in (mass, contrast):
             add_baseline(panel.figure, layers, 0.0, name=f"baseline: {OTHER}")
@@ -322,8 +321,8 @@ class QKAlignmentReport(Report):
                     heads.append(Panel.blank(f"{name}: {label} (baseline: {at:g})", is_folded=True))
                     add_heat(heads[-1].figure, values[i], unit=label, baseline=at, limits=limits)
                 estimate, cosines = self.mass_over_other_by_layer[i], self.contrast_over_other.value[i].mean(axis=1)
-                for level in (each for each in estimate.baselines if each.name not in (STRONGEST, OTHER)):
-                    add_baseline(mass.figure, layers, level.value, name=f"baseline: {level.name}, {name}", color=color)
+                for level in (each for each in estimate.baselines if each.name == UNTRAINED):
+                    add_baseline(mass.figure, layers, level.value, name=f"baseline: {UNTRAINED}, {name}", color=color)
                 add_line(mass.figure, layers, estimate.value, name=name, color=color, band=estimate.ends)
                 add_line(contrast.figure, layers, cosines, name=name, color=color)
         if not any(self.identified):
@@ -333,10 +332,6 @@ class QKAlignmentReport(Report):
         label_axes(mass.figure, "layer", "share of attention above baseline")
         label_axes(contrast.figure, "layer", "difference of cosines")
         return mass, contrast, *heads
-
-    @property
-    def _has_untrained(self) -> bool:
-        return any(level.name not in (STRONGEST, OTHER) for level in self.mass_over_other_by_layer.baselines)
 
     def _finding(self) -> str:
         """Return the title of the first panel: the relation and layer farthest from the baseline."""

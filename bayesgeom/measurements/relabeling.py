@@ -21,6 +21,7 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.tables import Headline, headline_of
 from bayesgeom.stats.behavior import predicted_behavior
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds
+from bayesgeom.stats.regression import pearson
 from bayesgeom.tasks.base import Branch, SymmetricTask, WindTunnel, block_size, derived_seed
 from bayesgeom.tasks.bijection import Bijection
 
@@ -101,8 +102,6 @@ class RelabelingReport(Report):
         return finding.of(bits=self.kl_difference_bits, bound=self.bound_bits, size=size)
 
     def panels(self) -> Sequence[Panel]:
-        import plotly.graph_objects as go
-
         from bayesgeom.charts.lines import add_baseline, add_line, change_text
         from bayesgeom.report.theme import BASELINE, MEASURED, label_axes, log_axes
 
@@ -110,21 +109,19 @@ class RelabelingReport(Report):
         points = Panel.blank("KL before and after, a point per sequence", is_folded=True)
         along = Panel.blank(change_text("Renaming the hypotheses", float(self.kl_difference_bits.value)))
         difference = self.kl_difference_bits_by_position
-        points.figure.add_trace(
-            go.Scatter(
-                x=before,
-                y=after,
-                mode="markers",
-                marker={"color": MEASURED, "size": 5, "opacity": 0.6},
-                name="sequences",
-                showlegend=False,
-                hovertemplate="%{x:.3~g} → %{y:.3~g} bits<extra></extra>",
-            )
+        points.figure.add_scatter(
+            x=before,
+            y=after,
+            mode="markers",
+            marker={"color": MEASURED, "size": 5, "opacity": 0.6},
+            name="sequences",
+            showlegend=False,
+            hovertemplate="%{x:.3~g} → %{y:.3~g} bits<extra></extra>",
         )
         seen = np.concatenate([before, after])
         positive = seen[seen > 0] if (seen > 0).any() else np.ones(1)
         ends, line = [float(positive.min()), float(positive.max())], {"color": BASELINE, "dash": "dash", "width": 1.5}
-        points.figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, name="equal", hoverinfo="skip"))
+        points.figure.add_scatter(x=ends, y=ends, mode="lines", line=line, name="equal", hoverinfo="skip")
         log_axes(points.figure, "xy")
         label_axes(points.figure, "KL before (bits)", "KL after (bits)")
         x = np.arange(1, len(difference.value) + 1)
@@ -205,9 +202,8 @@ class Relabeling(Measurement[RelabelingReport]):
         symmetric, original = _symmetric(task), first_sequences(task, run, self.n, seed=seed)
         if run.n_recorded < self.n:
             yield Further(trials=original, label=run.spec.name)
-        yield Further(
-            trials=symmetric.relabeled(original, _names(symmetric, original, seed)), label="hypotheses renamed"
-        )
+        renamed = symmetric.relabeled(original, _names(symmetric, original, seed))
+        yield Further(trials=renamed, label="hypotheses renamed")
 
     def of(self, subject: Subject, untrained: Sequence[RelabelingReport] = ()) -> RelabelingReport:
         before, after = (subject.run, *subject.further)[-2:]  # `further` begins with those that the run lacks
@@ -315,12 +311,10 @@ def relabeling_report(
     kl_before, n = float(before.kl_bits.mean()), len(along)
     bound = min(SHARE * kl_before, CEILING_SHARE * uniform_kl_bits)
     is_identical = not _by_sequence(along).any()
-    ends = [
-        (0.0, 0.0) if is_identical else (float(estimate.ends[0]), float(estimate.ends[1])) for estimate in (mean, size)
-    ]
+    mean_ends, size_ends = (np.zeros((2, 2)) if is_identical else np.array([mean.ends, size.ends])).tolist()
     one, other = _by_sequence(before.kl_bits), _by_sequence(after.kl_bits)
     return RelabelingReport(
-        verdict=str(verdict(ends[0], ends[1], bound)),
+        verdict=str(verdict(mean_ends, size_ends, bound)),
         bound_bits=bound,
         kl_before_bits=Estimate.of(kl_before, n=n),
         kl_after_bits=Estimate.of(after.kl_bits.mean(), n=n),
@@ -328,7 +322,7 @@ def relabeling_report(
         kl_difference_size_bits=size,
         prediction_change=estimate(_change(before, after), float(_change(before, stuck).mean()), (0.0, 1.0)),
         entropy_mae_difference_bits=estimate(_by_sequence(after.entropy_error_bits - before.entropy_error_bits)),
-        sequence_correlation=Estimate.of(_correlation(one, other), n=n),
+        sequence_correlation=Estimate.of(pearson(one, other), n=n),
         kl_before_bits_by_sequence=one,
         kl_after_bits_by_sequence=other,
         kl_difference_bits_by_position=mean_estimate(along, seed=seed),
@@ -336,7 +330,7 @@ def relabeling_report(
     )
 
 
-def verdict(mean: tuple[float, float], size: tuple[float, float], bound: float) -> Verdict:
+def verdict(mean: Sequence[float], size: Sequence[float], bound: float) -> Verdict:
     """Apply the rule of the report to the intervals of the mean difference and of its mean size per sequence, in bits.
 
     Example:
@@ -359,9 +353,3 @@ def _by_sequence(values: Float[np.ndarray, "sequence position"]) -> Float[np.nda
 
 def _change(one: Scored, other: Scored) -> Float[np.ndarray, " sequence"]:
     return np.asarray(np.abs(one.answers - other.answers).sum(axis=2).mean(axis=1) / 2)
-
-
-def _correlation(one: Float[np.ndarray, " sequence"], other: Float[np.ndarray, " sequence"]) -> float:
-    if min(one.std(), other.std()) == 0:
-        return float("nan")
-    return float(np.corrcoef(one, other)[0, 1])

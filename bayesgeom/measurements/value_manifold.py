@@ -10,7 +10,7 @@ References:
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import compress, product
 from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -117,9 +117,7 @@ class ValueManifoldReport(Report):
     @property
     def shown_sites(self) -> tuple[str, ...]:
         """Return the sites whose points are stored."""
-        return tuple(
-            site for site, points in zip(self.sites, self.shown_points, strict=True) if np.isfinite(points).any()
-        )
+        return tuple(compress(self.sites, np.isfinite(self.shown_points).any(axis=(1, 2))))
 
     def headlines(self) -> Sequence[Headline]:
         # If entropy is a function of position, no relation to entropy is identified.
@@ -129,9 +127,8 @@ class ValueManifoldReport(Report):
         site = self.shown_sites[0]  # a panel shows the others
         share = headline_of(self, "pc1_share", (self.sites.index(site), -1), f"PC1 share of {site}, last layer{how}")
         row, where = self.sites.index("resid_post"), "resid_post, last layer"
-        related: list[tuple[str, tuple[int, ...], str]]
-        related = [("curve_share", (row, -1), _CURVE), ("entropy_r2", (row, -1), _READ_OUT)]
-        related += [("spearman", (ordering, row, -1), label) for ordering, label in enumerate(_ORDERED)]
+        ordered = [("spearman", (ordering, row, -1), label) for ordering, label in enumerate(_ORDERED)]
+        related = (("curve_share", (row, -1), _CURVE), ("entropy_r2", (row, -1), _READ_OUT), *ordered)
         lines = [headline_of(self, m, at, f"{label}, {where}{unless}", verdict=verdict) for m, at, label in related]
         return share, *lines
 
@@ -165,14 +162,11 @@ class ValueManifoldReport(Report):
             at = self.sites.index(site)
             points, curve, is_folded = self.shown_points[at], self.shown_curve[at], nth + 1 < len(self.shown_sites)
             explained = float(self.curve_share.value[at, -1])
-            summary = (
-                f"a curve explains {percent_text(explained)}" if explained >= LEAST_SHARE else "no curve in entropy"
-            )
+            has_curve, entropy_bits, unit = explained >= LEAST_SHARE, self.shown_entropy_bits, "exact entropy (bits)"
+            summary = f"a curve explains {percent_text(explained)}" if has_curve else "no curve in entropy"
             plane = Panel.blank(f"Last layer of {site}, colored by entropy: {summary}", height=340, is_folded=is_folded)
-            add_cloud(
-                plane.figure, points[:, 0], points[:, 1], self.shown_entropy_bits, colored_by="exact entropy (bits)"
-            )
-            if explained >= LEAST_SHARE:
+            add_cloud(plane.figure, points[:, 0], points[:, 1], entropy_bits, colored_by=unit)
+            if has_curve:
                 line = {"color": EXACT, "width": 2.5}
                 drawn = {"mode": "lines", "name": "smooth curve in entropy", "line": line, "hoverinfo": "skip"}
                 plane.figure.add_scatter(x=curve[:, 0], y=curve[:, 1], **drawn)
@@ -180,8 +174,8 @@ class ValueManifoldReport(Report):
             rho = self.spearman.value[_OVERALL, at, -1]
             along = Panel.blank(f"{site}: entropy and PC1 have |Spearman| {brief(rho)}", height=340, is_folded=True)
             place, by = self.shown_position + 1, "scored position"  # counted from 1
-            add_cloud(along.figure, self.shown_entropy_bits, points[:, 0], place, colored_by=by, scale=POSITIONS)
-            label_axes(along.figure, "exact entropy (bits)", "PC1 (activation units)")
+            add_cloud(along.figure, entropy_bits, points[:, 0], place, colored_by=by, scale=POSITIONS)
+            label_axes(along.figure, unit, "PC1 (activation units)")
             yield from (plane, along)
 
 
@@ -194,9 +188,8 @@ def _profiles(title: str, profiles: Mapping[str, Estimate], level: str, colors: 
     layers = range(len(next(iter(profiles.values())).value))
     for color, (name, estimate) in zip(colors, known.items(), strict=False):
         add_line(panel.figure, layers, estimate.value, name=name, color=color)
-    for color, (name, estimate) in zip(
-        colors, known.items(), strict=False
-    ):  # on top, so that an equal baseline is seen
+    # On top, so that an equal baseline is seen.
+    for color, (name, estimate) in zip(colors, known.items(), strict=False):
         add_baseline(panel.figure, layers, _level(estimate, level), name=f"baseline: {level}, {name}", color=color)
     return panel
 
@@ -264,7 +257,7 @@ class ValueManifold(Probe[ValueManifoldReport]):
             head_pc1_share=Estimate.of(head_share, n=n),
             head_spearman=Estimate.of(head_related, n=n),
             **_shown(run, clouds, entropy, points_of),
-            conditions=tuple(name for name, is_held in zip(CONDITIONS, holds, strict=True) if is_held),
+            conditions=tuple(compress(CONDITIONS, holds)),
             sites=tuple(site.name for site in sites),
             orderings=ORDERINGS,
             n=n,
@@ -383,8 +376,7 @@ def _ordered(
     n, n_layers = len(entropy), run.spec.n_layers
     level = run.trials.scored_positions()[:n].cpu().numpy()
     rng = np.random.default_rng(run.seed)
-    as_found = np.arange(n)
-    orders = np.stack([as_found, *(rng.permutation(n) for _ in range(PERMUTATIONS))])
+    orders = np.stack([np.arange(n), *(rng.permutation(n) for _ in range(PERMUTATIONS))])
     signed, p = (np.full((len(ORDERINGS), len(clouds), n_layers), np.nan) for _ in range(2))
     firsts = np.stack([[cloud.first.reshape(level.shape) for cloud in layers] for layers in clouds.values()])
     by_ordering = order_under_permutation(firsts, entropy, level, orders)
@@ -436,6 +428,5 @@ def _planted(
     favored = np.eye(5)[rng.integers(5, size=certainty.shape)]
     exact = (1 - certainty[..., None]) / 5 + certainty[..., None] * favored
     curve = np.stack([3 * certainty, certainty**2, np.sin(3 * certainty)], axis=-1) @ rng.normal(size=(3, 7))
-    return planted_trials(exact, rng.integers(7, size=(len(certainty), 11))), curve + 0.01 * rng.normal(
-        size=curve.shape
-    )
+    trials = planted_trials(exact, rng.integers(7, size=(len(certainty), 11)))
+    return trials, curve + 0.01 * rng.normal(size=curve.shape)

@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 
 from bayesgeom.core import InvalidArgument, Reason, Verdict, number_text
 from bayesgeom.core.text import interval_text
-from bayesgeom.stats.bootstrap import mean_interval, statistic_interval
+from bayesgeom.stats.bootstrap import mean_interval, percentile_interval, statistic_interval
 from bayesgeom.stats.bounds import Extreme, extreme_interval, within_bounds
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale
 
@@ -507,6 +507,12 @@ def of_untrained(found: Sequence[Float[np.ndarray, "*axes"] | float]) -> tuple[B
         return (Baseline.of("baseline", UNTRAINED, mean),)
     reach = stdtrit(k - 1, 0.975) * networks.std(axis=0, ddof=1) * math.sqrt(1 + 1 / k)
     return (Baseline.of("baseline", UNTRAINED, mean, low=mean - reach, high=mean + reach),)
+
+
+def of_draws(kind: Kind, name: str, draws: Float[np.ndarray, "draw *rest"]) -> Baseline:
+    """Return the mean of draws as a baseline, with the range of the central 95 % of them."""
+    low, high = percentile_interval(draws)
+    return Baseline.of(kind, name, draws.mean(axis=0), low=low, high=high)
 
 
 def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = None) -> Estimate:

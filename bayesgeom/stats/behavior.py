@@ -6,7 +6,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from scipy.optimize import brentq
 from scipy.special import entr, rel_entr
 from torch import Tensor
@@ -52,17 +52,20 @@ def behavior(
     )
 
 
-def position_kl_bits(
+def position_predictive(
     exact: Float64[np.ndarray, "sequence position answer"],
-) -> Float64[np.ndarray, " sequence"]:
-    """Return the KL of each sequence from the mean exact predictive at each position.
+) -> Float64[np.ndarray, "sequence position answer"]:
+    """Return the mean exact predictive at each position, by which a sequence is predicted.
 
     A sequence has half its weight in the mean that predicts it: with all of it the KL would be too small by as much as
     it is too large without it, and infinite where no other sequence has an answer.
     """
-    others = exact.sum(axis=0) - exact / 2
-    others /= len(exact) - 0.5
-    bits: Float64[np.ndarray, "sequence position answer"] = rel_entr(exact, others) / NATS_PER_BIT
+    return np.asarray((exact.sum(axis=0) - exact / 2) / (len(exact) - 0.5))
+
+
+def position_kl_bits(exact: Float64[np.ndarray, "sequence position answer"]) -> Float64[np.ndarray, " sequence"]:
+    """Return the KL of each sequence from `position_predictive`."""
+    bits: Float64[np.ndarray, "sequence position answer"] = rel_entr(exact, position_predictive(exact)) / NATS_PER_BIT
     return np.asarray(bits.sum(axis=2).mean(axis=1))
 
 
@@ -137,13 +140,13 @@ def predicted_behavior(trials: Trials, probabilities: Float64[Tensor, "batch que
 class BehaviorLog:
     """Collects the behavior of a model, of the exact predictive and of baseline predictors, block by block.
 
-    Each number is stored once, in float32, in one array that doubles when it is full. Entropies of the exact predictive
-    are shared by all predictors, and its KL to itself, which is 0, is not stored.
+    Each number is stored once, in float32. Entropies of the exact predictive are shared by all predictors, and its KL
+    to itself, which is 0, is not stored.
     """
 
     def __init__(self) -> None:
         self.n = 0
-        self._rows = np.empty((0, 0, 0), dtype=np.float32)
+        self._blocks: list[Float32[np.ndarray, "sequence column position"]] = []
         self._columns: tuple[tuple[str, str], ...] = ()
         self._windows: list[WindowScores] = []
 
@@ -172,26 +175,21 @@ class BehaviorLog:
     def add_open_ended(self, entropy_bits: Float64[Tensor, "batch query_pos"]) -> None:
         """Add the next block of text without a known posterior: only the entropy over the vocabulary is known."""
         entropy = _array(entropy_bits)
-        scored = dict.fromkeys([("model", field.name) for field in fields(Behavior)], np.full_like(entropy, np.nan))
-        scored |= dict.fromkeys([("exact", "answer_log2"), ("exact", "correct")], np.full_like(entropy, np.nan))
-        self._write(scored | {("model", "model_entropy_bits"): entropy})
+        columns = (
+            *(("model", field.name) for field in fields(Behavior)),
+            ("exact", "answer_log2"),
+            ("exact", "correct"),
+        )
+        self._write(dict.fromkeys(columns, np.full_like(entropy, np.nan)) | {("model", "model_entropy_bits"): entropy})
 
     def _write(self, scored: Mapping[tuple[str, str], Float[np.ndarray, "sequence position"]]) -> None:
         self._columns = tuple(scored)
-        n_more, n_scored = next(iter(scored.values())).shape
-        needed = self.n + n_more
-        if needed > len(self._rows):
-            grown = np.empty((max(needed, 2 * len(self._rows)), len(scored), n_scored), dtype=np.float32)
-            if self.n:
-                grown[: self.n] = self._rows[: self.n]
-            self._rows = grown
-        for column, values in enumerate(scored.values()):
-            self._rows[self.n : self.n + n_more, column] = values
-        self.n += n_more
+        self._blocks.append(np.stack([*scored.values()], axis=1, dtype=np.float32, casting="same_kind"))
+        self.n += len(self._blocks[-1])
 
     def finished(self) -> tuple[Behavior, Behavior, dict[str, Behavior]]:
         """Return the behavior of the model, of the exact predictive and of each baseline, over all blocks."""
-        stored = dict(zip(self._columns, self._rows[: self.n].swapaxes(0, 1), strict=True))
+        stored = dict(zip(self._columns, np.concatenate(self._blocks).swapaxes(0, 1), strict=True))
         of: dict[str, dict[str, Float[np.ndarray, "sequence position"]]] = {}
         for (predictor, field), values in stored.items():
             of.setdefault(predictor, {})[field] = values

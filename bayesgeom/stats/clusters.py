@@ -9,8 +9,6 @@ References:
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast, final
 
 import numpy as np
 import torch
@@ -24,36 +22,23 @@ _ROUNDING = 1e-12
 _AT_ONCE = 2**18  # distances of jackknife rows that are processed together: they fit into the cache of a core
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Clusters:
-    """k-means in several clouds: labels of the points, and mean silhouettes of Gaussian clouds of the same covariances.
-
-    `distances` are those on which silhouettes rest.
-    """
-
-    distances: Float[Tensor, "cloud point point"]
-    labels: Int64[Tensor, "count cloud point"]
-    gaussian_scores: Float64[Tensor, "cloud count"]
-
-
 def cluster_clouds(
     points: Float[Tensor, "cloud point d"], counts: Sequence[int], generator: torch.Generator
-) -> Clusters:
-    """Run k-means on the leading principal axes of each cloud, for every number of clusters in `counts`."""
+) -> tuple[Float[Tensor, "cloud point point"], Int64[Tensor, "count cloud point"], Float64[np.ndarray, "cloud count"]]:
+    """Run k-means on the leading principal axes of each cloud, for every number of clusters in `counts`.
+
+    Returns:
+        The distances on which silhouettes rest, the labels of the points, and the mean silhouettes of Gaussian clouds
+        of the same covariances.
+    """
     leading, deviations = (torch.stack(parts) for parts in zip(*map(_leading, points), strict=True))
     noise = torch.randn(leading.shape, generator=generator, dtype=points.dtype).to(points)
     clouds = torch.cat([leading, noise * deviations[:, None]])
     labels = k_means(clouds, counts, n_starts=N_STARTS, generator=generator)
     distances, n_clouds = torch.cdist(clouds, clouds), len(points)
-    of_noise = [
-        point_silhouettes(distances[n_clouds:], split[n_clouds:], k) for split, k in zip(labels, counts, strict=True)
-    ]
-    return Clusters(
-        distances=distances[:n_clouds],
-        labels=labels[:, :n_clouds],
-        gaussian_scores=torch.stack(of_noise, dim=1).mean(dim=2),
-    )
+    pairs = zip(labels[:, n_clouds:], counts, strict=True)
+    of_noise = [point_silhouettes(distances[n_clouds:], split, k) for split, k in pairs]
+    return distances[:n_clouds], labels[:, :n_clouds], torch.stack(of_noise, dim=1).mean(dim=2).cpu().numpy()
 
 
 def _leading(points: Float[Tensor, "point d"]) -> tuple[Float[Tensor, "point axis"], Float[Tensor, " axis"]]:
@@ -139,10 +124,8 @@ def _without(
     totals = total[:, None].repeat(1, n_rows, 1, 1).flatten(0, 2)
     totals.index_add_(0, place, distances.index_select(1, out).flatten(0, 1), alpha=-1)
     sizes = size[:, None].repeat(1, n_rows, 1).flatten().index_add_(0, place, size.new_ones(len(place)), alpha=-1)
-    in_rows = (n_clouds, n_rows, n_labels)
-    scores = _silhouettes(
-        totals.reshape(*in_rows, n_points), sizes.reshape(in_rows), labels[:, None].expand(-1, n_rows, -1)
-    )
+    in_rows, of_points = (n_clouds, n_rows, n_labels), labels[:, None].expand(-1, n_rows, -1)
+    scores = _silhouettes(totals.reshape(*in_rows, n_points), sizes.reshape(in_rows), of_points)
     return scores.masked_fill_(is_out, 0.0).sum(dim=2).T / (~is_out).sum(dim=1)[:, None]
 
 
@@ -209,16 +192,6 @@ def resampled_agreement(
     of_points = torch.einsum("lpc,ph->plch", member, others.double())
     together = of_points.new_zeros(times.shape[1], *of_points.shape[1:]).index_add_(0, owner, of_points)
     return adjusted_rand(*(torch.tensordot(power, together, dims=1) for power in (times, times**2)))
-
-
-def nearest_centroid_labels(
-    points: Float[Tensor, "point d"],
-    centroids: Float[Tensor, "d draw label"],
-    is_known: Bool[Tensor, "draw label"],
-) -> Int64[Tensor, "point draw"]:
-    """Return the label whose centroid is nearest (Euclidean) to each point, among the known centroids of each draw."""
-    half = torch.where(is_known, (centroids**2).sum(dim=0) / 2, torch.inf)
-    return cast(Tensor, ((points @ centroids.flatten(1)).unflatten(1, half.shape) - half).argmax(dim=2))
 
 
 def _spread_seeds(

@@ -75,9 +75,8 @@ def shuffled_scale(
     rank, spline = ranks(entropy.ravel()), natural_spline(entropy, even_knots(entropy.ravel(), N_KNOTS))
     joint = np.concatenate([rank.reshape(*entropy.shape, 1), entropy[..., None], spline], axis=-1)  # shuffled together
     rng = np.random.default_rng(seed)
-    rows = np.stack([joint, *(shuffled_within_position(joint, rng) for _ in range(shuffles))]).reshape(
-        1 + shuffles, -1, joint.shape[-1]
-    )
+    draws = np.stack([joint, *(shuffled_within_position(joint, rng) for _ in range(shuffles))])
+    rows = draws.reshape(1 + shuffles, -1, joint.shape[-1])
     columns = torch.from_numpy(np.ascontiguousarray(rows.transpose(1, 0, 2)[:, :, 1:])).float()
     at_level = without_level_means(rows[:, :, 0].T, level.ravel())
     n_fit = -(-len(entropy) // 2) * entropy.shape[1]
@@ -159,9 +158,8 @@ def view(
     if float(coordinates[:, 0] @ torch.from_numpy(entropy - entropy.mean())) < 0:
         coordinates[:, 0].neg_()
     knots = even_knots(entropy, N_KNOTS)
-    design, grid = (
-        torch.from_numpy(np.column_stack([np.ones(len(x)), natural_spline(x, knots)])) for x in (entropy, at)
-    )
+    columns = (np.column_stack([np.ones(len(x)), natural_spline(x, knots)]) for x in (entropy, at))
+    design, grid = map(torch.from_numpy, columns)
     weights = ridge(design.T @ design, design.T @ coordinates, strength=_COLLINEAR)
     return coordinates.numpy(), (grid @ weights).numpy()
 

@@ -47,9 +47,8 @@ class BeliefStates:
         return len(self.belief)
 
     def __repr__(self) -> str:
-        within = (
-            f"all, reached after {int(self.reached_after[-1])}" if self.is_closed else f"not closed by {self.depth}"
-        )
+        last = int(self.reached_after[-1])
+        within = f"all, reached after {last}" if self.is_closed else f"not closed by {self.depth}"
         return f"BeliefStates({len(self):,} beliefs, {within} symbols)"
 
     @property

@@ -22,9 +22,9 @@ References:
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import cast, final
+from typing import cast
 
 import numpy as np
 import torch
@@ -262,21 +262,10 @@ RESIDUAL = 2**0.5  # (0.798 − 0.330) / 0.330: what is left of the bias of |N(0
 Frames = Callable[[], Iterable[Float[Tensor, "draw *batch item d"]]]
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class OverlapRows:
-    """The overlap of all sequences and of those without each group, with signs held; and the bias b of the kink.
+def overlap_rows(frames: Frames) -> tuple[Float64[np.ndarray, "row 2 *rest"], Float64[np.ndarray, "2 *rest"]]:
+    """Return the replicates of the mean |cosine|, with signs held, and the bias b of the kink.
 
-    The second axis of the rows and the first of the bias are raw (0) and with the mean removed (1).
-    """
-
-    rows: Float64[np.ndarray, "row 2 *rest"]
-    kink: Float64[np.ndarray, "2 *rest"]
-
-
-def overlap_rows(frames: Frames) -> OverlapRows:
-    """Return the replicates of the mean |cosine|, raw and with the mean removed.
-
+    The second axis of the replicates and the first of the bias are raw (0) and with the mean removed (1).
     Cosines are computed in float64: pseudo-values multiply their rounding by the number of sequences.
 
     Args:
@@ -285,8 +274,8 @@ def overlap_rows(frames: Frames) -> OverlapRows:
 
     Example:
         >>> vectors = torch.tensor([[[3.0, 4.0], [4.0, -3.0]], [[3.0, 4.0], [4.0, -2.0]], [[3.0, 4.0], [4.0, -4.0]]])
-        >>> found = overlap_rows(lambda: [vectors])
-        >>> bool(found.rows[0, 0] < 1e-6) and bool(found.kink[0] > 0.05)
+        >>> rows, kink = overlap_rows(lambda: [vectors])
+        >>> bool(rows[0, 0] < 1e-6) and bool(kink[0] > 0.05)
         True
     """
     total = squares = all_of_them = torch.empty(0)
@@ -310,7 +299,7 @@ def overlap_rows(frames: Frames) -> OverlapRows:
     rows = [mean_of_pairs(size + weight * (cosines - all_of_them)) for cosines in again]
     normal = torch.exp(-((size / noise) ** 2) / 2) / (2 * torch.pi) ** 0.5
     kink = mean_of_pairs(torch.where(noise > 0, 2 * (noise * normal - size * (1 - is_right)), 0.0 * size))
-    return OverlapRows(rows=torch.cat(rows).double().cpu().numpy(), kink=kink.double().cpu().numpy())
+    return torch.cat(rows).double().cpu().numpy(), kink.double().cpu().numpy()
 
 
 def mean_overlap_interval(
@@ -322,7 +311,6 @@ def mean_overlap_interval(
         bounds = statistic_interval(rows - kink, seed=seed, scale="share")
         is_biased = (mean > 0) & ((corrected <= 0) | (kink > most * (bounds.hi - corrected)))
         code = np.where(is_biased & (np.isfinite(bounds.hi) | (corrected <= 0)), int(Reason.BIASED), bounds.code)
-    low, high = (
-        np.where(code == Reason.NONE, end, np.nan) for end in (np.maximum(bounds.lo - RESIDUAL * kink, 0), bounds.hi)
-    )
+    ends = (np.maximum(bounds.lo - RESIDUAL * kink, 0), bounds.hi)
+    low, high = (np.where(code == Reason.NONE, end, np.nan) for end in ends)
     return replace(bounds, lo=np.asarray(low), hi=np.asarray(high), code=np.asarray(code))

@@ -57,11 +57,6 @@ class TokenSums:
     sums: Float[Tensor, "batch token *rest"]
     counts: Shaped[Tensor, "batch token"]
 
-    @classmethod
-    def of(cls, vectors: Float[Tensor, "batch pos *rest"], shown: Bool[Tensor, "batch token pos"]) -> "TokenSums":
-        """Sum the vectors at the positions that `occurrences` returns."""
-        return cls(sums=token_sums(vectors, shown), counts=shown.sum(dim=2))
-
     def means(self, weights: Float[np.ndarray, "draw batch"]) -> Float[Tensor, "draw token *rest"]:
         """Return Σ w · x / Σ w for each token, with w the weight of the sequence; NaN if Σ w = 0.
 

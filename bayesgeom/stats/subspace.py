@@ -119,9 +119,8 @@ def leading_coordinates(
     if points.shape[1] <= n_axes:
         return points
     centered = points[:n_fit] - points[:n_fit].mean(dim=0)
-    start = torch.randn(points.shape[1], n_axes, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(
-        points
-    )
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(points.shape[1], n_axes, generator=generator, dtype=torch.float32).to(points)
     basis = torch.linalg.qr(centered.mT @ (centered @ start)).Q
     basis = torch.linalg.qr(centered.mT @ (centered @ basis)).Q
     return cast(Tensor, points @ basis)

@@ -43,7 +43,6 @@ class EquivalentWindow:
 
     Attributes:
         kl_bits: Mean KL of every window observer.
-        stronger: The start with the lower KL at each width, as an index into `STARTS`.
         gain_bits: KL of the stronger window observer minus KL of the model, at each width.
         gain_ends: Both ends of the paired interval of `gain_bits`.
         gain_code: The number of the reason of each interval that is withheld.
@@ -55,7 +54,6 @@ class EquivalentWindow:
     """
 
     kl_bits: Float64[np.ndarray, "start window"]
-    stronger: Int[np.ndarray, " window"]
     gain_bits: Float64[np.ndarray, " window"]
     gain_ends: tuple[Float64[np.ndarray, " window"], Float64[np.ndarray, " window"]]
     gain_code: Int[np.ndarray, " window"]
@@ -63,11 +61,6 @@ class EquivalentWindow:
     symbols: float
     most_symbols: float
     transport_gap_bits: float
-
-    @property
-    def symbols_ends(self) -> tuple[float, float]:
-        """Both ends of the interval of `symbols`; the lower end is `symbols` itself."""
-        return self.symbols, self.most_symbols
 
     @property
     def length(self) -> int:
@@ -246,7 +239,6 @@ def equivalent_window(
     is_known = len(gain) > 1
     return EquivalentWindow(
         kl_bits=means,
-        stronger=stronger,
         gain_bits=gain.mean(axis=0),
         gain_ends=(lo, hi),
         gain_code=interval.code,

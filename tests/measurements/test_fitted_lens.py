@@ -13,7 +13,6 @@ import bayesgeom
 from bayesgeom.core import LOGIT_LENS
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch
 from bayesgeom.measurements.fitted_lens import (
-    LENSES,
     SHUFFLED,
     FittedLens,
     FittedLensReport,
@@ -31,6 +30,7 @@ from tests.diagnosis.test_diagnose import lively
 from tests.families import D_VOCAB, N_LAYERS, saved
 from tests.models.test_lens import bridge
 
+LENSES = ("logit lens", "tuned lens", "softmax probe")
 LOGIT, TUNED, PROBE = range(len(LENSES))
 
 

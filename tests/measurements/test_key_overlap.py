@@ -128,8 +128,8 @@ def test_activation_views_equal_a_loop(everything: tuple[Run, KeyOverlapReport])
 def test_intervals_equal_a_loop_that_leaves_out_each_sequence(everything: tuple[Run, KeyOverlapReport]) -> None:
     run, report = everything
     frames = [slow_mean_keys(run, s.K, 1, 2, SETS["hypotheses"], weights) for weights in jackknife_weights(N)]
-    own = overlap_rows(lambda: [torch.from_numpy(np.array(frames))])
-    rows, kink = own.rows[:, 0], own.kink[0]
+    of_both, kinks = overlap_rows(lambda: [torch.from_numpy(np.array(frames))])
+    rows, kink = of_both[:, 0], kinks[0]
     at = at_of(report, "hypotheses", "activation")
     bias = (N - 1) * (rows[1:].mean() - rows[0]) + kink
     assert report.overlap_bias[*at, 1, 2] == pytest.approx(bias, abs=1e-4)

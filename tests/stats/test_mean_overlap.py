@@ -38,22 +38,22 @@ def slow(vectors: np.ndarray) -> tuple[list[float], float]:
 def test_rows_and_kink_equal_a_loop_over_pairs_in_one_part_or_several(rng: np.random.Generator) -> None:
     vectors = rng.normal(size=(1, 2, 5, 7)) + 0.1 * rng.normal(size=(12, 2, 5, 7))
     tensor = torch.from_numpy(vectors)
-    found = overlap_rows(lambda: [tensor])
-    in_parts = overlap_rows(lambda: tensor.split(5))
+    found_rows, found_kink = overlap_rows(lambda: [tensor])
+    rows_in_parts, kink_in_parts = overlap_rows(lambda: tensor.split(5))
     for head in range(2):
         raw, less = vectors[:, head], vectors[:, head] - vectors[:, head].mean(axis=1, keepdims=True)
         for which, own in enumerate((raw, less)):
             rows, kink = slow(own)
-            np.testing.assert_allclose(found.rows[:, which, head], rows, atol=1e-12)
-            assert found.kink[which, head] == pytest.approx(kink, abs=1e-4)
-    np.testing.assert_allclose(in_parts.rows, found.rows, atol=1e-12)
-    np.testing.assert_allclose(in_parts.kink, found.kink, atol=1e-12)
+            np.testing.assert_allclose(found_rows[:, which, head], rows, atol=1e-12)
+            assert found_kink[which, head] == pytest.approx(kink, abs=1e-4)
+    np.testing.assert_allclose(rows_in_parts, found_rows, atol=1e-12)
+    np.testing.assert_allclose(kink_in_parts, found_kink, atol=1e-12)
 
 
 def test_without_noise_there_is_no_kink_and_no_change() -> None:
     vectors = torch.eye(7, dtype=torch.float64)[:5].expand(12, 5, 7)
-    found = overlap_rows(lambda: [vectors])
-    assert not found.kink[0].any() and not found.rows[:, 0].any()
+    rows, kink = overlap_rows(lambda: [vectors])
+    assert not kink[0].any() and not rows[:, 0].any()
 
 
 def frame(kind: str, rng: np.random.Generator) -> np.ndarray:
@@ -67,8 +67,8 @@ def frame(kind: str, rng: np.random.Generator) -> np.ndarray:
 def replicates(means: np.ndarray, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     keys = means + rng.normal(size=(n, ITEMS, WIDTH)) + rng.normal(size=(n, 1, WIDTH))
     drawn = torch.from_numpy(np.tensordot(jackknife_weights(n), keys, axes=1))
-    found = overlap_rows(lambda: [drawn])
-    return found.rows[:, 0], found.kink[0]
+    rows, kink = overlap_rows(lambda: [drawn])
+    return rows[:, 0], kink[0]
 
 
 @pytest.mark.parametrize(("kind", "n"), [("random", 64), ("half", 128)])
