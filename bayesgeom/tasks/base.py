@@ -7,6 +7,7 @@ import tomllib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass, replace
 from enum import IntEnum, unique
 from importlib.resources import files
@@ -30,6 +31,7 @@ from bayesgeom.core import (
 from bayesgeom.core.errors import check_fields, check_known, integer_of, make_plain, quoted
 from bayesgeom.core.plugins import discover, field_names, find_plugin, is_foreign
 from bayesgeom.core.run import checked_trials
+from bayesgeom.core.tokenizer import chat_prompts, check_distinct, check_ids, encoded_text, prompt_ids
 
 BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
@@ -754,10 +756,8 @@ def literal(text: str) -> bool | int | float | str | tuple[int, ...]:
     if "+" in text and all(part.isdecimal() for part in text.removesuffix("+").split("+")):
         return tuple(map(int, text.removesuffix("+").split("+")))
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
@@ -867,6 +867,20 @@ def discounted_sums(
     return torch.stack(sums, dim=1)
 
 
+def steps_back(tokens: Int64[Tensor, "batch pos"]) -> Int64[Tensor, "batch query_pos key_pos"]:
+    """Return how many positions each key is before each query."""
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    return (place[:, None] - place[None, :]).expand(len(tokens), -1, -1)
+
+
+def over_tokens(
+    related: Bool[Tensor, "batch pair pair"], *, n_inputs: int = 1, of_inputs: bool
+) -> Bool[Tensor, "batch query_pos key_pos"]:
+    """Return a relation of pairs, of inputs and an output, as one to the tokens of either; the last output is cut."""
+    output = related & (not of_inputs)
+    return torch.stack([*[related & of_inputs] * n_inputs, output], dim=3).flatten(2)[:, :, :-1]
+
+
 def scored_once(trials: Trials, query: Int64[Tensor, " batch"]) -> Trials:
     """Return the sequences with one scored position each, without relations and window observers.
 
@@ -946,6 +960,38 @@ def derived_seed(seed: int, *path: int) -> int:
     return DerivedSeed(state[0] >> 1)
 
 
+def text_ids(
+    tokenizer: Tokenizer, texts: Sequence[str], named: str, *, bos: bool, chat: bool = False, last: int, d_vocab: int
+) -> list[tuple[int, ...]]:
+    """Return the ids of texts, with a beginning-of-sequence token if any, or as messages in the chat template.
+
+    Args:
+        tokenizer: The tokenizer.
+        texts: The texts.
+        named: What errors write before `last`.
+        bos: Whether a text begins with that token.
+        chat: Whether each is a message.
+        last: Tokens at the end of each text that are scored.
+        d_vocab: Number of ids of the model.
+
+    Raises:
+        InvalidArgument: A text has fewer tokens, or most texts have the ids of another one.
+        TaskMismatch: The model lacks an id.
+    """
+    if chat:
+        ids = chat_prompts(tokenizer, texts)
+    else:
+        ids = prompt_ids(tokenizer, texts) if bos else [tuple(encoded_text(tokenizer, text)) for text in texts]
+    check_ids((i for prompt in ids for i in prompt), d_vocab)
+    check_distinct(texts, ids)
+    shortest = min(range(len(texts)), key=lambda at: len(ids[at]))
+    if len(ids[shortest]) < last:
+        raise InvalidArgument(
+            f"{named}{last} tokens of each prompt are requested; {texts[shortest]!r} has {len(ids[shortest])}."
+        )
+    return ids
+
+
 def padded_rows(
     prompts: Sequence[Sequence[int]], index: Int64[Tensor, " row"], n_ids: int
 ) -> tuple[Int64[Tensor, "batch pos"], Int64[Tensor, "batch 1"], Int64[Tensor, " token"]]:
@@ -957,10 +1003,9 @@ def padded_rows(
     # What fills up a row is an id of no prompt, so that no mean over a token's positions takes padding in.
     unused = next((i for i in range(n_ids) if i not in counts), 0)
     common = [i for i, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_INPUTS]]
-    rows = [torch.tensor(prompts[i], device=device) for i in index.tolist()]
-    padding = [torch.full((longest - len(row),), unused, device=device) for row in rows]
-    tokens = torch.stack([torch.cat(pair) for pair in zip(rows, padding, strict=True)])
-    lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
+    rows = [prompts[i] for i in index.tolist()]
+    tokens = torch.tensor([[*row, *[unused] * (longest - len(row))] for row in rows], device=device)
+    lengths = torch.tensor([[len(row)] for row in rows], device=device)
     return tokens, lengths, torch.tensor(common, dtype=torch.int64, device=device)
 
 

@@ -24,8 +24,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import NO_LABEL, InvalidArgument, Tokenizer, Trials, check_types, unknown_name
-from bayesgeom.core.tokenizer import chat_prompts, check_distinct, check_ids, encoded_text, prompt_ids, token_names
-from bayesgeom.tasks.base import PromptTask, TextTask, padded_rows
+from bayesgeom.core.tokenizer import token_names
+from bayesgeom.tasks.base import PromptTask, TextTask, padded_rows, text_ids
 
 QUINTILES = 5
 JOINT, BETWEEN = "+", "\n\n"
@@ -117,19 +117,7 @@ class Prompts(TextTask):
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundPrompts":
         groups = self.groups()
         texts = [text for members in groups.values() for text in members]
-        if self.chat:
-            ids = chat_prompts(tokenizer, texts)
-        elif self.bos:
-            ids = prompt_ids(tokenizer, texts)
-        else:
-            ids = [tuple(encoded_text(tokenizer, text)) for text in texts]
-        check_ids((i for prompt in ids for i in prompt), d_vocab)
-        check_distinct(texts, ids)
-        shortest = min(range(len(texts)), key=lambda i: len(ids[i]))
-        if len(ids[shortest]) < self.last:
-            raise InvalidArgument(
-                f"last={self.last} tokens of each prompt are requested; {texts[shortest]!r} has {len(ids[shortest])}."
-            )
+        ids = text_ids(tokenizer, texts, "last=", bos=self.bos, chat=self.chat, last=self.last, d_vocab=d_vocab)
         return BoundPrompts(
             n_ids=d_vocab,
             prompts=tuple(ids),
