@@ -9,6 +9,8 @@ from importlib import resources
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from bayesgeom.core import InvalidArgument, checked, phase
 from bayesgeom.executors import Batch, Executor, Job
 from bayesgeom.scorecards.architectures import Architecture, architectures_of
@@ -119,8 +121,8 @@ def rates_of(given: int | Sequence[float]) -> tuple[float, ...]:
     """
     if isinstance(given, int):
         decades = min(_WIDEST, _STEP * (given - 1))
-        between = decades / max(1, given - 1)
-        found = [float(f"{_MIDDLE * 10 ** (between * index - decades / 2):.3g}") for index in range(given)]
+        factors = np.logspace(-decades / 2, decades / 2, max(0, given))
+        found = [float(f"{rate:.3g}") for rate in _MIDDLE * factors]
     else:
         found = sorted(set(map(float, given)))
     if not found or not all(0 < rate < math.inf for rate in found):

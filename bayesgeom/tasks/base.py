@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core import (
@@ -247,15 +247,13 @@ class WindTunnel(ABC):
         exact = trials.predictive[0, last].tolist()
         shares = [tuple(round(share, 4) for share in pair) for pair in zip(exact, *[model] * bool(model), strict=True)]
         names = tuple(labels[answer] for answer in trials.answers.tolist())
-        answers = dict(zip(names, shares, strict=True))
+        ranked = sorted(zip(names, shares, strict=True), key=lambda answer: -max(answer[1]))
         return {
             **words,
             "example": tuple(labels[token] for token in tokens),
             "is_cut": last >= _EXAMPLE,
             "names": names,
-            "answers": {
-                name: answers[name] for name in sorted(answers, key=lambda name: -max(answers[name]))[:_ANSWERS]
-            },
+            "answers": dict(ranked[:_ANSWERS]),
         }
 
 
@@ -278,29 +276,7 @@ def check_draws(task: WindTunnel) -> None:
 
 
 class FiniteTask(WindTunnel):
-    """A task with a fixed set of sequences, drawn without replacement: the first n of a seeded order."""
-
-    @property
-    @abstractmethod
-    def n_sequences(self) -> int:
-        """Return the number of available sequences."""
-
-    @property
-    @abstractmethod
-    def is_selective(self) -> bool:
-        """Return whether sequences are selected by the entropy of the model's prediction at their end."""
-
-    @abstractmethod
-    def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
-        """Return all sequences in listed order."""
-
-    @abstractmethod
-    def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "FiniteTask":
-        """Return a task with only the selected sequences, given an entropy for each in listed order."""
-
-
-class PromptTask(FiniteTask):
-    """A finite task of prompts in ids, which may differ in length."""
+    """A fixed set of prompts in ids, which may differ in length, drawn without replacement: the first n of an order."""
 
     n_ids: int
     prompts: tuple[tuple[int, ...], ...]
@@ -330,7 +306,7 @@ class PromptTask(FiniteTask):
 
     @final
     def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
-        """Return all prompts in the order in which they are listed, the order of the entropies of `selected`."""
+        """Return all prompts in the order in which they are listed."""
         return self.trials(torch.arange(self.n_sequences, device=device))
 
     @final
@@ -355,7 +331,7 @@ class PromptTask(FiniteTask):
         return torch.randperm(self.n_sequences, generator=generator, device=generator.device)
 
 
-class LabeledTask(PromptTask):
+class LabeledTask(FiniteTask):
     """Sequences with labels of a user in place of a posterior. What is fitted is scored on other sequences."""
 
     @abstractmethod
@@ -615,12 +591,10 @@ def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
         )
     parameters = {key: _revived(value) for key, value in config.items()}
     name = str(parameters.pop("name", None))
+    labeled = {kind.name: kind for kind in LabeledTask.__subclasses__()}  # they need texts, so no command names them
     # mypy forbids an abstract class as a value, but discovery needs one.
-    if name not in discover("bayesgeom.tasks", WindTunnel):  # type: ignore[type-abstract]
-        for kind in LabeledTask.__subclasses__():  # they need texts, so no command names them
-            if kind.name == name:
-                return _built(kind, name, parameters)
-    return _built(find_plugin("bayesgeom.tasks", WindTunnel, name), name, parameters)  # type: ignore[type-abstract]
+    kind = labeled.get(name) or find_plugin("bayesgeom.tasks", WindTunnel, name)  # type: ignore[type-abstract]
+    return _built(kind, name, parameters)
 
 
 def _revived(value: Any) -> Any:

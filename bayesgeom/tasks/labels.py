@@ -14,7 +14,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import NO_LABEL, InvalidArgument, Tokenizer, Trials, checked
@@ -181,13 +181,6 @@ class _BoundLabels(LabeledTask):
 
     def __repr__(self) -> str:
         return f"{self.n_sequences} texts with labels {', '.join(self.names)}"
-
-    @property
-    def is_selective(self) -> bool:
-        return False
-
-    def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "_BoundLabels":
-        return self
 
     def halves(self) -> "tuple[_BoundLabels, _BoundLabels]":
         """Return two halves with different texts and nearly equal shares of each label."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bayesgeom.core import NO_LABEL, InvalidArgument, Tokenizer, Trials, check_types, unknown_name
 from bayesgeom.core.tokenizer import token_names
-from bayesgeom.tasks.base import PromptTask, TextTask, padded_rows, text_ids
+from bayesgeom.tasks.base import FiniteTask, TextTask, padded_rows, text_ids
 
 QUINTILES = 5
 JOINT, BETWEEN = "+", "\n\n"
@@ -130,7 +130,7 @@ class Prompts(TextTask):
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class BoundPrompts(PromptTask):
+class BoundPrompts(FiniteTask):
     """`Prompts` in one tokenizer's ids, padded on the right to the longest. Trials have groups and no posterior."""
 
     name: ClassVar[str] = "prompts"
@@ -156,14 +156,6 @@ class BoundPrompts(PromptTask):
             "prompts have no pairs, because their latent variables are unknown: swap on evidence or on a wind tunnel "
             "in context (bijection-in-context)."
         )
-
-    @property
-    def is_selective(self) -> bool:
-        return self.per_quintile > 0
-
-    def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "BoundPrompts":
-        chosen = self.select(entropies_bits, per_quintile=self.per_quintile, seed=seed)
-        return replace(chosen, per_quintile=0)
 
     def select(
         self, entropies_bits: Float[np.ndarray, " prompt"], *, per_quintile: int, seed: int = 0
@@ -193,8 +185,8 @@ class BoundPrompts(PromptTask):
                 )
             for quintile in np.array_split(members[entropies_bits[members].argsort(kind="stable")], QUINTILES):
                 chosen += rng.permutation(quintile)[:per_quintile].tolist()
-        kept = sorted(chosen)
-        return replace(self, prompts=tuple(self.prompts[i] for i in kept), groups=tuple(self.groups[i] for i in kept))
+        prompts, groups = (tuple(values[at] for at in sorted(chosen)) for values in (self.prompts, self.groups))
+        return replace(self, prompts=prompts, groups=groups, per_quintile=0)
 
     def trials(self, index: Int64[Tensor, " row"]) -> Trials:
         device = index.device

@@ -152,7 +152,7 @@ def built(make: Callable[[int, int], Any], d_vocab: int, n_ctx: int, *, seed: in
     """
     with default_dtype(torch.float32), torch.random.fork_rng(devices=()), Contained() as making:
         torch.manual_seed(torch_seed(seed))
-        net = make(d_vocab, n_ctx)
+        net: Any = make(d_vocab, n_ctx)
     if making.error is not None:
         raise InvalidArgument(f"make({d_vocab}, {n_ctx}) failed: {making.fault.rstrip('.')}.") from making.error
     if not isinstance(net, nn.Module) or not any(parameter.requires_grad for parameter in net.parameters()):
