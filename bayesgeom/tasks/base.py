@@ -841,7 +841,7 @@ def discounted_sums(
     return torch.stack(sums, dim=1)
 
 
-def steps_back(tokens: Int64[Tensor, "batch pos"]) -> Int64[Tensor, "batch query_pos key_pos"]:
+def steps_back(tokens: Shaped[Tensor, "batch pos"]) -> Int64[Tensor, "batch query_pos key_pos"]:
     """Return how many positions each key is before each query."""
     place = torch.arange(tokens.shape[1], device=tokens.device)
     return (place[:, None] - place[None, :]).expand(len(tokens), -1, -1)
@@ -935,14 +935,14 @@ def derived_seed(seed: int, *path: int) -> int:
 
 
 def text_ids(
-    tokenizer: Tokenizer, texts: Sequence[str], named: str, *, bos: bool, chat: bool = False, last: int, d_vocab: int
+    tokenizer: Tokenizer, texts: Sequence[str], short: str, *, bos: bool, chat: bool = False, last: int, d_vocab: int
 ) -> list[tuple[int, ...]]:
     """Return the ids of texts, with a beginning-of-sequence token if any, or as messages in the chat template.
 
     Args:
         tokenizer: The tokenizer.
         texts: The texts.
-        named: What errors write before `last`.
+        short: The error for a text of fewer than `last` tokens, with {last}, {text!r} and {n}, its own number.
         bos: Whether a text begins with that token.
         chat: Whether each is a message.
         last: Tokens at the end of each text that are scored.
@@ -960,9 +960,7 @@ def text_ids(
     check_distinct(texts, ids)
     shortest = min(range(len(texts)), key=lambda at: len(ids[at]))
     if len(ids[shortest]) < last:
-        raise InvalidArgument(
-            f"{named}{last} tokens of each prompt are requested; {texts[shortest]!r} has {len(ids[shortest])}."
-        )
+        raise InvalidArgument(short.format(last=last, text=texts[shortest], n=len(ids[shortest])))
     return ids
 
 

@@ -141,8 +141,8 @@ class _LabeledTexts(TextTask):
         return f"{len(self.texts)} texts with labels {', '.join(self.names)}"
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "_BoundLabels":
-        last, named = len(self.labels[0]), "labels of the last "
-        ids = text_ids(tokenizer, self.texts, named, bos=self.bos, last=last, d_vocab=d_vocab)
+        last, short = len(self.labels[0]), "{last} labels for {text!r}, which has {n} tokens."
+        ids = text_ids(tokenizer, self.texts, short, bos=self.bos, last=last, d_vocab=d_vocab)
         remedy = "Pass answers={label: word} with words that are one token each."
         taken = first_symbols(tokenizer, self.answers, len(self.names), kind="answers", remedy=remedy)
         return _BoundLabels(

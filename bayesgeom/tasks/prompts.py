@@ -29,6 +29,7 @@ from bayesgeom.tasks.base import FiniteTask, TextTask, padded_rows, text_ids
 
 QUINTILES = 5
 JOINT, BETWEEN = "+", "\n\n"
+_SHORT = "last={last} tokens of each prompt are requested; {text!r} has {n}."
 _KEYS = ("text", "prompt")  # of a line of JSONL
 _MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
     **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
@@ -117,7 +118,7 @@ class Prompts(TextTask):
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundPrompts":
         groups = self.groups()
         texts = [text for members in groups.values() for text in members]
-        ids = text_ids(tokenizer, texts, "last=", bos=self.bos, chat=self.chat, last=self.last, d_vocab=d_vocab)
+        ids = text_ids(tokenizer, texts, _SHORT, bos=self.bos, chat=self.chat, last=self.last, d_vocab=d_vocab)
         return BoundPrompts(
             n_ids=d_vocab,
             prompts=tuple(ids),
@@ -185,7 +186,8 @@ class BoundPrompts(FiniteTask):
                 )
             for quintile in np.array_split(members[entropies_bits[members].argsort(kind="stable")], QUINTILES):
                 chosen += rng.permutation(quintile)[:per_quintile].tolist()
-        prompts, groups = (tuple(values[at] for at in sorted(chosen)) for values in (self.prompts, self.groups))
+        kept = sorted(chosen)
+        prompts, groups = tuple(self.prompts[at] for at in kept), tuple(self.groups[at] for at in kept)
         return replace(self, prompts=prompts, groups=groups, per_quintile=0)
 
     def trials(self, index: Int64[Tensor, " row"]) -> Trials:

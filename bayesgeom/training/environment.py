@@ -64,14 +64,14 @@ def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
         CheckpointFault: The record cannot be read.
     """
     try:
-        started: dict[str, str | int | bool] = read_json(out / ENVIRONMENT)
+        started: Any = read_json(out / ENVIRONMENT)
     except FileNotFoundError:
         return None
     if not isinstance(started, dict) or started.keys() != environment("cpu").keys():
         raise CheckpointFault(
             f"{out / ENVIRONMENT} names no environment. Restore it, or delete it to resume without this check."
         )
-    return started
+    return dict(started)
 
 
 def check_device_kind(out: Path, device: str | torch.device) -> None:

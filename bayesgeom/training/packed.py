@@ -35,7 +35,7 @@ def read_formation(folder: Path) -> dict[str, Any]:
     """
     restore_directory(folder)
     file = folder / FORMATION
-    stored: dict[str, Any] = read_packed_json(file)
+    stored = read_packed_json(file)
     schema = stored.get("schema") if isinstance(stored, dict) else None
     if type(schema) is not int or schema > SCHEMA:
         raise CheckpointFault(f"{file} has schema {schema}; this bayesgeom reads up to {SCHEMA}. Upgrade bayesgeom.")
@@ -51,7 +51,7 @@ def read_formation(folder: Path) -> dict[str, Any]:
                 f"training again."
             )
     check_hashed(stored, file)
-    return stored
+    return dict(stored)
 
 
 def read_packed_json(file: Path) -> Any:
