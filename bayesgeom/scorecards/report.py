@@ -211,9 +211,7 @@ def card_of(
     rates = tuple(sorted({row.rate for row in rows}))
     n_seeds = 1 + max((row.seed for row in rows), default=0)
     found = {
-        (own, world.name): _Found(
-            [row for row in rows if (row.architecture, row.world) == (own, world.name)], world, rates, n_seeds
-        )
+        (own, world.name): _Found(rows, own, world, rates, n_seeds)
         for own, world in itertools.product(architectures, worlds)
     }
     shape = len(architectures), len(worlds)
@@ -279,7 +277,10 @@ def _shortcut(cells: "Sequence[_Found]") -> tuple[str, float]:
 class _Found:
     """What the rows of one architecture in one world say."""
 
-    def __init__(self, rows: Sequence[Row], world: World, rates: Sequence[float], n_seeds: int) -> None:
+    def __init__(
+        self, rows: Sequence[Row], architecture: str, world: World, rates: Sequence[float], n_seeds: int
+    ) -> None:
+        rows = [row for row in rows if (row.architecture, row.world) == (architecture, world.name)]
         self._rows, self._world = rows, world
         ends = {row.rate: row.value for row in sorted(self._all("validation_kl_bits"), key=lambda row: row.step)}
         failed = self._all("failed")

@@ -302,6 +302,7 @@ class FiniteTask(WindTunnel):
     @property
     @final
     def n_sequences(self) -> int:
+        """Return the number of available sequences."""
         return len(self.prompts)
 
     @final

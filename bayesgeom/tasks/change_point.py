@@ -120,7 +120,12 @@ class ChangePoint(SymbolTask):
     def observed(
         self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " pos"] | None = None
     ) -> tuple[_Runs, _Shown]:
-        """Return belief and predictive after each symbol; symbols that are not kept are steps without evidence."""
+        """Return belief and predictive after each symbol.
+
+        Args:
+            tokens: Symbols, counted from 0.
+            keep: Which symbols are seen; the others are steps without evidence. None: all.
+        """
         n, n_pos = tokens.shape
         keep = torch.ones(n_pos, dtype=torch.bool, device=tokens.device) if keep is None else keep
         ones = self._indicators(tokens) * keep[:, None]
