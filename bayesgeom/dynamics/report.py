@@ -329,15 +329,9 @@ class AttentionMapsReport(Report):
     n: int
 
     def headlines(self) -> Sequence[Headline]:
-        return tuple(
-            headline_of(
-                self,
-                "focus",
-                at=(-1, row),
-                label=f"largest weight, layer {layer}, step {int(self.shown_steps[-1]):,}",
-            )
-            for row, layer in enumerate(self.shown_layers)
-        )
+        step = f"step {int(self.shown_steps[-1]):,}"
+        labels = [f"largest weight, layer {layer}, {step}" for layer in self.shown_layers]
+        return [headline_of(self, "focus", at=(-1, row), label=label) for row, label in enumerate(labels)]
 
     def panels(self) -> Sequence[Panel]:
         from bayesgeom.charts.heat import add_heat
@@ -346,6 +340,7 @@ class AttentionMapsReport(Report):
         # The first queries have few keys in a causal model, so their weights are large: they do not extend the scale.
         most, drawn = float(self.maps[:, :, self.maps.shape[2] // 2 :].max()), list[Panel]()
         queries, keys = (range(1, 1 + size) for size in self.maps.shape[2:])
+        axes: dict[str, Any] = {"names": (queries, keys), "axes": ("key position", "scored position")}
         for row, layer in enumerate(self.shown_layers):
             for column, step in enumerate(self.shown_steps):
                 focus = brief(self.focus.value[column, row])
@@ -353,16 +348,9 @@ class AttentionMapsReport(Report):
                     f"Layer {layer}, step {int(step):,}: largest weight of a row {focus}",
                     is_folded=column + 1 < len(self.shown_steps),
                 )
+                weights = self.maps[column, row].round(3)
+                add_heat(panel.figure, weights, unit="attention", baseline=0.0, limits=(0.0, most), **axes)
                 drawn.append(panel)
-                add_heat(
-                    drawn[-1].figure,
-                    self.maps[column, row].round(3),
-                    unit="attention",
-                    baseline=0.0,
-                    names=(queries, keys),
-                    axes=("key position", "scored position"),
-                    limits=(0.0, most),
-                )
         return drawn
 
 
@@ -463,17 +451,15 @@ def film(run: str, steps: Steps, snapshots: Sequence[SnapshotNumbers]) -> Manifo
 def viewed(task: WindTunnel, steps: Steps, snapshots: Sequence[SnapshotNumbers]) -> InsideReport:
     """Return what the viewer shows of a training: the same few sequences at every snapshot, or at some of many."""
     at = chosen_among(len(steps), MOST_VIEWED)
-    parts = [
-        {
-            name.removeprefix(VIEWED): values
-            for name, values in snapshots[index].arrays.items()
-            if name.startswith(VIEWED)
-        }
-        for index in at
-    ]
-    numbers = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "answer_ids"}
-    numbers["training_steps"] = np.repeat(np.array([steps[index] for index in at], np.int32), len(parts[0]["ids"]))
-    return inside_report(numbers | {"answer_ids": parts[0]["answer_ids"]}, task)
+    first = snapshots[at[0]].arrays
+    numbers = {
+        name.removeprefix(VIEWED): np.concatenate([snapshots[index].arrays[name] for index in at])
+        for name in first
+        if name.startswith(VIEWED)
+    }
+    n_each, steps_shown = len(first[f"{VIEWED}ids"]), np.array([steps[index] for index in at], np.int32)
+    numbers |= {"training_steps": np.repeat(steps_shown, n_each), "answer_ids": first[f"{VIEWED}answer_ids"]}
+    return inside_report(numbers, task)
 
 
 def attention_maps(run: str, steps: Steps, snapshots: Sequence[SnapshotNumbers]) -> AttentionMapsReport | None:

@@ -321,8 +321,7 @@ def _check_alike(one: TrainingRun, other: TrainingRun, what: str) -> None:
         ("architectures", one.config.to_dict(), other.config.to_dict()),
         ("tasks", one.task.config(), other.task.config()),
     ):
-        if not (apart := differences(a, b)):
-            continue
-        raise InvalidArgument(
-            f"{what} of different {plural} cannot be put together: {one.name} and {other.name} differ ({apart})."
-        )
+        if apart := differences(a, b):
+            raise InvalidArgument(
+                f"{what} of different {plural} cannot be put together: {one.name} and {other.name} differ ({apart})."
+            )

@@ -177,10 +177,8 @@ class LengthReport(Report):
             panel.figure.add_vline(x=self.trained, line=line, **named)
             label_axes(panel.figure, x_title, y_title)
             panels.append(panel)
-        excess, layers = (
-            Panel.blank("Excess beyond the training length, by layer", is_folded=True),
-            self.layer_excess_bits,
-        )
+        excess = Panel.blank("Excess beyond the training length, by layer", is_folded=True)
+        layers = self.layer_excess_bits
         if np.isfinite(layers.value).any():
             _add(excess, np.arange(layers.value.shape[1]), layers, self._short_names, is_log=False)
             label_axes(excess.figure, "layer", "KL beyond − KL within (bits)")
@@ -285,9 +283,7 @@ def _add(panel: Panel, x: Int[np.ndarray, " x"], curves: Estimate, models: Seque
     from bayesgeom.report.theme import MEASURED, SERIES, at_least, log_axes
 
     for baseline in curves.baselines[:1]:
-        known = np.isfinite(baseline.value)
-        total = np.where(known, baseline.value, 0.0).sum(axis=0)
-        level = np.where(known.any(axis=0), total / known.sum(axis=0).clip(min=1), np.nan)
+        level = np.ma.masked_invalid(baseline.value).mean(axis=0).filled(np.nan)
         floor = log_floor(curves.value, level) if is_log else -np.inf
         add_baseline(panel.figure, x, level, name=f"baseline: {baseline.name.replace('_', ' ')}", floor=floor)
     for index, model in enumerate(models):

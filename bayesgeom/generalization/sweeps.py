@@ -295,16 +295,15 @@ def _value(label: str, task: WindTunnel, model: Model | None, *, n: int, seed: i
             run = _run(task, model, n=n, seed=seed)
         except TaskMismatch as reason:
             note = str(reason)
-    of_model: Behavior | None
-    exact: Behavior
+    of_model = None if run is None else run.behavior
     if run is not None:
-        of_model, exact, predictors, windows = run.behavior, run.behavior, run.baseline_behaviors, run.windows
+        exact, predictors, windows = run.behavior, run.baseline_behaviors, run.windows
     else:
         log = BehaviorLog()
         for block in task.stream(n, seed=derived_seed(seed, Branch.TRIALS), device="cpu"):
             certain = block.at_scored(block.predictive)
             log.add(block, certain.log(), torch.zeros_like(certain[..., 0]), task.baseline_predictives(block))
-        of_model, (exact, _, predictors), windows = None, log.finished(), log.windows()
+        (exact, _, predictors), windows = log.finished(), log.windows()
     entropies_bits = exact.exact_entropy_bits
     kl = {name: predictor.kl_bits.mean(axis=0, dtype=np.float64) for name, predictor in predictors.items()}
     errors = {name: float(predictor.entropy_error_bits.mean()) for name, predictor in predictors.items()}

@@ -32,7 +32,7 @@ from bayesgeom.report.report import Report
 from bayesgeom.report.tables import FirstView
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.information import entropy_bits, kl_bits
-from bayesgeom.tasks.base import PromptTask, WindTunnel, at_most, derived_seed, task_from_config
+from bayesgeom.tasks.base import FiniteTask, WindTunnel, at_most, derived_seed, task_from_config
 
 if TYPE_CHECKING:
     from anywidget import AnyWidget
@@ -350,7 +350,7 @@ class HeadAblation:
 
     @torch.no_grad()
     def __init__(self, model: Model, task: WindTunnel, *, seed: int, mode: Mode = "mean") -> None:
-        is_mixed = isinstance(task, PromptTask) and len({*map(len, task.prompts)}) > 1
+        is_mixed = isinstance(task, FiniteTask) and len({*map(len, task.prompts)}) > 1
         # The replay of the package's transformers needs the same scored positions in every sequence.
         self._replayer = PlainLoop(model) if is_mixed and isinstance(model, HookedModel) else model.replayer()
         self._mode: Mode = "zero" if mode == "zero" else "mean"

@@ -57,7 +57,6 @@ from bayesgeom.models.served.client import is_address
 from bayesgeom.models.served.model import SERVER, supported
 from bayesgeom.tasks.base import (
     FUNCTIONS,
-    FiniteTask,
     TextTask,
     WindTunnel,
     check_draws,
@@ -65,6 +64,7 @@ from bayesgeom.tasks.base import (
     task_from_text,
     task_kinds,
 )
+from bayesgeom.tasks.prompts import BoundPrompts
 
 ModelLike = Model | Checkpoint | nn.Module | Callable[[Tensor], Any] | str | Path
 TaskLike = WindTunnel | TextTask | str | Sequence[str]  # the last: prompts
@@ -447,10 +447,10 @@ def task_of(model: Model, task: TaskLike | None) -> WindTunnel:
         )
     chosen = _bound(model, given) if isinstance(given, TextTask) else given
     check_draws(chosen)
-    if isinstance(chosen, FiniteTask) and chosen.is_selective:
+    if isinstance(chosen, BoundPrompts) and chosen.per_quintile:
         everything = chosen.in_order(device=model.spec.device)
         run = model.run(everything.batches(at_most=_AT_A_TIME))
-        return chosen.selected(run.behavior.model_entropy_bits[:, -1])
+        return chosen.select(run.behavior.model_entropy_bits[:, -1], per_quintile=chosen.per_quintile)
     if model.task is not None and chosen.d_vocab != model.task.d_vocab:
         raise TaskMismatch(
             f"{chosen} has {chosen.d_vocab} ids; {model.spec.name} was trained on {model.task}, which has "

@@ -177,9 +177,8 @@ class RisingKL:
         by_sequence = np.median(now, axis=0) - np.median(best, axis=0)
         error = float(by_sequence.std(ddof=1) / math.sqrt(len(by_sequence))) if len(by_sequence) > 1 else 0.0
         rise = float(by_sequence.mean())
-        return _level(now) - _level(best) > max(math.log(LEAST_RISE), NOISES * noise) and rise > max(
-            ERRORS * error, self.least_bits
-        )
+        is_sure = rise > max(ERRORS * error, self.least_bits)
+        return is_sure and _level(now) - _level(best) > max(math.log(LEAST_RISE), NOISES * noise)
 
 
 def _level(kl_bits: Float64[np.ndarray, "measurement sequence"]) -> float:
@@ -229,9 +228,8 @@ class Rules:
             else:
                 add("reached" if is_good else "lost", name, threshold)
         # NaN is no sign of a good frame.
-        self._is_falling = (
-            self._sides[_FLOOR].is_good and not summary[frame] >= self.thresholds.degenerate_orthogonality
-        )
+        is_low = not summary[frame] >= self.thresholds.degenerate_orthogonality
+        self._is_falling = self._sides[_FLOOR].is_good and is_low
         if np.isfinite(kl_bits).all():
             bad["kl_bits"] = (self.rising.update(kl_bits), self.thresholds.kl_bits)
         for metric, (is_bad, threshold) in bad.items():

@@ -21,9 +21,7 @@ from torch import nn
 from bayesgeom.core import InvalidArgument, unknown_name
 from bayesgeom.core.errors import quoted
 from bayesgeom.core.plugins import Contained
-from bayesgeom.core.torch_state import default_dtype
 from bayesgeom.models.config import ModelConfig, config_from_dict, quiet
-from bayesgeom.tasks.base import torch_seed
 
 Make = Callable[[int, int], nn.Module]
 _SIZES = {"n_layers": 2, "d_model": 64}
@@ -72,28 +70,13 @@ class Architecture:
     """A network that can be built for any vocabulary and length.
 
     `text` is what a worker process builds it from; "" if it exists in this process only. `digest` changes with the file
-    that defines it.
+    that defines it. `bayesgeom.training.steps.built` makes the network.
     """
 
     name: str
     make: Make
     text: str = ""
     digest: str = ""
-
-    def build(self, d_vocab: int, n_ctx: int, *, seed: int) -> nn.Module:
-        """Build the network from a seed, in float32, without changing the random state of the process.
-
-        Raises:
-            InvalidArgument: The function does not take two integers, fails, or does not return a module.
-        """
-        with default_dtype(torch.float32), torch.random.fork_rng(devices=()), Contained() as building:
-            torch.manual_seed(torch_seed(seed))
-            net: Any = self.make(d_vocab, n_ctx)
-        if building.error is not None:
-            raise InvalidArgument(f"{self.name} cannot be built by make({d_vocab}, {n_ctx}): {building.fault}.")
-        if not isinstance(net, nn.Module) or not any(parameter.requires_grad for parameter in net.parameters()):
-            raise InvalidArgument(f"make({d_vocab}, {n_ctx}) must return a module with weights, got {quoted(net)}.")
-        return net
 
 
 def architectures_of(given: object) -> tuple[Architecture, ...]:

@@ -25,7 +25,7 @@ from bayesgeom.tasks.associative_recall import AssociativeRecall
 from bayesgeom.tasks.base import DerivedSeed
 from bayesgeom.training.loop import Logits, held_out_kl, named_share
 from bayesgeom.training.recipes import Recipe
-from bayesgeom.training.steps import Training
+from bayesgeom.training.steps import Training, built
 
 HELD_OUT, SCORED, CHECK_EVERY, N_CURVE = 256, 512, 50, 12
 _VALIDATION, _SCORES = (DerivedSeed(1_000_003 + number) for number in range(2))  # of sequences that no step draws
@@ -110,7 +110,7 @@ def measured(cell: Cell) -> list[Row]:
 def _begun(cell: Cell) -> Training:
     """Return the training at its start, with a network that was checked."""
     world = cell.world
-    net = cell.architecture.build(world.task.d_vocab, world.n_ctx, seed=cell.seed)
+    net = built(cell.architecture.make, world.task.d_vocab, world.n_ctx, seed=cell.seed)
     recipe = Recipe(
         name=cell.name,
         task=world.stages[0],

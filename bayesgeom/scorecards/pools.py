@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float64
 
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.scorecards.cell import OBSERVERS, SEQUENCES
@@ -45,25 +44,19 @@ def crossing(cells: "pd.DataFrame", architecture: str) -> Estimate:
     table = pool_weights(cells)
     table = table[(table["architecture"] == architecture) & (table["sequences"] == SEQUENCES[1])]
     last = table.groupby(["seed", "pool", "observer"])["value"].last().unstack("observer")
-    found = [
-        _zero(
-            np.log2(rows.index.get_level_values("pool").to_numpy()),
-            (rows[OBSERVERS[1]] - rows[OBSERVERS[0]]).to_numpy(),
-        )
-        for _, rows in last.groupby("seed")
-    ]
-    if not found or any(map(math.isnan, found)):
+    found = list[float]()
+    for _, rows in last.groupby("seed"):
+        pools = np.log2(rows.index.get_level_values("pool").to_numpy())
+        ahead = (rows[OBSERVERS[1]] - rows[OBSERVERS[0]]).to_numpy()
+        rises = np.flatnonzero((ahead[:-1] < 0) & (ahead[1:] >= 0))
+        if not len(rises):
+            return Estimate.of(np.nan)
+        at = slice(rises[0], rises[0] + 2)
+        found.append(float(np.interp(0.0, ahead[at], pools[at])))
+    if not found:
         return Estimate.of(np.nan)
     low, high = seed_interval(np.array(found))
     return Estimate.of(2 ** np.mean(found), (2**low, 2**high), n=len(found))
-
-
-def _zero(x: Float64[np.ndarray, " pool"], y: Float64[np.ndarray, " pool"]) -> float:
-    """Return where a line through the points first rises through 0; NaN if it does not."""
-    for at in range(len(x) - 1):
-        if y[at] < 0 <= y[at + 1]:
-            return float(x[at] - y[at] * (x[at + 1] - x[at]) / (y[at + 1] - y[at]))
-    return math.nan
 
 
 def pool_panels(cells: "pd.DataFrame") -> Iterator["Panel"]:
@@ -78,35 +71,17 @@ def pool_panels(cells: "pd.DataFrame") -> Iterator["Panel"]:
         place = crossing(cells, str(architecture))
         at = "" if math.isnan(float(place)) else f"; they cross at {place.text()} chains"
         by_pool = Panel.blank(f"{architecture}: weight on new chains, by the number of chains in training{at}")
-        ends = (
-            rows.groupby(["observer", "pool", "seed"])[["value", "lower", "upper"]].last().groupby(["observer", "pool"])
-        )
+        ends = rows.groupby(["observer", "pool", "seed"]).last().groupby(["observer", "pool"])
+        ends = ends.agg({"value": "mean", "lower": "min", "upper": "max"})
         for observer, color in zip(OBSERVERS, SERIES, strict=False):
-            mean, low, high = (
-                ends["value"].mean()[observer],
-                ends["lower"].min()[observer],
-                ends["upper"].max()[observer],
-            )
-            add_line(
-                by_pool.figure,
-                mean.index.to_numpy(),
-                mean.to_numpy(),
-                name=observer,
-                color=color,
-                band=(low.to_numpy(), high.to_numpy()),
-            )
+            pools, (mean, low, high) = ends.loc[observer].index.to_numpy(), ends.loc[observer].to_numpy().T
+            add_line(by_pool.figure, pools, mean, name=observer, color=color, band=(low, high))
         by_step = Panel.blank(f"{architecture}: generalizing weight on new chains, by step", is_folded=True)
         first = rows[(rows["seed"] == 0) & (rows["observer"] == OBSERVERS[1]) & (rows["step"] > 0)]
         for (pool, line), color in zip(first.groupby("pool"), [*SERIES, *SERIES], strict=False):
-            add_line(
-                by_step.figure,
-                line["step"].to_numpy(),
-                line["value"].to_numpy(),
-                name=f"{pool:.0f} chains",
-                color=color,
-            )
+            steps, values = line[["step", "value"]].to_numpy().T
+            add_line(by_step.figure, steps, values, name=f"{pool:.0f} chains", color=color)
         for panel, title in ((by_pool, "chains in the pool"), (by_step, "step")):
-            settings: dict[str, Any] = {"type": "log"}
-            panel.figure.update_xaxes(**settings)
+            panel.figure.update_xaxes(type="log")
             label_axes(panel.figure, title, "weight in the nearest mixture")
             yield panel

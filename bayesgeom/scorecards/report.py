@@ -160,13 +160,9 @@ class Scorecard(Report):
         from bayesgeom.charts.heat import add_heat
 
         kinds = list(dict.fromkeys(self.primitives))
-        values, texts = np.full((len(self.architectures), len(kinds)), np.nan), list[str]()
-        for at, architecture in enumerate(self.architectures):
-            for place, kind in enumerate(kinds):
-                texts.append("")
-                for value, (mark, states) in enumerate(_MARKS.items()):
-                    if architecture in self.having(kind, states):
-                        values[at, place], texts[-1] = value / 2, mark
+        reached = [[self.having(kind, states) for states in _MARKS.values()] for kind in kinds]
+        levels = np.array([[sum(own in names for names in each) for each in reached] for own in self.architectures])
+        values, texts = np.where(levels > 0, (levels - 1) / 2, np.nan), np.array(["", *_MARKS])[levels.ravel()].tolist()
         marks = ", ".join(f"{mark} {states[-1]}" for mark, states in reversed(_MARKS.items()))
         panel = Panel.blank(f"Who infers what? {marks} within this budget, at the best of these rates", is_wide=True)
         axes: dict[str, Any] = {"limits": (0.0, 1.0), "axes": ("what worlds need", "architecture")}
@@ -215,7 +211,7 @@ def card_of(
     rates = tuple(sorted({row.rate for row in rows}))
     n_seeds = 1 + max((row.seed for row in rows), default=0)
     found = {
-        (own, world.name): _Found([row for row in rows if (row.architecture, row.world) == (own, world.name)], world)
+        (own, world.name): _Found(rows, own, world, rates, n_seeds)
         for own, world in itertools.product(architectures, worlds)
     }
     shape = len(architectures), len(worlds)
@@ -228,10 +224,9 @@ def card_of(
         value, low, high = np.moveaxis(table(name, 3), -1, 0)
         return Estimate.of(value, (low, high), n=len(value), baselines=baselines)
 
-    for cell in found.values():
-        cell.place(rates, n_seeds)
     shortcuts = [_shortcut([found[own, world.name] for own in architectures]) for world in worlds]
     levels = np.array([level for _, level in shortcuts])
+    trained = {"name": ", ".join(_trained(architectures)), "architecture": "several"}
     steps = next((cell.steps for cell in found.values() if np.isfinite(cell.steps).any()), np.full(N_CURVE + 1, np.nan))
     return Scorecard(
         architectures=architectures,
@@ -257,7 +252,7 @@ def card_of(
         weights=tuple(cell.weights for cell in found.values()),
         rows={field.name: tuple(vars(row)[field.name] for row in rows) for field in fields(Row)},
         n=SCORED,
-        provenance=provenance(_trained_as_one(architectures), "worlds", arguments),
+        provenance=provenance(trained, "worlds", arguments),
     )
 
 
@@ -266,10 +261,6 @@ _NONE = (math.nan,) * 3
 
 def _trained(architectures: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in architectures if not name.endswith(SHIPPED)) or architectures
-
-
-def _trained_as_one(architectures: tuple[str, ...]) -> dict[str, str]:
-    return {"name": ", ".join(_trained(architectures)), "architecture": "several"}
 
 
 def _first(values: Float[np.ndarray, " world"]) -> float:
@@ -286,12 +277,15 @@ def _shortcut(cells: "Sequence[_Found]") -> tuple[str, float]:
 class _Found:
     """What the rows of one architecture in one world say."""
 
-    def __init__(self, rows: Sequence[Row], world: World) -> None:
+    def __init__(
+        self, rows: Sequence[Row], architecture: str, world: World, rates: Sequence[float], n_seeds: int
+    ) -> None:
+        rows = [row for row in rows if (row.architecture, row.world) == (architecture, world.name)]
         self._rows, self._world = rows, world
         ends = {row.rate: row.value for row in sorted(self._all("validation_kl_bits"), key=lambda row: row.step)}
         failed = self._all("failed")
-        self._scored = {row.rate for row in self._all("kl_bits")}
-        known = {rate: kl for rate, kl in ends.items() if rate in self._scored and math.isfinite(kl)}
+        scored = {row.rate for row in self._all("kl_bits")}
+        known = {rate: kl for rate, kl in ends.items() if rate in scored and math.isfinite(kl)}
         self.rate = min(known, key=known.__getitem__) if known else math.nan
         self._best = [row for row in rows if row.rate == self.rate]
         self._chosen = [row for row in self._best if row.seed == self._seed()]
@@ -316,12 +310,8 @@ class _Found:
             self.note = self._binding_note()
         if not self.note and abs(self.parameters / PARAMETERS - 1) > 0.2:
             self.note = f"{self.parameters:,.0f} parameters without embeddings; the reference has {PARAMETERS:,}"
-
-    def place(self, rates: Sequence[float], n_seeds: int) -> None:
-        """Set the numbers by rate, by seed and by step."""
-        ends = {row.rate: row.value for row in sorted(self._all("validation_kl_bits"), key=lambda row: row.step)}
         self.rate_kl_bits = [ends.get(rate, math.nan) for rate in rates]
-        seeds = {row.seed: row.value for row in self._best if row.quantity == "kl_bits"}
+        seeds = {row.seed: row.value for row in own}
         self.seed_kl_bits = [seeds.get(seed, math.nan) for seed in range(n_seeds)]
         first = [row for row in self._chosen if row.quantity == "validation_kl_bits"]
         padding = [math.nan] * (N_CURVE + 1 - len(first))

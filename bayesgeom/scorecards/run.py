@@ -4,8 +4,12 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from importlib import resources
-from typing import Any, final
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 
 from bayesgeom.core import InvalidArgument, checked, phase
 from bayesgeom.executors import Batch, Executor, Job
@@ -34,8 +38,8 @@ def scorecard(
 
     Every cell has the same number of sequences. It is trained at every rate; the rate with the least KL on held-out
     sequences gets the other seeds, and other sequences score it. A cell whose network fails or diverges has a reason
-    instead of numbers. Finished cells are kept in the folder of the executor, or in runs/jobs, if the architecture can
-    be found again by its text; a killed run then continues.
+    instead of numbers, and is trained again by the next call. Finished cells are kept in the folder of the executor, or
+    in runs/jobs, if the architecture can be found again by its text; a killed run then continues.
 
     Args:
         make: `make(d_vocab, n_ctx)`, which returns a module from ids to logits; "FILE.py:NAME" of such a function; a
@@ -117,8 +121,8 @@ def rates_of(given: int | Sequence[float]) -> tuple[float, ...]:
     """
     if isinstance(given, int):
         decades = min(_WIDEST, _STEP * (given - 1))
-        between = decades / max(1, given - 1)
-        found = [float(f"{_MIDDLE * 10 ** (between * index - decades / 2):.3g}") for index in range(given)]
+        factors = np.logspace(-decades / 2, decades / 2, max(0, given))
+        found = [float(f"{rate:.3g}") for rate in _MIDDLE * factors]
     else:
         found = sorted(set(map(float, given)))
     if not found or not all(0 < rate < math.inf for rate in found):
@@ -155,30 +159,15 @@ def run_cells(cells: Sequence[Cell], executor: Executor | Batch | None) -> list[
                 shown.update(1)
         return rows
     jobs = [Job(name=cell.name, function=cell_at, arguments=cell.arguments()) for cell in cells]
-    batch = Batch.of(_Here() if executor is None else executor)
-    return list(itertools.chain.from_iterable(batch.results(jobs, desc="cells")))
+    batch = Batch.of(SimpleNamespace(submit=_later) if executor is None else executor)
+    return list(itertools.chain.from_iterable(batch.results(jobs, desc="cells", is_final=_is_finished)))
 
 
-@final
-class _Here:
-    """An executor that runs a job in this process, when its result is asked for."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any) -> "_Later":
-        """Return a future that calls `fn(*args)`."""
-        return _Later(fn, args)
+def _is_finished(rows: Sequence[Row]) -> bool:
+    """Return whether the cell did not fail: what stopped it may be mended by the next call."""
+    return all(row.quantity != "failed" for row in rows)
 
 
-@final
-class _Later:
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._call = iter([(fn, args)])
-        self._returned: Any = None
-
-    def exception(self) -> BaseException | None:
-        for fn, args in self._call:
-            self._returned = fn(*args)
-        return None
-
-    def result(self) -> Any:
-        self.exception()
-        return self._returned
+def _later(fn: Callable[..., Any], *args: Any) -> SimpleNamespace:
+    """Return a future that calls `fn(*args)` in this process when its result is asked for."""
+    return SimpleNamespace(exception=lambda: None, result=partial(fn, *args))

@@ -168,9 +168,7 @@ class AssociativeRecall(SymmetricTask, EvidenceTask):
         stored = is_value.amax(1, keepdim=True).expand(-1, self.n_queries, -1)
         last = is_value[:, -1:].expand_as(stored)
         share = self.unstored_share
-        asks_other = (1 - share) * (
-            1 - 1 / stored.sum(-1, keepdim=True)
-        )  # share of queries of a stored pair other than the last
+        asks_other = (1 - share) * (1 - 1 / stored.sum(-1, keepdim=True))  # for a pair that is not the last
         others = _mixed(stored - last, 1 - stored, asks_other, share)
         return {
             "uniform": torch.full_like(stored, 1 / self.n_values),

@@ -7,6 +7,7 @@ import tomllib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass, replace
 from enum import IntEnum, unique
 from importlib.resources import files
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from jaxtyping import Bool, Float64, Int64, Shaped
 from torch import Tensor
 
 from bayesgeom.core import (
@@ -30,6 +31,7 @@ from bayesgeom.core import (
 from bayesgeom.core.errors import check_fields, check_known, integer_of, make_plain, quoted
 from bayesgeom.core.plugins import discover, field_names, find_plugin, is_foreign
 from bayesgeom.core.run import checked_trials
+from bayesgeom.core.tokenizer import chat_prompts, check_distinct, check_ids, encoded_text, prompt_ids
 
 BLOCK = 128  # sequences drawn and run at a time
 BLOCK_TOKENS = 2**20  # fewer sequences if they are very long, so that memory does not grow with their length
@@ -245,15 +247,13 @@ class WindTunnel(ABC):
         exact = trials.predictive[0, last].tolist()
         shares = [tuple(round(share, 4) for share in pair) for pair in zip(exact, *[model] * bool(model), strict=True)]
         names = tuple(labels[answer] for answer in trials.answers.tolist())
-        answers = dict(zip(names, shares, strict=True))
+        ranked = sorted(zip(names, shares, strict=True), key=lambda answer: -max(answer[1]))
         return {
             **words,
             "example": tuple(labels[token] for token in tokens),
             "is_cut": last >= _EXAMPLE,
             "names": names,
-            "answers": {
-                name: answers[name] for name in sorted(answers, key=lambda name: -max(answers[name]))[:_ANSWERS]
-            },
+            "answers": dict(ranked[:_ANSWERS]),
         }
 
 
@@ -276,29 +276,7 @@ def check_draws(task: WindTunnel) -> None:
 
 
 class FiniteTask(WindTunnel):
-    """A task with a fixed set of sequences, drawn without replacement: the first n of a seeded order."""
-
-    @property
-    @abstractmethod
-    def n_sequences(self) -> int:
-        """Return the number of available sequences."""
-
-    @property
-    @abstractmethod
-    def is_selective(self) -> bool:
-        """Return whether sequences are selected by the entropy of the model's prediction at their end."""
-
-    @abstractmethod
-    def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
-        """Return all sequences in listed order."""
-
-    @abstractmethod
-    def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "FiniteTask":
-        """Return a task with only the selected sequences, given an entropy for each in listed order."""
-
-
-class PromptTask(FiniteTask):
-    """A finite task of prompts in ids, which may differ in length."""
+    """A fixed set of prompts in ids, which may differ in length, drawn without replacement: the first n of an order."""
 
     n_ids: int
     prompts: tuple[tuple[int, ...], ...]
@@ -324,11 +302,12 @@ class PromptTask(FiniteTask):
     @property
     @final
     def n_sequences(self) -> int:
+        """Return the number of available sequences."""
         return len(self.prompts)
 
     @final
     def in_order(self, *, device: str | torch.device = "cpu") -> Trials:
-        """Return all prompts in the order in which they are listed, the order of the entropies of `selected`."""
+        """Return all prompts in the order in which they are listed."""
         return self.trials(torch.arange(self.n_sequences, device=device))
 
     @final
@@ -353,7 +332,7 @@ class PromptTask(FiniteTask):
         return torch.randperm(self.n_sequences, generator=generator, device=generator.device)
 
 
-class LabeledTask(PromptTask):
+class LabeledTask(FiniteTask):
     """Sequences with labels of a user in place of a posterior. What is fitted is scored on other sequences."""
 
     @abstractmethod
@@ -613,12 +592,10 @@ def task_from_config(config: Mapping[str, Any]) -> WindTunnel:
         )
     parameters = {key: _revived(value) for key, value in config.items()}
     name = str(parameters.pop("name", None))
+    labeled = {kind.name: kind for kind in LabeledTask.__subclasses__()}  # they need texts, so no command names them
     # mypy forbids an abstract class as a value, but discovery needs one.
-    if name not in discover("bayesgeom.tasks", WindTunnel):  # type: ignore[type-abstract]
-        for kind in LabeledTask.__subclasses__():  # they need texts, so no command names them
-            if kind.name == name:
-                return _built(kind, name, parameters)
-    return _built(find_plugin("bayesgeom.tasks", WindTunnel, name), name, parameters)  # type: ignore[type-abstract]
+    kind = labeled.get(name) or find_plugin("bayesgeom.tasks", WindTunnel, name)  # type: ignore[type-abstract]
+    return _built(kind, name, parameters)
 
 
 def _revived(value: Any) -> Any:
@@ -754,10 +731,8 @@ def literal(text: str) -> bool | int | float | str | tuple[int, ...]:
     if "+" in text and all(part.isdecimal() for part in text.removesuffix("+").split("+")):
         return tuple(map(int, text.removesuffix("+").split("+")))
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
@@ -867,6 +842,20 @@ def discounted_sums(
     return torch.stack(sums, dim=1)
 
 
+def steps_back(tokens: Shaped[Tensor, "batch pos"]) -> Int64[Tensor, "batch query_pos key_pos"]:
+    """Return how many positions each key is before each query."""
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    return (place[:, None] - place[None, :]).expand(len(tokens), -1, -1)
+
+
+def over_tokens(
+    related: Bool[Tensor, "batch pair pair"], *, n_inputs: int = 1, of_inputs: bool
+) -> Bool[Tensor, "batch query_pos key_pos"]:
+    """Return a relation of pairs, of inputs and an output, as one to the tokens of either; the last output is cut."""
+    output = related & (not of_inputs)
+    return torch.stack([*[related & of_inputs] * n_inputs, output], dim=3).flatten(2)[:, :, :-1]
+
+
 def scored_once(trials: Trials, query: Int64[Tensor, " batch"]) -> Trials:
     """Return the sequences with one scored position each, without relations and window observers.
 
@@ -946,6 +935,36 @@ def derived_seed(seed: int, *path: int) -> int:
     return DerivedSeed(state[0] >> 1)
 
 
+def text_ids(
+    tokenizer: Tokenizer, texts: Sequence[str], short: str, *, bos: bool, chat: bool = False, last: int, d_vocab: int
+) -> list[tuple[int, ...]]:
+    """Return the ids of texts, with a beginning-of-sequence token if any, or as messages in the chat template.
+
+    Args:
+        tokenizer: The tokenizer.
+        texts: The texts.
+        short: The error for a text of fewer than `last` tokens, with {last}, {text!r} and {n}, its own number.
+        bos: Whether a text begins with that token.
+        chat: Whether each is a message.
+        last: Tokens at the end of each text that are scored.
+        d_vocab: Number of ids of the model.
+
+    Raises:
+        InvalidArgument: A text has fewer tokens, or most texts have the ids of another one.
+        TaskMismatch: The model lacks an id.
+    """
+    if chat:
+        ids = chat_prompts(tokenizer, texts)
+    else:
+        ids = prompt_ids(tokenizer, texts) if bos else [tuple(encoded_text(tokenizer, text)) for text in texts]
+    check_ids((i for prompt in ids for i in prompt), d_vocab)
+    check_distinct(texts, ids)
+    shortest = min(range(len(texts)), key=lambda at: len(ids[at]))
+    if len(ids[shortest]) < last:
+        raise InvalidArgument(short.format(last=last, text=texts[shortest], n=len(ids[shortest])))
+    return ids
+
+
 def padded_rows(
     prompts: Sequence[Sequence[int]], index: Int64[Tensor, " row"], n_ids: int
 ) -> tuple[Int64[Tensor, "batch pos"], Int64[Tensor, "batch 1"], Int64[Tensor, " token"]]:
@@ -957,10 +976,9 @@ def padded_rows(
     # What fills up a row is an id of no prompt, so that no mean over a token's positions takes padding in.
     unused = next((i for i in range(n_ids) if i not in counts), 0)
     common = [i for i, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_INPUTS]]
-    rows = [torch.tensor(prompts[i], device=device) for i in index.tolist()]
-    padding = [torch.full((longest - len(row),), unused, device=device) for row in rows]
-    tokens = torch.stack([torch.cat(pair) for pair in zip(rows, padding, strict=True)])
-    lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
+    rows = [prompts[i] for i in index.tolist()]
+    tokens = torch.tensor([[*row, *[unused] * (longest - len(row))] for row in rows], device=device)
+    lengths = torch.tensor([[len(row)] for row in rows], device=device)
     return tokens, lengths, torch.tensor(common, dtype=torch.int64, device=device)
 
 

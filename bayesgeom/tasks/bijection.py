@@ -22,8 +22,10 @@ from bayesgeom.tasks.base import (
     ExchangeableTask,
     SymmetricTask,
     check_parameters,
+    over_tokens,
     random_completion,
     random_order,
+    steps_back,
     trials_at,
 )
 
@@ -221,24 +223,12 @@ class Bijection(SymmetricTask, ExchangeableTask):
         return torch.where(key_seen, known, unused / unused.sum(-1, keepdim=True))
 
     def _relations(self, keys: Int64[Tensor, "batch pair"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
-        n, n_pairs = keys.shape
-        earlier = torch.ones(n_pairs, n_pairs, dtype=torch.bool, device=keys.device).tril(-1).expand(n, -1, -1)
-        same = earlier & (keys[:, :, None] == keys[:, None, :])
-        nothing = torch.zeros_like(earlier)
-
-        def over_tokens(
-            at_keys: Bool[Tensor, "batch pair pair"], at_values: Bool[Tensor, "batch pair pair"]
-        ) -> Bool[Tensor, "batch query_pos key_pos"]:
-            return torch.stack([at_keys, at_values], dim=3).flatten(2)[:, :, :-1]
-
-        relations = {"used_value": over_tokens(nothing, earlier), "used_key": over_tokens(earlier, nothing)}
+        earlier = steps_back(keys) > 0
+        marked = {"used_value": (earlier, False), "used_key": (earlier, True)}
         if self.repeats:  # first, because they give the answer: the others only exclude
-            relations = {
-                "stored_value": over_tokens(nothing, same),
-                "same_key": over_tokens(same, nothing),
-                **relations,
-            }
-        return relations
+            same = earlier & (keys[:, :, None] == keys[:, None, :])
+            marked = {"stored_value": (same, False), "same_key": (same, True), **marked}
+        return {name: over_tokens(pairs, of_inputs=of_keys) for name, (pairs, of_keys) in marked.items()}
 
 
 def uniform_on(members: Bool[Tensor, "batch pair value"]) -> Float64[Tensor, "batch pair value"]:

@@ -96,14 +96,12 @@ class CausalGraph(EvidenceTask):
         return _acyclic(self.n_variables).copy()  # the graphs are kept: an edit would change the posterior
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        given = self._given(n, generator)
-        return self._completed(given, self._no_rows(n, generator), self._nothing_kept(generator), generator)
+        return self._drawn(self._given(n, generator), generator)
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw pairs with the same interventions and queries, under independent graphs."""
-        given, kept = self._given(n, generator), self._nothing_kept(generator)
-        original, donor = (self._completed(given, self._no_rows(n, generator), kept, generator) for _ in range(2))
-        return original, donor
+        given = self._given(n, generator)
+        return self._drawn(given, generator), self._drawn(given, generator)
 
     def trials(self, rows: _Rows, given: "Given", answers: _PerRow) -> Trials:
         """Build sequences from rows, what was set and asked, and the answers, which are not shown.
@@ -196,19 +194,17 @@ class CausalGraph(EvidenceTask):
             effect=(cause + 1 + below(v - 1)) % v,
         )
 
-    def _no_rows(self, n: int, generator: torch.Generator) -> _Rows:
-        return torch.zeros(n, self.n_rows, self.n_variables, dtype=torch.int64, device=generator.device)
-
-    def _nothing_kept(self, generator: torch.Generator) -> Bool[Tensor, " row"]:
-        return torch.zeros(self.n_rows, dtype=torch.bool, device=generator.device)
+    def _drawn(self, given: "Given", generator: torch.Generator) -> Trials:
+        """Draw all rows and answers."""
+        unread = torch.zeros(*given.cause.shape, self.n_variables, dtype=torch.int64, device=generator.device)
+        return self._completed(given, unread, unread[0, :, 0] > 0, generator)
 
     def _completed(self, given: "Given", rows: _Rows, keep: Bool[Tensor, " row"], generator: torch.Generator) -> Trials:
         """Draw the rows that are not kept, and all answers, from a graph given the kept rows: urns."""
         n, v, row = len(rows), self.n_variables, torch.arange(len(rows), device=rows.device)
-        logs = self._log_families(rows, given, keep)[:, -1]  # by variable and set of parents
-        parents = torch.from_numpy(self.graphs()).to(rows.device)
-        weights = torch.stack([logs[:, k, parents[:, k]] for k in range(v)]).sum(dim=0).softmax(dim=1)
-        chosen = parents[torch.multinomial(weights, 1, generator=generator)[:, 0]]  # batch, variable
+        weights = self._log_graphs(rows, given, keep)[:, -1].softmax(dim=1)
+        graph = torch.multinomial(weights, 1, generator=generator)[:, 0]
+        chosen = torch.from_numpy(self.graphs()).to(rows.device)[graph]  # batch, variable
         counts = torch.full((n, v, 2**v, 2), self.concentration, dtype=torch.float64, device=rows.device)
         drawn, answers = rows.clone(), torch.zeros_like(rows[:, :, 0])
         bit, order = 2 ** torch.arange(v, device=rows.device), self._orders(chosen)
@@ -260,24 +256,22 @@ class CausalGraph(EvidenceTask):
         seen = torch.einsum("brsc,brkx,brk->brkscx", combination, value, is_free.double())
         return seen.cumsum(dim=1) + self.concentration
 
-    def _log_families(
+    def _log_graphs(
         self, rows: _Rows, given: "Given", keep: Bool[Tensor, " row"]
-    ) -> Float64[Tensor, "batch row variable parents"]:
-        """Return the log marginal likelihood of each family after each row."""
+    ) -> Float64[Tensor, "batch row graph"]:
+        """Return the log marginal likelihood of each graph after each row: the sum of those of its families."""
         counts, alpha = self._families(rows, given, keep), torch.tensor(self.concentration, dtype=torch.float64)
         each = counts.lgamma().sum(dim=-1) - counts.sum(dim=-1).lgamma()
-        return (each - 2 * alpha.lgamma() + (2 * alpha).lgamma()).sum(dim=-1)
+        logs = (each - 2 * alpha.lgamma() + (2 * alpha).lgamma()).sum(dim=-1)  # by variable and set of parents
+        parents = torch.from_numpy(self.graphs()).to(rows.device)
+        return torch.stack([logs[:, :, k, parents[:, k]] for k in range(self.n_variables)]).sum(dim=0)
 
     def _observed(
         self, rows: _Rows, given: "Given"
     ) -> tuple[Float64[Tensor, "batch row graph"], Float64[Tensor, "batch row"]]:
         """Return the belief after each row, and the probability that the answer is 1."""
-        logs = self._log_families(rows, given, torch.ones(self.n_rows, dtype=torch.bool, device=rows.device))
-        parents = torch.from_numpy(self.graphs()).to(rows.device)
-        total = torch.zeros(*logs.shape[:2], len(parents), dtype=torch.float64, device=rows.device)
-        for k in range(self.n_variables):
-            total += logs[:, :, k, parents[:, k]]
-        belief = total.softmax(dim=2)
+        keep = torch.ones(self.n_rows, dtype=torch.bool, device=rows.device)
+        belief = self._log_graphs(rows, given, keep).softmax(dim=2)
         return belief, self._answers(rows, given, belief)
 
     def _answers(
@@ -347,16 +341,6 @@ class Given:
 @functools.cache
 def _acyclic(n: int) -> Int64[np.ndarray, "graph variable"]:
     """Return the parents of each variable, as bits, in every directed acyclic graph."""
-    choices = [[s for s in range(2**n) if not (s >> k) & 1] for k in range(n)]
-    return np.array([parents for parents in itertools.product(*choices) if _is_acyclic(parents)], dtype=np.int64)
-
-
-def _is_acyclic(parents: Sequence[int]) -> bool:
-    """Return whether variables can be removed one by one, each without parents among those that are left."""
-    left = {*range(len(parents))}
-    while left:
-        roots = {k for k in left if not any((parents[k] >> j) & 1 for j in left)}
-        if not roots:
-            return False
-        left -= roots
-    return True
+    graphs = np.array([*itertools.product(range(2**n), repeat=n)])
+    edges = graphs[:, :, None] >> np.arange(n) & 1
+    return graphs[~np.linalg.matrix_power(edges, n).any(axis=(1, 2))]  # without a cycle, no path has n edges

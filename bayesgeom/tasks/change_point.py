@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Trials
 from bayesgeom.stats.windows import WIDEST_BASELINE
-from bayesgeom.tasks.base import SymbolTask, check_concentration, check_parameters
+from bayesgeom.tasks.base import SymbolTask, check_concentration, check_parameters, discounted_sums, steps_back
 
 _Runs = Float64[Tensor, "batch pos run"]
 _Shown = Float64[Tensor, "batch pos symbol"]
@@ -81,9 +81,6 @@ class ChangePoint(SymbolTask):
     def d_vocab(self) -> int:
         return self.n_symbols
 
-    def observed(self, tokens: Int64[Tensor, "batch pos"]) -> tuple[_Runs, _Shown]:
-        return self._observed(tokens)
-
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:
         """Return predictors that do not average over run lengths.
 
@@ -96,9 +93,6 @@ class ChangePoint(SymbolTask):
         tokens = trials.tokens
         ones = self._indicators(tokens)
         run = trials.at_scored(trials.belief).argmax(dim=2) + 1
-        kept = [torch.zeros_like(ones[:, 0])]
-        for step in range(self.length):
-            kept.append(kept[-1] * (1 - self.hazard) + ones[:, step])
         before = torch.nn.functional.pad(ones.cumsum(dim=1), (0, 0, 1, 0))
         start = torch.arange(1, self.length + 1, device=tokens.device) - run
         counts = before[:, 1:] - before.gather(1, start[:, :, None].expand_as(ones))
@@ -108,7 +102,7 @@ class ChangePoint(SymbolTask):
             "uniform": torch.full_like(ones, prior),
             **{f"window_{w}": self.windowed(tokens, w) for w in windows},
             "no_change": self._shares(before[:, 1:]),
-            "forgetting": self._shares(torch.stack(kept[1:], dim=1)),
+            "forgetting": self._shares(discounted_sums(ones, 1 - self.hazard)),
             "likeliest_run": self.hazard * prior + (1 - self.hazard) * self._shares(counts),
         }
 
@@ -123,32 +117,30 @@ class ChangePoint(SymbolTask):
         weights = counts + self.concentration
         return weights / weights.sum(dim=-1, keepdim=True)
 
-    def _observed(
+    def observed(
         self, tokens: Int64[Tensor, "batch pos"], keep: Bool[Tensor, " pos"] | None = None
     ) -> tuple[_Runs, _Shown]:
-        """Return belief and predictive after each symbol; symbols that are not kept are steps without evidence."""
+        """Return belief and predictive after each symbol.
+
+        Args:
+            tokens: Symbols, counted from 0.
+            keep: Which symbols are seen; the others are steps without evidence. None: all.
+        """
         n, n_pos = tokens.shape
-        ones = self._indicators(tokens)
-        if keep is not None:
-            ones = ones * keep[:, None]
+        keep = torch.ones(n_pos, dtype=torch.bool, device=tokens.device) if keep is None else keep
+        ones = self._indicators(tokens) * keep[:, None]
         belief = torch.zeros(n, n_pos, n_pos, dtype=torch.float64, device=tokens.device)
+        belief[:, 0, 0] = 1.0
         predictive = torch.empty_like(ones)
         counts = ones.new_zeros(n, n_pos, self.n_symbols)  # of the run of each length, with the latest symbol
         for step in range(n_pos):
             one = ones[:, step, None]
             if step:
-                likely = torch.ones_like(belief[:, 0, :step])
-                if keep is None or bool(keep[step]):
-                    likely = (self._shares(counts[:, :step]) * one).sum(dim=2)
-                    fresh = likely.new_full((n,), self.hazard / self.n_symbols)
-                else:
-                    fresh = likely.new_full((n,), self.hazard)
+                likely = (self._shares(counts[:, :step]) * one).sum(dim=2) if keep[step] else 1.0
                 belief[:, step, 1 : step + 1] = (1 - self.hazard) * likely * belief[:, step - 1, :step]
-                belief[:, step, 0] = fresh
+                belief[:, step, 0] = self.hazard / self.n_symbols if keep[step] else self.hazard
                 belief[:, step] /= belief[:, step].sum(dim=1, keepdim=True)
                 counts[:, 1 : step + 1] = counts[:, :step] + one
-            else:
-                belief[:, 0, 0] = 1.0
             counts[:, :1] = one
             within = torch.einsum("br,brx->bx", belief[:, step, : step + 1], self._shares(counts[:, : step + 1]))
             predictive[:, step] = self.hazard / self.n_symbols + (1 - self.hazard) * within
@@ -160,7 +152,7 @@ class ChangePoint(SymbolTask):
         """Draw first the changes, then the symbols of each run."""
         n, n_steps = len(tokens), self.length + 1
         symbols, kept = torch.nn.functional.pad(tokens, (0, 1)), torch.nn.functional.pad(keep, (0, 1))
-        belief, _ = self._observed(symbols, kept)
+        belief, _ = self.observed(symbols, kept)
         run = torch.zeros(n, n_steps, dtype=torch.int64, device=tokens.device)  # number of the run, from the last
         left, number = torch.zeros_like(run[:, 0]), torch.full_like(run[:, 0], -1)
         for step in reversed(range(n_steps)):
@@ -181,8 +173,6 @@ class ChangePoint(SymbolTask):
 
     def related(self, tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
         """Mark the symbols of the most probable run, and those before it."""
-        n, n_pos = tokens.shape
-        place = torch.arange(n_pos, device=tokens.device)
-        back = (place[:, None] - place[None, :]).expand(n, -1, -1)
-        is_run = back <= self._observed(tokens)[0].argmax(dim=2)[:, :, None]
+        back = steps_back(tokens)
+        is_run = back <= self.observed(tokens)[0].argmax(dim=2)[:, :, None]
         return {"likeliest_run": (back >= 0) & is_run, "earlier_run": ~is_run}

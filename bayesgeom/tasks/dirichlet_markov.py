@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Trials
-from bayesgeom.tasks.base import SymbolTask, check_concentration, check_parameters, checked_seed
+from bayesgeom.tasks.base import SymbolTask, check_concentration, check_parameters, checked_seed, steps_back
 
 PLUG_IN = 0.01  # pseudo-count of the plug-in baseline, so that no transition is impossible
 _LEAST = 1e-300  # a probability that rounds to 0, of a chain in the pool
@@ -134,12 +134,10 @@ class DirichletMarkov(SymbolTask):
 
     def related(self, tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
         """Mark the current symbol, what followed its earlier occurrences, and all earlier symbols."""
-        n, n_pos = tokens.shape
-        place = torch.arange(n_pos, device=tokens.device)
-        back = (place[:, None] - place[None, :]).expand(n, -1, -1)
+        back = steps_back(tokens)
         same = (tokens[:, :, None] == tokens[:, None, :]) & (back > 0)
         return {
-            "after_same_symbol": torch.nn.functional.pad(same[:, :, :-1], (1, 0)) & (back >= 0),
+            "after_same_symbol": torch.nn.functional.pad(same[:, :, :-1], (1, 0)),
             "same_symbol": same,
             "current_symbol": back == 0,
             "earlier_symbol": back > 0,

@@ -46,11 +46,10 @@ from bayesgeom.tasks.base import (
     trials_at,
     without_prefixes,
 )
-from bayesgeom.tasks.in_context import BoundInContext, spelled_ids, symbol_ids, turn_parts
+from bayesgeom.tasks.in_context import BoundInContext, Style, spelled_ids, symbol_ids, turn_parts
 
 Evidence = Literal["none", "filler", "shuffled", "masked", "remap"]
 Query = Literal["latent", "next"]
-Style = Literal["plain", "chat", "instruct"]
 FLAT = ("filler", "shuffled", "masked")  # controls whose labels carry no information about y
 MESSAGES = {
     "chat": "Continue the list.",
@@ -432,9 +431,8 @@ class BoundEvidence(ExchangeableTask):
         first = torch.arange(k + 1, dtype=torch.float64)
         rates = torch.tensor([[self.reliability], [1 - self.reliability]], dtype=torch.float64)
         weights = torch.distributions.Binomial(k, rates).log_prob(first).exp().mean(dim=0)
-        certainty, order = (
-            self._answer(self._belief(torch.stack([first, k - first], dim=1)[None]))[0].amax(dim=1).sort()
-        )
+        belief = self._belief(torch.stack([first, k - first], dim=1))
+        certainty, order = self._answer(belief).amax(dim=1).sort()
         return float(certainty[weights[order].cumsum(0) >= 0.5 - 1e-12][0])
 
     def _relations(self, n: int, at: Int64[Tensor, " query_pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:

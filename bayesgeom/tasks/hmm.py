@@ -238,10 +238,8 @@ class HMM(SymmetricTask, DynamicTask):
         self, tokens: Int64[Tensor, "batch pos"]
     ) -> tuple[Int64[Tensor, "batch state state"], Int64[Tensor, "batch state symbol"]]:
         """Return views of the header's transition and emission entries, as ids."""
-        cells, first = tokens[:, 1 : self._header_length - 1], self.n_states**2
-        return cells[:, :first].unflatten(1, (self.n_states, -1)), cells[:, first + 1 :].unflatten(
-            1, (self.n_states, -1)
-        )
+        cells, first, rows = tokens[:, 1 : self._header_length - 1], self.n_states**2, (self.n_states, -1)
+        return cells[:, :first].unflatten(1, rows), cells[:, first + 1 :].unflatten(1, rows)
 
     def replace_evidence(self, trials: Trials, keep: Bool[Tensor, " evidence"], generator: torch.Generator) -> Trials:
         """Draw some symbols again, given the matrices and the kept symbols."""

@@ -14,21 +14,17 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from bayesgeom.core import InvalidArgument, Tokenizer, Trials, checked
+from bayesgeom.core import NO_LABEL, InvalidArgument, Tokenizer, Trials, checked
 from bayesgeom.core.errors import quoted
 from bayesgeom.core.tokenizer import (
-    check_distinct,
-    check_ids,
     decoded_text,
-    encoded_text,
     first_symbols,
-    prompt_ids,
     token_names,
 )
-from bayesgeom.tasks.base import LabeledTask, TextTask, padded_rows, trials_at
+from bayesgeom.tasks.base import LabeledTask, TextTask, padded_rows, text_ids
 
 NAME = "labeled-texts"
 Label = str | int | bool
@@ -116,10 +112,9 @@ def _checked_counts(texts: Sequence[Any], rows: Sequence[Sequence[Label]]) -> Ma
 
 def _row(labels: Any) -> Sequence[Any]:
     """Return the labels of one text."""
-    is_several = isinstance(labels, Sequence | np.ndarray | Tensor) and not isinstance(labels, str)
-    return (
-        list(labels) if is_several and not (isinstance(labels, np.ndarray | Tensor) and not labels.ndim) else [labels]
-    )
+    if isinstance(labels, np.ndarray | Tensor):
+        return list(labels) if labels.ndim else [labels]
+    return list(labels) if isinstance(labels, Sequence) and not isinstance(labels, str) else [labels]
 
 
 def _plain(label: Any) -> Label:
@@ -146,18 +141,8 @@ class _LabeledTexts(TextTask):
         return f"{len(self.texts)} texts with labels {', '.join(self.names)}"
 
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "_BoundLabels":
-        ids = (
-            prompt_ids(tokenizer, self.texts)
-            if self.bos
-            else [tuple(encoded_text(tokenizer, one)) for one in self.texts]
-        )
-        check_ids((i for prompt in ids for i in prompt), d_vocab)
-        check_distinct(self.texts, ids)
-        n_last, shortest = len(self.labels[0]), min(range(len(ids)), key=lambda at: len(ids[at]))
-        if len(ids[shortest]) < n_last:
-            raise InvalidArgument(
-                f"{n_last} labels for {self.texts[shortest]!r}, which has {len(ids[shortest])} tokens."
-            )
+        last, short = len(self.labels[0]), "{last} labels for {text!r}, which has {n} tokens."
+        ids = text_ids(tokenizer, self.texts, short, bos=self.bos, last=last, d_vocab=d_vocab)
         remedy = "Pass answers={label: word} with words that are one token each."
         taken = first_symbols(tokenizer, self.answers, len(self.names), kind="answers", remedy=remedy)
         return _BoundLabels(
@@ -197,13 +182,6 @@ class _BoundLabels(LabeledTask):
     def __repr__(self) -> str:
         return f"{self.n_sequences} texts with labels {', '.join(self.names)}"
 
-    @property
-    def is_selective(self) -> bool:
-        return False
-
-    def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "_BoundLabels":
-        return self
-
     def halves(self) -> "tuple[_BoundLabels, _BoundLabels]":
         """Return two halves with different texts and nearly equal shares of each label."""
         order = np.random.default_rng(0).permutation(self.n_sequences)
@@ -212,9 +190,8 @@ class _BoundLabels(LabeledTask):
         return self._of(first), self._of(second)
 
     def _of(self, kept: Sequence[int]) -> "_BoundLabels":
-        return replace(
-            self, prompts=tuple(self.prompts[at] for at in kept), labels=tuple(self.labels[at] for at in kept)
-        )
+        prompts, labels = (tuple(values[at] for at in kept) for values in (self.prompts, self.labels))
+        return replace(self, prompts=prompts, labels=labels)
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw different texts, each with another text as its donor, whatever the labels of both are."""
@@ -224,27 +201,19 @@ class _BoundLabels(LabeledTask):
     def trials(self, index: Int64[Tensor, " row"]) -> Trials:
         tokens, lengths, common = padded_rows(self.prompts, index, self.n_ids)
         answers, chosen = torch.tensor(self.answer_ids, device=index.device), torch.tensor(self.labels)[index.cpu()]
-        chosen = chosen.to(index.device)
-        n_last = chosen.shape[1]
-        # Built at the end of a row, then moved to the end of each text.
-        aligned = trials_at(
-            slice(tokens.shape[1] - n_last, None),
-            tokens,
-            predictive=torch.nn.functional.one_hot(chosen, len(self.names)).double(),
-            labels=answers[chosen],
+        chosen, position = chosen.to(index.device), torch.arange(tokens.shape[1], device=index.device)
+        scored = (position >= lengths - chosen.shape[1]) & (position < lengths)
+        exact = torch.full((*tokens.shape, len(answers)), torch.nan, dtype=torch.float64, device=index.device)
+        exact[scored] = torch.nn.functional.one_hot(chosen.flatten(), len(answers)).double()
+        return Trials(
+            tokens=tokens,
+            scored=scored,
             answers=answers,
-            token_sets={"hypotheses": answers, "inputs": common},
-            is_labeled=True,
-        )
-        position = torch.arange(tokens.shape[1], device=index.device)
-        at = (position - lengths) % tokens.shape[1]
-        exact = aligned.predictive.gather(1, at[..., None].expand_as(aligned.predictive))
-        return replace(
-            aligned,
-            scored=aligned.scored.gather(1, at),
             predictive=exact,
             belief=exact,
-            labels=aligned.labels.gather(1, at),
+            labels=torch.full_like(tokens, NO_LABEL).masked_scatter(scored, answers[chosen]),
+            token_sets={"hypotheses": answers, "inputs": common},
+            is_labeled=True,
         )
 
     def baseline_predictives(self, trials: Trials) -> Mapping[str, Float64[Tensor, "batch query_pos answer"]]:

@@ -211,8 +211,6 @@ class LinearGaussian(DynamicTask):
         settled = torch.exp(-self.states().to(tokens.device).square() / 2)
 
         def after_step(belief: Beliefs) -> Beliefs:
-            if len(kernels) == 1:
-                return belief @ kernels[0]
             moved = torch.empty_like(belief)
             for members, kernel in zip(rows, kernels, strict=True):
                 moved[members] = belief[members] @ kernel

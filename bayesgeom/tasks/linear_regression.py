@@ -25,7 +25,15 @@ from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
 from bayesgeom.stats.information import log_bin_probabilities
-from bayesgeom.tasks.base import EvidenceTask, check_parameters, checked_seed, moments, trials_at
+from bayesgeom.tasks.base import (
+    EvidenceTask,
+    check_parameters,
+    checked_seed,
+    moments,
+    over_tokens,
+    steps_back,
+    trials_at,
+)
 
 _WIDEST_WEIGHT, _WIDEST_OUTPUT = 2.5, 3.0  # ends of the grid and of the bins; standard deviation of a weight is 1
 _LEAST_NOISE, _MOST_NOISE = 1e-100, 1000.0  # squares of less overflow; at the most, outputs tell nothing of the weights
@@ -114,17 +122,12 @@ class LinearRegression(EvidenceTask):
         return self._pool() if self.is_pooled else self._grid()
 
     def draw(self, n: int, generator: torch.Generator) -> Trials:
-        places = self._inputs(n, generator)
-        return self.trials(places, self._outputs(places, self._drawn_hypotheses(n, generator), generator))
+        return self._completed(self._inputs(n, generator), generator)
 
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw pairs of sequences with the same inputs and other weights."""
         places = self._inputs(n, generator)
-        original, donor = (
-            self.trials(places, self._outputs(places, self._drawn_hypotheses(n, generator), generator))
-            for _ in range(2)
-        )
-        return original, donor
+        return self._completed(places, generator), self._completed(places, generator)
 
     def trials(self, places: Int64[Tensor, "batch point"], outputs: Int64[Tensor, "batch point"]) -> Trials:
         """Build sequences from inputs and output bins, each from 0; the last output is the label and not shown.
@@ -255,9 +258,11 @@ class LinearRegression(EvidenceTask):
         size = (n, self.n_points)
         return torch.randint(self.n_inputs**self.n_dims, size, generator=generator, device=generator.device)
 
-    def _drawn_hypotheses(self, n: int, generator: torch.Generator) -> Int64[Tensor, " batch"]:
+    def _completed(self, places: Int64[Tensor, "batch point"], generator: torch.Generator) -> Trials:
+        """Draw weights and outputs."""
         prior = self._log_prior(self.is_pooled).exp().to(generator.device)
-        return torch.multinomial(prior, n, replacement=True, generator=generator)
+        hypotheses = torch.multinomial(prior, len(places), replacement=True, generator=generator)
+        return self.trials(places, self._outputs(places, hypotheses, generator))
 
     def _outputs(
         self,
@@ -279,17 +284,12 @@ class LinearRegression(EvidenceTask):
 
     def _relations(self, places: Int64[Tensor, "batch point"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
         """Mark the outputs of earlier points, those with the same input among them, and all earlier inputs."""
-        n, n_points = places.shape
-        earlier = torch.ones(n_points, n_points, dtype=torch.bool, device=places.device).tril(-1).expand(n, -1, -1)
-        same, nothing = earlier & (places[:, :, None] == places[:, None, :]), torch.zeros_like(earlier)
-
-        def at(inputs: Bool[Tensor, "b q k"], output: Bool[Tensor, "b q k"]) -> Bool[Tensor, "b q pos"]:
-            return torch.stack([*[inputs] * self.n_dims, output], dim=3).flatten(2)[:, :, :-1]
-
+        earlier = steps_back(places) > 0
+        same = earlier & (places[:, :, None] == places[:, None, :])
         return {
-            "same_input_output": at(nothing, same),
-            "earlier_output": at(nothing, earlier),
-            "earlier_input": at(earlier, nothing),
+            "same_input_output": over_tokens(same, n_inputs=self.n_dims, of_inputs=False),
+            "earlier_output": over_tokens(earlier, n_inputs=self.n_dims, of_inputs=False),
+            "earlier_input": over_tokens(earlier, n_inputs=self.n_dims, of_inputs=True),
         }
 
 
@@ -298,8 +298,7 @@ def _nearest(shown: Float64[Tensor, "batch point dim"], target: _Points) -> _Poi
     n_points = shown.shape[1]
     apart = (shown[:, :, None] - shown[:, None]).square().sum(dim=3)
     apart = apart - 1e-9 * torch.arange(n_points, dtype=torch.float64, device=shown.device)
-    is_earlier = torch.ones(n_points, n_points, dtype=torch.bool, device=shown.device).tril(-1)
-    nearest = target.gather(1, torch.where(is_earlier, apart, torch.inf).argmin(dim=2))
+    nearest = target.gather(1, torch.where(steps_back(target) > 0, apart, torch.inf).argmin(dim=2))
     return torch.cat([torch.zeros_like(nearest[:, :1]), nearest[:, 1:]], dim=1)
 
 

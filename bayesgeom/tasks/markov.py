@@ -31,7 +31,7 @@ from bayesgeom.core import InvalidArgument, Trials, checked, unknown_name
 from bayesgeom.core.observers import STARTS, Beliefs, Filter, WindowObservers, exact_beliefs, full_support
 from bayesgeom.stats.mixed_states import IMPOSSIBLE, BeliefStates, belief_states
 from bayesgeom.stats.windows import WIDEST_BASELINE, window_name, window_predictives
-from bayesgeom.tasks.base import EvidenceTask, next_symbol_trials
+from bayesgeom.tasks.base import EvidenceTask, next_symbol_trials, steps_back
 
 _TOLERANCE = 1e-9
 
@@ -217,8 +217,7 @@ class MarkovProcess(DynamicTask):
     @final
     def draw_pair(self, n: int, generator: torch.Generator) -> tuple[Trials, Trials]:
         """Draw pairs of independent paths; the process is the same in all sequences."""
-        original, donor = (self.trials(self._symbols(n, generator)) for _ in range(2))
-        return original, donor
+        return self.draw(n, generator), self.draw(n, generator)
 
     @final
     def trials(self, symbols: Int64[Tensor, "batch pos_and_one"]) -> Trials:
@@ -249,7 +248,8 @@ class MarkovProcess(DynamicTask):
         settled = stationary(labeled.sum(dim=0))
         uniform, prior = torch.full_like(start, 1 / len(start)), full_support(start if settled is None else settled)
         if self.is_generalized:  # equal entries need not be a state, and entries of 0 rule nothing out
-            uniform = prior = _typical(start if settled is None else settled, labeled, start, self.length)
+            mean = _unread(labeled, start, self.length).mean(dim=0)  # with a share of it, what is shown is possible
+            uniform = prior = (1 - _TOLERANCE) * (start if settled is None else settled) + _TOLERANCE * mean
 
         def moved(belief: Beliefs, first: int) -> Beliefs:
             return _updated(labeled, belief, tokens[:, first : first + belief.shape[1]])
@@ -304,11 +304,7 @@ class MarkovProcess(DynamicTask):
         symbols. Window observers do not use the position. A product also has its `factor_baselines`.
         """
         labeled, start = self.labeled().to(trials.tokens.device), self.start().to(trials.tokens.device)
-        step = labeled.sum(dim=0)
-        before = [start]  # distribution of the state before each symbol, with no symbol seen
-        for _ in range(trials.tokens.shape[1]):
-            before.append(before[-1] @ step)
-        unseen = torch.stack(before).expand(len(trials), -1, -1)
+        unseen = _unread(labeled, start, trials.tokens.shape[1]).expand(len(trials), -1, -1)
         baselines = {"prior": _shown_next(labeled, unseen[:, 1:])}
         for name, n_kept in (("last_symbol", 1), ("last_two", 2)):
             belief = unseen
@@ -450,17 +446,14 @@ def negative_probability(
     )
 
 
-def _typical(
-    settled: Float64[Tensor, " state"],
-    labeled: Float64[Tensor, "symbol state state"],
-    start: Float64[Tensor, " state"],
-    length: int,
-) -> Float64[Tensor, " state"]:
-    """Return `settled` with a share of 1e-9 of the mean state, so that all that the process shows is possible."""
+def _unread(
+    labeled: Float64[Tensor, "symbol state state"], start: Float64[Tensor, " state"], length: int
+) -> Float64[Tensor, "step state"]:
+    """Return the distribution of the state before each of `length` symbols and after the last, with no symbol seen."""
     states = [start]
     for _ in range(length):
         states.append(states[-1] @ labeled.sum(dim=0))
-    return (1 - _TOLERANCE) * settled + _TOLERANCE * torch.stack(states).mean(dim=0)
+    return torch.stack(states)
 
 
 def check_length(task: MarkovProcess) -> None:
@@ -513,7 +506,5 @@ def _shown_next(
 
 def _relations(tokens: Int64[Tensor, "batch pos"]) -> dict[str, Bool[Tensor, "batch query_pos key_pos"]]:
     """Mark the current symbol, the previous one, and all earlier ones."""
-    n, n_pos = tokens.shape
-    pos = torch.arange(n_pos, device=tokens.device)
-    back = (pos[:, None] - pos[None, :]).expand(n, -1, -1)
+    back = steps_back(tokens)
     return {"current_symbol": back == 0, "previous_symbol": back == 1, "earlier_symbol": back > 1}

@@ -33,7 +33,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import InvalidArgument, Relations, Trials
-from bayesgeom.tasks.base import EvidenceTask, check_parameters, random_order, trials_at
+from bayesgeom.tasks.base import EvidenceTask, check_parameters, random_order, steps_back, trials_at
 
 _PREFIX = 3  # numbers that determine the bucket
 _Numbers = Int64[Tensor, "batch pos_and_one"]
@@ -176,9 +176,10 @@ class ModularRecurrence(EvidenceTask):
         n_fitting = fits.sum(dim=2, keepdim=True)
         share = self.rule_share * (n_fitting > 0).double()
         unweighed = torch.cat([1 - share, share * fits / n_fitting.clamp_min(1)], dim=2)
-        known = self._mixed(numbers[:, self._scored], unweighed)
+        uniform = torch.full((1, 1, self.modulus), 1 / self.modulus, dtype=torch.float64, device=numbers.device)
+        known = self._mixed(numbers[:, self._scored], unweighed, uniform)
         return {
-            "uniform": torch.full_like(known, 1 / self.modulus),
+            "uniform": uniform.expand_as(known),
             "prior_odds": known if order is None else self._as_symbols(known, order),
         }
 
@@ -198,10 +199,7 @@ class ModularRecurrence(EvidenceTask):
         number = torch.arange(self.modulus, device=numbers.device)
         rule = torch.arange(self.modulus**2, device=numbers.device)
         after = self._successors(number[None])[0]  # by number and rule
-        prefixes = torch.ones((self.modulus,) * _PREFIX, dtype=torch.bool, device=numbers.device)
-        rules = prefixes.flatten(1)  # by start and rule
-        if self.prefixes != "all":
-            prefixes, rules = self._allowed.to(numbers.device), self._allowed_rules.to(numbers.device)
+        prefixes, rules = self._allowed.to(numbers.device), self._allowed_rules.to(numbers.device)
         fitting_rules, fitting, shown = rules.clone(), prefixes.clone(), number[:, None].expand_as(rules)
         for place, is_kept in enumerate(keep.tolist()):
             if is_kept:
@@ -274,6 +272,8 @@ class ModularRecurrence(EvidenceTask):
     @property
     def _allowed(self) -> Bool[Tensor, "first second third"]:
         """Whether each prefix is in the chosen buckets."""
+        if self.prefixes == "all":
+            return torch.ones((self.modulus,) * _PREFIX, dtype=torch.bool)
         is_held_out = _buckets(self.modulus, self.prefix_buckets) == self.held_out
         return is_held_out if self.prefixes == "held_out" else ~is_held_out
 
@@ -337,49 +337,45 @@ class ModularRecurrence(EvidenceTask):
     def _belief(self, numbers: Int64[Tensor, "batch place"]) -> Float64[Tensor, "batch place hypothesis"]:
         """Return the belief. Likelihoods are relative to that of a fitting rule, 1/p, against the noise's 1/p^k."""
         fits = torch.ones(*numbers.shape, self.modulus**2, dtype=torch.bool, device=numbers.device)
+        rules = self._allowed_rules.to(numbers.device)
+        fits[:, 0] = rules[numbers[:, 0]]
         fits[:, 1:] = self._successors(numbers[:, :-1]) == numbers[:, 1:, None]
-        if self.prefixes != "all":
-            fits[:, 0] = self._allowed_rules.to(numbers.device)[numbers[:, 0]]
         for earlier, later in itertools.pairwise(fits.unbind(dim=1)):  # several times as fast as cummin
             later &= earlier
         n_steps = torch.arange(numbers.shape[1], device=numbers.device, dtype=torch.float64)
-        noise, rules = (1 - self.rule_share) * float(self.modulus) ** -n_steps, self.rule_share / self.modulus**2
-        if self.prefixes != "all":
-            rules = rules / float(self._allowed_rules.double().mean())
-            noise = noise * self._allowed_share(numbers)
+        noise = (1 - self.rule_share) * float(self.modulus) ** -n_steps * self._allowed_share(numbers)
+        each = self.rule_share / self.modulus**2 / float(rules.double().mean())
         # In long sequences the probability of noise underflows to 0, which is correct while a rule fits.
         noise = torch.where(fits.any(dim=2), noise, 1.0)
-        joint = torch.cat([noise[:, :, None], fits.double() * rules], dim=2)
+        joint = torch.cat([noise[:, :, None], fits.double() * each], dim=2)
         return joint / joint.sum(dim=2, keepdim=True)
 
     def _allowed_share(self, numbers: Int64[Tensor, "batch place"]) -> Float64[Tensor, "batch place"]:
         """Return the share of allowed prefixes among those that begin with these numbers, over that among all."""
         allowed = self._allowed.to(numbers.device).double()
-        first, second = numbers[:, 0], numbers[:, 1]
         shares = torch.ones(numbers.shape, dtype=torch.float64, device=numbers.device)
-        shares[:, 0] = allowed.mean(dim=(1, 2))[first]
-        shares[:, 1] = allowed.mean(dim=2)[first, second]
+        shares[:, 0] = allowed.mean(dim=(1, 2))[numbers[:, 0]]
+        shares[:, 1:2] = allowed.mean(dim=2)[numbers[:, :1], numbers[:, 1:2]]
         return shares / allowed.mean()
 
     def _next_number(
         self, numbers: Int64[Tensor, "batch place"], belief: Float64[Tensor, "batch place hypothesis"]
     ) -> Float64[Tensor, "batch place answer"]:
         """Return the exact predictive over numbers."""
-        if self.prefixes == "all":
-            return self._mixed(numbers, belief)
         allowed = self._allowed.to(numbers.device).double()
-        noise = torch.full((*numbers.shape, self.modulus), 1 / self.modulus, dtype=torch.float64, device=numbers.device)
+        noise = torch.ones(*numbers.shape, self.modulus, dtype=torch.float64, device=numbers.device)
         noise[:, 0] = allowed.sum(dim=2)[numbers[:, 0]]
-        noise[:, 1] = allowed[numbers[:, 0], numbers[:, 1]]
-        noise = noise / noise.sum(dim=2, keepdim=True)
-        return (belief[:, :, :1] * noise).scatter_add(2, self._successors(numbers), belief[:, :, 1:])
+        noise[:, 1:2] = allowed[numbers[:, :1], numbers[:, 1:2]]
+        return self._mixed(numbers, belief, noise / noise.sum(dim=2, keepdim=True))
 
     def _mixed(
-        self, numbers: Int64[Tensor, "batch place"], belief: Float64[Tensor, "batch place hypothesis"]
+        self,
+        numbers: Int64[Tensor, "batch place"],
+        belief: Float64[Tensor, "batch place hypothesis"],
+        noise: Float64[Tensor, "#batch #place answer"],
     ) -> Float64[Tensor, "batch place answer"]:
-        """Return the next number under the rules and under uniform noise, weighted by the belief."""
-        predictive = (belief[:, :, :1] / self.modulus).repeat(1, 1, self.modulus)
-        return predictive.scatter_add(2, self._successors(numbers), belief[:, :, 1:])
+        """Return the next number under the rules and under noise, weighted by the belief."""
+        return (belief[:, :, :1] * noise).scatter_add(2, self._successors(numbers), belief[:, :, 1:])
 
 
 @functools.lru_cache(maxsize=8)
@@ -399,14 +395,10 @@ def _relations(
 
     In the opaque form, also mark the place of the current number in the header.
     """
-    n, n_pos = tokens.shape
-    pos = torch.arange(n_pos, device=tokens.device)
-    back = (pos[:, None] - pos[None, :]).expand(n, -1, -1)
-    is_number = pos >= header
+    back, is_number = steps_back(tokens), torch.arange(tokens.shape[1], device=tokens.device) >= header
     same = (tokens[:, :, None] == tokens[:, None, :]) & (back > 0)
-    after_same = torch.cat([torch.zeros_like(same[:, :, :1]), same[:, :, :-1]], dim=2)
     relations = {
-        "after_same_number": after_same,
+        "after_same_number": torch.nn.functional.pad(same[:, :, :-1], (1, 0)),
         "same_number": same,
         "current_number": back == 0,
         "previous_number": (back == 1) & is_number,

@@ -290,9 +290,8 @@ def _preset(name: str) -> Float64[np.ndarray, "symbol state state"]:
         return _qubit_walk(_QUANTUM[name])
     if name == "leaky-rrxor":  # every symbol and next state with probability 0.1 / 10 in addition
         return 0.9 * _preset("rrxor") + 0.1 / 10
-    return {"days-of-week": _days_of_week, "mr-name": _mr_name, "fanizza": _fanizza, "post-quantum": _post_quantum}[
-        name
-    ]()
+    made = {"days-of-week": _days_of_week, "mr-name": _mr_name, "fanizza": _fanizza, "post-quantum": _post_quantum}
+    return made[name]()
 
 
 def _qubit_walk(beta_squared: float) -> Float64[np.ndarray, "symbol state state"]:

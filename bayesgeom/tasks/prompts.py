@@ -24,11 +24,12 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import NO_LABEL, InvalidArgument, Tokenizer, Trials, check_types, unknown_name
-from bayesgeom.core.tokenizer import chat_prompts, check_distinct, check_ids, encoded_text, prompt_ids, token_names
-from bayesgeom.tasks.base import PromptTask, TextTask, padded_rows
+from bayesgeom.core.tokenizer import token_names
+from bayesgeom.tasks.base import FiniteTask, TextTask, padded_rows, text_ids
 
 QUINTILES = 5
 JOINT, BETWEEN = "+", "\n\n"
+_SHORT = "last={last} tokens of each prompt are requested; {text!r} has {n}."
 _KEYS = ("text", "prompt")  # of a line of JSONL
 _MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
     **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
@@ -117,19 +118,7 @@ class Prompts(TextTask):
     def bind(self, tokenizer: Tokenizer, *, d_vocab: int) -> "BoundPrompts":
         groups = self.groups()
         texts = [text for members in groups.values() for text in members]
-        if self.chat:
-            ids = chat_prompts(tokenizer, texts)
-        elif self.bos:
-            ids = prompt_ids(tokenizer, texts)
-        else:
-            ids = [tuple(encoded_text(tokenizer, text)) for text in texts]
-        check_ids((i for prompt in ids for i in prompt), d_vocab)
-        check_distinct(texts, ids)
-        shortest = min(range(len(texts)), key=lambda i: len(ids[i]))
-        if len(ids[shortest]) < self.last:
-            raise InvalidArgument(
-                f"last={self.last} tokens of each prompt are requested; {texts[shortest]!r} has {len(ids[shortest])}."
-            )
+        ids = text_ids(tokenizer, texts, _SHORT, bos=self.bos, chat=self.chat, last=self.last, d_vocab=d_vocab)
         return BoundPrompts(
             n_ids=d_vocab,
             prompts=tuple(ids),
@@ -142,7 +131,7 @@ class Prompts(TextTask):
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class BoundPrompts(PromptTask):
+class BoundPrompts(FiniteTask):
     """`Prompts` in one tokenizer's ids, padded on the right to the longest. Trials have groups and no posterior."""
 
     name: ClassVar[str] = "prompts"
@@ -168,14 +157,6 @@ class BoundPrompts(PromptTask):
             "prompts have no pairs, because their latent variables are unknown: swap on evidence or on a wind tunnel "
             "in context (bijection-in-context)."
         )
-
-    @property
-    def is_selective(self) -> bool:
-        return self.per_quintile > 0
-
-    def selected(self, entropies_bits: Float[np.ndarray, " sequence"], *, seed: int = 0) -> "BoundPrompts":
-        chosen = self.select(entropies_bits, per_quintile=self.per_quintile, seed=seed)
-        return replace(chosen, per_quintile=0)
 
     def select(
         self, entropies_bits: Float[np.ndarray, " prompt"], *, per_quintile: int, seed: int = 0
@@ -206,7 +187,8 @@ class BoundPrompts(PromptTask):
             for quintile in np.array_split(members[entropies_bits[members].argsort(kind="stable")], QUINTILES):
                 chosen += rng.permutation(quintile)[:per_quintile].tolist()
         kept = sorted(chosen)
-        return replace(self, prompts=tuple(self.prompts[i] for i in kept), groups=tuple(self.groups[i] for i in kept))
+        prompts, groups = tuple(self.prompts[at] for at in kept), tuple(self.groups[at] for at in kept)
+        return replace(self, prompts=prompts, groups=groups, per_quintile=0)
 
     def trials(self, index: Int64[Tensor, " row"]) -> Trials:
         device = index.device

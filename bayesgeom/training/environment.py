@@ -14,7 +14,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -25,7 +25,6 @@ from bayesgeom.core.torch_state import reduced_precision
 ENVIRONMENT = "environment.json"
 Precision = Literal["bfloat16", "float32"]
 RequestedPrecision = Literal["auto", "bfloat16", "float32"]
-REQUESTS = ("auto", "bfloat16", "float32")
 PRECISION = "precision.json"
 
 
@@ -52,11 +51,6 @@ def environment(device: str | torch.device) -> dict[str, str | int | bool]:
     }
 
 
-def record_environment(out: Path, device: str | torch.device) -> None:
-    """Write the environment of the run in `out`, which starts now on this device."""
-    write_json(out / ENVIRONMENT, environment(device))
-
-
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = None) -> None:
     """Write a record of a run, atomically."""
     with atomic_file(path) as temporary:
@@ -77,8 +71,7 @@ def recorded_environment(out: Path) -> dict[str, str | int | bool] | None:
         raise CheckpointFault(
             f"{out / ENVIRONMENT} names no environment. Restore it, or delete it to resume without this check."
         )
-    stored: dict[str, str | int | bool] = started
-    return stored
+    return dict(started)
 
 
 def check_device_kind(out: Path, device: str | torch.device) -> None:
@@ -152,15 +145,9 @@ def recorded_precision(out: Path) -> Precision:
         CheckpointFault: The record is missing or cannot be read.
     """
     try:
-        stored = read_json(out / PRECISION)["precision"]
+        stored: Precision = read_json(out / PRECISION)["precision"]
     except (FileNotFoundError, KeyError, TypeError) as error:
         raise CheckpointFault(f"{out / PRECISION} cannot be read ({error}). Restore it, or train anew.") from error
-    if stored not in REQUESTS[1:]:
+    if stored not in get_args(Precision):
         raise CheckpointFault(f"{out / PRECISION} must name bfloat16 or float32, got {stored!r}. Restore it.")
-    precision: Precision = stored
-    return precision
-
-
-def record_precision(out: Path, precision: Precision) -> None:
-    """Write the precision of the run in `out`, for `recorded_precision`."""
-    write_json(out / PRECISION, {"precision": precision})
+    return stored

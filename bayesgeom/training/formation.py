@@ -67,12 +67,11 @@ def pack(run: str | Path, out: str | Path, *, keep: int = KEEP, dtype: Half = "f
         OutputFault: The directory, which is replaced, holds something else than a packed training.
     """
     source, target = Path(run), Path(out)
-    names = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
-    known = (CARD, FORMATION, ".DS_Store")
+    names, known = sorted(path.name for path in target.glob("*")), (CARD, FORMATION, ".DS_Store")
     if foreign := [name for name in names if name not in known and not name.endswith(".safetensors")]:
-        named = ", ".join(foreign[:3])
         raise OutputFault(
-            f"{target} holds files that are not a packed training ({named}); name an empty or a new directory."
+            f"{target} holds files that are not a packed training ({', '.join(foreign[:3])}); name an empty or a new "
+            f"directory."
         )
     if keep < 2 or dtype not in _DTYPES:
         raise InvalidArgument(
@@ -103,9 +102,7 @@ def snapshot_paths(run: Path) -> list[Path]:
         InvalidArgument: There are no snapshots.
         CheckpointFault: A snapshot lacks a file.
     """
-    folder = run / SNAPSHOTS
-    named = sorted(folder.iterdir()) if folder.is_dir() else []
-    folders = [path for path in named if path.is_dir() and not path.name.startswith(".")]
+    folders = [path for path in sorted((run / SNAPSHOTS).glob("[!.]*")) if path.is_dir()]
     for path in folders:
         if missing := [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]:
             raise CheckpointFault(

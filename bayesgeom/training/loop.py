@@ -30,8 +30,7 @@ from bayesgeom.training.environment import (
     Precision,
     RequestedPrecision,
     check_device_kind,
-    record_environment,
-    record_precision,
+    environment,
     recorded_precision,
     resolve_precision,
     warn_of_changes,
@@ -145,9 +144,9 @@ def train(
         if resume and (stage := _continued_stage(recipe, out)) is not None:
             warn_of_changes(stage, device)
         if not (resume and (out / STATE).exists()):
-            record_environment(out, device)
+            write_json(out / ENVIRONMENT, environment(device))
         if not (out / RECIPE).exists():
-            record_precision(out, chosen)
+            write_json(out / PRECISION, {"precision": chosen})
             write_json(out / RECIPE, recipe.to_dict(), indent=2)
         return _trained(recipe, out, resume=resume, device=device, precision=chosen, pace=pace, own=own)
 

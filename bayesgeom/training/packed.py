@@ -51,8 +51,7 @@ def read_formation(folder: Path) -> dict[str, Any]:
                 f"training again."
             )
     check_hashed(stored, file)
-    whole: dict[str, Any] = stored
-    return whole
+    return dict(stored)
 
 
 def read_packed_json(file: Path) -> Any:

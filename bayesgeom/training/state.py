@@ -91,7 +91,7 @@ def steps_done(path: Path, recipe: Recipe) -> int:
     Raises:
         CheckpointFault: The file is corrupt, or its step is not one of the recipe.
     """
-    return _step(_own(_read(path, with_tensors=False)[1]), path, recipe)
+    return _step(_read(path, with_tensors=False)[1], path, recipe)
 
 
 def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Optimizers) -> int:
@@ -103,8 +103,7 @@ def restore_state(path: Path, recipe: Recipe, module: nn.Module, optimizers: Opt
     Raises:
         CheckpointFault: The file is corrupt, of another run, or its step is not one of the recipe.
     """
-    tensors, metadata = _read(path)
-    header = _own(metadata)
+    tensors, header = _read(path)
     step = _step(header, path, recipe)
     if header.get("hash") != _state_hash(tensors, recipe, step):
         raise CheckpointFault(
@@ -171,21 +170,15 @@ def cut_log(path: Path, step: int) -> None:
 _REMEDY = "Delete it to train from the start, or restore it from a copy."
 
 
-def _read(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tensors, unless only the metadata are wanted, and the metadata of a saved state."""
+def _read(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors, if they are wanted, and what `save_state` stored with them; empty if missing."""
     check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys() if with_tensors}  # noqa: SIM118  (not a dict)
-            return tensors, file.metadata() or {}
+            return tensors, json.loads((file.metadata() or {}).get(_OWN, "{}"))
     except (SafetensorError, OSError) as error:
         raise CheckpointFault(f"{path} is truncated or corrupt ({error}). {_REMEDY}") from error
-
-
-def _own(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The metadata that `save_state` stored with the tensors; empty if missing."""
-    stored: dict[str, Any] = json.loads(metadata.get(_OWN, "{}"))
-    return stored
 
 
 def _step(own: Mapping[str, Any], path: Path, recipe: Recipe) -> int:

@@ -134,7 +134,7 @@ def train(
     check_known("train", further, get_type_hints(TrainSettings))
     if further.get("snapshots") and out is None:
         raise InvalidArgument("snapshots need a directory: pass out=.")
-    net = _network(model, chosen, seed)
+    net = model if isinstance(model, nn.Module) else built(model, chosen.d_vocab, chosen.n_pos, seed=seed)
     recipe = _recipe_of(net, chosen, steps=steps, lr=lr, seed=seed, further=further)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()) if out is None else out)
@@ -144,18 +144,20 @@ def train(
     return as_model(net.eval())
 
 
-def _network(model: Any, task: WindTunnel, seed: int) -> nn.Module:
-    """Return a module unchanged, and that which a function makes for a task, from a seed."""
-    if not isinstance(model, nn.Module):
-        with default_dtype(torch.float32), torch.random.fork_rng(devices=()):
-            torch.manual_seed(torch_seed(seed))
-            with Contained() as making:
-                model = model(task.d_vocab, task.n_pos)
-        if making.fault:
-            raise InvalidArgument(f"model(d_vocab, n_ctx) failed: {making.fault.rstrip('.')}.") from making.error
-    if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"model must be a module, or return one from (d_vocab, n_ctx); got {quoted(model)}.")
-    return model
+def built(make: Callable[[int, int], Any], d_vocab: int, n_ctx: int, *, seed: int) -> nn.Module:
+    """Build a network from a seed, in float32, without changing the random state of the process.
+
+    Raises:
+        InvalidArgument: The function does not take two integers, fails, or does not return a module with weights.
+    """
+    with default_dtype(torch.float32), torch.random.fork_rng(devices=()), Contained() as making:
+        torch.manual_seed(torch_seed(seed))
+        net: Any = make(d_vocab, n_ctx)
+    if making.error is not None:
+        raise InvalidArgument(f"make({d_vocab}, {n_ctx}) failed: {making.fault.rstrip('.')}.") from making.error
+    if not isinstance(net, nn.Module) or not any(parameter.requires_grad for parameter in net.parameters()):
+        raise InvalidArgument(f"make({d_vocab}, {n_ctx}) must return a module with weights, got {quoted(net)}.")
+    return net
 
 
 def _recipe_of(

@@ -63,6 +63,28 @@ def test_finished_cells_are_not_trained_again(tmp_path: Path) -> None:
     assert again.kl_bits.value.tolist() == first.kl_bits.value.tolist()
 
 
+def test_a_failed_cell_is_trained_again_and_a_finished_one_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "size.txt").write_text("wrong")
+    (tmp_path / "layer.py").write_text(
+        "from pathlib import Path\nfrom torch import nn\n\ndef make(d_vocab, n_ctx):\n"
+        "    width = int(Path(__file__).with_name('size.txt').read_text())\n"
+        "    return nn.Sequential(nn.Embedding(d_vocab, width), nn.Linear(width, d_vocab))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    given = {"mine": f"{tmp_path / 'layer.py'}:make", "lstm": "lstm"}
+    failed = scorecard(given, "dice", **SMALL)
+    assert failed.state("mine", "dice") == FAILED and "ValueError" in failed.notes[0]
+    files = {path.parent.name[:4]: path.stat().st_mtime_ns for path in tmp_path.glob("runs/jobs/*/result.safetensors")}
+    (tmp_path / "size.txt").write_text("8")
+    mended = scorecard(given, "dice", **SMALL)
+    assert mended.state("mine", "dice") != FAILED and "ValueError" not in mended.notes[0]
+    assert mended.kl_bits.value[1] == failed.kl_bits.value[1]
+    for path in tmp_path.glob("runs/jobs/*/result.safetensors"):
+        assert (path.stat().st_mtime_ns == files[path.parent.name[:4]]) == path.parent.name.startswith("lstm")
+
+
 def test_rates() -> None:
     assert rates_of(1) == (2e-3,) and rates_of([3e-3, 1e-3]) == (1e-3, 3e-3)
     assert rates_of(8)[0] == pytest.approx(2e-4) and rates_of(8)[-1] == pytest.approx(2e-2)

@@ -55,7 +55,7 @@ def test_a_monitor_sees_every_step_and_can_stop() -> None:
 def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="pass out="):
         bayesgeom.train(make, "dice", snapshots=2)
-    with pytest.raises(InvalidArgument, match="must be a module"):
+    with pytest.raises(InvalidArgument, match="must return a module"):
         bayesgeom.train(lambda d_vocab, n_ctx: 3, "dice")  # type: ignore[arg-type,return-value]
     with pytest.raises(NonFinite):
         bayesgeom.train(make, "dice:length=8", steps=9, lr=1e30)
