@@ -58,13 +58,14 @@ from bayesgeom.core import (
 )
 from bayesgeom.core.run import untrained_hash
 from bayesgeom.core.torch_state import Hook, holding_lock, hooked, structure_of
+from bayesgeom.models.adapters.attention import causal, pattern_of
 from bayesgeom.models.adapters.proof import Claim, Functions, PerHead, Side, examined, perturbed_pass, sentinel_trials
 from bayesgeom.models.base import Model, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba, MambaBlock
 from bayesgeom.models.native.mlp import PositionwiseMLP
-from bayesgeom.models.native.positions import PositionalPrior, causal_mask
+from bayesgeom.models.native.positions import PositionalPrior
 from bayesgeom.models.native.transformer import MLP, Block, MultiHeadAttention, Norm, Transformer, TransformerConfig
 from bayesgeom.models.replay.hooked import prefix_replayer
 from bayesgeom.tasks.base import WindTunnel
@@ -225,10 +226,8 @@ class HookedModel(_NativeModel):
     def _pattern(
         self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos head d_head"], layer: int
     ) -> PerHead:
-        scores = self.spec.score_scale * einsum(q, k, "b q h d, b k h d -> b h q k")
-        bias = self._attention(layer).score_bias(q.shape[1], scores)
-        scores = scores if bias is None else scores + bias
-        return scores.masked_fill(~causal_mask(q.shape[1], q), -torch.inf).softmax(-1)
+        bias, later = self._attention(layer).score_bias(q.shape[1], q), causal(q.shape[1], q)
+        return pattern_of(q, k, self.spec.score_scale, later if bias is None else later + bias)
 
     def _attention(self, layer: int) -> MultiHeadAttention:
         attention = self._transformer.get_submodule(f"blocks.{layer}.attn")

@@ -68,6 +68,7 @@ from bayesgeom.models.adapters.attention import (
     HeadSizes,
     Projection,
     ProjectionLayout,
+    causal,
     pattern_of,
     weighted,
 )
@@ -706,8 +707,7 @@ class WrappedModel(Reattachable):
 
     def _pattern(self, q: Tensor, k: Tensor) -> PerHead:
         """Return the pattern of plain causal attention."""
-        later = q.new_full((q.shape[1], q.shape[1]), -torch.inf).triu(1)
-        return pattern_of(q, k, self.spec.score_scale, later)
+        return pattern_of(q, k, self.spec.score_scale, causal(q.shape[1], q))
 
     def _examined(self, tokens: Int64[Tensor, "batch pos"], seen: Observation) -> dict[Site, str]:
         """Return why each site is withheld."""

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from bayesgeom.core import InvalidArgument, K, Q, Site, V
 from bayesgeom.core.torch_state import Hook, hooked
-from bayesgeom.models.adapters.attention import N_SHARDS, HeadSizes, Projection, ProjectionLayout
+from bayesgeom.models.adapters.attention import N_SHARDS, AttentionCall, HeadSizes, Projection, ProjectionLayout
 from bayesgeom.models.adapters.proof import first_input, relative_error, tolerance_of
-from bayesgeom.models.huggingface.attention import Handed
 from bayesgeom.models.huggingface.recurrences import recurrence_of
 
 _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"))
@@ -28,7 +27,7 @@ _FUSED = ("c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv")
 
 
 def projections(
-    outputs: Mapping[str, Tensor], attention: str, sizes: HeadSizes, value: Float[Tensor, "batch kv_head pos d"] | None
+    outputs: Mapping[str, Tensor], attention: str, sizes: HeadSizes, value: Float[Tensor, "batch pos kv_head d"] | None
 ) -> dict[Site, Projection]:
     """Locate the projections of q, k and v.
 
@@ -57,7 +56,7 @@ def projections(
         if layout == "sharded" and (sizes.n_heads % N_SHARDS or sizes.n_kv_heads != sizes.n_heads):
             continue
         projections = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site in (Q, K, V)}
-        if value is None or bool((projections[V].take(outputs[path]).transpose(1, 2) - value).abs().max() < 1e-6):
+        if value is None or bool((projections[V].take(outputs[path]) - value).abs().max() < 1e-6):
             return projections
     return {}
 
@@ -169,7 +168,7 @@ def anatomy_of(
     blocks: tuple[nn.Module, ...],
     forward: Callable[[], object],
     sizes: Callable[[], HeadSizes],
-    handed: Callable[[int], Handed | None],
+    handed: Callable[[int], AttentionCall | None],
 ) -> Anatomy:
     """Record one forward pass and locate the parts.
 
@@ -200,7 +199,7 @@ def anatomy_of(
     return Anatomy(blocks=blocks, sizes=heads, parts=tuple(by_layer[first[kind]] for kind in kinds))
 
 
-def _parts_of(block: nn.Module, calls: "Watched", sizes: HeadSizes, handed: Handed | None) -> Parts:
+def _parts_of(block: nn.Module, calls: "Watched", sizes: HeadSizes, handed: AttentionCall | None) -> Parts:
     attention = attention_of(block)
     # Parts that ran exactly once and returned a tensor, in order of completion.
     seen = {path: records[0] for path, records in calls.items() if len(records) == 1 and records[0] is not None}
@@ -215,9 +214,9 @@ def _parts_of(block: nn.Module, calls: "Watched", sizes: HeadSizes, handed: Hand
         parts["is_plain_write"] = is_close(seen[writers[0]].gave, seen[output].gave)
     if output is None:
         return Parts(**parts)
-    if handed is not None and handed.output is not None and output in seen:
-        parts["is_gated"] = not is_close(seen[output].given, handed.output)
-    value = None if handed is None else handed.value
+    if handed is not None and output in seen:
+        parts["is_gated"] = not is_close(seen[output].given, handed.z)
+    value = None if handed is None else handed.v
     inside = [path for path in seen if path.startswith(f"{attention}.")]
     dropouts = (p for p in inside if seen[p].gave.ndim == 4 and isinstance(block.get_submodule(p), nn.Dropout))
     projected = projections({path: seen[path].gave for path in inside}, attention, sizes, value)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, V, Z
@@ -34,23 +34,6 @@ _PREFIX = "bayesgeom-"
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Handed:
-    """Arguments of one call of the interface, besides q and k, that determine the pattern, and the width of q and k.
-
-    `output`: what the call returned; None for attention that calls torch's functions itself.
-    """
-
-    value: Float[Tensor, "batch kv_head pos d_head"]
-    mask: Shaped[Tensor, "..."] | None
-    scaling: float
-    softcap: float | None
-    d_key: int
-    output: Float[Tensor, "batch pos head d_value"] | None = None
-    sinks: Float[Tensor, " head"] | None = None  # one additional score per head, without a value
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
 class Route:
     """The taps for one layer's calls of the interface. Arguments are appended to `handed` if it is a list.
 
@@ -60,7 +43,7 @@ class Route:
     taps: Taps
     layer: int
     has_z: bool = False
-    handed: list[Handed] | None = field(default=None)
+    handed: list[AttentionCall] | None = field(default=None)
 
 
 _ROUTES: "WeakKeyDictionary[nn.Module, Route]" = WeakKeyDictionary()
@@ -149,13 +132,15 @@ def _attend(
     if route.handed is not None:
         scaling = options.get("scaling")
         route.handed.append(
-            Handed(
-                value=v,
-                mask=mask,
-                scaling=q.shape[-1] ** -0.5 if scaling is None else scaling,
-                softcap=options.get("softcap"),
-                output=output,
-                d_key=q.shape[-1],
+            AttentionCall(
+                number=0,
+                q=q.transpose(1, 2),
+                k=k.transpose(1, 2),
+                v=v.transpose(1, 2),
+                z=output,
+                scale=q.shape[-1] ** -0.5 if scaling is None else scaling,
+                added=mask,
+                soft_cap=options.get("softcap"),
                 sinks=options.get("s_aux"),
             )
         )
@@ -179,9 +164,7 @@ def watched_functions(routes: Mapping[nn.Module, Route], n_kv_heads: int) -> Ite
 def _watched(forward: Callable[..., Any], route: Route, n_kv_heads: int) -> Callable[..., Any]:
     def hear(call: AttentionCall) -> None:
         if route.handed is not None and call.number == 0 and not call.is_fused:
-            value, d_key = call.v.transpose(1, 2), call.q.shape[-1]
-            handed = Handed(value=value, mask=call.added, scaling=call.scale, softcap=call.soft_cap, d_key=d_key)
-            route.handed.append(handed)
+            route.handed.append(call)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         watch = AttentionWatch(

@@ -47,10 +47,11 @@ from bayesgeom.core import (
     Z,
 )
 from bayesgeom.core.torch_state import Hook, hooked
+from bayesgeom.models.adapters.attention import AttentionCall
 from bayesgeom.models.adapters.proof import SUM, Taps, first_input
 from bayesgeom.models.base import INSIDE_MLP
 from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_output, is_close, routing_of
-from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
+from bayesgeom.models.huggingface.attention import Route, routed, watched_functions
 from bayesgeom.models.huggingface.recurrences import Read, States, routed_states
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class SiteHooks:
                 named = ", ".join(map(str, layers))
                 self.absent[site] = f"only in layers {named}" if layers else absent[0][site]
         self.taps = Taps((site for site in self.layers if not site.is_static), anatomy.n_layers)
-        self.handed: list[list[Handed]] = [[] for _ in anatomy.blocks]
+        self.handed: list[list[AttentionCall]] = [[] for _ in anatomy.blocks]
         self.read_states: dict[int, tuple[Tensor, Tensor]] = {}
         self._entered: Tensor | None = None  # input of the running block
 
