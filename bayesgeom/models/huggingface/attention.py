@@ -22,8 +22,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, V, Z
-from bayesgeom.models.adapters.attention import AttentionCall, AttentionWatch
-from bayesgeom.models.adapters.proof import Taps, per_query_head
+from bayesgeom.models.adapters.attention import AttentionCall, AttentionWatch, weighted
+from bayesgeom.models.adapters.proof import Taps
 from bayesgeom.models.config import quiet
 
 if TYPE_CHECKING:
@@ -121,29 +121,16 @@ def _attend(
         out: tuple[Tensor, Tensor | None] = forward(module, *qkv, mask, **options)
         return out
     q, k, v = (
-        route.taps.through(site, route.layer, x.transpose(1, 2)).transpose(1, 2)
-        for site, x in zip((Q_ROT, K_ROT, V), qkv, strict=True)
+        route.taps.through(site, route.layer, x.transpose(1, 2)) for site, x in zip((Q_ROT, K_ROT, V), qkv, strict=True)
     )
-    output, pattern = forward(module, q, k, v, mask, **options)
+    output, pattern = forward(module, *(x.transpose(1, 2) for x in (q, k, v)), mask, **options)
     if pattern is not None and route.taps.is_watched(route.layer, PATTERN):
         passed = route.taps.through(PATTERN, route.layer, pattern)
-        if passed is not pattern:
-            output = torch.matmul(passed, per_query_head(v, passed.shape[1])).transpose(1, 2).contiguous()
+        output = output if passed is pattern else weighted(passed, v).contiguous()
     if route.handed is not None:
-        scaling = options.get("scaling")
-        route.handed.append(
-            AttentionCall(
-                number=0,
-                q=q.transpose(1, 2),
-                k=k.transpose(1, 2),
-                v=v.transpose(1, 2),
-                z=output,
-                scale=q.shape[-1] ** -0.5 if scaling is None else scaling,
-                added=mask,
-                soft_cap=options.get("softcap"),
-                sinks=options.get("s_aux"),
-            )
-        )
+        scaling, known = options.get("scaling"), {"soft_cap": options.get("softcap"), "sinks": options.get("s_aux")}
+        scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+        route.handed.append(AttentionCall(number=0, q=q, k=k, v=v, z=output, scale=scale, added=mask, **known))
     return (route.taps.through(Z, route.layer, output) if route.has_z else output), pattern
 
 
