@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
