@@ -247,12 +247,23 @@ class Recorder:
             HookFault: A hook did not fire exactly once, or its activation has an unexpected shape.
             InvalidArgument: The sequences are not those of the stream.
         """
-        is_stored, is_streamed = self._filled < self.room, self._reduced < self.n_streamed
-        changes = list[tuple[SiteLayer, Change]]()
-        for site, layers in self.layers.items() if is_stored else ():
-            for layer in layers:
-                changes.append(((site, layer), self._storing(site, layer, trials)))
-        if self.stream is not None and is_streamed:
+        hooks = [
+            site_hook((site, layer), self._point(_read_at(site), layer), partial(self._hear, site, layer, trials, keep))
+            for site, layer, keep in self.due(trials)
+        ]
+        with hooked(self._module, hooks, by=self.spec.name) if hooks else contextlib.nullcontext():
+            yield
+        self.advance(len(trials))
+
+    def due(self, trials: Trials) -> Iterator[tuple[Site, int, Callable[[Tensor], None]]]:
+        """Yield which activations of the next sequences are wanted, each with the function that it is given to.
+
+        Raises:
+            InvalidArgument: The sequences are not those of the stream.
+        """
+        for site, layers in self.layers.items() if self._filled < self.room else ():
+            yield from ((site, layer, partial(self._store, site, layer)) for layer in layers)
+        if self.stream is not None and self._reduced < self.n_streamed:
             rows = slice(self._reduced, self._reduced + len(trials))
             if not torch.equal(self.stream.trials.tokens[rows], trials.tokens):
                 raise InvalidArgument(
@@ -260,16 +271,19 @@ class Recorder:
                     f"one run: make it from the run's first sequences, of the same task and seed."
                 )
             for reduction, layers in self.stream.layers.items():
-                for layer in layers:
-                    changes.append(((reduction.site, layer), self._reducing(reduction, layer, trials, rows)))
-        hooks = [site_hook(place, self._point(_read_at(place[0]), place[1]), change) for place, change in changes]
-        if not hooks:
-            yield
-        else:
-            with hooked(self._module, hooks, by=self.spec.name):
-                yield
-        self._filled += len(trials) * is_stored
-        self._reduced += len(trials) * is_streamed
+                yield from ((reduction.site, layer, partial(self._reduce, reduction, layer, rows)) for layer in layers)
+
+    def advance(self, n: int) -> None:
+        """Count the sequences whose activations were given."""
+        self._filled, self._reduced = min(self._filled + n, self.room), min(self._reduced + n, self.n_streamed)
+
+    def parts(self, start: int, n: int) -> list[slice]:
+        """Return the parts of the n sequences from number `start` on: they part where the storage or the stream ends.
+
+        So what follows these runs without hooks.
+        """
+        ends = sorted({0, n, self.room - start, self.n_streamed - start})
+        return [slice(*pair) for pair in pairwise(end for end in ends if 0 <= end <= n)]
 
     def finished(self) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         """Return the recorded activations by site; the first axis is that of its layers."""
@@ -279,30 +293,27 @@ class Recorder:
         """Return the statistics that were computed during the passes, by the name of their reduction."""
         return {name: buffer for name, buffer in self._storage.items() if isinstance(name, str)}
 
-    def _reducing(self, reduction: Reduction, layer: int, trials: Trials, rows: slice) -> Change:
+    def _reduce(self, reduction: Reduction, layer: int, rows: slice, seen: Tensor) -> None:
         assert self.stream is not None, "it is one of the stream's reductions"
-        of_all, layers = self.stream.trials, self.stream.layers[reduction]
-        row, mask = layers.index(layer), self.masks[layer] if self.masks else None
+        of_all, layers, mask = (
+            self.stream.trials,
+            self.stream.layers[reduction],
+            self.masks[layer] if self.masks else None,
+        )
+        values = reduction.of(seen.float(), of_all, rows, mask)
+        if reduction.name not in self._storage:
+            shape = (len(layers), len(of_all), *values.shape[1:])
+            self._storage[reduction.name] = torch.empty(shape, dtype=values.dtype, device=values.device)
+        self._storage[reduction.name][layers.index(layer), rows] = values
 
-        def reduce(output: Tensor) -> None:
-            values = reduction.of(self._seen(reduction.site, layer, output, trials).float(), of_all, rows, mask)
-            if reduction.name not in self._storage:
-                shape = (len(layers), len(of_all), *values.shape[1:])
-                self._storage[reduction.name] = torch.empty(shape, dtype=values.dtype, device=values.device)
-            self._storage[reduction.name][row, rows] = values
+    def _store(self, site: Site, layer: int, seen: Tensor) -> None:
+        layers, rows = self.layers[site], slice(self._filled, self._filled + len(seen))
+        if site not in self._storage:
+            self._storage[site] = allocated((len(layers), self.room, *seen.shape[1:]), seen.device)
+        self._storage[site][layers.index(layer), rows] = seen
 
-        return reduce
-
-    def _storing(self, site: Site, layer: int, trials: Trials) -> Change:
-        row = self.layers[site].index(layer)
-
-        def store(output: Tensor) -> None:
-            kept, rows = self._seen(site, layer, output, trials), slice(self._filled, self._filled + len(trials))
-            if site not in self._storage:
-                self._storage[site] = allocated((len(self.layers[site]), self.room, *kept.shape[1:]), kept.device)
-            self._storage[site][row, rows] = kept
-
-        return store
+    def _hear(self, site: Site, layer: int, trials: Trials, keep: Callable[[Tensor], None], output: Tensor) -> None:
+        keep(self._seen(site, layer, output, trials))
 
     def _seen(self, site: Site, layer: int, output: Tensor, trials: Trials) -> Shaped[Tensor, "*axes"]:
         """Return what is recorded of the activation at the point of a site."""
@@ -658,7 +669,20 @@ class Model(ABC):
         with evaluating(self.module), torch.no_grad():
             passes = self._cut(blocks, recorder, n_recorded, budget)
             trials, log_answers = self._pass_over(passes, recorder, log, baseline_predictives)
-        scored, exact, baselines = log.finished()
+        static = {site: self._static(site, trials) for site in wanted if site.is_static}
+        return self._finished(recorder, log, trials, log_answers, static, seed)
+
+    @final
+    def _finished(
+        self,
+        recorder: Recorder,
+        log: BehaviorLog,
+        trials: Trials,
+        log_answers: Float[Tensor, "batch query_pos answer"],
+        static: Mapping[Site, Float[Tensor, "layer *axes"]],
+        seed: int,
+    ) -> Run:
+        (scored, exact, baselines), recorded = log.finished(), recorder.finished() | static
         n_kept = recorder.room or recorder.n_streamed  # a run has at least one sequence
         run = Run(
             spec=self.spec,
@@ -667,13 +691,13 @@ class Model(ABC):
             baseline_behaviors=baselines,
             trials=trials.rows(slice(0, n_kept)),
             log_answers=log_answers[:n_kept],
-            recorded=recorder.finished() | {site: self._static(site, trials) for site in wanted if site.is_static},
-            layers={site: self.partial_sites[site] for site in wanted if site in self.partial_sites},
+            recorded=recorded,
+            layers={site: self.partial_sites[site] for site in recorded if site in self.partial_sites},
             seed=seed,
             windows=log.windows(),
             masks=recorder.masks,
         )
-        if stream is None:
+        if (stream := recorder.stream) is None:
             return run
         reduced, n = recorder.reduced(), recorder.n_streamed
         return run.with_statistics(reduced, stream.layers_by_name(), trials.rows(slice(0, n)), log_answers[:n])
@@ -733,13 +757,11 @@ class Model(ABC):
                 is_reduced = stream is not None and PATTERN in {reduction.site for reduction in stream.layers}
                 if is_reduced or (PATTERN in places and recorder.room):
                     recorder.masks = visible(self, block)
-            # Split a block at the end of the storage, so that the rest of it runs without hooks.
-            ends = sorted({0, *(end - start for end in (recorder.room, recorder.n_streamed)), len(block)})
-            for first, last in pairwise(end for end in ends if 0 <= end <= len(block)):
-                cut = block.rows(slice(first, last)) if last - first < len(block) else block
+            for rows in recorder.parts(start, len(block)):
+                cut = block.rows(rows) if rows.stop - rows.start < len(block) else block
                 at_once = max(1, min(most // bytes_of_pass(self.spec, cut), self.batch_size or len(cut)))
                 for part in (own for batch in cut.batches(at_most=at_once) for own in self._rotated_alike(batch)):
-                    yield part, start + first < max(recorder.room, recorder.n_streamed)
+                    yield part, start + rows.start < max(recorder.room, recorder.n_streamed)
             start += len(block)
 
     @final
