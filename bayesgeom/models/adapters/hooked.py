@@ -92,7 +92,8 @@ class _NativeModel(Reattachable, ABC):
         name = name or module.config.name
         check_weights(module, name)
         self.module, self.task, self.structure = module, task, structure_of(module)
-        self.spec, self._points = _spec(module, name, digest), self._located()
+        self.spec = _spec(module, name, digest)
+        self._points = self._located()
         self.withheld = Withheld(self._broken())
 
     @abstractmethod
