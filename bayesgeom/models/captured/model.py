@@ -28,7 +28,6 @@ from bayesgeom.core import (
     NoCopy,
     NonFinite,
     OutputFault,
-    Run,
     Site,
     TaskMismatch,
     Trials,
@@ -47,7 +46,6 @@ from bayesgeom.models.base import (
     Replayer,
     Stream,
     bytes_per_sequence,
-    room_for,
     visible,
 )
 from bayesgeom.models.checkpoint_files import config_hash
@@ -407,56 +405,35 @@ class CapturedModel(Model):
     def _limits(self) -> str:
         return f"{self.folder} is a capture, which holds its own sequences only: pass the model itself."
 
-    def _stored_run(
-        self,
-        blocks: Iterable[Trials],
-        record: Iterable[Site | Stream],
-        n_recorded: int,
-        baseline_predictives: BaselinePredictives | None,
-        budget_bytes: int,
-        seed: int,
-    ) -> Run:
-        """Return what `Model.run` returns, from the captured numbers. Activations of one shard at a time are in memory.
+    def _passed(
+        self, blocks: Iterable[Trials], recorder: Recorder, log: BehaviorLog, baselines: BaselinePredictives | None
+    ) -> tuple[Trials, Float[Tensor, "batch query_pos answer"]]:
+        """Read the captured numbers, and return the sequences and their answer log-probabilities.
 
-        Args:
-            blocks: The first sequences of the capture.
-            record: Sites to read, and statistics to compute from one shard at a time.
-            n_recorded: Number of sequences whose activations are read; fewer if `budget_bytes` is not enough.
-            baseline_predictives: Returns the predictives of the baselines, by name, for a batch.
-            budget_bytes: Memory for activations and statistics together.
-            seed: Seed of a probe's own resampling.
-
-        Raises:
-            CheckpointFault: A shard is missing or damaged, or the task now draws other sequences.
+        Activations of one shard at a time are in memory. Raises `CheckpointFault` if a shard is missing or damaged, or
+        the task now draws other sequences.
         """
-        given, whole = tuple(record), concatenate(list(blocks))
-        wanted = tuple(dict.fromkeys(entry for entry in given if isinstance(entry, Site)))
-        streamed = next((entry for entry in given if isinstance(entry, Stream)), None)
-        layers = {site: self._layers[site] for site in wanted if not site.is_static}
-        recorder, log, answers = (
-            Recorder(self.module, self.spec, self.point, layers, streamed),
-            BehaviorLog(),
-            list[Tensor](),
-        )
-        most = min(n_recorded, len(whole))
-        recorder.room = room_for(self.spec, layers, whole, stream=streamed, most=most, budget_bytes=budget_bytes)
+        whole, answers = concatenate(list(blocks)), list[Tensor]()
+        recorder.make_room(whole)
         recorder.masks = self._masks
         for file, at in ((file, at) for file, at in self.manifest.slices().items() if at.start < len(whole)):
-            trials, path = whole.rows(slice(at.start, at.stop)), check_shard(self.folder, self.manifest, file)
-            answers.append(_scored(path, trials, log, baseline_predictives))
+            trials, path = whole.rows(at), check_shard(self.folder, self.manifest, file)
+            answers.append(_scored(path, trials, log, baselines))
             for rows in recorder.parts(at.start, len(trials)):
                 for site, layer, keep in recorder.due(trials.rows(rows)):
                     keep(_read(path, site.name, (self._layers[site].index(layer), rows)).float())
                 recorder.advance(rows.stop - rows.start)
-        static = {site: self._of_weights(site.name).float() for site in wanted if site.is_static}
-        return self._finished(recorder, log, whole, torch.cat(answers), static, seed)
+        return whole, torch.cat(answers)
+
+    def _of_weights(self, site: Site, trials: Trials) -> Float[Tensor, "layer *axes"]:
+        return self._static(site.name).float()
 
     @cached_property
     def _masks(self) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
         """What the attention of each layer can see; empty without captured patterns."""
-        return tuple(self._of_weights(MASKS)) if PATTERN in self._layers else ()
+        return tuple(self._static(MASKS)) if PATTERN in self._layers else ()
 
-    def _of_weights(self, name: str) -> Shaped[Tensor, "layer *axes"]:
+    def _static(self, name: str) -> Shaped[Tensor, "layer *axes"]:
         return _read(check_shard(self.folder, self.manifest, STATIC), name)
 
     def _refuse(self) -> NoReturn:
