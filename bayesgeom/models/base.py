@@ -658,19 +658,13 @@ class Model(ABC):
         recorder, log = Recorder(self, wanted, stream, n_recorded, budget), BehaviorLog()
         kept = self._passed(blocks, recorder, log, baseline_predictives)
         static = {site: self._of_weights(site, kept[0]) for site in wanted if site.is_static}
-        return self._finished(recorder, log, kept, static, seed)
+        return self._finished(recorder, log, kept, recorder.finished() | static, seed)
 
     @final
     def _finished(
-        self,
-        recorder: Recorder,
-        log: BehaviorLog,
-        kept: tuple[Trials, Tensor],
-        static: Mapping[Site, Tensor],
-        seed: int,
+        self, recorder: Recorder, log: BehaviorLog, kept: tuple[Trials, Tensor], recorded: dict[Site, Tensor], seed: int
     ) -> Run:
-        (trials, log_answers), recorded = kept, recorder.finished() | static
-        scored, exact, baselines = log.finished()
+        (trials, log_answers), (scored, exact, baselines) = kept, log.finished()
         n_kept = recorder.room or recorder.n_streamed  # a run has at least one sequence
         run = Run(
             spec=self.spec,
