@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, K, Q, Site, V, Z
-from bayesgeom.models.adapters.proof import PerHead, per_query_head
+from bayesgeom.models.adapters.proof import PerHead, factor_between, per_query_head
 
 ProjectionLayout = Literal["own", "stacked", "grouped", "sharded"]
 N_SHARDS = 4  # CodeGen's: it was trained on as many processors
@@ -365,5 +365,5 @@ def scaled(
     """
     is_seen = (scores > _MASKED).all(dim=0)
     apart, between = (x[0] - x[-1] for x in (plain, scores))
-    factor = float((apart * between)[is_seen].sum() / apart[is_seen].square().sum().clamp_min(1e-30))
+    factor = factor_between(between[is_seen], apart[is_seen])
     return factor, (scores[:1] - factor * plain[:1]).masked_fill(~is_seen, -torch.inf)

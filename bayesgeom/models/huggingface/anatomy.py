@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast, final
+from typing import Any, TypeVar, final
 
 import torch
 from jaxtyping import Float, Shaped
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bayesgeom.core import InvalidArgument, K, Q, Site, V
 from bayesgeom.core.torch_state import Hook, hooked
 from bayesgeom.models.adapters.attention import N_SHARDS, AttentionCall, HeadSizes, Projection, ProjectionLayout
-from bayesgeom.models.adapters.proof import first_input, relative_error, tolerance_of
+from bayesgeom.models.adapters.proof import factor_between, first_input, first_output, relative_error, tolerance_of
 from bayesgeom.models.huggingface.recurrences import recurrence_of
 
 _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"))
@@ -240,10 +240,7 @@ def _watching(block: nn.Module) -> Iterator[Watched]:
 
     def keeping(path: str) -> Callable[..., None]:
         def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-            given, gave = (
-                first_input(args, kwargs),
-                output[0] if isinstance(output, tuple | list) and output else output,
-            )
+            given, gave = first_input(args, kwargs), first_output(output)
             record: Seen | None = None
             if isinstance(gave, Tensor):  # copies: Falcon adds the attention output to the MLP's output in place
                 is_routed = routing_of(args, kwargs) is not None
@@ -321,13 +318,8 @@ def _writers(
 
     writers, scale = _least({pair: error(pair, 1.0) for pair in pairs}), 1.0
     if writers is None:
-        written = leaves - entered
-        sums = {(a, m): (gave[a] + gave[m]).double() for a, m in pairs}
         # The factor that brings the sum closest to what was written.
-        scales = {
-            pair: float((total * written.double()).sum() / total.square().sum().clamp_min(1e-30))
-            for pair, total in sums.items()
-        }
+        scales = {(a, m): factor_between(leaves - entered, gave[a] + gave[m]) for a, m in pairs}
         writers = _least({pair: error(pair, scales[pair]) for pair in pairs})
         if writers is None:
             return None, 1.0, None
@@ -372,11 +364,6 @@ def _is_affine(part: nn.Module, x: Float[Tensor, "*batch d"]) -> bool:
     zero, once, twice = (first_output(part(factor * x)) for factor in (0.0, 1.0, 2.0))
     first, second = (once.double() - zero.double()).to(zero), (twice.double() - once.double()).to(zero)
     return is_close(second, first) and not is_close(once, zero)  # to the rounding of the part's own dtype
-
-
-def first_output(output: Any) -> Tensor:
-    """Return what a part returned, or the first of several outputs."""
-    return cast(Tensor, output[0] if isinstance(output, tuple | list) else output)
 
 
 def routing_of(

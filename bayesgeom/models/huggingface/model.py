@@ -68,7 +68,9 @@ from bayesgeom.models.adapters.proof import (
     Side,
     Taps,
     examined,
+    factor_between,
     first_input,
+    first_output,
     perturbed_pass,
     sentinel_trials,
     tolerance_of,
@@ -80,7 +82,6 @@ from bayesgeom.models.huggingface.anatomy import (
     anatomy_of,
     attention_of,
     blocks_of,
-    first_output,
     is_close,
     routing_of,
     turned_of,
@@ -461,27 +462,23 @@ class _Attaching:
         anatomy = site_hooks.anatomy
         ran: dict[tuple[int, str], Ran] = {}
         entered: dict[tuple[int, str | None], list[Tensor]] = {}
-        alibi: dict[int, Tensor | None] = {}
 
         def enter(layer: int, path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if (given := first_input(args, kwargs)) is not None:
                 entered.setdefault((layer, path), []).append(given.clone())
 
-        def attend(layer: int, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            alibi[layer] = kwargs.get("alibi")
-
         def keep(place: tuple[int, str], _module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            ran[place] = args, kwargs, first_output(output).clone()
+            out = first_output(output)
+            ran[place] = args, kwargs, out.clone() if isinstance(out, Tensor) else out
 
         def forward() -> None:
             hooks = list[Hook]()
             for layer, parts in enumerate(anatomy.parts):
                 read = {parts.mid_reader, *(path for path, _ in parts.late_norms.values())}
-                calls = [(path, partial(enter, layer, path)) for path in read if path is not None]
-                calls += [] if parts.attention is None else [(parts.attention, partial(attend, layer))]
-                for path, each in calls:
-                    hooks.append(Hook(part=anatomy.part(layer, path), call=each, kind="pre", with_kwargs=True))
-                for path in filter(None, (parts.experts, parts.router)):
+                for path in (path for path in read if path is not None):
+                    call_ = partial(enter, layer, path)
+                    hooks.append(Hook(part=anatomy.part(layer, path), call=call_, kind="pre", with_kwargs=True))
+                for path in filter(None, (parts.experts, parts.router, parts.attention)):
                     run = partial(keep, (layer, path))
                     hooks.append(Hook(part=anatomy.part(layer, path), call=run, with_kwargs=True))
             with hooked(self.hf, hooks, by=self.spec.name, times=None), site_hooks.open(is_witnessed=True):
@@ -496,7 +493,7 @@ class _Attaching:
         functions = Functions(
             written=partial(_written, anatomy),
             normed=partial(_normed, anatomy),
-            pattern=partial(self._pattern, site_hooks.handed, alibi),
+            pattern=partial(self._pattern, site_hooks, ran),
             mid_given=mid_given,
             turned=partial(_turned, anatomy, entered),
         )
@@ -504,19 +501,20 @@ class _Attaching:
 
     def _pattern(
         self,
-        handed: list[list[AttentionCall]],
-        alibi: Mapping[int, Tensor | None],
+        site_hooks: SiteHooks,
+        ran: Mapping[tuple[int, str], "Ran"],
         q: Float[Tensor, "batch pos head d_head"],
         k: Float[Tensor, "batch pos kv_head d_head"],
         layer: int,
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
         """The pattern of rotated queries and keys, with the spec's scale and the mask of the pass."""
         q, k, scale = q.float(), k.float(), self.spec.score_scale
-        if handed[layer]:
-            of = handed[layer][0]
+        if site_hooks.handed[layer]:
+            of = site_hooks.handed[layer][0]
             mask = None if of.added is None else of.added[..., : k.shape[1]]
             return pattern_of(q, k, scale, mask, of.soft_cap, of.sinks)
-        later, bias = causal(q.shape[1], q), alibi.get(layer)
+        _, given, _ = ran.get((layer, str(site_hooks.anatomy.parts[layer].attention)), ((), {}, None))
+        later, bias = causal(q.shape[1], q), given.get("alibi")
         return pattern_of(q, k, scale, later if bias is None else later + bias.reshape(len(q), q.shape[2], 1, -1))
 
     def _embedding_scale(self, resid: Float[Tensor, "batch pos d_model"]) -> float | None:
@@ -525,7 +523,7 @@ class _Attaching:
         if embedding.shape != resid.shape:
             return None
         between, inside = resid[0].double() - resid[1].double(), embedding[0] - embedding[1]
-        scale = float((between * inside).sum() / inside.square().sum().clamp_min(1e-30))
+        scale = factor_between(between, inside)
         # Compared in the model's dtype: a bfloat16 stream is rounded after the position is added.
         if is_close(inside.to(resid.dtype), between.to(resid.dtype)) and torch.finfo(resid.dtype).eps > _COARSE:
             return 1.0
@@ -587,7 +585,7 @@ class _Attaching:
             withheld[Z] = f"W_O of layer {wrong} reads beyond z"
 
 
-Ran = tuple[tuple[Any, ...], dict[str, Any], Tensor]  # arguments of a part and what it returned first
+Ran = tuple[tuple[Any, ...], dict[str, Any], Any]  # arguments of a part and what it returned first
 
 
 def _inner_claims(
