@@ -221,7 +221,8 @@ class Recorder:
         self, model: "Model", wanted: Sequence[Site], stream: Stream | None, n_recorded: int, budget_bytes: int
     ) -> None:
         self.model, self.stream, self._most, self.budget_bytes = model, stream, n_recorded, budget_bytes
-        self.layers = {site: model.layers_of(site) for site in wanted if not site.is_static}
+        places = ((site, model.layers_of(site)) for site in wanted if not site.is_static)
+        self.layers: Mapping[Site, Sequence[int]] = dict(places)
         read = {*wanted, *(reduction.site for reduction in (stream.layers if stream is not None else ()))}
         self._unembedding = model.unembedding() if LOGIT_LENS in read - model.sites else None
         self.masks: tuple[Bool[Tensor, "from_pos key_pos"], ...] = ()

@@ -127,9 +127,9 @@ def _attend(
         passed = route.taps.through(PATTERN, route.layer, pattern)
         output = output if passed is pattern else weighted(passed, v).contiguous()
     if route.handed is not None:
-        scaling, known = options.get("scaling"), {"soft_cap": options.get("softcap"), "sinks": options.get("s_aux")}
-        scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-        route.handed.append(AttentionCall(number=0, q=q, k=k, v=v, z=output, scale=scale, added=mask, **known))
+        scale = q.shape[-1] ** -0.5 if options.get("scaling") is None else options["scaling"]
+        known: dict[str, Any] = {"added": mask, "soft_cap": options.get("softcap"), "sinks": options.get("s_aux")}
+        route.handed.append(AttentionCall(number=0, q=q, k=k, v=v, z=output, scale=scale, **known))
     return (route.taps.through(Z, route.layer, output) if route.has_z else output), pattern
 
 
