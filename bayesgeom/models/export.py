@@ -50,6 +50,7 @@ def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | No
     config = module.config
     own = {name: tensor.detach().float().cpu() for name, tensor in module.state_dict().items()}
     sizes, weights = converter_of(config)(config, own)
+    sizes |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     theirs = transformers.AutoConfig.for_model(
         vocab_size=config.d_vocab,
         hidden_size=config.d_model,
@@ -57,7 +58,6 @@ def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | No
         num_attention_heads=config.n_heads,
         max_position_embeddings=config.n_ctx,
         tie_word_embeddings=config.tied,
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
         **sizes,
     )
     with torch.random.fork_rng(devices=()):  # transformers initializes from the global generator
