@@ -132,10 +132,9 @@ def load(
     check_memory_gib(memory_gib)
     options = with_plain_integers(options)
     check_options(options)
-    options = {option: value for option, value in {**options, "dtype": dtype}.items() if value is not None}
     batch_size = options.pop("batch_size", None)
     with phase(f"loading {name}"):
-        model = _loaded(name, options, tokenizer, device=device, trust_remote_code=trust_remote_code)
+        model = _loaded(name, options | {"dtype": dtype}, tokenizer, device=device, trust_remote_code=trust_remote_code)
     model.memory_gib, model.batch_size = memory_gib, batch_size
     return model
 
@@ -148,6 +147,7 @@ def _loaded(
     device: str | torch.device,
     trust_remote_code: bool,
 ) -> Model:
+    options = {option: value for option, value in options.items() if value is not None}
     # A revision names a state of one repository: another repository's tokenizer does not have it.
     names = [*FETCHING] if is_address(name) or str(tokenizer) == str(name) else [n for n in FETCHING if n != "revision"]
     read: Any = tokenizer
