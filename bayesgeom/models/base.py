@@ -56,6 +56,7 @@ from bayesgeom.core import (
 from bayesgeom.core.torch_state import (
     EVERY_MODULE,
     Change,
+    Hook,
     SiteLayer,
     check_default_device,
     evaluating,
@@ -195,9 +196,6 @@ def _of_container() -> float:
         return math.inf
 
 
-Point = Callable[[Site, int], nn.Module]
-
-
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stream:
@@ -220,17 +218,14 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        spec: ModelSpec,
-        point: Point,
-        layers: Mapping[Site, Sequence[int]],
-        stream: "Stream | None" = None,
-        unembedding: Unembedding | None = None,
+        self, model: "Model", wanted: Sequence[Site], stream: Stream | None, n_recorded: int, budget_bytes: int
     ) -> None:
-        self.spec, self.layers, self.stream, self._unembedding = spec, layers, stream, unembedding
+        self.model, self.stream, self._most, self.budget_bytes = model, stream, n_recorded, budget_bytes
+        places = ((site, model.layers_of(site)) for site in wanted if not site.is_static)
+        self.layers: Mapping[Site, Sequence[int]] = dict(places)
+        read = {*wanted, *(reduction.site for reduction in (stream.layers if stream is not None else ()))}
+        self._unembedding = model.unembedding() if LOGIT_LENS in read - model.sites else None
         self.masks: tuple[Bool[Tensor, "from_pos key_pos"], ...] = ()
-        self._module, self._point = module, point
         self._storage: dict[Site | str, Tensor] = {}
         self.room = self._filled = self._reduced = 0
 
@@ -247,12 +242,23 @@ class Recorder:
             HookFault: A hook did not fire exactly once, or its activation has an unexpected shape.
             InvalidArgument: The sequences are not those of the stream.
         """
-        is_stored, is_streamed = self._filled < self.room, self._reduced < self.n_streamed
-        changes = list[tuple[SiteLayer, Change]]()
-        for site, layers in self.layers.items() if is_stored else ():
-            for layer in layers:
-                changes.append(((site, layer), self._storing(site, layer, trials)))
-        if self.stream is not None and is_streamed:
+        hooks = list[Hook]()
+        for site, layer, keep in self.due(trials):
+            change = partial(self._hear, site, layer, trials, keep)
+            hooks.append(site_hook((site, layer), self.model.point(_read_at(site), layer), change))
+        with hooked(self.model.module, hooks, by=self.model.spec.name) if hooks else contextlib.nullcontext():
+            yield
+        self.advance(len(trials))
+
+    def due(self, trials: Trials) -> Iterator[tuple[Site, int, Callable[[Tensor], None]]]:
+        """Yield which activations of the next sequences are wanted, each with the function that it is given to.
+
+        Raises:
+            InvalidArgument: The sequences are not those of the stream.
+        """
+        for site, layers in self.layers.items() if self._filled < self.room else ():
+            yield from ((site, layer, partial(self._store, site, layer)) for layer in layers)
+        if self.stream is not None and self._reduced < self.n_streamed:
             rows = slice(self._reduced, self._reduced + len(trials))
             if not torch.equal(self.stream.trials.tokens[rows], trials.tokens):
                 raise InvalidArgument(
@@ -260,16 +266,29 @@ class Recorder:
                     f"one run: make it from the run's first sequences, of the same task and seed."
                 )
             for reduction, layers in self.stream.layers.items():
-                for layer in layers:
-                    changes.append(((reduction.site, layer), self._reducing(reduction, layer, trials, rows)))
-        hooks = [site_hook(place, self._point(_read_at(place[0]), place[1]), change) for place, change in changes]
-        if not hooks:
-            yield
-        else:
-            with hooked(self._module, hooks, by=self.spec.name):
-                yield
-        self._filled += len(trials) * is_stored
-        self._reduced += len(trials) * is_streamed
+                yield from ((reduction.site, layer, partial(self._reduce, reduction, layer, rows)) for layer in layers)
+
+    def make_room(self, block: Trials) -> None:
+        """Find how many sequences like these fit into what the statistics leave of the memory.
+
+        It is at least one, except where statistics are computed and nothing is stored.
+        """
+        spec, rest, stream = self.model.spec, self.budget_bytes, self.stream
+        rest -= 0 if stream is None else len(stream.trials) * bytes_per_sequence(spec, stream.layers, block)
+        each = bytes_per_sequence(spec, self.layers, block)
+        self.room = max(1, min(self._most, rest // each)) if each else max(self._most, int(stream is None))
+
+    def advance(self, n: int) -> None:
+        """Count the sequences whose activations were given."""
+        self._filled, self._reduced = min(self._filled + n, self.room), min(self._reduced + n, self.n_streamed)
+
+    def parts(self, start: int, n: int) -> list[slice]:
+        """Return the parts of the n sequences from number `start` on: they part where the storage or the stream ends.
+
+        So what follows these runs without hooks.
+        """
+        ends = sorted({0, n, self.room - start, self.n_streamed - start})
+        return [slice(*pair) for pair in pairwise(end for end in ends if 0 <= end <= n)]
 
     def finished(self) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
         """Return the recorded activations by site; the first axis is that of its layers."""
@@ -279,30 +298,27 @@ class Recorder:
         """Return the statistics that were computed during the passes, by the name of their reduction."""
         return {name: buffer for name, buffer in self._storage.items() if isinstance(name, str)}
 
-    def _reducing(self, reduction: Reduction, layer: int, trials: Trials, rows: slice) -> Change:
+    def _reduce(self, reduction: Reduction, layer: int, rows: slice, seen: Tensor) -> None:
         assert self.stream is not None, "it is one of the stream's reductions"
-        of_all, layers = self.stream.trials, self.stream.layers[reduction]
-        row, mask = layers.index(layer), self.masks[layer] if self.masks else None
+        of_all, layers, mask = (
+            self.stream.trials,
+            self.stream.layers[reduction],
+            self.masks[layer] if self.masks else None,
+        )
+        values = reduction.of(seen.float(), of_all, rows, mask)
+        if reduction.name not in self._storage:
+            shape = (len(layers), len(of_all), *values.shape[1:])
+            self._storage[reduction.name] = torch.empty(shape, dtype=values.dtype, device=values.device)
+        self._storage[reduction.name][layers.index(layer), rows] = values
 
-        def reduce(output: Tensor) -> None:
-            values = reduction.of(self._seen(reduction.site, layer, output, trials).float(), of_all, rows, mask)
-            if reduction.name not in self._storage:
-                shape = (len(layers), len(of_all), *values.shape[1:])
-                self._storage[reduction.name] = torch.empty(shape, dtype=values.dtype, device=values.device)
-            self._storage[reduction.name][row, rows] = values
+    def _store(self, site: Site, layer: int, seen: Tensor) -> None:
+        layers, rows = self.layers[site], slice(self._filled, self._filled + len(seen))
+        if site not in self._storage:
+            self._storage[site] = allocated((len(layers), self.room, *seen.shape[1:]), seen.device)
+        self._storage[site][layers.index(layer), rows] = seen
 
-        return reduce
-
-    def _storing(self, site: Site, layer: int, trials: Trials) -> Change:
-        row = self.layers[site].index(layer)
-
-        def store(output: Tensor) -> None:
-            kept, rows = self._seen(site, layer, output, trials), slice(self._filled, self._filled + len(trials))
-            if site not in self._storage:
-                self._storage[site] = allocated((len(self.layers[site]), self.room, *kept.shape[1:]), kept.device)
-            self._storage[site][row, rows] = kept
-
-        return store
+    def _hear(self, site: Site, layer: int, trials: Trials, keep: Callable[[Tensor], None], output: Tensor) -> None:
+        keep(self._seen(site, layer, output, trials))
 
     def _seen(self, site: Site, layer: int, output: Tensor, trials: Trials) -> Shaped[Tensor, "*axes"]:
         """Return what is recorded of the activation at the point of a site."""
@@ -315,15 +331,15 @@ class Recorder:
 
     def _check_shape(self, site: Site, layer: int, output: Tensor, trials: Trials) -> None:
         n, n_pos = trials.tokens.shape
-        known = {"batch": n, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos} | self.spec.sizes_at(site)
+        known = {"batch": n, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos} | self.model.spec.sizes_at(site)
         expected = tuple(known.get(axis, -1) for axis in site.axes)
         fits = len(output.shape) == len(expected) and all(
             e in (-1, size) for e, size in zip(expected, output.shape, strict=True)
         )
         if not fits:
             raise HookFault(
-                f"site {site.name!r} of layer {layer} of {self.spec.name} has shape {tuple(output.shape)}; its axes "
-                f"{' '.join(site.axes)} require {expected}."
+                f"site {site.name!r} of layer {layer} of {self.model.spec.name} has shape {tuple(output.shape)}; its "
+                f"axes {' '.join(site.axes)} require {expected}."
             )
 
 
@@ -358,25 +374,6 @@ def bytes_per_sequence(
         return of.size(spec, trials)
 
     return 4 * sum(len(own) * width(of) for of, own in layers.items())
-
-
-def room_for(
-    spec: ModelSpec,
-    layers: Mapping[Site, Sequence[int]],
-    trials: Trials,
-    *,
-    stream: Stream | None,
-    most: int,
-    budget_bytes: int,
-) -> int:
-    """Return of how many sequences, at most `most`, the activations fit into what the statistics leave of a budget.
-
-    It is at least one, except where statistics are computed and nothing is stored.
-    """
-    streamed = 0 if stream is None else len(stream.trials) * bytes_per_sequence(spec, stream.layers, trials)
-    if each := bytes_per_sequence(spec, layers, trials):
-        return max(1, min(most, (budget_bytes - streamed) // each))
-    return max(most, int(stream is None))
 
 
 def bytes_of_pass(spec: ModelSpec, trials: Trials) -> int:
@@ -484,17 +481,23 @@ class Model(ABC):
         """Return why the model cannot do what is not in `asks`, and what to do."""
         return "Pass another model."
 
-    def _stored_run(
-        self,
-        blocks: Iterable[Trials],
-        record: Iterable[Site | Stream],
-        n_recorded: int,
-        baseline_predictives: "BaselinePredictives | None",
-        budget_bytes: int,
-        seed: int,
-    ) -> Run | None:
-        """Return the run from recorded numbers; None of a model that is run."""
-        return None
+    def _passed(
+        self, blocks: Iterable[Trials], recorder: Recorder, log: BehaviorLog, baselines: BaselinePredictives | None
+    ) -> tuple[Trials, Float64[Tensor, "batch query_pos answer"]]:
+        """Run the model, score every pass into the log, and return the kept sequences and answer log-probabilities."""
+        with evaluating(self.module), torch.no_grad():
+            return self._pass_over(self._cut(blocks, recorder), recorder, log, baselines)
+
+    def _of_weights(self, site: Site, trials: Trials) -> Float[Tensor, "layer *axes"]:
+        """Return a static site, for the token ids of these sequences."""
+        tokens, parts = trials.token_ids(), list[Tensor]()
+        with torch.no_grad():
+            for layer in self.layers_of(site):  # only one layer's W_K is in memory: its products are computed here
+                values = self.static(W_K if site == W_K_GRAM else site, tokens, layer)
+                if site == W_K_GRAM:
+                    values = torch.stack([columns @ columns.T for columns in map(Tensor.double, values)]).float()
+                parts.append(values)
+        return torch.stack(parts)
 
     @final
     def require_asks(self, asks: Iterable[Ask], by: str) -> None:
@@ -646,19 +649,23 @@ class Model(ABC):
             HookFault: A site did not fire exactly once per pass.
             InvalidArgument: Autocast is on, or there are no sequences.
         """
+        if Ask.RERUN in self.asks:  # else nothing is computed here
+            self.check_surroundings()
         given = tuple(dict.fromkeys(record))
         budget = recording_bytes(self.spec.device, self.memory_gib) if budget_bytes is None else budget_bytes
-        if (stored := self._stored_run(blocks, given, n_recorded, baseline_predictives, budget, seed)) is not None:
-            return stored
-        self.check_surroundings()
         wanted = [entry for entry in given if isinstance(entry, Site)]
         stream = next((entry for entry in given if isinstance(entry, Stream)), None)
         self.require([site for site in wanted if site not in self.partial_sites], by="this run")
-        recorder, log = self._recorder(wanted, stream), BehaviorLog()
-        with evaluating(self.module), torch.no_grad():
-            passes = self._cut(blocks, recorder, n_recorded, budget)
-            trials, log_answers = self._pass_over(passes, recorder, log, baseline_predictives)
-        scored, exact, baselines = log.finished()
+        recorder, log = Recorder(self, wanted, stream, n_recorded, budget), BehaviorLog()
+        kept = self._passed(blocks, recorder, log, baseline_predictives)
+        static = {site: self._of_weights(site, kept[0]) for site in wanted if site.is_static}
+        return self._finished(recorder, log, kept, recorder.finished() | static, seed)
+
+    @final
+    def _finished(
+        self, recorder: Recorder, log: BehaviorLog, kept: tuple[Trials, Tensor], recorded: dict[Site, Tensor], seed: int
+    ) -> Run:
+        (trials, log_answers), (scored, exact, baselines) = kept, log.finished()
         n_kept = recorder.room or recorder.n_streamed  # a run has at least one sequence
         run = Run(
             spec=self.spec,
@@ -667,23 +674,16 @@ class Model(ABC):
             baseline_behaviors=baselines,
             trials=trials.rows(slice(0, n_kept)),
             log_answers=log_answers[:n_kept],
-            recorded=recorder.finished() | {site: self._static(site, trials) for site in wanted if site.is_static},
-            layers={site: self.partial_sites[site] for site in wanted if site in self.partial_sites},
+            recorded=recorded,
+            layers={site: self.partial_sites[site] for site in recorded if site in self.partial_sites},
             seed=seed,
             windows=log.windows(),
             masks=recorder.masks,
         )
-        if stream is None:
+        if (stream := recorder.stream) is None:
             return run
         reduced, n = recorder.reduced(), recorder.n_streamed
         return run.with_statistics(reduced, stream.layers_by_name(), trials.rows(slice(0, n)), log_answers[:n])
-
-    @final
-    def _recorder(self, wanted: Sequence[Site], stream: Stream | None) -> Recorder:
-        places = {site: self.layers_of(site) for site in wanted if not site.is_static}
-        read = {*wanted, *(reduction.site for reduction in (stream.layers if stream is not None else ()))}
-        unembedding = self.unembedding() if LOGIT_LENS in read else None
-        return Recorder(self.module, self.spec, self.point, places, stream, unembedding)
 
     @final
     def check_fits(self, trials: Trials) -> None:
@@ -706,40 +706,24 @@ class Model(ABC):
             )
 
     @final
-    def _static(self, site: Site, trials: Trials) -> Float[Tensor, "layer *axes"]:
-        tokens, parts = trials.token_ids(), list[Tensor]()
-        with torch.no_grad():
-            for layer in self.layers_of(site):  # only one layer's W_K is in memory: its products are computed here
-                values = self.static(W_K if site == W_K_GRAM else site, tokens, layer)
-                if site == W_K_GRAM:
-                    values = torch.stack([columns @ columns.T for columns in map(Tensor.double, values)]).float()
-                parts.append(values)
-        return torch.stack(parts)
-
-    @final
-    def _cut(
-        self, blocks: Iterable[Trials], recorder: Recorder, n_recorded: int, budget_bytes: int
-    ) -> Iterator[tuple[Trials, bool]]:
+    def _cut(self, blocks: Iterable[Trials], recorder: Recorder) -> Iterator[tuple[Trials, bool]]:
         """Yield the sequences of each pass, and whether they are kept."""
         is_cpu = torch.device(self.spec.device).type == "cpu"
-        start, most = 0, min(budget_bytes, PASS_BYTES) if is_cpu else max(1, budget_bytes // 4)
+        start, budget = 0, recorder.budget_bytes
+        most = min(budget, PASS_BYTES) if is_cpu else max(1, budget // 4)
         for block in blocks:
             self.check_fits(block)
             if not start:
-                places, stream = recorder.layers, recorder.stream
-                recorder.room = room_for(
-                    self.spec, places, block, stream=stream, most=n_recorded, budget_bytes=budget_bytes
-                )
-                is_reduced = stream is not None and PATTERN in {reduction.site for reduction in stream.layers}
-                if is_reduced or (PATTERN in places and recorder.room):
+                recorder.make_room(block)
+                streamed = () if recorder.stream is None else recorder.stream.layers
+                is_reduced = PATTERN in {reduction.site for reduction in streamed}
+                if is_reduced or (PATTERN in recorder.layers and recorder.room):
                     recorder.masks = visible(self, block)
-            # Split a block at the end of the storage, so that the rest of it runs without hooks.
-            ends = sorted({0, *(end - start for end in (recorder.room, recorder.n_streamed)), len(block)})
-            for first, last in pairwise(end for end in ends if 0 <= end <= len(block)):
-                cut = block.rows(slice(first, last)) if last - first < len(block) else block
+            for rows in recorder.parts(start, len(block)):
+                cut = block.rows(rows) if rows.stop - rows.start < len(block) else block
                 at_once = max(1, min(most // bytes_of_pass(self.spec, cut), self.batch_size or len(cut)))
                 for part in (own for batch in cut.batches(at_most=at_once) for own in self._rotated_alike(batch)):
-                    yield part, start + first < max(recorder.room, recorder.n_streamed)
+                    yield part, start + rows.start < max(recorder.room, recorder.n_streamed)
             start += len(block)
 
     @final

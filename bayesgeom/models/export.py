@@ -6,10 +6,10 @@
 No architecture supports learned positions with RMSNorm, ALiBi with these slopes, or another positional prior.
 """
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,73 +24,10 @@ from bayesgeom.models.native.transformer import EPS, Transformer, TransformerCon
 from bayesgeom.models.resolve import load
 from bayesgeom.tasks.base import WindTunnel
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 TOLERANCE = 1e-5
 Weights = dict[str, Tensor]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """A Hugging Face architecture that can represent a transformer.
-
-    Attributes:
-        name: Name of the architecture in transformers.
-        sizes: Returns what its config states besides the sizes that all of them have.
-        layers: Path of its blocks.
-        outer: Its names of our weights outside of blocks.
-        inner: Its names of our weights inside a block.
-        joined: Returns its other weights of a block, given ours.
-    """
-
-    name: str
-    sizes: Callable[[TransformerConfig], dict[str, Any]]
-    layers: str
-    outer: Mapping[str, str]
-    inner: Mapping[str, str]
-    joined: Callable[[TransformerConfig, Weights], Weights]
-
-    def build(self, config: TransformerConfig) -> "PreTrainedModel":
-        """Return a model of these sizes."""
-        import transformers
-
-        settings = transformers.AutoConfig.for_model(
-            self.name,
-            vocab_size=config.d_vocab,
-            hidden_size=config.d_model,
-            num_hidden_layers=config.n_layers,
-            num_attention_heads=config.n_heads,
-            max_position_embeddings=config.n_ctx,
-            tie_word_embeddings=config.tied,
-            **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
-            **self.sizes(config),
-        )
-        built: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(settings)
-        return built
-
-    def weights(self, config: TransformerConfig, own: Weights) -> Weights:
-        """Return its weights, given ours."""
-        converted = {theirs: own[ours] for ours, theirs in self._names(config).items()}
-        for layer in range(config.n_layers):
-            joined = self.joined(config, _inside(f"blocks.{layer}.", own))
-            converted |= {f"{self.layers}.{layer}.{name}": tensor for name, tensor in joined.items()}
-        if self.name == "gpt2" and config.positions != "learned":
-            table = sinusoids(config.n_ctx, config.d_model, own["embed.weight"])
-            converted["transformer.wpe.weight"] = table if config.positions == "sinusoidal" else torch.zeros_like(table)
-        return converted
-
-    def _names(self, config: TransformerConfig) -> dict[str, str]:
-        names = dict(self.outer) | ({} if config.tied else {"unembed.weight": "lm_head.weight"})
-        names |= {"pos_embed.weight": "transformer.wpe.weight"} if config.positions == "learned" else {}
-        for layer in range(config.n_layers):
-            names |= {f"blocks.{layer}.{a}": f"{self.layers}.{layer}.{b}" for a, b in self.inner.items()}
-        return names
-
-
-def _inside(prefix: str, weights: Weights) -> Weights:
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+# What the config of an architecture states besides the sizes that all of them have, and its weights, given ours.
+Converted = Callable[[TransformerConfig, Weights], tuple[dict[str, Any], Weights]]
 
 
 def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | None = None) -> str:
@@ -108,18 +45,28 @@ def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | No
         InvalidArgument: No Hugging Face architecture can represent this transformer.
         OutputFault: The directory cannot be written.
     """
+    import transformers
+
     config = module.config
-    target = target_of(config)
     own = {name: tensor.detach().float().cpu() for name, tensor in module.state_dict().items()}
+    sizes, weights = converter_of(config)(config, own)
+    sizes |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    theirs = transformers.AutoConfig.for_model(
+        vocab_size=config.d_vocab,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_heads,
+        max_position_embeddings=config.n_ctx,
+        tie_word_embeddings=config.tied,
+        **sizes,
+    )
     with torch.random.fork_rng(devices=()):  # transformers initializes from the global generator
-        hf = target.build(config)
-    weights = {name: tensor.contiguous().clone() for name, tensor in target.weights(config, own).items()}
+        hf: Any = transformers.AutoModelForCausalLM.from_config(theirs)
     if config.tied:
         hf.tie_weights()
     missing, unknown = hf.load_state_dict(weights, strict=False)
     assert not unknown and set(missing) <= {"lm_head.weight"}, "only the output matrix can be shared"
-    n_ctx, weight = module.config.n_ctx, module.embed.weight
-    tokens = sentinel_trials(module.config.d_vocab, n_ctx, str(weight.device)).tokens
+    tokens = sentinel_trials(config.d_vocab, config.n_ctx, str(module.embed.weight.device)).tokens
     with torch.no_grad():
         expected = module(tokens).cpu()
         error = float((hf.eval()(input_ids=tokens.cpu()).logits - expected).abs().max())
@@ -129,89 +76,86 @@ def export_huggingface(module: Transformer, path: Path, *, task: WindTunnel | No
     hf.config.update({SOURCE: {"model": config.to_dict(), "task": None if task is None else task.config()}})
     with atomic_directory(path) as temporary, quiet():
         hf.save_pretrained(temporary)
-    return target.name
+    return str(sizes["model_type"])
 
 
-def target_of(config: TransformerConfig) -> Target:
-    """Return the Hugging Face architecture that can represent a transformer of this shape.
+def converter_of(config: TransformerConfig) -> Converted:
+    """Return what converts a transformer of this shape to a Hugging Face architecture that can represent it.
 
     Raises:
         InvalidArgument: There is none.
     """
     match config.norm, config.positions:
         case "rmsnorm", "rotary":
-            return LLAMA
+            return _llama
         case "layernorm", "learned" | "sinusoidal" | "none":
-            return GPT2
+            return _gpt2
     raise InvalidArgument(
         f"{config.positions} positions with {config.norm} cannot be exported. Supported: rotary with rmsnorm, and "
         f"learned, sinusoidal or none with layernorm."
     )
 
 
-def _llama_sizes(config: TransformerConfig) -> dict[str, Any]:
-    sizes = {"intermediate_size": config.d_mlp, "hidden_act": "gelu", "num_key_value_heads": config.n_heads}
-    return {**sizes, "rms_norm_eps": EPS, "mlp_bias": True}
-
-
-def _open_gate(config: TransformerConfig, _block: Weights) -> Weights:
-    zeros, ones = torch.zeros(config.d_mlp, config.d_model), torch.ones(config.d_mlp)
-    return {"mlp.up_proj.weight": zeros, "mlp.up_proj.bias": ones}
-
-
-LLAMA = Target(
-    name="llama",
-    sizes=_llama_sizes,
-    layers="model.layers",
-    outer={"embed.weight": "model.embed_tokens.weight", "ln_final.w": "model.norm.weight"},
-    inner={
-        "ln1.w": "input_layernorm.weight",
-        "ln2.w": "post_attention_layernorm.weight",
-        "attn.W_Q.weight": "self_attn.q_proj.weight",
-        "attn.W_K.weight": "self_attn.k_proj.weight",
-        "attn.W_V.weight": "self_attn.v_proj.weight",
-        "attn.W_O.weight": "self_attn.o_proj.weight",
-        "mlp.W_in.weight": "mlp.gate_proj.weight",
-        "mlp.W_in.bias": "mlp.gate_proj.bias",
-        "mlp.W_out.weight": "mlp.down_proj.weight",
-        "mlp.W_out.bias": "mlp.down_proj.bias",
-    },
-    joined=_open_gate,
-)
-_QKV = ("attn.W_Q.weight", "attn.W_K.weight", "attn.W_V.weight")
-_TURNED = {  # GPT-2 stores these matrices transposed
-    "attn.W_O.weight": "attn.c_proj.weight",
-    "mlp.W_in.weight": "mlp.c_fc.weight",
-    "mlp.W_out.weight": "mlp.c_proj.weight",
+# Parts of our weights' names, and of theirs.
+_OF_LLAMA = {
+    "blocks": "model.layers",
+    "unembed": "lm_head",
+    "embed": "model.embed_tokens",
+    "ln1.w": "input_layernorm.weight",
+    "ln2.w": "post_attention_layernorm.weight",
+    "ln_final.w": "model.norm.weight",
+    "attn.W_Q": "self_attn.q_proj",
+    "attn.W_K": "self_attn.k_proj",
+    "attn.W_V": "self_attn.v_proj",
+    "attn.W_O": "self_attn.o_proj",
+    "mlp.W_in": "mlp.gate_proj",
+    "mlp.W_out": "mlp.down_proj",
+}
+_OF_GPT2 = {
+    "blocks": "transformer.h",
+    "unembed": "lm_head",
+    "pos_embed": "transformer.wpe",
+    "embed": "transformer.wte",
+    **{f"ln{i}.{ours}": f"ln_{i}.{theirs}" for i in (1, 2) for ours, theirs in (("w", "weight"), ("b", "bias"))},
+    "ln_final.w": "transformer.ln_f.weight",
+    "ln_final.b": "transformer.ln_f.bias",
+    "W_O": "c_proj",
+    "W_in": "c_fc",
+    "W_out": "c_proj",
 }
 
 
-def _layernorm(ours: str, theirs: str) -> dict[str, str]:
-    return {f"{ours}.w": f"{theirs}.weight", f"{ours}.b": f"{theirs}.bias"}
+def _renamed(own: Weights, names: Mapping[str, str]) -> Weights:
+    """Our weights, with the parts of their names replaced."""
+    known = re.compile("|".join(names))
+    return {known.sub(lambda part: names[part[0]], name): tensor for name, tensor in own.items()}
 
 
-def _gpt2_joined(config: TransformerConfig, block: Weights) -> Weights:
-    return {
-        **{theirs: block[ours].T for ours, theirs in _TURNED.items()},
-        "attn.c_attn.weight": torch.cat([block[name] for name in _QKV]).T,
-        "attn.c_attn.bias": torch.zeros(3 * config.d_model),
-        "attn.c_proj.bias": torch.zeros(config.d_model),
-    }
+def _llama(config: TransformerConfig, own: Weights) -> tuple[dict[str, Any], Weights]:
+    weights = _renamed(own, _OF_LLAMA)
+    for layer in range(config.n_layers):
+        up = f"model.layers.{layer}.mlp.up_proj"
+        weights |= {f"{up}.weight": torch.zeros(config.d_mlp, config.d_model), f"{up}.bias": torch.ones(config.d_mlp)}
+    sizes = {"intermediate_size": config.d_mlp, "hidden_act": "gelu", "num_key_value_heads": config.n_heads}
+    return {"model_type": "llama", **sizes, "rms_norm_eps": EPS, "mlp_bias": True}, weights
 
 
-GPT2 = Target(
-    name="gpt2",
-    sizes=lambda own: {"n_inner": own.d_mlp, "activation_function": "gelu", "layer_norm_epsilon": EPS},
-    layers="transformer.h",
-    outer={"embed.weight": "transformer.wte.weight"} | _layernorm("ln_final", "transformer.ln_f"),
-    inner={
-        **_layernorm("ln1", "ln_1"),
-        **_layernorm("ln2", "ln_2"),
-        "mlp.W_in.bias": "mlp.c_fc.bias",
-        "mlp.W_out.bias": "mlp.c_proj.bias",
-    },
-    joined=_gpt2_joined,
-)
+def _gpt2(config: TransformerConfig, own: Weights) -> tuple[dict[str, Any], Weights]:
+    weights, inside = _renamed(own, _OF_GPT2), "transformer.h."
+    if config.positions != "learned":
+        table = sinusoids(config.n_ctx, config.d_model, own["embed.weight"])
+        weights["transformer.wpe.weight"] = table if config.positions == "sinusoidal" else torch.zeros_like(table)
+    for attention in (f"{inside}{layer}.attn" for layer in range(config.n_layers)):
+        qkv = [weights.pop(f"{attention}.{name}.weight") for name in ("W_Q", "W_K", "W_V")]
+        weights |= {
+            f"{attention}.c_attn.weight": torch.cat(qkv),
+            f"{attention}.c_proj.bias": torch.zeros(config.d_model),
+        }
+        weights[f"{attention}.c_attn.bias"] = torch.zeros(3 * config.d_model)
+    # GPT-2 stores the matrices of its blocks transposed.
+    turned = {name: weight.T for name, weight in weights.items() if name.startswith(inside) and weight.ndim == 2}
+    sizes = {"n_inner": config.d_mlp, "activation_function": "gelu", "layer_norm_epsilon": EPS}
+    return {"model_type": "gpt2", **sizes}, weights | turned
 
 
 def export_checkpoint(name: str | Path, out: Path) -> str:

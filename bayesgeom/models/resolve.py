@@ -147,6 +147,7 @@ def _loaded(
     device: str | torch.device,
     trust_remote_code: bool,
 ) -> Model:
+    options = {option: value for option, value in options.items() if value is not None}
     # A revision names a state of one repository: another repository's tokenizer does not have it.
     names = [*FETCHING] if is_address(name) or str(tokenizer) == str(name) else [n for n in FETCHING if n != "revision"]
     read: Any = tokenizer
@@ -156,14 +157,14 @@ def _loaded(
                 f"there is no tokenizer {quoted(str(tokenizer))}: name a directory or a GGUF file by its path, or "
                 f"owner/name on the hub."
             )
-        fetched = {n: options.get(n) for n in names}
+        fetched = {n: options[n] for n in names if n in options}
         read = load_tokenizer(tokenizer, fetched, trust_remote_code=trust_remote_code)
     if is_address(name):
         _require_cpu(device, f"{name} computes where its server runs")
         is_fetched = isinstance(tokenizer, str | Path)
-        given = {n: value for n, value in options.items() if value is not None and not (is_fetched and n in FETCHING)}
+        given = {n: value for n, value in options.items() if not (is_fetched and n in FETCHING)}
         return supported(str(name), read, given)
-    if wrong := [n for n in SERVER if options.get(n) is not None]:
+    if wrong := [n for n in SERVER if n in options]:
         raise InvalidArgument(f"{', '.join(wrong)} is for the address of an inference server; {name} is none.")
     if (base_url := options.pop("base_url", None)) is not None and str(name) not in checkpoints():
         raise InvalidArgument(f"base_url is for shipped checkpoints; {name} is none.")
@@ -218,7 +219,7 @@ def _from_path(path: Path, options: Mapping[str, Any], *, device: str | torch.de
     if (file := gguf_in(path)) is not None:
         if wrong := [option for option in _given(options) if option not in ("dtype", "device_map")]:
             raise InvalidArgument(f"{', '.join(wrong)} is for models on the Hugging Face hub; {file.name} is one file.")
-        return load_gguf(file, dtype=options["dtype"], device=device, device_map=options.get("device_map"))
+        return load_gguf(file, dtype=options.get("dtype"), device=device, device_map=options.get("device_map"))
     if is_adapter(path):
         return load_adapter(path, options, device=device, trust_remote_code=trust_remote_code)
     if not path.is_dir():
@@ -240,7 +241,7 @@ def _require_cpu(device: str | torch.device, reason: str) -> None:
 
 def _given(options: Mapping[str, Any]) -> list[str]:
     """The options that a model without Hugging Face's loader cannot take. A token may be set for all models."""
-    return [option for option, value in options.items() if value is not None and option != "token"]
+    return [option for option in options if option != "token"]
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ References:
     nostalgebraist 2020, "interpreting GPT: the logit lens".
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,15 @@ from torch import Tensor, nn
 
 from bayesgeom.core import RESID_POST, ModelSpec, Site, Trials
 from bayesgeom.core.torch_state import Hook, evaluating, hooked, site_hook
-from bayesgeom.models.adapters.proof import NOISE, first_input, sentinel_trials, tolerance_of
+from bayesgeom.models.adapters.proof import (
+    NOISE,
+    factor_between,
+    first_input,
+    first_output,
+    relative_error,
+    sentinel_trials,
+    tolerance_of,
+)
 
 _LONGEST = 4  # parts between the last block and the output matrix
 _LARGE = 64.0  # size at which the ε of a norm is negligible; exact in half precision
@@ -139,7 +146,7 @@ class FrozenNorm:
         odd = part.forward(large).double() - bias
         if odd.shape[-1] != width:
             return None
-        is_centered = _error(part.forward(shifted).double() - bias, odd) <= _ROUNDING
+        is_centered = relative_error(part.forward(shifted).double() - bias, odd) <= _ROUNDING
         centered = large.double() - large.double().mean() * is_centered
         unembedding = cls(part=part, weight=(odd / centered)[0], bias=bias, is_centered=is_centered)
         noise = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).to(like)
@@ -148,7 +155,7 @@ class FrozenNorm:
         out = part.forward(given).double() - bias
         expected = unembedding.scale(given) * unembedding.applied(given.double())
         tolerance = max(_ROUNDING, 8 * torch.finfo(like.dtype).eps)
-        return unembedding if _error(out, expected) <= tolerance else None
+        return unembedding if relative_error(out, expected) <= tolerance else None
 
     def applied(self, x: Float64[Tensor, "*batch d"]) -> Float64[Tensor, "*batch d"]:
         """Return vectors, centered if the norm centers, times the weight. It is linear."""
@@ -202,7 +209,7 @@ def _is_affine(part: Callable[[Tensor], Tensor], like: Float[Tensor, "*batch wid
     none, one, other, both = (
         part(x) for x in (torch.zeros_like(noise[:, :1]), noise[:, :1], noise[:, 1:], noise.sum(1, keepdim=True))
     )
-    return _error(both + none, one + other) <= max(_ROUNDING, 8 * torch.finfo(like.dtype).eps)
+    return relative_error(both + none, one + other) <= max(_ROUNDING, 8 * torch.finfo(like.dtype).eps)
 
 
 @final
@@ -247,7 +254,7 @@ def unembedding_of(
         began_after[part] = bool(resids)
 
     def keep(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-        given, gave = first_input(args, kwargs), output[0] if isinstance(output, tuple | list) and output else output
+        given, gave = first_input(args, kwargs), first_output(output)
         if not began_after.get(part) or given is None or not given.is_floating_point() or not isinstance(gave, Tensor):
             return
         n, n_pos = resids[0].shape[:2]
@@ -269,7 +276,9 @@ def unembedding_of(
     # Log-probabilities are logits up to a constant of each row, which no path gives.
     form = _centered if are_log_probabilities(expected) else torch.as_tensor
     candidates = _candidates(module, calls, resids[0], expected, tolerance)
-    errors = ((candidate, _error(form(candidate.logits(resids[0])), form(expected))) for candidate in candidates)
+    errors = (
+        (candidate, relative_error(form(candidate.logits(resids[0])), form(expected))) for candidate in candidates
+    )
     return next((candidate for candidate, error in errors if error <= tolerance), None)
 
 
@@ -336,7 +345,7 @@ def _path(
         if x.shape != target.shape:
             return None
         factor = _factor(target, x)
-        return factor if _error(factor * x, target) <= tolerance else None
+        return factor if relative_error(factor * x, target) <= tolerance else None
 
     while len(steps) <= _LONGEST:
         if (factor := factor_from(resid)) is not None:
@@ -366,14 +375,5 @@ def _soft_caps(module: nn.Module) -> list[float]:
 
 def _factor(a: Tensor, b: Tensor) -> float:
     """Return c with the least error of a = c · b; 1 if it is near 1, as rounding makes it."""
-    x, y = a.double().cpu().flatten(), b.double().cpu().flatten()
-    factor = float((x * y).sum() / y.square().sum().clamp_min(1e-30))
+    factor = factor_between(a, b)
     return 1.0 if abs(factor - 1) <= _ROUNDING else factor
-
-
-def _error(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference relative to b's largest entry; infinite if it is no number."""
-    if a.shape != b.shape:
-        return math.inf
-    error = float((a.double().cpu() - b.double().cpu()).abs().max() / b.double().abs().max().clamp_min(1e-12))
-    return error if error == error else math.inf

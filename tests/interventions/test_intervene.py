@@ -361,7 +361,7 @@ def test_one_pair_gives_numbers_and_no_verdict() -> None:
 @pytest.mark.parametrize("fit", [fits.trained_swap(2, "belief"), fits.top_jacobian(2)])
 def test_fits_with_gradients_refuse_weights_without_them_before_anything_runs(fit: Fit) -> None:
     with torch.inference_mode():
-        copy = HookedModel(deepcopy(lively()._transformer), name="copy")
+        copy = HookedModel(deepcopy(lively().module), name="copy")
     task, passes = lively().task, list[int]()
     copy.module.embed.register_forward_hook(lambda *_: passes.append(1))
     for call in (fit_subspace, partial(intervene, kind=FEW)):

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, K, Q, Site, V, Z
-from bayesgeom.models.adapters.proof import PerHead, per_query_head
+from bayesgeom.models.adapters.proof import PerHead, factor_between, per_query_head
 
 ProjectionLayout = Literal["own", "stacked", "grouped", "sharded"]
 N_SHARDS = 4  # CodeGen's: it was trained on as many processors
@@ -90,6 +90,7 @@ class AttentionCall:
         scale: Factor of the products.
         added: Mask and bias of the scores.
         soft_cap: c in c · tanh(scores / c). None: no cap.
+        sinks: One additional score per head, without a value, if there are any.
         is_fused: Whether the module forms no pattern.
     """
 
@@ -101,6 +102,7 @@ class AttentionCall:
     scale: float
     added: Float[Tensor, "..."] | None
     soft_cap: float | None = None
+    sinks: Float[Tensor, " head"] | None = None
     is_fused: bool = False
 
     @property
@@ -117,11 +119,21 @@ def pattern_of(
     scale: float,
     added: Float[Tensor, "..."] | None,
     soft_cap: float | None = None,
+    sinks: Float[Tensor, " head"] | None = None,
 ) -> PerHead:
-    """Return the pattern of queries and keys, at least in float32; `added` is that of `AttentionCall`."""
+    """Return the pattern of queries and keys, at least in float32; what else it needs is as in `AttentionCall`."""
     scores = scale * products(q, k).to(torch.promote_types(q.dtype, torch.float32))
     scores = scores if soft_cap is None else soft_cap * (scores / soft_cap).tanh()
-    return (scores if added is None else scores + added.to(scores)).softmax(-1)
+    scores = scores if added is None else scores + added.to(scores)
+    if sinks is None:
+        return scores.softmax(-1)
+    each = sinks.to(scores).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, each], dim=-1).softmax(-1)[..., :-1]
+
+
+def causal(n_pos: int, like: Tensor) -> Float[Tensor, "query_pos key_pos"]:
+    """Return what plain causal attention adds to its scores: −∞ for later keys."""
+    return like.new_full((n_pos, n_pos), -torch.inf).triu(1)
 
 
 def products(
@@ -353,5 +365,5 @@ def scaled(
     """
     is_seen = (scores > _MASKED).all(dim=0)
     apart, between = (x[0] - x[-1] for x in (plain, scores))
-    factor = float((apart * between)[is_seen].sum() / apart[is_seen].square().sum().clamp_min(1e-30))
+    factor = factor_between(between[is_seen], apart[is_seen])
     return factor, (scores[:1] - factor * plain[:1]).masked_fill(~is_seen, -torch.inf)

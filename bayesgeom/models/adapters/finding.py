@@ -6,7 +6,7 @@ that give queries, keys and the heads' output by their numbers. What is found he
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, groupby, pairwise, product
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bayesgeom.core import InvalidArgument, K, Q, Site
 from bayesgeom.core.torch_state import Hook, hooked
 from bayesgeom.models.adapters.attention import AttentionCall, AttentionWatch, HeadSizes, Projection, ProjectionLayout
-from bayesgeom.models.adapters.proof import rotation_claims, tolerance_of
+from bayesgeom.models.adapters.proof import first_tensor, relative_error, rotation_claims, tolerance_of
 
 
 class NoStack(InvalidArgument):
@@ -141,10 +141,9 @@ class Observation:
 
     def error(self, a: Tensor | None, b: Tensor | None, size: Tensor | None = None) -> float:
         """Return the largest difference, relative to the largest entry of `size`, or of b."""
-        if a is None or b is None or a.shape != b.shape or not a.is_floating_point():
+        if a is None or b is None or not (a.is_floating_point() and b.is_floating_point()):
             return math.inf
-        largest = (b if size is None else size).double().abs().max().clamp_min(1e-30)
-        return float((a.double() - b.double()).abs().max() / largest)
+        return relative_error(a, b, size)
 
     def _placed(self, x: Tensor) -> Tensor:
         """Return a copy with the sequence as the first axis, and the position as the second."""
@@ -160,11 +159,6 @@ class Observation:
             if isinstance(part, nn.Embedding) and ids is not None and torch.equal(ids.cpu().reshape(-1), at):
                 tables.append(part.num_embeddings)
         return min(tables, default=None)
-
-
-def first_tensor(values: Iterable[Any]) -> Tensor | None:
-    """Return the first tensor among these values; None if there is none."""
-    return next((value for value in values if isinstance(value, Tensor)), None)
 
 
 Stack = tuple[str, ...]  # names of blocks, in their order

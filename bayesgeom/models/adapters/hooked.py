@@ -14,7 +14,7 @@ has already run.
 
 import inspect
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -58,13 +58,14 @@ from bayesgeom.core import (
 )
 from bayesgeom.core.run import untrained_hash
 from bayesgeom.core.torch_state import Hook, holding_lock, hooked, structure_of
+from bayesgeom.models.adapters.attention import causal, pattern_of
 from bayesgeom.models.adapters.proof import Claim, Functions, PerHead, Side, examined, perturbed_pass, sentinel_trials
 from bayesgeom.models.base import Model, Reattachable, Replayer, Withheld
 from bayesgeom.models.checkpoint import weights_hash
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.native.mamba import Mamba, MambaBlock
 from bayesgeom.models.native.mlp import PositionwiseMLP
-from bayesgeom.models.native.positions import PositionalPrior, causal_mask
+from bayesgeom.models.native.positions import PositionalPrior
 from bayesgeom.models.native.transformer import MLP, Block, MultiHeadAttention, Norm, Transformer, TransformerConfig
 from bayesgeom.models.replay.hooked import prefix_replayer
 from bayesgeom.tasks.base import WindTunnel
@@ -76,20 +77,50 @@ _BUILT_FROM: Mapping[type[nn.Module], Any] = {
     for kind in (Transformer, Block, MultiHeadAttention, PositionalPrior, MLP, Norm, HookPoint)
 } | {kind: {"forward": kind.forward} for kind in (nn.Linear, nn.Embedding, nn.ModuleList)}
 _STATIC = tuple(site for site in ALL_SITES if site.is_static)
+ResidualModule = PositionwiseMLP | LSTM | Mamba
+_HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN, TOKEN_INPUTS, TOKEN_KEYS, NORM_WEIGHT, W_K, W_K_GRAM, W_V, W_O)
 
 
 class _NativeModel(Reattachable, ABC):
     """A model of this package's own architectures."""
 
-    module: "Transformer | ResidualModule"
+    module: Transformer | ResidualModule
 
+    def __init__(
+        self, module: Any, *, name: str | None = None, task: WindTunnel | None = None, digest: str | None = None
+    ) -> None:
+        name = name or module.config.name
+        check_weights(module, name)
+        self.module, self.task, self.structure = module, task, structure_of(module)
+        self.spec = _spec(module, name, digest)
+        self._points = self._located()
+        self.withheld = Withheld(self._broken())
+
+    @abstractmethod
+    def _located(self) -> dict[Site, str]:
+        """Return the path of each site's hook point within a block."""
+
+    @abstractmethod
+    def _broken(self) -> dict[Site, str]:
+        """Return the sites that fail the check or are absent, each with the reason."""
+
+    @property
+    @final
+    def sites(self) -> frozenset[Site]:
+        return frozenset({*self._points, *_STATIC} - self.withheld.keys())
+
+    @final
+    def point(self, site: Site, layer: int) -> nn.Module:
+        return self.module.get_submodule(f"blocks.{layer}.{self._points[site]}")
+
+    @final
     def digest(self) -> str:
         check_weights(self.module, self.spec.name)
         return weights_hash(self.module.state_dict())
 
     @final
     def attached_again(self, digest: str) -> Model:
-        return _attached(self.module, name=self.spec.name, task=self.task, digest=digest)
+        return type(self)(self.module, name=self.spec.name, task=self.task, digest=digest)
 
     @final
     def untrained_copy(self, seed: int) -> Model:
@@ -98,7 +129,7 @@ class _NativeModel(Reattachable, ABC):
             config = replace(config, top_attention_off=min(n, config.top_attention_off))
         module = replace(config, n_layers=n).build(seed=seed).to(self.spec.device)
         name, digest = f"{self.spec.name} at initialization {seed}", untrained_hash(seed)
-        return _attached(module, name=name, task=self.task, digest=digest)
+        return type(self)(module, name=name, task=self.task, digest=digest)
 
     @final
     def replayer(self) -> Replayer:
@@ -109,40 +140,22 @@ class _NativeModel(Reattachable, ABC):
 class HookedModel(_NativeModel):
     """The `Model` of a bayesgeom `Transformer`."""
 
-    def __init__(
-        self,
-        module: Transformer,
-        *,
-        name: str = "transformer",
-        task: WindTunnel | None = None,
-        digest: str | None = None,
-    ) -> None:
-        check_weights(module, name)
-        self.module, self.task, self.structure = module, task, structure_of(module)
-        self._transformer = module
-        self.spec = _spec(module, name, digest)
-        parts, every = dict(module.named_modules()), range(self.spec.n_layers)
+    module: Transformer
+
+    def _located(self) -> dict[Site, str]:
+        parts, every = dict(self.module.named_modules()), range(self.spec.n_layers)
         existing = {
             site: [path for path in paths if all(f"blocks.{layer}.{path}" in parts for layer in every)]
             for site, paths in POINTS.items()
         }
-        self._points = {site: paths[0] for site, paths in existing.items() if paths}
-        self._is_readable = all(map(self._has_known_parts, every))
-        self.withheld = Withheld(self._broken())
-
-    @property
-    def sites(self) -> frozenset[Site]:
-        return frozenset({*self._points, *_STATIC} - self.withheld.keys())
-
-    def point(self, site: Site, layer: int) -> nn.Module:
-        return self._transformer.get_submodule(f"blocks.{layer}.{self._points[site]}")
+        return {site: paths[0] for site, paths in existing.items() if paths}
 
     @torch.no_grad()
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
-        embedded: Tensor = self._transformer.embed(tokens)
+        embedded: Tensor = self.module.embed(tokens)
         if site == TOKEN_EMBEDDINGS:
             return embedded
-        attention, norm = self._attention(layer), self._transformer.get_submodule(f"blocks.{layer}.ln1")
+        attention, norm = self._attention(layer), self.module.get_submodule(f"blocks.{layer}.ln1")
         assert isinstance(norm, Norm), "else the site is withheld"
         inputs: Tensor = norm(embedded)
         if site == TOKEN_KEYS:
@@ -159,30 +172,29 @@ class HookedModel(_NativeModel):
     @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
         if (at := trials.even_positions) is not None and self._is_plain():
-            return cast(Tensor, self._transformer(trials.tokens, at))
-        return trials.at_scored(self._transformer(trials.tokens))
+            return cast(Tensor, self.module(trials.tokens, at))
+        return trials.at_scored(self.module(trials.tokens))
 
     def _is_plain(self) -> bool:
         """Whether a pass may leave out positions that no logit depends on: no part has a hook or was replaced."""
-        last, norm = self._transformer.blocks[-1], self._transformer.ln_final
+        last, norm = self.module.blocks[-1], self.module.ln_final
         is_built = type(last) is Block and all(
             (known := _BUILT_FROM.get(type(part))) is not None
             and all(vars(type(part)).get(name, function) is function for name, function in known.items())
             and not (known.keys() & vars(part).keys() or part._backward_hooks or part._backward_pre_hooks)  # noqa: SLF001  (no public list)
-            for part in (self._transformer, *last.modules(), *norm.modules())
+            for part in (self.module, *last.modules(), *norm.modules())
         )
         return is_built and not self.foreign_hooks()
 
     def _has_known_parts(self, layer: int) -> bool:
         """Whether weights of this layer's attention can be read: its parts are of the classes of this package."""
-        parts = dict(self._transformer.blocks[layer].named_modules())
+        parts = dict(self.module.blocks[layer].named_modules())
         linear = all(isinstance(parts.get(f"attn.{name}"), nn.Linear) for name in ("W_Q", "W_K", "W_V", "W_O"))
         return linear and isinstance(parts.get("attn"), MultiHeadAttention) and isinstance(parts.get("ln1"), Norm)
 
     @holding_lock()
     def _broken(self) -> dict[Site, str]:
-        """The sites that fail the check, each with the reason."""
-        module, given = self._transformer, dict[int, Tensor]()
+        module, given = self.module, dict[int, Tensor]()
         trials = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device)
 
         def keep(layer: int, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -198,19 +210,19 @@ class HookedModel(_NativeModel):
         places = product(self._points, range(self.spec.n_layers))
         passages = perturbed_pass(module, forward, self.point, places)
         functions = Functions(mid_given=given.get)
-        if self._is_readable:
+        if is_readable := all(map(self._has_known_parts, range(self.spec.n_layers))):
             functions = replace(functions, written=self._attn_out, projected=self._projected, pattern=self._pattern)
         broken, _ = examined(passages, functions, self.spec, trials.tokens.shape[1], equations=self._equations)
         if TOKEN_KEYS in broken:  # k is not this norm times W_K
             broken |= dict.fromkeys((W_K, W_K_GRAM), broken[TOKEN_KEYS])
         absent = {site: "not every block has its hook point" for site in POINTS if site not in self._points}
-        of_weights = () if self._is_readable else (site for site in _STATIC if site != TOKEN_EMBEDDINGS)
+        of_weights = () if is_readable else (site for site in _STATIC if site != TOKEN_EMBEDDINGS)
         return broken | absent | dict.fromkeys(of_weights, "a part of the attention was replaced")
 
     def _projected(
         self, site: Site, resid: Float[Tensor, "batch pos d_model"], layer: int
     ) -> Float[Tensor, "batch pos head d_head"]:
-        attention, norm = self._attention(layer), self._transformer.get_submodule(f"blocks.{layer}.ln1")
+        attention, norm = self._attention(layer), self.module.get_submodule(f"blocks.{layer}.ln1")
         weight = self._heads((attention.W_K if site == K else attention.W_V).weight)
         return cast(Tensor, einsum(norm(resid), weight, "b p m, h d m -> b p h d"))
 
@@ -219,19 +231,17 @@ class HookedModel(_NativeModel):
 
     def _equations(self, arrived: Side, left: Side, layer: int) -> Iterator[Claim]:
         if {MLP_POST, MLP_OUT} <= arrived.keys():
-            out = self._transformer.get_submodule(f"blocks.{layer}.mlp.W_out")(left[MLP_POST])
+            out = self.module.get_submodule(f"blocks.{layer}.mlp.W_out")(left[MLP_POST])
             yield Claim("W_out mlp_post + b = mlp_out", (MLP_POST,), arrived[MLP_OUT], out)
 
     def _pattern(
         self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos head d_head"], layer: int
     ) -> PerHead:
-        scores = self.spec.score_scale * einsum(q, k, "b q h d, b k h d -> b h q k")
-        bias = self._attention(layer).score_bias(q.shape[1], scores)
-        scores = scores if bias is None else scores + bias
-        return scores.masked_fill(~causal_mask(q.shape[1], q), -torch.inf).softmax(-1)
+        bias, later = self._attention(layer).score_bias(q.shape[1], q), causal(q.shape[1], q)
+        return pattern_of(q, k, self.spec.score_scale, later if bias is None else later + bias)
 
     def _attention(self, layer: int) -> MultiHeadAttention:
-        attention = self._transformer.get_submodule(f"blocks.{layer}.attn")
+        attention = self.module.get_submodule(f"blocks.{layer}.attn")
         assert isinstance(attention, MultiHeadAttention)
         return attention
 
@@ -239,65 +249,40 @@ class HookedModel(_NativeModel):
         return rearrange(weight.detach(), "(h d) m -> h d m", h=self.spec.n_heads)
 
 
-ResidualModule = PositionwiseMLP | LSTM | Mamba
-_STREAM = (RESID_PRE, RESID_POST)
-_HEADS = (Q, K, Q_ROT, K_ROT, V, Z, PATTERN, TOKEN_INPUTS, TOKEN_KEYS, W_K, W_V, W_O)
-
-
 @final
 class ResidualModel(_NativeModel):
     """The `Model` of a bayesgeom MLP, LSTM or Mamba."""
 
-    def __init__(
-        self,
-        module: ResidualModule,
-        *,
-        name: str | None = None,
-        task: WindTunnel | None = None,
-        digest: str | None = None,
-    ) -> None:
-        check_weights(module, name or module.config.name)
-        self.module, self.task, self.structure = module, task, structure_of(module)
-        self._module = module
-        self.spec = _spec(module, name or module.config.name, digest)
-        self._points = (*_STREAM, MLP_OUT if isinstance(module, PositionwiseMLP) else STATE)
-        self.withheld = Withheld({**self._absent(), **self._broken()})
+    module: ResidualModule
 
-    @property
-    def sites(self) -> frozenset[Site]:
-        return frozenset({*self._points, TOKEN_EMBEDDINGS} - self.withheld.keys())
-
-    def point(self, site: Site, layer: int) -> nn.Module:
-        return self._module.get_submodule(f"blocks.{layer}.hook_{site.name}")
+    def _located(self) -> dict[Site, str]:
+        update = MLP_OUT if isinstance(self.module, PositionwiseMLP) else STATE
+        return {site: f"hook_{site.name}" for site in (RESID_PRE, RESID_POST, update)}
 
     @torch.no_grad()
     def static(self, site: Site, tokens: Int64[Tensor, " token"], layer: int) -> Float[Tensor, "*axes"]:
         assert site == TOKEN_EMBEDDINGS, "no other static site exists"
-        module = self._module
+        module = self.module
         return cast(Tensor, module.entering(tokens) if isinstance(module, PositionwiseMLP) else module.embed(tokens))
 
     @holding_lock()
     def logits(self, trials: Trials) -> Float[Tensor, "batch query_pos d_vocab"]:
-        return trials.at_scored(self._module(trials.tokens))
-
-    def _absent(self) -> dict[Site, str]:
-        absent = (ATTN_OUT, RESID_MID, *{STATE, MLP_OUT}.difference(self._points))
-        once = dict.fromkeys(absent, "blocks write once, without attention")
-        return dict.fromkeys(_HEADS, "it has no attention heads") | once
+        return trials.at_scored(self.module(trials.tokens))
 
     @holding_lock()
     @torch.no_grad()
     def _broken(self) -> dict[Site, str]:
-        """The sites that fail the check, each with the reason."""
-        trials, module = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device), self._module
+        trials, module = sentinel_trials(self.spec.d_vocab, self.spec.n_ctx, self.spec.device), self.module
         places = product(self._points, range(self.spec.n_layers))
         passages = perturbed_pass(module, lambda: module(trials.tokens), self.point, places)
-        n_pos = trials.tokens.shape[1]
-        return examined(passages, Functions(), self.spec, n_pos, equations=self._equations)[0]
+        broken, _ = examined(passages, Functions(), self.spec, trials.tokens.shape[1], equations=self._equations)
+        absent = {ATTN_OUT, RESID_MID, STATE, MLP_OUT}.difference(self._points)
+        once = dict.fromkeys(absent, "blocks write once, without attention")
+        return dict.fromkeys(_HEADS, "it has no attention heads") | once | broken
 
     def _equations(self, arrived: Side, left: Side, layer: int) -> Iterator[Claim]:
         """The block's update of the stream, which follows from its input and its site."""
-        site, block = self._points[-1], self._module.blocks[layer]
+        site, block = [*self._points][-1], self.module.blocks[layer]
         if {RESID_PRE, site, RESID_POST} <= arrived.keys():
             resid, value = left[RESID_PRE], left[site]
             update = block.mixer.written(block.norm(resid), value) if isinstance(block, MambaBlock) else value
@@ -305,23 +290,14 @@ class ResidualModel(_NativeModel):
             yield Claim(equation, (RESID_PRE, site, RESID_POST), arrived[RESID_POST], resid + update)
 
 
-def _attached(module: nn.Module, **known: Any) -> Model:
-    model = of_native(module, **known)
-    assert model is not None, "an architecture of this package"
-    return model
-
-
-def of_native(module: nn.Module, *, name: str | None = None, **known: Any) -> Model | None:
+def of_native(module: nn.Module, **known: Any) -> Model | None:
     """Return the model of a module of this package; None for any other module."""
-    match module:
-        case Transformer():
-            return HookedModel(module, name=name or "transformer", **known)
-        case PositionwiseMLP() | LSTM() | Mamba():
-            return ResidualModel(module, name=name, **known)
-    return None
+    if isinstance(module, Transformer):
+        return HookedModel(module, **known)
+    return ResidualModel(module, **known) if isinstance(module, ResidualModule) else None
 
 
-def check_weights(module: "Transformer | ResidualModule", name: str) -> None:
+def check_weights(module: Transformer | ResidualModule, name: str) -> None:
     """Check that a module has blocks, and weights of one dtype that hold numbers.
 
     Raises:

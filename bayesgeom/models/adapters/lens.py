@@ -32,6 +32,7 @@ from bayesgeom.core import (
     Trials,
 )
 from bayesgeom.core.torch_state import PROCESS_STATE, Hook, holding_lock, hooked, structure_of
+from bayesgeom.models.adapters.attention import causal, pattern_of
 from bayesgeom.models.adapters.hooked import POINTS
 from bayesgeom.models.adapters.proof import (
     Claim,
@@ -41,7 +42,7 @@ from bayesgeom.models.adapters.proof import (
     Side,
     Taps,
     examined,
-    per_query_head,
+    first_input,
     perturbed_pass,
     sentinel_trials,
 )
@@ -169,8 +170,7 @@ class LensModel(Reattachable):
         given: dict[int, Tensor] = {}
 
         def keep(layer: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            value = args[0] if args else kwargs.get("hidden_states")
-            if isinstance(value, Tensor):
+            if (value := first_input(args, kwargs)) is not None:
                 given[layer] = value
 
         def forward() -> None:
@@ -231,12 +231,10 @@ class LensModel(Reattachable):
         layer: int,
     ) -> PerHead:
         """The pattern of rotated queries and keys with the spec's scale, over the visible keys."""
-        scores = torch.einsum("b q h d, b h k d -> b h q k", q, per_query_head(k.transpose(1, 2), q.shape[2]))
-        scores = self.spec.score_scale * scores.float()
         cap = self._lens.cfg.attn_scores_soft_cap
-        scores = cap * (scores / cap).tanh() if cap > 0 else scores
-        is_visible = passages[PATTERN, layer].arrived[0] > 0  # a sliding window may hide some
-        return scores.masked_fill(~is_visible.tril(), -torch.inf).softmax(-1)
+        hidden = passages[PATTERN, layer].arrived[0] <= 0  # a sliding window may hide some
+        added = causal(q.shape[1], q).expand(hidden.shape).masked_fill(hidden, -torch.inf)
+        return pattern_of(q, k, self.spec.score_scale, added, cap if cap > 0 else None)
 
 
 def _spec(lens: Any, name: str) -> ModelSpec:

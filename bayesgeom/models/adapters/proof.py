@@ -36,6 +36,7 @@ from bayesgeom.core import (
     TOKEN_INPUTS,
     TOKEN_KEYS,
     W_V,
+    InvalidArgument,
     K,
     ModelSpec,
     Q,
@@ -45,7 +46,7 @@ from bayesgeom.core import (
     Z,
 )
 from bayesgeom.core.run import site_of
-from bayesgeom.core.torch_state import Change, hooked, site_hook
+from bayesgeom.core.torch_state import Change, Hook, hooked, site_hook
 
 
 @final
@@ -140,6 +141,50 @@ def perturbed_pass(
     return passages
 
 
+def first_tensor(values: Iterable[Any]) -> Tensor | None:
+    """Return the first tensor among these values; None if there is none."""
+    return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+def output_hook(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
+    """Return a hook that changes the first tensor that a module returns, alone or in a tuple or list."""
+
+    def call(_part: nn.Module, _given: object, output: Any) -> Any:
+        changed = change(first := _first(output))
+        if first is output:
+            return changed
+        items = [changed if item is first else item for item in output]
+        return type(output)(items) if type(output) in (tuple, list) else type(output)(*items)  # a named tuple
+
+    return Hook(part=part, call=call)
+
+
+def input_hook(part: nn.Module, change: Callable[[Tensor], Tensor], **options: Any) -> Hook:
+    """Return a hook that changes the first tensor that a module is given; by name, `hidden_states` comes first."""
+
+    def call(_part: nn.Module, given: tuple[Any, ...], known: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        at = next((at for at, value in enumerate(given) if isinstance(value, Tensor)), None)
+        if at is not None:
+            return (*given[:at], change(given[at]), *given[at + 1 :]), known
+        names = [name for name, value in known.items() if isinstance(value, Tensor)]
+        name = "hidden_states" if "hidden_states" in names else next(iter(names), "")
+        return given, {**known, name: change(_first(known.get(name)))}
+
+    return Hook(part=part, call=call, kind="pre", with_kwargs=True, **options)
+
+
+def _first(output: Any) -> Tensor:
+    first = first_tensor(output if isinstance(output, tuple | list) else (output,))
+    if first is None:
+        raise InvalidArgument(f"a declared part takes or returns a {type(output).__name__}: declare one with a tensor.")
+    return first
+
+
+def first_output(output: Any) -> Any:
+    """Return what a part returned, or the first of several outputs."""
+    return output[0] if isinstance(output, tuple | list) and output else output
+
+
 def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shaped[Tensor, "..."] | None:
     """Return the input of a part: its first argument, or `hidden_states`."""
     given = args[0] if args else kwargs.get("hidden_states")
@@ -217,6 +262,12 @@ def relative_error(
         dtype = str(left.dtype).removeprefix("torch.")
         largest = max(float(of.abs().max()), largest * _EPS * torch.finfo(left.dtype).eps / tolerance_of(dtype))
     return difference / max(largest, 1e-12)
+
+
+def factor_between(a: Shaped[Tensor, "..."], b: Shaped[Tensor, "..."]) -> float:
+    """Return c with the least error of a = c · b."""
+    x, y = a.double(), b.to(a.device).double()
+    return float((x * y).sum() / y.square().sum().clamp_min(1e-30))
 
 
 Equations = Callable[[Side, Side, int], Iterable[Claim]]  # of what arrived at a layer's sites, and what left them
@@ -302,8 +353,9 @@ def _claims(stored: Passages, functions: Functions, equations: Equations, layer:
     if {RESID_PRE, RESID_POST} <= arrived.keys() and (RESID_PRE, layer + 1) in stored:
         before, after = left[RESID_POST], stored[RESID_PRE, layer + 1].arrived[0]
         # RWKV halves the stream every few layers: compare up to one factor.
-        factor = (after.double().to(before.device) * before.double()).sum() / before.double().square().sum()
-        yield Claim("resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor * before)
+        yield Claim(
+            "resid_post = next resid_pre", (RESID_PRE, RESID_POST), after, factor_between(after, before) * before
+        )
     yield from attention_claims(arrived, left, functions, layer)
     yield from equations(arrived, left, layer)
 

@@ -68,6 +68,7 @@ from bayesgeom.models.adapters.attention import (
     HeadSizes,
     Projection,
     ProjectionLayout,
+    causal,
     pattern_of,
     weighted,
 )
@@ -76,7 +77,6 @@ from bayesgeom.models.adapters.finding import (
     NoStack,
     Observation,
     chain_of,
-    first_tensor,
     lists_of,
     parts_of,
     stack_of,
@@ -89,6 +89,8 @@ from bayesgeom.models.adapters.proof import (
     PerHead,
     Taps,
     attention_claims,
+    input_hook,
+    output_hook,
     perturbed_pass,
     sentinel_trials,
     tolerance_of,
@@ -647,18 +649,18 @@ class WrappedModel(Reattachable):
     def _hooks(self, layer: int) -> Iterator[Hook]:
         block, part = self._blocks[layer], self._net.get_submodule
         first, last = map(part, block.blocks)
-        yield (_before if first is last else _after)(first, partial(self._enter, layer))
-        yield _after(last, partial(self._leave, layer))
+        yield (input_hook if first is last else output_hook)(first, partial(self._enter, layer))
+        yield output_hook(last, partial(self._leave, layer))
         for site, name in ((ATTN_OUT, block.attn), (MLP_OUT, block.mlp)):
             if name:
-                yield _after(part(name), partial(self._through, site, layer))
+                yield output_hook(part(name), partial(self._through, site, layer))
         for name in block.down[:1]:
-            yield _before(part(name), partial(self._through, MLP_POST, layer))
+            yield input_hook(part(name), partial(self._through, MLP_POST, layer))
         for path in dict.fromkeys(entry.path for entry in block.projections.values()):
             own = [entry for entry in block.projections.values() if entry.path == path]
-            yield _after(part(path), partial(self._project, layer, own))
+            yield output_hook(part(path), partial(self._project, layer, own))
         for name in block.out[: block.number is None]:
-            yield _before(part(name), partial(self._mixed, layer))
+            yield input_hook(part(name), partial(self._mixed, layer))
 
     def _enter(self, layer: int, x: Tensor) -> Tensor:
         """Begin a block."""
@@ -706,8 +708,7 @@ class WrappedModel(Reattachable):
 
     def _pattern(self, q: Tensor, k: Tensor) -> PerHead:
         """Return the pattern of plain causal attention."""
-        later = q.new_full((q.shape[1], q.shape[1]), -torch.inf).triu(1)
-        return pattern_of(q, k, self.spec.score_scale, later)
+        return pattern_of(q, k, self.spec.score_scale, causal(q.shape[1], q))
 
     def _examined(self, tokens: Int64[Tensor, "batch pos"], seen: Observation) -> dict[Site, str]:
         """Return why each site is withheld."""
@@ -841,37 +842,3 @@ def _as_tensor(output: Any) -> Any:
     with Contained():  # second, because torch crashes on negative strides, which NumPy may have
         return from_dlpack(output).clone()
     return output
-
-
-def _after(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
-    """Return a hook that changes the first tensor that a module returns, alone or in a tuple or list."""
-
-    def call(_part: nn.Module, _given: object, output: Any) -> Any:
-        changed = change(first := _first(output))
-        if first is output:
-            return changed
-        items = [changed if item is first else item for item in output]
-        return type(output)(items) if type(output) in (tuple, list) else type(output)(*items)  # a named tuple
-
-    return Hook(part=part, call=call)
-
-
-def _before(part: nn.Module, change: Callable[[Tensor], Tensor]) -> Hook:
-    """Return a hook that changes the first tensor that a module is given."""
-
-    def call(_part: nn.Module, given: tuple[Any, ...], known: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        at = next((at for at, value in enumerate(given) if isinstance(value, Tensor)), None)
-        if at is not None:
-            return (*given[:at], change(given[at]), *given[at + 1 :]), known
-        name = next((name for name, value in known.items() if isinstance(value, Tensor)), "")
-        return given, {**known, name: change(_first(known.get(name)))}
-
-    return Hook(part=part, call=call, kind="pre", with_kwargs=True)
-
-
-def _first(output: Any) -> Tensor:
-    """Return the first tensor of a module's output."""
-    first = first_tensor(output if isinstance(output, tuple | list) else (output,))
-    if first is None:
-        raise InvalidArgument(f"a declared part takes or returns a {type(output).__name__}: declare one with a tensor.")
-    return first

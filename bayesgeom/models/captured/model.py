@@ -28,7 +28,6 @@ from bayesgeom.core import (
     NoCopy,
     NonFinite,
     OutputFault,
-    Run,
     Site,
     TaskMismatch,
     Trials,
@@ -43,10 +42,10 @@ from bayesgeom.models.base import (
     PASS_BYTES,
     BaselinePredictives,
     Model,
+    Recorder,
     Replayer,
     Stream,
     bytes_per_sequence,
-    room_for,
     visible,
 )
 from bayesgeom.models.checkpoint_files import config_hash
@@ -406,92 +405,36 @@ class CapturedModel(Model):
     def _limits(self) -> str:
         return f"{self.folder} is a capture, which holds its own sequences only: pass the model itself."
 
-    def _stored_run(
-        self,
-        blocks: Iterable[Trials],
-        record: Iterable[Site | Stream],
-        n_recorded: int,
-        baseline_predictives: BaselinePredictives | None,
-        budget_bytes: int,
-        seed: int,
-    ) -> Run:
-        """Return what `Model.run` returns, from the captured numbers. Activations of one shard at a time are in memory.
+    def _passed(
+        self, blocks: Iterable[Trials], recorder: Recorder, log: BehaviorLog, baselines: BaselinePredictives | None
+    ) -> tuple[Trials, Float[Tensor, "batch query_pos answer"]]:
+        """Read the captured numbers, and return the sequences and their answer log-probabilities.
 
-        Args:
-            blocks: The first sequences of the capture.
-            record: Sites to read, and statistics to compute from one shard at a time.
-            n_recorded: Number of sequences whose activations are read; fewer if `budget_bytes` is not enough.
-            baseline_predictives: Returns the predictives of the baselines, by name, for a batch.
-            budget_bytes: Memory for activations and statistics together.
-            seed: Seed of a probe's own resampling.
-
-        Raises:
-            CheckpointFault: A shard is missing or damaged, or the task now draws other sequences.
+        Activations of one shard at a time are in memory. Raises `CheckpointFault` if a shard is missing or damaged, or
+        the task now draws other sequences.
         """
-        given, whole = tuple(record), concatenate(list(blocks))
-        wanted = tuple(dict.fromkeys(entry for entry in given if isinstance(entry, Site)))
-        streamed = next((entry for entry in given if isinstance(entry, Stream)), None)
-        rows = {site: self._layers[site] for site in wanted if not site.is_static}
-        most = min(n_recorded, len(whole))
-        room = room_for(self.spec, rows, whole, stream=streamed, most=most, budget_bytes=budget_bytes)
-        log, recorded, answers, reduced = BehaviorLog(), dict[Site, Tensor](), list[Tensor](), list[dict[str, Tensor]]()
+        whole, answers = concatenate(list(blocks)), list[Tensor]()
+        recorder.make_room(whole)
+        recorder.masks = self._masks
         for file, at in ((file, at) for file, at in self.manifest.slices().items() if at.start < len(whole)):
-            trials = whole.rows(slice(at.start, min(at.stop, len(whole))))
-            shard = _Shard(check_shard(self.folder, self.manifest, file), trials)
-            answers.append(shard.scored(log, baseline_predictives))
-            if streamed is not None and at.start < len(streamed.trials):
-                reduced.append(self._reduced(shard, at, streamed))
-            for site in rows if at.start < room else ():
-                values = shard.of(site.name, min(at.stop, room) - at.start)
-                if site not in recorded:
-                    recorded[site] = values.new_empty((len(values), room, *values.shape[2:]))
-                recorded[site][:, at.start : at.start + values.shape[1]] = values
-        (scored, exact, baselines), log_answers = log.finished(), torch.cat(answers)
-        run = Run(
-            spec=self.spec,
-            behavior=scored,
-            exact_behavior=exact,
-            baseline_behaviors=baselines,
-            trials=whole.rows(slice(0, room)),
-            log_answers=log_answers[:room],
-            recorded=recorded | self._read_static([site for site in wanted if site.is_static]),
-            layers={site: self.partial_sites[site] for site in wanted if site in self.partial_sites},
-            seed=seed,
-            windows=log.windows(),
-            masks=self._masks,
-        )
-        if streamed is None:
-            return run
-        found = {name: torch.cat([part[name] for part in reduced], dim=1) for name in streamed.layers_by_name()}
-        seen = streamed.trials
-        return run.with_statistics(found, streamed.layers_by_name(), seen, log_answers[: len(seen)])
+            trials, path = whole.rows(at), check_shard(self.folder, self.manifest, file)
+            answers.append(_scored(path, trials, log, baselines))
+            for rows in recorder.parts(at.start, len(trials)):
+                for site, layer, keep in recorder.due(trials.rows(rows)):
+                    keep(_read(path, site.name, (self._layers[site].index(layer), rows)).float())
+                recorder.advance(rows.stop - rows.start)
+        return whole, torch.cat(answers)
 
-    def _reduced(self, shard: "_Shard", at: slice, stream: Stream) -> dict[str, Tensor]:
-        """The statistics of a shard's sequences, by name, with the layer as the first axis."""
-        rows, reduced = slice(at.start, min(at.stop, len(stream.trials))), dict[str, Tensor]()
-        for reduction, layers in stream.layers.items():
-            values, site_layers = shard.of(reduction.site.name, rows.stop - rows.start), self._layers[reduction.site]
-            of_layer = (
-                reduction.of(
-                    values[site_layers.index(layer)], stream.trials, rows, self._masks[layer] if self._masks else None
-                )
-                for layer in layers
-            )
-            reduced[reduction.name] = torch.stack([*of_layer])
-        return reduced
+    def _of_weights(self, site: Site, trials: Trials) -> Float[Tensor, "layer *axes"]:
+        return self._static(site.name).float()
 
     @cached_property
     def _masks(self) -> tuple[Bool[Tensor, "from_pos key_pos"], ...]:
         """What the attention of each layer can see; empty without captured patterns."""
-        if PATTERN not in self._layers:
-            return ()
-        return tuple(_Shard(check_shard(self.folder, self.manifest, STATIC)).of(MASKS, None).bool())
+        return tuple(self._static(MASKS)) if PATTERN in self._layers else ()
 
-    def _read_static(self, sites: Sequence[Site]) -> dict[Site, Shaped[Tensor, "layer *axes"]]:
-        if not sites:
-            return {}
-        shard = _Shard(check_shard(self.folder, self.manifest, STATIC))
-        return {site: shard.of(site.name, None) for site in sites}
+    def _static(self, name: str) -> Shaped[Tensor, "layer *axes"]:
+        return _read(check_shard(self.folder, self.manifest, STATIC), name)
 
     def _refuse(self) -> NoReturn:
         raise InvalidArgument(
@@ -499,44 +442,31 @@ class CapturedModel(Model):
         )
 
 
-@final
-class _Shard:
-    """One file of a capture, and the sequences at its start, if there are any.
+def _scored(
+    path: Path, trials: Trials, log: BehaviorLog, baseline_predictives: BaselinePredictives | None
+) -> Float[Tensor, "batch query_pos answer"]:
+    """Score the predictions of a shard, whose first sequences are these, and return the answer log-probabilities.
 
-    Raises:
-        CheckpointFault: It was captured on other sequences.
+    Raises `CheckpointFault` if it was captured on other sequences.
     """
+    first = slice(len(trials))
+    if not torch.equal(_read(path, "tokens", first), trials.tokens.cpu()):
+        raise CheckpointFault(f"{path} was captured on other sequences than {MANIFEST} describes. Capture again.")
+    if not trials.has_posterior:
+        entropy = _read(path, ENTROPY, first).double()
+        log.add_open_ended(entropy)
+        return entropy.new_zeros(*entropy.shape, 0)
+    answers, off = (_read(path, name, first).double() for name in (LOG_ANSWERS, OFF_ANSWER))
+    log.add(trials, answers, off, baseline_predictives(trials) if baseline_predictives else {})
+    return answers
 
-    def __init__(self, path: Path, trials: Trials | None = None) -> None:
-        self._path, self._trials = path, trials
-        if trials is not None and not torch.equal(self._first("tokens", trials), trials.tokens.cpu()):
-            raise CheckpointFault(f"{path} was captured on other sequences than {MANIFEST} describes. Capture again.")
 
-    def of(self, name: str, n: int | None) -> Shaped[Tensor, "layer *axes"]:
-        """Return a tensor in float32, of the first `n` sequences."""
-        return self._read(name, lambda part: part[:] if n is None else part[:, :n]).float()
+def _read(path: Path, name: str, at: Any = slice(None)) -> Tensor:
+    """Read a part of a tensor in a file of a capture."""
+    from safetensors import SafetensorError, safe_open
 
-    def scored(
-        self, log: BehaviorLog, baseline_predictives: BaselinePredictives | None
-    ) -> Float[Tensor, "batch query_pos answer"]:
-        """Score the captured predictions into the log, and return the answer log-probabilities."""
-        assert self._trials is not None, "the file of static sites has no predictions"
-        if not self._trials.has_posterior:
-            entropy = self._first(ENTROPY, self._trials).double()
-            log.add_open_ended(entropy)
-            return entropy.new_zeros(*entropy.shape, 0)
-        answers, off = (self._first(name, self._trials).double() for name in (LOG_ANSWERS, OFF_ANSWER))
-        log.add(self._trials, answers, off, baseline_predictives(self._trials) if baseline_predictives else {})
-        return answers
-
-    def _first(self, name: str, trials: Trials) -> Tensor:
-        return self._read(name, lambda part: part[: len(trials)])
-
-    def _read(self, name: str, of: Any) -> Tensor:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(self._path, framework="pt") as file:
-                return cast(Tensor, of(file.get_slice(name)))
-        except (OSError, SafetensorError) as error:
-            raise CheckpointFault(f"{self._path} has no readable {name!r}: {error}. Capture again.") from error
+    try:
+        with safe_open(path, framework="pt") as file:
+            return cast(Tensor, file.get_slice(name)[at])
+    except (OSError, SafetensorError) as error:
+        raise CheckpointFault(f"{path} has no readable {name!r}: {error}. Capture again.") from error

@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast, final
+from typing import Any, TypeVar, final
 
 import torch
 from jaxtyping import Float, Shaped
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from bayesgeom.core import InvalidArgument, K, Q, Site, V
 from bayesgeom.core.torch_state import Hook, hooked
-from bayesgeom.models.adapters.attention import N_SHARDS, HeadSizes, Projection, ProjectionLayout
-from bayesgeom.models.adapters.proof import first_input, relative_error, tolerance_of
-from bayesgeom.models.huggingface.attention import Handed
+from bayesgeom.models.adapters.attention import N_SHARDS, AttentionCall, HeadSizes, Projection, ProjectionLayout
+from bayesgeom.models.adapters.proof import factor_between, first_input, first_output, relative_error, tolerance_of
 from bayesgeom.models.huggingface.recurrences import recurrence_of
 
 _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"))
@@ -28,7 +27,7 @@ _FUSED = ("c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv")
 
 
 def projections(
-    outputs: Mapping[str, Tensor], attention: str, sizes: HeadSizes, value: Float[Tensor, "batch kv_head pos d"] | None
+    outputs: Mapping[str, Tensor], attention: str, sizes: HeadSizes, value: Float[Tensor, "batch pos kv_head d"] | None
 ) -> dict[Site, Projection]:
     """Locate the projections of q, k and v.
 
@@ -57,7 +56,7 @@ def projections(
         if layout == "sharded" and (sizes.n_heads % N_SHARDS or sizes.n_kv_heads != sizes.n_heads):
             continue
         projections = {site: Projection(path=path, site=site, layout=layout, sizes=sizes) for site in (Q, K, V)}
-        if value is None or bool((projections[V].take(outputs[path]).transpose(1, 2) - value).abs().max() < 1e-6):
+        if value is None or bool((projections[V].take(outputs[path]) - value).abs().max() < 1e-6):
             return projections
     return {}
 
@@ -169,7 +168,7 @@ def anatomy_of(
     blocks: tuple[nn.Module, ...],
     forward: Callable[[], object],
     sizes: Callable[[], HeadSizes],
-    handed: Callable[[int], Handed | None],
+    handed: Callable[[int], AttentionCall | None],
 ) -> Anatomy:
     """Record one forward pass and locate the parts.
 
@@ -200,7 +199,7 @@ def anatomy_of(
     return Anatomy(blocks=blocks, sizes=heads, parts=tuple(by_layer[first[kind]] for kind in kinds))
 
 
-def _parts_of(block: nn.Module, calls: "Watched", sizes: HeadSizes, handed: Handed | None) -> Parts:
+def _parts_of(block: nn.Module, calls: "Watched", sizes: HeadSizes, handed: AttentionCall | None) -> Parts:
     attention = attention_of(block)
     # Parts that ran exactly once and returned a tensor, in order of completion.
     seen = {path: records[0] for path, records in calls.items() if len(records) == 1 and records[0] is not None}
@@ -215,9 +214,9 @@ def _parts_of(block: nn.Module, calls: "Watched", sizes: HeadSizes, handed: Hand
         parts["is_plain_write"] = is_close(seen[writers[0]].gave, seen[output].gave)
     if output is None:
         return Parts(**parts)
-    if handed is not None and handed.output is not None and output in seen:
-        parts["is_gated"] = not is_close(seen[output].given, handed.output)
-    value = None if handed is None else handed.value
+    if handed is not None and output in seen:
+        parts["is_gated"] = not is_close(seen[output].given, handed.z)
+    value = None if handed is None else handed.v
     inside = [path for path in seen if path.startswith(f"{attention}.")]
     dropouts = (p for p in inside if seen[p].gave.ndim == 4 and isinstance(block.get_submodule(p), nn.Dropout))
     projected = projections({path: seen[path].gave for path in inside}, attention, sizes, value)
@@ -241,10 +240,7 @@ def _watching(block: nn.Module) -> Iterator[Watched]:
 
     def keeping(path: str) -> Callable[..., None]:
         def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-            given, gave = (
-                first_input(args, kwargs),
-                output[0] if isinstance(output, tuple | list) and output else output,
-            )
+            given, gave = first_input(args, kwargs), first_output(output)
             record: Seen | None = None
             if isinstance(gave, Tensor):  # copies: Falcon adds the attention output to the MLP's output in place
                 is_routed = routing_of(args, kwargs) is not None
@@ -322,13 +318,8 @@ def _writers(
 
     writers, scale = _least({pair: error(pair, 1.0) for pair in pairs}), 1.0
     if writers is None:
-        written = leaves - entered
-        sums = {(a, m): (gave[a] + gave[m]).double() for a, m in pairs}
         # The factor that brings the sum closest to what was written.
-        scales = {
-            pair: float((total * written.double()).sum() / total.square().sum().clamp_min(1e-30))
-            for pair, total in sums.items()
-        }
+        scales = {(a, m): factor_between(leaves - entered, gave[a] + gave[m]) for a, m in pairs}
         writers = _least({pair: error(pair, scales[pair]) for pair in pairs})
         if writers is None:
             return None, 1.0, None
@@ -373,11 +364,6 @@ def _is_affine(part: nn.Module, x: Float[Tensor, "*batch d"]) -> bool:
     zero, once, twice = (first_output(part(factor * x)) for factor in (0.0, 1.0, 2.0))
     first, second = (once.double() - zero.double()).to(zero), (twice.double() - once.double()).to(zero)
     return is_close(second, first) and not is_close(once, zero)  # to the rounding of the part's own dtype
-
-
-def first_output(output: Any) -> Tensor:
-    """Return what a part returned, or the first of several outputs."""
-    return cast(Tensor, output[0] if isinstance(output, tuple | list) else output)
 
 
 def routing_of(

@@ -17,36 +17,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
-import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from bayesgeom.core import K_ROT, PATTERN, Q_ROT, V, Z
-from bayesgeom.models.adapters.attention import AttentionCall, AttentionWatch
-from bayesgeom.models.adapters.proof import Taps, per_query_head
+from bayesgeom.models.adapters.attention import AttentionCall, AttentionWatch, weighted
+from bayesgeom.models.adapters.proof import Taps
 from bayesgeom.models.config import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PREFIX = "bayesgeom-"
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Handed:
-    """Arguments of one call of the interface, besides q and k, that determine the pattern, and the width of q and k.
-
-    `output`: what the call returned; None for attention that calls torch's functions itself.
-    """
-
-    value: Float[Tensor, "batch kv_head pos d_head"]
-    mask: Shaped[Tensor, "..."] | None
-    scaling: float
-    softcap: float | None
-    d_key: int
-    output: Float[Tensor, "batch pos head d_value"] | None = None
-    sinks: Float[Tensor, " head"] | None = None  # one additional score per head, without a value
 
 
 @final
@@ -60,7 +42,7 @@ class Route:
     taps: Taps
     layer: int
     has_z: bool = False
-    handed: list[Handed] | None = field(default=None)
+    handed: list[AttentionCall] | None = field(default=None)
 
 
 _ROUTES: "WeakKeyDictionary[nn.Module, Route]" = WeakKeyDictionary()
@@ -138,27 +120,16 @@ def _attend(
         out: tuple[Tensor, Tensor | None] = forward(module, *qkv, mask, **options)
         return out
     q, k, v = (
-        route.taps.through(site, route.layer, x.transpose(1, 2)).transpose(1, 2)
-        for site, x in zip((Q_ROT, K_ROT, V), qkv, strict=True)
+        route.taps.through(site, route.layer, x.transpose(1, 2)) for site, x in zip((Q_ROT, K_ROT, V), qkv, strict=True)
     )
-    output, pattern = forward(module, q, k, v, mask, **options)
+    output, pattern = forward(module, *(x.transpose(1, 2) for x in (q, k, v)), mask, **options)
     if pattern is not None and route.taps.is_watched(route.layer, PATTERN):
         passed = route.taps.through(PATTERN, route.layer, pattern)
-        if passed is not pattern:
-            output = torch.matmul(passed, per_query_head(v, passed.shape[1])).transpose(1, 2).contiguous()
+        output = output if passed is pattern else weighted(passed, v).contiguous()
     if route.handed is not None:
-        scaling = options.get("scaling")
-        route.handed.append(
-            Handed(
-                value=v,
-                mask=mask,
-                scaling=q.shape[-1] ** -0.5 if scaling is None else scaling,
-                softcap=options.get("softcap"),
-                output=output,
-                d_key=q.shape[-1],
-                sinks=options.get("s_aux"),
-            )
-        )
+        scale = q.shape[-1] ** -0.5 if options.get("scaling") is None else options["scaling"]
+        known: dict[str, Any] = {"added": mask, "soft_cap": options.get("softcap"), "sinks": options.get("s_aux")}
+        route.handed.append(AttentionCall(number=0, q=q, k=k, v=v, z=output, scale=scale, **known))
     return (route.taps.through(Z, route.layer, output) if route.has_z else output), pattern
 
 
@@ -179,9 +150,7 @@ def watched_functions(routes: Mapping[nn.Module, Route], n_kv_heads: int) -> Ite
 def _watched(forward: Callable[..., Any], route: Route, n_kv_heads: int) -> Callable[..., Any]:
     def hear(call: AttentionCall) -> None:
         if route.handed is not None and call.number == 0 and not call.is_fused:
-            value, d_key = call.v.transpose(1, 2), call.q.shape[-1]
-            handed = Handed(value=value, mask=call.added, scaling=call.scale, softcap=call.soft_cap, d_key=d_key)
-            route.handed.append(handed)
+            route.handed.append(call)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         watch = AttentionWatch(

@@ -102,48 +102,6 @@ def checked_header(file: Path) -> Any:
     return reader
 
 
-def dequantized(file: Path, *, dtype: torch.dtype, device_map: str | dict[str, Any] | None) -> tuple[Any, Any]:
-    """Read a GGUF file with transformers.
-
-    Args:
-        file: The file.
-        dtype: Type of the dequantized weights.
-        device_map: As for `from_pretrained`.
-
-    Returns:
-        The model, with ordinary weights that can be saved, and its tokenizer or None.
-
-    Raises:
-        InvalidArgument: The package `gguf` is not installed, or it is not a causal language model.
-        CheckpointFault: The file lacks weights of the model.
-    """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GgufConfig
-
-    options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(file.parent, **options)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise InvalidArgument(
-            f"{file} is a {config.model_type}, which is not a causal language model. Pass a decoder such as Llama."
-        )
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        file.parent,
-        config=config,
-        dtype=dtype,
-        device_map=device_map,
-        quantization_config=GgufConfig(dequantize=True),
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # raised by `check_weights`, by name
-        **options,
-    )
-    hf, info = loaded
-    check_weights(hf, info, file, remedy="Copy or download the file again.")
-    # The weights are dequantized. With these attributes transformers would refuse to save or copy the model.
-    hf.hf_quantizer = None
-    for marked in (hf.config, hf):
-        vars(marked).pop("quantization_config", None)
-    return hf, _tokenizer(file.parent, options)
-
-
 FETCHING = ("revision", "token", "local_files_only")  # options of every file that is fetched
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -160,7 +118,7 @@ def load_huggingface(
 
     Args:
         source: Directory, or owner/name on the hub.
-        options: Options of `from_pretrained`; None is left out. `dtype` is the checkpoint's own by default.
+        options: Options of `from_pretrained`. `dtype` is the checkpoint's own by default.
         device: Device of the model, unless `device_map` is given.
         trust_remote_code: Whether to run code from the repository.
         adapter: Directory of a PEFT adapter to put into the model.
@@ -169,14 +127,17 @@ def load_huggingface(
         CheckpointFault: The hub cannot be reached, or safetensors are missing or do not fit.
         InvalidArgument: It is not a causal language model, or needs code from the repository.
     """
-    given = {name: value for name, value in (options or {}).items() if value is not None}
+    given = dict(options or {})
     fetched = {name: value for name, value in given.items() if name in FETCHING}
     if Path(source).is_dir():
         check_embedded(Path(source))
     # transformers draws weights before it replaces them; this must not change the caller's random state.
     with PROCESS_STATE, quiet(), _translated(source), torch.random.fork_rng(devices=()):
         config = _config(source, fetched, trust_remote_code)
-        hf = _model(source, config, given, trust_remote_code)
+        check_weight_files(source, fetched)
+        remedy = f"Restore the {CONFIG} that was saved with the weights."
+        known = {"dtype": "auto", **given, "use_safetensors": True, "trust_remote_code": trust_remote_code}
+        hf = _with_weights(source, config, source, remedy, known)
         tokenizer = _tokenizer(source, fetched | {"trust_remote_code": trust_remote_code})
         exported = config.to_dict().get(SOURCE)  # by bayesgeom, with its task
         described = exported.get("task") if isinstance(exported, dict) else None
@@ -206,8 +167,7 @@ def load_adapter(
     """
     base, revision = base_of(path)
     source = Path(base) if Path(base).is_dir() else base
-    given = {name: value for name, value in options.items() if value is not None}
-    chosen = given if revision is None else {"revision": revision, **given}
+    chosen = options if revision is None else {"revision": revision, **options}
     return load_huggingface(source, chosen, device=device, trust_remote_code=trust_remote_code, adapter=path)
 
 
@@ -233,10 +193,21 @@ def load_gguf(
         InvalidArgument: The package gguf is not installed, or this is not a causal language model.
         CheckpointFault: The file is corrupt, or of a kind that transformers cannot read.
     """
+    from transformers import AutoConfig, GgufConfig
+
     reader = checked_header(file)
-    chosen = torch.float32 if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    named: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     with PROCESS_STATE, quiet(), _translated(file.parent), torch.random.fork_rng(devices=()):
-        hf, tokenizer = dequantized(file, dtype=chosen, device_map=device_map)
+        config = AutoConfig.from_pretrained(file.parent, **named)
+        _check_causal(config, file)
+        form = {"dtype": torch.float32 if dtype in (None, "auto") else dtype, "device_map": device_map}
+        known = {**named, **form, "quantization_config": GgufConfig(dequantize=True)}
+        hf = _with_weights(file.parent, config, file, "Copy or download the file again.", known)
+        # The weights are dequantized. With these attributes transformers would refuse to save or copy the model.
+        hf.hf_quantizer = None
+        for marked in (hf.config, hf):
+            vars(marked).pop("quantization_config", None)
+        tokenizer = _tokenizer(file.parent, named)
     if device_map is None:
         hf = hf.to(device)
     model = HFModel(hf, name=file.stem, tokenizer=tokenizer)
@@ -248,7 +219,7 @@ def load_gguf(
 
 def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: bool) -> Any:
     """The config, after checking that reading it runs no code."""
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
+    from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
     raw, _ = PreTrainedConfig.get_config_dict(source, **fetched)
     if not trust_remote_code:
@@ -262,34 +233,32 @@ def _config(source: str | Path, fetched: Mapping[str, Any], trust_remote_code: b
             f"trust_remote_code=True."
         )
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **fetched)
-    is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in raw.get("auto_map", {})
-    if config.is_encoder_decoder or not is_known:
-        raise InvalidArgument(
-            f"{source} is a {kind}, which is not a causal language model. Pass a decoder such as GPT-2 or Llama."
-        )
+    _check_causal(config, source, has_code="AutoModelForCausalLM" in raw.get("auto_map", {}))
     return config
 
 
-def _model(source: str | Path, config: Any, given: Mapping[str, Any], trust_remote_code: bool) -> Any:
+def _check_causal(config: Any, source: str | Path, *, has_code: bool = False) -> None:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if config.is_encoder_decoder or not (has_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING):
+        raise InvalidArgument(
+            f"{source} is a {config.model_type}, which is not a causal language model. Pass a decoder such as Llama."
+        )
+
+
+def _with_weights(source: str | Path, config: Any, shown: str | Path, remedy: str, options: Mapping[str, Any]) -> Any:
+    """The model with its weights, after checking that they are complete; messages name `shown`."""
     from transformers import AutoModelForCausalLM
 
-    fetched = {name: value for name, value in given.items() if name in FETCHING}
-    check_weight_files(source, fetched)
-    if not Path(source).is_dir() and _hub_file(str(source), ADAPTER, fetched) is not None:
-        raise CheckpointFault(
-            f"{source} holds a model and an adapter ({ADAPTER}). Download the adapter to a directory, and load that."
-        )
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source,
         config=config,
-        use_safetensors=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # raised by `check_weights`, by name
-        trust_remote_code=trust_remote_code,
-        **{"dtype": "auto", **given},
+        **options,
     )
     hf, info = loaded
-    check_weights(hf, info, source, remedy=f"Restore the {CONFIG} that was saved with the weights.")
+    check_weights(hf, info, shown, remedy=remedy)
     return hf
 
 
@@ -307,8 +276,7 @@ def load_tokenizer(
         CheckpointFault: There is none.
     """
     file = gguf_in(Path(source))
-    given = {name: value for name, value in (options or {}).items() if value is not None}
-    fetched: dict[str, Any] = {"trust_remote_code": trust_remote_code, **given}
+    fetched: dict[str, Any] = {"trust_remote_code": trust_remote_code, **(options or {})}
     if file is not None:
         source, fetched = file.parent, fetched | {"gguf_file": file.name}
     with quiet(), _translated(source):
@@ -416,12 +384,18 @@ def check_weight_files(source: str | Path, options: Mapping[str, Any] | None = N
         options: Revision, token and `local_files_only` of a hub name.
 
     Raises:
-        CheckpointFault: There are no safetensors, or an index names another kind of file or a file elsewhere.
+        CheckpointFault: There are no safetensors, an index names another kind of file or a file elsewhere, or a
+            repository holds an adapter, too.
     """
     path = Path(source)
     if not path.is_dir():
         if (index := _hub_file(str(source), _INDEX, options or {})) is not None:
             _check_index(index, None)
+        if _hub_file(str(source), ADAPTER, options or {}) is not None:
+            raise CheckpointFault(
+                f"{source} holds a model and an adapter ({ADAPTER}). Download the adapter to a directory, and load "
+                f"that."
+            )
         return
     if not any(path.glob(f"*{_WEIGHTS}")):
         pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))

@@ -59,7 +59,7 @@ from bayesgeom.core.torch_state import (
     site_hook,
     structure_of,
 )
-from bayesgeom.models.adapters.attention import HeadSizes
+from bayesgeom.models.adapters.attention import AttentionCall, HeadSizes, causal, pattern_of
 from bayesgeom.models.adapters.proof import (
     Claim,
     Equations,
@@ -68,7 +68,9 @@ from bayesgeom.models.adapters.proof import (
     Side,
     Taps,
     examined,
+    factor_between,
     first_input,
+    first_output,
     perturbed_pass,
     sentinel_trials,
     tolerance_of,
@@ -80,12 +82,11 @@ from bayesgeom.models.huggingface.anatomy import (
     anatomy_of,
     attention_of,
     blocks_of,
-    first_output,
     is_close,
     routing_of,
     turned_of,
 )
-from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
+from bayesgeom.models.huggingface.attention import Route, routed, watched_functions
 from bayesgeom.models.huggingface.prefixes import Prefixes
 from bayesgeom.models.huggingface.sites import By, SiteHooks, StaticSites, call, embedded
 from bayesgeom.models.huggingface.weights import (
@@ -359,7 +360,7 @@ class _Attaching:
         ]
         is_known = bool(calls) and all(len(layer) == 1 for layer in calls)
         if is_known:
-            self.spec = replace(self.spec, score_scale=calls[0][0].scaling)
+            self.spec = replace(self.spec, score_scale=calls[0][0].scale)
         heads = anatomy.sizes
         self.spec = replace(self.spec, n_kv_heads=heads.n_kv_heads, d_head=heads.d_head, d_value=heads.d_value)
         d_mlp, n_experts = _mlp_sizes(anatomy, self.spec.d_mlp)
@@ -461,27 +462,23 @@ class _Attaching:
         anatomy = site_hooks.anatomy
         ran: dict[tuple[int, str], Ran] = {}
         entered: dict[tuple[int, str | None], list[Tensor]] = {}
-        alibi: dict[int, Tensor | None] = {}
 
         def enter(layer: int, path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if (given := first_input(args, kwargs)) is not None:
                 entered.setdefault((layer, path), []).append(given.clone())
 
-        def attend(layer: int, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            alibi[layer] = kwargs.get("alibi")
-
         def keep(place: tuple[int, str], _module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            ran[place] = args, kwargs, first_output(output).clone()
+            out = first_output(output)
+            ran[place] = args, kwargs, out.clone() if isinstance(out, Tensor) else out
 
         def forward() -> None:
             hooks = list[Hook]()
             for layer, parts in enumerate(anatomy.parts):
                 read = {parts.mid_reader, *(path for path, _ in parts.late_norms.values())}
-                calls = [(path, partial(enter, layer, path)) for path in read if path is not None]
-                calls += [] if parts.attention is None else [(parts.attention, partial(attend, layer))]
-                for path, each in calls:
-                    hooks.append(Hook(part=anatomy.part(layer, path), call=each, kind="pre", with_kwargs=True))
-                for path in filter(None, (parts.experts, parts.router)):
+                for path in (path for path in read if path is not None):
+                    call_ = partial(enter, layer, path)
+                    hooks.append(Hook(part=anatomy.part(layer, path), call=call_, kind="pre", with_kwargs=True))
+                for path in filter(None, (parts.experts, parts.router, parts.attention)):
                     run = partial(keep, (layer, path))
                     hooks.append(Hook(part=anatomy.part(layer, path), call=run, with_kwargs=True))
             with hooked(self.hf, hooks, by=self.spec.name, times=None), site_hooks.open(is_witnessed=True):
@@ -496,7 +493,7 @@ class _Attaching:
         functions = Functions(
             written=partial(_written, anatomy),
             normed=partial(_normed, anatomy),
-            pattern=partial(self._pattern, site_hooks.handed, alibi),
+            pattern=partial(self._pattern, site_hooks, ran),
             mid_given=mid_given,
             turned=partial(_turned, anatomy, entered),
         )
@@ -504,29 +501,21 @@ class _Attaching:
 
     def _pattern(
         self,
-        handed: list[list[Handed]],
-        alibi: Mapping[int, Tensor | None],
+        site_hooks: SiteHooks,
+        ran: Mapping[tuple[int, str], "Ran"],
         q: Float[Tensor, "batch pos head d_head"],
         k: Float[Tensor, "batch pos kv_head d_head"],
         layer: int,
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
         """The pattern of rotated queries and keys, with the spec's scale and the mask of the pass."""
-        k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
-        scores = self.spec.score_scale * torch.einsum("b q h d, b k h d -> b h q k", q.float(), k.float())
-        if handed[layer]:
-            call_ = handed[layer][0]
-            if call_.softcap is not None:
-                scores = call_.softcap * (scores / call_.softcap).tanh()
-            mask = call_.mask
-            scores = scores if mask is None else scores + mask[..., : scores.shape[-1]].float()
-            if call_.sinks is not None:
-                sinks = call_.sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-                return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
-        else:
-            bias = alibi.get(layer)
-            scores = scores if bias is None else scores + bias.reshape(*scores.shape[:2], 1, -1).float()
-            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
-        return scores.softmax(-1)
+        q, k, scale = q.float(), k.float(), self.spec.score_scale
+        if site_hooks.handed[layer]:
+            of = site_hooks.handed[layer][0]
+            mask = None if of.added is None else of.added[..., : k.shape[1]]
+            return pattern_of(q, k, scale, mask, of.soft_cap, of.sinks)
+        _, given, _ = ran.get((layer, str(site_hooks.anatomy.parts[layer].attention)), ((), {}, None))
+        later, bias = causal(q.shape[1], q), given.get("alibi")
+        return pattern_of(q, k, scale, later if bias is None else later + bias.reshape(len(q), q.shape[2], 1, -1))
 
     def _embedding_scale(self, resid: Float[Tensor, "batch pos d_model"]) -> float | None:
         """The factor c with resid = c · embedding + a function of the position; None if there is none."""
@@ -534,7 +523,7 @@ class _Attaching:
         if embedding.shape != resid.shape:
             return None
         between, inside = resid[0].double() - resid[1].double(), embedding[0] - embedding[1]
-        scale = float((between * inside).sum() / inside.square().sum().clamp_min(1e-30))
+        scale = factor_between(between, inside)
         # Compared in the model's dtype: a bfloat16 stream is rounded after the position is added.
         if is_close(inside.to(resid.dtype), between.to(resid.dtype)) and torch.finfo(resid.dtype).eps > _COARSE:
             return 1.0
@@ -596,7 +585,7 @@ class _Attaching:
             withheld[Z] = f"W_O of layer {wrong} reads beyond z"
 
 
-Ran = tuple[tuple[Any, ...], dict[str, Any], Tensor]  # arguments of a part and what it returned first
+Ran = tuple[tuple[Any, ...], dict[str, Any], Any]  # arguments of a part and what it returned first
 
 
 def _inner_claims(
@@ -656,8 +645,8 @@ class _Seen:
     """What the attention functions of a model were given in one pass, by layer."""
 
     def __init__(self, n_layers: int) -> None:
-        self.by_interface: list[list[Handed]] = [[] for _ in range(n_layers)]
-        self.by_functions: list[list[Handed]] = [[] for _ in range(n_layers)]
+        self.by_interface: list[list[AttentionCall]] = [[] for _ in range(n_layers)]
+        self.by_functions: list[list[AttentionCall]] = [[] for _ in range(n_layers)]
         self.no_taps = Taps((), n_layers)
 
     @property
@@ -666,22 +655,19 @@ class _Seen:
         return "interface" if any(self.by_interface) else "functions"
 
     @property
-    def handed(self) -> list[list[Handed]]:
+    def handed(self) -> list[list[AttentionCall]]:
         """The calls that count: those of the interface, if there are any."""
         return self.by_interface if self.route == "interface" else self.by_functions
 
-    def of(self, layer: int) -> Handed | None:
+    def of(self, layer: int) -> AttentionCall | None:
         """Return the call of a layer; None unless it is the only one."""
         calls = self.handed[layer]
         return calls[0] if len(calls) == 1 else None
 
     def sizes(self, stated: HeadSizes) -> HeadSizes:
         """Return the sizes that the calls show, where they agree; else those that the config states."""
-        shapes = {(call.value.shape[1], call.d_key, call.value.shape[-1]) for calls in self.handed for call in calls}
-        if len(shapes) != 1 or not stated.n_heads:
-            return stated
-        ((n_kv_heads, d_key, d_value),) = shapes
-        return replace(stated, n_kv_heads=n_kv_heads, d_head=d_key, d_value=0 if d_value == d_key else d_value)
+        sizes = {call.sizes for calls in self.handed for call in calls}
+        return replace(sizes.pop(), n_heads=stated.n_heads) if len(sizes) == 1 and stated.n_heads else stated
 
 
 def _written(anatomy: Anatomy, z: Float[Tensor, "batch pos head d_head"], layer: int) -> Float[Tensor, "..."] | None:

@@ -47,10 +47,11 @@ from bayesgeom.core import (
     Z,
 )
 from bayesgeom.core.torch_state import Hook, hooked
-from bayesgeom.models.adapters.proof import SUM, Taps, first_input
+from bayesgeom.models.adapters.attention import AttentionCall
+from bayesgeom.models.adapters.proof import SUM, Taps, first_input, first_output, input_hook, output_hook
 from bayesgeom.models.base import INSIDE_MLP
-from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, first_output, is_close, routing_of
-from bayesgeom.models.huggingface.attention import Handed, Route, routed, watched_functions
+from bayesgeom.models.huggingface.anatomy import Anatomy, Parts, is_close, routing_of
+from bayesgeom.models.huggingface.attention import Route, routed, watched_functions
 from bayesgeom.models.huggingface.recurrences import Read, States, routed_states
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class SiteHooks:
                 named = ", ".join(map(str, layers))
                 self.absent[site] = f"only in layers {named}" if layers else absent[0][site]
         self.taps = Taps((site for site in self.layers if not site.is_static), anatomy.n_layers)
-        self.handed: list[list[Handed]] = [[] for _ in anatomy.blocks]
+        self.handed: list[list[AttentionCall]] = [[] for _ in anatomy.blocks]
         self.read_states: dict[int, tuple[Tensor, Tensor]] = {}
         self._entered: Tensor | None = None  # input of the running block
 
@@ -151,20 +152,20 @@ class SiteHooks:
     def _on_block(self, layer: int) -> Iterator[Hook]:
         taps, block, writers = self.taps, self.anatomy.blocks[layer], self.anatomy.parts[layer].writers
         if taps.is_watched(layer, RESID_PRE, RESID_MID, MLP_OUT, ATTN_OUT, *INSIDE_MLP):
-            yield Hook(part=block, call=partial(self._enter, layer), kind="pre", with_kwargs=True)
+            yield input_hook(block, partial(self._enter, layer))
         if writers is not None and taps.is_watched(layer, ATTN_OUT, RESID_MID):
             part = self.anatomy.part(layer, writers[0])
-            yield Hook(part=part, call=_output(partial(self._attention_writes, layer)))
+            yield output_hook(part, partial(self._attention_writes, layer))
         if writers is not None and taps.is_watched(layer, MLP_OUT):
             part = self.anatomy.part(layer, writers[1])
-            yield Hook(part=part, call=_output(partial(self._mlp_writes, layer)))
+            yield output_hook(part, partial(self._mlp_writes, layer))
         if taps.is_watched(layer, RESID_POST):
-            yield Hook(part=block, call=_output(partial(taps.through, RESID_POST, layer)))
+            yield output_hook(block, partial(taps.through, RESID_POST, layer))
 
     def _on_mlp(self, layer: int) -> Iterator[Hook]:
         taps, anatomy, parts = self.taps, self.anatomy, self.anatomy.parts[layer]
         if parts.down is not None and taps.is_watched(layer, MLP_POST):
-            yield Hook(part=anatomy.part(layer, parts.down), call=partial(self._units, layer), kind="pre")
+            yield input_hook(anatomy.part(layer, parts.down), partial(self._units, layer))
         if parts.router is not None and taps.is_watched(layer, ROUTER_LOGITS):
             part = anatomy.part(layer, parts.router)
             yield Hook(part=part, call=partial(self._routes, layer), kind="pre", with_kwargs=True)
@@ -172,9 +173,8 @@ class SiteHooks:
             part = anatomy.part(layer, parts.experts)
             yield Hook(part=part, call=partial(self._chooses, layer), kind="pre", with_kwargs=True)
 
-    def _units(self, layer: int, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        units = self._by_position(args[0])
-        return (self.taps.through(MLP_POST, layer, units).reshape(args[0].shape), *args[1:])
+    def _units(self, layer: int, given: Float[Tensor, "*flat d_mlp"]) -> Float[Tensor, "*flat d_mlp"]:
+        return self.taps.through(MLP_POST, layer, self._by_position(given)).reshape(given.shape)
 
     def _routes(
         self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -225,15 +225,15 @@ class SiteHooks:
     def _on_attention(self, layer: int) -> Iterator[Hook]:
         taps, anatomy, parts = self.taps, self.anatomy, self.anatomy.parts[layer]
         if parts.output is not None and not parts.is_gated and taps.is_watched(layer, Z):
-            yield Hook(part=anatomy.part(layer, parts.output), call=partial(self._z, layer), kind="pre")
+            yield input_hook(anatomy.part(layer, parts.output), partial(self._z, layer))
         for site, projection in parts.projections.items():
             through = self._projected_sites(site)
             if taps.is_watched(layer, *through):
                 part = anatomy.part(layer, projection.path)
-                yield Hook(part=part, call=_output(partial(self._projects, layer, site, through)))
+                yield output_hook(part, partial(self._projects, layer, site, through))
         if self.route == "modules" and parts.dropout is not None and taps.is_watched(layer, PATTERN):
             part = anatomy.part(layer, parts.dropout)
-            yield Hook(part=part, call=_output(partial(taps.through, PATTERN, layer)))
+            yield output_hook(part, partial(taps.through, PATTERN, layer))
 
     def _projected_sites(self, site: Site) -> tuple[Site, ...]:
         """The sites that are read at the projection of this one."""
@@ -241,13 +241,9 @@ class SiteHooks:
             return () if site == V else (site,)
         return {Q: (Q, Q_ROT), K: (K, K_ROT)}.get(site, (site,))
 
-    def _enter(
-        self, layer: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = first_input(args, kwargs)
-        assert given is not None, "the block ran, and was seen to, when the model was attached"
-        self._entered = entered = self.taps.through(RESID_PRE, layer, given)
-        return ((entered, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": entered})
+    def _enter(self, layer: int, given: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        self._entered = self.taps.through(RESID_PRE, layer, given)
+        return self._entered
 
     def _attention_writes(self, layer: int, given: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         scale = self.anatomy.parts[layer].write_scale
@@ -278,9 +274,8 @@ class SiteHooks:
         """The output of the part: bit-identical unless a hook changed it or a gradient is taken."""
         return given if passed is written and not passed.requires_grad else _times(passed, 1 / scale)
 
-    def _z(self, layer: int, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        z = args[0].unflatten(-1, (self.anatomy.sizes.n_heads, -1))
-        return (self.taps.through(Z, layer, z).flatten(-2), *args[1:])
+    def _z(self, layer: int, given: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch pos width"]:
+        return self.taps.through(Z, layer, given.unflatten(-1, (self.anatomy.sizes.n_heads, -1))).flatten(-2)
 
     def _projects(
         self, layer: int, site: Site, through: tuple[Site, ...], output: Float[Tensor, "batch pos width"]
@@ -290,18 +285,6 @@ class SiteHooks:
         for tapped in through:
             values = self.taps.through(tapped, layer, values)
         return output if values is before and not torch.is_grad_enabled() else projection.put(output, values)
-
-
-def _output(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module, object, Any], Any]:
-    """A forward hook that changes a part's output, or the first of several outputs."""
-
-    def hook(_module: nn.Module, _inputs: object, output: Any) -> Any:
-        if not isinstance(output, tuple | list):
-            return change(output)
-        changed = [change(output[0]), *output[1:]]
-        return changed if isinstance(output, list) else tuple(changed)
-
-    return hook
 
 
 def _times(x: Shaped[Tensor, "..."], factor: float) -> Shaped[Tensor, "..."]:

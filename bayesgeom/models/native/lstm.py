@@ -60,16 +60,8 @@ class LSTM(ResidualStack):
     config: LSTMConfig
 
     def __init__(self, config: LSTMConfig, *, seed: int = 0) -> None:
-        blocks = (LSTMBlock(config) for _ in range(config.n_layers))
+        blocks = [LSTMBlock(config) for _ in range(config.n_layers)]
         super().__init__(config, blocks, nn.LayerNorm(config.d_model, eps=EPS), seed=seed)
-
-    def _initialize_block(self, block: nn.Module, generator: torch.Generator) -> None:
-        assert isinstance(block, LSTMBlock)
-        width = block.lstm.hidden_size
-        for name, parameter in block.lstm.named_parameters():
-            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5, generator=generator)  # torch's default bound
-            if name == "bias_ih_l0":
-                parameter[width : 2 * width] = FORGET_BIAS
 
 
 @final
@@ -86,3 +78,12 @@ class LSTMBlock(nn.Module):
         resid = self.hook_resid_pre(resid)
         state = self.hook_state(self.lstm(self.ln(resid))[0])
         return cast(Tensor, self.hook_resid_post(resid + state))
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw the weights of the LSTM."""
+        width = self.lstm.hidden_size
+        for name, parameter in self.lstm.named_parameters():
+            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5, generator=generator)  # torch's default bound
+            if name == "bias_ih_l0":
+                parameter[width : 2 * width] = FORGET_BIAS

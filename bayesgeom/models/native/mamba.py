@@ -73,12 +73,8 @@ class Mamba(ResidualStack):
     config: MambaConfig
 
     def __init__(self, config: MambaConfig, *, seed: int = 0) -> None:
-        blocks = (MambaBlock(config) for _ in range(config.n_layers))
+        blocks = [MambaBlock(config) for _ in range(config.n_layers)]
         super().__init__(config, blocks, nn.RMSNorm(config.d_model, eps=EPS), seed=seed)
-
-    def _initialize_block(self, block: nn.Module, generator: torch.Generator) -> None:
-        assert isinstance(block, MambaBlock)
-        block.mixer.initialize(generator)
 
 
 @final
@@ -94,6 +90,10 @@ class MambaBlock(nn.Module):
     def forward(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         resid = self.hook_resid_pre(resid)
         return cast(Tensor, self.hook_resid_post(resid + self.mixer(self.norm(resid), self.hook_state)))
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw the weights of the mixer."""
+        self.mixer.initialize(generator)
 
 
 @final

@@ -56,7 +56,7 @@ class CarriedReplayer:
             stored[RESID_PRE, layer] = resid
             stored[CARRIED, layer] = states = states_of(block, resid)
             resid = resid + states[..., : resid.shape[-1]]
-        return BaselinePass(trials=trials, stored=stored, logits=_unembedded(self.module, trials.at_scored(resid)))
+        return BaselinePass(trials=trials, stored=stored, logits=self.module.logits(trials.at_scored(resid)))
 
     @torch.no_grad()
     def logits(
@@ -81,7 +81,7 @@ class CarriedReplayer:
         resid = resid + torch.cat(written, dim=1)
         for later in self._blocks()[edit.layer + 1 :]:
             resid = later(resid)
-        return _unembedded(self.module, baseline.trials.at_scored(resid))
+        return self.module.logits(baseline.trials.at_scored(resid))
 
     def _blocks(self) -> list[LSTMBlock]:
         blocks = [block for block in self.module.blocks if isinstance(block, LSTMBlock)]
@@ -108,12 +108,7 @@ def logits_through_states(
         assert isinstance(block, LSTMBlock), "an LSTM consists of LSTM blocks"
         states.append(_steps(block, resid))
         resid = resid + torch.stack(states[-1], dim=1)[..., : resid.shape[-1]]
-    return _unembedded(module, resid[:, trials.scored_positions()[0]]), states
-
-
-def _unembedded(module: LSTM, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
-    output = module.embed.weight if module.config.tied else module.unembed.weight
-    return torch.nn.functional.linear(module.ln_final(resid), output)
+    return module.logits(resid[:, trials.scored_positions()[0]]), states
 
 
 def _steps(block: LSTMBlock, resid: Float[Tensor, "batch pos d_model"]) -> list[Float[Tensor, "batch state"]]:

@@ -38,7 +38,7 @@ from bayesgeom.core import (
     Z,
 )
 from bayesgeom.core.torch_state import Change, Hook, SiteLayer, holding_lock, hooked, site_hook, store_activation
-from bayesgeom.models.adapters.proof import first_input, sentinel_trials
+from bayesgeom.models.adapters.proof import first_input, input_hook, sentinel_trials
 from bayesgeom.models.base import STAGES, BaselinePass, Model, Variant, entry, hooked_sites
 
 _INPUTS = ((Q, Q_ROT), (K, K_ROT), (V, V))  # of a head; rotated where a model does not provide the others
@@ -276,18 +276,11 @@ class PrefixReplay(_Receiving):
         skipped = self.blocks[:first]
         formers = [vars(block).get("forward") for block in skipped]
 
-        def swap(
-            _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            given = first_input(args, kwargs)
-            assert given is not None, "the block ran, and was seen to, when the model was attached"
-            resid = entered.to(given).repeat(n, *([1] * (entered.ndim - 1)))
-            return ((resid, *args[1:]), dict(kwargs)) if args else (args, {**kwargs, "hidden_states": resid})
+        def swap(given: Tensor) -> Tensor:
+            return entered.to(given).repeat(n, *([1] * (entered.ndim - 1)))
 
         forms = self._forms_given()  # runs an unmodified pass
-        hook = Hook(
-            part=self.blocks[first], call=swap, label=f"block {first}", kind="pre", with_kwargs=True, is_first=True
-        )
+        hook = input_hook(self.blocks[first], swap, label=f"block {first}", is_first=True)
         with hooked(self.model.module, [hook], by=self.model.spec.name):
             try:
                 for block, form in zip(skipped, forms, strict=False):

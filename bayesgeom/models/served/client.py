@@ -15,13 +15,10 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from bayesgeom.core import InvalidArgument, ServerFault
 from bayesgeom.core.errors import is_whole_number, optional_package
-
-if TYPE_CHECKING:
-    pass
 
 TOP = 20  # the most that vLLM lists unless it is started with --max-logprobs
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)

@@ -161,7 +161,7 @@ def test_the_base_model_has_the_revision_of_the_adapter(
         return made
 
     monkeypatch.setattr(loading, "load_huggingface", recorded)
-    loading.load_adapter(folder, given)
+    bayesgeom.load(folder, **given)
     assert calls == [("owner/base", {"revision": used})]
 
 
