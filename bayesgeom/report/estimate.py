@@ -28,7 +28,6 @@ from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale
 
 Kind = Literal["baseline", "chance", "permutation", "ceiling"]
 Better = Literal["higher", "lower", ""]
-KINDS: tuple[Kind, ...] = ("baseline", "chance", "permutation", "ceiling")
 WHOLE = "whole activation"  # name of the ceiling of an edit
 UNTRAINED = "untrained networks"
 _ROUNDING = 1e-5  # of a bound: further beyond it a value is wrong, and not rounded
@@ -118,6 +117,12 @@ class Baseline:
         """Return a baseline of numbers or arrays that broadcast to the shape of the estimate."""
         low, high = (None if end is None else _array(end) for end in (low, high))
         return cls(kind=kind, name=name, value=_array(value), low=low, high=high)
+
+    @property
+    def ends(self) -> tuple[Values, Values]:
+        """Both ends of its range; NaN where there is none."""
+        unknown = np.full(self.value.shape, np.nan)
+        return unknown if self.low is None else self.low, unknown if self.high is None else self.high
 
     def bar(self, better: Better) -> Values:
         """Return the level that has to be exceeded: the far end of the range if there is one, else the value."""
@@ -324,10 +329,8 @@ class Estimate:
             'window 1'
         """
         known = [own for own in self.compared if not math.isnan(float(own.value))]
-        if not known or not better:
-            return known[0] if known else None
-        sign = 1 if better == "higher" else -1
-        return max(known, key=lambda own: sign * float(own.bar(better)))
+        sign = {"higher": 1, "lower": -1, "": 0}[better]
+        return max(known, key=lambda own: sign * float(own.bar(better)), default=None)
 
     def extreme(self, which: Extreme, *, count: int = 0) -> tuple[tuple[int, ...], Self]:
         """Return the index of the largest (smallest) entry, and that entry with an interval that allows for the choice.
@@ -526,10 +529,8 @@ def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = No
         return None if all(level is None for level in levels) else np.stack(stored)
 
     def baseline(name: str) -> Baseline:
-        own = [next((level for level in part.baselines if level.name == name), None) for part in found]
-        value = along([None if level is None else level.value for level in own])
-        low = along([None if level is None else level.low for level in own])
-        high = along([None if level is None else level.high for level in own])
+        levels = [{level.name: vars(level) for level in part.baselines}.get(name, {}) for part in found]
+        value, low, high = (along([level.get(end) for level in levels]) for end in ("value", "low", "high"))
         assert value is not None, "one of the parts has this baseline"
         return Baseline.of(kinds[name], name, value, low=low, high=high)
 
