@@ -174,8 +174,8 @@ class PathsRun:
         edges = [self.edges[at] for at in sorted(strongest)]
         with phase("random directions", len(parts) * len(edges) * N_DRAWS, "edge") as shown:
             for draw in range(N_DRAWS):
-                drawn = torch.randn(spec.d_model, spec.d_model, generator=generator, dtype=torch.float32)
-                turn = torch.linalg.qr(drawn).Q
+                gaussian = torch.randn(spec.d_model, spec.d_model, generator=generator, dtype=torch.float32)
+                turn = torch.linalg.qr(gaussian).Q
                 turned = [measuring.kl_bits(trials, edges, shown.update, turn)[1] for trials in parts]
                 chance[draw, sorted(strongest)] = np.concatenate(turned, axis=1).mean(axis=1) - kl.mean()
         report = paths_report(

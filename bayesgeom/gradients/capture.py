@@ -344,10 +344,10 @@ def _binned(
     bins = torch.bucketize((attention * count).clamp_min(1e-30).log2(), edges)
     n_heads, counted = attention.shape[1], relative[is_counted]
     places = (bins + N_BINS * torch.arange(n_heads, device=bins.device)[:, None, None])[is_counted]
-    totals = [
-        torch.bincount(places, values, minlength=n_heads * N_BINS) for values in (counted, torch.ones_like(counted))
-    ]
-    return torch.stack(totals).unflatten(1, (n_heads, N_BINS))
+    sizes = (counted, torch.ones_like(counted))
+    sums = [torch.bincount(places, values, minlength=n_heads * N_BINS) for values in sizes]
+    totals: Tensor = torch.stack(sums).unflatten(1, (n_heads, N_BINS))
+    return totals
 
 
 def identity_errors(layer: LayerGradients, score_scale: float) -> Float64[Tensor, "law 2"]:

@@ -150,8 +150,8 @@ def planted_tables() -> Iterator[PlantedTable]:
     yield PlantedTable(probe=INTERVENTION, title="Entropy in planted networks", head=head, rows=rows, passed=passed)
     yield _attention_table()
     older = [f"older than {age}" for age in AGES[1:]]
-    head = ("predictor", "all evidence", *older, *(f"{evidence}, relative" for evidence in older), "verdict")
-    yield _table_of(EvidenceResponseReport.name, "Evidence response", head, [*planted_responses()])
+    columns = ("predictor", "all evidence", *older, *(f"{evidence}, relative" for evidence in older), "verdict")
+    yield _table_of(EvidenceResponseReport.name, "Evidence response", columns, [*planted_responses()])
     yield _table_of(AuditReport.name, "Audit", ("predictor", *COLUMNS), [*planted_audits()])
 
 
