@@ -131,13 +131,11 @@ class Baseline:
 
     def broadcast(self, shape: tuple[int, ...]) -> Self:
         """Return the same baseline with the shape of its estimate."""
-        low, high = (None if end is None else _to_shape(end, shape, self.name) for end in (self.low, self.high))
-        return replace(self, value=_to_shape(self.value, shape, self.name), low=low, high=high)
+        return replace(self, **_changed(self, lambda values: _to_shape(values, shape, self.name)))
 
     def __getitem__(self, index: Any) -> Self:
         """Return the baseline of some entries."""
-        low, high = (None if end is None else _array(end[index]) for end in (self.low, self.high))
-        return replace(self, value=_array(self.value[index]), low=low, high=high)
+        return replace(self, **_changed(self, lambda values: _array(values[index])))
 
 
 @final
@@ -232,10 +230,10 @@ class Estimate:
 
     def __getitem__(self, index: Any) -> Self:
         """Return the estimate of some entries, with their ends and baselines."""
-        low, high = (None if end is None else _array(end[index]) for end in (self.low, self.high))
         baselines = tuple(baseline[index] for baseline in self.baselines)
         reason = None if self.reason is None else np.asarray(self.reason[index])
-        return replace(self, value=_array(self.value[index]), low=low, high=high, baselines=baselines, reason=reason)
+        parts = _changed(self, lambda values: _array(values[index]))
+        return replace(self, **parts, baselines=baselines, reason=reason)
 
     def mapped(self, change: Callable[[Values], Values]) -> Self:
         """Return the estimate with its value, its ends and those of its baselines changed by a function.
@@ -243,17 +241,11 @@ class Estimate:
         Args:
             change: A function of an array, applied to each of them.
         """
-
-        def each(own: Values | None) -> Values | None:
-            return None if own is None else change(own)
-
-        baselines = (replace(b, value=change(b.value), low=each(b.low), high=each(b.high)) for b in self.baselines)
-        value, reason = change(self.value), self.reason
-        if reason is not None and value.shape != reason.shape:
+        baselines = tuple(replace(level, **_changed(level, change)) for level in self.baselines)
+        parts, reason = _changed(self, change), self.reason
+        if reason is not None and parts["value"].shape != reason.shape:
             reason = np.asarray(np.nan_to_num(change(reason.astype(np.float64))), dtype=np.int64)
-        return replace(
-            self, value=value, low=each(self.low), high=each(self.high), baselines=tuple(baselines), reason=reason
-        )
+        return replace(self, **parts, baselines=baselines, reason=reason)
 
     def __repr__(self) -> str:
         if self.value.ndim:
@@ -543,6 +535,12 @@ def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = No
         baselines=[baseline(name) for name in kinds] if baselines is None else baselines,
         reason=np.stack([codes_of(own) for own in found]),
     )
+
+
+def _changed(own: Estimate | Baseline, change: Callable[[Values], Values]) -> dict[str, Any]:
+    """Return value, low and high with each of them changed that is there."""
+    parts = {"value": own.value, "low": own.low, "high": own.high}
+    return {name: None if values is None else change(values) for name, values in parts.items()}
 
 
 def _array(value: Any) -> Values:

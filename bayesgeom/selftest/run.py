@@ -14,7 +14,7 @@ from typing import final
 
 from bayesgeom.core import Verdict, number_text, phase
 from bayesgeom.core.plugins import Contained, is_foreign
-from bayesgeom.diagnosis.plan import all_measurements, broken_probes
+from bayesgeom.diagnosis.plan import AnyMeasurement, all_measurements, broken_probes
 from bayesgeom.interventions.design import Design
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.run import intervene
@@ -83,9 +83,7 @@ def selftest() -> list[ControlResult]:
     verdicts = [ControlResult(probe=name, control=reason, passed=False) for name, reason in broken_probes().items()]
     for name, probe in all_measurements().items():
         with phase(f"controls of {name}"), Contained(is_foreign=is_foreign(type(probe))) as testing:
-            for control in probe.controls():
-                passed = bool(control.holds(control.report(probe)))
-                verdicts.append(ControlResult(probe=name, control=control.label, passed=passed))
+            verdicts.extend(_verdicts(name, probe))
         if testing.fault:
             failed = f"plug-in {name!r} failed: {testing.fault.rstrip('.')}."
             verdicts.append(ControlResult(probe=name, control=failed, passed=False))
@@ -94,6 +92,12 @@ def selftest() -> list[ControlResult]:
             passed = planted.holds(planted.report())
         verdicts.append(ControlResult(probe=INTERVENTION, control=planted.label, passed=passed))
     return verdicts
+
+
+def _verdicts(name: str, probe: AnyMeasurement) -> Iterator[ControlResult]:
+    for control in probe.controls():
+        passed = bool(control.holds(control.report(probe)))
+        yield ControlResult(probe=name, control=control.label, passed=passed)
 
 
 @final
