@@ -32,12 +32,13 @@ from bayesgeom.models.base import Model, stage
 
 Kind = Literal["head", "attention", "mlp", "block", "neuron", "expert"]
 BUILT_IN = ("zero", "mean", "resample")
-_SITES: Mapping[Kind, tuple[Site, ...]] = {  # of whole components; heads of one layer share an edit
+_SITES: Mapping[Kind, tuple[Site, ...]] = {  # of whole components
     "attention": (ATTN_OUT,),
     "mlp": (MLP_OUT,),
     "block": (ATTN_OUT, MLP_OUT),
 }
-_UNITS: Mapping[Kind, Site] = {"neuron": MLP_POST, "expert": EXPERT_WEIGHTS}  # units of one layer share an edit, too
+_UNITS: Mapping[Kind, Site] = {"neuron": MLP_POST, "expert": EXPERT_WEIGHTS}
+_PARTS: Mapping[Kind, Site] = {"head": Z, **_UNITS}  # parts of one layer share an edit
 
 
 @final
@@ -144,21 +145,17 @@ class Ablation:
             mode: Name of an ablation mode, used unless the ablation has its own.
         """
         chosen = self.mode or mode
-        by = mode_named(chosen)
-        heads: dict[int, list[int]] = {}
-        units: dict[tuple[int, Site], list[int]] = {}
-        edits: list[Edit] = []
+        by, parts, edits = mode_named(chosen), dict[tuple[int, Site], list[int]](), list[Edit]()
         for component in sorted(set(self.components), key=lambda c: (c.layer, c.kind, c.head or 0, c.unit or 0)):
-            if component.head is not None:
-                heads.setdefault(component.layer, []).append(component.head)
-            if component.unit is not None:
-                units.setdefault((component.layer, _UNITS[component.kind]), []).append(component.unit)
+            number = component.unit if component.head is None else component.head
+            if number is not None:
+                parts.setdefault((component.layer, _PARTS[component.kind]), []).append(number)
             for site in _SITES.get(component.kind, ()):
                 replaced = {"mode": "zero"} if component.kind == "block" else {"mode": chosen, "by": by}
                 edits.append(Replace(site=site, layer=component.layer, **replaced))
-        edits += [Replace(site=Z, layer=at, mode=chosen, heads=tuple(numbers), by=by) for at, numbers in heads.items()]
-        for (at, site), numbers in units.items():
-            edits.append(Replace(site=site, layer=at, mode=chosen, units=tuple(numbers), by=by))
+        for (layer, site), numbers in parts.items():
+            which = {"heads" if site == Z else "units": tuple(numbers)}
+            edits.append(Replace(site=site, layer=layer, mode=chosen, by=by, **which))
         return tuple(sorted(edits, key=lambda edit: (edit.layer, stage(edit.site))))
 
 
@@ -170,25 +167,12 @@ def mode_named(name: str) -> AblationMode | None:
     """
     if name in BUILT_IN:
         return None
-    if name not in (added := _added()):
+    # mypy rejects an abstract class as a value, which discovery needs.
+    added = discover("bayesgeom.ablations", AblationMode)  # type: ignore[type-abstract]
+    if name not in added:
         *names, last = (*BUILT_IN, *added)
         raise InvalidArgument(f"mode must be {', '.join(names)} or {last}, got {name!r}.")
     return added[name]()
-
-
-def uses_donor(name: str) -> bool:
-    """Return whether a mode reads the activations of other sequences, so that two sequences are needed.
-
-    Raises:
-        InvalidArgument: There is no such mode.
-    """
-    added = mode_named(name)
-    return name == "resample" if added is None else added.uses_donor
-
-
-def _added() -> dict[str, type[AblationMode]]:
-    # mypy rejects an abstract class as a value, which discovery needs.
-    return discover("bayesgeom.ablations", AblationMode)  # type: ignore[type-abstract]
 
 
 Battery = list[Ablation]

@@ -174,13 +174,8 @@ def position_means(
             else:
                 total = values.sum(dim=0) / n
             sums[place] = sums.get(place, 0) + total
-    last = int(counts.nonzero().max())
-    return {place: _extended(mean, last) if is_padded else mean for place, mean in sums.items()}
-
-
-def _extended(mean: Float[Tensor, "pos *rest"], last: int) -> Float[Tensor, "pos *rest"]:
-    """The means, with that of position `last` at all later positions."""
-    return mean[torch.arange(len(mean), device=mean.device).clamp_max(last)]
+    known = torch.arange(len(counts)).clamp_max(int(counts.nonzero().max()))
+    return {place: mean[known.to(mean.device)] if is_padded else mean for place, mean in sums.items()}
 
 
 def batches_with_donors(block: Trials, spec: ModelSpec) -> Iterator[tuple[Trials, Trials]]:

@@ -15,13 +15,13 @@ from jaxtyping import Bool, Float, Int
 from bayesgeom.ablations._tally import Tally
 from bayesgeom.ablations.batteries import Ablation
 from bayesgeom.ablations.engine import METRICS
-from bayesgeom.core import Mode, Reason, Verdict, number_text
+from bayesgeom.core import Mode, Verdict, number_text
 from bayesgeom.core.text import aligned_table, interval_text
 from bayesgeom.report.estimate import Baseline, Coordinate, Estimate, NonNegative, Quantity, Signed, Unit, with_interval
 from bayesgeom.report.findings import Finding, Opening, mattering
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.report.tables import Headline, headline_of, headline_of_largest
 from bayesgeom.stats.bootstrap import mean_difference, ratio_interval
 from bayesgeom.stats.intervals import UNBOUNDED, Bounds
 
@@ -172,13 +172,9 @@ class AblationReport(Report):
     def _largest(self) -> Headline:
         """Return the largest KL increase; with too few sequences to allow for its choice, with its own interval."""
         effects = self._exactly(self.kl_increase_bits)
-        (top,), largest = effects.extreme("largest")
-        label, count = f"largest KL increase: {self.ablations[top]}", len(self.ablations)
-        if largest.reason_at() in (Reason.MANY, Reason.HIDDEN) and not effects[top].is_withheld:
-            line = headline_of(self, "kl_increase_bits", (top,), label, own=effects[top], verdict="")
-            line = replace(line, why=str(Reason.CHOICE_IGNORED))
-        else:
-            line = headline_of(self, "kl_increase_bits", (top,), label, own=largest, chosen_of=count)
+        at, largest = effects.extreme("largest")
+        label = f"largest KL increase: {self.ablations[at[0]]}"
+        line = headline_of_largest(self, "kl_increase_bits", at, label, largest, whole=effects)
         return replace(line, verdict=str(Verdict.PREVIEW)) if self.is_preview else line
 
     def _effect(self, at: int) -> Headline:

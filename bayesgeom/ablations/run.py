@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bayesgeom.ablations._tally import Tally
-from bayesgeom.ablations.batteries import Ablation, Battery, check_battery, uses_donor
+from bayesgeom.ablations.batteries import Ablation, Battery, check_battery
 from bayesgeom.ablations.batteries import battery as named_battery
 from bayesgeom.ablations.engine import (
     BatchScores,
@@ -97,7 +97,8 @@ def attribution_preview(
     subject = model_for(model, task)
     check_differentiable(subject.module, subject.spec.name)
     run = BatteryRun.of(subject, scored_task_of(subject, task), battery, mode=mode, n=n, seed=seed)
-    if exact is not None and (exact.ablations, exact.mode, exact.n) != (run.labels, mode, run.n):
+    labels = tuple(ablation.label for ablation in run.battery)
+    if exact is not None and (exact.ablations, exact.mode, exact.n) != (labels, mode, run.n):
         raise InvalidArgument(
             f"exact is a report on {len(exact.ablations)} ablations, mode {exact.mode!r}, {exact.n} sequences; the "
             f"preview is of {len(run.battery)}, mode {mode!r}, {run.n} sequences. Use the same arguments."
@@ -137,22 +138,17 @@ class BatteryRun:
         if not chosen:
             raise InvalidArgument("battery is empty: pass at least one ablation, or omit it for the default battery.")
         check_battery(battery, mode)
-        n = at_most(task, n)
-        least = 2 if any(uses_donor(ablation.mode or mode) for ablation in chosen) else 1
-        if n < least:
-            reason = " to resample from another sequence" if least == 2 else ""
-            raise InvalidArgument(f"n, the number of sequences, must be at least {least}{reason}, got {n}.")
+        n, edits = at_most(task, n), [edit for ablation in chosen for edit in ablation.edits(mode)]
+        is_resampled = any(isinstance(edit, Replace) and edit.uses_donor for edit in edits)
+        if n < 1 + is_resampled:
+            reason = " to resample from another sequence" if is_resampled else ""
+            raise InvalidArgument(f"n, the number of sequences, must be at least {1 + is_resampled}{reason}, got {n}.")
         for ablation in chosen:
             for component in ablation.components:
                 component.check_in(model.spec)
-        for edit in (edit for ablation in chosen for edit in ablation.edits(mode)):
+        for edit in edits:
             model.require((edit.site,), by=f"ablation {edit.label!r}", layers=(edit.layer,))
         return cls(model=model, task=task, battery=chosen, mode=mode, n=n, seed=seed)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Labels of the ablations in reports."""
-        return tuple(ablation.label for ablation in self.battery)
 
     def describe(self) -> dict[str, Any]:
         """Return all inputs that determine the numbers; saved progress is used only if these are equal."""

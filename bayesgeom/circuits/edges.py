@@ -170,10 +170,12 @@ class PathsRun:
         lost = np.concatenate([without for _, without in scores], axis=1).T - kl[:, None]
         strongest = np.argsort(-lost.mean(axis=0), kind="stable")[:N_LISTED]
         chance = np.full((N_DRAWS, len(self.edges)), np.nan)
-        turns = _rotations(spec.d_model, derived_seed(seed, _CHANCE))
+        generator = torch.Generator().manual_seed(derived_seed(seed, _CHANCE))
         edges = [self.edges[at] for at in sorted(strongest)]
         with phase("random directions", len(parts) * len(edges) * N_DRAWS, "edge") as shown:
-            for draw, turn in zip(range(N_DRAWS), turns, strict=False):
+            for draw in range(N_DRAWS):
+                gaussian = torch.randn(spec.d_model, spec.d_model, generator=generator, dtype=torch.float32)
+                turn = torch.linalg.qr(gaussian).Q
                 turned = [measuring.kl_bits(trials, edges, shown.update, turn)[1] for trials in parts]
                 chance[draw, sorted(strongest)] = np.concatenate(turned, axis=1).mean(axis=1) - kl.mean()
         report = paths_report(
@@ -192,13 +194,6 @@ class PathsRun:
         for block in self.task.stream(n, seed=seed, device=self.model.spec.device):
             self.model.check_fits(block)
             yield block
-
-
-def _rotations(d_model: int, seed: int) -> Iterator[Float[Tensor, "d_model d_model"]]:
-    """Yield random orthogonal matrices."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        yield torch.linalg.qr(torch.randn(d_model, d_model, generator=generator, dtype=torch.float32)).Q
 
 
 @final

@@ -8,11 +8,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from bayesgeom.core import Reason
 from bayesgeom.report.estimate import Baseline, Estimate, mean_estimate
 from bayesgeom.report.findings import Finding, Opening, mattering
 from bayesgeom.report.report import Report
-from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.report.tables import Headline, headline_of, headline_of_largest
 from bayesgeom.stats.behavior import context_free_kl_bits
 
 NO_EFFECT = "no effect"
@@ -66,15 +65,3 @@ def headlines_of(report: Report, labels: Sequence[str], first: str, *, most: int
     label = f"{first if effect.value >= 0 else 'largest change'}: {labels[top]}"
     line = headline_of_largest(report, FIELD, (top,), label, effect)
     return line, *(headline_of(report, FIELD, (at,), labels[at]) for at in ranked(effects)[:most] if at != top)
-
-
-def headline_of_largest(
-    report: Report, metric: str, at: tuple[int, ...], label: str, chosen: Estimate, verdict: str | None = None
-) -> Headline:
-    """Return the headline of a largest entry, with an interval that allows for its choice where there is one."""
-    whole = report.estimate(metric)
-    if chosen.reason_at() in (Reason.MANY, Reason.HIDDEN) and not whole[at].is_withheld:
-        line = headline_of(report, metric, at, label, own=whole[at], verdict="")
-        return replace(line, why=str(Reason.CHOICE_IGNORED))
-    count = int(np.isfinite(whole.value).sum())
-    return headline_of(report, metric, at, label, own=chosen, chosen_of=count, verdict=verdict)

@@ -19,7 +19,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import BatchReference, batches, edited_logits
-from bayesgeom.circuits.effects import headline_of_largest
 from bayesgeom.core import (
     ALL_SITES,
     NO_LABEL,
@@ -44,7 +43,7 @@ from bayesgeom.report.estimate import Coordinate, Estimate, Quantity, mean_estim
 from bayesgeom.report.findings import Finding, Opening
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report, with_provenance
-from bayesgeom.report.tables import Headline, headline_of
+from bayesgeom.report.tables import Headline, headline_of, headline_of_largest
 from bayesgeom.stats.behavior import answer_log_probabilities
 from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.stats.information import NATS_PER_BIT, kl_bits

@@ -112,13 +112,9 @@ class Replace(Edit):
         substitute = self.substitute(values, reference).to(values)  # a mean is float32, whatever the model is
         if self.heads is None and self.units is None:
             return substitute
-        edited = values.clone()
-        if self.units is not None:
-            edited[..., list(self.units)] = substitute[..., list(self.units)]
-            return edited
-        assert self.heads is not None
-        for head in self.heads:
-            edited[..., head, :] = substitute[..., head, :]
+        edited, places = values.clone(), list(self.heads or self.units or ())
+        part = (..., places, slice(None)) if self.units is None else (..., places)
+        edited[part] = substitute[part]
         return edited
 
     def substitute(self, values: Shaped[Tensor, "..."], reference: Reference) -> Shaped[Tensor, "..."]:

@@ -5,29 +5,12 @@ single tokens. A chat template is a program of somebody else that turns a messag
 of transformers.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 from bayesgeom.core.errors import InvalidArgument, TaskMismatch, quoted
 from bayesgeom.core.plugins import Contained
-
-
-def _rendered(render: Callable[[str], object], message: str) -> tuple[str, str]:
-    """The text that a chat template makes of a message, and what is wrong with it; "" for nothing."""
-    text: object = None
-    with Contained() as rendering:
-        text = render(message)
-    if rendering.fault:
-        return "", rendering.fault.rstrip(".")
-    if not isinstance(text, str):
-        return "", f"it makes {quoted(text)}, which is no text"
-    if " ".join(message.split()) not in " ".join(text.split()):
-        return text, "it leaves the user's message out"
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        return "", "its characters cannot be encoded"
-    return text, ""
-
 
 N_LISTED, N_SHOWN = 40, 8  # candidates listed, and ids of a text shown, in an error
 _MARK = "@0@"  # stands for a symbol where a chat template is taken apart
@@ -205,19 +188,25 @@ def chat_turns(tokenizer: Tokenizer, message: str) -> tuple[str, str, str]:
     return texts[0], texts[1], texts[2]
 
 
+def _fault_in(text: object, message: str) -> str:
+    """Return what is wrong with the text that a chat template makes of a message; "" for nothing."""
+    if not isinstance(text, str):
+        return f"it makes {quoted(text)}, which is no text"
+    if " ".join(message.split()) not in " ".join(text.split()):
+        return "it leaves the user's message out"
+    return "its characters cannot be encoded" * any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _chat_text(tokenizer: Tokenizer, turns: Sequence[str]) -> str:
     """Return the text of a chat whose turns are the user's and the assistant's by turns, up to the next answer."""
     if not isinstance(tokenizer, ChatTokenizer) or not tokenizer.chat_template:
         raise InvalidArgument(
             "this tokenizer has no chat template: use style='plain' or chat=False, or an instruct model."
         )
-
-    def render(_: str) -> object:
-        chat = [{"role": ("user", "assistant")[at % 2], "content": turn} for at, turn in enumerate(turns)]
-        return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-
-    text, fault = _rendered(render, turns[0])
-    if fault:
+    chat, text = [{"role": ("user", "assistant")[at % 2], "content": turn} for at, turn in enumerate(turns)], ""
+    with Contained() as rendering:
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    if fault := rendering.fault.rstrip(".") or _fault_in(text, turns[0]):
         raise InvalidArgument(
             f"the chat template of this tokenizer cannot be used: {fault}. Use style='plain' or chat=False."
         )

@@ -5,10 +5,7 @@ page of the documentation that lists them, `docs/codes.md`, is made of these tex
 """
 
 from enum import IntEnum, StrEnum
-from typing import Any, Literal, Self, SupportsInt
-
-import numpy as np
-from jaxtyping import Int, Shaped
+from typing import Literal, Self, SupportsInt
 
 Tone = Literal["good", "amber", "bad", "open"]
 
@@ -199,9 +196,3 @@ class Reason(IntEnum):
     def of(cls, number: SupportsInt) -> "Reason":
         """Return the code of a number."""
         return list(cls)[int(number)]
-
-    @classmethod
-    def labels(cls, codes: Int[np.ndarray, "*axes"]) -> Shaped[np.ndarray, "*axes"]:
-        """Return the label of every code of an array."""
-        labels: list[Any] = [cls.of(code).label for code in codes.ravel()]
-        return np.array(labels, dtype=object).reshape(codes.shape)

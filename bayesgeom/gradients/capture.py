@@ -342,12 +342,11 @@ def _binned(
     relative = torch.where(is_counted, saved / size, 0.0).nan_to_num()
     edges = torch.tensor(BIN_EDGES, dtype=attention.dtype, device=attention.device)
     bins = torch.bucketize((attention * count).clamp_min(1e-30).log2(), edges)
-    totals = attention.new_zeros(2, attention.shape[1], N_BINS)
-    for head in range(attention.shape[1]):
-        here = is_counted[:, head]
-        where = bins[:, head][here]
-        totals[0, head].index_add_(0, where, relative[:, head][here])
-        totals[1, head].index_add_(0, where, torch.ones_like(relative[:, head][here]))
+    n_heads, counted = attention.shape[1], relative[is_counted]
+    places = (bins + N_BINS * torch.arange(n_heads, device=bins.device)[:, None, None])[is_counted]
+    sizes = (counted, torch.ones_like(counted))
+    sums = [torch.bincount(places, values, minlength=n_heads * N_BINS) for values in sizes]
+    totals: Tensor = torch.stack(sums).unflatten(1, (n_heads, N_BINS))
     return totals
 
 

@@ -197,21 +197,13 @@ def decoded_r2(
 DRAWS = 1_000
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """Overlap in one layer, and the chance level.
+def overlaps(
+    setting: Setting, sample: Sample, subspaces: Mapping[int, Subspace], *, seed: int
+) -> dict[int, tuple[float, float, float]]:
+    """Return the overlap in each layer, then mean and maximum over `DRAWS` random subspaces of the same rank.
 
-    `random` and `most` are mean and maximum over `DRAWS` random subspaces of the same rank.
+    Empty if the site or the task has no such span.
     """
-
-    value: float
-    random: float
-    most: float
-
-
-def overlaps(setting: Setting, sample: Sample, subspaces: Mapping[int, Subspace], *, seed: int) -> dict[int, Overlap]:
-    """Return the overlap in each layer; empty if the site or the task has no such span."""
     embedding = frame()
     try:
         embedding.check(setting)
@@ -222,8 +214,6 @@ def overlaps(setting: Setting, sample: Sample, subspaces: Mapping[int, Subspace]
         inside, subspace = span.basis.double(), subspaces[layer]
         random = random_subspaces(subspace.width, subspace.rank, draws=DRAWS, seed=seed)
         chance = (inside.cpu().T @ random).square().sum(dim=(1, 2)) / subspace.rank
-        mean, most = float(chance.mean()), float(chance.max())
-        by_layer[layer] = Overlap(
-            value=float((inside.T @ subspace.basis.to(inside)).square().sum()) / subspace.rank, random=mean, most=most
-        )
+        overlap = float((inside.T @ subspace.basis.to(inside)).square().sum()) / subspace.rank
+        by_layer[layer] = overlap, float(chance.mean()), float(chance.max())
     return by_layer

@@ -22,33 +22,40 @@ ERASED = "random erasures"  # of the same rank; its value is their median
 LEAST_CONTROLS = 20  # fewer random or matched subspaces cannot support "causal"
 
 
-class DesignOptions(TypedDict, total=False):
-    """The keywords of `intervene` that make its `Design`."""
+class _Options(TypedDict, total=False):
+    """The keywords of `intervene`."""
 
     kind: "SubspaceKind | Design"
     n_fit: int
-
-
-class _OneSite(DesignOptions, total=False):
-    """Those of an intervention at one site."""
-
-    sites: InterventionSite | None
     n: int
     seed: int
 
 
+class SiteOptions(_Options, total=False):
+    """Those of an intervention at one site."""
+
+    sites: InterventionSite | None
+
+
 @final
-class LagOptions(_OneSite):
+class LagOptions(SiteOptions):
     """Those of a swap that is scored by lag."""
 
     lags: Sequence[int]
 
 
 @final
-class DoseOptions(_OneSite):
+class DoseOptions(SiteOptions):
     """Those of an addition in doses."""
 
     doses: Sequence[float]
+
+
+@final
+class JointOptions(_Options):
+    """Those of an intervention in several layers at once."""
+
+    sites: Sequence[InterventionSite]
 
 
 @final

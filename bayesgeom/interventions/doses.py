@@ -17,8 +17,8 @@ from jaxtyping import Float64
 
 from bayesgeom.core import Edit
 from bayesgeom.interventions.intervention import Intervention
-from bayesgeom.interventions.lags import estimated
 from bayesgeom.interventions.report import RANDOM_DIRECTIONS, DoseReport
+from bayesgeom.interventions.summary import estimated
 from bayesgeom.report.estimate import Estimate
 from bayesgeom.report.report import with_provenance
 from bayesgeom.stats.information import NATS_PER_BIT, kl_bits

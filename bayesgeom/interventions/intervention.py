@@ -1,4 +1,4 @@
-"""A checked intervention: fits subspaces, draws controls, runs every condition and passes the sums to the summary."""
+"""A checked intervention: fits subspaces, draws controls and scores conditions."""
 
 import contextlib
 import math
@@ -6,40 +6,32 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from bayesgeom.ablations.engine import Means, batches
 from bayesgeom.core import RESID_POST, AtPositions, Edit, InvalidArgument, NoCopy, Run, Trials, concatenate, phase
-from bayesgeom.interventions._evidence import coordinate_r2, erasures, overlaps
 from bayesgeom.interventions.design import Design, LayerEdits, Positions
 from bayesgeom.interventions.engine import (
     EditPlan,
     Movement,
     Pair,
     PairPass,
-    Score,
     Totals,
     reference_of,
     role_means,
     score_pairs,
 )
 from bayesgeom.interventions.matching import Matched, matched_subspaces, outside_share
-from bayesgeom.interventions.report import InterventionReport
-from bayesgeom.interventions.summary import Context, LayerEvidence, intervention_report, placed
 from bayesgeom.models.base import Model, Replayer, Variant, provenance
 from bayesgeom.models.replay.carried import CARRIED, CarriedReplayer
-from bayesgeom.report.report import with_provenance
-from bayesgeom.stats.subspace import covariance, random_subspaces
-from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace, span
-from bayesgeom.subspaces.erasers import Eraser, JointMoments, NothingLeft, covariance_subspace
-from bayesgeom.subspaces.quantity import is_function_of_position, strongest_code
+from bayesgeom.stats.subspace import random_subspaces
+from bayesgeom.subspaces.base import Fit, InterventionSite, Sample, Setting, Subspace
+from bayesgeom.subspaces.erasers import Eraser, NothingLeft
 from bayesgeom.subspaces.trained import TrainedSwap
 from bayesgeom.tasks.base import (
     BLOCK,
-    Branch,
     FiniteTask,
     LabeledTask,
     WindTunnel,
@@ -50,12 +42,11 @@ from bayesgeom.tasks.base import (
     score_task,
 )
 
-N_READ, N_HELD_OUT = 256, 128  # sequences on which read-outs are fitted, and on which they are scored
+N_READ = 256  # sequences on which read-outs are fitted
 _LEAST_TEXTS = 6  # with labels: a read-out holds out a third of the half that is scored
 N_COMPARED = 32  # pairs for the share outside a subspace
-_PAIRS, _FIT, _HELD_OUT, _DRAWS, _DONORS, _UNTRAINED, _TRAIN, _SHUFFLE = range(4, 12)  # branches of the seed
+_PAIRS, _FIT, HELD_OUT, DRAWS, _DONORS, _UNTRAINED, _TRAIN, SHUFFLE = range(4, 12)  # branches of the seed
 _BUDGET = 2**30  # bytes of activations that fits may record
-_OUTSIDE = 0.1  # length that a direction of a code keeps outside the subspace
 _SAME = 1e-6  # share of a quantity's variance below which pairs do not differ in it
 
 
@@ -159,94 +150,11 @@ class Intervention:
         score_pairs(self.pairs(n), plan, n)
         return scored, torch.stack([torch.cat(parts) for parts in logs])
 
-    def sample(self) -> Sample:
-        """Return the sequences on which subspaces are fitted, with the model's activations."""
-        return self._sample(self.design.n_fit, _FIT)
-
-    def report(self) -> InterventionReport:
-        """Fit the subspaces, edit, score and return the report."""
-        sample, about, design = self.sample(), self.fit.about, self.design
-        (subspaces, empty), means = self.fitted(sample), self._means(sample)
-        paths, exact = range(1, 1 + design.n_random + design.n_matched), about.quantity.exact(sample.run.trials)
-        moments = {at: covariance(sample.points(at)) for at in subspaces}
-        with phase("controls with the same variance"):
-            matched = {at: self.controls(subspace, moments[at], at) for at, subspace in subspaces.items()}
-        random = {at: self.random_of(at, subspace.rank) for at, subspace in subspaces.items()}
-        code = strongest_code(sample.run.trials, exact, most=self.place.width_in(self.model.spec) // 2)
-        given, by_code = _given(self, sample), _by_code(self, sample, code, subspaces)
-        added = [given, by_code, *(fitted_where_possible(fit, sample, self.layers)[0] for fit in self.by_leace)]
-        conditions, controls = dict[int, list[Edit]](), dict[int, list[Edit]]()
-        for at, subspace in subspaces.items():
-            edits, others = self.conditions(sample, at), [other.get(at, subspace) for other in added]
-            conditions[at], controls[at] = self._edits(edits, subspace, others, random[at], matched[at])
-        main = self.scored(self.n, conditions, sample, means=means, ceiling_at=1)
-        control = self.scored(min(self.n, design.n_control), controls, sample, means=means, paths=paths)
-        read = self._sample(N_READ + N_HELD_OUT, _HELD_OUT)
-        n_held_out, seed = min(N_HELD_OUT, len(read.run.trials) // 3), derived_seed(self.seed, _SHUFFLE)
-        r2 = coordinate_r2(sample, read, subspaces, random, n_held_out=n_held_out)
-        erasure = erasures(read, about.quantity, subspaces, n_held_out=n_held_out, seed=seed)
-        setting = Setting(model=self.model, place=self.place, trials=sample.run.trials.rows(slice(0, 1)))
-        overlap = overlaps(setting, sample, subspaces, seed=derived_seed(self.seed, _DRAWS, 2))
-        outside, is_identified = outside_shares(self, subspaces), not is_function_of_position(exact)
-        whole = _whole(self, sample) if is_identified and design.kind == "swap" and about.at_scored else {}
-        context = Context(
-            design=design,
-            label=self.fit.label,
-            quantity=about.quantity.label,
-            where=self.where,
-            bands=self.positions.bands(sample.run.trials.n_scored),
-            n_layers=self.model.spec.n_layers,
-            layers={
-                at: LayerEvidence(
-                    subspace=subspace,
-                    matched=matched[at],
-                    erasure=erasure[at],
-                    r2=r2[at],
-                    overlap=overlap.get(at),
-                    variance_share=subspace.variance_share(moments[at]),
-                    outside_share=outside[at],
-                    whole_outside=whole.get(at, ()),
-                    has_given=at in given,
-                    has_code=at in by_code,
-                )
-                for at, subspace in subspaces.items()
-            },
-            empty=tuple(empty),
-            untrained=_untrained(self) if is_identified else [],
-            random_labels=_toward_random_labels(self, sample, subspaces),
-            is_identified=is_identified,
-            is_told=about.quantity.is_told_by_answers(sample.run.trials),
-            is_readout=about.is_readout,
-            holds=_holds(self),
-            code=code,
-            n=self.n,
-            seed=derived_seed(self.seed, Branch.RESAMPLING),
-        )
-        return with_provenance(intervention_report(main, control, context), self.provenance())
-
     @property
     def where(self) -> str:
         """Site, positions and donors, as reports name them."""
         donors = f"; donors: {self.donors}" if self.design.kind == "swap" else ""
         return f"{self.place.site.name}, {self.positions.label}{donors}"
-
-    def _edits(
-        self,
-        edits: LayerEdits,
-        subspace: Subspace,
-        others: Sequence[Subspace],
-        random: Float64[Tensor, "draw d rank"],
-        matched: Matched,
-    ) -> tuple[list[Edit], list[Edit]]:
-        """Return the conditions and the controls of one layer, in the order that `summary` states."""
-        conditions = [edits.own(subspace), edits.ceiling()]
-        alike = edits.filling(matched.bases, self.design.n_matched)
-        controls = [edits.ceiling(), *edits.controls(random, subspace), *alike]
-        if self.design.kind != "swap":
-            return conditions, controls
-        removal = replace(edits, kind="remove")
-        conditions += [removal.own(subspace), removal.ceiling(), *map(edits.own, others)]
-        return conditions, [*controls, *removal.controls(random)]
 
     def fitted(self, sample: Sample) -> tuple[dict[int, Subspace], dict[int, str]]:
         """Return the subspaces, and the reason in layers where the quantities held fixed leave none.
@@ -281,7 +189,7 @@ class Intervention:
     def random_of(self, layer: int, rank: int) -> Float64[Tensor, "draw d rank"]:
         """Return random subspaces of this rank in one layer."""
         width = self.place.width_in(self.model.spec)
-        seed = derived_seed(self.seed, _DRAWS, layer)
+        seed = derived_seed(self.seed, DRAWS, layer)
         return random_subspaces(width, rank, draws=self.design.n_random, seed=seed)
 
     def conditions(self, sample: Sample, layer: int) -> LayerEdits:
@@ -296,12 +204,10 @@ class Intervention:
             seed=self.seed,
         )
 
-    def controls(
-        self, subspace: Subspace, covariance: Float64[Tensor, "d d"], layer: int, draws: int | None = None
-    ) -> Matched:
-        """Return subspaces with the same share of a covariance; by default as many as the design has."""
-        seed = derived_seed(self.seed, _DRAWS, layer, 1)
-        return matched_subspaces(subspace, covariance, draws=draws or self.design.n_matched, seed=seed)
+    def controls(self, subspace: Subspace, covariance: Float64[Tensor, "d d"], layer: int) -> Matched:
+        """Return subspaces with the same share of a covariance."""
+        seed = derived_seed(self.seed, DRAWS, layer, 1)
+        return matched_subspaces(subspace, covariance, draws=self.design.n_matched, seed=seed)
 
     def scored(
         self,
@@ -348,7 +254,9 @@ class Intervention:
         )
         return score_pairs(self.pairs(n), plan, n).by_layer(len(conditions))
 
-    def _sample(self, n: int, branch: int) -> Sample:
+    def sample(self, n: int = 0, branch: int = _FIT) -> Sample:
+        """Return `n` sequences with the model's activations; by default those on which subspaces are fitted."""
+        n = n or self.design.n_fit
         task = fit_task(self.task) if branch == _FIT else score_task(self.task)
         n = at_most(task, n)
         stream = task.stream(n, seed=derived_seed(self.seed, branch), device=self.model.spec.device)
@@ -388,7 +296,7 @@ class Intervention:
             return _independent(task, n, seed, device)
         return task.sample_pair(n, seed=seed, device=device)
 
-    def _means(self, sample: Sample) -> Means:
+    def means(self, sample: Sample) -> Means:
         """Return the mean activation of each layer: one vector for scored positions, one for the others."""
         site, like = self.place.site, sample.run.at(self.place.site)
         if self.positions.are_scored or self.positions.score_after:
@@ -496,15 +404,6 @@ def outside_shares(job: Intervention, subspaces: Mapping[int, Subspace]) -> dict
     return {at: outside_share(apart[at], subspace) for at, subspace in subspaces.items()}
 
 
-def _untrained(job: Intervention) -> list[Float64[np.ndarray, "effect layer"]]:
-    """Return the movement in untrained networks that judges that of the model: see `Evidence`; NaN if a fit fails."""
-    by_copy, n = list[np.ndarray](), min(job.n, job.design.n_control)
-    for copy in untrained(job):
-        sample = copy.sample()
-        by_copy.append(np.stack([_judged(replace(copy, fit=fit), sample, n) for fit in (job.fit, *job.by_leace)]))
-    return by_copy
-
-
 def untrained(job: Intervention) -> Iterator[Intervention]:
     """Yield the same swap in untrained networks, with fewer sequences to fit on; none where there are no copies."""
     with contextlib.suppress(NoCopy):
@@ -513,82 +412,6 @@ def untrained(job: Intervention) -> Iterator[Intervention]:
             yield replace(job, model=model, design=replace(job.design, n_fit=min(job.design.n_fit, N_READ)))
 
 
-def _toward_random_labels(
-    job: Intervention, sample: Sample, layers: Iterable[int]
-) -> Float64[np.ndarray, " layer"] | None:
-    """Return how far the same training toward random labels moves the model's value to these; None without training."""
-    if job.design.kind != "swap" or not isinstance(job.fit, TrainedSwap):
-        return None
-    control, value = replace(job.fit, random_labels=True), job.fit.quantity.own(sample.run.trials)
-    edits = [job.conditions(sample, at).own(own) for at, own in control.fitted(sample, list(layers)).items()]
-    scored, logs = job.answers(edits, min(job.n, job.design.n_control))
-    labels = torch.cat([control.labels(sample, donors).cpu() for _, (_, donors) in scored if donors is not None])
-    unedited, *edited = map(value, logs)
-    center = value(sample.run.log_answers.double()).mean(dim=0).cpu()
-    way = Movement(value=value, center=center).way(value(labels), unedited)
-    moved = [float(((each - unedited) * way).sum() / way.square().sum()) for each in edited]
-    return placed(np.array(moved), list(layers), job.model.spec.n_layers)
-
-
-def _judged(job: Intervention, sample: Sample, n: int) -> Float64[np.ndarray, " layer"]:
-    """Return the movement on `n` pairs in each layer, without the direct path if there is one; NaN if a fit fails.
-
-    A swap is trained in no untrained network where LEACE judges it, which costs a hundredth.
-    """
-    is_left_out = isinstance(job.fit, TrainedSwap) and job.by_leace
-    subspaces = {} if is_left_out else fitted_where_possible(job.fit, sample, job.layers)[0]
-    by_layer = np.full(job.model.spec.n_layers, np.nan)
-    edits = {at: job.conditions(sample, at) for at in subspaces}
-    conditions = {at: [edits[at].ceiling(), edits[at].own(subspace)] for at, subspace in subspaces.items()}
-    if conditions:
-        sums = job.scored(n, conditions, sample).conditions[:, :, -1, :, 0].sum(axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            by_layer[list(subspaces)] = sums[:, Score.MOVED] / sums[:, Score.DISTANCE]
-    return by_layer
-
-
 def _unknown(log_answers: Float64[Tensor, "batch query_pos answer"]) -> Float64[Tensor, "batch query_pos one"]:
     """Return NaN as the own value of a statistic that answers do not tell: movement toward it is not known."""
     return torch.full_like(log_answers[..., :1], math.nan)
-
-
-def _whole(job: Intervention, sample: Sample) -> dict[int, list[float]]:
-    """Return the shares outside the quantity's whole subspace, by layer, if the edit may swap a part of it.
-
-    The whole is the same fit with nothing held fixed, and what LEACE removes.
-    """
-    shares: dict[int, list[float]] = {at: [] for at in job.layers}
-    wholes: list[Fit] = [Eraser(job.fit.about.quantity, oblique=True)]
-    wholes += [job.fit.without_given] if isinstance(job.fit, Eraser) else []
-    for fit in dict.fromkeys(whole for whole in wholes if whole != job.fit):
-        for at, share in outside_shares(job, fitted_where_possible(fit, sample, job.layers)[0]).items():
-            shares[at].append(share)
-    return shares
-
-
-def _by_code(job: Intervention, sample: Sample, code: str, subspaces: Mapping[int, Subspace]) -> dict[int, Subspace]:
-    """Return what covaries with a code outside each subspace, in layers where anything does."""
-    by_code = dict[int, Subspace]()
-    for layer, subspace in subspaces.items() if code and job.design.kind == "swap" else ():
-        points = sample.points(layer)
-        with contextlib.suppress(InvalidArgument):  # the code and the site do not covary
-            whole = covariance_subspace(f"{code} code", JointMoments.of(points, sample.confounds((code,))))
-            taken = span(subspace.name, torch.cat([subspace.basis, subspace.reads], dim=1).to(points)).basis
-            left, size, _ = torch.linalg.svd(whole.basis - taken @ (taken.T @ whole.basis), full_matrices=False)
-            if bool((is_left := size > _OUTSIDE).any()):
-                by_code[layer] = Subspace(whole.name, left[:, is_left])
-    return by_code
-
-
-def _given(job: Intervention, sample: Sample) -> dict[int, Subspace]:
-    """Return the subspaces with position and answer held fixed, in layers where something is left."""
-    if not _holds(job) or not isinstance(job.fit, Eraser):
-        return {}
-    return fitted_where_possible(replace(job.fit, given=_holds(job)), sample, job.layers)[0]
-
-
-def _holds(job: Intervention) -> tuple[str, ...]:
-    """Return what a swap of this subspace also holds fixed: a belief goes with the answer by definition."""
-    if job.design.kind != "swap" or not isinstance(job.fit, Eraser) or job.fit.given:
-        return ()
-    return ("position", "answer") if job.fit.quantity.name == "entropy" else ("position",)

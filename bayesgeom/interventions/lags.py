@@ -14,7 +14,7 @@ References:
     arXiv:2605.20824 (Markovian circuit tracing: the KL to a forced state).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -28,15 +28,13 @@ from bayesgeom.core.observers import Filter, exact_beliefs
 from bayesgeom.interventions.design import LEAST_CONTROLS, MATCHED, RANDOM
 from bayesgeom.interventions.intervention import Intervention, fitted_where_possible, outside_shares, untrained
 from bayesgeom.interventions.report import LAST, UNEDITED, LagReport
-from bayesgeom.interventions.summary import placed
+from bayesgeom.interventions.summary import estimated, placed, ratio
 from bayesgeom.interventions.verdicts import IDENTITY, LEAST_SEQUENCES, LEAST_SHARE, untrained_bound
 from bayesgeom.report.estimate import UNTRAINED, WHOLE, Baseline, Estimate, of_untrained
 from bayesgeom.report.report import with_provenance
-from bayesgeom.stats.bootstrap import ratio_interval
 from bayesgeom.stats.information import kl_bits
 from bayesgeom.stats.subspace import covariance
 from bayesgeom.subspaces.quantity import OwnValue
-from bayesgeom.tasks.base import Branch, derived_seed
 
 _LEFT = 1e-9  # share of the variance of the continued filter below which what the others leave is rounding error
 PerPair = Float64[np.ndarray, "pair condition lag"]
@@ -153,32 +151,6 @@ def lag_report(job: Intervention) -> LagReport:
         n=job.n,
     )
     return with_provenance(report, {**job.provenance(), "lags": ",".join(report.lags)})
-
-
-def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return Σ above / Σ below over pairs."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(above.sum(axis=0) / below.sum(axis=0))
-
-
-def estimated(
-    job: Intervention,
-    layers: Collection[int],
-    parts: tuple[np.ndarray, np.ndarray],
-    drawn: Mapping[str, Float64[np.ndarray, "layer draw *rest"]],
-    others: Sequence[Baseline] = (),
-) -> Estimate:
-    """Return the ratio of both parts with its interval, next to mean and range of what was drawn, and other levels."""
-    n_layers, interval = job.model.spec.n_layers, ratio_interval(*parts, seed=derived_seed(job.seed, Branch.RESAMPLING))
-    value = ratio(*parts)
-    codes = placed(np.where(np.isnan(value), 0.0, interval.code), layers, n_layers)
-    ends = placed(interval.lo, layers, n_layers), placed(interval.hi, layers, n_layers)
-    levels = list[Baseline]()
-    for name, values in drawn.items():
-        mean, low, high = (placed(of(values, axis=1), layers, n_layers) for of in (np.mean, np.min, np.max))
-        levels.append(Baseline.of("chance", name, mean, low=low, high=high))
-    codes = np.nan_to_num(codes).astype(np.int64)
-    return Estimate.of(placed(value, layers, n_layers), ends, n=job.n, baselines=[*levels, *others], reason=codes)
 
 
 def _moved(job: Intervention, edits: Sequence[Edit], value: OwnValue) -> Float64[np.ndarray, "edit lag"]:

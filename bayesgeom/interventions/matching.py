@@ -25,7 +25,6 @@ from bayesgeom.subspaces.base import Subspace
 TOLERANCE = 0.05  # relative difference to the target share that a draw may have
 SAME = 1 - TOLERANCE  # share of their variance in common from which two controls count as one
 HEADROOM = 1.1  # leading components must reach this multiple of the share, or all draws would be equal
-SITE, WHOLE, NONE = "whole site", "whole complement", "not matched"
 _STEPS, _STEEPEST = 40, 8.0
 
 
@@ -37,23 +36,14 @@ class Matched:
     Args:
         bases: Orthonormal columns of each control.
         share: Mean share of the site's variance of the drawn controls.
-        by: How they were drawn.
         is_matched: Whether the shares agree with the target.
         n_distinct: Number of controls that differ from one another; see `n_distinct`.
-        own_share: Mean share of the given subspace's variance that the drawn controls hold.
     """
 
     bases: tuple[Float64[Tensor, "d _"], ...]
     share: float
-    by: str
     is_matched: bool
     n_distinct: int
-    own_share: float = 0.0
-
-    @property
-    def rank(self) -> int:
-        """Dimensions of each drawn subspace."""
-        return self.bases[0].shape[1]
 
 
 def matched_subspaces(subspace: Subspace, covariance: Float64[Tensor, "d d"], *, draws: int, seed: int) -> Matched:
@@ -62,23 +52,25 @@ def matched_subspaces(subspace: Subspace, covariance: Float64[Tensor, "d d"], *,
     basis = subspace.basis.to(covariance)
     rest = torch.linalg.qr(basis, mode="complete").Q[:, subspace.rank :]
     if rest.shape[1] == 0:
-        return Matched(bases=(basis,) * draws, share=wanted, by=NONE, is_matched=False, n_distinct=1)
+        return Matched(bases=(basis,) * draws, share=wanted, is_matched=False, n_distinct=1)
     everything = torch.eye(subspace.width).to(covariance)
-    for place, directions in (("complement", rest), (SITE, everything)):
+    for directions, is_whole_site in ((rest, False), (everything, True)):
         values, vectors = torch.linalg.eigh(directions.T @ covariance @ directions)
         values, vectors = values.flip(0).clamp_min(0.0) / total, vectors.flip(1)
         reached = values.cumsum(dim=0).tolist()  # by the leading components
         ranks = (rank for rank in range(subspace.rank, len(reached) + 1) if reached[rank - 1] >= HEADROOM * wanted)
         rank = next(ranks, None)
-        if rank is None or (place == SITE and draws < 2):
+        if rank is None or (is_whole_site and draws < 2):
             continue
-        n_drawn = draws if place != SITE else draws - 1
-        bases = directions @ vectors @ _tilted(values, wanted, rank, draws=n_drawn, seed=seed)
-        by = f"complement, rank {rank}" if place != SITE and rank != subspace.rank else place
-        return _found(tuple(bases), covariance, subspace, by=by, and_last=rest if place == SITE else None)
+        drawn = tuple(directions @ vectors @ _tilted(values, wanted, rank, draws=draws - is_whole_site, seed=seed))
+        shares = [Subspace("a matched subspace", basis).variance_share(covariance) for basis in drawn]
+        is_close = all(abs(share - wanted) <= TOLERANCE * wanted for share in shares)
+        bases = (*drawn, rest) if is_whole_site else drawn
+        distinct = n_distinct(bases, covariance)
+        return Matched(bases=bases, share=float(np.mean(shares)), is_matched=is_close, n_distinct=distinct)
     share = float((rest * (covariance @ rest)).sum() / total)
     has_enough = share >= (1 - TOLERANCE) * wanted
-    return Matched(bases=(rest,), share=share, by=WHOLE, is_matched=has_enough, n_distinct=1)
+    return Matched(bases=(rest,), share=share, is_matched=has_enough, n_distinct=1)
 
 
 def outside_share(vectors: Float64[Tensor, "point d"], subspace: Subspace) -> float:
@@ -99,31 +91,6 @@ def n_distinct(bases: Sequence[Float64[Tensor, "d _"]], covariance: Float64[Tens
         if not any(share >= SAME for share in alike):
             distinct.append(basis)
     return len(distinct)
-
-
-def _found(
-    drawn: tuple[Float64[Tensor, "d _"], ...],
-    covariance: Float64[Tensor, "d d"],
-    subspace: Subspace,
-    *,
-    by: str,
-    and_last: Float64[Tensor, "d _"] | None,
-) -> Matched:
-    """Return the drawn controls, and the whole complement as the last one if it is given."""
-    bases = drawn if and_last is None else (*drawn, and_last)
-    wanted, basis = subspace.variance_share(covariance), subspace.basis.to(covariance)
-    shares = [Subspace("a matched subspace", each).variance_share(covariance) for each in drawn]
-    is_close = all(abs(share - wanted) <= TOLERANCE * wanted for share in shares)
-    return Matched(
-        bases=bases,
-        share=float(np.mean(shares)) if shares else float("nan"),
-        by=by if is_close else NONE,
-        is_matched=is_close,
-        n_distinct=n_distinct(bases, covariance),
-        own_share=float(np.mean([_contained(each, basis, covariance) for each in drawn]))
-        if and_last is not None
-        else 0.0,
-    )
 
 
 def _contained(by: Float64[Tensor, "d _a"], of: Float64[Tensor, "d _b"], covariance: Float64[Tensor, "d d"]) -> float:

@@ -106,25 +106,21 @@ class _EraseFitted(Edit):
         return self.fitted(values, self.layer).applied(values, reference)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Targets:
-    """The quantity for each role: at scored positions its value, at the others the next and the previous value."""
+def targets_of(
+    trials: Trials, quantity: PosteriorQuantity
+) -> tuple[Float64[Tensor, "point component"], Float64[Tensor, "other_point both"]]:
+    """Return the quantity for each role: at scored positions its value, at the others the next and the previous value.
 
-    scored: Float64[Tensor, "point component"]
-    others: Float64[Tensor, "other_point both"]
-
-    @classmethod
-    def of(cls, trials: Trials, quantity: PosteriorQuantity) -> "Targets":
-        """Return the targets; before the first and after the last scored position, missing values are the mean."""
-        exact, positions = quantity.exact(trials), trials.scored_positions()[0].contiguous()
-        elsewhere = (~trials.scored[0]).nonzero()[:, 0].contiguous()
-        upcoming, parts = torch.searchsorted(positions, elsewhere), list[Tensor]()
-        for index in (upcoming, upcoming - 1):
-            there = ((index >= 0) & (index < exact.shape[1]))[:, None]
-            values = exact[:, index.clamp(0, exact.shape[1] - 1)]
-            parts.append(torch.where(there, values, exact.mean(dim=(0, 1))))
-        return cls(scored=exact.flatten(0, 1), others=torch.cat(parts, dim=-1).flatten(0, 1))
+    Before the first and after the last scored position, missing values are the mean.
+    """
+    exact, positions = quantity.exact(trials), trials.scored_positions()[0].contiguous()
+    elsewhere = (~trials.scored[0]).nonzero()[:, 0].contiguous()
+    upcoming, parts = torch.searchsorted(positions, elsewhere), list[Tensor]()
+    for index in (upcoming, upcoming - 1):
+        there = ((index >= 0) & (index < exact.shape[1]))[:, None]
+        values = exact[:, index.clamp(0, exact.shape[1] - 1)]
+        parts.append(torch.where(there, values, exact.mean(dim=(0, 1))))
+    return exact.flatten(0, 1), torch.cat(parts, dim=-1).flatten(0, 1)
 
 
 @final
@@ -200,15 +196,15 @@ class Scrubber:
         """
         edits, erasures = dict[int, EraseByRole](), dict[int, Erasure]()
         values, mask, few = self.quantity.exact(trials), trials.scored[0], trials.rows(slice(0, self.n_fit))
-        targets = Targets.of(few, self.quantity)
+        at_scored, elsewhere = targets_of(few, self.quantity)
 
         def fitted(output: Tensor, layer: int) -> EraseByRole:
-            scored = self._role(output[: self.n_fit][:, mask], targets.scored)
+            scored = self._role(output[: self.n_fit][:, mask], at_scored)
             if scored is None:
                 raise InvalidArgument(
                     f"nothing in layer {layer} varies with the {self.quantity.label}. Start from a later layer."
                 )
-            roles = scored, self._role(output[: self.n_fit][:, ~mask], targets.others)
+            roles = scored, self._role(output[: self.n_fit][:, ~mask], elsewhere)
             edits[layer] = EraseByRole(site=self.site, layer=layer, roles=roles, mask=mask)
             points = trials.at_scored(output).double()[self.n_fit :]
             erasures[layer] = erasure(points, values[self.n_fit :], scored.eraser, n_fit=self.n_read, seed=seed + layer)

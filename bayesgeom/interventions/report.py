@@ -14,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
@@ -23,7 +24,7 @@ from bayesgeom.core import Reason, Verdict, number_text
 from bayesgeom.core.text import aligned_table, percent_text
 from bayesgeom.interventions.design import ARBITRARY, ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST
 from bayesgeom.interventions.verdicts import Judgment, Obstacle, against_movement, untrained_bound
-from bayesgeom.report.estimate import R2, UNTRAINED, Estimate, NonNegative, Quantity, Share, Unit, stacked
+from bayesgeom.report.estimate import R2, UNTRAINED, Better, Estimate, NonNegative, Quantity, Share, Unit, stacked
 from bayesgeom.report.findings import Finding, Opening
 from bayesgeom.report.panels import Panel
 from bayesgeom.report.report import Report
@@ -398,15 +399,13 @@ def _rows(layers: Sequence[int]) -> Mapping[str, int]:
     return {f"layer {layer}": layer for layer in layers}
 
 
-def _mean(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
-    """Return the value of a baseline; NaN if the estimate has none of that name."""
-    return next((level.value for level in effect.baselines if level.name == name), np.full(effect.value.shape, np.nan))
-
-
-def _most(effect: Estimate, name: str) -> Float[np.ndarray, "*axes"]:
-    """Return the upper end of a baseline; NaN if the estimate has none of that name."""
-    bars = (level.bar("higher") for level in effect.baselines if level.name == name)
+def _most(effect: Estimate, name: str, better: Better = "higher") -> Float[np.ndarray, "*axes"]:
+    """Return the upper end of a baseline, or without a direction its value; NaN if there is none of that name."""
+    bars = (level.bar(better) for level in effect.baselines if level.name == name)
     return next(bars, np.full(effect.value.shape, np.nan))
+
+
+_mean = partial(_most, better="")
 
 
 @final
@@ -500,11 +499,8 @@ class JointInterventionReport(EditReport):
         order, along = self.axis_correlation, Panel.blank("Order along the axis")
         layers, unedited = range(order.value.shape[1]), order.baseline(UNEDITED)[0, :, 0]
         random = order.baseline(RANDOM).value.mean(axis=0)[:, 0]
-        low, high = (
-            np.full_like(unedited.value, np.nan) if end is None else end for end in (unedited.low, unedited.high)
-        )
         add_baseline(along.figure, layers, random, name=f"baseline: {RANDOM}")
-        add_line(along.figure, layers, unedited.value, name="unedited", band=(low, high), color=EXACT)
+        add_line(along.figure, layers, unedited.value, name="unedited", band=unedited.ends, color=EXACT)
         for i, name in enumerate(self.sets):
             color = SERIES[i % len(SERIES)]
             add_line(along.figure, layers, order.value[i, :, 0], name=f"edited: {_layers(name)}", color=color)

@@ -5,12 +5,13 @@ from typing import Any, Unpack, overload
 
 from bayesgeom.core import InvalidArgument, checked, phase
 from bayesgeom.core.torch_state import with_gradients
-from bayesgeom.interventions.design import Design, DesignOptions, DoseOptions, LagOptions
+from bayesgeom.interventions.design import Design, DoseOptions, JointOptions, LagOptions, SiteOptions
 from bayesgeom.interventions.doses import dose_report
 from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.joint import JointIntervention
 from bayesgeom.interventions.lags import lag_report
 from bayesgeom.interventions.report import DoseReport, InterventionReport, JointInterventionReport, LagReport
+from bayesgeom.interventions.summary import intervention_report
 from bayesgeom.models.resolve import ModelLike, TaskLike, model_for, scored_task_of
 from bayesgeom.subspaces.base import Fit, InterventionSite, Subspace
 from bayesgeom.subspaces.fits import as_fit
@@ -32,27 +33,13 @@ def intervene(
 
 @overload
 def intervene(
-    model: ModelLike,
-    task: TaskLike | None = None,
-    subspace: SubspaceLike = "frame",
-    *,
-    sites: InterventionSite | None = None,
-    n: int = 256,
-    seed: int = 0,
-    **design: Unpack[DesignOptions],
+    model: ModelLike, task: TaskLike | None = None, subspace: SubspaceLike = "frame", **design: Unpack[SiteOptions]
 ) -> InterventionReport: ...
 
 
 @overload
 def intervene(
-    model: ModelLike,
-    task: TaskLike | None = None,
-    subspace: SubspaceLike = "frame",
-    *,
-    sites: Sequence[InterventionSite],
-    n: int = 256,
-    seed: int = 0,
-    **design: Unpack[DesignOptions],
+    model: ModelLike, task: TaskLike | None = None, subspace: SubspaceLike = "frame", **design: Unpack[JointOptions]
 ) -> JointInterventionReport: ...
 
 
@@ -112,7 +99,7 @@ def intervene(
     chosen = scored_task_of(subject, task)
     if not isinstance(sites, Sequence):
         job = Intervention.of(subject, chosen, fit, design=given, place=sites or InterventionSite(), n=n, seed=seed)
-        return lag_report(job) if given.lags else dose_report(job) if given.doses else job.report()
+        return lag_report(job) if given.lags else dose_report(job) if given.doses else intervention_report(job)
     if given.lags or given.doses:
         raise InvalidArgument("lags and doses take one site, not a list of sites.")
     if isinstance(design.get("kind"), Design):

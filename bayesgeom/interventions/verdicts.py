@@ -204,20 +204,17 @@ def _against_causal(evidence: Evidence) -> Iterator[Obstacle]:
         yield Obstacle.FEW_RANDOM
     if evidence.n_matched < LEAST_CONTROLS:
         yield Obstacle.FEW_MATCHED
-    effects = evidence.movement, evidence.indirect, evidence.by_leace
-    yield from against_movement(*effects, is_matched=evidence.is_matched)
+    yield from against_movement(evidence.movement, evidence.indirect, evidence.by_leace)
 
 
-def against_movement(
-    movement: Estimate, indirect: Estimate, by_leace: Estimate, *, is_matched: bool = True
-) -> Iterator[Obstacle]:
+def against_movement(movement: Estimate, indirect: Estimate, by_leace: Estimate) -> Iterator[Obstacle]:
     """Yield what stands against "causal" in a movement, and in those without the direct path (see `Evidence`).
 
     `UNCOMPARED` comes last.
     """
     whole = movement.baseline(WHOLE)
     direct = Obstacle.NOT_ABOVE_ZERO, Obstacle.RANDOM_REACHES, Obstacle.MATCHED_REACHES
-    yield from _within_controls(movement, direct, is_matched=is_matched)
+    yield from _within_controls(movement, direct)
     if whole.low is None or not whole.low > 0:
         yield Obstacle.WHOLE_UNDEFINED
     if not movement.value >= LEAST_SHARE * whole.value:
@@ -226,7 +223,7 @@ def against_movement(
     if not math.isnan(indirect.value):
         judged = {Obstacle.UNTRAINED_LATER: indirect, Obstacle.LEACE_LATER: by_leace}
         later = Obstacle.DIRECT_PATH, Obstacle.RANDOM_LATER, Obstacle.MATCHED_LATER
-        yield from _within_controls(indirect, later, is_matched=is_matched)
+        yield from _within_controls(indirect, later)
     levels = {code: untrained_bound(effect) for code, effect in judged.items() if not math.isnan(effect.value)}
     for code, level in levels.items():
         if not judged[code].ends[0] > np.fmax(level, 0.0):
@@ -241,7 +238,7 @@ def untrained_bound(effect: Estimate) -> float:
     return math.nan if level is None or level.high is None else float(level.high)
 
 
-def _within_controls(effect: Estimate, codes: tuple[Obstacle, ...], *, is_matched: bool) -> Iterator[Obstacle]:
+def _within_controls(effect: Estimate, codes: tuple[Obstacle, ...]) -> Iterator[Obstacle]:
     """Yield the code of each level that the lower end of an effect does not exceed: 0, random and matched subspaces."""
     low, (zero, random, matched) = effect.ends[0], codes
     if not low > 0:
@@ -251,7 +248,7 @@ def _within_controls(effect: Estimate, codes: tuple[Obstacle, ...], *, is_matche
             yield random
         if level.name == ARBITRARY and not low > level.value:
             yield Obstacle.LABELS_REACH
-        if level.name.startswith(MATCHED) and is_matched and not low > level.bar("higher"):
+        if level.name.startswith(MATCHED) and not low > level.bar("higher"):
             yield matched
 
 
@@ -289,9 +286,9 @@ def survival_of(movement: Estimate, given: Estimate | None, code: str, by_code: 
     """
     if given is not None:
         codes = (Obstacle.NOT_ABOVE_ZERO, Obstacle.RANDOM_REACHES, Obstacle.MATCHED_REACHES)
-        levels = replace(given, baselines=movement.baselines)
+        levels = replace(given, baselines=tuple(own for own in movement.baselines if not own.name.startswith(MATCHED)))
         is_less = not given.value >= LEAST_SHARE * movement.ceiling
-        if is_less or next(_within_controls(levels, codes, is_matched=False), None):
+        if is_less or next(_within_controls(levels, codes), None):
             return Survival.GIVEN
     if by_code is None or by_code.ends[1] < CODE_SHARE * movement.value:
         return Survival.SURVIVES

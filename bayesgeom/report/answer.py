@@ -35,17 +35,6 @@ MOSTLY_UNLISTED = 0.5  # exact probability of unlisted answers above which nothi
 LEAST_GAP_BITS = 1e-4  # KL of the baseline below which there is nothing to tell
 ROUNDING = 1e-6  # share of the gap below which the KL of a predictor is that of the exact one
 _CALIBRATION, _RESPONSE = "calibration", "evidence_response"  # names of the reports that are read
-_FINDINGS = {
-    Verdict.MATCHES: Finding.MATCHES,
-    Verdict.CLOSE: Finding.CLOSE,
-    Verdict.PARTLY: Finding.PARTLY,
-    Verdict.CLOSES: Finding.CLOSES,
-    Verdict.NO_BETTER: Finding.NO_BETTER,
-    Verdict.WORSE: Finding.WORSE,
-    Verdict.UNDECIDED: Finding.UNDECIDED,
-    Verdict.NO_GAP: Finding.NO_GAP,
-    Verdict.NOT_MEASURED: Finding.UNLISTED,
-}
 
 
 @final
@@ -143,7 +132,8 @@ class Answer:
     def opening(self) -> Opening:
         """Return the code of the answer, with the numbers in its sentence."""
         (name, level), kl, confidence = self.level, float(self.kl_bits), float(self.confidence)
-        finding = _FINDINGS[self.verdict]
+        # Others have the name of their verdict.
+        finding = Finding.UNLISTED if self.verdict == Verdict.NOT_MEASURED else Finding[self.verdict.name]
         if self.verdict == Verdict.NO_BETTER and (name == UNTRAINED or 1 - kl / level > OPEN):
             finding = Finding.NOT_SHOWN_BETTER
         word = {"over" if confidence > 1 else "under": confidence} if self.is_confidence_named else {}

@@ -73,17 +73,16 @@ class Diagnosis(Mapping[str, Report]):
             object.__setattr__(self, "reports", owned)  # the constructor alone may, in a frozen class
 
     @classmethod
-    def of(cls, report: Report, *, skipped: Mapping[str, str] | None = None) -> "Diagnosis":
+    def of(cls, report: Report) -> "Diagnosis":
         """Return a diagnosis with one report under its own name, with its provenance.
 
         Args:
             report: The report.
-            skipped: Reason for every probe that was not measured. Default: none.
 
         Returns:
             The diagnosis.
         """
-        return cls(reports={report.name: report}, skipped=skipped or {}, provenance=report.provenance)
+        return cls(reports={report.name: report}, skipped={}, provenance=report.provenance)
 
     @overload
     def __getitem__(self, name: str) -> Report: ...

@@ -28,7 +28,6 @@ from bayesgeom.stats.intervals import UNBOUNDED, Bounds, Interval, Scale
 
 Kind = Literal["baseline", "chance", "permutation", "ceiling"]
 Better = Literal["higher", "lower", ""]
-KINDS: tuple[Kind, ...] = ("baseline", "chance", "permutation", "ceiling")
 WHOLE = "whole activation"  # name of the ceiling of an edit
 UNTRAINED = "untrained networks"
 _ROUNDING = 1e-5  # of a bound: further beyond it a value is wrong, and not rounded
@@ -119,6 +118,12 @@ class Baseline:
         low, high = (None if end is None else _array(end) for end in (low, high))
         return cls(kind=kind, name=name, value=_array(value), low=low, high=high)
 
+    @property
+    def ends(self) -> tuple[Values, Values]:
+        """Both ends of its range; NaN where there is none."""
+        unknown = np.full(self.value.shape, np.nan)
+        return unknown if self.low is None else self.low, unknown if self.high is None else self.high
+
     def bar(self, better: Better) -> Values:
         """Return the level that has to be exceeded: the far end of the range if there is one, else the value."""
         end = {"higher": self.high, "lower": self.low, "": None}[better]
@@ -126,13 +131,11 @@ class Baseline:
 
     def broadcast(self, shape: tuple[int, ...]) -> Self:
         """Return the same baseline with the shape of its estimate."""
-        low, high = (None if end is None else _to_shape(end, shape, self.name) for end in (self.low, self.high))
-        return replace(self, value=_to_shape(self.value, shape, self.name), low=low, high=high)
+        return replace(self, **_changed(self, lambda values: _to_shape(values, shape, self.name)))
 
     def __getitem__(self, index: Any) -> Self:
         """Return the baseline of some entries."""
-        low, high = (None if end is None else _array(end[index]) for end in (self.low, self.high))
-        return replace(self, value=_array(self.value[index]), low=low, high=high)
+        return replace(self, **_changed(self, lambda values: _array(values[index])))
 
 
 @final
@@ -227,10 +230,10 @@ class Estimate:
 
     def __getitem__(self, index: Any) -> Self:
         """Return the estimate of some entries, with their ends and baselines."""
-        low, high = (None if end is None else _array(end[index]) for end in (self.low, self.high))
         baselines = tuple(baseline[index] for baseline in self.baselines)
         reason = None if self.reason is None else np.asarray(self.reason[index])
-        return replace(self, value=_array(self.value[index]), low=low, high=high, baselines=baselines, reason=reason)
+        parts = _changed(self, lambda values: _array(values[index]))
+        return replace(self, **parts, baselines=baselines, reason=reason)
 
     def mapped(self, change: Callable[[Values], Values]) -> Self:
         """Return the estimate with its value, its ends and those of its baselines changed by a function.
@@ -238,17 +241,11 @@ class Estimate:
         Args:
             change: A function of an array, applied to each of them.
         """
-
-        def each(own: Values | None) -> Values | None:
-            return None if own is None else change(own)
-
-        baselines = (replace(b, value=change(b.value), low=each(b.low), high=each(b.high)) for b in self.baselines)
-        value, reason = change(self.value), self.reason
-        if reason is not None and value.shape != reason.shape:
+        baselines = tuple(replace(level, **_changed(level, change)) for level in self.baselines)
+        parts, reason = _changed(self, change), self.reason
+        if reason is not None and parts["value"].shape != reason.shape:
             reason = np.asarray(np.nan_to_num(change(reason.astype(np.float64))), dtype=np.int64)
-        return replace(
-            self, value=value, low=each(self.low), high=each(self.high), baselines=tuple(baselines), reason=reason
-        )
+        return replace(self, **parts, baselines=baselines, reason=reason)
 
     def __repr__(self) -> str:
         if self.value.ndim:
@@ -324,10 +321,8 @@ class Estimate:
             'window 1'
         """
         known = [own for own in self.compared if not math.isnan(float(own.value))]
-        if not known or not better:
-            return known[0] if known else None
-        sign = 1 if better == "higher" else -1
-        return max(known, key=lambda own: sign * float(own.bar(better)))
+        sign = {"higher": 1, "lower": -1, "": 0}[better]
+        return max(known, key=lambda own: sign * float(own.bar(better)), default=None)
 
     def extreme(self, which: Extreme, *, count: int = 0) -> tuple[tuple[int, ...], Self]:
         """Return the index of the largest (smallest) entry, and that entry with an interval that allows for the choice.
@@ -532,10 +527,8 @@ def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = No
         return None if all(level is None for level in levels) else np.stack(stored)
 
     def baseline(name: str) -> Baseline:
-        own = [next((level for level in part.baselines if level.name == name), None) for part in found]
-        value = along([None if level is None else level.value for level in own])
-        low = along([None if level is None else level.low for level in own])
-        high = along([None if level is None else level.high for level in own])
+        levels = [{level.name: vars(level) for level in part.baselines}.get(name, {}) for part in found]
+        value, low, high = (along([level.get(end) for level in levels]) for end in ("value", "low", "high"))
         assert value is not None, "one of the parts has this baseline"
         return Baseline.of(kinds[name], name, value, low=low, high=high)
 
@@ -548,6 +541,12 @@ def stacked(found: Sequence[Estimate], baselines: Sequence[Baseline] | None = No
         baselines=[baseline(name) for name in kinds] if baselines is None else baselines,
         reason=np.stack([codes_of(own) for own in found]),
     )
+
+
+def _changed(own: Estimate | Baseline, change: Callable[[Values], Values]) -> dict[str, Any]:
+    """Return value, low and high with each of them changed that is there."""
+    parts = {"value": own.value, "low": own.low, "high": own.high}
+    return {name: None if values is None else change(values) for name, values in parts.items()}
 
 
 def _array(value: Any) -> Values:

@@ -19,12 +19,8 @@ WIDTHS = {"column": 3.25, "text": 6.75}  # inches: a column of two, and the whol
 FORMATS = ("pdf", "svg", "png")
 _INCH, _POINT = 96, 96 / 72  # pixels, as browsers count them
 _TEXT, _SMALL = 8 * _POINT, 7 * _POINT  # of axis titles; of everything else
-_LETTER, _SAMPLE, _ROW, _NAME = (
-    5.2,
-    42,
-    14,
-    30,
-)  # a letter, the line before a name, a row of a legend; letters of a name
+# Pixels of a letter, of the line before a name, and of a row of a legend; letters of a name.
+_LETTER, _SAMPLE, _ROW, _NAME = 5.2, 42, 14, 30
 _THIN, _LOW = 0.6, 0.68  # lines and heights, as shares of those on pages
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "triangle-down", "star", "pentagon")
 _MARKS, _WIDE, _DOTS = 8, 5, 300 / 96  # most markers of a line; pixels of a wide line; of a PNG: 300 an inch

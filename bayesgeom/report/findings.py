@@ -266,15 +266,9 @@ def capital(text: str) -> str:
     return text if "=" in text.split(maxsplit=1)[0] else text[:1].upper() + text[1:]
 
 
-def _estimate_text(estimate: Estimate) -> str:
-    """Return a scalar with its interval, both with three digits."""
-    value, low, high = (rounded(float(end)) for end in (estimate.value, *estimate.ends))
-    return value if low == "–" else f"{value} [{low} … {high}]"
-
-
-def _some_text(share: Estimate) -> str:
-    """Return a share in percent with its interval, with as many digits as it needs not to be 0."""
-    value, *ends = (percent_text(float(own), None) for own in (share.value, *share.ends))
+def _estimate_text(estimate: Estimate, text: Callable[[Any], str] = rounded) -> str:
+    """Return a scalar with its interval, both with three digits by default."""
+    value, *ends = (text(float(end)) for end in (estimate.value, *estimate.ends))
     return value if "–" in ends else f"{value} [{' … '.join(ends)}]"
 
 
@@ -327,7 +321,7 @@ _WORDS |= {"component": "components", "term": "direct terms", "edge": "edges", "
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "%": percent_text,
     ",": lambda number: f"{float(number):,.0f}",
-    "some": _some_text,
+    "some": lambda share: _estimate_text(share, lambda own: percent_text(own, None)),  # as many digits as it needs
     "first": capital,
     "word": lambda name: _WORDS.get(name, name),
     "closed": _closed_text,

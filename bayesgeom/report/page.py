@@ -239,13 +239,9 @@ def _placed(model: str, ends: tuple[float, float, float], levels: Mapping[str, f
     value, low, high = (100 * (end - least) / span for end in ends)
     marks = [Mark(label=model, place=value, low=low, high=high, kind="model")]
     for label, level in levels.items():
-        own = Mark(label=label, place=100 * (level - least) / span, lane=0)
-        lane = next(
-            lane
-            for lane in (-1, 1, -2, 2, -3)
-            if not any(_touch(own, other) for other in marks if other.lane == lane) or lane == -3
-        )
-        marks.append(Mark(label=own.label, place=own.place, lane=lane))
+        lanes = [Mark(label=label, place=100 * (level - least) / span, lane=lane) for lane in (-1, 1, -2, 2, -3)]
+        free = (own for own in lanes if not any(_touch(own, other) for other in marks if other.lane == own.lane))
+        marks.append(next(free, lanes[-1]))
     return marks
 
 

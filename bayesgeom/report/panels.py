@@ -7,7 +7,7 @@ at the ends of lines in place of a legend, hover texts with units and intervals,
 import html
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Self, final
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, final
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
+from scipy.optimize import isotonic_regression
 
 from bayesgeom.report.theme import AXIS, BASELINE, DASHES, EXACT, FONT, GRID, SERIES, escaped, wrapped
 
@@ -244,13 +245,7 @@ def _apart(
     order = np.argsort(wanted, kind="stable")
     size = sizes[order]
     below = np.concatenate([[0.0], np.cumsum((size[1:] + size[:-1]) / 2)])
-    blocks = list[list[float]]()  # of labels that touch: the mean place of their lowest, and their number
-    for own in wanted[order] - below:
-        blocks.append([float(own), 1.0])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (place, n), (lower, m) = blocks.pop(), blocks.pop()
-            blocks.append([(place * n + lower * m) / (n + m), n + m])
-    lowest = np.repeat([place for place, _ in blocks], [int(n) for _, n in blocks])
+    lowest = isotonic_regression(wanted[order] - below).x  # the places of labels below which no others touch them
     top, bottom = room - size[-1] / 2 - below[-1] + _ABOVE, size[0] / 2 - _BELOW
     heights = np.empty_like(wanted)
     heights[order] = np.clip(lowest, min(bottom, top), top) + below
@@ -267,7 +262,7 @@ def figure_of(title: str, drawn: Sequence[Panel]) -> go.Figure:
         return go.Figure(drawn[0].figure).update_layout(title=heading, margin_t=_TOP)
     titles = [wrapped(own.title, int(_width(own) / _TITLE_LETTER)) for own in drawn]
     finished = (replace(own, figure=own.finished(), title=title) for own, title in zip(drawn, titles, strict=True))
-    rows = list(_rows([*finished]))
+    rows = _rows([*finished])
     heights = [max(map(_height, row)) for row in rows]
     total, top = sum(heights), float(sum(heights))
     layout: dict[str, Any] = {**_blank().layout.to_plotly_json(), "height": _TOP + total, "title": heading}
@@ -285,19 +280,15 @@ def figure_of(title: str, drawn: Sequence[Panel]) -> go.Figure:
     return go.Figure(data=data, layout=layout)
 
 
-def _rows(drawn: Sequence[Panel]) -> Iterator[list[Panel]]:
+def _rows(drawn: Sequence[Panel]) -> list[list[Panel]]:
     """Give each wide panel a row of its own, and the others rows of two."""
-    row = list[Panel]()
+    rows = list[list[Panel]]()
     for own in drawn:
-        if row and (own.is_wide or len(row) == 2):
-            yield row
-            row = []
-        row.append(own)
-        if own.is_wide:
-            yield row
-            row = []
-    if row:
-        yield row
+        if rows and len(rows[-1]) == 1 and not (own.is_wide or rows[-1][0].is_wide):
+            rows[-1].append(own)
+        else:
+            rows.append([own])
+    return rows
 
 
 def _width(own: Panel) -> float:

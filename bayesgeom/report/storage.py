@@ -429,7 +429,7 @@ def write_run(
     """
     check_target(path)
     with atomic_directory(path) as temporary:
-        write_parts(temporary, reports, extra)
+        write(temporary, {key: parts_of(report) for key, report in reports.items()}, extra)
         table.to_parquet(temporary / METRICS)
         (temporary / HTML).write_text(page(), encoding="utf-8", errors="replace")
 
@@ -444,11 +444,6 @@ def write_page(text: str, path: str | PathLike[str] | None) -> str:
         with atomic_file(Path(path)) as temporary:
             temporary.write_text(text, encoding="utf-8", errors="replace")
     return text
-
-
-def write_parts(path: Path, reports: Mapping[str, object], extra: Mapping[str, Any]) -> None:
-    """Write reports and other JSON content as `report.json` and `arrays.safetensors` into a folder."""
-    write(path, {key: parts_of(report) for key, report in reports.items()}, extra)
 
 
 def read_parts(

@@ -288,6 +288,35 @@ def extreme_of(report: Reported, metric: str, which: Any, label: str, at: tuple[
     return headline_of(report, metric, (*at, *place), label.format(named), own=own, chosen_of=count)
 
 
+def headline_of_largest(
+    report: Reported,
+    metric: str,
+    at: tuple[int, ...],
+    label: str,
+    chosen: Estimate,
+    *,
+    whole: Estimate | None = None,
+    verdict: str | None = None,
+) -> Headline:
+    """Return the headline of a largest entry, with an interval that allows for its choice where there is one.
+
+    Args:
+        report: The report.
+        metric: Name of a field that is an estimate.
+        at: Index of the entry.
+        label: Label in tables.
+        chosen: The entry, as `Estimate.extreme` returns it.
+        whole: All entries. Default: the field.
+        verdict: As in `headline_of`.
+    """
+    whole = values_of(report)[metric] if whole is None else whole
+    if chosen.reason_at() in (Reason.MANY, Reason.HIDDEN) and not whole[at].is_withheld:
+        line = headline_of(report, metric, at, label, own=whole[at], verdict="")
+        return dataclasses.replace(line, why=str(Reason.CHOICE_IGNORED))
+    count = int(np.isfinite(whole.value).sum())
+    return headline_of(report, metric, at, label, own=chosen, chosen_of=count, verdict=verdict)
+
+
 def chosen_intervals(report: Reported) -> list[dict[str, Any]]:
     """Return the intervals of headlines that allow for the choice of an entry, with field, index and number of entries.
 
@@ -421,7 +450,7 @@ def _of_estimate(
 ) -> Iterator[Record]:
     whole: Estimate = values_of(report)[metric]
     (low, high), hardest, places = whole.ends, _hardest(whole, quantity.better), _places(report, quantity.dims)
-    levels = [_levels(own, whole.value.shape) for own in whole.baselines]
+    levels = [(own.value, *own.ends) for own in whole.baselines]
     for index in np.ndindex(whole.value.shape):
         at = {"unit": quantity.unit, "n": whole.n or report.n, "places": places(index)}
         ends = {"value": float(whole.value[index]), "low": float(low[index]), "high": float(high[index])}
@@ -449,12 +478,6 @@ def _hardest(whole: Estimate, better: Better) -> np.ndarray:
         is_harder = (own.kind != "ceiling") & ~np.isnan(own.value) & ((found < 0) | (bar > bars))
         found, bars = np.where(is_harder, place, found), np.where(is_harder, bar, bars)
     return found
-
-
-def _levels(own: Baseline, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Return value, low and high of a baseline; NaN where it has no range."""
-    unknown = np.full(shape, np.nan)
-    return own.value, unknown if own.low is None else own.low, unknown if own.high is None else own.high
 
 
 def _row(report: Reported, metric: str, **known: Any) -> Record:
@@ -525,9 +548,8 @@ def _variables(name: str, estimate: Estimate, quantity: Quantity) -> tuple[dict[
     levels = np.stack([own.value for own in estimate.baselines])
     kinds = ", ".join(own.kind for own in estimate.baselines)
     found[f"{name}_baseline"] = ((axis, *quantity.dims), levels, {**attributes, "kinds": kinds})
-    unknown, lows = np.full(estimate.value.shape, np.nan), [own.low for own in estimate.baselines]
-    for end, of in (("low", lows), ("high", [own.high for own in estimate.baselines])):
-        if any(level is not None for level in of):
-            ends = np.stack([unknown if level is None else level for level in of])
+    for at, end in enumerate(("low", "high")):
+        if any(vars(own)[end] is not None for own in estimate.baselines):
+            ends = np.stack([own.ends[at] for own in estimate.baselines])
             found[f"{name}_baseline_{end}"] = ((axis, *quantity.dims), ends, attributes)
     return found, {axis: [own.name for own in estimate.baselines]}

@@ -22,7 +22,7 @@ from bayesgeom.interventions.verdicts import Survival
 from bayesgeom.measurements.audit import AuditReport
 from bayesgeom.measurements.base import Subject, planted_masks
 from bayesgeom.measurements.evidence_response import EvidenceResponseReport
-from bayesgeom.selftest.audits import COLUMNS, planted_audits
+from bayesgeom.selftest.audits import COLUMNS, PlantedAudit, planted_audits
 from bayesgeom.selftest.planted import (
     LAYER,
     SITE,
@@ -33,7 +33,7 @@ from bayesgeom.selftest.planted import (
     uses_belief,
     uses_entropy,
 )
-from bayesgeom.selftest.responses import AGES, planted_responses
+from bayesgeom.selftest.responses import AGES, PlantedResponse, planted_responses
 from bayesgeom.subspaces.base import Fit, InterventionSite
 from bayesgeom.subspaces.fits import covariance, decoder, leace, trained_swap
 
@@ -87,10 +87,10 @@ def selftest() -> list[ControlResult]:
         if testing.fault:
             failed = f"plug-in {name!r} failed: {testing.fault.rstrip('.')}."
             verdicts.append(ControlResult(probe=name, control=failed, passed=False))
-    for control in intervention_controls():
-        with phase(f"control of interventions: {control.label}"):
-            is_held = control.holds(control.report())
-        verdicts.append(ControlResult(probe=INTERVENTION, control=control.label, passed=is_held))
+    for planted in intervention_controls():
+        with phase(f"control of interventions: {planted.label}"):
+            passed = planted.holds(planted.report())
+        verdicts.append(ControlResult(probe=INTERVENTION, control=planted.label, passed=passed))
     return verdicts
 
 
@@ -123,9 +123,10 @@ def intervention_controls() -> Iterator[InterventionControl]:
         ("belief", uses_belief, ignores_belief),
     ):
         for eraser in (covariance(quantity), leace(quantity)):
-            yield InterventionControl(label=f"{eraser.label}: causal", build=uses, fit=eraser, holds=_is_causal)
+            causal, inert = (partial(_has, verdict) for verdict in (Verdict.CAUSAL, Verdict.INERT))
+            yield InterventionControl(label=f"{eraser.label}: causal", build=uses, fit=eraser, holds=causal)
             yield InterventionControl(
-                label=f"{eraser.label}: a copy that is not read", build=ignores, fit=eraser, holds=_is_inert
+                label=f"{eraser.label}: a copy that is not read", build=ignores, fit=eraser, holds=inert
             )
         yield InterventionControl(
             label=f"decoder ({quantity}): misses what is read", build=uses, fit=decoder(quantity), holds=_is_missed
@@ -152,23 +153,17 @@ def planted_tables() -> Iterator[PlantedTable]:
             passed &= verdicts == expected and control.holds(report)
     yield PlantedTable(probe=INTERVENTION, title="Entropy in planted networks", head=head, rows=rows, passed=passed)
     yield _attention_table()
-    responses = list(planted_responses())
     older = [f"older than {age}" for age in AGES[1:]]
-    yield PlantedTable(
-        probe=EvidenceResponseReport.name,
-        title="Evidence response of planted predictors",
-        head=("predictor", "all evidence", *older, *(f"{evidence}, relative" for evidence in older), "verdict"),
-        rows=[response.row() for response in responses],
-        passed=all(response.passed for response in responses),
-    )
-    audits = list(planted_audits())
-    yield PlantedTable(
-        probe=AuditReport.name,
-        title="Audit of planted predictors",
-        head=("predictor", *COLUMNS),
-        rows=[audit.row() for audit in audits],
-        passed=all(audit.passed for audit in audits),
-    )
+    columns = ("predictor", "all evidence", *older, *(f"{evidence}, relative" for evidence in older), "verdict")
+    yield _table_of(EvidenceResponseReport.name, "Evidence response", columns, [*planted_responses()])
+    yield _table_of(AuditReport.name, "Audit", ("predictor", *COLUMNS), [*planted_audits()])
+
+
+def _table_of(
+    probe: str, what: str, head: tuple[str, ...], planted: Sequence[PlantedResponse | PlantedAudit]
+) -> PlantedTable:
+    rows, passed = [own.row() for own in planted], all(own.passed for own in planted)
+    return PlantedTable(probe=probe, title=f"{what} of planted predictors", head=head, rows=rows, passed=passed)
 
 
 def _attention_table() -> PlantedTable:
@@ -184,12 +179,8 @@ def _attention_table() -> PlantedTable:
     return PlantedTable(probe=probe.name, title="Uniform attention under masks", head=head, rows=rows, passed=passed)
 
 
-def _is_causal(report: InterventionReport) -> bool:
-    return report.verdict_by_layer[LAYER] == Verdict.CAUSAL and _is_erased(report)
-
-
-def _is_inert(report: InterventionReport) -> bool:
-    return report.verdict_by_layer[LAYER] == Verdict.INERT and _is_erased(report)
+def _has(verdict: Verdict, report: InterventionReport) -> bool:
+    return report.verdict_by_layer[LAYER] == verdict and _is_erased(report)
 
 
 def _is_missed(report: InterventionReport) -> bool:

@@ -160,21 +160,6 @@ class Subspace:
         """Dimensions of the subspace."""
         return self.basis.shape[1]
 
-    def check_width(self, width: int, where: str) -> None:
-        """Check the width against that of the vectors at a site.
-
-        Args:
-            width: Number of coordinates of the vectors.
-            where: Name of the site, for the message.
-
-        Raises:
-            InvalidArgument: The widths differ.
-        """
-        if self.width != width:
-            raise InvalidArgument(
-                f"the basis of {self.name!r} is {self.width} wide; vectors at {where} are {width} wide."
-            )
-
 
 def span(name: str, columns: Float[Tensor, "d n"]) -> Subspace:
     """Return the span of some vectors: left singular vectors with singular values above 1e-6 of the largest.

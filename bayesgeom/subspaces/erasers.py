@@ -11,7 +11,7 @@ References: Belrose et al. 2023, arXiv:2306.03819, theorem 4.2 (LEACE); Haufe et
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -136,11 +136,6 @@ class Eraser(Fit):
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         values = checked_values(sample, self.quantity)
         return {layer: self._one(sample, layer, values) for layer in layers}
-
-    @property
-    def without_given(self) -> "Eraser":
-        """The same fit with nothing held fixed."""
-        return replace(self, given=())
 
     def _one(self, sample: Sample, layer: int, values: Float64[Tensor, "point component"]) -> Subspace:
         points = checked_points(sample, layer, self.label)

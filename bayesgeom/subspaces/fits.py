@@ -180,16 +180,13 @@ def entropy_axis(by: AxisKind = "readout") -> Fit:
 
 
 @checked()
-def frame(
-    kind: FrameKind = "embedding", *, head: int | None = None, layer: int | None = None, tokens: str | None = None
-) -> Fit:
-    """Return the span of the hypothesis tokens in the residual stream.
+def frame(kind: FrameKind = "embedding", *, head: int | None = None, layer: int | None = None) -> Fit:
+    """Return the span of the hypothesis tokens in the residual stream, of the inputs if the task has no hypotheses.
 
     Args:
         kind: "embedding": their embeddings; "keys": pulled back through W_K of `head`; "ov": as written by `head`.
         head: Query head; if heads share keys and values, those of its group are used. None for "embedding".
         layer: Layer of the head; by default the edited layer.
-        tokens: A token set of the task; by default "hypotheses" or, if the task has none, "inputs".
 
     Returns:
         A fit for `intervene` and `fit_subspace`; it is applied to a model there.
@@ -202,7 +199,7 @@ def frame(
         >>> subspaces.frame().label
         'frame (embedding)'
     """
-    return TokenFrame(kind, head, layer, tokens)
+    return TokenFrame(kind, head, layer)
 
 
 @checked()
@@ -437,7 +434,11 @@ class _Fixed(Fit):
         return self.subspace.name
 
     def check(self, setting: Setting) -> None:
-        self.subspace.check_width(setting.place.width_in(setting.model.spec), setting.place.site.name)
+        width, own, where = setting.place.width_in(setting.model.spec), self.subspace, setting.place.site.name
+        if own.width != width:
+            raise InvalidArgument(
+                f"the basis of {own.name!r} is {own.width} wide; vectors at {where} are {width} wide."
+            )
 
     def fitted(self, sample: Sample, layers: Sequence[int]) -> dict[int, Subspace]:
         here = self.subspace.basis.to(sample.run.at(sample.place.site).device)

@@ -44,7 +44,6 @@ class TokenFrame(Fit):
     kind: FrameKind
     head: int | None
     layer: int | None
-    tokens: str | None
 
     @property
     def label(self) -> str:
@@ -90,9 +89,8 @@ class TokenFrame(Fit):
         return einsum(inputs, values[group], output[self.head], "t m, d m, d n -> t n")
 
     def _tokens(self, trials: Trials) -> Int64[Tensor, " token"]:
-        wanted = ("hypotheses", "inputs") if self.tokens is None else (self.tokens,)
-        for name in wanted:
+        for name in ("hypotheses", "inputs"):
             if name in trials.token_sets:
                 return trials.token_sets[name]
         named = ", ".join(trials.token_sets) or "(none)"
-        raise InvalidArgument(f"a frame needs a token set {' or '.join(wanted)}; this task has: {named}.")
+        raise InvalidArgument(f"a frame needs a token set hypotheses or inputs; this task has: {named}.")

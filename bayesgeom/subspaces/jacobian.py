@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from bayesgeom.core import Site, Trials
-from bayesgeom.core.torch_state import Change, check_differentiable, lock_of
+from bayesgeom.core.torch_state import SiteLayer, check_differentiable, lock_of, store_leaf
 from bayesgeom.models.base import Model, hooked_sites
 from bayesgeom.models.native.lstm import LSTM
 from bayesgeom.models.replay.carried import CARRIED, logits_through_states
@@ -45,22 +45,13 @@ def answer_gradients(
     if site == CARRIED:
         yield from _gradients_of_states(model, trials, layers, seed=seed)
         return
-    stored: dict[int, Tensor] = {}
-
-    def keeping(layer: int) -> Change:
-        def keep(output: Tensor) -> Tensor:
-            # Without trainable weights before this layer, the graph begins here.
-            stored[layer] = output if output.requires_grad else output.detach().requires_grad_()
-            return stored[layer]
-
-        return keep
-
-    with hooked_sites(model, {(site, layer): keeping(layer) for layer in layers}), torch.enable_grad():
+    stored, places = dict[SiteLayer, Tensor](), [(site, layer) for layer in layers]
+    with hooked_sites(model, {place: store_leaf(stored, place) for place in places}), torch.enable_grad():
         logits = model.logits(trials)[:, :, trials.answer_ids]
-    places = [stored[layer] for layer in layers]
+    leaves = [stored[place] for place in places]
     for position, answer in _chosen(logits.shape[1], logits.shape[2], seed):
         # Sequences are independent, so the gradient of the sum holds each sequence's gradient.
-        gradients = torch.autograd.grad(logits[:, position, answer].sum(), places, retain_graph=True)
+        gradients = torch.autograd.grad(logits[:, position, answer].sum(), leaves, retain_graph=True)
         yield dict(zip(layers, gradients, strict=True))
 
 

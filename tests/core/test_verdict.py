@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Iterator
 from enum import Enum
 
-import numpy as np
 import pytest
 
 from bayesgeom.core.verdict import Reason, Verdict
@@ -73,10 +72,6 @@ def test_each_code_has_a_short_label_and_one_sentence(kind: type[Enum]) -> None:
 def test_reasons_are_numbered() -> None:
     assert [int(own) for own in Reason] == list(range(len(Reason))) and Reason.of(4) is Reason.HEAVY_TAIL
     assert Verdict("yes") is Verdict.YES and f"{Reason.FEW}" == "too few"
-
-
-def test_labels_of_an_array() -> None:
-    assert Reason.labels(np.array([[0, 4], [1, 5]])).tolist() == [["", "heavy tail"], ["conservative", "biased"]]
 
 
 if __name__ == "__main__":

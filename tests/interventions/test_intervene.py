@@ -14,8 +14,8 @@ from torch import Tensor
 from bayesgeom.core.edits import SUBSPACE_KINDS
 from bayesgeom.core.errors import BayesGeomError, InvalidArgument, MissingSite, UnknownName
 from bayesgeom.core.run import ATTN_OUT, PATTERN, RESID_POST, RESID_PRE, STATE, Site, Trials, Z
+from bayesgeom.interventions import run
 from bayesgeom.interventions.design import RANDOM, Design
-from bayesgeom.interventions.intervention import Intervention
 from bayesgeom.interventions.report import InterventionReport
 from bayesgeom.interventions.run import fit_subspace, intervene
 from bayesgeom.interventions.verdicts import Obstacle
@@ -345,7 +345,7 @@ def test_bad_input_is_refused_before_anything_runs(what: str, monkeypatch: pytes
     ask, kind, message = REFUSED[what]
     if ARE_ON and what in ("float", "positions"):
         pytest.skip("checks of annotations would refuse first")
-    monkeypatch.setattr(Intervention, "report", lambda self: pytest.fail("it ran"))
+    monkeypatch.setattr(run, "intervention_report", lambda job: pytest.fail("it ran"))
     with pytest.raises(kind, match=message):
         ask()
 

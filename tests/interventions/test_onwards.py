@@ -9,7 +9,7 @@ from bayesgeom.core.run import ATTN_OUT, RESID_POST, RESID_PRE, concatenate
 from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions.design import ERASED
 from bayesgeom.interventions.engine import PairReference
-from bayesgeom.interventions.onwards import Scrubber, Targets, erase_onwards
+from bayesgeom.interventions.onwards import Scrubber, erase_onwards, targets_of
 from bayesgeom.interventions.verdicts import onwards_verdict
 from bayesgeom.report.estimate import WHOLE, Baseline, Estimate
 from bayesgeom.stats.behavior import answer_log_probabilities
@@ -27,10 +27,10 @@ NONE = PairReference({}, None)
 
 def test_the_next_and_the_last_quantity_stand_at_the_other_positions() -> None:
     trials, entropy = TASK.sample(5, seed=0), PosteriorQuantity("entropy")
-    targets = Targets.of(trials, entropy)
+    _, others = targets_of(trials, entropy)
     exact, positions = entropy.exact(trials)[..., 0], trials.scored_positions()[0].tolist()
     elsewhere = [p for p in range(trials.tokens.shape[1]) if p not in positions]
-    found = targets.others.reshape(5, len(elsewhere), 2)
+    found = others.reshape(5, len(elsewhere), 2)
     for column, p in enumerate(elsewhere):
         upcoming, former = (
             ([q for q in positions if q > p] or [None])[0],

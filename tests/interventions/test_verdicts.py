@@ -12,6 +12,7 @@ from bayesgeom.core.verdict import Reason
 from bayesgeom.interventions._evidence import Erasure
 from bayesgeom.interventions.design import ERASED, MATCHED, MATCHED_MOST, RANDOM, RANDOM_MOST, Design
 from bayesgeom.interventions.run import intervene
+from bayesgeom.interventions.summary import intervention_report
 from bayesgeom.interventions.verdicts import (
     LEAST_SEQUENCES,
     Evidence,
@@ -369,7 +370,8 @@ def test_the_indirect_effect_is_that_of_plain_hooks() -> None:
             handle.remove()
     exact = originals.at_scored(originals.predictive)
     after, before = (kl_bits(exact, answer_log_probabilities(logits, originals)[0]) for logits in (edited, unedited))
-    assert job.report().indirect_kl_increase_bits.value[0, 0] == pytest.approx(float((after - before).mean()), abs=1e-5)
+    increase = intervention_report(job).indirect_kl_increase_bits
+    assert increase.value[0, 0] == pytest.approx(float((after - before).mean()), abs=1e-5)
 
 
 def test_scored_after_the_edit_only_what_is_carried_on_counts() -> None:
@@ -416,7 +418,7 @@ def test_where_no_layer_has_anything_left_the_request_is_refused() -> None:
     with pytest.raises(
         InvalidArgument, match=r"exists in no layer: in layers 0, 1, erasing position and answer \(6 of 13"
     ):
-        job.report()
+        intervention_report(job)
     with pytest.raises(InvalidArgument, match=r"layer 1: erasing position .* Choose other layers, or hold fewer"):
         job.fit.fitted(job.sample(), (1,))
 

@@ -26,7 +26,7 @@ def withheld(reports: Iterable[Report]) -> Counter[str]:
         for name in quantities_of(type(report)):
             own = report.estimate(name)
             if own.low is not None:
-                found.update(Reason.labels(codes_of(own)[~np.isnan(own.value)]))
+                found.update(Reason.of(code).label for code in codes_of(own)[~np.isnan(own.value)])
     return found
 
 
