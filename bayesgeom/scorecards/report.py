@@ -311,7 +311,7 @@ class _Found:
         if not self.note and abs(self.parameters / PARAMETERS - 1) > 0.2:
             self.note = f"{self.parameters:,.0f} parameters without embeddings; the reference has {PARAMETERS:,}"
         self.rate_kl_bits = [ends.get(rate, math.nan) for rate in rates]
-        seeds = {row.seed: row.value for row in own}
+        seeds = {row.seed: row.value for row in self._best if row.quantity == "kl_bits"}
         self.seed_kl_bits = [seeds.get(seed, math.nan) for seed in range(n_seeds)]
         first = [row for row in self._chosen if row.quantity == "validation_kl_bits"]
         padding = [math.nan] * (N_CURVE + 1 - len(first))
