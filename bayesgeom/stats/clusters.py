@@ -9,6 +9,7 @@ References:
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -192,6 +193,16 @@ def resampled_agreement(
     of_points = torch.einsum("lpc,ph->plch", member, others.double())
     together = of_points.new_zeros(times.shape[1], *of_points.shape[1:]).index_add_(0, owner, of_points)
     return adjusted_rand(*(torch.tensordot(power, together, dims=1) for power in (times, times**2)))
+
+
+def nearest_centroid_labels(
+    points: Float[Tensor, "point d"],
+    centroids: Float[Tensor, "d draw label"],
+    is_known: Bool[Tensor, "draw label"],
+) -> Int64[Tensor, "point draw"]:
+    """Return the label whose centroid is nearest (Euclidean) to each point, among the known centroids of each draw."""
+    half = torch.where(is_known, (centroids**2).sum(dim=0) / 2, torch.inf)
+    return cast(Tensor, ((points @ centroids.flatten(1)).unflatten(1, half.shape) - half).argmax(dim=2))
 
 
 def _spread_seeds(

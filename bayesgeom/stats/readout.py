@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
+from bayesgeom.stats.clusters import nearest_centroid_labels
 from bayesgeom.stats.regression import SplitMoments, ridge, split_moments, squared_error
 from bayesgeom.stats.subspace import restricted
 
@@ -140,11 +141,8 @@ def centroid_hits(
     # As Σ x = 0, centered labels have the same sums as labels.
     sums = (fitting.T @ targets.centered[: targets.n_fit, :, LABEL].flatten(1).to(points)).double()
     share = targets.means[:, LABEL].to(sums)
-    centroids = (sums.reshape(-1, *share.shape) / (share * targets.n_fit).clamp_min(1)).to(held_out)
-    half = torch.where(
-        share > 0, centroids.square().sum(dim=0) / 2, torch.inf
-    )  # of |centroid|²; of none it is infinite
-    nearest = ((held_out @ centroids.flatten(1)).unflatten(1, half.shape) - half).argmax(dim=2)
+    centroids = sums.reshape(-1, *share.shape) / (share * targets.n_fit).clamp_min(1)
+    nearest = nearest_centroid_labels(held_out, centroids.to(held_out), share > 0)
     truth = targets.values[targets.n_fit :, :, LABEL].to(held_out)
     is_hit: Tensor = truth.gather(2, nearest[:, :, None])[:, :, 0] > 0
     hits: Bool[np.ndarray, "point draw"] = is_hit.cpu().numpy()

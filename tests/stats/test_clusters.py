@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, silhouette_samples
+from sklearn.neighbors import NearestCentroid
 
 from bayesgeom.stats.bootstrap import jackknife_weights
 from bayesgeom.stats.clusters import (
@@ -12,6 +13,7 @@ from bayesgeom.stats.clusters import (
     k_means,
     left_out_silhouettes,
     meetings,
+    nearest_centroid_labels,
     point_silhouettes,
     resampled_agreement,
 )
@@ -109,6 +111,17 @@ def test_resampled_agreement_counts_pairs_of_different_points_alone(rng: np.rand
             expected = rows * columns / weight.sum()
             twin = (together - expected) / ((rows + columns) / 2 - expected)
             assert float(found[draw + 1, cloud]) == pytest.approx(twin, abs=1e-12)
+
+
+def test_nearest_centroid_is_scikit_learns(blobs: tuple[torch.Tensor, np.ndarray]) -> None:
+    points, truth = blobs[0][0] / 10, blobs[1][0]
+    reference = NearestCentroid().fit(points, truth)
+    centroids = torch.from_numpy(reference.centroids_.T.copy())
+    of_draws = torch.stack([centroids, centroids], dim=1)
+    is_known = torch.tensor([[True, True, True], [True, False, True]])
+    labels, without = nearest_centroid_labels(points, of_draws, is_known).T
+    assert labels.tolist() == reference.predict(points).tolist()
+    assert 1 not in without
 
 
 def test_a_sequence_that_is_left_out_counts_neither_as_points_nor_in_distances(rng: np.random.Generator) -> None:

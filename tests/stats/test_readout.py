@@ -106,13 +106,7 @@ def test_surviving_hypotheses_are_decided_at_the_midpoint(points: torch.Tensor, 
             assert (found.decided_alive == decided).all()
 
 
-@pytest.mark.parametrize("is_missing", [False, True])
-def test_centroids_are_scikit_learns(points: torch.Tensor, belief: torch.Tensor, is_missing: bool) -> None:
-    """Also where a hypothesis is never the most probable one among the points that fit, in one of the draws."""
-    belief[:FIT, :, 1] *= not is_missing
-    rows = belief_rows(belief)
-    targets = belief_targets(torch.stack([rows, rows.roll(FIT, dims=0)]), FIT)
-    assert bool(targets.values[:SPLIT, 0, LABEL, 1].any()) != is_missing
+def test_centroids_are_scikit_learns(points: torch.Tensor, targets: BeliefTargets) -> None:
     hits = centroid_hits(points, targets)
     x = points.numpy()
     for draw in range(DRAWS):
