@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from bayesgeom.core import Verdict
-from bayesgeom.core.text import number_text
+from bayesgeom.core.text import number_text, percent_text
 from bayesgeom.report.render import markdown
 from bayesgeom.stats.bootstrap import seed_interval
 from examples.replication.claims.plots import line, svg, text
@@ -133,9 +133,9 @@ def forcing() -> str:
     """Return the contrast and, by process and architecture, the KL before and after, and the movement at lag 1."""
     table, found = rows("forcing"), list[tuple[str, ...]]()
     left = [at.kl_after / at.kl_before for at in (swapped(network, 0) for _, network in table.groupby("network"))]
-    fallen = f"in {sum(share < 1 for share in left)} of {len(left)} networks, by at least {1 - max(left):.0%}"
+    fallen = f"in {sum(share < 1 for share in left)} of {len(left)} networks, by at least {percent_text(1 - max(left))}"
     contrast = f"LSTMs, as the contrast: {counted(forcing_verdicts('lstm'))}."
-    published = f"At lag 0, the KL to the forced answers falls {fallen}."
+    published = f"At lag 0, KL falls {fallen}."
     for name, own in table.groupby(table.network.map(process_of)):
         networks = [of for _, of in own.groupby("seed")]
         first, later = ([swapped(network, lag) for network in networks] for lag in (0, 1))
