@@ -134,7 +134,7 @@ def forcing() -> str:
     table, found = rows("forcing"), list[tuple[str, ...]]()
     left = [at.kl_after / at.kl_before for at in (swapped(network, 0) for _, network in table.groupby("network"))]
     fallen = f"in {sum(share < 1 for share in left)} of {len(left)} networks, by at least {percent_text(1 - max(left))}"
-    contrast = f"LSTMs, as the contrast: {counted(forcing_verdicts('lstm'))}."
+    contrast = f"LSTMs, in contrast: {counted(forcing_verdicts('lstm'))}."
     published = f"At lag 0, KL falls {fallen}."
     for name, own in table.groupby(table.network.map(process_of)):
         networks = [of for _, of in own.groupby("seed")]
