@@ -239,7 +239,7 @@ def _part(
     name: str, table: Callable[[], str], verdicts: Callable[[], Sequence[str]], *, on: str = ""
 ) -> Callable[[], str]:
     def made() -> str:
-        return f"**Verdict{on}**: {counted(verdicts())}.\n\n{table()}\n\n![{name}](plots/{name}.svg)"
+        return f"**Verdict**{on}: {counted(verdicts())}.\n\n{table()}\n\n![{name}](plots/{name}.svg)"
 
     return lambda: made() if len(rows(name)) else "Not measured yet."
 
